@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import ipaddress
 import json
 import resource
 import signal
@@ -210,6 +211,20 @@ def bound(host: str, port: int) -> socket.socket:
     return listener
 
 
+def announce(listener: socket.socket) -> None:
+    """Print the address at which the server listens, which is not what clients take its host's name for where that
+    name is on loopback; warn of one that other machines reach.
+    """
+    address, port = listener.getsockname()[:2]
+    shown = f"[{address}]" if ":" in address else address
+    if not ipaddress.ip_address(address).is_loopback:
+        print(
+            f"warning: {shown} can be reached from other machines, and whoever reaches it may run programs",
+            file=sys.stderr,
+        )
+    print(f"sandbox: serving on http://{shown}:{port}", flush=True)
+
+
 async def serve(settings: Settings, listener: socket.socket) -> None:
     async with serving(settings) as service:
         print(service.found.describe(), flush=True)
@@ -224,7 +239,7 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
             timeout_keep_alive=30,
             backlog=4096,
         )
-        print(f"sandbox: serving on http://{settings.host}:{settings.port}", flush=True)
+        announce(listener)
         await _Server(config).serve(sockets=[listener])
 
 

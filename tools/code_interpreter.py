@@ -15,13 +15,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
-from urllib.parse import urlsplit
 
 import orjson
 import pydantic
 
 from agentrl.errors import ConfigError, DataError
-from agentrl.remote import FaultKind, RemoteOptions, RemoteRefused, RemoteTool, RemoteUnavailable, checked_url
+from agentrl.remote import (
+    FaultKind,
+    RemoteOptions,
+    RemoteRefused,
+    RemoteTool,
+    RemoteUnavailable,
+    checked_url,
+    how_to_start,
+)
 from agentrl.system.deadline import within
 from agentrl.system.json_value import JSON
 from agentrl.tool import FunctionSchema, Metrics, ToolArgumentsError, ToolResponse, ToolSchema
@@ -160,8 +167,7 @@ class CodeInterpreterTool(RemoteTool):
         except RemoteRefused as error:
             raise ConfigError(f"tool {self.name}: {options.url} refuses an empty program: {error}") from error
         except RemoteUnavailable as error:
-            port = urlsplit(options.url).port or 80
-            start = f". Start one there: python -m sandbox.server --port {port}" if error.kind == "connect" else ""
+            start = f"; {how_to_start('python -m sandbox.server', options.url)}" if error.kind == "connect" else ""
             raise ConfigError(f"tool {self.name}: {options.url} runs no program: {error}{start}") from error
 
     async def create(self, instance_id: str, **create_kwargs: Any) -> None:

@@ -8,7 +8,15 @@ import orjson
 import pydantic
 
 from agentrl.errors import ConfigError
-from agentrl.remote import FaultKind, RemoteOptions, RemoteRefused, RemoteTool, RemoteUnavailable, checked_url
+from agentrl.remote import (
+    FaultKind,
+    RemoteOptions,
+    RemoteRefused,
+    RemoteTool,
+    RemoteUnavailable,
+    checked_url,
+    how_to_start,
+)
 from agentrl.system.deadline import within
 from agentrl.tool import ToolArgumentsError, ToolError, ToolResponse, ToolSchema, parameters_of
 from tools.documents import Document, Format, read_document, shown
@@ -69,8 +77,8 @@ class RemoteSearchTool(RemoteTool):
                 await self._search(["test"])
         except (RemoteUnavailable, ToolError) as error:
             raise ConfigError(
-                f"tool {self.name}: no search server answers at {options.url}: {error}. Start one with "
-                "`python -m tools.retriever serve INDEX`, or give the url of one that runs"
+                f"tool {self.name}: no search server answers at {options.url}: {error}; "
+                + how_to_start("python -m tools.retriever serve INDEX", options.url)
             ) from error
 
     async def execute(self, instance_id: str, arguments: dict[str, Any]) -> ToolResponse:

@@ -3,7 +3,7 @@
 from agentrl.remote.client import Answer, RemoteClient, RemoteOptions
 from agentrl.remote.faults import FaultKind, RemoteFault, RemoteRefused, RemoteUnavailable
 from agentrl.remote.tool import RemoteTool
-from agentrl.remote.url import checked_url
+from agentrl.remote.url import checked_url, how_to_start
 
 __all__ = [
     "Answer",
@@ -15,4 +15,5 @@ __all__ = [
     "RemoteTool",
     "RemoteUnavailable",
     "checked_url",
+    "how_to_start",
 ]

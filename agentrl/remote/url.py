@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import socket
 from urllib.parse import SplitResult, urlsplit
 
 
@@ -22,3 +24,22 @@ def checked_url(url: str, expected: str = "http://HOST:PORT") -> SplitResult:
     if not can_be_sent or not name or any(character.isspace() or character == "\\" for character in parts.netloc):
         raise ValueError(f"expected {expected}, found {url!r}")
     return parts
+
+
+def how_to_start(command: str, url: str) -> str:
+    """Say how a server of ours is started where nobody answers at its `url`, and on which machine: one on loopback is
+    missing on this machine, which need not be the one that the user sits at.
+    """
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or 80
+    if _is_loopback(host):
+        here = f"on this machine, {socket.gethostname()}: `{command} --port {port}`"
+        return f"start one {here}, or give the address of one on another machine"
+    return f"start one there: `{command} --host {host} --port {port}`"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"

@@ -18,7 +18,15 @@ import pydantic
 
 from agentrl.config.sections.reward import SandboxFusionConfig
 from agentrl.errors import ConfigError, DataError
-from agentrl.remote import FaultKind, RemoteClient, RemoteOptions, RemoteRefused, RemoteUnavailable, checked_url
+from agentrl.remote import (
+    FaultKind,
+    RemoteClient,
+    RemoteOptions,
+    RemoteRefused,
+    RemoteUnavailable,
+    checked_url,
+    how_to_start,
+)
 from agentrl.system.deadline import paused_deadlines, within
 from agentrl.system.json_value import JSON
 
@@ -99,7 +107,8 @@ class CodeJudge:
             async with within(START_SECONDS):
                 await self._client.request("GET", self._url.removesuffix("run_code") + "v1/ping", safe=True)
         except (RemoteUnavailable, RemoteRefused) as error:
-            raise ConfigError(f"{self._key}={self._config.url}: {error}; start `python -m sandbox.server`") from error
+            start = how_to_start("python -m sandbox.server", self._url)
+            raise ConfigError(f"{self._key}={self._config.url}: {error}; {start}") from error
 
     async def close(self) -> None:
         await self._client.close()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
-from agentrl.remote import checked_url
+from agentrl.remote import checked_url, how_to_start
 
 
 @pytest.mark.parametrize(
@@ -40,3 +42,15 @@ def test_credentials_are_refused_and_not_repeated(url: str) -> None:
 )
 def test_others_are_taken(url: str) -> None:
     assert checked_url(url).hostname
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
+def test_a_server_that_is_missing_on_loopback_is_missing_on_this_machine(host: str) -> None:
+    said = how_to_start("serve", f"http://{host}:81/run_code")
+    here = f"start one on this machine, {socket.gethostname()}: `serve --port 81`"
+    assert said == f"{here}, or give the address of one on another machine"
+
+
+@pytest.mark.parametrize(("host", "option"), [("10.0.0.3", "10.0.0.3"), ("tools", "tools"), ("[fd00::3]", "fd00::3")])
+def test_a_server_elsewhere_is_to_listen_where_it_is_asked(host: str, option: str) -> None:
+    assert how_to_start("serve", f"http://{host}") == f"start one there: `serve --host {option} --port 80`"

@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from sandbox.languages import warm_for
+from sandbox.server import announce, bound
 from tests.sandbox.servers import Server, encoded, run
 from tests.waiting import until
 
@@ -339,3 +340,19 @@ def test_where_it_cannot_listen_is_told_before_anything_begins(options: list[str
         ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.returncode != 0 and ended.stdout == ""
     assert says in ended.stderr and "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("host", "shown", "is_reached"),
+    [("localhost", "127.0.0.1", False), ("::1", "[::1]", False), ("0.0.0.0", "0.0.0.0", True)],
+)
+def test_its_address_is_told_and_whether_other_machines_reach_it(
+    host: str, shown: str, is_reached: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with bound(host, 0) as listener:
+        announce(listener)
+        port = listener.getsockname()[1]
+    said = capsys.readouterr()
+    assert said.out == f"sandbox: serving on http://{shown}:{port}\n"
+    assert said.err.startswith(f"warning: {shown} can be reached from other machines") == is_reached
+    assert is_reached or not said.err

@@ -239,7 +239,7 @@ def test_a_config_that_cannot_work_is_refused(tmp_path: Path, config: dict[str, 
     [
         ({"language": "cobol"}, "refuses an empty program"),
         ({"memory_limit_mb": 99_999}, "--max-memory-mb"),
-        ({"url": "http://127.0.0.1:32599", "attempts": 1}, r"python -m sandbox\.server --port 32599"),
+        ({"url": "http://127.0.0.1:32599", "attempts": 1}, r"start one on .*`python -m sandbox\.server --port 32599`"),
     ],
 )
 async def test_the_start_says_what_is_missing(
