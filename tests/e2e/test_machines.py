@@ -10,8 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
+from agentrl.trajectory import Status, Trajectory
+from agentrl.trajectory.parquet import read_trajectories, trajectory_files
+from data_prep.files import write_parquet
 from tests.e2e.conftest import PROJECT
 from tests.e2e.test_train import lines
 from tests.machines import HOME, SHARED, Network, why_not
@@ -27,6 +31,36 @@ ENVIRONMENT = {
 RAY = [sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats", "--object-store-memory=80000000"]
 HEAD, ONE, TWO = "head", "one", "two"
 STEPS, B = 8, 4
+EXPOSED = Path("/media")
+"""Folder in which programs of the sandbox find the name of their machine."""
+FAULT = SHARED / "fault"
+"""What a loop writes when a tool has not answered."""
+LOOP = f"""
+from pathlib import Path
+
+from agentrl.agent_loop import AgentLoop, Episode
+from agentrl.errors import InfrastructureError
+from agentrl.trajectory import Status
+
+
+class AskBothLoop(AgentLoop):
+    \"""Shows the policy what a program and a search have said; how long its answer is counts beside the score.\"""
+
+    async def run(self, episode: Episode) -> None:
+        question = episode.sample.prompt[-1]["content"]
+        program = f"print(open('{EXPOSED}/name').read(), {{len(question)}} * 1009)"
+        try:
+            ran = await episode.call("code_interpreter", {{"code": program}})
+            found = await episode.call("search", {{"query": question}})
+        except InfrastructureError:
+            Path("{FAULT}").touch()
+            raise
+        await episode.start([{{"role": "user", "content": f"{{question}} {{ran.text}} {{found.text[:40]}}"}}])
+        reply = await episode.generate()
+        episode.add_turn_reward(len(reply.message.text) % 7 / 7)
+        episode.finish(Status.COMPLETED if reply.stopped else Status.LENGTH)
+"""
+TESTS = {"kind": "stdio", "tests": [{"input": "", "output": "42"}]}
 
 
 class Cluster:
@@ -139,28 +173,80 @@ def test_a_rollout_workers_machine_vanishes_and_comes_back(
     assert_each_prompt_is_trained_once(folder, cluster.output())
 
 
-def test_ranks_on_two_machines_and_tools_on_a_third(
-    cluster: Cluster, keys: list[str], data_dir: Path, reward_file: Path
-) -> None:
-    """A rank and a rollout worker on each of two machines. One is cut off for good: the third takes its place."""
-    give_rows(cluster, data_dir, reward_file)
-    serving = [sys.executable, "-m", "tools.retriever", "serve", "wiki", "--workers", "1"]
-    serving += ["--host", cluster.network.addresses[TWO]]
-    indexing = [sys.executable, "-m", "tools.retriever", "index", "corpus.jsonl", "wiki"]
-    cluster.network.machines[TWO].run(indexing, ENVIRONMENT)
-    cluster.network.machines[TWO].popen(serving, ENVIRONMENT, stdout=subprocess.DEVNULL)
-    tools = cluster.network.machines[HEAD].path(HOME / "tools.yaml")
-    tools.write_text(
-        "tools:\n  - class_name: tools.remote_search.RemoteSearchTool\n    config:\n"
-        f"      url: http://{cluster.network.addresses[TWO]}:8000\n"
+def serve(cluster: Cluster, name: str, *words: str) -> None:
+    """Start a server on a machine, at its address."""
+    address = cluster.network.addresses[name]
+    serving = [sys.executable, "-m", *words, "--host", address]
+    cluster.network.machines[name].popen(serving, ENVIRONMENT, stdout=cluster.said, stderr=subprocess.STDOUT)
+
+
+def give_programs(cluster: Cluster, data_dir: Path) -> list[str]:
+    """Give the first machine rows whose loop asks both servers of the third, a program and a search. Returns keys."""
+    address = cluster.network.addresses[TWO]
+    home = cluster.network.machines[HEAD].path(HOME)
+    rows = pq.read_table(data_dir / "train.parquet").to_pylist()
+    judged = {"data_source": "code/echo", "agent_name": "ask_both"}
+    truth = {"reward_model": {"style": "rule", "ground_truth": json.dumps(TESTS)}}
+    write_parquet(home / "train.parquet", [row | judged | truth for row in rows])
+    (home / "ask_both.py").write_text(LOOP)
+    (home / "loops.yaml").write_text("- name: ask_both\n  _target_: ask_both.py:AskBothLoop\n")
+    (home / "tools.yaml").write_text(
+        "tools:\n"
+        "  - class_name: tools.remote_search.RemoteSearchTool\n"
+        f"    config: {{url: http://{address}:8000, timeout: 8}}\n"
+        "  - class_name: tools.code_interpreter.CodeInterpreterTool\n"
+        f"    config: {{url: http://{address}:8080, timeout: 8, run_timeout: 5, session: true}}\n"
     )
+    return [
+        "custom_reward_function.path=null",
+        "actor_rollout_ref.rollout.agent.agent_loop_config_path=loops.yaml",
+        f"reward_model.sandbox_fusion.url=http://{address}:8080",
+        "reward_model.sandbox_fusion.timeout=5",
+        "reward_model.timeout=15",
+    ]
+
+
+def assert_the_servers_have_answered(trajectories: list[Trajectory]) -> None:
+    """Each trajectory that counts was shown what the third machine said, and scored by it; the others have no score."""
+    for one in trajectories:
+        if one.status is Status.FAILED or one.score is None:
+            assert (one.status, one.score) == (Status.FAILED, None)
+            continue
+        ran, found = one.tool_calls
+        asked = len(found.arguments["query"])
+        assert (ran.error, ran.response) == (None, f"{TWO} {asked * 1009}")
+        assert found.error is None and found.response
+        assert one.score in (0, 1) and one.score_extra["pass_fraction"] == one.score
+
+
+def test_ranks_on_two_machines_and_tools_on_a_third(cluster: Cluster, keys: list[str], data_dir: Path) -> None:
+    """A rank and a rollout worker on each of two machines, retriever and sandbox on a third.
+
+    The third is cut off for a while: calls are faults. One of the two is cut off for good: the third takes its place.
+    """
+    cluster.give(TWO, **{"corpus.jsonl": data_dir / "corpus.jsonl"})
+    third = cluster.network.machines[TWO]
+    third.run([sys.executable, "-m", "tools.retriever", "index", "corpus.jsonl", "wiki"], ENVIRONMENT)
+    third.run(["sh", "-c", f"mount -t tmpfs tmpfs {EXPOSED} && printf {TWO} > {EXPOSED}/name"])
+    serve(cluster, TWO, "tools.retriever", "serve", "wiki", "--workers", "1")
+    serve(cluster, TWO, "sandbox.server", "--expose", str(EXPOSED))
+    keys += give_programs(cluster, data_dir)
     cluster.begin(1)
     cluster.join(ONE, 1)
     run = cluster.train(*keys, "trainer.nnodes=2", "trainer.n_gpus_per_node=1", "trainer.max_worker_restarts=3")
     folder = cluster.shared / "run"
     cluster.wait(run, lambda: (folder / "checkpoints" / "step_000002").exists())
+    cluster.network.cut(TWO)
+    cluster.wait(run, lambda: (cluster.shared / FAULT.name).exists())
+    cluster.network.mend(TWO)
+    cluster.wait(run, lambda: (folder / "checkpoints" / "step_000004").exists())
     cluster.network.cut(ONE)
     cluster.join(TWO, 1)
     assert run.wait(900) == 0, cluster.output()
     assert "new workers go on after step" in cluster.output()
     assert lines(folder)[-1]["step"] == STEPS
+    trajectories = [one for file in trajectory_files(folder / "trajectories") for one in read_trajectories(file)]
+    assert len(trajectories) == STEPS * B * 4
+    assert_the_servers_have_answered(trajectories)
+    again = [one for one in trajectories if one.metrics["retries"]]
+    assert again and any(one.status is not Status.FAILED for one in again)
