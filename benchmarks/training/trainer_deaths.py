@@ -7,8 +7,8 @@ For each bound a training on the quickstart's tasks is begun, and gets SIGKILL a
 on with it, and is killed again. After the last kill it is left alone for three steps more. Counted are prompts that are
 neither in the ledger of what was trained on nor open at the end, or there twice, prompts that are not the data's at
 their place, and sampled tokens in the files of trajectories that are older than the bound. Turns that the engine had
-ended, and was asked for again after a kill, are counted beside that: with a bound above 0 there are none but those that
-ended as the kill came, before they were written down, and those of prompts that would be too old to be trained on.
+ended, and was asked for again after a kill, are counted beside that, from the first checkpoint on: with a bound above 0
+there are none but those that ended as the kill came, before they were written down.
 
 The engine is the embedded one, or real SGLang servers on the CPU: `attached`, two that the script starts once and that
 go on while trainings come and go, or `own`, one that each training starts and that ends with it. With the embedded
@@ -183,6 +183,8 @@ def kill_until(case: Case, kills: int, seed: int) -> None:
         finally:
             process.kill()  # also where this script is ended: two trainings in one folder would be in each other's way
         process.join()
+        if not any((case.folder / "checkpoints").glob("step_*")):
+            case.ended.unlink(missing_ok=True)  # there is nothing to go on from: all begins anew
         done += 1
         counted.write_text(str(done))
         print(f"bound {case.bound}: kill {done} in step {case.steps() + 1}, after {case.turns()} turns", flush=True)
@@ -190,6 +192,7 @@ def kill_until(case: Case, kills: int, seed: int) -> None:
 
 def judge(case: Case) -> Found:
     """Leave the training alone until three steps more are done, and look at what it recorded."""
+    turns = Counter(case.ended.read_text().splitlines())  # now: with another number of steps no journal is read
     if forked(partial(train, case, case.steps() + 3), case.log) != 0:
         raise SystemExit(f"the training with bound {case.bound} failed, see {case.log}")
     done = case.steps()
@@ -201,7 +204,6 @@ def judge(case: Case) -> Found:
         begun, still_open = flow["next_ordinal"], {group[0] for group in flow["groups"]}
         batches = [json.loads(line) for line in (case.folder / "ledger.jsonl").read_text().splitlines()]
         trained = Counter(one for batch in batches for first, end in batch["trained"] for one in range(first, end))
-    turns = Counter(case.ended.read_text().splitlines())
     found = Found(
         steps=done,
         lost=sum(one not in trained and one not in still_open for one in range(begun)),
