@@ -49,6 +49,10 @@ class CheckAnswerTool(Tool):
         self._ground_truth: dict[str, str] = {}
         self._best: dict[str, float] = {}
 
+    @property
+    def remembers(self) -> bool:
+        return True
+
     async def create(self, instance_id: str, **create_kwargs: Any) -> None:
         """Keep the row's answer. Raises DataError without a ground truth."""
         ground_truth = create_kwargs.get("ground_truth")

@@ -155,6 +155,10 @@ class CodeInterpreterTool(RemoteTool):
         """Sessions that the server may still hold, and nobody needs."""
         self._counts: Counter[str] = Counter()
 
+    @property
+    def remembers(self) -> bool:
+        return self.options.session
+
     async def start(self, run: str) -> None:
         """Run an empty program under the configured limits. Raises ConfigError when that fails."""
         await super().start(run)

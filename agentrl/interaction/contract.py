@@ -57,7 +57,9 @@ class Interaction(ABC):
     """Model that checks every row's `interaction_kwargs`, without `name`, before the first step."""
 
     after_kill: AfterKill = "none"
-    """How a trajectory's dialogue comes back when the run was killed; see `AfterKill`. A class of yours may set it."""
+    """How a trajectory's dialogue comes back when the run was killed; see `AfterKill`.
+
+    A class of yours may set it, and the YAML's `after_kill` comes first."""
 
     def __init__(self, config: dict[str, Any], name: str) -> None:
         """Take the YAML's config and name. Raises pydantic.ValidationError when `config_model` refuses the config."""
@@ -66,6 +68,14 @@ class Interaction(ABC):
         self.options: pydantic.BaseModel | None = (
             self.config_model.model_validate(config) if self.config_model else None
         )
+
+    @property
+    def remembers(self) -> bool:
+        """True when answers or score depend on earlier calls, of which only this process knows.
+
+        The YAML's `after_kill: answers` is refused then. By itself it is so where `calculate_score` is overridden.
+        """
+        return type(self).calculate_score is not Interaction.calculate_score
 
     def check_row(self, kwargs: dict[str, Any]) -> None:
         """Raise DataError for `interaction_kwargs` (without `name`) that `row_model` refuses."""

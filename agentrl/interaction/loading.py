@@ -9,6 +9,7 @@ import pydantic
 from agentrl.config.verl_classes import translated
 from agentrl.errors import ConfigError
 from agentrl.interaction.contract import Interaction
+from agentrl.system.answers import check_after_kill
 from agentrl.system.entries import Entry, read_entries
 from agentrl.system.plugin import describe
 
@@ -22,6 +23,7 @@ def load_interactions(path: str | Path | None) -> dict[str, Interaction]:
           - name: gsm8k
             class_name: interactions.gsm8k.Gsm8kInteraction
             config: {}
+            after_kill: calls             # optional, instead of what the class says; see `AfterKill`
 
     Raises ConfigError naming the file and the entry.
     """
@@ -42,11 +44,17 @@ def _name_of(class_name: str) -> str:
 
 def _make(entry: Entry) -> Interaction:
     entry = translated(entry)
-    entry.check_keys(("name", "class_name", "config"))
+    entry.check_keys(("name", "class_name", "config", "after_kill"))
+    config = entry.mapping("config")
+    if "after_kill" in config:
+        raise entry.error("`after_kill` stands beside `config`, not in it")
     name = entry.text("name") if "name" in entry.values else _name_of(entry.text("class_name"))
     interaction_class = entry.load(entry.text("class_name"), Interaction)
     try:
-        interaction = interaction_class(entry.mapping("config"), name)
+        interaction = interaction_class(config, name)
+        if (word := entry.values.get("after_kill")) is not None:
+            check_after_kill(word, remembers=interaction.remembers)
+            interaction.after_kill = word
     except pydantic.ValidationError as error:
         model = interaction_class.config_model
         raise entry.error(f"config: {describe(error, model.model_fields if model else ())}") from error

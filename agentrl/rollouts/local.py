@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import torch
 
@@ -39,7 +38,7 @@ from agentrl.rollouts.saving import Saving
 from agentrl.rollouts.trial import try_once
 from agentrl.runtime.profiler import nvtx_range, profiled, rollout_profile
 from agentrl.runtime.thread_state import torch_state
-from agentrl.system.answers import AfterKill, Answers, Entry
+from agentrl.system.answers import AfterKill, Answers, Entry, check_after_kill
 from agentrl.system.loop_thread import DelayWatch, LoopThread
 from agentrl.system.metrics import Metrics
 from agentrl.system.registry import configured
@@ -71,7 +70,7 @@ def open_local_rollouts(
     with ExitStack() as stack:
         loop = stack.enter_context(LoopThread("rollouts", torch_state()))
         limits = LoopLimits.from_config(config)
-        after_kill_of(context.tools, context.interactions)
+        after_kill = after_kill_of(context.tools, context.interactions)
         observers = Observers.load(agent.observers, run_dir, agent.observer_options)
         folder = engine_folder(run_dir, share)
         setting = EngineSetting(config, device, limits.max_model_len, folder, chat.decode, audience)
@@ -100,7 +99,9 @@ def open_local_rollouts(
         context.tools.warn = audience.warn
         stack.callback(lambda: loop.run(scheduler.close()))
         reading = reward_model_input(config)
-        yield LocalRollouts(config, scheduler, engine, loop, audience, run_dir / TRAJECTORIES, share, reading)
+        yield LocalRollouts(
+            config, scheduler, engine, loop, audience, run_dir / TRAJECTORIES, share, reading, after_kill
+        )
 
 
 def engine_folder(run_dir: Path, share: tuple[int, int]) -> Path:
@@ -120,11 +121,13 @@ def reward_model_input(config: RolloutsConfig) -> ModelInput | None:
 
 def after_kill_of(tools: ToolSet, interactions: Mapping[str, Interaction]) -> dict[str, AfterKill]:
     """Return how sessions with each tool and interaction come back. Raises ConfigError for a word that is none."""
-    found = {f"tool {name}": slot.tool.after_kill for name, slot in tools.slots.items()}
+    found = {f"tool {name}": slot.after_kill for name, slot in tools.slots.items()}
     found |= {f"interaction {name}": one.after_kill for name, one in interactions.items()}
     for who, word in found.items():
-        if word not in get_args(AfterKill):
-            raise ConfigError(f"{who}: after_kill is {word!r}; expected one of {', '.join(get_args(AfterKill))}")
+        try:
+            check_after_kill(word)
+        except ConfigError as error:
+            raise ConfigError(f"{who}: {error}") from error
     return found
 
 
@@ -135,6 +138,7 @@ class LocalRollouts:
         record_dir: where trajectories are written, in the run's folder.
         share: which of how many processes this is that write theirs.
         reading: makes what the reward model reads, where there is one.
+        after_kill: how sessions with each tool and interaction come back; see `after_kill_of`.
     """
 
     def __init__(
@@ -147,6 +151,7 @@ class LocalRollouts:
         record_dir: Path,
         share: tuple[int, int] = (1, 1),
         reading: ModelInput | None = None,
+        after_kill: Mapping[str, AfterKill] = {},
     ) -> None:
         self.config = config
         self.scheduler = scheduler
@@ -156,6 +161,7 @@ class LocalRollouts:
         self.record_dir, self.run_dir = record_dir, record_dir.parent
         self.share = share
         self.reading = reading
+        self.after_kill = after_kill
         training = config if isinstance(config, Config) else None
         self.turn_reward_coef = 0.0 if training is None else training.algorithm.turn_reward_coef
         """Not read where nothing is trained."""
@@ -287,8 +293,6 @@ class LocalRollouts:
 
     def _logged(self, requests: Sequence[Request], log: Log) -> list[Request]:
         """Have the answers to the trajectories taken down, and those in the log given again."""
-        context = self.scheduler.context
-        after_kill = after_kill_of(context.tools, context.interactions)
         recorded = defaultdict[str, list[Entry]](list)
         for entry in log.read():
             recorded[entry.trajectory].append(entry)
@@ -298,7 +302,7 @@ class LocalRollouts:
                 self.audience.note(f"trajectories that were under way begin anew: {why}")
 
         return [
-            replace(one, answers=Answers(one.uid, log.add, recorded[one.uid], after_kill, begins_anew))
+            replace(one, answers=Answers(one.uid, log.add, recorded[one.uid], self.after_kill, begins_anew))
             for one in requests
         ]
 

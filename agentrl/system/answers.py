@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar, get_args
 
-from agentrl.errors import InfrastructureError
+from agentrl.errors import ConfigError, InfrastructureError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -27,6 +27,17 @@ AfterKill = Literal["answers", "calls", "none"]
 
 answers: it keeps nothing that a later call needs, so what it answered is given again; calls: the same calls are made
 again and must be answered the same; none: it cannot, and the trajectory begins anew."""
+
+
+def check_after_kill(word: object, *, remembers: bool = False) -> None:
+    """Raise ConfigError for a word that is no `AfterKill`, and for `answers` of one that `remembers` earlier calls."""
+    if word not in get_args(AfterKill):
+        raise ConfigError(f"after_kill is {word!r}; expected one of {', '.join(get_args(AfterKill))}")
+    if remembers and word == "answers":
+        raise ConfigError(
+            "after_kill is 'answers', but later answers or the score depend on earlier calls, which a new process "
+            "knows only if they are made again; expected calls or none"
+        )
 
 
 class Diverged(InfrastructureError):

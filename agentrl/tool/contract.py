@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from agentrl.trajectory.picture import Picture
 
 
-CALL_KEYS = frozenset({"type", "timeout", "max_concurrent", "max_rate", "max_response_tokens", "on_error"})
+CALL_KEYS = frozenset(
+    {"type", "timeout", "max_concurrent", "max_rate", "max_response_tokens", "on_error", "after_kill"}
+)
 """Config keys that every tool has and the tool set reads; see `agentrl.tool.session.CallLimits`."""
 
 
@@ -125,9 +127,18 @@ class Tool(ABC):
     def after_kill(self) -> AfterKill:
         """How a trajectory's use of the tool comes back when the run was killed; see `AfterKill`.
 
-        A class of yours may set it. By itself a tool without instances comes back by its answers, any other not.
+        A class of yours may set it, and the YAML's `after_kill` comes first. By itself a tool without instances comes
+        back by its answers, any other not.
         """
         return "none" if self.is_stateful else "answers"
+
+    @property
+    def remembers(self) -> bool:
+        """True when answers or reward depend on earlier calls, of which only this process knows.
+
+        The YAML's `after_kill: answers` is refused then. By itself it is so where `calc_reward` is overridden.
+        """
+        return type(self).calc_reward is not Tool.calc_reward
 
     @property
     def code(self) -> Callable[..., object]:

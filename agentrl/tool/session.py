@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, TypeVar
 import pydantic
 
 from agentrl.errors import CodeError, DataError, InfrastructureError
-from agentrl.system.answers import Answers, Codec, answered, fields_as_json
+from agentrl.system.answers import AfterKill, Answers, Codec, answered, fields_as_json
 from agentrl.system.cassette import MethodCall
 from agentrl.system.deadline import within
 from agentrl.system.json_value import JSON, as_object
@@ -71,6 +71,8 @@ class CallLimits(pydantic.BaseModel):
     on_error: Literal["tell", "fail"] = "tell"
     """tell: an exception or time-out is the tool's answer; fail: it fails the trajectory as an infrastructure fault.
     Where the YAML does not say, tools that ask a server fail, others tell."""
+    after_kill: AfterKill | None = None
+    """How a trajectory's use of the tool comes back when the run was killed; None: as its class says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,11 @@ class Slot:
     """True once a call was answered as the tool's code meant it, an error for the model to see included."""
     broken: CodeError | None = None
     """First error of the tool's code, of a kind that no argument is to blame for."""
+
+    @property
+    def after_kill(self) -> AfterKill:
+        """How a trajectory's use of the tool comes back: as the YAML says, else as its class does."""
+        return self.limits.after_kill or self.tool.after_kill
 
 
 class ToolSession:

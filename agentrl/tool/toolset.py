@@ -13,7 +13,7 @@ from pathlib import Path
 import pydantic
 
 from agentrl.errors import CodeError, ConfigError
-from agentrl.system.answers import Answers
+from agentrl.system.answers import Answers, check_after_kill
 from agentrl.system.cassette import Cassette
 from agentrl.system.entries import read_entries
 from agentrl.system.json_value import JSON
@@ -293,6 +293,11 @@ def percentile(ascending: Sequence[float], fraction: float) -> float:
 def _limits(tool: Tool, defaults: CallLimits) -> CallLimits:
     given = {key: value for key, value in tool.config.items() if key in CALL_KEYS}
     try:
-        return CallLimits.model_validate({**defaults.model_dump(), "on_error": tool.default_on_error, **given})
+        limits = CallLimits.model_validate({**defaults.model_dump(), "on_error": tool.default_on_error, **given})
+        if limits.after_kill is not None:
+            check_after_kill(limits.after_kill, remembers=tool.remembers)
     except pydantic.ValidationError as error:
         raise ConfigError(f"config of tool {tool.name!r}: {describe(error)}") from error
+    except ConfigError as error:
+        raise ConfigError(f"config of tool {tool.name!r}: {error}") from error
+    return limits

@@ -55,6 +55,10 @@ class AdaptedInteraction(Interaction):
         self.inner = self.wrapped({**config, "name": name})
         self._kwargs: dict[str, dict[str, JSON]] = {}
 
+    @property
+    def remembers(self) -> bool:
+        return type(self.inner).calculate_score is not BaseInteraction.calculate_score
+
     async def start_interaction(self, instance_id: str, **kwargs: JSON) -> None:
         self._kwargs[instance_id] = {"name": self.name, **kwargs}
         await call(self.inner.start_interaction, instance_id, **self._kwargs[instance_id])

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from agentrl.agent_loop.base import Episode
 from agentrl.agent_loop.function import FunctionLoop
+from agentrl.interaction import Interaction, load_interactions
+from agentrl.rollouts.local import after_kill_of
 from agentrl.system.answers import AfterKill, Answers, Entry, Kind
+from agentrl.system.json_value import JSON
 from agentrl.tool import FunctionTool, Tool, ToolResponse
+from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory import Status, Trajectory
+from agentrl.trajectory.sample import Sample
+from agentrl.verl.tools import BaseTool
 from interactions.gsm8k import Gsm8kInteraction
 from tests.agent_loop.conftest import Bench, call, sample
 from tests.system.test_answers import live
+from tests.tools.test_http_tool import EchoServer, running, server  # noqa: F401 - fixtures
 
 MakeBench = Callable[..., Bench]
 SCRIPT = [call("add", a=2, b=2), "It is 4. #### 4", call("add", a=2, b=3), "#### 5"]
+ROW = sample(interaction_kwargs={"name": "gsm8k", "ground_truth": "5"})
 
 
 class Count(Tool):
@@ -57,18 +67,25 @@ def plain_adding() -> Tool:
     return FunctionTool(add)
 
 
-async def life(make: MakeBench, tool: Tool, recorded: list[Entry]) -> tuple[Trajectory, int, list[Entry], list[str]]:
+async def life(
+    make: MakeBench,
+    tools: ToolSet | list[Tool],
+    recorded: list[Entry],
+    interactions: Mapping[str, Interaction] | None = None,
+    row: Sample = ROW,
+    script: Sequence[str] = SCRIPT,
+) -> tuple[Trajectory, int, list[Entry], list[str]]:
     """The trajectory of a process that finds the entries: itself, its turns that were sampled, all entries, notes."""
     entries, notes = list(recorded), list[str]()
-    gsm8k = Gsm8kInteraction({}, "gsm8k")
-    bench = make(SCRIPT, [tool], interactions={"gsm8k": gsm8k})
-    after_kill = {"tool add": tool.after_kill, "interaction gsm8k": gsm8k.after_kill}
+    bench = make(script, tools, interactions=interactions or {"gsm8k": Gsm8kInteraction({}, "gsm8k")})
+    context = bench.scheduler.context
+    after_kill = after_kill_of(context.tools, context.interactions)
     answers = Answers("t/0", entries.append, live(recorded), after_kill, notes.append)
     done = 0 if notes else sum(one.who.startswith("engine") for one in live(recorded))
     bench.engine.said["t/0.0"] = [[]] * done  # the script goes on where it stood
-    row = sample(interaction_kwargs={"name": "gsm8k", "ground_truth": "5"})
     (request,) = bench.requests(row)
     (trajectory,) = await bench.scheduler.run([replace(request, answers=answers)])
+    await context.tools.close()
     return trajectory, len(bench.engine.said["t/0.0"]) - done, entries, notes
 
 
@@ -82,11 +99,11 @@ async def test_from_every_moment_it_goes_on_as_if_nothing_had_happened(
     bench: MakeBench, tool: Callable[[], Tool], kind: AfterKill
 ) -> None:
     assert tool().after_kill == kind
-    whole, sampled, entries, _ = await life(bench, tool(), [])
+    whole, sampled, entries, _ = await life(bench, [tool()], [])
     assert whole.status is Status.COMPLETED and sampled == len(SCRIPT)
     for killed in range(len(entries) + 1):
         before = entries[:killed]
-        found, sampled, after, notes = await life(bench, tool(), before)
+        found, sampled, after, notes = await life(bench, [tool()], before)
         assert told(found) == told(whole)
         turns = sum(one.who.startswith("engine") for one in before)
         if notes:
@@ -96,6 +113,102 @@ async def test_from_every_moment_it_goes_on_as_if_nothing_had_happened(
         else:
             assert sampled == len(SCRIPT) - turns, "no finished turn is sampled twice"
             assert kind != "none" or not any(one.who == "tool add" for one in before)
+
+
+class VerlAdd(BaseTool):
+    """A tool of verl's users."""
+
+    asked = 0
+
+    async def execute(self, instance_id: str, parameters: dict[str, JSON], **kwargs: Any) -> tuple[str, float, Any]:
+        VerlAdd.asked += 1
+        data = kwargs["agent_data"]
+        data.extra_fields["calls"] = data.extra_fields.get("calls", 0) + 1
+        return f"call {data.extra_fields['calls']}: {parameters}", 0.5, {}
+
+
+def entry_of(kind: str, url: str) -> dict[str, Any]:
+    numbers = {name: {"type": "integer"} for name in ("a", "b")}
+    parameters = {"type": "object", "properties": numbers, "required": ["a", "b"]}
+    schema = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": parameters}}
+    if kind == "verl":
+        return {"class_name": f"{__name__}.VerlAdd", "config": {}, "tool_schema": schema}
+    query = {name: f"{{{{ {name} }}}}" for name in ("a", "b", "of")}
+    config = {"url": f"{url}/add", "query": query, "variables": {"of": "nobody"}, "response_path": "query.*.1"}
+    return {"class_name": "tools.http_endpoint.HttpTool", "config": config, "tool_schema": schema}
+
+
+@pytest.mark.parametrize(
+    ("kind", "after_kill"),
+    [("http", None), ("http", "calls"), ("http", "answers"), ("verl", None), ("verl", "calls")],
+)
+async def test_the_yaml_says_how_a_tool_comes_back(
+    bench: MakeBench,
+    server: EchoServer,  # noqa: F811
+    tmp_path: Path,
+    kind: str,
+    after_kill: str | None,
+) -> None:
+    """By itself neither an HTTP tool with variables nor a tool of verl's contract does."""
+    entry = entry_of(kind, server.url)
+    entry["config"] |= {} if after_kill is None else {"after_kill": after_kill}
+    (tmp_path / "tools.yaml").write_text(yaml.safe_dump({"tools": [entry]}))
+    row = replace(ROW, tools_kwargs={"add": {"create_kwargs": {"of": "us"}}})
+
+    async def process(recorded: list[Entry]) -> tuple[Trajectory, int, list[Entry], list[str]]:
+        VerlAdd.asked, server.asked = 0, []
+        return await life(bench, ToolSet.from_yaml(tmp_path / "tools.yaml"), recorded, row=row)
+
+    whole, sampled, entries, _ = await process([])
+    assert (whole.status, sampled) == (Status.COMPLETED, len(SCRIPT)), whole.failure
+    assert whole.tool_calls[0].response == ("2\n2\nus" if kind == "http" else "call 1: {'a': 2, 'b': 2}")
+    answered = next(n for n, one in enumerate(entries, 1) if one.who == "tool add" and one.kind is Kind.ANSWERED)
+    found, sampled, _, notes = await process(entries[:answered])
+    asked = VerlAdd.asked + len(server.asked)
+    assert told(found) == told(whole)
+    if after_kill is None:
+        assert notes == ["tool add keeps a state that cannot be made again (after_kill=none)"]
+        assert (sampled, asked) == (len(SCRIPT), 2)
+    else:
+        assert (notes, sampled) == ([], len(SCRIPT) - 1), "the finished turn is not sampled again"
+        assert asked == (2 if after_kill == "calls" else 1)
+
+
+class Guess:
+    """Guess a number; it tells how often it was asked."""
+
+    def reset(self, *, seed: int | None = None, options: object = None) -> tuple[str, dict[str, Any]]:
+        self.steps = 0
+        return "Guess!", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        return f"Not {action}, which was guess {self.steps}.", float(action == "5"), action == "5", False, {}
+
+
+async def test_an_environment_that_the_yaml_says_can_be_played_again(bench: MakeBench, tmp_path: Path) -> None:
+    entry = {
+        "name": "game",
+        "class_name": "interactions.environment.EnvironmentInteraction",
+        "config": {"factory": f"{__name__}.Guess"},
+        "after_kill": "calls",
+    }
+    (tmp_path / "talks.yaml").write_text(yaml.safe_dump({"interaction": [entry]}))
+    row, script = sample(interaction_kwargs={"name": "game"}), ["3", "4", "5"]
+
+    async def process(recorded: list[Entry]) -> tuple[Trajectory, int, list[Entry], list[str]]:
+        return await life(bench, [], recorded, load_interactions(tmp_path / "talks.yaml"), row, script)
+
+    whole, sampled, entries, _ = await process([])
+    assert (whole.status, sampled) == (Status.COMPLETED, 3), whole.failure
+    for killed in range(len(entries) + 1):
+        before = entries[:killed]
+        found, sampled, _, notes = await process(before)
+        assert told(found) == told(whole)
+        if before and before[-1].kind is Kind.BEGUN:
+            assert notes == ["a call of interaction game was made and not answered (after_kill=calls)"] and sampled == 3
+        else:
+            assert not notes and sampled == 3 - sum(one.who.startswith("engine") for one in before)
 
 
 async def test_a_loop_that_asks_otherwise_begins_anew(bench: MakeBench) -> None:

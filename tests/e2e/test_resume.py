@@ -182,10 +182,10 @@ class Calling(AgentLoop):
 """A loop of three turns with a slow tool, whose process is killed some turns after the first checkpoint."""
 
 
-def slow_loop(folder: Path, data: Path, code: str) -> list[str]:
+def slow_loop(folder: Path, data: Path, code: str, tool: str = "{function: slow.slow}") -> list[str]:
     """Write the loop and its rows into a folder; return the keys that name them. A prompt has two trajectories."""
     (folder / "slow.py").write_text(code)
-    (folder / "tools.yaml").write_text("tools:\n  - function: slow.slow\n")
+    (folder / "tools.yaml").write_text(f"tools:\n  - {tool}\n")
     (folder / "loops.yaml").write_text("- name: calling\n  _target_: slow.Calling\n")
     rows = [{**row, "agent_name": "calling"} for row in pq.read_table(data / "train.parquet").to_pylist()]
     pq.write_table(pa.Table.from_pylist(rows), folder / "rows.parquet")
@@ -206,17 +206,9 @@ def test_no_finished_turn_is_sampled_again_after_a_kill(
     small_run: Overrides, data_dir: Path, tmp_path: Path, after_kill: str
 ) -> None:
     """With a tool whose sessions do not come back, trajectories that called it begin anew."""
-    code = (
-        SLOW
-        if after_kill == "answers"
-        else SLOW.replace(
-            "class Calling",
-            "from agentrl.tool import FunctionTool\n"
-            "\n\nclass Slow(FunctionTool):\n    after_kill = 'none'\n\n\nslow = Slow(slow)\n\n\nclass Calling",
-        )
-    )
+    tool = f"{{function: slow.slow, config: {{after_kill: {after_kill}}}}}"
     more = ["async_training.max_staleness=2", "async_training.depth=2", "trainer.save_freq=2"]
-    arguments = small_run(*slow_loop(tmp_path, data_dir, code), *more, "trainer.total_training_steps=5")
+    arguments = small_run(*slow_loop(tmp_path, data_dir, SLOW, tool), *more, "trainer.total_training_steps=5")
 
     def noted(file: str) -> list[list[object]]:
         return [json.loads(line) for line in (tmp_path / file).read_text().splitlines()]

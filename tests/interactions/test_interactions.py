@@ -101,6 +101,19 @@ def test_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "interaction[0] (a): config: unknown key 'x'",
         ),
         (
+            "interaction:\n  - {name: a, class_name: interactions.gsm8k.Gsm8kInteraction, after_kill: again}",
+            "interaction[0] (a): after_kill is 'again'; expected one of answers, calls, none",
+        ),
+        (
+            "interaction:\n  - {name: a, class_name: interactions.environment.EnvironmentInteraction, "
+            "config: {factory: HERE.Picky}, after_kill: answers}",
+            "interaction[0] (a): after_kill is 'answers', but later answers or the score depend on earlier calls",
+        ),
+        (
+            "interaction:\n  - {name: a, class_name: HERE.Picky, config: {after_kill: calls}}",
+            "interaction[0] (a): `after_kill` stands beside `config`, not in it",
+        ),
+        (
             "interaction:\n" + "  - {name: a, class_name: interactions.gsm8k.Gsm8kInteraction}\n" * 2,
             "interaction[1] (a): two interactions are called 'a'",
         ),

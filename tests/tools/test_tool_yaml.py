@@ -25,6 +25,13 @@ class Echo(Tool):
         return ToolResponse(str(self.own_config))
 
 
+class Counting(Echo):
+    """Gives a reward by its calls."""
+
+    async def calc_reward(self, instance_id: str) -> float:
+        return 1.0
+
+
 class Exploding(Echo):
     """Cannot be made."""
 
@@ -88,6 +95,12 @@ tools:
     assert (await session.call("calculator", {"expression": "2*3"})).text == "6"
 
 
+@pytest.mark.parametrize(("said", "found"), [("calls", "calls"), ("null", "none"), ("none", "none")])
+def test_after_kill_comes_before_what_the_class_says(load: Callable[[str], ToolSet], said: str, found: str) -> None:
+    toolset = load(f"tools: [{{class_name: HERE.Counting, config: {{after_kill: {said}}}, tool_schema: {SCHEMA}}}]")
+    assert toolset.slots["echo"].after_kill == found
+
+
 MINE = """
 from agentrl.tool import Tool, ToolResponse
 
@@ -147,7 +160,10 @@ def test_our_own_files_are_found_from_anywhere(name: str, tmp_path: Path, monkey
         ),
         ("tools:\n  - {class_name: '${yaml_dir}/mine.py:add'}", "must be a subclass of agentrl.tool.Tool or"),
         ("tools:\n  - {class_name: '${yaml_dir}/other.py:X'}", "no such file: DIR/other.py"),
-        ("tools:\n  - {class_name: HERE.Ecko}", "has no class 'Ecko'; did you mean 'Echo'?; it has Echo, Exploding"),
+        (
+            "tools:\n  - {class_name: HERE.Ecko}",
+            "has no class 'Ecko'; did you mean 'Echo'?; it has Counting, Echo, Exploding",
+        ),
         (
             "tools:\n  - {class_name: HERE.double}",
             "must be a subclass of agentrl.tool.Tool or agentrl.tool.ToolSource, found <function double",
@@ -185,6 +201,21 @@ def test_our_own_files_are_found_from_anywhere(name: str, tmp_path: Path, monkey
         (
             "tools:\n  - {class_name: HERE.Echo, tool_schema: SCHEMA, config: {on_error: ignore}}",
             "on_error: Input should be 'tell' or 'fail', found 'ignore'",
+        ),
+        (
+            "tools:\n  - {class_name: HERE.Echo, tool_schema: SCHEMA, config: {after_kill: again}}",
+            "tools[0] (HERE.Echo): config of tool 'echo': after_kill: Input should be 'answers', 'calls' or 'none', "
+            "found 'again'",
+        ),
+        (
+            "tools:\n  - {class_name: HERE.Counting, tool_schema: SCHEMA, config: {after_kill: answers}}",
+            "tools[0] (HERE.Counting): config of tool 'echo': after_kill is 'answers', but later answers or the score "
+            "depend on earlier calls",
+        ),
+        (
+            "tools:\n  - {class_name: tools.code_interpreter.CodeInterpreterTool, config: {url: 'http://x', session: "
+            "true, after_kill: answers}}",
+            "expected calls or none",
         ),
         (
             "tools:\n  - {class_name: HERE.Echo, tool_schema: SCHEMA, config: {type: grpc}}",

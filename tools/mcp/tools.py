@@ -168,6 +168,10 @@ class MCPSessionTool(MCPTool):
 
     _sessions: Sessions
 
+    @property
+    def remembers(self) -> bool:
+        return True
+
     async def create(self, instance_id: str, **create_kwargs: Any) -> None:
         try:
             await self._sessions.open(instance_id)
