@@ -313,6 +313,11 @@ def test_pages_fit_every_width_in_both_themes(
         ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
         light = sum(map(int, re.findall(r"\d+", ground)[:3])) > 380
         assert light == (scheme == "light")
+        if "/step/" in place:
+            seen = page.locator("td .reward").first.bounding_box()
+            assert seen is not None and seen["x"] + seen["width"] <= width, (
+                "a step's rewards are seen without scrolling"
+            )
     page.keyboard.press("t")
     other = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert other != ground

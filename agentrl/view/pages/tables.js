@@ -5,7 +5,8 @@ import { link, remember } from "./api.js";
 const SHOWN = 200;
 const FORMATS = { tool_seconds: seconds, seconds, tools: (value) => (value ?? []).map((name) => name || "?").join(", "), kinds: (value) => (value ?? []).filter(Boolean).join(", ") };
 const TEXT = new Set(["uid", "data_source", "agent_name", "status", "failure", "tools", "kinds", "set"]);
-const ORDER = ["step", "uid", "group", "data_source", "status", "reward", "score", "advantage", "num_turns", "tokens", "length", "num_calls", "errors", "malformed", "truncated", "tool_seconds", "tools", "kinds", "gap_max", "gap_mean", "entropy_mean", "weight_max", "clipped_share", "version", "equal_group", "failure"];
+// Reward and score come early: a phone shows the first columns only.
+const ORDER = ["step", "uid", "reward", "score", "group", "data_source", "status", "advantage", "num_turns", "tokens", "length", "num_calls", "errors", "malformed", "truncated", "tool_seconds", "tools", "kinds", "gap_max", "gap_mean", "entropy_mean", "weight_max", "clipped_share", "version", "equal_group", "failure"];
 const TITLES = { num_turns: "turns", num_calls: "calls", data_source: "source", tool_seconds: "longest call", gap_max: "largest gap", gap_mean: "mean gap", entropy_mean: "entropy", weight_max: "largest weight", clipped_share: "clipped", equal_group: "equal group" };
 
 export function format(name, value) {
