@@ -191,15 +191,16 @@ async def test_the_endpoint_is_reached_before_the_first_step(server: Serve) -> N
     with pytest.raises(ConfigError, match="this is no list of models"):
         await good.start("run")
     await s.stop()
+    gone = user(s.url, attempts=1)
     with pytest.raises(
         ConfigError, match=f"interaction user: http://127.0.0.1:{s.port}: no OpenAI-compatible endpoint"
     ):
-        await user(s.url, attempts=1).start("run")
+        await gone.start("run")
     with pytest.raises(
         ConfigError, match=r"interaction user: config\.api_key_env: the environment variable NOT_SET is not set"
     ):
         await user(s.url, api_key_env="NOT_SET").start("run")
-    for it in (good, bad):
+    for it in (good, bad, gone):
         await it.close()
 
 

@@ -8,12 +8,14 @@ import pytest
 
 from agentrl import verl
 from agentrl.config import load_config
-from agentrl.config.sections.reward import RewardConfig
+from agentrl.config.sections.reward import RewardConfig, SandboxFusionConfig
 from agentrl.reward import NaiveRewardManager
 from agentrl.reward.dapo import DapoRewardManager
 from agentrl.rollouts.context import load_reward
 from agentrl.rollouts.objects import UserObjects
 from agentrl.verl import default_compute_score, gsm8k, math_dapo, math_reward, search_r1_like_qa_em
+from agentrl.verl.calling import waited
+from agentrl.verl.reward_score import _sandbox
 from tests.sandbox.servers import running
 
 ENGINE = "actor_rollout_ref.rollout.name=embedded"
@@ -98,7 +100,10 @@ def test_formulas_and_programs_are_judged_by_ours() -> None:
     tests = '{"inputs": ["1", "2", "3", "4"], "outputs": ["1", "2", "3", "0"]}'
     with running(None, options=("--concurrency", "2")) as server:
         program = "```python\nprint(input())\n```"
-        assert default_compute_score("taco", program, tests, sandbox_fusion_url=f"{server.url}/run_code") == 0.75
+        url = f"{server.url}/run_code"
+        assert default_compute_score("taco", program, tests, sandbox_fusion_url=url) == 0.75
+    # Kept for the process's life, as a plain function has no end at which to close it.
+    waited(_sandbox(url, SandboxFusionConfig().memory_limit_mb).close())
 
 
 async def test_a_command_of_verls_scores_as_verl_does(tmp_path: Path) -> None:
