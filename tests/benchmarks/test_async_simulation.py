@@ -71,6 +71,24 @@ def test_in_turn_a_step_is_its_longest_trajectory_and_the_update() -> None:
     assert seen.trainer_busy == pytest.approx(30 / 140, rel=0.1)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_in_turn_a_thousand_servers_wait_for_one_trajectory(shared: bool) -> None:
+    """Overlapped, it is given five versions of time, and the others train meanwhile."""
+    draw, cluster = prompts(1000, *[50] * 1023), Cluster(nodes=256)
+    plan = Plan(prompts=1024, n=2, rollout_gpus=0 if shared else 1024)
+
+    def step(way: Way) -> float:
+        simulation = Simulation(MadeUp(cluster, plan, SHAPE), way, draw, 6)
+        simulation.run()
+        assert simulation.seen().staleness_max <= way.bound and all(simulation.trained.values())
+        return simulation.seen().seconds
+
+    assert MadeUp(cluster, plan, SHAPE).servers == (2048 if shared else 1024)
+    turn = step(Way("in turn", shared=shared))
+    assert turn == pytest.approx(1000 + 30 + 10)
+    assert step(Way("K 4, depth 1", 4, 1, shared=shared)) < turn / 3
+
+
 def test_one_step_off_the_shorter_of_both_costs_nothing() -> None:
     """Two batches are under way at once; one begins when there are new weights."""
     seen, _ = run(Way("one step off", 1, 1), prompts(200))
