@@ -22,6 +22,7 @@ from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory import Status, Trajectory
 from agentrl.trajectory.sample import Sample
 from agentrl.verl.tools import BaseTool
+from agentrl.verl.tools import ToolResponse as VerlResponse
 from interactions.gsm8k import Gsm8kInteraction
 from tests.agent_loop.conftest import Bench, call, sample
 from tests.system.test_answers import live
@@ -120,11 +121,13 @@ class VerlAdd(BaseTool):
 
     asked = 0
 
-    async def execute(self, instance_id: str, parameters: dict[str, JSON], **kwargs: Any) -> tuple[str, float, Any]:
+    async def execute(
+        self, instance_id: str, parameters: dict[str, JSON], **kwargs: Any
+    ) -> tuple[VerlResponse, float, dict[str, object]]:
         VerlAdd.asked += 1
         data = kwargs["agent_data"]
         data.extra_fields["calls"] = data.extra_fields.get("calls", 0) + 1
-        return f"call {data.extra_fields['calls']}: {parameters}", 0.5, {}
+        return VerlResponse(text=f"call {data.extra_fields['calls']}: {parameters}"), 0.5, {}
 
 
 def entry_of(kind: str, url: str) -> dict[str, Any]:
