@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pyarrow
@@ -34,6 +35,7 @@ from agentrl.rollouts.ledger import LedgerFile
 from agentrl.rollouts.local import LocalRollouts, open_local_rollouts
 from agentrl.rollouts.objects import UserObjects
 from agentrl.rollouts.overlapping import Overlapping
+from agentrl.rollouts.record import Record
 from agentrl.rollouts.source import TakingTurns, TrajectorySource
 from agentrl.system.answers import Entry
 from agentrl.system.deadline import Clock
@@ -582,6 +584,9 @@ def test_what_began_between_two_kills_goes_on_after_the_second(opened: Opened, t
             await episode.observe([{"role": "user", "content": f"turn {turn}"}])
         episode.finish(Status.COMPLETED)
 
+    def wait_behind_a_turn(record: Record) -> bool:
+        return all(len(record.answers(one)) == N for one in slow)
+
     lives, state = [Life(), Life(), Life()], dict[str, JSON]()
     for now, last in enumerate((3, 4, 6)):
         with (
@@ -604,9 +609,8 @@ def test_what_began_between_two_kills_goes_on_after_the_second(opened: Opened, t
             for step in range(3, last + 1):
                 bench.step(step)
             if now == 1:
-                record = bench.overlapping.record
-                wait_for(lambda record=record: all(len(record.answers(one)) == N for one in slow))
-                assert all(record.journal.unfinished[one].oldest == 3 for one in slow)
+                wait_for(partial(wait_behind_a_turn, bench.overlapping.record))
+                assert all(bench.overlapping.record.journal.unfinished[one].oldest == 3 for one in slow)
             if now < 2:
                 killed(bench, tmp_path / f"life{now + 1}", 0)
             numbers = bench.overlapping._numbers
