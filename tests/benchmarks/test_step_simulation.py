@@ -181,7 +181,8 @@ def test_a_plan_that_cannot_be_placed_is_refused() -> None:
 
 def test_the_commands_of_the_page_about_sizing_run(monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[2] / "docs/scale.md").read_text(encoding="utf-8")
-    block, _ = re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)  # and that of test_async_simulation.py
+    # The second and third block are those of test_async_simulation.py.
+    block, _, _ = re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     for line in block.splitlines():
         python, dash_m, module, *options = shlex.split(line)
         assert (python, dash_m, module) == ("python", "-m", "benchmarks.cluster.step_simulation")
