@@ -93,7 +93,7 @@ class Seen:
     update: float = 0.0
     """Seconds of an update alone, the weights' way to the servers in it."""
     rollout: float = 0.0
-    """Seconds that the servers need for a step's trajectories if they are never held nor wait."""
+    """Seconds of a step's trajectories with a bound and a depth of 4 if no update ever holds the servers."""
 
     @property
     def reached(self) -> float:
@@ -301,7 +301,7 @@ class Comparison:
         seen = simulation.seen()
         if rollout_gpus not in self._alone:
             batch = [session for ordinal in range(plan.prompts) for session in self._draw(ordinal)]
-            # Servers that always have enough to do, and a trainer that takes no time.
+            # With a larger bound the counted steps would leave the slowest prompts out.
             endless = Simulation(training, Way("rollouts alone", 4, 4), self._draw, self._given.steps, updates=False)
             endless.run()
             update = simulation.update_seconds(batch) + training.sync().seconds
