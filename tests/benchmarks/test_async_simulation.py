@@ -71,6 +71,7 @@ def test_in_turn_a_step_is_its_longest_trajectory_and_the_update() -> None:
     assert seen.trainer_busy == pytest.approx(30 / 140, rel=0.1)
 
 
+@pytest.mark.slice(0, "long run")
 @pytest.mark.parametrize("shared", [False, True])
 def test_in_turn_a_thousand_servers_wait_for_one_trajectory(shared: bool) -> None:
     """Overlapped, it is given five versions of time, and the others train meanwhile."""

@@ -72,7 +72,7 @@ def run_tiny(example: str, project: Path, *overrides: str, conversations: int | 
     return project / "runs" / f"{example}_tiny"
 
 
-@pytest.mark.slice(1, "long run")
+@pytest.mark.slice(0, "long run")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_the_tiny_version_runs_whole(example: str, project: Path) -> None:
