@@ -55,7 +55,8 @@ from benchmarks.forked import forked, started
 PROMPTS = 4
 """Prompts of a step."""
 TURNS = 120
-"""Most turns of the policy that end before a training is killed, drawn evenly; a step has about 30."""
+"""Most turns of the policy that end before a training is killed, drawn evenly; a step has about 30. Only those that are
+killed while they start may end before the first checkpoint."""
 FURTHER = 1.5
 """Most seconds for which it then goes on, drawn evenly."""
 STARTING = (0.2, 8.0)
@@ -119,6 +120,11 @@ class Case:
         """File of the turns that ended, a line each."""
         return self.folder.with_suffix(".turns")
 
+    @property
+    def has_checkpoint(self) -> bool:
+        """True where a training can be gone on with."""
+        return any((self.folder / "checkpoints").glob("step_*"))
+
     def turns(self) -> int:
         """Count the turns that ended so far, in all processes."""
         return self.ended.read_bytes().count(b"\n") if self.ended.exists() else 0
@@ -173,7 +179,7 @@ def kill_until(case: Case, kills: int, seed: int) -> None:
         try:
             if done % 5:
                 turns = case.turns() + drawn.randint(0, TURNS)
-                while process.exitcode is None and case.turns() < turns:
+                while process.exitcode is None and (case.turns() < turns or not case.has_checkpoint):
                     process.join(0.05)
                 process.join(drawn.uniform(0, FURTHER))
             else:
@@ -183,7 +189,7 @@ def kill_until(case: Case, kills: int, seed: int) -> None:
         finally:
             process.kill()  # also where this script is ended: two trainings in one folder would be in each other's way
         process.join()
-        if not any((case.folder / "checkpoints").glob("step_*")):
+        if not case.has_checkpoint:
             case.ended.unlink(missing_ok=True)  # there is nothing to go on from: all begins anew
         done += 1
         counted.write_text(str(done))
