@@ -197,7 +197,7 @@ def test_a_users_loop_of_a_file_with_options(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["os:system", "/tmp/evil.py:Loop", "agentrl.agent_loop.react:ReactLoop"])
 def test_a_row_names_registered_loops_only(name: str) -> None:
     """Data sets come from anywhere: nothing that a row says is imported."""
-    with pytest.raises(ConfigError, match=r"agent_name: unknown agent loop .*known are openai_proxy, react.*"):
+    with pytest.raises(ConfigError, match=r"agent_name: unknown agent loop .*known are .*openai_proxy, react"):
         get_loop(name)
 
 
