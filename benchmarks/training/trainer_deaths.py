@@ -198,9 +198,11 @@ def kill_until(case: Case, kills: int, seed: int) -> None:
 
 def judge(case: Case) -> Found:
     """Leave the training alone until three steps more are done, and look at what it recorded."""
-    turns = Counter(case.ended.read_text().splitlines())  # now: with another number of steps no journal is read
+    ended = case.ended.read_text()
+    turns = Counter(ended.splitlines())
     if forked(partial(train, case, case.steps() + 3), case.log) != 0:
         raise SystemExit(f"the training with bound {case.bound} failed, see {case.log}")
+    case.ended.write_text(ended)  # with another number of steps no journal is read, and what it held is sampled again
     done = case.steps()
     trained, others, old = in_files(case)
     begun, still_open = PROMPTS * done, set[int]()
