@@ -126,7 +126,7 @@ class RayGroups(RayRollouts):
     async def stop_groups(self) -> None:
         """See `GroupRollouts.stop_groups`."""
         self._unrecorded.clear()
-        for call in [actor.stop_groups.remote() for actor in self._alive()]:
+        for call in [actor.stop_groups.remote() for actor in self._ready()]:
             with suppress(*GONE):  # told where its groups are followed
                 await call
 
@@ -275,10 +275,15 @@ class RayGroups(RayRollouts):
 
     async def _least_busy(self) -> ActorProxy[RolloutWorker]:
         """Return the worker that runs fewest groups; wait for one where all have died."""
-        while not (alive := self._alive()):
+        while not (ready := self._ready()):
             await asyncio.sleep(ASKED_FOR / 10)
         running = Counter(id(one.actor) for one in self._begun.values())
-        return min(alive, key=lambda actor: running[id(actor)])
+        return min(ready, key=lambda actor: running[id(actor)])
+
+    def _ready(self) -> list[ActorProxy[RolloutWorker]]:
+        """Return the workers that live and are followed: one that takes another's place is not before it has opened."""
+        followed = [actor for actor, _ in self._asking.values()]
+        return [actor for actor in self._alive() if actor in followed]
 
     async def _have(self, work: Work[None]) -> None:
         """Have every worker that lives do something with its rollouts."""
