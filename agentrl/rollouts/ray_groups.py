@@ -282,8 +282,8 @@ class RayGroups(RayRollouts):
 
     def _ready(self) -> list[ActorProxy[RolloutWorker]]:
         """Return the workers that live and are followed: one that takes another's place is not before it has opened."""
-        followed = [actor for actor, _ in self._asking.values()]
-        return [actor for actor in self._alive() if actor in followed]
+        followed = {id(actor) for actor, _ in self._asking.values()}
+        return [actor for actor in self._alive() if id(actor) in followed]
 
     async def _have(self, work: Work[None]) -> None:
         """Have every worker that lives do something with its rollouts."""
