@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from urllib.parse import SplitResult, urlsplit
+
+from agentrl.system.addresses import is_loopback
 
 
 def checked_url(url: str, expected: str = "http://HOST:PORT") -> SplitResult:
@@ -32,14 +33,7 @@ def how_to_start(command: str, url: str) -> str:
     """
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or 80
-    if _is_loopback(host):
+    if is_loopback(host):
         here = f"on this machine, {socket.gethostname()}: `{command} --port {port}`"
         return f"start one {here}, or give the address of one on another machine"
     return f"start one there: `{command} --host {host} --port {port}`"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name
-        return host == "localhost"

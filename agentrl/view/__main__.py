@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import ipaddress
 import secrets
 import socket
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 import uvicorn
 
 from agentrl.errors import DataError, UserError
+from agentrl.system.addresses import is_loopback
 from agentrl.system.command import exit_status
 from agentrl.system.publish import published
 from agentrl.view.export import COLUMNS, TEXTS, Export, Hidden, chosen, exported
@@ -71,7 +71,7 @@ def serve(options: argparse.Namespace) -> None:
     with listening(options.host, options.port) as listener:
         port = listener.getsockname()[1]
         host = f"[{options.host}]" if ":" in options.host else options.host
-        if not _is_loopback(options.host):
+        if not is_loopback(options.host):
             print(
                 f"warning: {options.host} can be reached from other machines, and nothing is encrypted", file=sys.stderr
             )
@@ -89,7 +89,7 @@ def serve(options: argparse.Namespace) -> None:
 
 def may_replay(options: argparse.Namespace) -> bool:
     """Tell whether pages may start replays: by default where the address is this machine's alone."""
-    return _is_loopback(options.host) if options.replay is None else bool(options.replay)
+    return is_loopback(options.host) if options.replay is None else bool(options.replay)
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -103,13 +103,6 @@ def listening(host: str, port: int) -> socket.socket:
                 f"--port={port} is in use, perhaps by another viewer: end that one, or give another port (0: any)"
             ) from error
         raise UserError(f"--host={host} --port={port} cannot be served on: {error}") from error
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def write_export(options: argparse.Namespace) -> None:
