@@ -29,6 +29,7 @@ from agentrl.remote import (
     checked_url,
     how_to_start,
 )
+from agentrl.system.answers import AfterKill
 from agentrl.system.deadline import within
 from agentrl.system.json_value import JSON
 from agentrl.tool import FunctionSchema, Metrics, ToolArgumentsError, ToolResponse, ToolSchema
@@ -154,6 +155,12 @@ class CodeInterpreterTool(RemoteTool):
         self._left: set[str] = set()
         """Sessions that the server may still hold, and nobody needs."""
         self._counts: Counter[str] = Counter()
+
+    @property
+    def after_kill(self) -> AfterKill:
+        """By answers where each program begins with the row's files alone. A session's programs run again in a new
+        session: they reach nothing outside it."""
+        return "calls" if self.options.session else "answers"
 
     @property
     def remembers(self) -> bool:

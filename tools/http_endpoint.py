@@ -14,6 +14,7 @@ import pydantic
 from agentrl.errors import ConfigError, DataError
 from agentrl.remote import Answer, RemoteOptions, RemoteRefused, RemoteTool
 from agentrl.remote.credentials import Secrets, from_environment
+from agentrl.system.answers import AfterKill
 from agentrl.system.json_value import JSON
 from agentrl.tool import ToolArgumentsError, ToolError, ToolResponse, ToolSchema, parameters_of
 from tools.http_template import Fields, Json, Url, Values
@@ -68,6 +69,8 @@ class HttpTool(RemoteTool):
     trajectory, which is tried again.
     """
 
+    # The row's variables are all that is kept here, and `create` is given them in each process.
+    after_kill: AfterKill = "answers"
     config_model = HttpConfig
     options: HttpConfig
 

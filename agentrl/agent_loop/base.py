@@ -214,25 +214,37 @@ class Episode:
         """
         chat = self.context.chat
 
-        def write() -> tuple[list[int], list[PlacedImage], list[int]]:
+        def write() -> tuple[list[int], list[PlacedImage]]:
             ids = chat.render(messages, tools or None)
-            return ids, self._first_images(ids, messages), self._teacher_prompt(messages, tools)
+            return ids, self._first_images(ids, messages)
 
-        ids, images, told = await beside_loop(size_of(messages), write)
+        ids, images = await beside_loop(size_of(messages), write)
+        told = await self.teacher_prompt(messages, tools)
         kept = ids if images or self.trajectory.transcripts else self.context.limits.cut_prompt(ids)
         self._open(kept, images, messages, tools, told)
         self.inside_turn = len(kept) < len(ids)  # no template could render what was cut
 
     def start_ids(
-        self, ids: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None
+        self,
+        ids: Sequence[int],
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema] | None = None,
+        *,
+        teacher_prompt: Sequence[int],
     ) -> None:
-        """Open a transcript as `start` does, where the prompt's tokens are known, e.g. another transcript's."""
-        self._open(ids, self._first_images(ids, messages), messages, tools, self._teacher_prompt(messages, tools))
+        """Open a transcript as `start` does, where the prompt's tokens are known, e.g. another transcript's.
 
-    def _teacher_prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[int]:
+        `teacher_prompt`: what the method of this name returns for the messages.
+        """
+        self._open(ids, self._first_images(ids, messages), messages, tools, teacher_prompt)
+
+    async def teacher_prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None) -> list[int]:
         """Render the messages as a privileged teacher is shown them; empty where it is shown no more than these."""
         text = None if self.context.privilege is None else self.context.privilege(self.sample)
-        return [] if text is None else self.context.chat.render(with_privilege(messages, text), tools or None)
+        if text is None:
+            return []
+        shown = with_privilege(messages, text)
+        return await beside_loop(size_of(shown), partial(self.context.chat.render, shown, tools or None))
 
     def _first_images(self, ids: Sequence[int], messages: Sequence[Message]) -> list[PlacedImage]:
         try:

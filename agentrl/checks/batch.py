@@ -70,6 +70,8 @@ class Expected:
     """Tokens are drawn from the whole distribution: neither top_p nor top_k cuts it."""
     reference: str
     """`same`: the reference is the model that the policy began as; `other`; or `none`."""
+    keeps: bool = False
+    """Behind a change of weights an answer goes on from keys and values of the older ones."""
 
 
 def check_batch(batch: RaggedBatch, expected: Expected) -> tuple[list[Finding], Numbers]:
@@ -223,8 +225,20 @@ def _correction(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
 
 
 def _fresh(batch: RaggedBatch, expected: Expected) -> Tensor:
-    """[T] bool: sampled by the weights that the trainer has."""
-    return batch.mask & (batch.version == expected.version)
+    """[T] bool: sampled by the weights that the trainer has, from keys and values of no others."""
+    fresh = batch.mask & (batch.version == expected.version)
+    return fresh & ~behind_a_change(batch) if expected.keeps else fresh
+
+
+def behind_a_change(batch: RaggedBatch) -> Tensor:
+    """[T] bool: sampled in a turn whose first token other weights sampled."""
+    places = batch.mask.nonzero()[:, 0]
+    row, turn, version = batch.sequence_ids()[places], batch.turn[places], batch.version[places]
+    begins = torch.ones_like(places, dtype=torch.bool)
+    begins[1:] = (row[1:] != row[:-1]) | (turn[1:] != turn[:-1])
+    found = torch.zeros_like(batch.mask)
+    found[places] = version != version[begins][begins.cumsum(0) - 1]
+    return found
 
 
 def _gap(batch: RaggedBatch, expected: Expected, numbers: Numbers) -> Iterator[Finding]:

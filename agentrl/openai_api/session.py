@@ -224,14 +224,14 @@ class Session:
         ids = source.transcript.ids[: checkpoint.tokens]
         if rest:
             ids += await self._bridge(checkpoint, rest, asked.long)
-        return self._open([*checkpoint.messages, *rest], source.tools, ids, asked.digests[-1])
+        return await self._open([*checkpoint.messages, *rest], source.tools, ids, asked.digests[-1])
 
     async def _rendered(self, asked: Asked) -> Branch:
         tools, messages = self._shared_tools(asked), asked.messages
         ids = await self._written(asked.long, partial(self.episode.context.chat.render, messages, tools or None))
         branch = self._beginning_of(ids, tools)
         if branch is None:
-            return self._open(messages, tools, ids, asked.digests[-1])
+            return await self._open(messages, tools, ids, asked.digests[-1])
         known, recorded = len(branch.episode.transcript), len(branch.episode.messages)
         self._check_room(branch.episode, len(ids) - known)
         branch.episode.observe_ids(ids[known:], messages[recorded:] or messages[-1:])
@@ -265,14 +265,16 @@ class Session:
         ]
         return max(found, key=lambda branch: len(branch.episode.transcript), default=None)
 
-    def _open(
+    async def _open(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, ids: list[int], digest: Digest
     ) -> Branch:
         limit = self.episode.context.limits.max_model_len
         if len(ids) >= limit:
             raise self._refuse(Status.LENGTH, f"The prompt has {len(ids)} tokens, and the context length is {limit}.")
+        told = await self.episode.teacher_prompt(messages, tools)
+        self._check_open()  # See `_work`.
         branch = Branch(self.episode.branch(), digest)
-        branch.episode.start_ids(ids, messages, tools)
+        branch.episode.start_ids(ids, messages, tools, teacher_prompt=told)
         self._branches.append(branch)
         return self._ready(branch, digest)
 
@@ -318,7 +320,7 @@ class Session:
                 tries = None if promise is None else len(broken) + 1
                 return self._completion(call, reply, start, cached, tries)
             broken.append("was cut before it ended" if reply.finish_reason.kind == "length" else problem)
-            self._ask_again(call, start, broken)
+            await self._ask_again(call, start, broken)
 
     async def _sampled(self, call: Call) -> tuple[Reply, int, int]:
         """Sample a turn: (the turn, its first place in the transcript, prompt tokens that came from the cache)."""
@@ -339,7 +341,7 @@ class Session:
         self.ending = Status.LENGTH if cut else Status.COMPLETED
         return reply, start, episode.cached_tokens - cached
 
-    def _ask_again(self, call: Call, start: int, broken: Sequence[str]) -> None:
+    async def _ask_again(self, call: Call, start: int, broken: Sequence[str]) -> None:
         """Move the call to a new transcript with the same tokens before the answer.
 
         Raises ApiError when no further answer is sampled.
@@ -358,7 +360,7 @@ class Session:
         self._check_turns(f" before an answer kept tool_choice: {said}")
         episode = branch.episode
         digest, ids = branch.digest, episode.transcript.ids[:start]
-        call.branch = self._open(episode.messages[:-1], episode.tools, ids, digest)
+        call.branch = await self._open(episode.messages[:-1], episode.tools, ids, digest)
         branch.busy, call.branch.busy = False, True
         self.turns += 1
         call.sampling = True

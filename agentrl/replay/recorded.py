@@ -28,6 +28,8 @@ class Stretch:
     end: int
     version: int
     seed: int
+    kept: bool = False
+    """The run sampled it from keys and values of older weights, in part; here they are computed anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,8 @@ class Recorded:
     """Temperature, top_p and top_k are meant."""
     images: list[list[tuple[int, Path]]]
     """By transcript, each image's first token and file."""
+    keeps: bool = False
+    """The run kept keys and values over changes of weights."""
 
     def stretches(self) -> list[Stretch]:
         """List what was sampled, in order. Raises DataError where no seed is recorded."""
@@ -56,7 +60,8 @@ class Recorded:
             for span in self.trajectory.transcripts[turn.transcript].versions:
                 start, end = max(span.start, turn.start), min(span.end, turn.end)
                 if start < end:
-                    found.append(Stretch(index, turn.transcript, start, end, span.version, turn.seed))
+                    kept = self.keeps and start > turn.start
+                    found.append(Stretch(index, turn.transcript, start, end, span.version, turn.seed, kept))
         return found
 
 
@@ -84,7 +89,7 @@ def _recorded(
         raise DataError(f"{file}: want a name such as train/12/3/1, found {trajectory.uid!r}")
     params = SamplingParams(1, temperature=0.0) if rest == "greedy" else _task(config, split, int(step)).params
     files = [[(start, image_file(file.parent, digest)) for start, digest in places] for places in images]
-    return Recorded(trajectory, split, int(step), params, files)
+    return Recorded(trajectory, split, int(step), params, files, config.async_training.keep_kv_cache)
 
 
 def _task(config: Config, split: str, step: int) -> Task:

@@ -173,7 +173,8 @@ def line_of(one: Comparison) -> str:
     """Write what became of a stretch in a line."""
     stretch = one.stretch
     tokens = stretch.end - stretch.start
-    begins = f"turn {stretch.turn} (version {stretch.version}): {tokens} tokens"
+    kept = ", sampled from keys and values of older weights, in part, and here without them" if stretch.kept else ""
+    begins = f"turn {stretch.turn} (version {stretch.version}{kept}): {tokens} tokens"
     if one.first_difference is not None:
         return (
             f"{begins}; the first other one is token {one.first_difference} of its transcript: {one.recorded!r} was "

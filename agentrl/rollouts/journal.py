@@ -145,10 +145,13 @@ class Journal:
         self._current: AppendedFile | None = None
         """The file that is appended to; None: it is yet to be made."""
 
-    def begin(self) -> None:
-        """Remove what a run before has left."""
+    def begin(self) -> int:
+        """Remove what a run before has left. Return of how many prompts."""
+        left = self.read() + len(self.ended) + len(self.unfinished)
         for path in self._files():
             path.unlink()
+        self.ended, self.unfinished, self._places, self._live, self.size = {}, {}, {}, [], 0
+        return left
 
     def close(self) -> None:
         """Close the file that is appended to."""
@@ -162,18 +165,20 @@ class Journal:
         self.ended, self.unfinished, self._places, self._live = {}, {}, {}, []
         removed: set[JSON] = set()
         for path in self._files():
-            frames = list(_frames(path))
-            if not frames or frames[0][0] != self.key.encode():
-                removed.update(json.loads(header)["ordinal"] for header, _, _ in frames[1:])
-                path.unlink()
-                continue
-            for text, content, place in frames[1:]:
+            frames = _frames(path)
+            is_ours = next((text for text, _, _ in frames), None) == self.key.encode()
+            for text, content, place in frames:
                 header: dict[str, JSON] = json.loads(text)
-                if "kind" in header:
+                if not is_ours:
+                    removed.add(header["ordinal"])
+                elif "kind" in header:
                     self._take_entry(*_entry(header, content), place)
                 else:
                     self._take(Ended.load(header), place)
-            self._live.append(path)
+            if is_ours:
+                self._live.append(path)
+            else:
+                path.unlink()
         self.size = sum(path.stat().st_size for path in self._live)
         return len(removed)
 

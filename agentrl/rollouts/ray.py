@@ -31,7 +31,7 @@ from agentrl.rollouts.objects import UserObjects
 from agentrl.rollouts.ray_worker import News, RolloutPart, RolloutWorker, Work, run_part
 from agentrl.runtime.ray.network import is_gone
 from agentrl.runtime.ray.pool import ROOM_WITHIN, WeightReader, ask, end, placed, raised
-from agentrl.runtime.ray.rank import Failure
+from agentrl.runtime.ray.rank import Failure, Place
 from agentrl.runtime.ray.session import Surroundings, death_of
 from agentrl.runtime.ray.stored import StoredBatch
 from agentrl.runtime.ray.watch import GONE
@@ -98,8 +98,8 @@ class RayRollouts:
         self._nodes = nodes
         self._groups = [] if nodes is not None else self._placed()
         self._count = len(self._groups) if nodes is None else len(nodes())
-        self._node_of: dict[int, str] = {}
-        """Ids of the nodes on which the workers are, by their numbers."""
+        self._places: dict[int, Place] = {}
+        """Processes and machines of the workers that have started, by their numbers."""
         self._weights: tuple[Weights, int] | None = None
         self._actors: list[ActorProxy[RolloutWorker]] = []
         self._done = [0] * self._count
@@ -250,12 +250,12 @@ class RayRollouts:
         if self._restarts == 0:
             raise WorkerDied(death)
         self._restarts -= 1
-        if self._weights is not None and isinstance(self._weights[0].read, WeightReader):
-            self._weights[0].read.check()
-        node = self._node_of.pop(number, None)
-        if node is not None and is_gone(node):
+        place = self._places.pop(number, None)
+        if place is not None and self._weights is not None and isinstance(self._weights[0].read, WeightReader):
+            self._weights[0].read.check(place)
+        if place is not None and is_gone(place.node):
             death = f"{death}, and its machine is gone"
-            if self._nodes is not None and node in self._nodes():  # so are the ranks that were there
+            if self._nodes is not None and place.node in self._nodes():  # so are the ranks that were there
                 raise WorkerDied(death)
         self.display.warn(f"{death}; a new one takes its place")
         end(self._actors[number])  # an answer that is lost with its machine does not say that the process is dead
@@ -264,7 +264,7 @@ class RayRollouts:
         try:
             self._find_room(number)
             answer_of(self._opened(number), f"rollout worker {number + 1}, its start")
-            self._node_of[number] = ray.get(self._actors[number].node.remote())
+            self._places[number] = ray.get(self._actors[number].place.remote())
             if self._weights is not None:
                 weights, version = self._weights
                 update = partial(LocalRollouts.update_weights, weights=weights, version=version)
@@ -297,7 +297,7 @@ class RayRollouts:
                 number = running.pop(call)
                 try:
                     answer_of(call, f"rollout worker {number + 1} of {len(self._actors)}, its start")
-                    self._node_of[number] = ray.get(self._actors[number].node.remote())
+                    self._places[number] = ray.get(self._actors[number].place.remote())
                 except GONE as error:
                     self._replace(number, f"rollout worker {number + 1} died in its start: {death_of(error)}")
             self._tell(None)

@@ -25,7 +25,7 @@ from agentrl.rollouts.journal import trajectories_in
 from agentrl.rollouts.local import LocalRollouts, open_local_rollouts
 from agentrl.rollouts.objects import UserObjects
 from agentrl.rollouts.worker_groups import GroupEvent, WorkerGroups
-from agentrl.runtime.ray.rank import Failure
+from agentrl.runtime.ray.rank import Failure, Place
 from agentrl.runtime.ray.session import Surroundings
 from agentrl.runtime.ray.stored import Index, put_batch
 from agentrl.system.answers import Entry
@@ -118,10 +118,9 @@ class RolloutWorker:
             return Failure.of(error)
 
     @ray.method(concurrency_group="news")
-    def node(self) -> str:
-        """Return the id of the Ray node that the process is on."""
-        node: str = ray.get_runtime_context().get_node_id()
-        return node
+    def place(self) -> Place:
+        """Return the process and machine."""
+        return Place.here()
 
     @ray.method(concurrency_group="news")
     def news(self) -> News:

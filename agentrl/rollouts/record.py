@@ -46,7 +46,11 @@ class Record:
         if not self._is_begun:
             self._is_begun = True
             self._file.keep_to(0)
-            self.journal.begin()
+            if left := self.journal.begin():
+                self._note(
+                    f"{left} prompts that a run before had begun are left behind: it has saved no checkpoint "
+                    "(trainer.save_freq), so nothing says which weights, data and code they belong to"
+                )
 
     def load(self, state: Mapping[str, JSON], flow: Flow) -> None:
         """Go on with the checkpoint whose state and flow these are. Raises DataError where they do not agree."""

@@ -135,6 +135,7 @@ class StepChecks:
             gap=self.gap,
             plain=rollout.top_p == 1 and rollout.top_k == -1 and rollout.temperature > 0,
             reference="same" if same and learns else "other",
+            keeps=config.async_training.keep_kv_cache,
         )
 
     def check_update(self, metrics: Mapping[str, float], tokens: int, without: int) -> None:

@@ -433,7 +433,8 @@ class AdaptedLoop(AgentLoop):
         for place, (id, is_sampled) in enumerate(zip(response, mask, strict=True)):
             if is_sampled and origins[len(prompt) + place] is None:
                 raise self._error(self._unsampled(episode, place, id, len(prompt), server))
-        episode.start_ids(prompt, episode.sample.prompt)
+        messages = episode.sample.prompt
+        episode.start_ids(prompt, messages, teacher_prompt=await episode.teacher_prompt(messages))
         episode.inside_turn = True  # the loop's own ids need not be what the template would write
         last = await self._append(episode, server, response, mask, origins[len(prompt) :])
         if is_cut or (last is not None and last.kind == "length"):

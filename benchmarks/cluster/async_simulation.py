@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import random
 import statistics
@@ -28,7 +29,7 @@ from rich.table import Table
 from agentrl.engines.servers.router import Router
 from agentrl.rollouts.flow import Flow, Outcome, Settings, Wait
 from agentrl.trajectory.staleness import staleness
-from benchmarks.cluster.simulated_servers import Clock, Request, Session, SimulatedServer
+from benchmarks.cluster.simulated_servers import Clock, Request, Session, SimulatedServer, Speed
 from benchmarks.cluster.step_simulation import Trajectories, add_options, made, shape_of
 from benchmarks.cluster.step_times import Cluster, Options, Plan, Training
 
@@ -44,6 +45,8 @@ class Way:
     bound: int = 0
     """async_training.max_staleness, K."""
     depth: int = 0
+    publish_every: int = 1
+    """async_training.publish_every, T."""
     shared: bool = False
     """The same GPUs generate and train: nothing is sampled during an update."""
     discarded: float = 0.0
@@ -61,6 +64,8 @@ WAYS = (
     Way("asynchronous: K 4, depth 1", 4, 1),
     Way("asynchronous: K 4", 4, 4),
     Way("asynchronous: K 8, depth 2", 8, 2),
+    Way("asynchronous: K 16, depth 8, every 4th version published", 16, 8, 4),
+    Way("asynchronous: K 24, depth 12, every 4th version published", 24, 12, 4),
 )
 
 
@@ -91,13 +96,14 @@ class Seen:
     """Part of the longest tenth of the prompts, by what they would take alone, that was trained on."""
     others: float = 0.0
     update: float = 0.0
-    """Seconds of an update alone, the weights' way to the servers in it."""
+    """Seconds of a counted step's update if batches are always there: log-probs, update, a checkpoint's share, and, as
+    often as the way does it, weights sent to all servers at once."""
     rollout: float = 0.0
-    """Seconds of a step's trajectories with a bound and a depth of 4 if no update ever holds the servers."""
+    """Seconds in which servers that never wait for anything sample what a counted step trains on."""
 
     @property
     def reached(self) -> float:
-        """The longer of rollout and update, over what a step took: 1 where the shorter one costs nothing.
+        """The longer of rollouts alone and update alone, over what a step took: 1 where all else costs nothing.
 
         On shared GPUs, where they cannot overlap, their sum.
         """
@@ -122,13 +128,13 @@ Draw = Callable[[int], list[Session]]
 class Simulation:
     """One way of training on one division of the GPUs."""
 
-    def __init__(self, training: Training, way: Way, draw: Draw, steps: int, *, updates: bool = True) -> None:
+    def __init__(self, training: Training, way: Way, draw: Draw, steps: int) -> None:
         plan = training.plan
-        self._training, self._way, self._draw, self._updates = training, way, draw, updates
+        self._training, self._way, self._draw = training, way, draw
         self._speed = training.speed()
         self._wanted, self._steps = plan.prompts, steps
         begun = round(plan.prompts / (1 - way.discarded))
-        self._flow = Flow(Settings(begun, steps + way.depth + 1, way.bound, way.depth))
+        self._flow = Flow(Settings(begun, steps + way.depth + 1, way.bound, way.depth, way.publish_every))
         self._clock, self._router = Clock(), Router()
         self._fleet = {
             f"server {number}": SimulatedServer(f"server {number}", self._clock, self._speed, 0)
@@ -139,8 +145,14 @@ class Simulation:
         self._queue: deque[Session] = deque()
         self._running: set[int] = set()
         """Trajectories that have begun and not ended, by id."""
-        self._ends, self._stale, self._worked = list[float](), list[tuple[int, int]](), 0.0
+        self._ends, self._stale = list[float](), list[tuple[int, int]]()
+        self._tokens, self._updates = list[int](), list[float]()
+        """By step: tokens that it trains on; seconds of its update."""
         self._publishing = False
+        self._full: Flow | None = None
+        """State in which nothing more was admitted: asked again when it changes."""
+        self._needed = frozenset[int]()
+        """Prompts one of which has to end before there is a batch; empty: not known."""
         self.trained: dict[int, bool] = {}
         """By ordinal, of all prompts whose fate is known."""
         self.alone: dict[int, float] = {}
@@ -149,9 +161,11 @@ class Simulation:
         self._admit()
         self._clock.run(lambda: len(self._ends) > self._steps)
 
-    def seen(self) -> Seen:
-        ends, first = self._ends, min(self._way.depth + 2, self._steps // 2)
+    def seen(self, sampled: float) -> Seen:
+        """Return what the counted steps took, beside servers that sample so many tokens a second, all together."""
+        ends, first = self._ends, min(self._way.bound + 2, self._steps // 2)
         seconds = (ends[-1] - ends[first]) / (len(ends) - 1 - first)
+        updates, counted = self._updates[first + 1 : len(ends)], self._tokens[first + 1 : len(ends)]
         busy = statistics.mean(server.totals.busy for server in self._fleet.values()) / self._clock.now
         tokens = sum(count for _, count in self._stale)
         known = sorted(self.trained, key=lambda ordinal: self.alone[ordinal])
@@ -162,27 +176,30 @@ class Simulation:
             self._training.plan.rollout_gpus,
             seconds,
             busy,
-            self._worked / self._clock.now,
+            sum(self._updates) / self._clock.now,
             sum(stale * count for stale, count in self._stale) / max(tokens, 1),
             max((stale for stale, _ in self._stale), default=0),
             statistics.mean(longest),
             statistics.mean(others),
+            statistics.mean(updates) + self._training.sync().seconds / self._way.publish_every,
+            statistics.mean(counted) / sampled,
         )
 
     def _admit(self) -> None:
-        while self._flow.can_admit:
-            ordinal = self._flow.next_ordinal
+        while self._flow is not self._full and self._flow.can_admit:
+            ordinal, self._needed = self._flow.next_ordinal, frozenset()
             self._flow = self._flow.admit()
             sessions = self._draw(ordinal)
             self.alone[ordinal] = alone = max(self._seconds_alone(session) for session in sessions)
             self._prompts[ordinal] = Prompt(sessions, len(sessions), alone)
             self._queue.extend(sessions)
+        self._full = self._flow
         while self._queue and len(self._running) < self._training.plan.concurrent:
             session = self._queue.popleft()
             if self._prompts[session.group].left == len(self._prompts[session.group].sessions) and not any(
                 id(one) in self._running for one in self._prompts[session.group].sessions
             ):
-                self._flow = self._flow.begin(session.group)
+                self._flow, self._needed = self._flow.begin(session.group), frozenset()
             self._running.add(id(session))
             self._ask(session)
 
@@ -197,13 +214,10 @@ class Simulation:
         self._fleet[name].submit(Request(session, self._clock.now, lambda request: self._answered(request, name)))
 
     def _answered(self, request: Request, name: str) -> None:
-        session, turn = request.session, request.session.turn
+        session = request.session
         self._router.done(session.name, name)
-        session.turn += 1
-        if session.turn < len(session.answers):
-            session.left = session.answers[session.turn]
-            session.context += session.observations[turn]
-            self._clock.after(session.tools[turn], lambda: self._ask(session))
+        if (seconds := session.next_turn()) is not None:
+            self._clock.after(seconds, lambda: self._ask(session))
             return
         self._router.forget(session.name)
         self._running.discard(id(session))
@@ -213,7 +227,8 @@ class Simulation:
             self._flow, _ = self._flow.finish(session.group, Outcome.SCORED, None)
             if self._way.discarded and len(self._flow.ready) == self._wanted:
                 self._discard()
-            self._take()
+            if not self._needed or session.group in self._needed:
+                self._take()
         self._admit()
 
     def _discard(self) -> None:
@@ -234,6 +249,7 @@ class Simulation:
             return
         batch = flow.take()
         if isinstance(batch, Wait):
+            self._needed = frozenset(batch.ordinals)
             return
         trained = [one for one, fate in batch.fates.items() if fate == "trained"]
         self.trained |= {one: one in trained for one in batch.fates}
@@ -245,35 +261,81 @@ class Simulation:
             for server in self._fleet.values():
                 server.hold()
         self._admit()
-        seconds = self.update_seconds(sessions) if self._updates else 0.0
-        self._worked += seconds
-        self._clock.after(seconds, self._updated)
-
-    def update_seconds(self, sessions: Sequence[Session]) -> float:
         training = self._training
         passes = training.forward("old_log_prob", sessions), training.update("update_actor", sessions), training.save()
-        return sum(stage.seconds for stage in passes)
+        self._updates.append(sum(stage.seconds for stage in passes))
+        self._tokens.append(sum(sum(session.answers) for session in sessions))
+        self._clock.after(self._updates[-1], self._updated)
 
     def _updated(self) -> None:
         self._flow = self._flow.updated(self._flow.version + 1)
-        servers, self._publishing = list(self._fleet.values()), True
-        rolling = bool(self._way.bound) and not self._way.shared and len(servers) > 1
-        halves = [servers[::2], servers[1::2]] if rolling else [servers]
-        self._send(halves, self._training.sync().seconds / len(halves) if self._updates else 0.0)
+        if self._flow.publish_is_due or self._way.shared:
+            servers, self._publishing = list(self._fleet.values()), True
+            rolling = bool(self._way.bound) and not self._way.shared and len(servers) > 1
+            self._send([servers[::2], servers[1::2]] if rolling else [servers])
+        else:
+            self._next_step()
 
-    def _send(self, parts: list[list[SimulatedServer]], seconds: float) -> None:
-        """Send weights to one part of the servers after the other; the trainer waits for the last."""
+    def _send(self, parts: list[list[SimulatedServer]]) -> None:
+        """Send weights to one part of the servers after the other, read anew for each; the trainer waits for the last.
+
+        It does not wait for the contexts that servers compute anew.
+        """
         if not parts:
             self._flow, self._publishing = self._flow.publish(), False
-            self._ends.append(self._clock.now)
-            self._admit()
-            self._take()
+            self._next_step()
             return
-        if not self._updates:
-            self._send([], 0.0)
+        seconds = self._training.sync().seconds
+        for server in parts[0]:
+            server.take_weights(seconds)
+        self._clock.after(seconds, lambda: self._send(parts[1:]))
+
+    def _next_step(self) -> None:
+        self._ends.append(self._clock.now)
+        self._admit()
+        self._take()
+
+
+class Saturated:
+    """One server that always has so many trajectories: each that ends is replaced at once, and no weights come."""
+
+    def __init__(self, speed: Speed, draw: Draw, at_once: int) -> None:
+        self._clock, self._at_once = Clock(), at_once
+        self._server = SimulatedServer("one", self._clock, speed, 0)
+        self._sessions = (session for ordinal in itertools.count() for session in draw(ordinal))
+        self._ended = self._tokens = 0
+
+    def sampled(self) -> float:
+        """Run it, and return the tokens that it samples in a second, its warm-up left out."""
+        for _ in range(self._at_once):
+            self._ask(next(self._sessions))
+        self._clock.run(lambda: self._ended >= 4 * self._at_once)
+        since, tokens = self._clock.now, self._tokens
+        self._clock.run(lambda: self._ended >= 20 * self._at_once)
+        return (self._tokens - tokens) / (self._clock.now - since)
+
+    def _ask(self, session: Session) -> None:
+        self._server.submit(Request(session, self._clock.now, self._answered))
+
+    def _answered(self, request: Request) -> None:
+        session = request.session
+        self._tokens += session.answers[session.turn]
+        if (seconds := session.next_turn()) is not None:
+            self._clock.after(seconds, lambda: self._ask(session))
             return
-        longest = max(server.take_weights(seconds) for server in parts[0])
-        self._clock.after(longest, lambda: self._send(parts[1:], seconds))
+        self._ended += 1
+        self._ask(next(self._sessions))
+
+
+def sampled_alone(speed: Speed, draw: Draw) -> float:
+    """Tokens that a server samples in a second if it never waits, with that number of trajectories that suits it best.
+
+    With more, contexts are computed anew that had no room in its cache while their tools ran.
+    """
+    best, at_once = 0.0, 16
+    while (found := Saturated(speed, draw, at_once).sampled()) > best:
+        best, at_once = found, at_once + max(1, at_once // 5)
+    return best
 
 
 class Comparison:
@@ -281,8 +343,8 @@ class Comparison:
 
     def __init__(self, cluster: Cluster, plan: Plan, model: str, draw: Draw, given: Steps) -> None:
         self._cluster, self._plan, self._shape, self._draw, self._given = cluster, plan, shape_of(model), draw, given
-        self._alone: dict[int, tuple[float, float]] = {}
-        """By the GPUs that only generate: seconds of a step's rollouts, and of its update."""
+        self._sampled: dict[float, float] = {}
+        """By the part of a GPU that a server takes: tokens that it samples in a second if it never waits."""
 
     def best(self, way: Way) -> Seen:
         """Run a way on shared GPUs, or on each division of them; the fastest."""
@@ -293,21 +355,14 @@ class Comparison:
 
     def _run(self, way: Way, rollout_gpus: int) -> Seen:
         # GPUs that only generate have nothing else to hold.
-        alone = {"engine_memory": 0.85} if rollout_gpus else {}
-        plan = self._plan.model_copy(update={"rollout_gpus": rollout_gpus, **alone})
+        memory = 0.85 if rollout_gpus else self._plan.engine_memory
+        plan = self._plan.model_copy(update={"rollout_gpus": rollout_gpus, "engine_memory": memory})
         training = Training(self._cluster, plan, self._shape)
         simulation = Simulation(training, way, self._draw, self._given.steps)
         simulation.run()
-        seen = simulation.seen()
-        if rollout_gpus not in self._alone:
-            batch = [session for ordinal in range(plan.prompts) for session in self._draw(ordinal)]
-            # With a larger bound the counted steps would leave the slowest prompts out.
-            endless = Simulation(training, Way("rollouts alone", 4, 4), self._draw, self._given.steps, updates=False)
-            endless.run()
-            update = simulation.update_seconds(batch) + training.sync().seconds
-            self._alone[rollout_gpus] = endless.seen().seconds, update
-        seen.rollout, seen.update = self._alone[rollout_gpus]
-        return seen
+        if plan.engine_memory not in self._sampled:
+            self._sampled[plan.engine_memory] = sampled_alone(training.speed(), self._draw)
+        return simulation.seen(training.servers * self._sampled[plan.engine_memory])
 
 
 def drawn(trajectories: Trajectories, plan: Plan, seed: int) -> Draw:
@@ -325,7 +380,17 @@ def drawn(trajectories: Trajectories, plan: Plan, seed: int) -> Draw:
 
 def table(runs: Sequence[Seen]) -> Table:
     made = Table(box=box.SIMPLE)
-    for title in ("", "GPUs that generate", "step, s", "against in turn", "reached", "servers busy", "trainer busy"):
+    for title in (
+        "",
+        "GPUs that generate",
+        "step, s",
+        "against in turn",
+        "rollouts alone, s",
+        "update alone, s",
+        "reached",
+        "servers busy",
+        "trainer busy",
+    ):
         made.add_column(title, justify="right" if title else "left")
     for title in ("stale mean", "most", "longest tenth trained", "others"):
         made.add_column(title, justify="right")
@@ -336,6 +401,8 @@ def table(runs: Sequence[Seen]) -> Table:
             str(one.rollout_gpus) if not one.way.shared else "all",
             f"{one.seconds:.3g}",
             f"{turn / one.seconds:.2f}",
+            f"{one.rollout:.3g}",
+            f"{one.update:.3g}",
             f"{one.reached:.2f}",
             f"{one.engine_busy:.0%}",
             f"{one.trainer_busy:.0%}",

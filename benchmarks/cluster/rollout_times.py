@@ -52,18 +52,15 @@ def simulate(
         fleet[name].submit(Request(session, clock.now, lambda request: answered(request, name)))
 
     def answered(request: Request, name: str) -> None:
-        session, turn = request.session, request.session.turn
+        session = request.session
         router.done(session.name, name)
-        router.served(name, session.answers[turn], clock.now - request.arrived)
-        session.turn += 1
-        if session.turn == len(session.answers):
-            router.forget(session.name)
-            ends.append(clock.now)
-            begin()
+        router.served(name, session.answers[session.turn], clock.now - request.arrived)
+        if (seconds := session.next_turn()) is not None:
+            clock.after(seconds, lambda: ask(session))
             return
-        session.left = session.answers[session.turn]
-        session.context += session.observations[turn]
-        clock.after(session.tools[turn], lambda: ask(session))
+        router.forget(session.name)
+        ends.append(clock.now)
+        begin()
 
     for _ in range(min(concurrent, len(waiting))):
         begin()

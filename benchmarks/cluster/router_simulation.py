@@ -206,20 +206,17 @@ class Step:
         self.in_flight[name].pop(session.name)
         self.router.done(session.name, name)
         self.fleet.served(name)
-        turn = session.turn
-        self.router.served(name, session.answers[turn], self.clock.now - request.arrived)
-        session.turn, session.repeated = turn + 1, False
-        if session.turn == len(session.answers):
-            self.router.forget(session.name)
-            self.unfinished -= 1
-            if self.unfinished == self.total // 20:
-                self.most = self.clock.now
-                self.busy = over_mean([server.totals.busy for server in self.servers.values()])
-            self.begin()
+        self.router.served(name, session.answers[session.turn], self.clock.now - request.arrived)
+        session.repeated = False
+        if (seconds := session.next_turn()) is not None:
+            self.clock.after(seconds, lambda: self.request(session))
             return
-        session.left = session.answers[session.turn]
-        session.context += session.observations[turn]
-        self.clock.after(session.tools[turn], lambda: self.request(session))
+        self.router.forget(session.name)
+        self.unfinished -= 1
+        if self.unfinished == self.total // 20:
+            self.most = self.clock.now
+            self.busy = over_mean([server.totals.busy for server in self.servers.values()])
+        self.begin()
 
     def broken(self, session: Session, name: str) -> None:
         self.router.done(session.name, name)

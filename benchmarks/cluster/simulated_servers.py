@@ -85,6 +85,15 @@ class Session:
     repeated: bool = False
     """This turn was begun on another server."""
 
+    def next_turn(self) -> float | None:
+        """Go over to the next turn. Returns the seconds of tools before it; None: that was the last one."""
+        turn, self.turn = self.turn, self.turn + 1
+        if self.turn == len(self.answers):
+            return None
+        self.left = self.answers[self.turn]
+        self.context += self.observations[turn]
+        return self.tools[turn]
+
 
 def workload(trajectories: int, group_size: int, lengths: Lengths, rng: random.Random) -> list[Session]:
     """Trajectories in the order in which they start; the `group_size` trajectories of a group share their prompt."""

@@ -18,12 +18,15 @@ from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
 
+import torch
+
 import agentrl.engines.sglang.build
 import agentrl.workers.policy
 from agentrl.agent_loop.scheduler import Scheduler
 from agentrl.engines.contract import EngineError
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.engines.servers.fleet import Timings
+from agentrl.engines.weights import Weights
 from agentrl.trainer.grpo import Trainer
 from benchmarks.fault_matrix import engine_server, tool_server
 from benchmarks.fault_matrix.assets import PROMPTS, SCORER, Loop, N
@@ -419,6 +422,30 @@ def worker_refuses_update(scene: Scene) -> Iterator[None]:
     yield
 
 
+def killed_while_reading(folder: Path) -> None:
+    """Have the process killed when it has read a part of the second step's weights."""
+    healthy = EmbeddedEngine.update_weights
+
+    def die_after_one(read: Callable[[], Iterator[tuple[str, torch.Tensor]]]) -> Iterator[tuple[str, torch.Tensor]]:
+        for one in read():
+            yield one
+            die(folder)
+
+    async def update(engine: EmbeddedEngine, weights: Weights, version: int) -> Any:
+        given = replace(weights, read=partial(die_after_one, weights.read)) if version == STEP else weights
+        return await healthy(engine, given, version)
+
+    patch.object(EmbeddedEngine, "update_weights", update).start()
+
+
+@contextmanager
+def worker_killed_while_reading(scene: Scene) -> Iterator[None]:
+    """Kill one of two rollout workers while it reads the second step's weights from a rank; the other one waits."""
+    scene.words += [f"{ROLLOUT}.nnodes=2", "trainer.max_worker_restarts=4"]
+    in_workers(scene, killed_while_reading)
+    yield
+
+
 @contextmanager
 def ray_process_killed(scene: Scene, kind: str) -> Iterator[None]:
     """Kill a rank, or the rollout worker, when the first step is logged."""
@@ -506,6 +533,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("NaN gradient", lambda scene: injected(scene, nan_gradient)),
     Fault("rank killed", lambda scene: ray_process_killed(scene, "ray::Rank"), slow=True),
     Fault("rollout worker killed", lambda scene: ray_process_killed(scene, "ray::RolloutWorker"), slow=True),
+    Fault("rollout worker killed: reading weights", worker_killed_while_reading, slow=True),
     Fault("rollout worker: failed update", worker_fails_update, slow=True),
     Fault("rollout worker: refused update", worker_refuses_update, ends="injected", between=mend_scorer, slow=True),
 )

@@ -10,9 +10,11 @@ counted once a pipeline is full: after the first in turn, and after `max_stalene
 holds up one step in so many, whole rounds of them are counted, and a step's time is their mean.
 
 The floor of a step in which nothing is thrown away is the longer of a step in turn with instant tools and the longest
-trajectory over `max_staleness` + 1, both as measured here in turn (means). Whatever is begun while an update runs is by
-the weights before it; the second floor has the time of an update beside the longest trajectory's for that. Each run's
-figures are kept in `--out`, so that the script, begun again, does what is left, and prints the table of all.
+trajectory over `max_staleness` + 1, both as measured here in turn (means). As a mean hides that the longest trajectory
+of several steps holds up all of them, a second floor is the least time in which every trajectory fits, with its own
+tools and as long at the engine as the longest in turn, into the `max_staleness` + 1 steps that follow the version of
+its oldest token. Each run's figures are kept in `--out`, so that the script, begun again, does what is left, and prints
+the table of all.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -70,10 +72,12 @@ class Case:
     steps: int
     """Steps that are counted."""
     publish_every: int
+    keeps: bool
+    """Requests in flight keep the keys and values of older weights."""
 
     @property
     def folder(self) -> Path:
-        ahead = f"-{self.depth}-{self.publish_every}" if self.bound else ""
+        ahead = f"-{self.depth}-{self.publish_every}{'-kept' * self.keeps}" if self.bound else ""
         return self.out / f"tools-{1000 * self.median:.0f}-bound-{self.bound}{ahead}"
 
     @property
@@ -114,6 +118,7 @@ def keys(case: Case, url: str) -> dict[str, JSON]:
         "async_training.max_staleness": case.bound,
         "async_training.depth": case.depth,
         "async_training.publish_every": case.publish_every,
+        "async_training.keep_kv_cache": case.keeps,
     }
     return {
         **shared(case.out),
@@ -175,8 +180,11 @@ def measure(case: Case, url: str, server: int) -> None:
                 stack.enter_context(patch.object(tool, "execute", delayed(tool, case.median)))
         stack.enter_context(patch("agentrl.rollouts.local.LocalRollouts", idle.watching))
         iterator = iter(stack.enter_context(training(keys(case, url))))
+        before: list[float] = []
         for _ in range(case.warm_up):
+            begun = time.perf_counter()
             next(iterator)
+            before.append(time.perf_counter() - begun)
         steps: list[Numbers] = []
         cpu, served, began, idle.seconds = time.process_time(), cpu_of(server), time.perf_counter(), 0.0
         for _ in range(case.steps):
@@ -190,7 +198,7 @@ def measure(case: Case, url: str, server: int) -> None:
             "trainer_cpu": (time.process_time() - cpu) / case.steps,
             "server_cpu": (cpu_of(server) - served) / case.steps,
         }
-    case.figures.write_text(json.dumps({**found, "steps": steps, **lengths(case)}))
+    case.figures.write_text(json.dumps({**found, "steps": steps, **lengths(case, before)}))
 
 
 def cpu_of(pid: int) -> float:
@@ -200,28 +208,37 @@ def cpu_of(pid: int) -> float:
     return sum(one.user + one.system for one in times)
 
 
-def lengths(case: Case) -> dict[str, JSON]:
-    """Look at the trajectories of the counted steps: how long they took, how late they were, which never came."""
-    longest: list[float] = []
+def lengths(case: Case, before: Sequence[float]) -> dict[str, JSON]:
+    """Look at the trajectories of the counted steps: how long they took, how late they were, which never came.
+
+    before: seconds of the steps that are not counted.
+    """
+    spans: dict[int, float] = {}
+    longest: list[tuple[float, float]] = []
     rows: list[tuple[float, int]] = []
     trained: set[int] = set()
     last = case.warm_up + case.steps
     for step in range(1, last + 1):
-        seconds = []
+        lasted = []
         for one in read_trajectories(case.folder / "trajectories" / f"train_{step:06}.parquet"):
             _, of_step, number, _ = one.uid.split("/")
             trained.add((int(of_step) - 1) * PROMPTS + int(number))
-            seconds.append(one.metrics.get("generate_seconds", 0.0) + one.metrics.get("tool_seconds", 0.0))
+            tools, generating = one.metrics.get("tool_seconds", 0.0), one.metrics.get("generate_seconds", 0.0)
+            lasted.append((tools + generating, generating))
             oldest = min(span.version for transcript in one.transcripts for span in transcript.versions)
+            spans[oldest] = max(tools, spans.get(oldest, 0.0))
             if step > case.warm_up:
-                rows.append((seconds[-1], step - 1 - oldest))
+                rows.append((tools + generating, step - 1 - oldest))
         if step > case.warm_up:
-            longest.append(max(seconds))
+            longest.append(max(lasted))
     rows.sort()
     tenth = rows[-len(rows) // 10 :]
     due = range(PROMPTS * (last - case.bound))
     return {
-        "longest": list(longest),
+        "before": list(before),
+        "spans": [[oldest, oldest + case.bound + 1, tools] for oldest, tools in sorted(spans.items())],
+        "longest": statistics.mean(lasted for lasted, _ in longest),
+        "longest_generating": statistics.mean(generating for _, generating in longest),
         "lag": statistics.mean(lag for _, lag in rows),
         "lag_of_the_longest": statistics.mean(lag for _, lag in tenth),
         "most_lag": max(lag for _, lag in rows),
@@ -230,36 +247,51 @@ def lengths(case: Case) -> dict[str, JSON]:
     }
 
 
+def least(spans: Iterable[tuple[int, int, float]], before: Sequence[float], steps: int) -> float:
+    """Return the least seconds of the steps behind those that took `before`.
+
+    spans: (first, end, seconds): the steps from `first` on, of all, to before `end` take as long or longer. What a
+    span lacks is added to its last step, which most others share; those that end behind the last step are left out.
+    """
+    taken = [*before, *[0.0] * steps]
+    for first, end, seconds in sorted(spans, key=lambda span: span[1]):
+        if len(before) < end <= len(taken):
+            taken[end - 1] += max(0.0, seconds - sum(taken[first:end]))
+    return sum(taken[len(before) :])
+
+
 def table(out: Path) -> str:
     """Write all runs in `out` as a table."""
     found = {path.stem: json.loads(path.read_text()) for path in sorted(out.glob("tools-*.json"))}
     columns = (
-        "tools, s | bound | depth | published every | step, s | times as fast | floor, s | floor over step | "
-        "second floor over step | engine idle | trainer idle | CPU, s: trainer, server | "
+        "tools, s | bound | depth | published every | caches | step, s | times as fast | floor, s | floor over step | "
+        "second floor, s | over step | engine idle | trainer idle | CPU, s: trainer, server | "
         "lag: mean, longest tenth, most | due and trained"
     )
     lines = [f"| {columns} |", "|---" * (columns.count("|") + 1) + "|"]
     instant = found.get("tools-0-bound-0")
     for name, one in found.items():
         _, median, _, bound, *ahead = name.split("-")
+        ahead += [""] * (3 - len(ahead))
         base = found.get(f"tools-{median}-bound-0")
         if instant is None or base is None:
             continue
         step = one["wall"] / len(one["steps"])
         in_turn = base["wall"] / len(base["steps"])
         alone = instant["wall"] / len(instant["steps"])
-        longest, versions = statistics.mean(base["longest"]), int(bound) + 1
-        update = statistics.mean(it["wall"] - it["time/rollout"] for it in base["steps"])
-        floor, second = max(alone, longest / versions), max(alone, (longest + update) / versions)
+        floor = max(alone, base["longest"] / (int(bound) + 1))
+        spans = [(first, end, tools + base["longest_generating"]) for first, end, tools in one["spans"]]
+        second = max(alone, least(spans, one["before"], len(one["steps"])) / len(one["steps"]))
         waits = statistics.mean(it.get("async/trainer_idle", it["time/rollout"] / it["wall"]) for it in one["steps"])
         cells = [
             f"{int(median) / 1000:g}",
             bound,
-            *(ahead or ["", ""]),
+            *ahead,
             f"{step:.2f}",
             f"{in_turn / step:.2f}",
             f"{floor:.2f}",
             f"{floor / step:.2f}",
+            f"{second:.2f}",
             f"{second / step:.2f}",
             f"{one['engine_idle']:.0%}",
             f"{waits:.0%}",
@@ -281,14 +313,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/async-steps"))
     parser.add_argument("--medians", type=float, nargs="+", choices=list(MOST), default=[0.0, 0.5, 2.0])
     parser.add_argument("--bounds", type=int, nargs="+", default=[0, 1, 2, 4, 8])
-    parser.add_argument("--depth", type=int, default=4, help="at most; it is no more than the bound")
+    parser.add_argument("--depth", type=int, default=8, help="at most; it is no more than the bound")
     parser.add_argument("--publish-every", type=int, default=1, help="versions; for bounds above 0")
+    parser.add_argument("--keep-kv-cache", action="store_true", help="of requests in flight, over changes of weights")
     parser.add_argument("--steps", type=int, default=6, help="that are counted at least; in turn two thirds of them")
     given = parser.parse_args()
     out = given.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
+    publishing = given.publish_every, given.keep_kv_cache
     cases = [
-        Case(out, median, bound, min(given.depth, bound), counted(given.steps, bound), given.publish_every)
+        Case(out, median, bound, min(given.depth, bound), counted(given.steps, bound), *publishing)
         for median in given.medians
         for bound in given.bounds
     ]

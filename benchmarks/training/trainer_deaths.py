@@ -4,17 +4,19 @@
     .venv-sglang/bin/python -m benchmarks.training.trainer_deaths --out runs/deaths --engine attached
 
 For each bound a training on the quickstart's tasks is begun, and gets SIGKILL at a random moment; the same command goes
-on with it, and is killed again. After the last kill it is left alone for three steps more. Counted are prompts that are
-neither in the ledger of what was trained on nor open at the end, or there twice, prompts that are not the data's at
-their place, and sampled tokens in the files of trajectories that are older than the bound. Turns that the engine had
-ended, and was asked for again after a kill, are counted beside that, from the first checkpoint on: with a bound above 0
-there are none but those that ended as the kill came, before they were written down.
+on with it, and is killed again. After the last kill it is left alone for three steps more, or four: up to a checkpoint.
+Counted are prompts that are neither in the ledger of what was trained on nor open at the end, or there twice, prompts
+that are not the data's at their place, and sampled tokens in the files of trajectories that are older than the bound.
+Turns that the engine had ended, and was asked for again after a kill, are counted beside that, from the first
+checkpoint on: with a bound above 0 there are none but those that ended as the kill came, before they were written down.
 
 The engine is the embedded one, or real SGLang servers on the CPU: `attached`, two that the script starts once and that
-go on while trainings come and go, or `own`, one that each training starts and that ends with it. With the embedded
-engine and a bound of 0, where rollouts and updates take turns, the final weights are compared with those of a training
-of as many steps that nobody killed. Begun again, the script goes on with the kills that are left. Exits with 1 where
-anything was lost, repeated or too old.
+go on while trainings come and go, or `own`, one that each training starts and that ends with it. With `ray` it is the
+embedded one in two rollout workers with devices of their own, beside a rank: the driver alone is killed, the next
+training begins at once, and the processes of the one before have to end by themselves. With an embedded engine and a
+bound of 0, where rollouts and updates take turns, the final weights are compared with those of a training of as many
+steps that nobody killed. Begun again, the script goes on with the kills that are left. Exits with 1 where anything was
+lost, repeated or too old.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ import argparse
 import asyncio
 import json
 import random
+import re
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -32,14 +36,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from unittest.mock import patch
+
+import psutil
+from safetensors.torch import load_file
 
 import agentrl
-from agentrl.agent_loop import Episode
 from agentrl.config.overrides import as_config
 from agentrl.data.loader import make_loader
-from agentrl.engines.contract import SamplingParams
-from agentrl.engines.recorded import TimedGeneration, request_key
 from agentrl.engines.servers.start import start_all
 from agentrl.engines.sglang.options import ServerArguments
 from agentrl.engines.sglang.process import SGLangProcess
@@ -48,9 +51,10 @@ from agentrl.observe.tracking import read_metrics
 from agentrl.quickstart.assets import with_quickstart_data, with_quickstart_policy
 from agentrl.system.json_value import JSON
 from agentrl.trainer.inputs import open_inputs
-from agentrl.trajectory import Message, PlacedImage
+from agentrl.trajectory import Message
 from agentrl.trajectory.parquet import read_trajectories, trajectory_files
 from benchmarks.forked import forked, started
+from benchmarks.training.ended_turns import LEFT_ALONE, EndedTurn, NotingTurns, read_turns
 
 PROMPTS = 4
 """Prompts of a step."""
@@ -59,8 +63,16 @@ TURNS = 120
 killed while they start may end before the first checkpoint."""
 FURTHER = 1.5
 """Most seconds for which it then goes on, drawn evenly."""
-STARTING = (0.2, 8.0)
+STARTING = {"embedded": (0.2, 8.0), "attached": (0.2, 8.0), "own": (0.2, 8.0), "ray": (0.2, 25.0)}
 """Seconds after which every fifth is killed, drawn evenly: most of them while they start."""
+SAVE_FREQ = 2
+OUTLIVED = 60.0
+"""Seconds that the processes of a killed training have to end by themselves: a worker of Ray's that is just starting
+looks for Ray's server for 26."""
+AGENT = re.compile(r"^ray::\w+Agent|^\S+ (-u )?\S+/agent(/main)?\.py ")
+"""Command lines of Ray's agents, the second while they start."""
+AGENTS_OUTLIVED = 180.0
+"""The same for Ray's agents, which do nothing of the training's; they want to tell Ray's server, which is gone, why."""
 ENDLESS = 100_000
 LENGTH = 512
 """Tokens of the longest context, prompt and response."""
@@ -76,21 +88,22 @@ class Case:
     assets: Path
     bound: int
     engine: str
-    """`embedded`, `attached` or `own`."""
+    """`embedded`, `attached`, `own` or `ray`."""
 
     @property
     def log(self) -> Path:
         return self.folder.with_suffix(".log")
 
-    def keys(self, steps: int) -> dict[str, JSON]:
+    def keys(self) -> dict[str, JSON]:
         """Return the keys of a training."""
         ahead = {"async_training.max_staleness": self.bound, "async_training.depth": self.bound}
         servers: dict[str, dict[str, JSON]] = {
             "embedded": {},
             "attached": {"actor_rollout_ref.rollout.server_urls": list(URLS)},
             "own": {},
+            "ray": {"actor_rollout_ref.rollout.nnodes": 2},
         }
-        name = "embedded" if self.engine == "embedded" else "sglang"
+        name = "sglang" if self.engine in ("attached", "own") else "embedded"
         return {
             **(ahead if self.bound else {}),
             **servers[self.engine],
@@ -105,8 +118,8 @@ class Case:
             "quickstart.dir": str(self.assets.absolute()),
             "trainer.device": "cpu",
             "trainer.logger": ["jsonl"],
-            "trainer.save_freq": 2,
-            "trainer.total_training_steps": steps,
+            "trainer.save_freq": SAVE_FREQ,
+            "trainer.total_training_steps": ENDLESS,  # always the same: a journal is of one config
             "trainer.default_local_dir": str(self.folder),
         }
 
@@ -117,8 +130,23 @@ class Case:
 
     @property
     def ended(self) -> Path:
-        """File of the turns that ended, a line each."""
+        """File of the turns that ended."""
         return self.folder.with_suffix(".turns")
+
+    @property
+    def killed(self) -> list[float]:
+        """Times of the kills so far."""
+        file = self.folder.with_suffix(".kills")
+        return [float(line) for line in file.read_text().split()] if file.exists() else []
+
+    def was_killed(self, at: float) -> None:
+        """Take down a kill."""
+        with self.folder.with_suffix(".kills").open("a") as file:
+            file.write(f"{at}\n")
+
+    def checkpoint(self, step: int) -> Path:
+        """Name the folder of a checkpoint."""
+        return self.folder / "checkpoints" / f"step_{step:06}"
 
     @property
     def has_checkpoint(self) -> bool:
@@ -154,28 +182,65 @@ class Found:
         return not (self.lost or self.repeated or self.others or self.too_old or self.same_weights is False)
 
 
-def train(case: Case, steps: int) -> None:
-    """Train until that many steps are done, from where a process before ended; write down each turn that ends."""
-    ask_engine = Episode._ask_engine  # below what a journal answers
+def train(case: Case, steps: int, kill: int = LEFT_ALONE) -> None:
+    """Train until that many steps are done and a checkpoint is made, from where a process before ended.
 
-    async def asked(
-        episode: Episode, ids: Sequence[int], params: SamplingParams, session: str, images: Sequence[PlacedImage]
-    ) -> TimedGeneration:
-        answer = await ask_engine(episode, ids, params, session, images)
-        print(episode.trajectory.uid, request_key(ids, params, images), file=turns, flush=True)
-        return answer
-
-    with case.ended.open("a") as turns, patch.object(Episode, "_ask_engine", asked):
-        agentrl.train(case.keys(steps))
+    `kill`: number of the kill that is to end it.
+    """
+    noting = NotingTurns(case.ended, kill)
+    with agentrl.training(case.keys(), loops={"noting_turns": noting}) as run:
+        for _ in run:
+            if run.step >= steps and run.step % SAVE_FREQ == 0:
+                break
 
 
-def kill_until(case: Case, kills: int, seed: int) -> None:
+class Remains:
+    """Processes that trainings left behind when they were killed."""
+
+    def __init__(self) -> None:
+        self.outlived: list[str] = []
+        """Names of processes that did not end by themselves."""
+        self._watching: list[threading.Thread] = []
+
+    def watch(self, family: Sequence[psutil.Process], killed: float, what: str) -> None:
+        """Wait beside all else for processes of a training that was killed at that time."""
+        self._watching.append(threading.Thread(target=self._wait, args=(family, killed, what)))
+        self._watching[-1].start()
+
+    def join(self) -> None:
+        """Wait until it is known of all."""
+        for thread in self._watching:
+            thread.join()
+
+    def _wait(self, family: Sequence[psutil.Process], killed: float, what: str) -> None:
+        names = {one: " ".join(_words(one)).strip() for one in family}
+        agents = {one for one, name in names.items() if AGENT.search(name)}
+        seconds, last, left = [0.0, 0.0], "", list(family)
+        while left and (passed := time.time() - killed) < (OUTLIVED if set(left) - agents else AGENTS_OUTLIVED):
+            if works := [one for one in left if one not in agents]:
+                last, seconds[0] = names[works[-1]], passed
+            seconds[1] = passed
+            time.sleep(0.1)
+            left = [one for one in left if _words(one)]
+        self.outlived += [f"{one.pid} {names[one]}" for one in left]
+        told = f"the last of {len(family) - len(agents)} processes was gone after {seconds[0]:.1f} s ({last[:150]})"
+        told += f", of {len(agents)} agents of Ray after {seconds[1]:.1f} s" if agents else ""
+        print(f"{what}: {f'{len(left)} processes are left' if left else told}", flush=True)
+
+
+def _words(process: psutil.Process) -> list[str]:
+    """Return the command line of a process; empty where it has ended."""
+    try:
+        return process.cmdline() if process.is_running() else []
+    except psutil.Error:  # of a zombie, too
+        return []
+
+
+def kill_until(case: Case, kills: int, seed: int, remains: Remains) -> None:
     """Begin and kill the training until it was killed `kills` times; those of an earlier call count."""
-    counted = case.folder.with_suffix(".kills")
-    done = int(counted.read_text()) if counted.exists() else 0
-    while done < kills:
+    while (done := len(case.killed)) < kills:
         drawn = random.Random(f"{seed}/{case.bound}/{done}")
-        process = started(partial(train, case, ENDLESS), case.log)
+        process = started(partial(train, case, ENDLESS, done), case.log)
         try:
             if done % 5:
                 turns = case.turns() + drawn.randint(0, TURNS)
@@ -183,51 +248,79 @@ def kill_until(case: Case, kills: int, seed: int) -> None:
                     process.join(0.05)
                 process.join(drawn.uniform(0, FURTHER))
             else:
-                process.join(drawn.uniform(*STARTING))
+                process.join(drawn.uniform(*STARTING[case.engine]))
             if process.exitcode is not None:
                 raise SystemExit(f"the training with bound {case.bound} ended by itself, see {case.log}")
+            family = psutil.Process(process.pid).children(recursive=True)
         finally:
+            at = time.time()
             process.kill()  # also where this script is ended: two trainings in one folder would be in each other's way
         process.join()
+        if family:
+            remains.watch(family, at, f"bound {case.bound}: kill {done + 1}")
         if not case.has_checkpoint:
             case.ended.unlink(missing_ok=True)  # there is nothing to go on from: all begins anew
-        done += 1
-        counted.write_text(str(done))
-        print(f"bound {case.bound}: kill {done} in step {case.steps() + 1}, after {case.turns()} turns", flush=True)
+        case.was_killed(at)
+        print(f"bound {case.bound}: kill {done + 1} in step {case.steps() + 1}, after {case.turns()} turns", flush=True)
 
 
 def judge(case: Case) -> Found:
     """Leave the training alone until three steps more are done, and look at what it recorded."""
-    ended = case.ended.read_text()
-    turns = Counter(ended.splitlines())
     if forked(partial(train, case, case.steps() + 3), case.log) != 0:
         raise SystemExit(f"the training with bound {case.bound} failed, see {case.log}")
-    case.ended.write_text(ended)  # with another number of steps no journal is read, and what it held is sampled again
     done = case.steps()
     trained, others, old = in_files(case)
     begun, still_open = PROMPTS * done, set[int]()
     if case.bound:
-        # Fewer steps than the trainings before were to have, so that prompts may be open at the end.
-        flow = json.loads((case.folder / "checkpoints" / f"step_{done:06}" / "state.json").read_text())["state"]["flow"]
+        flow = json.loads((case.checkpoint(done) / "state.json").read_text())["state"]["flow"]
         begun, still_open = flow["next_ordinal"], {group[0] for group in flow["groups"]}
         batches = [json.loads(line) for line in (case.folder / "ledger.jsonl").read_text().splitlines()]
         trained = Counter(one for batch in batches for first, end in batch["trained"] for one in range(first, end))
+    again, turns, before = sampled_again(read_turns(case.ended), case.killed)
     found = Found(
         steps=done,
         lost=sum(one not in trained and one not in still_open for one in range(begun)),
         repeated=trained.total() - len(trained),
         others=others,
         too_old=old,
-        again=turns.total() - len(turns),
-        turns=len(turns),
+        again=again,
+        turns=turns,
     )
-    if case.bound == 0 and case.engine == "embedded":
+    if again:
+        print(f"bound {case.bound}: turns that were sampled again had ended up to {before:.3f} s before a kill")
+    if case.bound == 0 and case.engine in ("embedded", "ray"):
         alone = replace(case, folder=case.folder.with_name(case.folder.name + "-alone"))
         if forked(partial(train, alone, done), alone.log) != 0:
             raise SystemExit(f"the training that nobody killed failed, see {alone.log}")
-        files = [one.folder / "policy" / "model.safetensors" for one in (case, alone)]
-        found.same_weights = files[0].read_bytes() == files[1].read_bytes()
+        found.same_weights = same_policy(case.checkpoint(done), alone.checkpoint(done))
     return found
+
+
+def same_policy(one: Path, other: Path) -> bool:
+    """Compare two checkpoints: True where all bits of weights and optimizer are the same; neither is sharded."""
+    found = []
+    for checkpoint in (one, other):
+        (file,) = (checkpoint / "policy").glob("*.safetensors")
+        found.append({name: tensor.numpy().tobytes() for name, tensor in load_file(file).items()})
+    return found[0] == found[1]
+
+
+def sampled_again(ended: Sequence[EndedTurn], kills: Sequence[float]) -> tuple[int, int, float]:
+    """Count the turns that were sampled again after they had ended, and all turns, each once.
+
+    What ended after its training's driver was killed, in a worker that lived on for a moment, does not count: nobody
+    was told of it. Returns the most seconds before a kill at which one of the former had ended, too.
+    """
+    again, before, last = 0, 0.0, dict[tuple[str, str], EndedTurn]()
+    killed = dict(enumerate(kills))
+    for one in ended:
+        if one.at > killed.get(one.kill, one.at):
+            continue
+        if (first := last.get((one.uid, one.key))) is not None:
+            again += 1
+            before = max(before, killed.get(first.kill, first.at) - first.at)
+        last[one.uid, one.key] = one
+    return again, len(last), before
 
 
 def in_files(case: Case) -> tuple[Counter[int], int, int]:
@@ -236,12 +329,12 @@ def in_files(case: Case) -> tuple[Counter[int], int, int]:
     Returns the prompts by their places in the data, how many of them have another question than the data there, and
     the sampled tokens that are older than the bound; the policy of step s is s - 1 old.
     """
-    config = as_config(case.keys(ENDLESS))
+    config = as_config(case.keys())
     loader = make_loader(open_inputs(with_quickstart_data(config, PlainDisplay("data"))).train, config.data)
     asked: list[str] = []
     trained, others, old = Counter[int](), 0, 0
-    for file in trajectory_files(case.folder / "trajectories"):
-        step = int(file.stem.split("_")[1])
+    for file in trajectory_files(case.folder / "trajectories"):  # of each rollout worker its own
+        step = int(file.name.split("_")[1].split(".")[0])
         found: dict[int, str] = {}
         for trajectory in read_trajectories(file):
             _, of_step, number, _ = trajectory.uid.split("/")
@@ -268,7 +361,7 @@ def attached(given: argparse.Namespace) -> Iterator[list[SGLangProcess]]:
         yield []
         return
     display = PlainDisplay("servers")
-    config = as_config(Case(given.out, given.assets, 0, given.engine).keys(ENDLESS))
+    config = as_config(Case(given.out, given.assets, 0, given.engine).keys())
     model = with_quickstart_policy(with_quickstart_data(config, display), display).actor_rollout_ref.model.path
     arguments = ServerArguments(model, device="cpu", context_length=LENGTH)
     ports = [int(url.rpartition(":")[2]) for url in URLS]
@@ -285,7 +378,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/deaths"))
     parser.add_argument("--assets", type=Path, default=Path("runs/quickstart-assets"))
-    parser.add_argument("--engine", choices=("embedded", "attached", "own"), default="embedded")
+    parser.add_argument("--engine", choices=("embedded", "attached", "own", "ray"), default="embedded")
     parser.add_argument("--kills", type=int, default=36, help="of each bound")
     parser.add_argument("--bounds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--seed", type=int, default=1)
@@ -295,11 +388,12 @@ def main() -> int:
     columns = ["bound", "kills", "steps", "lost", "repeated", "others", "too old", "turns again", "turns", "weights"]
     rows = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     right = True
+    remains = Remains()
     with attached(given) as servers:
         for bound in given.bounds:
             began = time.monotonic()
             case = Case((given.out / f"{given.engine}-{bound}").absolute(), given.assets, bound, given.engine)
-            kill_until(case, given.kills, given.seed)
+            kill_until(case, given.kills, given.seed, remains)
             found = judge(case)
             right &= found.is_right and all(server.exited is None for server in servers)
             weights = {True: "the same", False: "**others**", None: ""}[found.same_weights]
@@ -308,6 +402,10 @@ def main() -> int:
             print(f"bound {bound}: {time.monotonic() - began:.0f} s\n{rows[-1]}", flush=True)
         if any(server.exited is not None for server in servers):
             print("a server ended, which was to go on")
+    remains.join()
+    for left in remains.outlived:
+        print(f"a killed training left a process behind: {left}")
+    right &= not remains.outlived
     print("\n".join(rows))
     return 0 if right else 1
 

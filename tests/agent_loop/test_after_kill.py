@@ -25,8 +25,12 @@ from agentrl.verl.tools import BaseTool
 from agentrl.verl.tools import ToolResponse as VerlResponse
 from interactions.gsm8k import Gsm8kInteraction
 from tests.agent_loop.conftest import Bench, call, sample
+from tests.sandbox.servers import Server
 from tests.system.test_answers import live
+from tests.tools.test_code_interpreter import configured
+from tests.tools.test_code_interpreter import server as sandbox  # noqa: F401 - a fixture
 from tests.tools.test_http_tool import EchoServer, running, server  # noqa: F401 - fixtures
+from tools.check_answer import CheckAnswerTool
 
 MakeBench = Callable[..., Bench]
 SCRIPT = [call("add", a=2, b=2), "It is 4. #### 4", call("add", a=2, b=3), "#### 5"]
@@ -116,6 +120,19 @@ async def test_from_every_moment_it_goes_on_as_if_nothing_had_happened(
             assert kind != "none" or not any(one.who == "tool add" for one in before)
 
 
+async def test_react_goes_on_behind_all_its_finished_turns(bench: MakeBench) -> None:
+    script = [f'Thought: add.\nAction: add\nAction Input: {{"a": {n}, "b": 2}}\nObservation: ?' for n in range(3)]
+    script.append("Thought: done.\nFinal Answer: #### 4")
+    row = sample("react")
+    whole, sampled, entries, _ = await life(bench, [plain_adding()], [], row=row, script=script)
+    assert (whole.status, sampled, len(whole.tool_calls)) == (Status.COMPLETED, 4, 3), whole.failure
+    for killed in range(len(entries) + 1):
+        before = entries[:killed]
+        found, sampled, _, notes = await life(bench, [plain_adding()], before, row=row, script=script)
+        assert told(found) == told(whole) and not notes
+        assert sampled == len(script) - sum(one.who.startswith("engine") for one in before)
+
+
 class VerlAdd(BaseTool):
     """A tool of verl's users."""
 
@@ -152,7 +169,7 @@ async def test_the_yaml_says_how_a_tool_comes_back(
     kind: str,
     after_kill: str | None,
 ) -> None:
-    """By itself neither an HTTP tool with variables nor a tool of verl's contract does."""
+    """By itself a tool of verl's contract does not, and an HTTP tool does by its answers."""
     entry = entry_of(kind, server.url)
     entry["config"] |= {} if after_kill is None else {"after_kill": after_kill}
     (tmp_path / "tools.yaml").write_text(yaml.safe_dump({"tools": [entry]}))
@@ -169,12 +186,54 @@ async def test_the_yaml_says_how_a_tool_comes_back(
     found, sampled, _, notes = await process(entries[:answered])
     asked = VerlAdd.asked + len(server.asked)
     assert told(found) == told(whole)
-    if after_kill is None:
+    if (kind, after_kill) == ("verl", None):
         assert notes == ["tool add keeps a state that cannot be made again (after_kill=none)"]
         assert (sampled, asked) == (len(SCRIPT), 2)
     else:
         assert (notes, sampled) == ([], len(SCRIPT) - 1), "the finished turn is not sampled again"
         assert asked == (2 if after_kill == "calls" else 1)
+
+
+CHECKS = [call("check_answer", answer="3"), call("check_answer", answer="5"), call("check_answer", answer="5")]
+PROGRAMS = [call("code_interpreter", code=code) for code in ("x = 2\nx", "x = globals().get('x', 0) + 3\nprint(x)")]
+
+
+@pytest.mark.parametrize(
+    ("session", "comes_back"), [(None, "calls"), (False, "answers"), (True, "calls")], ids=["check", "program", "cell"]
+)
+async def test_our_tools_that_keep_something_for_a_trajectory_come_back(
+    bench: MakeBench,
+    sandbox: Server,  # noqa: F811
+    tmp_path: Path,
+    session: bool | None,
+    comes_back: AfterKill,
+) -> None:
+    script = [*(CHECKS if session is None else PROGRAMS), "#### 5"]
+    row = sample(tools_kwargs={"check_answer": {"create_kwargs": {"ground_truth": "5"}}} if session is None else {})
+
+    def tools() -> list[Tool] | ToolSet:
+        if session is None:
+            return [CheckAnswerTool()]
+        return ToolSet.from_yaml(configured(tmp_path, url=sandbox.url, session=session))
+
+    async def process(recorded: list[Entry]) -> tuple[Trajectory, int, list[Entry], list[str]]:
+        return await life(bench, tools(), recorded, row=row, script=script)
+
+    whole, sampled, entries, _ = await process([])
+    assert (whole.status, sampled) == (Status.COMPLETED, len(script)), whole.failure
+    if session is None:
+        assert [turn.reward for turn in whole.turns if turn.calls] == [-0.05, 0.0, -0.05], "it knows the best so far"
+    else:
+        assert [one.response for one in whole.tool_calls] == ["2", "5" if session else "3"]
+    assert any(one.kind is Kind.BEGUN for one in entries) == (comes_back == "calls")
+    for killed in range(len(entries) + 1):
+        before = entries[:killed]
+        found, sampled, _, notes = await process(before)
+        assert told(found) == told(whole)
+        if before and before[-1].kind is Kind.BEGUN:
+            assert sampled == len(script) and "was made and not answered" in notes[0]
+        else:
+            assert not notes and sampled == len(script) - sum(one.who.startswith("engine") for one in before)
 
 
 class Guess:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,9 +13,11 @@ import pytest
 from agentrl.agent_loop import AgentLoop, Episode
 from agentrl.agent_loop.privilege import filled, privilege_of, with_privilege
 from agentrl.config import load_config
+from agentrl.system import threads
 from agentrl.trajectory import Message, Status, Trajectory
 from agentrl.trajectory.collate import from_trajectories
 from agentrl.trajectory.sample import Sample
+from agentrl.verl.agent_loop import AgentLoopBase, AgentLoopOutput
 from tests.agent_loop.conftest import Bench, call, sample
 
 MakeBench = Callable[..., Bench]
@@ -99,3 +102,43 @@ def test_every_transcript_has_a_prompt_for_the_teacher(bench: MakeBench) -> None
     assert batch.teacher_prompts.replaced.tolist() == [one.prompt_length for one in [*told.transcripts] * 2]
     read = batch.as_taught()
     assert read.ids[: read.offsets[1]].tolist() == [*first.teacher_prompt, *first.ids[first.prompt_length :]]
+
+
+class Plain(AgentLoop):
+    async def run(self, episode: Episode) -> None:
+        await episode.start(episode.sample.prompt)
+        await episode.generate()
+        episode.finish(Status.COMPLETED)
+
+
+class OfVerl(AgentLoopBase):
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
+        prompt = await self.apply_chat_template(kwargs["raw_prompt"])
+        said = await self.server_manager.generate("one", prompt_ids=prompt, sampling_params=sampling_params)
+        mask = [1] * len(said.token_ids)
+        return AgentLoopOutput(prompt_ids=prompt, response_ids=said.token_ids, response_mask=mask)
+
+
+@pytest.mark.parametrize("loop", [Plain(), OfVerl.adapted_class()()], ids=["ours", "verl's"])
+@pytest.mark.parametrize("long", [True, False])
+def test_a_long_prompt_for_the_teacher_is_rendered_in_a_thread(
+    bench: MakeBench, monkeypatch: pytest.MonkeyPatch, loop: AgentLoop, long: bool
+) -> None:
+    """Long by what it says of the privileged text alone."""
+    told = "It is 51. " * 10
+    monkeypatch.setattr(threads, "LONG_TEXT", len(told) if long else 10**6)
+    loop.configure(load_config([]))
+    made, seen = bench(["51"]), list[bool]()
+    made.scheduler.loops = {**made.scheduler.loops, "one": loop}
+    made.scheduler.context = replace(made.scheduler.context, privilege=lambda _: told)
+    render, loops_thread = made.chat.render, threading.get_ident()
+
+    def noting(messages: list[Message], *tools: Any) -> list[int]:
+        if told in str(messages):
+            seen.append(threading.get_ident() != loops_thread)
+        return render(messages, *tools)
+
+    monkeypatch.setattr(made.chat, "render", noting)
+    (trajectory,) = asyncio.run(made.run(row(agent_name="one")))
+    assert seen == [long]
+    assert trajectory.transcripts[0].teacher_prompt == render(with_privilege(row().prompt, told))

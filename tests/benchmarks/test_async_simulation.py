@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cluster import async_simulation
-from benchmarks.cluster.async_simulation import WAYS, Draw, Seen, Simulation, Way
+from benchmarks.cluster.async_simulation import WAYS, Draw, Saturated, Seen, Simulation, Way, sampled_alone
 from benchmarks.cluster.simulated_servers import Clock, Request, Session, SimulatedServer, Speed
 from benchmarks.cluster.sizing import ModelShape
 from benchmarks.cluster.step_times import Cluster, Plan, Stage, Training
@@ -61,7 +61,7 @@ def run(way: Way, draw: Draw, *, steps: int = 12, batch: int = 2) -> tuple[Seen,
     cluster, plan = Cluster(gpus_per_node=4), Plan(prompts=batch, n=2, rollout_gpus=0 if way.shared else 2)
     simulation = Simulation(MadeUp(cluster, plan, SHAPE), way, draw, steps)
     simulation.run()
-    return simulation.seen(), simulation
+    return simulation.seen(sampled=plan.n), simulation
 
 
 def test_in_turn_a_step_is_its_longest_trajectory_and_the_update() -> None:
@@ -81,8 +81,8 @@ def test_in_turn_a_thousand_servers_wait_for_one_trajectory(shared: bool) -> Non
     def step(way: Way) -> float:
         simulation = Simulation(MadeUp(cluster, plan, SHAPE), way, draw, 6)
         simulation.run()
-        assert simulation.seen().staleness_max <= way.bound and all(simulation.trained.values())
-        return simulation.seen().seconds
+        assert simulation.seen(1.0).staleness_max <= way.bound and all(simulation.trained.values())
+        return simulation.seen(1.0).seconds
 
     assert MadeUp(cluster, plan, SHAPE).servers == (2048 if shared else 1024)
     turn = step(Way("in turn", shared=shared))
@@ -91,12 +91,37 @@ def test_in_turn_a_thousand_servers_wait_for_one_trajectory(shared: bool) -> Non
 
 
 def test_one_step_off_the_shorter_of_both_costs_nothing() -> None:
-    """Two batches are under way at once; one begins when there are new weights."""
-    seen, _ = run(Way("one step off", 1, 1), prompts(200))
-    assert seen.seconds == pytest.approx((200 + 30 + 10) / 2, rel=0.1)
+    """Two batches are under way at once; one begins when all servers have new weights, half of which come first."""
+    seen, _ = run(Way("one step off", 1, 1), prompts(200), steps=13)
+    assert seen.seconds == pytest.approx((200 + 10 + 30 + 2 * 10) / 2), "each is held once while it runs"
     seen, _ = run(Way("one step off", 1, 1), prompts(20))
-    assert seen.seconds == pytest.approx(30 + 10, rel=0.05)
+    assert seen.seconds == pytest.approx(30 + 2 * 10, rel=0.05)
     assert seen.staleness_max == 1
+
+
+def test_a_step_is_compared_with_servers_and_updates_that_never_wait() -> None:
+    """Four trajectories of 20 tokens, half a token a second, and updates with one sending of weights to all servers."""
+    cluster, plan = Cluster(gpus_per_node=4), Plan(prompts=2, n=2, rollout_gpus=2)
+    simulation = Simulation(MadeUp(cluster, plan, SHAPE), Way("one step off", 1, 1), prompts(20), 12)
+    simulation.run()
+    seen = simulation.seen(sampled=0.5)
+    assert (seen.rollout, seen.update) == (2 * 2 * 20 / 0.5, 30 + 10)
+    assert seen.reached == pytest.approx(160 / seen.seconds)
+    assert replace(seen, way=Way("", shared=True)).reached == pytest.approx((160 + 40) / seen.seconds)
+    every_second = Simulation(MadeUp(cluster, plan, SHAPE), Way("K 2", 2, 2, 2), prompts(20), 12)
+    every_second.run()
+    seen = every_second.seen(sampled=80.0)
+    assert seen.update == 30 + 10 / 2
+    assert seen.seconds == pytest.approx(30 + 20 / 2, rel=0.1)
+
+
+def test_a_server_that_never_waits_has_as_many_trajectories_as_suit_it() -> None:
+    """A step takes 1 s and .1 s a request; each samples 10 tokens and waits 30 s for a tool in between."""
+    speed = Speed(prefill=1e12, prefill_fixed=0.0, step_fixed=1.0, step_each=0.1, max_running=8, kv_tokens=10**6)
+    assert Saturated(speed, prompts(10), 1).sampled() == pytest.approx(1 / 1.1)
+    assert Saturated(speed, prompts(10), 8).sampled() == pytest.approx(8 / 1.8)
+    assert sampled_alone(speed, prompts(10)) == pytest.approx(8 / 1.8)
+    assert sampled_alone(speed, prompts(20, tool=30.0)) == pytest.approx(8 / 1.8, rel=0.05), "others run meanwhile"
 
 
 def test_shared_gpus_sample_nothing_during_an_update_but_tools_go_on() -> None:

@@ -64,6 +64,7 @@ INEFFECTIVE = [
     ("algorithm.rollout_correction.rollout_is_outside=mask", ["algorithm.rollout_correction.rollout_is=geometric"]),
     ("async_training.depth=1", ["async_training.max_staleness=1", "trainer.save_freq=5"]),
     ("async_training.publish_every=2", ["async_training.max_staleness=1", "trainer.save_freq=5"]),
+    ("async_training.keep_kv_cache=true", ["async_training.max_staleness=1", "trainer.save_freq=5", SGLANG]),
     (f"{ROLLOUT}.num_servers=2", [SGLANG]),
     (f"{ROLLOUT}.tensor_model_parallel_size=2", [SGLANG]),
     (f"{ROLLOUT}.gpu_memory_utilization=0.8", [SGLANG]),

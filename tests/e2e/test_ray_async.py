@@ -105,6 +105,29 @@ def test_a_killed_run_takes_the_recorded_batches_again(apart: Overrides, tmp_pat
     assert max(line.get("async/staleness_max", 0) for line in lines(tmp_path / "run")) == 1
 
 
+@pytest.mark.timeout(600)
+def test_a_run_killed_before_its_first_checkpoint_begins_anew(apart: Overrides, tmp_path: Path) -> None:
+    arguments = [
+        one for one in apart("trainer.total_training_steps=2", "data.val_files=null") if "test_freq" not in one
+    ]
+    process, ledger = start(arguments, tmp_path), tmp_path / "run" / "ledger.jsonl"
+    try:
+        wait_for(process, ledger)
+    finally:
+        process.kill()
+    process.communicate()
+    assert len(ledger.read_bytes().splitlines()) == 1, "it was killed too late"
+    again = start(arguments, tmp_path)
+    try:
+        said, _ = again.communicate(timeout=400)
+    finally:
+        again.kill()
+    assert again.returncode == 0, said
+    assert "prompts that a run before had begun are left behind: it has saved no checkpoint" in said
+    assert sorted(one for batch in trained(tmp_path / "run") for one in batch) == list(range(B * 2))
+    assert f"{B * 2} prompts, each once: {B * 2} trained" in said
+
+
 @pytest.mark.slice(0, "kill")
 @pytest.mark.timeout(600)
 def test_trajectories_of_a_killed_worker_go_on_behind_what_they_were_answered(

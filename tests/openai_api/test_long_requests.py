@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from agentrl.agent_loop.privilege import with_privilege
 from agentrl.chat import Chat
 from agentrl.openai_api.completion import Completion
 from agentrl.system import threads
@@ -141,6 +143,42 @@ async def test_a_session_that_ends_meanwhile_is_not_begun(chat: Chat, monkeypatc
         with pytest.raises(openai.NotFoundError):
             await call
         assert engine.prompts == {} and open.session.turns == 0 and open.trajectory.transcripts == []
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["goes on", "ends meanwhile"])
+async def test_others_are_answered_while_a_teachers_prompt_is_rendered(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    """The request is short, and what a privileged teacher is shown with it is long."""
+    begun, go_on, told = threading.Event(), threading.Event(), "word " * 5_000
+    loop_thread, render = threading.get_ident(), chat.render
+
+    def slow(messages: list[Any], *tools: Any) -> list[int]:
+        if told in str(messages):
+            assert threading.get_ident() != loop_thread
+            begun.set()
+            assert go_on.wait(60)
+        return render(messages, *tools)
+
+    monkeypatch.setattr(chat, "render", slow)
+    async with scripted(chat, lambda session, turn: "ok") as (service, engine), service.session() as open:
+        episode = open.session.episode
+        episode.context = replace(episode.context, privilege=lambda _: told)
+        call = asyncio.create_task(open.say([QUESTION]))
+        assert await asyncio.to_thread(begun.wait, 60)
+        async with service.session() as other:
+            assert (await other.say([QUESTION])).choices[0].message.content == "ok"
+        if ends:
+            await open.session.close()
+        go_on.set()
+        if ends:
+            with pytest.raises(openai.NotFoundError):
+                await call
+            assert len(engine.prompts) == 1 and open.session.turns == 0 and open.trajectory.transcripts == []
+        else:
+            assert (await call).choices[0].message.content == "ok"
+            (transcript,) = open.trajectory.transcripts
+            assert transcript.teacher_prompt == render(with_privilege([QUESTION], told))
 
 
 async def test_a_long_prompt_is_not_remembered(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,10 @@ import yaml
 from agentrl.agent_loop.tool_calls import FINAL_ANSWER_REQUEST
 from agentrl.errors import DataError
 from agentrl.replay.__main__ import main as replay
+from agentrl.replay.again import Comparison
 from agentrl.replay.edited import Edit, _messages
+from agentrl.replay.recorded import Stretch
+from agentrl.replay.report import line_of
 from agentrl.train import main
 from agentrl.trajectory import ToolCallRecord, Trajectory, Turn
 from agentrl.trajectory.parquet import read_trajectories, trajectory_files
@@ -220,3 +223,9 @@ def test_one_of_several_answers_is_another() -> None:
     ]
     with pytest.raises(DataError, match="are not written as the chat's are"):
         _messages(tool, answered, Edit(1, "three", 1), names[:1])
+
+
+def test_what_was_sampled_from_a_kept_cache_says_so() -> None:
+    said = line_of(Comparison(Stretch(1, 0, 5, 9, 3, 0, kept=True), None, same_logprobs=4))
+    assert said.startswith("turn 1 (version 3, sampled from keys and values of older weights, in part")
+    assert line_of(Comparison(Stretch(1, 0, 5, 9, 3, 0), None, same_logprobs=4)).startswith("turn 1 (version 3): 4")

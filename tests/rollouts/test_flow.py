@@ -32,8 +32,8 @@ class NextStepOnly(Flow):
 
     __slots__ = ()
 
-    def late(self, groups: Iterable[Group], version: int) -> Group | None:
-        due = [one for one in groups if one.since + self.settings.max_staleness <= version]
+    def late(self, groups: Iterable[Group], version: int) -> int | None:
+        due = [one.since for one in groups if one.since + self.settings.max_staleness <= version]
         return due[self.settings.batch_size] if len(due) > self.settings.batch_size else None
 
 
@@ -198,6 +198,19 @@ def test_it_waits_for_those_that_are_due() -> None:
     flow, fate = flow.finish(8, Outcome.TIMEOUT, None)
     taken = flow.take()
     assert fate is Fate.OPEN and isinstance(taken, Batch) and taken.fates == {8: Fate.TIMEOUT}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("bound", [1, 2])
+def test_late_groups_are_those_whose_batch_comes_after_their_deadline(size: int, bound: int) -> None:
+    """Counting groups of one deadline together is the same as placing each."""
+    flow = Flow(Settings(size, ENDLESS, bound, 1))
+    for number in range(6):
+        for ages in product(range(4), repeat=number):
+            groups = [Group(ordinal, since) for ordinal, since in enumerate(ages)]
+            placed = enumerate(sorted(ages))
+            first = next((since for place, since in placed if since + bound < 3 + place // size), None)
+            assert flow.late(groups, 3) == first
 
 
 @pytest.mark.parametrize("K, D, T", [(0, 1, 1), (2, 0, 1), (2, 3, 1), (-1, 0, 1), (1, 1, 3), (1, 1, 0), (0, 0, 2)])

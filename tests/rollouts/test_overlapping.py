@@ -54,6 +54,7 @@ class Silent:
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
+        self.notes: list[str] = []
 
     @contextmanager
     def stage(self, name: str, total: int | None = None) -> Iterator[Progress]:
@@ -61,7 +62,8 @@ class Silent:
 
     def advance(self, count: int = 1, **values: float) -> None: ...
 
-    def note(self, text: str) -> None: ...
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
     def warn(self, text: str) -> None:
         self.warnings.append(text)
@@ -139,6 +141,11 @@ class Bench:
     def overlapping(self) -> Overlapping:
         assert isinstance(self.source, Overlapping)
         return self.source
+
+    @property
+    def notes(self) -> list[str]:
+        assert isinstance(self.rollouts.audience, Silent)
+        return self.rollouts.audience.notes
 
     def samples(self, count: int) -> list[Sample]:
         return [self.dataset[n] for n in range(count)]
@@ -406,6 +413,23 @@ def killed(bench: Bench, folder: Path, cut: int) -> None:
     shutil.copytree(bench.rollouts.record_dir.parent, folder)
     newest = max((folder / "journal").iterdir())
     newest.write_bytes(newest.read_bytes()[: -cut or None])
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_anew_and_says_so(opened: Opened, tmp_path: Path) -> None:
+    """Whatever had become of its prompts."""
+    with opened(2, 2) as bench:
+        bench.step(1, changes=False)
+        killed(bench, tmp_path / "killed", 0)
+        journal = bench.overlapping.record.journal
+        assert len(journal.ended) >= B and journal.unfinished, "trained on, and open"
+        begun = len(journal.ended) + len(journal.unfinished)
+    with opened(2, 2, folder="killed") as anew, opened(2, 2, folder="another") as fresh:
+        for one, notes in ((anew, 1), (fresh, 0)):
+            one.step(1)
+            one.step(2)
+            assert len(one.notes) == notes
+        assert anew.uids[0] == bench.uids[0] and equal(anew.batches[0], bench.batches[0])
+        assert anew.notes[0].startswith(f"{begun} prompts that a run before had begun are left behind")
 
 
 @pytest.mark.slice(2, "kill")

@@ -30,7 +30,7 @@ from agentrl.errors import ConfigError, TrainingError, WorkerDied
 from agentrl.runtime.ranks import RankWeights
 from agentrl.runtime.ray.executor import RayExecutor
 from agentrl.runtime.ray.pool import WeightReader, ask, collect
-from agentrl.runtime.ray.rank import Failure, Rank
+from agentrl.runtime.ray.rank import Failure, Place, Rank
 from agentrl.runtime.ray.session import ray_session
 from agentrl.runtime.ray.stored import NOT_FLOATS, StoredBatch, put_batch, put_column
 from agentrl.runtime.ray.watch import Patience
@@ -270,14 +270,21 @@ def test_what_goes_wrong_on_a_rank(
         monkeypatch.setattr("agentrl.runtime.ray.pool.READY_WITHIN", 2.0)
         reader = policy.weights().read
         assert isinstance(reader, WeightReader)
-        ranks = executor.pools[0]
-        ranks.everyone(Rank.begin_reading, "policy", "dead")
-        ranks.everyone(Rank.read, 1, "dead")
-        reader.check()
-        waits = ask(reader.actors[0], Rank.read, 1 << 30, "dead")
+        ranks, died, lives = executor.pools[0], Place(1, "node", "host"), Place(11, "node", "host")
+        dead, other = f"{died.readers}reader", f"{lives.readers}reader"
+        assert ranks.first(Rank.reserve, dead)
+        ranks.everyone(Rank.begin_reading, "policy", dead)
+        ranks.everyone(Rank.read, 1, dead)
+        reader.check(lives)
+        assert not ranks.first(Rank.reserve, other)
+        reader.check(died)
+        assert ranks.first(Rank.reserve, other)
+        ranks.first(Rank.release, other)
+        waits = ask(reader.actors[0], Rank.read, 1 << 30, dead)
         with pytest.raises(WorkerDied, match=r"a reader of the policy's weights died, and ranks still read for it: 0"):
-            reader.check()
-        ray.get([ask(reader.actors[1], Rank.read, 1 << 30, "dead"), waits])
+            reader.check(died)
+        ray.get([ask(reader.actors[1], Rank.read, 1 << 30, dead), waits])
+        assert {name for name, _ in reader()} == {*policy.weights().shapes}
 
         # One that fails alone: the other, which would wait for it for ever, is ended.
         whole = with_returns(make_batch(prompts=7, n=1))

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from agentrl.engines.contract import RolloutEngine, SamplingParams
 from agentrl.engines.sglang.engine import SGLangEngine
 from agentrl.engines.sglang.process import SGLangProcess
+from agentrl.system.http import http_client
 from tests.engines.contract import MAX_NUM_SEQS, EngineContract, prompt_of
 from tests.sglang.engines import engine_of
 
@@ -30,18 +31,30 @@ class TestSGLangContract(EngineContract):
         yield engine
         await engine.close()
 
-    async def test_of_those_that_wait_the_smallest_number_goes_first(self, engine: SGLangEngine) -> None:
-        """With all places but one taken for long; a request with a larger number that runs is not stopped."""
+    async def test_of_those_that_wait_the_smallest_number_goes_first(
+        self, engine: SGLangEngine, server: SGLangProcess
+    ) -> None:
+        """Once one of those that have every place is taken back; requests with a larger number run on."""
         ended: list[str] = []
 
         async def ask(name: str, tokens: int, priority: int) -> None:
             await engine.generate(prompt_of(20), SamplingParams(tokens, temperature=0.0, priority=priority), name)
             ended.append(name)
 
-        async with asyncio.TaskGroup() as group:
-            for number in range(MAX_NUM_SEQS):
-                group.create_task(ask(f"runs {number}", 60 if number else 20, 99))
-            await self.until_running(engine, MAX_NUM_SEQS)
-            for name, priority in (("c", 3), ("b", 2), ("a", 1)):
-                group.create_task(ask(name, 3, priority))
-        assert ended[:4] == ["runs 0", "a", "b", "c"]
+        running = [asyncio.create_task(ask(f"runs {number}", self.long, 99)) for number in range(MAX_NUM_SEQS)]
+        await self.until_running(engine, MAX_NUM_SEQS)
+        waiting = [asyncio.create_task(ask(name, 3, number)) for name, number in (("c", 3), ("b", 2), ("a", 1))]
+        while await requests_that_wait(server.url) < len(waiting):
+            await asyncio.sleep(0.01)
+        running[0].cancel()
+        await asyncio.gather(*waiting)
+        assert ended == ["a", "b", "c"]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+async def requests_that_wait(url: str) -> int:
+    """Requests in a server's queue."""
+    async with http_client() as http, http.get(f"{url}/v1/loads", params={"include": "core"}) as answer:
+        return sum(load["num_waiting_reqs"] for load in (await answer.json())["loads"])

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -93,8 +94,11 @@ def test_a_given_port_that_is_taken_is_refused_before_the_start(
 
 
 async def test_start_up_is_told_and_stop_leaves_nothing(server_arguments: ServerArguments, tmp_path: Path) -> None:
-    """And a port that somebody else takes while the server starts is exchanged for another."""
-    process = SGLangProcess(server_arguments, None, tmp_path / "servers" / "0.log")
+    """And a port that somebody else takes while the server starts is exchanged for another.
+
+    A server that is ready has been told to leave its objects of the start out of garbage collection.
+    """
+    process = SGLangProcess(replace(server_arguments, log_level="debug"), None, tmp_path / "servers" / "0.log")
     process.start()
     first = process.url
     told: list[str] = []
@@ -104,6 +108,7 @@ async def test_start_up_is_told_and_stop_leaves_nothing(server_arguments: Server
     assert f"port {first.rpartition(':')[2]} was taken meanwhile, trying another" in told
     after = told[told.index(next(line for line in told if "trying another" in line)) :]
     assert "loading weights" in after and any(line.startswith("KV cache of ") for line in after)
+    assert "Freezing GC in Scheduler process" in process.log.read_text()
     main = process.pid
     assert main is not None
     assert len(list(living(main))) >= 3  # its scheduler and detokenizer too

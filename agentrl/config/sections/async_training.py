@@ -11,6 +11,10 @@ from agentrl.config.section import Section
 
 OVERLAPS = OnlyWith("max_staleness above 0", because="with 0 rollouts and updates take turns")
 
+IN_FLIGHT = OnlyWith(
+    "actor_rollout_ref.rollout.name=sglang", because="an embedded engine computes keys and values anew with each update"
+)
+
 
 class AsyncTrainingConfig(Section):
     """`async_training.*`"""
@@ -28,6 +32,11 @@ class AsyncTrainingConfig(Section):
     publish_every: Annotated[int, OVERLAPS] = Field(1, gt=0)
     """The engine is sent every so many-th version of the weights; at most max_staleness + 1. Validation is always by
     its own step's."""
+    keep_kv_cache: Annotated[bool, OVERLAPS, IN_FLIGHT] = False
+    """Requests that an SGLang server runs while it is sent weights keep the keys and values of older ones, and go on by
+    the new ones at once. Without it they are computed anew, which takes as long as reading the context and what was
+    sampled of the turn. With it tokens behind a change of weights are sampled in a context that is not quite theirs.
+    Nothing is shared with a request that begins later. See docs/async.md."""
     journal_fsync: Annotated[bool, OVERLAPS] = False
     """Flush ledger and journal to the disk at each record, so that a loss of power costs none of what had ended.
     Without it they survive the process only: what the machine had not yet written by itself begins anew."""

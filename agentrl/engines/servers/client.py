@@ -46,6 +46,8 @@ class ServerInfo:
     """cpu or cuda."""
     quantized: bool = False
     """True if it holds weights in another form than they are sent in, by rounding."""
+    plans_ahead: bool = False
+    """True if a pause can leave tokens open that the weights before it sampled."""
 
 
 @dataclass(slots=True)

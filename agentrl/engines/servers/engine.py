@@ -33,7 +33,7 @@ from agentrl.engines.servers.client import Memory, PartialAnswer, ServerFailed, 
 from agentrl.engines.servers.fleet import FleetState, Timings
 from agentrl.engines.servers.model import ModelFacts
 from agentrl.engines.servers.router import NoServer
-from agentrl.engines.servers.supervisor import Server, Supervisor
+from agentrl.engines.servers.supervisor import Asking, Server, Supervisor
 from agentrl.engines.servers.sync.update import WeightSender
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.system.metrics import Metrics
@@ -74,6 +74,7 @@ class ServerEngine:
         free_weights: `sleep` frees the weights, too (the servers share the policy's device).
         notify: shows the user a line when a server dies or returns.
         timings: times of checks and restarts.
+        keep_kv_cache: `update_in_flight` leaves running requests the keys and values of older weights.
     """
 
     def __init__(
@@ -87,12 +88,13 @@ class ServerEngine:
         free_weights: bool = False,
         notify: Callable[[str], None] = lambda _: None,
         timings: Timings | None = None,
+        keep_kv_cache: bool = False,
     ) -> None:
         self.max_model_len = max_model_len
         self._http = http
         self._model = model
         self._free_weights = free_weights
-        self._supervisor = Supervisor(servers, sender, notify, timings)
+        self._supervisor = Supervisor(servers, sender, notify, timings, keeps=keep_kv_cache)
         self._calls: dict[str, Call] = {}
         self._paused: PauseMode | None = None
         self._asleep = self._updating = self._closed = self._weights_gone = False
@@ -128,7 +130,8 @@ class ServerEngine:
         """Ask servers until one has finished the answer. Tokens that earlier ones had sent are kept."""
         done = Generation([], [], FinishReason("abort"), [])
         cached: int | None = None
-        for _ in range(MAX_FAILOVERS):
+        failures: list[ServerFailed] = []
+        while len(failures) < MAX_FAILOVERS:
             server = await self._place(call)
             if server is None:
                 return done
@@ -138,8 +141,10 @@ class ServerEngine:
             began = time.monotonic()
             try:
                 answer = await self._ask(call, server, prompt + done.ids, rest, version)
+            except AskedAgain:
+                continue
             except ServerFailed as error:
-                failure = error
+                failures.append(error)
                 self._failovers += 1
                 self._supervisor.failed(server, str(error))
                 # Stop strings are looked for in what one server wrote; a stale server's tokens are of other weights.
@@ -153,7 +158,7 @@ class ServerEngine:
                 call.server = call.asking = None
             cached = answer.cached_tokens if cached is None else cached
             if any(span.version < version for span in answer.versions):
-                failure = ServerFailed(server.url, f"it generated with weights older than version {version}")
+                failures.append(ServerFailed(server.url, f"it generated with weights older than version {version}"))
                 self._supervisor.fleet.stale(server.url)
                 server.give_up()  # the others' tokens there are as old
                 self._supervisor.look()
@@ -161,11 +166,11 @@ class ServerEngine:
             self._supervisor.fleet.served(server.url)
             self._supervisor.router.served(server.url, len(answer.ids), time.monotonic() - began)
             if answer.finish_reason.kind == "abort" and not call.aborted:
-                failure = ServerFailed(server.url, "it aborted the request by itself")
+                failures.append(ServerFailed(server.url, "it aborted the request by itself"))
                 done = done if params.stop else concatenated(done, answer)
                 continue
             return dataclasses.replace(concatenated(done, answer), cached_tokens=cached)
-        raise EngineError(f"{MAX_FAILOVERS} servers in a row failed; the last one: {failure}")
+        raise EngineError(f"{MAX_FAILOVERS} servers in a row failed; the last one: {failures[-1]}")
 
     async def _place(self, call: Call) -> Server | None:
         """Wait for a server that can run the call's next request. None when the call was aborted meanwhile."""
@@ -177,7 +182,9 @@ class ServerEngine:
                     if self._supervisor.fleet.hopeless:
                         raise EngineError(f"{error}: {self._supervisor.reasons()}") from error
                 else:
-                    if not self._supervisor.fleet.suspect(url):
+                    fleet = self._supervisor.fleet
+                    # Where caches are kept, a request that is asked during the exchange would have the old cache key.
+                    if not fleet.suspect(url) and not (self._supervisor.keeps and fleet.is_exchanging(url)):
                         return self._supervisor.servers[url]
                     self._supervisor.router.done(call.session, url)
             await self._supervisor.changed.wait()
@@ -186,16 +193,19 @@ class ServerEngine:
     async def _ask(
         self, call: Call, server: Server, ids: list[int], params: SamplingParams, version: int
     ) -> Generation:
-        """Send one request to one server. Cancelled, it is aborted there. Raises ServerFailed, also when given up."""
+        """Send one request to one server. Cancelled, it is aborted there.
+
+        Raises ServerFailed, also when given up, and AskedAgain.
+        """
         call.server, call.rid = server, uuid.uuid4().hex
         client, rid = server.client, call.rid
-        asking = asyncio.create_task(
-            client.generate(rid, ids, params, cache_key=f"v{version}", partial=call.partial, images=call.images)
+        call.asking = asyncio.create_task(
+            client.generate(rid, ids, params, cache_key=server.cache_key, partial=call.partial, images=call.images)
         )
-        call.asking = asking
+        asking = Asking(rid, call.asking, call.partial)
         server.asking.add(asking)
         try:
-            return await asking
+            return await asking.task
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             cancelled = task is not None and task.cancelling() > 0
@@ -205,6 +215,8 @@ class ServerEngine:
                 raise
             if call.aborted:
                 return self._arrived(server, call.partial, version)
+            if asking.again:
+                raise AskedAgain from error
             raise ServerFailed(server.url, self._supervisor.fleet.reason(server.url) or "given up") from error
         finally:
             server.asking.discard(asking)
@@ -400,9 +412,10 @@ class ServerEngine:
             if self._paused is None:
                 servers = await self._supervisor.each(lambda server: server.client.pause("retract"), servers)
             ready = await self._supervisor.each(lambda server: self._restore(server, FREED[1:]), servers)
-            if self._paused != "in_place":
-                ready = await self._supervisor.flushed(ready)
-            yield ready
+            if self._paused == "in_place":
+                yield await self._supervisor.each(Server.ask_again, ready)
+            else:
+                yield await self._supervisor.flushed(ready)
         finally:
             try:
                 if self._paused is None:
@@ -422,6 +435,10 @@ class ServerEngine:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+class AskedAgain(Exception):
+    """Raised for a request that had no token when its server was sent other weights."""
 
 
 def concatenated(first: Generation, second: Generation) -> Generation:

@@ -239,6 +239,10 @@ class Fleet:
         """Action that `due` returned for the server and that has not ended yet."""
         return self._servers[server].action
 
+    def is_exchanging(self, server: str) -> bool:
+        """True between `exchanging` and `exchanged`."""
+        return self._servers[server].exchanging
+
     def suspect(self, server: str) -> bool:
         """True when a request failed at a serving server and no check has answered since: better wait for that."""
         return self._servers[server].suspect

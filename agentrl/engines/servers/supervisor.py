@@ -7,12 +7,13 @@ Requests on a server that died, or that may hold a mixture of weights, are given
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from agentrl.engines.contract import Generation
-from agentrl.engines.servers.client import Memory, ServerClient, ServerFailed, describe
+from agentrl.engines.servers.client import Memory, PartialAnswer, ServerClient, ServerFailed, describe
 from agentrl.engines.servers.fleet import Check, Fleet, FleetState, Restart, SendWeights, Timings
 from agentrl.engines.servers.process import ServerProcess, status_text
 from agentrl.engines.servers.router import Router
@@ -25,13 +26,27 @@ TICK = 0.5
 """Seconds between two looks at the fleet."""
 
 
+@dataclass(slots=True, eq=False)
+class Asking:
+    """One request to one server."""
+
+    rid: str
+    task: asyncio.Task[Generation]
+    partial: PartialAnswer
+    """The tokens that have arrived of its answer."""
+    again: bool = False
+    """True if it was ended to be asked again under other weights, through no fault of the server."""
+
+
 @dataclass(slots=True)
 class Server:
     """One server: its client, its process if we started it, and the requests that it runs now."""
 
     client: ServerClient
     process: ServerProcess | None = None
-    asking: set[asyncio.Task[Generation]] = field(default_factory=set)
+    asking: set[Asking] = field(default_factory=set)
+    cache_key: str = "v0"
+    """Key of what it adds to its prefix cache: another one with each sending of weights, also of the same version."""
     freed: tuple[Memory, ...] = ()
     """Parts of its memory that are released now."""
 
@@ -43,7 +58,15 @@ class Server:
     def give_up(self) -> None:
         """End its requests, which go on elsewhere."""
         for asking in self.asking:
-            asking.cancel()
+            asking.task.cancel()
+
+    async def ask_again(self) -> None:
+        """End its requests that have no token yet: they would be answered under the cache key of older weights."""
+        waiting = [asking for asking in self.asking if not asking.partial.ids]
+        for asking in waiting:
+            asking.again = True
+            asking.task.cancel()
+        await asyncio.gather(*[self.client.abort(asking.rid) for asking in waiting])
 
 
 class Supervisor:
@@ -55,8 +78,12 @@ class Supervisor:
         sender: WeightSender,
         notify: Callable[[str], None],
         timings: Timings | None = None,
+        *,
+        keeps: bool = False,
     ) -> None:
+        """`keeps`: requests that run while servers are sent weights in turn keep their keys and values."""
         self.servers = {server.url: server for server in servers}
+        self.keeps = keeps
         self.router = Router()
         self.version = 0
         """Version of the weights that servers must have."""
@@ -202,14 +229,15 @@ class Supervisor:
                     faults |= await self._exchange(wave, version)
                 finally:
                     self.fleet.exchanged(urls)
+                    self.wake()
             self.version = version
             self.fleet.target(version)
             self.look()
             return faults
 
     async def _exchange(self, servers: Sequence[Server], version: int) -> dict[str, Exception]:
-        paused = await self.each(lambda server: server.client.pause("retract"), servers)
-        ready = await self.flushed(paused)
+        paused = await self.each(lambda server: server.client.pause("in_place" if self.keeps else "retract"), servers)
+        ready = await (self.each(Server.ask_again, paused) if self.keeps else self.flushed(paused))
         faults = await self._send(ready, version) if ready else {}
         well = [server for server in ready if server.url not in faults]
         for server in servers:
@@ -252,6 +280,8 @@ class Supervisor:
 
     async def _send(self, servers: Sequence[Server], version: int) -> dict[str, Exception]:
         assert self._weights is not None
+        for server in servers:  # random, as a run before may have left entries at a server that we attached to
+            server.cache_key = f"v{version}.{secrets.token_hex(4)}"
         try:
             faults = await self._sender.send([server.client for server in servers], self._weights, version)
         except BaseException:

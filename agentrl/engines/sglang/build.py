@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from agentrl.config.sections.rollouts import RolloutsConfig
+from agentrl.config.sections.training import Config
 from agentrl.config.sglang_arguments import EXTRA_KEY
 from agentrl.engines.builder import EngineSetting
 from agentrl.engines.contract import EngineError
@@ -85,6 +86,8 @@ async def start_engine(
             key = None if variable is None else from_environment(variable)
             servers = [Server(SGLangClient(url, http, key)) for url in rollout.server_urls]
             infos = await attach_all(servers, facts, rollout.server_start_timeout, max_model_len, progress)
+        if keeps(config):
+            check_steps(infos, [server.url for server in servers])
         timings = Timings(
             check_interval=rollout.health_check_interval,
             start_timeout=rollout.server_start_timeout,
@@ -100,6 +103,7 @@ async def start_engine(
             free_weights=rollout.free_cache_engine,
             notify=notify,
             timings=timings,
+            keep_kv_cache=keeps(config),
         )
     except BaseException:
         for process in processes:
@@ -137,6 +141,7 @@ def server_processes(config: RolloutsConfig, device: str, max_model_len: int, fo
                 override_config=model.override_config,
                 max_num_seqs=rollout.max_num_seqs,
                 enable_memory_saver=rollout.free_cache_engine,
+                plans_ahead=not keeps(config),
                 extra=rollout.engine_kwargs.sglang,
             ),
             None,
@@ -146,6 +151,25 @@ def server_processes(config: RolloutsConfig, device: str, max_model_len: int, fo
         )
         for number in range(rollout.num_servers)
     ]
+
+
+def keeps(config: RolloutsConfig) -> bool:
+    """Say whether requests that run while weights are sent keep their keys and values."""
+    return isinstance(config, Config) and config.async_training.keep_kv_cache
+
+
+def check_steps(infos: Sequence[ServerInfo], urls: Sequence[str]) -> None:
+    """Check that servers end each step before a pause, so that no token is counted to weights that came after it.
+
+    Raises ConfigError.
+    """
+    for info, url in zip(infos, urls, strict=True):
+        if info.plans_ahead:
+            raise ConfigError(
+                f"async_training.keep_kv_cache=true: {url} plans each step while the one before runs, so that tokens "
+                "of older weights would be counted to newer ones. Start it with --disable-overlap-schedule "
+                f"(agentrl's own servers are, unless {EXTRA_KEY} says otherwise), or set keep_kv_cache=false"
+            )
 
 
 def started_with(config: RolloutsConfig) -> str:

@@ -118,6 +118,7 @@ class ServerAnswer(BaseModel):
     incremental_streaming_output: bool | None = None
     device: str
     quantization: str | None = None
+    disable_overlap_schedule: bool = False
 
 
 class RankPlace(BaseModel):
@@ -279,6 +280,7 @@ class SGLangClient:
             bool(server.incremental_streaming_output),
             server.device,
             server.quantization is not None,
+            not server.disable_overlap_schedule,
         )
 
     # Weights

@@ -38,6 +38,7 @@ class SGLangEngine(ServerEngine):
         free_weights: bool = False,
         notify: Callable[[str], None] = lambda _: None,
         timings: Timings | None = None,
+        keep_kv_cache: bool = False,
     ) -> None:
         super().__init__(
             servers,
@@ -48,6 +49,7 @@ class SGLangEngine(ServerEngine):
             free_weights=free_weights,
             notify=notify,
             timings=timings,
+            keep_kv_cache=keep_kv_cache,
         )
         self._vocab_size = model.vocab_size
         self._deterministic = deterministic

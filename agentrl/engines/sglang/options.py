@@ -39,6 +39,9 @@ class ServerArguments:
     """Requests that run at once; more wait."""
     enable_memory_saver: bool = False
     """Let weights and KV cache be freed (sleep) on a GPU that trains too."""
+    plans_ahead: bool = True
+    """Plan each step while the one before runs (SGLang's overlap schedule). A pause then leaves a step's tokens open,
+    which are counted to the weights after it. On a CPU always off."""
     host: str = "127.0.0.1"
     log_level: str = "info"
     extra: Mapping[str, JSON] = field(default_factory=dict)
@@ -93,6 +96,7 @@ class ServerArguments:
             "base_gpu_id": self.base_gpu_id,
             "mem_fraction_static": self.gpu_memory_utilization,
             "enable_memory_saver": self.enable_memory_saver,
+            "disable_overlap_schedule": not self.plans_ahead,
         }
 
     def _cpu(self) -> dict[str, JSON]:

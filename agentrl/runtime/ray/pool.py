@@ -250,7 +250,7 @@ class WeightReader:
 
     def __call__(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Read all tensors: every rank reads, as gathering may need all of them, and some hand over."""
-        first, me = self.actors[0], uuid.uuid4().hex
+        first, me = self.actors[0], f"{Place.here().readers}{uuid.uuid4().hex}"
         while not self._asked([ask(first, Rank.reserve, me)])[0]:
             time.sleep(ASK_AGAIN)
         try:
@@ -265,8 +265,12 @@ class WeightReader:
         finally:
             ask(first, Rank.release, me)
 
-    def check(self) -> None:
-        """After a reader died: raises WorkerDied when ranks wait for others that it did not get to ask."""
+    def check(self, died: Place) -> None:
+        """After a process died that may have been reading: let the next reader begin.
+
+        Raises WorkerDied when ranks wait for others that it did not get to ask.
+        """
+        ask(self.actors[0], Rank.release_of, died)
         calls = [ask(actor, Rank.ready) for actor in self.actors]
         _, waiting = ray.wait(calls, num_returns=len(calls), timeout=READY_WITHIN)
         if waiting:

@@ -59,11 +59,21 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The process and machine of a rank."""
+    """The process and machine of a Ray actor."""
 
     pid: int
     node: str
     host: str
+
+    @classmethod
+    def here(cls) -> Place:
+        """Name this process."""
+        return cls(os.getpid(), ray.get_runtime_context().get_node_id(), socket.gethostname())
+
+    @property
+    def readers(self) -> str:
+        """Beginning of the names of all readers of weights in the process."""
+        return f"{self.node}/{self.pid}/"
 
 
 class Rank:
@@ -111,7 +121,7 @@ class Rank:
             dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.ranks, timeout=limit)
         except Exception as error:
             return Failure.of(error)
-        return Place(os.getpid(), ray.get_runtime_context().get_node_id(), socket.gethostname())
+        return Place.here()
 
     @ray.method(concurrency_group="watch")
     def where(self) -> Position | None:
@@ -198,6 +208,11 @@ class Rank:
 
     def release(self, reader: str) -> None:
         if self._reader == reader:
+            self._reader = None
+
+    def release_of(self, died: Place) -> None:
+        """Take the turn from a reader in a process that died: the next one need not wait until its time is up."""
+        if self._reader is not None and self._reader.startswith(died.readers):
             self._reader = None
 
     def ready(self) -> None:
