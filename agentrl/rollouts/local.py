@@ -180,6 +180,8 @@ class LocalRollouts:
         """Trajectories of groups that have ended and are in no batch, by the prompt's ordinal."""
         self._report = Report()
         self._checks = None if training is None else training.trainer.checks
+        self._sent: tuple[Mapping[str, torch.Tensor], int] | None = None
+        """Tensors that are to be compared with the engine's, and their version; no update changes them before."""
         self._watch_weights = WeightWatch(0.0 if self._checks is None else self._checks.weights_mb)
         self._going_on: asyncio.Task[object] | None = None
         self._once = OncePerKey()
@@ -330,6 +332,7 @@ class LocalRollouts:
 
     async def release_weights(self) -> None:
         """See `GroupRollouts.release_weights`."""
+        await self._check_weights()
         if isinstance(self.engine, InFlightEngine):
             await self.engine.release_weights()
 
@@ -393,9 +396,11 @@ class LocalRollouts:
             if self.needs_weights:
                 self.loop.run(self.engine.wake())
                 self.needs_weights = False
-            self.loop.run(self._check_weights(passed, version))
         except EngineError as error:
             raise TrainingError(f"weights of step {version}: {error}") from error
+        self._sent = passed, version
+        if not (in_flight and isinstance(self.engine, InFlightEngine)):
+            self.loop.run(self._check_weights())
         return report
 
     async def _update(self, weights: Weights, version: int, *, in_flight: bool) -> SyncReport:
@@ -453,6 +458,7 @@ class LocalRollouts:
 
     def checked(self) -> Report:
         """See `Rollouts.checked`."""
+        self.loop.run(self._check_weights())
         report, self._report = self._report, Report()
         return report
 
@@ -467,10 +473,19 @@ class LocalRollouts:
             self._report.text = self._report.text.plus(count_text(one, chat))
         self._report.seconds += time.thread_time() - begun
 
-    async def _check_weights(self, passed: Mapping[str, torch.Tensor], version: int) -> None:
-        """Compare the engine's weights with those that it was sent; on the event loop."""
+    async def _check_weights(self) -> None:
+        """Compare the engine's weights with those that it was sent last, if that was not done; on the event loop.
+
+        Beside servers that sample it waits for their steps, so that it is done after new trajectories have begun.
+        """
+        if self._sent is None:
+            return
+        (passed, version), self._sent = self._sent, None
         begun = time.thread_time()
-        self._report.findings += await self._watch_weights.check(self.engine, passed, version)
+        try:
+            self._report.findings += await self._watch_weights.check(self.engine, passed, version)
+        except EngineError as error:
+            raise TrainingError(f"weights of step {version}: {error}") from error
         self._report.unchanged = self._watch_weights.unchanged
         self._report.seconds += time.thread_time() - begun
 

@@ -359,11 +359,11 @@ class Trainer:
             metrics |= update_metrics
             without = int(batch.select(parts.zero_advantage).policy_tokens.sum())
             self.checks.check_update(metrics, int(batch.policy_tokens.sum()), without)
-        self.record(rollout, outlines, batch, parts, updated=updated)
         self.version += updated
         if updated or self.source.needs_weights:
             metrics |= self.publish()
         self.source.updated(outlines)
+        self.record(rollout, outlines, batch, parts, updated=updated)  # while the engine samples by the new weights
 
         self.checks.add_report(self.source.checked(), metrics)
         numbers, text, reaction = self.checks.end_step(self.step, metrics, sampled, learnt=learnt)

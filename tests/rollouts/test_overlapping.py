@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +24,7 @@ from agentrl.data.contract import Dataset
 from agentrl.data.loader import make_loader
 from agentrl.engines.contract import Generation, SamplingParams
 from agentrl.engines.embedded.engine import EmbeddedEngine
+from agentrl.engines.inspection import Difference
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import CodeError, DataError, TrainingError
 from agentrl.model.packed import load_model
@@ -587,6 +588,10 @@ class Flying(EmbeddedEngine):
         await self.resume()
         return report
 
+    async def differences(self, sent: Mapping[str, torch.Tensor], names: Collection[str]) -> list[Difference]:
+        self.asked.append("compare")
+        return await super().differences(sent, names)
+
     async def release_weights(self) -> None:
         self.asked.append("release")
 
@@ -665,9 +670,9 @@ def test_an_engine_with_devices_of_its_own_samples_while_the_policy_is_updated(o
     assert max(map(max, ages)) == 2, "as stale as they may be: an update waits until all that was begun has ended"
     # Published is every second version; the others, and what a step left as it was, are there for what comes back.
     assert engine.asked == [
-        *("release", "offer 1", "release", "update", "release", "offer 2", "release", "offer 3"),
-        *("release", "update", "release", "offer 5", "release", "update"),
-    ]
+        *("release", "offer 1", "release", "update", "compare", "release", "offer 2", "release", "offer 3"),
+        *("release", "update", "compare", "release", "offer 5", "release", "update"),
+    ], "what was sent is compared once prompts have begun by it, and before an update changes it"
     assert 0 < metrics["async/trainer_idle"] <= 1 and 0 <= metrics["async/engine_idle"] <= 1
 
 
