@@ -10,6 +10,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
@@ -133,9 +134,11 @@ class RayRollouts:
             self._call(calls, what="filling in rewards")
 
     def update_weights(self, weights: Weights, version: int, *, in_flight: bool = False) -> SyncReport:
-        """See `Rollouts.update_weights`. Every worker reads the weights from the ranks that hold them."""
+        """See `Rollouts.update_weights`. The workers read the weights together from the ranks that hold them."""
         self._weights = weights, version
         self.needs_weights = False
+        if isinstance(weights.read, WeightReader):
+            weights = replace(weights, read=replace(weights.read, readers=len(self._actors)))
         update = partial(LocalRollouts.update_weights, weights=weights, version=version, in_flight=in_flight)
         reports = self._everyone(update)
         return SyncReport(sum(report.bytes for report in reports), max(report.seconds for report in reports))

@@ -11,10 +11,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pyarrow as pa
@@ -27,10 +27,10 @@ from agentrl.config import Config
 from agentrl.config.sections.algorithm import RolloutCorrectionConfig
 from agentrl.config.sections.trainer import RayInitConfig
 from agentrl.errors import ConfigError, TrainingError, WorkerDied
-from agentrl.runtime.ranks import RankWeights
 from agentrl.runtime.ray.executor import RayExecutor
 from agentrl.runtime.ray.pool import WeightReader, ask, collect
-from agentrl.runtime.ray.rank import Failure, Place, Rank
+from agentrl.runtime.ray.rank import Place, Rank
+from agentrl.runtime.ray.reading import Turn
 from agentrl.runtime.ray.session import ray_session
 from agentrl.runtime.ray.stored import NOT_FLOATS, StoredBatch, put_batch, put_column
 from agentrl.runtime.ray.watch import Patience
@@ -106,6 +106,15 @@ def trained(workers: Workers, batch: RaggedBatch, steps: int = STEPS, first: int
         assert len(by_token) == int(made.clipped.isfinite().sum()) == int(made.mask.sum())
         metrics[-1] |= by_token
     return metrics
+
+
+def slowly(read: Callable[[], Iterator[tuple[str, torch.Tensor]]], pause: float) -> dict[str, torch.Tensor]:
+    """Read weights [S] with a pause of so many seconds behind each tensor."""
+    found = {}
+    for name, tensor in read():
+        found[name] = tensor
+        time.sleep(pause)
+    return found
 
 
 def saved(workers: Workers) -> dict[str, TrainableGroup]:
@@ -272,19 +281,37 @@ def test_what_goes_wrong_on_a_rank(
         assert isinstance(reader, WeightReader)
         ranks, died, lives = executor.pools[0], Place(1, "node", "host"), Place(11, "node", "host")
         dead, other = f"{died.readers}reader", f"{lives.readers}reader"
-        assert ranks.first(Rank.reserve, dead)
-        ranks.everyone(Rank.begin_reading, "policy", dead)
-        ranks.everyone(Rank.read, 1, dead)
+        turn = ranks.first(Rank.turn, dead, "policy", 0, 1)
+        assert isinstance(turn, Turn)
+        ranks.everyone(Rank.read, "policy", turn, 0, 1)
+        turn = ranks.first(Rank.turn, dead, "policy", 1, 1)
+        assert isinstance(turn, Turn)
         reader.check(lives)
-        assert not ranks.first(Rank.reserve, other)
-        reader.check(died)
-        assert ranks.first(Rank.reserve, other)
-        ranks.first(Rank.release, other)
-        waits = ask(reader.actors[0], Rank.read, 1 << 30, dead)
+        assert ranks.first(Rank.turn, other, "policy", 0, 1) is None, "it came too late to join"
+        waits = ask(reader.actors[0], Rank.read, "policy", turn, 1, 1 << 30)
         with pytest.raises(WorkerDied, match=r"a reader of the policy's weights died, and ranks still read for it: 0"):
             reader.check(died)
-        ray.get([ask(reader.actors[1], Rank.read, 1 << 30, dead), waits])
+        ray.get([ask(reader.actors[1], Rank.read, "policy", turn, 1, 1 << 30), waits])
+        assert isinstance(ranks.first(Rank.turn, other, "policy", 0, 1), Turn)
+        reader.check(lives)
         assert {name for name, _ in reader()} == {*policy.weights().shapes}
+
+        # Three at once: gathered once, whoever is slow.
+        before = ranks.everyone(Rank.turn, "counts", "policy", 0, 1)[0]
+        assert isinstance(before, Turn)
+        ranks.first(Rank.leave, "counts")
+        monkeypatch.setattr("agentrl.runtime.ray.pool.READ_ELEMENTS", 2000)
+        shared = policy.weights().read
+        assert isinstance(shared, WeightReader)
+        together = replace(shared, readers=3)
+        with ThreadPoolExecutor() as threads:
+            read = list(threads.map(lambda pause: slowly(together, pause), (0.0, 0.01, 0.03)))
+        alone = weights(workers)
+        for found in read:
+            assert found.keys() == alone.keys() and all(torch.equal(found[name], alone[name]) for name in alone)
+        after = ranks.first(Rank.turn, "counts", "policy", 0, 1)
+        assert isinstance(after, Turn)
+        assert after.reading - before.reading == 1 + 3, "one for all three, and two by `weights`"
 
         # One that fails alone: the other, which would wait for it for ever, is ended.
         whole = with_returns(make_batch(prompts=7, n=1))
@@ -299,19 +326,6 @@ def test_what_goes_wrong_on_a_rank(
                 "critic.update",
             )
         assert time.monotonic() - begun < 60
-
-
-def test_a_reader_that_lost_its_turn_gets_no_weights_of_another_reading() -> None:
-    rank = Rank(0, 1, "cpu")
-    tensors = {"first": torch.zeros(1), "second": torch.ones(1)}
-    weights = RankWeights(dict.fromkeys(tensors, (1,)), lambda: iter(tensors.items()))
-    rank.workers["policy"] = SimpleNamespace(weights=lambda: weights)
-    rank.weights("policy", "weights", None)
-    rank.begin_reading("policy", "slow")
-    assert rank.read(1, "slow") == [("first", torch.zeros(1))]
-    rank.begin_reading("policy", "next")
-    assert isinstance(rank.read(1, "slow"), Failure)
-    assert rank.read(100, "next") == [("first", torch.zeros(1)), ("second", torch.ones(1))]
 
 
 def test_a_cluster_without_room_is_named(cluster: None, configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:

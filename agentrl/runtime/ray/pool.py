@@ -6,6 +6,7 @@ call has no other end.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import time
@@ -49,8 +50,8 @@ READ_ELEMENTS = 128 << 20
 """Weights that travel at once, about: 256 MiB in bfloat16."""
 READY_WITHIN = 60.0
 """Seconds in which a rank ends the part of a reading that it was asked for."""
-ASK_AGAIN = 0.1
-"""Seconds until a reader of weights asks again whether another has finished."""
+ASK_AGAIN = 0.02
+"""Seconds until a reader of weights that has to wait for others asks again."""
 COLLECTIVE_GRACE = 60.0
 """Seconds by which a collective call may outlast the patience with a call: the driver, which can tell whose fault it
 is, is to be first."""
@@ -247,30 +248,31 @@ class WeightReader:
 
     actors: tuple[ActorProxy[Rank], ...]
     role: str
+    readers: int = 1
+    """Readers that are expected at the same time: what is gathered for one is given to all."""
 
     def __call__(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Read all tensors: every rank reads, as gathering may need all of them, and some hand over."""
         first, me = self.actors[0], f"{Place.here().readers}{uuid.uuid4().hex}"
-        while not self._asked([ask(first, Rank.reserve, me)])[0]:
-            time.sleep(ASK_AGAIN)
         try:
-            self._asked([ask(actor, Rank.begin_reading, self.role, me) for actor in self.actors])
-            while True:
-                parts = self._asked([ask(actor, Rank.read, READ_ELEMENTS, me) for actor in self.actors])
-                if parts[0] is None:
+            for number in itertools.count():
+                while (turn := self._asked([ask(first, Rank.turn, me, self.role, number, self.readers)])[0]) is None:
+                    time.sleep(ASK_AGAIN)
+                asked = [ask(actor, Rank.read, self.role, turn, number, READ_ELEMENTS) for actor in self.actors]
+                parts = [part for part in self._asked(asked) if part is not None]
+                if not parts:  # all ranks end at once
                     return
-                for tensors in parts:
-                    assert tensors is not None  # all ranks end at once
+                for tensors in self._asked(parts):
                     yield from tensors
         finally:
-            ask(first, Rank.release, me)
+            ask(first, Rank.leave, me)
 
     def check(self, died: Place) -> None:
-        """After a process died that may have been reading: let the next reader begin.
+        """After a process died that may have been reading: let the others go on.
 
         Raises WorkerDied when ranks wait for others that it did not get to ask.
         """
-        ask(self.actors[0], Rank.release_of, died)
+        ask(self.actors[0], Rank.leave_of, died)
         calls = [ask(actor, Rank.ready) for actor in self.actors]
         _, waiting = ray.wait(calls, num_returns=len(calls), timeout=READY_WITHIN)
         if waiting:

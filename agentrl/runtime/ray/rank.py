@@ -7,9 +7,8 @@ import os
 import socket
 import sys
 import threading
-import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Concatenate, ParamSpec, TypeVar
@@ -26,6 +25,7 @@ from agentrl.runtime.placement import Role
 from agentrl.runtime.profiler import Profile, nvtx_range, profiled
 from agentrl.runtime.ranks import Kept, RankWeights
 from agentrl.runtime.ray.network import use_cluster_network
+from agentrl.runtime.ray.reading import LostTurn, Parts, Readers, Turn
 from agentrl.runtime.ray.session import Surroundings
 from agentrl.runtime.ray.stored import ColumnArrays, StoredBatch, put_column
 from agentrl.runtime.stall import Position, position_of
@@ -36,8 +36,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Shapes = dict[str, tuple[int, ...]]
 Tensors = list[tuple[str, torch.Tensor]]
-HELD_FOR = 60.0
-"""Seconds after which a reader that takes no more weights has lost its turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +81,8 @@ class Rank:
         self.rank, self.ranks, self.device = rank, ranks, device
         self.workers: dict[str, object] = {}
         self._weights: dict[str, RankWeights] = {}
-        self._reading: Iterator[tuple[str, torch.Tensor | None]] = iter(())
-        self._shapes: Mapping[str, tuple[int, ...]] = {}
-        self._reading_for: str | None = None
-        self._reader: str | None = None
-        self._taken = 0.0
+        self._readers = Readers()
+        self._parts = Parts[ray.ObjectRef[Tensors | Failure]]()
         self._thread: int | None = None
         self._store: TCPStore | None = None
 
@@ -179,6 +174,7 @@ class Rank:
             return found
         assert isinstance(found, RankWeights)
         self._weights[role] = found
+        self._readers.leave_all()  # none is left but those that hang: what they would read next is new
         return dict(found.shapes)
 
     def compute(
@@ -199,47 +195,50 @@ class Rank:
         except Exception as error:
             return Failure.of(error)
 
-    def reserve(self, reader: str) -> bool:
-        """Give `reader` its turn, if no other reader has it. Asked of the first rank."""
-        if self._reader not in (None, reader) and time.monotonic() - self._taken < HELD_FOR:
-            return False
-        self._reader, self._taken = reader, time.monotonic()
-        return True
+    def turn(self, reader: str, role: str, number: int, expected: int) -> Failure | Turn | None:
+        """Let `reader` take part `number` of the weights, or have it ask again (see `Readers`). Asked of the first
+        rank."""
+        try:
+            return self._readers.turn(reader, role, number, expected)
+        except LostTurn as error:
+            return Failure.of(TrainingError(str(error)))
 
-    def release(self, reader: str) -> None:
-        if self._reader == reader:
-            self._reader = None
+    def leave(self, reader: str) -> None:
+        """Wait for the reader no longer. Asked of the first rank."""
+        self._readers.leave(reader)
 
-    def release_of(self, died: Place) -> None:
-        """Take the turn from a reader in a process that died: the next one need not wait until its time is up."""
-        if self._reader is not None and self._reader.startswith(died.readers):
-            self._reader = None
+    def leave_of(self, died: Place) -> None:
+        """Wait no longer for readers in a process that died. Asked of the first rank."""
+        self._readers.leave_all(died.readers)
 
     def ready(self) -> None:
         """Do nothing, after all that was asked before."""
 
-    def begin_reading(self, role: str, reader: str) -> None:
-        """Begin with the first tensor of what the last `weights` kept."""
-        weights = self._weights[role]
-        self._reading, self._shapes, self._reading_for = weights.read(), weights.shapes, reader
+    def read(
+        self, role: str, turn: Turn, number: int, elements: int
+    ) -> Failure | ray.ObjectRef[Tensors | Failure] | None:
+        """Return a part of the weights that the last `weights` kept, of about so many elements, or None at the end.
 
-    def read(self, elements: int, reader: str) -> Failure | Tensors | None:
-        """Read on by about so many elements; return those tensors that this rank hands over, or None at the end.
-
-        All ranks must be asked, and stop at the same tensor. A failure for a reader that lost its turn, whose next
-        tensors would be those of another reading.
+        It holds those tensors that this rank hands over. All ranks must be asked, as they gather together.
         """
-        if reader != self._reading_for:
-            return Failure(TrainingError.__name__, f"a reader that takes no weights for {HELD_FOR:g} s has to go", "")
-        found: Tensors = []
-        taken, more = 0, False
-        self._taken = time.monotonic()
         try:
-            while taken < elements and (item := next(self._reading, None)) is not None:
-                more, (name, tensor) = True, item
-                taken += math.prod(self._shapes[name])
-                if tensor is not None:
-                    found.append((name, tensor.cpu()))
+            return self._parts.part(turn, number, lambda: self._stored(self._weights[role], elements))
+        except LostTurn as error:
+            return Failure.of(TrainingError(str(error)))
         except Exception as error:
             return Failure.of(error)
-        return found if more else None
+
+    @staticmethod
+    def _stored(weights: RankWeights, elements: int) -> Iterator[ray.ObjectRef[Tensors | Failure]]:
+        """Gather the tensors, and put them into the object store, about so many elements at a time."""
+        found: Tensors = []
+        taken, is_open = 0, False
+        for name, tensor in weights.read():
+            taken, is_open = taken + math.prod(weights.shapes[name]), True
+            if tensor is not None:
+                found.append((name, tensor.cpu()))
+            if taken >= elements:
+                yield ray.put(found)
+                found, taken, is_open = [], 0, False
+        if is_open:
+            yield ray.put(found)

@@ -1,0 +1,121 @@
+"""Weights that several readers take from the ranks together, so that each part is gathered once for all of them.
+
+The first rank keeps `Readers`: who reads, how far each is, and who has to wait. Every rank keeps `Parts`: what it hands
+over of the parts that some reader has not taken yet.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+HELD_FOR = 60.0
+"""Seconds after which a reader that takes no more weights is waited for no longer."""
+JOIN_WITHIN = 1.0
+"""Seconds that a reading waits for as many readers as are expected."""
+AHEAD = 2
+"""Parts that the fastest reader may be ahead of the slowest."""
+
+
+class LostTurn(Exception):
+    """The reading is over that a reader asked for: what comes next belongs to another one."""
+
+    def __init__(self) -> None:
+        super().__init__(f"a reader that takes no weights for {HELD_FOR:g} s, or takes old ones, has to go")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Permission to take a part."""
+
+    reading: int
+    """Number of the reading; a later one has a larger number."""
+    least: int
+    """Number of the first part that some reader has not taken."""
+
+
+@dataclass(slots=True)
+class Readers:
+    """Readers of one role's weights, who begin together and stay together."""
+
+    now: Callable[[], float] = time.monotonic
+    """Clock, in seconds."""
+    _role: str = ""
+    _reading: int = 0
+    _opened: float = 0.0
+    _parts: dict[str, int] = field(default_factory=dict)
+    """By reader, the part that it asked for last: it has all before."""
+    _seen: dict[str, float] = field(default_factory=dict)
+    """By reader, the time at which it asked last."""
+
+    def turn(self, reader: str, role: str, number: int, expected: int) -> Turn | None:
+        """Let `reader` take part `number` of a role's weights; None: it has to ask again.
+
+        It waits at the start until `expected` readers are there or JOIN_WITHIN is over, for a reading under way that it
+        came too late to join, and for readers that are too far behind. Raises LostTurn.
+        """
+        now = self.now()
+        for other in [one for one, seen in self._seen.items() if now - seen > HELD_FOR]:
+            self.leave(other)
+        if reader not in self._parts:
+            if number:
+                raise LostTurn
+            if self._parts and (role != self._role or self._least > 0):
+                return None
+            if not self._parts:
+                self._role, self._reading, self._opened = role, self._reading + 1, now
+        self._parts[reader], self._seen[reader] = number, now
+        is_alone = len(self._parts) < expected and now - self._opened < JOIN_WITHIN
+        if (number == 0 and is_alone) or number - self._least > AHEAD:
+            return None
+        return Turn(self._reading, self._least)
+
+    def leave(self, reader: str) -> None:
+        """Wait for a reader no longer: it has all, or gave up."""
+        self._parts.pop(reader, None)
+        self._seen.pop(reader, None)
+
+    def leave_all(self, beginning: str = "") -> None:
+        """Wait no longer for readers whose names begin so."""
+        for reader in [one for one in self._parts if one.startswith(beginning)]:
+            self.leave(reader)
+
+    @property
+    def _least(self) -> int:
+        return min(self._parts.values())
+
+
+@dataclass(slots=True)
+class Parts(Generic[T]):
+    """Parts of one reading that a rank has gathered, and some reader has not taken."""
+
+    _reading: int = 0
+    _source: Iterator[T] = field(default_factory=lambda: iter(()))
+    _made: int = 0
+    _kept: dict[int, T | Exception | None] = field(default_factory=dict)
+
+    def part(self, turn: Turn, number: int, begin: Callable[[], Iterator[T]]) -> T | None:
+        """Return a part, None behind the last one; `begin()` makes what gathers the parts of a new reading.
+
+        Raises LostTurn, and for each reader what gathering raised.
+        """
+        if turn.reading > self._reading:
+            self._reading, self._source, self._made, self._kept = turn.reading, begin(), 0, {}
+        for taken in [one for one in self._kept if one < turn.least]:
+            del self._kept[taken]
+        if turn.reading == self._reading and number == self._made:
+            self._made += 1
+            try:
+                self._kept[number] = next(self._source, None)
+            except Exception as error:
+                self._kept[number] = error
+        if turn.reading < self._reading or number not in self._kept:
+            raise LostTurn
+        found = self._kept[number]
+        if isinstance(found, Exception):
+            raise found
+        return found
