@@ -41,8 +41,14 @@ class GapAlarm:
         lost = f"{metrics.get('correction/masked_frac', 0.0):.1%} of the tokens weigh 0"
         ess = f"the effective sample size is {metrics.get('correction/ess', 1.0):.1%}"
         cure = (
-            "lower async_training.max_staleness"
+            self._cure_of_age()
             if stale
             else "look whether the engine has the policy's weights, and its precision (actor_rollout_ref.model.dtype)"
         )
         return f"under {self.config.text()}: {lost}, {ess}. {cure[0].upper()}{cure[1:]}"
+
+    def _cure_of_age(self) -> str:
+        fewer = "lower async_training.depth or async_training.max_staleness"
+        if self.config.rollout_is == "sequence":
+            return fewer
+        return f"{fewer}, or set {KEYS}.rollout_is=sequence where trajectories are short"

@@ -312,7 +312,12 @@ def test_the_alarm_names_the_key_and_rings_again_when_the_gap_has_doubled() -> N
     corrected = GapAlarm(keys(rollout_is="token", gap_alarm=0.1))
     told = corrected.text({gap: 0.2, f"{gap}/staleness_1": 0.2, "correction/ess": 0.5, "correction/masked_frac": 0.25})
     assert told is not None and "25.0% of the tokens weigh 0, the effective sample size is 50.0%" in told
-    assert "Lower async_training.max_staleness" in told
+    assert told.endswith(
+        "Lower async_training.depth or async_training.max_staleness, or set algorithm.rollout_correction."
+        "rollout_is=sequence where trajectories are short"
+    )
+    told = GapAlarm(keys(rollout_is="sequence", gap_alarm=0.1)).text({gap: 0.2, f"{gap}/staleness_1": 0.2})
+    assert told is not None and told.endswith("Lower async_training.depth or async_training.max_staleness")
     told = GapAlarm(keys(proximal="rollout")).text({gap: 0.2})
     assert told is not None and "rollout_correction.reject.seq_mean_k3" in told
     assert GapAlarm(keys(gap_alarm=None)).text({gap: 5.0}) is None
