@@ -62,6 +62,9 @@ RECIPES = {"recipe/data": "data.train_files", "recipe/policy": "actor_rollout_re
 """Config groups that hold only while their key says `quickstart`: what suits the tiny policy suits no other."""
 FOLDER = "trainer.default_local_dir"
 STALENESS = "async_training.max_staleness"
+WEIGHED_WHOLE = 1024
+"""Tokens of a response up to which its importance as a whole is the default: at a gap of 0.001 nats a token its
+logarithm then has a deviation of 1.4."""
 EVERY_KEY = "every_key"
 """The key by which a YAML file says that it holds every key: one with its default value was then not given."""
 IDLE = "without_effect"
@@ -464,7 +467,11 @@ def corrected(values: Mapping[str, JSON], keys: Keys) -> dict[str, JSON]:
         return {}
     m2po = values.get(f"{ACTOR}.policy_loss.loss_mode") == "m2po"  # it masks tokens by the same ratio itself
     chosen = {f"{CORRECTION}.{name}" for name in ("proximal", "rollout_is", "reject")}.intersection(keys.given)
-    return {} if m2po or chosen else {f"{CORRECTION}.rollout_is": "token"}
+    if m2po or chosen:
+        return {}
+    length = values.get("data.max_response_length")
+    is_short = isinstance(length, int) and length <= WEIGHED_WHOLE
+    return {f"{CORRECTION}.rollout_is": "sequence" if is_short else "token"}
 
 
 def tell(config: Section, keys: Keys, translation: Translation) -> None:

@@ -322,7 +322,7 @@ def test_a_loss_without_an_option_that_it_needs() -> None:
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ([], r"the correction is rollout_is=token \(truncate at 2\): watch correction/ess"),
+        ([], r"the correction is rollout_is=sequence \(truncate at 2\): watch correction/ess"),
         (["rollout_is=null"], "nothing corrects for that: set algorithm.rollout_correction.rollout_is=token"),
         (["reject.token_k3=0.1"], "the correction is reject.token_k3=0.1: watch"),
         (["rollout_is=token", "reject.veto=1e-4"], r"rollout_is=token \(truncate at 2\), reject.veto=0.0001"),
@@ -342,8 +342,10 @@ def test_stale_tokens_are_corrected_unless_that_was_chosen_otherwise(tmp_path: P
     stale, correction = ["async_training.max_staleness=1", "trainer.save_freq=5"], "algorithm.rollout_correction."
     for given, expected in (
         ([], None),
-        (stale, "token"),
-        ([*stale, f"{correction}rollout_is=sequence"], "sequence"),
+        (stale, "sequence"),
+        ([*stale, "data.max_response_length=1024"], "sequence"),
+        ([*stale, "data.max_response_length=1025"], "token"),
+        ([*stale, f"{correction}rollout_is=token"], "token"),
         ([*stale, f"{correction}rollout_is=null"], None),
         ([*stale, f"{LOSS}=m2po"], None),
     ):
@@ -353,7 +355,7 @@ def test_stale_tokens_are_corrected_unless_that_was_chosen_otherwise(tmp_path: P
         again = load_config(["--config-path", str(tmp_path), "--config-name", "config"])
         assert again == config, given
     config = load_config(["--config-path", str(tmp_path), "--config-name", "config", f"{LOSS}=vanilla", stale[0]])
-    assert config.algorithm.rollout_correction.rollout_is == "token", "the bound is given anew"
+    assert config.algorithm.rollout_correction.rollout_is == "sequence", "the bound is given anew"
 
 
 def test_a_cluster_that_runs_has_its_cpus() -> None:

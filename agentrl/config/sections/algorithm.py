@@ -98,8 +98,8 @@ class RolloutCorrectionConfig(Section):
     rollout_is: Literal["token", "sequence", "geometric"] | None = None
     """Weigh each token's loss by its importance, the ratio of the proximal policy to the engine (with proximal=rollout,
     of the policy that is trained): of the token; of all policy tokens of its sequence; or their geometric mean. null:
-    no weights; with async_training.max_staleness above 0 it is token where none of rollout_is, proximal and reject is
-    given."""
+    no weights; with async_training.max_staleness above 0 it is sequence, or token with data.max_response_length above
+    1024, where none of rollout_is, proximal and reject is given."""
     rollout_is_threshold: Annotated[float, WEIGHED] = Field(2.0, gt=0)
     """Upper bound of the weights."""
     rollout_is_lower: Annotated[float | None, WEIGHED] = Field(None, gt=0)
