@@ -24,7 +24,7 @@ from agentrl.trajectory.files import update_file
 RATE, CLIP = 1e-4, 1.0
 """Learning rate and largest norm of the gradient, as the cells set them."""
 CUT = 2.0
-"""Bound of a stale token's weight."""
+"""Bound of the weight of a sequence with stale tokens."""
 CLOSE = 2e-3
 """Largest difference of a log-prob, or of an advantage: float32 over sequences that are computed in another order."""
 NORMS_CLOSE = 1e-2
@@ -132,7 +132,7 @@ def update_again(
         old, advantage = new.detach(), advantages[one.uid]
         weight = torch.ones_like(old)
         if "weights" in one.recorded:
-            weight = (old - sampled).exp().clamp(max=CUT)
+            weight = (old - sampled).sum().exp().clamp(max=CUT).expand_as(old)
         for name, expected in (
             ("trainer_logprobs", old),
             ("advantages", torch.full_like(old, advantage)),
