@@ -24,8 +24,8 @@ class AsyncTrainingConfig(Section):
     it: a bound for every token that is trained on. 0: rollouts and updates take turns. Above 0 trajectories that a step
     does not wait for go on under the next weights, and none is thrown away. SGLang servers, and rollout workers with
     devices of their own, sample during the update; an embedded engine that shares the policy's processor stands still
-    meanwhile. See docs/async.md. algorithm.rollout_correction corrects for the difference: rollout_is is
-    sequence or token then, unless it, proximal or reject is given."""
+    meanwhile. See docs/async.md. algorithm.rollout_correction corrects for the difference: rollout_is is sequence or
+    token then, unless it, proximal or reject is given."""
     depth: Annotated[int, OVERLAPS] = Field(1, gt=0)
     """Batches that may be begun beside the one that is waited for, at most max_staleness. More of them leave more
     slow trajectories time, and make the typical token older."""

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from ray.exceptions import ObjectLostError
 from torch._C._distributed_c10d import TCPStore
 
-from agentrl.errors import TrainingError, UserError, WorkerDied
+from agentrl.errors import UserError, WorkerDied
 from agentrl.parallel.store import listening_store
 from agentrl.runtime.placement import Role
 from agentrl.runtime.profiler import Profile, nvtx_range, profiled
@@ -201,7 +201,7 @@ class Rank:
         try:
             return self._readers.turn(reader, role, number, expected)
         except LostTurn as error:
-            return Failure.of(TrainingError(str(error)))
+            return Failure.of(error)
 
     def leave(self, reader: str) -> None:
         """Wait for the reader no longer. Asked of the first rank."""
@@ -223,8 +223,6 @@ class Rank:
         """
         try:
             return self._parts.part(turn, number, lambda: self._stored(self._weights[role], elements))
-        except LostTurn as error:
-            return Failure.of(TrainingError(str(error)))
         except Exception as error:
             return Failure.of(error)
 

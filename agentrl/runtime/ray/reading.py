@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from agentrl.errors import TrainingError
+
 T = TypeVar("T")
 
 HELD_FOR = 60.0
@@ -21,7 +23,7 @@ AHEAD = 2
 """Parts that the fastest reader may be ahead of the slowest."""
 
 
-class LostTurn(Exception):
+class LostTurn(TrainingError):
     """The reading is over that a reader asked for: what comes next belongs to another one."""
 
     def __init__(self) -> None:
@@ -47,10 +49,8 @@ class Readers:
     _role: str = ""
     _reading: int = 0
     _opened: float = 0.0
-    _parts: dict[str, int] = field(default_factory=dict)
-    """By reader, the part that it asked for last: it has all before."""
-    _seen: dict[str, float] = field(default_factory=dict)
-    """By reader, the time at which it asked last."""
+    _asked: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """By reader, the part that it asked for last, as it has all before, and when."""
 
     def turn(self, reader: str, role: str, number: int, expected: int) -> Turn | None:
         """Let `reader` take part `number` of a role's weights; None: it has to ask again.
@@ -59,34 +59,31 @@ class Readers:
         came too late to join, and for readers that are too far behind. Raises LostTurn.
         """
         now = self.now()
-        for other in [one for one, seen in self._seen.items() if now - seen > HELD_FOR]:
-            self.leave(other)
-        if reader not in self._parts:
+        self._asked = {one: (part, asked) for one, (part, asked) in self._asked.items() if now - asked <= HELD_FOR}
+        if reader not in self._asked:
             if number:
                 raise LostTurn
-            if self._parts and (role != self._role or self._least > 0):
+            if self._asked and (role != self._role or self._least > 0):
                 return None
-            if not self._parts:
+            if not self._asked:
                 self._role, self._reading, self._opened = role, self._reading + 1, now
-        self._parts[reader], self._seen[reader] = number, now
-        is_alone = len(self._parts) < expected and now - self._opened < JOIN_WITHIN
+        self._asked[reader] = number, now
+        is_alone = len(self._asked) < expected and now - self._opened < JOIN_WITHIN
         if (number == 0 and is_alone) or number - self._least > AHEAD:
             return None
         return Turn(self._reading, self._least)
 
     def leave(self, reader: str) -> None:
         """Wait for a reader no longer: it has all, or gave up."""
-        self._parts.pop(reader, None)
-        self._seen.pop(reader, None)
+        self._asked.pop(reader, None)
 
     def leave_all(self, beginning: str = "") -> None:
         """Wait no longer for readers whose names begin so."""
-        for reader in [one for one in self._parts if one.startswith(beginning)]:
-            self.leave(reader)
+        self._asked = {reader: last for reader, last in self._asked.items() if not reader.startswith(beginning)}
 
     @property
     def _least(self) -> int:
-        return min(self._parts.values())
+        return min(part for part, _ in self._asked.values())
 
 
 @dataclass(slots=True)
