@@ -37,11 +37,11 @@ from agentrl.rollouts.journal import Journal, record_of, trajectories_in
 from agentrl.rollouts.saving import Saving
 from agentrl.rollouts.trial import try_once
 from agentrl.runtime.profiler import nvtx_range, profiled, rollout_profile
-from agentrl.runtime.thread_state import torch_state
 from agentrl.system.answers import AfterKill, Answers, Entry, check_after_kill
 from agentrl.system.loop_thread import DelayWatch, LoopThread
 from agentrl.system.metrics import Metrics
 from agentrl.system.registry import configured
+from agentrl.system.thread_state import torch_state
 from agentrl.system.throttle import OncePerKey
 from agentrl.system.user_code import collect_numbers
 from agentrl.tool.toolset import ToolSet

@@ -5,7 +5,8 @@
 A real server on the CPU gets float32 weights by each of the three senders: parts of a model of 248 MB (one matrix of
 its attention and more, two of its layers, all), then a model of many small tensors as large as those two layers. The
 base is a bare copy of the same bytes in memory, in the same run. A hand-over is two copies at least: into
-the buffer, and out of it into the server's parameters.
+the buffer, and out of it into the server's parameters. Beside each send a task asks for its turn on the event loop, as
+trajectories do: the longest time that it waits is the last column.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from benchmarks.no_options import no_options
 REPEATS = 15
 BUCKET = 128 << 20  # bytes
 STARTUP = 300.0  # seconds
+PAUSE = 0.002  # seconds between two turns that are asked for
 LARGE = TinyShape(hidden=768, heads=24, kv_heads=24, intermediate=2304, layers=8)
 MANY = TinyShape(hidden=192, heads=6, kv_heads=6, intermediate=576, layers=32)
 
@@ -46,6 +48,8 @@ class Row:
     bytes: int
     seconds: float
     copy: float
+    stood_still: float
+    """Longest delay of a turn on the event loop during a send."""
 
 
 def part(folder: Path, keep: Callable[[str], bool]) -> Weights:
@@ -65,6 +69,24 @@ class Copy:
         return time.perf_counter() - began
 
 
+class Waits:
+    """A task that asks for turns on the event loop, and the longest time by which one came late."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+        self._task = asyncio.create_task(self._ask())
+
+    async def _ask(self) -> None:
+        while True:
+            began = time.perf_counter()
+            await asyncio.sleep(PAUSE)
+            self.longest = max(self.longest, time.perf_counter() - began - PAUSE)
+
+    def end(self) -> float:
+        self._task.cancel()
+        return self.longest
+
+
 async def measure(client: SGLangClient, weights: Weights, folder: Path) -> list[Row]:
     """One row for each sender; a first send, which makes buffer, group or folder, is not counted."""
     copy = Copy(sum(4 * tensor.numel() for _, tensor in weights.read()))
@@ -75,16 +97,17 @@ async def measure(client: SGLangClient, weights: Weights, folder: Path) -> list[
     }
     rows = []
     for name, sender in senders.items():
-        seconds, copies = [], []
+        seconds, copies, stood_still = [], [], []
         for version in range(REPEATS + 1):
-            began = time.perf_counter()
+            waits, began = Waits(), time.perf_counter()
             faults = await sender.send([client], weights, version)
             seconds.append(time.perf_counter() - began)
+            stood_still.append(waits.end())
             for fault in faults.values():
                 raise fault
             copies.append(copy.seconds())
         await sender.close()
-        medians = statistics.median(seconds[1:]), statistics.median(copies[1:])
+        medians = [statistics.median(column[1:]) for column in (seconds, copies, stood_still)]
         rows.append(Row(name, len(weights.shapes), sender.bytes_sent, *medians))
     return rows
 
@@ -114,10 +137,12 @@ async def main() -> None:
         ]
         rows = await with_server(LARGE, large, work)
         rows += await with_server(MANY, [lambda name: True], work)
-    print("| sender | MB | tensors | seconds | copies of the same bytes |\n|---|---|---|---|---|")
+    print("| sender | MB | tensors | seconds | copies of the same bytes | event loop stood still, s |")
+    print("|---|---|---|---|---|---|")
     for row in sorted(rows, key=lambda row: row.sender):
         ratio = row.seconds / row.copy
-        print(f"| {row.sender} | {row.bytes / 1e6:.1f} | {row.tensors} | {row.seconds:.3f} | {ratio:.1f} |")
+        cells = f"{row.bytes / 1e6:.1f} | {row.tensors} | {row.seconds:.3f} | {ratio:.1f} | {row.stood_still:.4f}"
+        print(f"| {row.sender} | {cells} |")
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ async def test_a_tensor_that_was_not_sent_is_named_within_one_update(
         return buckets(((name, tensor) for name, tensor in tensors if name != lost), *more)
 
     with monkeypatch.context() as patch:
-        patch.setattr("agentrl.engines.servers.sync.tensor.buckets", without)
+        patch.setattr("agentrl.engines.servers.sync.filling.buckets", without)
         told = await found(3)
     assert sorted(told) == sorted(
         f"version 3 of {lost.replace('k_proj', 'qkv_proj')} is not in the engine "

@@ -14,8 +14,9 @@ import torch
 from safetensors.torch import save_file
 
 from agentrl.engines.servers.client import WeightReceiver
-from agentrl.engines.servers.sync.buckets import Bucket, buckets, buffer_bytes
+from agentrl.engines.servers.sync.buckets import Bucket, buffer_bytes
 from agentrl.engines.servers.sync.checksum import ExpectedChecksums, compare
+from agentrl.engines.servers.sync.filling import each_bucket
 from agentrl.engines.servers.sync.update import Comparison, Update
 from agentrl.engines.weights import Weights
 from agentrl.system.publish import published_directory
@@ -64,12 +65,14 @@ class DiskSender:
         path = self._folder / f"version-{version}"
         buffer = torch.empty(buffer_bytes(weights.shapes, self.dtype, self._bucket_bytes), dtype=torch.uint8)
         with published_directory(path) as partial:
-            filled = buckets(weights.read(), buffer, self._bucket_bytes, self.dtype)
-            for number, bucket in enumerate(filled, start=1):
-                if expected is not None:
-                    expected.add(bucket)
-                await asyncio.to_thread(_save, bucket, partial / f"model-{number:05d}.safetensors")
-                self.bytes_sent += bucket.data.numel()
+            self.bytes_sent = await each_bucket(
+                weights,
+                buffer,
+                self._bucket_bytes,
+                self.dtype,
+                expected,
+                lambda number, bucket: asyncio.to_thread(_save, bucket, partial / f"model-{number:05d}.safetensors"),
+            )
         for other in self._folder.iterdir():
             if other != path:
                 shutil.rmtree(other)

@@ -23,8 +23,9 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from agentrl.engines.contract import RequestError
 from agentrl.engines.servers.client import GroupInvitation, ServerInfo, WeightReceiver
-from agentrl.engines.servers.sync.buckets import buckets, buffer_bytes
+from agentrl.engines.servers.sync.buckets import buffer_bytes
 from agentrl.engines.servers.sync.checksum import ExpectedChecksums, compare
+from agentrl.engines.servers.sync.filling import each_bucket
 from agentrl.engines.servers.sync.update import Comparison, Update
 from agentrl.engines.weights import Weights
 from agentrl.parallel.store import listening_store
@@ -112,18 +113,21 @@ class DistributedSender:
         buffer = torch.empty(
             buffer_bytes(weights.shapes, self.dtype, self._bucket_bytes), dtype=torch.uint8, device=self._device
         )
-        for number, bucket in enumerate(buckets(weights.read(), buffer, self._bucket_bytes, self.dtype), start=1):
-            if expected is not None:
-                expected.add(bucket)
-            await self._together(
+        self.bytes_sent = await each_bucket(
+            weights,
+            buffer,
+            self._bucket_bytes,
+            self.dtype,
+            expected,
+            lambda number, bucket: self._together(
                 update,
                 f"bucket {number}",
-                lambda server, bucket=bucket: server.update_from_broadcast(  # type: ignore[misc]
+                lambda server: server.update_from_broadcast(
                     bucket, update.version, group=group.name, timeout=self._timeout
                 ),
-                lambda data=bucket.data: group.broadcast(data),  # type: ignore[misc]
-            )
-            self.bytes_sent += bucket.data.numel()
+                lambda: group.broadcast(bucket.data),
+            ),
+        )
         return expected
 
     async def _together(

@@ -16,8 +16,9 @@ import torch.multiprocessing
 
 from agentrl.engines.contract import EngineError
 from agentrl.engines.servers.client import WeightReceiver
-from agentrl.engines.servers.sync.buckets import buckets, buffer_bytes
+from agentrl.engines.servers.sync.buckets import buffer_bytes
 from agentrl.engines.servers.sync.checksum import ExpectedChecksums, compare
+from agentrl.engines.servers.sync.filling import each_bucket
 from agentrl.engines.servers.sync.update import Comparison, Update
 from agentrl.engines.weights import Weights
 
@@ -54,19 +55,19 @@ class TensorSender:
         infos = await update.infos()
         await update.begin()
         expected = self._checksums() if self._checksums else None
-        filled = buckets(weights.read(), buffer, self._bucket_bytes, self.dtype)
-        for number, bucket in enumerate(filled, start=1):
-            if expected is not None:
-                expected.add(bucket)
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
-            await update.each(
+        self.bytes_sent = await each_bucket(
+            weights,
+            buffer,
+            self._bucket_bytes,
+            self.dtype,
+            expected,
+            lambda number, bucket: update.each(
                 f"bucket {number}",
-                lambda server, bucket=bucket: server.update_from_memory(  # type: ignore[misc]
+                lambda server: server.update_from_memory(
                     bucket, version, ranks=infos[server.url].tensor_parallel, timeout=self._timeout
                 ),
-            )
-            self.bytes_sent += bucket.data.numel()
+            ),
+        )
         await update.end()
         if expected is not None:
             self.compared = await compare(update, expected)

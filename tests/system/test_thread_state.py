@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from agentrl.runtime.thread_state import torch_state
+from agentrl.system.thread_state import torch_state
 
 
 def seen() -> dict[str, Any]:
