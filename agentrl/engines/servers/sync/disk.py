@@ -19,7 +19,7 @@ from agentrl.engines.servers.sync.checksum import ExpectedChecksums, compare
 from agentrl.engines.servers.sync.filling import each_bucket
 from agentrl.engines.servers.sync.update import Comparison, Update
 from agentrl.engines.weights import Weights
-from agentrl.system.publish import published_directory
+from agentrl.system.publish import flush_to_disk, published_directory
 
 
 class DiskSender:
@@ -73,11 +73,16 @@ class DiskSender:
                 expected,
                 lambda number, bucket: asyncio.to_thread(_save, bucket, partial / f"model-{number:05d}.safetensors"),
             )
-        for other in self._folder.iterdir():
-            if other != path:
-                shutil.rmtree(other)
+        await asyncio.to_thread(_remove_others, path)
         return path
 
 
 def _save(bucket: Bucket, path: Path) -> None:
     save_file({entry.name: bucket.tensor(entry) for entry in bucket.entries}, path)
+    flush_to_disk(path)  # here, as `published_directory` would have the event loop wait for the disk
+
+
+def _remove_others(path: Path) -> None:
+    for other in path.parent.iterdir():
+        if other != path:
+            shutil.rmtree(other)
