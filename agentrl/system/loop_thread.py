@@ -144,9 +144,11 @@ class DelayWatch:
     """
 
     SECONDS = 0.05
-    """Time between two looks."""
+    """Time between two looks, if nothing else is said."""
 
-    def __init__(self) -> None:
+    def __init__(self, interval: float = SECONDS) -> None:
+        """`interval`: seconds between two looks; what holds the loop for less may be missed."""
+        self._interval = interval
         self._longest = 0.0
         self._due: float | None = None
 
@@ -167,7 +169,7 @@ class DelayWatch:
         now = loop.time()
         if self._due is not None:
             self._longest = max(self._longest, now - self._due)
-        self._due = now + self.SECONDS
+        self._due = now + self._interval
         loop.call_at(self._due, self._look)
 
 

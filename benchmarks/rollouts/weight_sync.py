@@ -5,8 +5,8 @@
 A real server on the CPU gets float32 weights by each of the three senders: parts of a model of 248 MB (one matrix of
 its attention and more, two of its layers, all), then a model of many small tensors as large as those two layers. The
 base is a bare copy of the same bytes in memory, in the same run. A hand-over is two copies at least: into
-the buffer, and out of it into the server's parameters. Beside each send a task asks for its turn on the event loop, as
-trajectories do: the longest time that it waits is the last column.
+the buffer, and out of it into the server's parameters. The last column is the longest time
+during a send by which the event loop, which drives trajectories, comes late.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.engines.weights import Weights
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.system.http import http_client
+from agentrl.system.loop_thread import DelayWatch
 from benchmarks.no_options import no_options
 
 REPEATS = 15
 BUCKET = 128 << 20  # bytes
 STARTUP = 300.0  # seconds
-PAUSE = 0.002  # seconds between two turns that are asked for
+LOOK = 0.002  # seconds between two looks at how late the event loop comes
 LARGE = TinyShape(hidden=768, heads=24, kv_heads=24, intermediate=2304, layers=8)
 MANY = TinyShape(hidden=192, heads=6, kv_heads=6, intermediate=576, layers=32)
 
@@ -69,24 +70,6 @@ class Copy:
         return time.perf_counter() - began
 
 
-class Waits:
-    """A task that asks for turns on the event loop, and the longest time by which one came late."""
-
-    def __init__(self) -> None:
-        self.longest = 0.0
-        self._task = asyncio.create_task(self._ask())
-
-    async def _ask(self) -> None:
-        while True:
-            began = time.perf_counter()
-            await asyncio.sleep(PAUSE)
-            self.longest = max(self.longest, time.perf_counter() - began - PAUSE)
-
-    def end(self) -> float:
-        self._task.cancel()
-        return self.longest
-
-
 async def measure(client: SGLangClient, weights: Weights, folder: Path) -> list[Row]:
     """One row for each sender; a first send, which makes buffer, group or folder, is not counted."""
     copy = Copy(sum(4 * tensor.numel() for _, tensor in weights.read()))
@@ -95,14 +78,18 @@ async def measure(client: SGLangClient, weights: Weights, folder: Path) -> list[
         "distributed (gloo)": DistributedSender(torch.float32, BUCKET, "gloo"),
         "disk": DiskSender(torch.float32, BUCKET, folder),
     }
+    delay = DelayWatch(LOOK)
+    delay.begin()
     rows = []
     for name, sender in senders.items():
         seconds, copies, stood_still = [], [], []
         for version in range(REPEATS + 1):
-            waits, began = Waits(), time.perf_counter()
+            await asyncio.sleep(LOOK)  # after the copy, which holds the loop, too
+            delay.take()
+            began = time.perf_counter()
             faults = await sender.send([client], weights, version)
             seconds.append(time.perf_counter() - began)
-            stood_still.append(waits.end())
+            stood_still.append(delay.take())
             for fault in faults.values():
                 raise fault
             copies.append(copy.seconds())

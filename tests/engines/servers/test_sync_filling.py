@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
 from agentrl.engines.servers.sync.buckets import Bucket
-from agentrl.engines.servers.sync.filling import each_bucket
+from agentrl.engines.servers.sync.filling import Filling
 from agentrl.engines.weights import Weights
 
 SHAPES = {f"w{number}": (4,) for number in range(6)}
-FLOATS_OF_TWO = 32  # bytes of two tensors
+BYTES_OF_TWO = 32  # of two tensors of SHAPES
 
 
 class Notes:
@@ -48,13 +48,16 @@ def tensors() -> Iterator[tuple[str, torch.Tensor]]:
         yield name, torch.full((4,), float(number))
 
 
-async def sent_of(weights: Weights, sent: Sent, buffer: torch.Tensor, notes: Notes | None = None) -> int:
-    return await each_bucket(weights, buffer, FLOATS_OF_TWO, torch.float32, notes, sent)
+async def sent_of(
+    weights: Weights, sent: Sent, buffer: torch.Tensor, checksums: Callable[[], Notes] | None = None
+) -> int:
+    size, _ = await Filling(torch.float32, BYTES_OF_TWO, checksums).each_bucket(weights, buffer, sent)
+    return size
 
 
 async def test_every_bucket_is_sent_before_the_next_is_filled() -> None:
     sent, notes = Sent(), Notes()
-    size = await sent_of(Weights(SHAPES, tensors), sent, torch.empty(FLOATS_OF_TWO, dtype=torch.uint8), notes)
+    size = await sent_of(Weights(SHAPES, tensors), sent, torch.empty(BYTES_OF_TWO, dtype=torch.uint8), lambda: notes)
     assert (size, sent.numbers, notes.names) == (6 * 16, [1, 2, 3], list(SHAPES))
     assert all(torch.equal(sent.values[name], tensor) for name, tensor in tensors())
 
@@ -114,7 +117,7 @@ async def test_an_error_of_reading_or_of_sending_ends_the_reading() -> None:
     with pytest.raises(ValueError, match="no more weights"):
         await sent_of(Weights(SHAPES, read), Sent(), buffer)
     with pytest.raises(ConnectionError, match="bucket 1 refused"):
-        await each_bucket(Weights(SHAPES, read), buffer, FLOATS_OF_TWO, torch.float32, None, refuse)
+        await Filling(torch.float32, BYTES_OF_TWO, None).each_bucket(Weights(SHAPES, read), buffer, refuse)
     assert len(closed) == 2 and threading.get_ident() not in closed
 
 

@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import save_file
 
 from agentrl.engines.servers.client import WeightReceiver
-from agentrl.engines.servers.sync.buckets import Bucket, buffer_bytes
+from agentrl.engines.servers.sync.buckets import Bucket
 from agentrl.engines.servers.sync.checksum import ExpectedChecksums, compare
-from agentrl.engines.servers.sync.filling import each_bucket
+from agentrl.engines.servers.sync.filling import Filling
 from agentrl.engines.servers.sync.update import Comparison, Update
 from agentrl.engines.weights import Weights
 from agentrl.system.publish import flush_to_disk, published_directory
@@ -40,16 +40,14 @@ class DiskSender:
         self.bytes_sent = 0
         self.compared: Comparison = "none"
         self.dtype = dtype
-        self._bucket_bytes = bucket_bytes
+        self._filling = Filling(dtype, bucket_bytes, checksums)
         self._folder = folder.absolute()
         self._timeout = timeout
-        self._checksums = checksums
 
     async def send(self, servers: Sequence[WeightReceiver], weights: Weights, version: int) -> dict[str, Exception]:
         """See WeightSender. Raises TrainingError on a full disk."""
         update = Update(servers, version, self._timeout)
-        expected = self._checksums() if self._checksums else None
-        path = await self._write(weights, version, expected)
+        path, expected = await self._write(weights, version)
         await update.each("reading files", lambda server: server.update_from_disk(path, version, self._timeout))
         if expected is not None:
             self.compared = await compare(update, expected)
@@ -59,22 +57,19 @@ class DiskSender:
         """Remove the files."""
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
-    async def _write(self, weights: Weights, version: int, expected: ExpectedChecksums | None) -> Path:
-        """Write the weights to the folder of the new version, and remove older ones."""
+    async def _write(self, weights: Weights, version: int) -> tuple[Path, ExpectedChecksums | None]:
+        """Write the weights to the folder of the new version, and remove older ones; see `Filling.each_bucket`."""
         self.bytes_sent = 0
         path = self._folder / f"version-{version}"
-        buffer = torch.empty(buffer_bytes(weights.shapes, self.dtype, self._bucket_bytes), dtype=torch.uint8)
+        buffer = torch.empty(self._filling.buffer_bytes(weights), dtype=torch.uint8)
         with published_directory(path) as partial:
-            self.bytes_sent = await each_bucket(
+            self.bytes_sent, expected = await self._filling.each_bucket(
                 weights,
                 buffer,
-                self._bucket_bytes,
-                self.dtype,
-                expected,
                 lambda number, bucket: asyncio.to_thread(_save, bucket, partial / f"model-{number:05d}.safetensors"),
             )
         await asyncio.to_thread(_remove_others, path)
-        return path
+        return path, expected
 
 
 def _save(bucket: Bucket, path: Path) -> None:

@@ -23,9 +23,8 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from agentrl.engines.contract import RequestError
 from agentrl.engines.servers.client import GroupInvitation, ServerInfo, WeightReceiver
-from agentrl.engines.servers.sync.buckets import buffer_bytes
 from agentrl.engines.servers.sync.checksum import ExpectedChecksums, compare
-from agentrl.engines.servers.sync.filling import each_bucket
+from agentrl.engines.servers.sync.filling import Filling
 from agentrl.engines.servers.sync.update import Comparison, Update
 from agentrl.engines.weights import Weights
 from agentrl.parallel.store import listening_store
@@ -52,11 +51,10 @@ class DistributedSender:
         self.bytes_sent = 0
         self.compared: Comparison = "none"
         self.dtype = dtype
-        self._bucket_bytes = bucket_bytes
+        self._filling = Filling(dtype, bucket_bytes, checksums)
         self._backend: Literal["gloo", "nccl"] = backend
         self._device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
         self._timeout = timeout
-        self._checksums = checksums
         self._group: _Group | None = None
         self._version = ""
 
@@ -109,16 +107,10 @@ class DistributedSender:
         assert self._group is not None
         group = self._group
         self.bytes_sent = 0
-        expected = self._checksums() if self._checksums else None
-        buffer = torch.empty(
-            buffer_bytes(weights.shapes, self.dtype, self._bucket_bytes), dtype=torch.uint8, device=self._device
-        )
-        self.bytes_sent = await each_bucket(
+        buffer = torch.empty(self._filling.buffer_bytes(weights), dtype=torch.uint8, device=self._device)
+        self.bytes_sent, expected = await self._filling.each_bucket(
             weights,
             buffer,
-            self._bucket_bytes,
-            self.dtype,
-            expected,
             lambda number, bucket: self._together(
                 update,
                 f"bucket {number}",

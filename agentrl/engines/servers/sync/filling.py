@@ -3,50 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator
+from dataclasses import dataclass
 
 import torch
 
-from agentrl.engines.servers.sync.buckets import Bucket, buckets
+from agentrl.engines.servers.sync.buckets import Bucket, buckets, buffer_bytes
 from agentrl.engines.servers.sync.checksum import ExpectedChecksums
 from agentrl.engines.weights import Weights
 from agentrl.system.thread_state import torch_state
 from agentrl.system.threads import OwnThread
 
 
-async def each_bucket(
-    weights: Weights,
-    buffer: torch.Tensor,
-    bucket_bytes: int,
-    dtype: torch.dtype,
-    expected: ExpectedChecksums | None,
-    send: Callable[[int, Bucket], Awaitable[object]],
-) -> int:
-    """Fill `buffer` [B] uint8 as `buckets` does, and `send` each bucket, numbered from 1, before the next is filled.
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """How a sender's buffer is filled, and what is noted of each bucket."""
 
-    Reading waits: for other readers, for ranks that gather a tensor, for copies from a device. So one thread reads
-    everything, as settings such as no_grad, which a half-read generator holds, belong to a thread; it computes as the
-    caller's does. When this returns or raises, nothing writes to the buffer any more. Returns the bytes sent.
-    """
-    state = torch_state()
+    dtype: torch.dtype
+    """Type that weights are sent in."""
+    bucket_bytes: int
+    checksums: Callable[[], ExpectedChecksums] | None
+    """Makes the expected checksums of a send; None: what arrives is not verified."""
 
-    def filled() -> Generator[Bucket]:
-        with state():
-            for bucket in buckets(weights.read(), buffer, bucket_bytes, dtype):
-                if expected is not None:
-                    expected.add(bucket)
-                if buffer.is_cuda:  # others read the buffer on streams, or in processes, of their own
-                    torch.cuda.synchronize(buffer.device)
-                yield bucket
+    def buffer_bytes(self, weights: Weights) -> int:
+        """Size of the buffer that `each_bucket` needs."""
+        return buffer_bytes(weights.shapes, self.dtype, self.bucket_bytes)
 
-    thread, source = OwnThread("weights"), filled()
-    sent = number = 0
-    try:
-        while (bucket := await thread.submit(next, source, None)) is not None:
-            number += 1
-            await send(number, bucket)
-            sent += bucket.data.numel()
-        return sent
-    finally:
-        closed = thread.submit(source.close)
-        thread.end()
-        await closed
+    async def each_bucket(
+        self, weights: Weights, buffer: torch.Tensor, send: Callable[[int, Bucket], Awaitable[object]]
+    ) -> tuple[int, ExpectedChecksums | None]:
+        """Fill `buffer` [B] uint8 as `buckets` does, and `send` each bucket, counted from 1, before the next is filled.
+
+        Reading waits: for other readers, for ranks that gather a tensor, for copies from a device. So one thread reads
+        everything, as settings such as no_grad, which a half-read generator holds, belong to a thread; it computes as
+        the caller's does. When this returns or raises, nothing writes to the buffer any more. Returns (bytes sent,
+        checksums that a server must answer).
+        """
+        state = torch_state()
+        expected = self.checksums() if self.checksums else None
+
+        def filled() -> Generator[Bucket]:
+            with state():
+                for bucket in buckets(weights.read(), buffer, self.bucket_bytes, self.dtype):
+                    if expected is not None:
+                        expected.add(bucket)
+                    if buffer.is_cuda:  # others read the buffer on streams, or in processes, of their own
+                        torch.cuda.synchronize(buffer.device)
+                    yield bucket
+
+        thread, source = OwnThread("weights"), filled()
+        sent = number = 0
+        try:
+            while (bucket := await thread.submit(next, source, None)) is not None:
+                number += 1
+                await send(number, bucket)
+                sent += bucket.data.numel()
+            return sent, expected
+        finally:
+            closed = thread.submit(source.close)
+            thread.end()
+            await closed

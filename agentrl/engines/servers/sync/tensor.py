@@ -16,9 +16,8 @@ import torch.multiprocessing
 
 from agentrl.engines.contract import EngineError
 from agentrl.engines.servers.client import WeightReceiver
-from agentrl.engines.servers.sync.buckets import buffer_bytes
 from agentrl.engines.servers.sync.checksum import ExpectedChecksums, compare
-from agentrl.engines.servers.sync.filling import each_bucket
+from agentrl.engines.servers.sync.filling import Filling
 from agentrl.engines.servers.sync.update import Comparison, Update
 from agentrl.engines.weights import Weights
 
@@ -41,26 +40,21 @@ class TensorSender:
         self.bytes_sent = 0
         self.compared: Comparison = "none"
         self.dtype = dtype
-        self._bucket_bytes = bucket_bytes
+        self._filling = Filling(dtype, bucket_bytes, checksums)
         self._device = torch.device(device)
         self._timeout = timeout
-        self._checksums = checksums
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
     async def send(self, servers: Sequence[WeightReceiver], weights: Weights, version: int) -> dict[str, Exception]:
         """See WeightSender. Raises EngineError when shared memory is too small for the buffer."""
         self.bytes_sent = 0
-        buffer = self._buffer_of(buffer_bytes(weights.shapes, self.dtype, self._bucket_bytes))
+        buffer = self._buffer_of(self._filling.buffer_bytes(weights))
         update = Update(servers, version, self._timeout)
         infos = await update.infos()
         await update.begin()
-        expected = self._checksums() if self._checksums else None
-        self.bytes_sent = await each_bucket(
+        self.bytes_sent, expected = await self._filling.each_bucket(
             weights,
             buffer,
-            self._bucket_bytes,
-            self.dtype,
-            expected,
             lambda number, bucket: update.each(
                 f"bucket {number}",
                 lambda server: server.update_from_memory(
