@@ -221,6 +221,8 @@ def check(question: Question) -> None:
     except duckdb.Error as error:
         raise DataError(f"where={question.where}: want one SQL condition. {first_line(error)}") from error
     with _database() as database:
+        if question.regex:  # by itself: over no rows DuckDB need not look at a pattern
+            _execute(database, "select regexp_matches('', ?)", question, [question.regex], SECONDS)
         names = [name for name in _names(question) if name != "row"]
         empty = _view(SCHEMA.names, _update_columns() if question.words & OF_THE_UPDATE.keys() else None, question)
         database.register("raw", SCHEMA.empty_table())
