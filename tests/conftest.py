@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Generator
 from pathlib import Path
 
@@ -25,6 +26,8 @@ os.environ.update(
 )
 
 PROJECT = Path(__file__).resolve().parent.parent
+# An assertion in a module of helpers tells its values, as one in a test does.
+pytest.register_assert_rewrite(*({f"tests.{path.stem}" for path in Path(__file__).parent.iterdir()} - set(sys.modules)))
 SHARED = next((path for path in (PROJECT.parent / "shared", PROJECT / "shared") if (path / "data").is_dir()), None)
 
 

@@ -16,7 +16,7 @@ import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from agentrl.engines.servers.starter import STARTER
 from agentrl.errors import DataError, UserError
@@ -309,9 +309,23 @@ def test_from_a_trajectory_to_its_replay_and_to_an_edit(
         page.goto(f"{address}/#/run/0/trajectory/train_000002/0")
         page.get_by_role("button", name="Replay").click()
         page.locator("dialog .primary").click()
+        expect(page.locator(".status")).to_have_text("running")  # by now the page of it: the dialog has a Cancel, too
         page.get_by_role("button", name="Cancel").click()
         expect(page.locator(".status")).to_have_text("cancelled")
         expect(page.get_by_role("button", name="Cancel")).to_be_hidden()
+        # One that is cancelled before the server has said its number.
+        page.goto(f"{address}/#/run/0/trajectory/train_000002/0")
+        held: list[Route] = []
+        page.route("**/api/replay", lambda route: held.append(route), times=1)
+        page.get_by_role("button", name="Replay").click()
+        with page.expect_request("**/api/replay"):
+            page.locator("dialog .primary").click()
+        page.get_by_role("button", name="Cancel").click()
+        expect(page.locator("dialog")).to_have_count(0)
+        with page.expect_response("**/api/replay/*/cancel") as cancelled:
+            held.pop().continue_()
+        assert cancelled.value.json()["state"] == "cancelled"
+        expect(page.locator("h1")).to_have_text("train/2/0/0")
         assert watched.said == []
         watched.context.close()
 

@@ -39,6 +39,7 @@ async function ask(run, record, edit = null) {
     try {
       const body = { place: `${record.run}/${record.part}/${record.row}`, turn: edit?.turn ?? null, call: edit?.call ?? null, text: text?.value ?? "", checkpoint: weights.value || null, own_device: device.value === "own" };
       const { number } = await post("/api/replay", body);
+      if (!dialog.open) return await post(`/api/replay/${number}/cancel`); // cancelled while it was being started
       dialog.close();
       location.hash = link(["replay", number]);
     } catch (error) {
