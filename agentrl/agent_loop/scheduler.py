@@ -22,6 +22,7 @@ from agentrl.engines.contract import RequestError, SamplingParams
 from agentrl.errors import CodeError, UserError
 from agentrl.reward import RewardManager, score_all, score_once
 from agentrl.system.answers import Answers
+from agentrl.system.cancellation import leaked_cancellation_fails
 from agentrl.system.deadline import Clock
 from agentrl.system.numbers import finite, number_of
 from agentrl.system.quota import run_concurrently
@@ -111,7 +112,7 @@ class Scheduler:
         for request in requests:
             groups[request.group, request.baseline].requests.append(request)
         return await run_concurrently(
-            self._run_one(request, groups[request.group, request.baseline], on_end) for request in requests
+            self._run_to_end(request, groups[request.group, request.baseline], on_end) for request in requests
         )
 
     async def close(self) -> None:
@@ -124,11 +125,14 @@ class Scheduler:
         """Count the running trajectories by what they wait for, most frequent first."""
         return dict(Counter(episode.waiting_for.split(" (")[0] for episode in self.running.values()).most_common())
 
+    async def _run_to_end(
+        self, request: Request, group: _Group, on_end: Callable[[Trajectory], None] | None
+    ) -> Trajectory:
+        with leaked_cancellation_fails(f"trajectory {request.uid}"):  # of its group others may wait for this one
+            return await self._run_one(request, group, on_end)
+
     async def _run_one(
-        self,
-        request: Request,
-        group: _Group,
-        on_end: Callable[[Trajectory], None] | None,
+        self, request: Request, group: _Group, on_end: Callable[[Trajectory], None] | None
     ) -> Trajectory:
         async with self._places:
             if request.on_begin is not None:

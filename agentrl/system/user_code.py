@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from agentrl.errors import CodeError, InfrastructureError, UserError
+from agentrl.system.cancellation import leaked_cancellation_fails
 from agentrl.system.metrics import Metrics
 from agentrl.system.targets import plain_name
 
@@ -113,7 +114,8 @@ def _http_status(error: BaseException) -> int | None:
 class user_code:
     """Context for a call of `code`, called `what` in messages: raise CodeError in place of its errors.
 
-    Faults, UserErrors, the classes of `passing`, and errors that no user code had a part in stay as they are.
+    Faults, UserErrors, the classes of `passing`, and errors that no user code had a part in stay as they are. A
+    CancelledError that nobody asked for is a fault (see `agentrl.system.cancellation`).
     """
 
     __slots__ = ("_code", "_passing", "_what")
@@ -127,6 +129,7 @@ class user_code:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not isinstance(error, (Exception, SystemExit)):
+            leaked_cancellation_fails(self._what).__exit__(kind, error, trace)
             return
         stays = isinstance(error, (UserError, *self._passing)) or is_fault(error)
         if not stays and not (is_agentrl_code(self._code) and not _frames(error, self._code)):

@@ -183,6 +183,7 @@ def test_literals_are_json_or_python(value: Any) -> None:
         *("", "x", "'x'", "(1, 2)", "{1: 2}", "{'a'}", "[1,]", "[,1]", "[1 2]", "{'a' 1}", "{'a', 'b'}", "{'a': 1: 2}"),
         *("{'a': }", "[True", "[True]]", "[True}", "['a]", "[f()]", "[__import__('os')]", "[True] x", "[1_0, None]"),
         *("NaN", "inf", "1e999", "[None, 1e999]", "[None, " + "1" * 5000 + "]", "'a' 'b'", "[None]['a']"),
+        *('"\\ud800"', '["\\uDFFF"]', '{"\\udead": 1}', '["\\ud83d \\ude00"]'),
         *("[None, '\\U00110000']", "[" * 100 + "None" + "]" * 100, "{[None]: 1}", "1.2.3", "--1", "True False"),
     ],
 )
@@ -202,6 +203,7 @@ def test_no_text_raises_and_every_value_can_be_sent(pieces: list[str]) -> None:
 
 
 def test_escapes_of_python() -> None:
+    assert read_literal(r'["\ud83d\ude00", "\\ud800"]') == ["😀", r"\ud800"]
     assert read_literal(r"['\x41\u00e9\U0001f600\n\\\'', None, true]") == ["Aé😀\n\\'", None, True]
     assert read_literal("[" * 99 + "None" + "]" * 99) is not NO_VALUE
 

@@ -19,7 +19,7 @@ from agentrl.engines.contract import Generation, RequestError, RolloutEngine, Sa
 from agentrl.engines.weights import Weights
 from agentrl.trajectory import VersionSpan
 
-MAX_MODEL_LEN = 4096
+MAX_MODEL_LEN = 3968  # less than the model of the tests, so that a job can need more
 MAX_NUM_SEQS = 16
 GREEDY = SamplingParams(max_new_tokens=12, temperature=0.0)
 

@@ -36,6 +36,7 @@ from agentrl.engines.servers.router import NoServer
 from agentrl.engines.servers.supervisor import Asking, Server, Supervisor
 from agentrl.engines.servers.sync.update import WeightSender
 from agentrl.engines.weights import SyncReport, Weights
+from agentrl.system.cancellation import is_being_cancelled
 from agentrl.system.metrics import Metrics
 from agentrl.trajectory import PlacedImage, VersionSpan
 
@@ -207,8 +208,7 @@ class ServerEngine:
         try:
             return await asking.task
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            cancelled = task is not None and task.cancelling() > 0
+            cancelled = is_being_cancelled()
             if cancelled or call.aborted:
                 self._spawn(ignore_failure(client.abort(rid)))
             if cancelled:
