@@ -22,10 +22,10 @@ LEAST_CALLS = 8
 WHOLE_STEP = "all trajectories of the step"
 
 
-def check_fates(outlines: Sequence[Outline], each: int, drawn: int, *, more: bool) -> Iterator[Finding]:
+def check_fates(outlines: Sequence[Outline], each: int, drawn: int) -> Iterator[Finding]:
     """Hold a step's trajectories against what was drawn: `each` of every prompt, of `drawn` prompts or a multiple.
 
-    more: any number of prompts from `drawn` on. Every trajectory has its name alone.
+    Every trajectory has its name alone.
     """
     names = Counter(one.uid for one in outlines)
     for uid in [uid for uid, count in names.items() if count > 1][:3]:
@@ -38,7 +38,7 @@ def check_fates(outlines: Sequence[Outline], each: int, drawn: int, *, more: boo
     if missing := sorted(set(range(max(groups, default=-1) + 1)) - set(groups)):
         yield Finding("fates", f"{len(missing)} prompts were drawn and have no trajectory", f"prompt {missing[0]}")
     count = len(groups) + len(missing)
-    if count < drawn or (not more and count % drawn):
+    if count < drawn or count % drawn:
         yield Finding("fates", f"{drawn} prompts are drawn at once, and {count} came back", WHOLE_STEP)
     for one in outlines:
         if one.score is None and exclusion(one) is None:

@@ -146,12 +146,9 @@ class LedgerFile:
             file.append(_line(batch), fsync=self.fsync)
 
     def keep_to(self, step: int) -> None:
-        """Forget the batches of later steps, and what a kill has cut off."""
+        """Forget the batches of later steps, and a line that a kill has cut off: the next one would lengthen it."""
         if self.path.exists():
-            lines = self.path.read_bytes().splitlines(keepends=True)
-            kept = [
-                line for batch, line in zip(self.read(), filter(bytes.strip, lines), strict=False) if batch.step <= step
-            ]
+            kept = [_line(batch) for batch in self.read() if batch.step <= step]
             with published(self.path) as temporary:
                 temporary.write_bytes(b"".join(kept))
 

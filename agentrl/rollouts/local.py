@@ -37,6 +37,7 @@ from agentrl.rollouts.journal import Journal, record_of, trajectories_in
 from agentrl.rollouts.saving import Saving
 from agentrl.rollouts.trial import try_once
 from agentrl.runtime.profiler import nvtx_range, profiled, rollout_profile
+from agentrl.runtime.stall import watched_loop
 from agentrl.system.answers import AfterKill, Answers, Entry, check_after_kill
 from agentrl.system.loop_thread import DelayWatch, LoopThread
 from agentrl.system.metrics import Metrics
@@ -52,6 +53,8 @@ from agentrl.trajectory.parquet import fill_rewards, write_trajectories
 from agentrl.trajectory.sample import Sample
 
 STALL_SECONDS = 30.0
+LOOP_SECONDS = 60.0
+"""Time for which the event loop may stand still before the user is told where it is."""
 ENGINE_OPTIONS = "actor_rollout_ref.rollout.engine_options"
 
 
@@ -99,9 +102,13 @@ def open_local_rollouts(
         context.tools.warn = audience.warn
         stack.callback(lambda: loop.run(scheduler.close()))
         reading = reward_model_input(config)
-        yield LocalRollouts(
+        rollouts = LocalRollouts(
             config, scheduler, engine, loop, audience, run_dir / TRAJECTORIES, share, reading, after_kill
         )
+        with watched_loop(
+            "the event loop of the rollouts", loop.thread, rollouts.delay.late, LOOP_SECONDS, audience.warn
+        ):
+            yield rollouts
 
 
 def engine_folder(run_dir: Path, share: tuple[int, int]) -> Path:
@@ -185,8 +192,8 @@ class LocalRollouts:
         self._watch_weights = WeightWatch(0.0 if self._checks is None else self._checks.weights_mb)
         self._going_on: asyncio.Task[object] | None = None
         self._once = OncePerKey()
-        self._delay = DelayWatch()
-        loop.call_soon(self._delay.begin)
+        self.delay = DelayWatch()
+        loop.call_soon(self.delay.begin)
 
     @property
     def samples_on(self) -> bool:
@@ -439,7 +446,7 @@ class LocalRollouts:
     async def _take_metrics(self) -> Metrics:
         """See `Rollouts.metrics`; a coroutine, since users' tools and interactions are bound to the loop's thread."""
         metrics, context = Metrics(), self.scheduler.context
-        metrics.max("rollout/loop_delay_seconds", self._delay.take())
+        metrics.max("rollout/loop_delay_seconds", self.delay.take())
         metrics.add((await self.engine.health()).metrics, "engine/")
         metrics.add(context.tools.take_metrics(self._meet))
         for name, interaction in context.interactions.items():

@@ -47,6 +47,7 @@ from agentrl.rollouts.record import Record
 from agentrl.rollouts.refilling import ADVICE
 from agentrl.rollouts.source import OnRollouts
 from agentrl.system.answers import Entry
+from agentrl.system.cancellation import leaked_cancellation_fails
 from agentrl.system.json_value import JSON, as_mapping
 from agentrl.system.metrics import Metrics, Numbers
 from agentrl.trajectory import Outline
@@ -269,6 +270,7 @@ class Overlapping(OnRollouts):
         if (again := self.record.again(self.flow)) is not None:
             batch = self.flow.repeat(again.fates)
             self._take(batch, again=True)
+            await self._release()
             return batch
         total = None if settings.max_staleness else settings.batch_size * task.each
         if settings.max_staleness:
@@ -364,7 +366,7 @@ class Overlapping(OnRollouts):
         if not self.rollouts.samples_on:
             await self._hold()
         self.flow = self.flow.go_on()
-        if self.rollouts.samples_on:
+        if self.rollouts.samples_on and self._running:
             self._admit()
 
     def _send(self, weights: Weights) -> SyncReport:
@@ -401,10 +403,15 @@ class Overlapping(OnRollouts):
         """Have the policy's weights changed from now on."""
         if self.rollouts.samples_on:
             self._admit()
-            await self.rollouts.release_weights()
-            self._released = True
+            await self._release()
         else:
             await self._hold()
+
+    async def _release(self) -> None:
+        """Have an engine that samples on read the policy's weights no more."""
+        if self.rollouts.samples_on:
+            await self.rollouts.release_weights()
+            self._released = True
 
     async def _hold(self) -> None:
         self._held = True
@@ -452,7 +459,8 @@ class Overlapping(OnRollouts):
                 self.flow = self.flow.begin(work.ordinal, version)
 
         try:
-            ended = await self.rollouts.run_group(work, on_begin, self._trajectory_ended, log)
+            with leaked_cancellation_fails(f"prompt {work.ordinal}"):
+                ended = await self.rollouts.run_group(work, on_begin, self._trajectory_ended, log)
             self.flow, _ = self.flow.finish(ended.ordinal, ended.outcome, ended.oldest)
             self.record.ended(ended)
             self._admit()
@@ -468,8 +476,8 @@ class Overlapping(OnRollouts):
         if self._on_end is not None:
             self._on_end()
         if self._lane is not None:
-            ready = len(self.flow.ready)
-            self._lane.advance(1, open=len(self.flow.groups) - ready, ready=ready)
+            open_ones = sum(group.outcome is None for group in self.flow.groups)
+            self._lane.advance(1, open=open_ones, ready=len(self.flow.groups) - open_ones)
 
     async def _cancel(self) -> None:
         """End all that has begun and was not taken; raises nothing of it."""

@@ -36,6 +36,7 @@ from agentrl.runtime.ray.rank import Failure, Place
 from agentrl.runtime.ray.session import Surroundings, death_of
 from agentrl.runtime.ray.stored import StoredBatch
 from agentrl.runtime.ray.watch import GONE
+from agentrl.runtime.stall import Stall
 from agentrl.system.metrics import Metrics
 from agentrl.trajectory import Outline, Trajectory
 from agentrl.trajectory.sample import Sample
@@ -51,6 +52,10 @@ LOOK_EVERY = 0.25
 """Seconds between two looks at how far the workers are."""
 ROOM_TOLD = 5.0
 """Seconds after which is told that a worker waits for a machine."""
+SILENT_TOLD, SILENT_FOR = 60.0, 600.0
+"""Seconds after which is told that a worker does not answer what it answers at once, and after which it counts as
+dead."""
+SILENT = "it is stopped, unreachable, or in native code that lets no other thread run"
 CLOSED_WITHIN = 30.0
 """Seconds that a worker has to end its rollouts, or its servers and tools."""
 
@@ -104,8 +109,9 @@ class RayRollouts:
         self._weights: tuple[Weights, int] | None = None
         self._actors: list[ActorProxy[RolloutWorker]] = []
         self._done = [0] * self._count
-        self._asked_news: dict[ray.ObjectRef[News], int] = {}
-        """Calls that are not answered yet: a worker takes its news out when it answers, so none may be dropped."""
+        self._asked_news: dict[ray.ObjectRef[News], tuple[int, Stall]] = {}
+        """Calls that are not answered yet, by whom: a worker takes its news out when it answers, so none may be
+        dropped."""
         try:
             self._actors = [self._actor(number) for number in range(self._count)]
             with display.stage("start rollout workers"):
@@ -227,18 +233,23 @@ class RayRollouts:
 
     def _tell(self, stage: Stage | None) -> None:
         """Pass on what the workers have to tell."""
-        busy = set(self._asked_news.values())
+        busy = {number for number, _ in self._asked_news.values()}
         for number, actor in enumerate(self._actors):
             if number not in busy:
-                self._asked_news[actor.news.remote()] = number
+                self._asked_news[actor.news.remote()] = number, Stall(SILENT_TOLD, SILENT_FOR)
         asked = list(self._asked_news)
         ready, _ = ray.wait(asked, num_returns=len(asked), timeout=LOOK_EVERY)
         for call in ready:
-            number = self._asked_news.pop(call)
+            number, _ = self._asked_news.pop(call)
             try:
                 self._pass_on(number, ray.get(call), stage)
             except GONE:
                 continue  # told where its answer is waited for
+        for number, stall in self._asked_news.values():
+            if stall.due():
+                self.display.warn(f"rollout worker {number + 1} has not answered for {stall.seconds:.0f} s: {SILENT}")
+            if stall.over:
+                end(self._actors[number])
 
     def _pass_on(self, number: int, news: News, stage: Stage | None) -> None:
         for text in news.notes:
@@ -263,7 +274,7 @@ class RayRollouts:
         self.display.warn(f"{death}; a new one takes its place")
         end(self._actors[number])  # an answer that is lost with its machine does not say that the process is dead
         self._actors[number], self._done[number] = self._actor(number), 0
-        self._asked_news = {call: other for call, other in self._asked_news.items() if other != number}
+        self._asked_news = {call: other for call, other in self._asked_news.items() if other[0] != number}
         try:
             self._find_room(number)
             answer_of(self._opened(number), f"rollout worker {number + 1}, its start")

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import ray
 
@@ -31,12 +31,13 @@ from agentrl.rollouts.groups import EndedGroup, GroupWork, Log, Packed
 from agentrl.rollouts.journal import Journal
 from agentrl.rollouts.local import LocalRollouts
 from agentrl.rollouts.objects import UserObjects
-from agentrl.rollouts.ray import RayRollouts, joined
+from agentrl.rollouts.ray import SILENT, SILENT_FOR, SILENT_TOLD, RayRollouts, joined
 from agentrl.rollouts.ray_worker import RolloutWorker, Work, pack_part
 from agentrl.rollouts.worker_groups import Answered, GroupBegan, GroupEnded, GroupEvent, GroupFailed, TrajectoryEnded
-from agentrl.runtime.ray.pool import ask, raised
+from agentrl.runtime.ray.pool import ask, end, raised
 from agentrl.runtime.ray.session import death_of
 from agentrl.runtime.ray.watch import GONE
+from agentrl.runtime.stall import Stall
 from agentrl.system.loop_thread import LoopThread
 from agentrl.trajectory import Trajectory
 from agentrl.trajectory.sample import Sample
@@ -44,6 +45,7 @@ from agentrl.trajectory.sample import Sample
 if TYPE_CHECKING:
     from ray.actor import ActorProxy
 
+T = TypeVar("T")
 ASKED_FOR = 1.0
 """Seconds that a worker waits until something happens before it answers that nothing has."""
 
@@ -61,6 +63,23 @@ class _Open:
     on_begin: Callable[[int], None]
     on_end: Callable[[], None]
     log: Log | None
+
+
+@dataclass(slots=True)
+class _Followed:
+    """A worker that is asked, again and again, what happens to its groups."""
+
+    actor: ActorProxy[RolloutWorker]
+    task: asyncio.Task[None] | None = None
+    death: str | None = None
+    """Text about its death."""
+    error: Exception | None = None
+    """Another error that ended the asking."""
+
+    @property
+    def has_ended(self) -> bool:
+        """True where it is asked no more."""
+        return self.death is not None or self.error is not None
 
 
 class RayGroups(RayRollouts):
@@ -86,10 +105,8 @@ class RayGroups(RayRollouts):
         self._keys = itertools.count()
         self._begun: dict[int, _Open] = {}
         """By the key that names a group to its worker."""
-        self._asking: dict[int, tuple[ActorProxy[RolloutWorker], asyncio.Task[None]]] = {}
-        """By the worker's number: the one that is asked what happened, again and again."""
-        self._deaths: dict[int, tuple[ActorProxy[RolloutWorker], str]] = {}
-        """By the worker's number: those of which it is known that they died."""
+        self._followed: dict[int, _Followed] = {}
+        """By the worker's number: those that are asked what happens, and what came of it."""
         self._unrecorded: dict[int, ray.ObjectRef[list[Trajectory]]] = {}
         """Trajectories that are not in the journal, by the prompt's ordinal."""
         super().__init__(config, device, run_dir, display, nodes, objects, first, servers)
@@ -99,13 +116,17 @@ class RayGroups(RayRollouts):
     @property
     def is_broken(self) -> bool:
         """See `GroupRollouts.is_broken`."""
-        return any(self._actors[number] is actor for number, (actor, _) in list(self._deaths.items()))
+        return any(self._is_of(number, one) and one.has_ended for number, one in list(self._followed.items()))
 
     def mend(self) -> None:
         """See `GroupRollouts.mend`."""
-        for number, (actor, death) in sorted(self._deaths.items()):
-            if self._actors[number] is actor:
-                self._replace(number, f"rollout worker {number + 1} died: {death}")
+        for number, one in sorted(self._followed.items()):
+            if not self._is_of(number, one):
+                continue
+            if one.error is not None:
+                raise one.error
+            if one.death is not None:
+                self._replace(number, f"rollout worker {number + 1} died: {one.death}")
 
     async def run_group(
         self, work: GroupWork, on_begin: Callable[[int], None], on_end: Callable[[], None], log: Log | None
@@ -114,13 +135,14 @@ class RayGroups(RayRollouts):
         while True:
             key, actor = next(self._keys), await self._least_busy()
             outcome = asyncio.get_running_loop().create_future()
-            self._begun[key] = _Open(actor, outcome, on_begin, on_end, log)
-            actor.begin_group.remote(key, work, None if log is None else log.read())
+            one = self._begun[key] = _Open(actor, outcome, on_begin, on_end, log)
+            asking = asyncio.create_task(_ask(one, key, work))
             try:
                 return await outcome
             except _Lost:
                 continue
             finally:
+                asking.cancel()
                 del self._begun[key]
 
     async def stop_groups(self) -> None:
@@ -222,26 +244,47 @@ class RayGroups(RayRollouts):
     async def _ask_all(self) -> None:
         """Have each worker asked what happens to its groups, those that are new, too."""
         for number, actor in enumerate(self._actors):
-            if number not in self._asking or self._asking[number][0] is not actor:
-                self._asking[number] = actor, asyncio.create_task(self._follow(number, actor))
+            if number not in self._followed or self._followed[number].actor is not actor:
+                one = self._followed[number] = _Followed(actor)
+                one.task = asyncio.create_task(self._follow(number, one))
 
-    async def _follow(self, number: int, actor: ActorProxy[RolloutWorker]) -> None:
+    async def _follow(self, number: int, one: _Followed) -> None:
         """Pass on what a worker tells, until it dies: then its groups begin anew elsewhere."""
         try:
             while True:
-                for event in await actor.group_events.remote(ASKED_FOR):
+                for event in await self._answer(number, one.actor.group_events.remote(ASKED_FOR)):
                     self._meet(event)
-                news = await actor.news.remote()
+                news = await self._answer(number, one.actor.news.remote())
                 for text in news.notes:
                     self.display.note(text)
                 for text in news.warnings:
                     self.display.warn(text)
         except GONE as error:
-            self._deaths[number] = actor, death_of(error)
-            self._end_groups_of(actor, _Lost())
+            self._lose(one, death_of(error))
+        except TimeoutError as error:
+            end(one.actor)  # what others wait for ends, too
+            self._lose(one, str(error))
+        except Exception as error:  # raised where the groups are waited for, or by `mend`
+            one.error = error
+            self._end_groups_of(one.actor, error)
             self.on_loss()
-        except Exception as error:  # raised where the groups are waited for
-            self._end_groups_of(actor, error)
+
+    async def _answer(self, number: int, call: ray.ObjectRef[T]) -> T:
+        """Wait for what a worker answers at once, whatever its groups do. Raises TimeoutError after SILENT_FOR."""
+        answer, stall = asyncio.wrap_future(call.future()), Stall(SILENT_TOLD, SILENT_FOR)
+        while not (await asyncio.wait({answer}, timeout=stall.next()))[0]:
+            silent = f"has not answered for {stall.seconds:.0f} s: {SILENT}"
+            if stall.over:
+                answer.cancel()
+                raise TimeoutError(f"it {silent}")
+            if stall.due():
+                self.display.warn(f"rollout worker {number + 1} {silent}")
+        return answer.result()
+
+    def _lose(self, one: _Followed, death: str) -> None:
+        one.death = death
+        self._end_groups_of(one.actor, _Lost())
+        self.on_loss()
 
     def _end_groups_of(self, actor: ActorProxy[RolloutWorker], error: Exception) -> None:
         for one in self._begun.values():
@@ -269,9 +312,9 @@ class RayGroups(RayRollouts):
                 where = f"rollout worker {number + 1} of {len(self._actors)}"
                 one.outcome.set_exception(raised(event.failure, where))
 
-    def _alive(self) -> list[ActorProxy[RolloutWorker]]:
-        dead = {id(actor) for actor, _ in self._deaths.values()}
-        return [actor for actor in self._actors if id(actor) not in dead]
+    def _is_of(self, number: int, one: _Followed) -> bool:
+        """Say whether it is the worker of that number, and none whose place another one has taken."""
+        return self._actors[number] is one.actor
 
     async def _least_busy(self) -> ActorProxy[RolloutWorker]:
         """Return the worker that runs fewest groups; wait for one where all have died."""
@@ -282,18 +325,31 @@ class RayGroups(RayRollouts):
 
     def _ready(self) -> list[ActorProxy[RolloutWorker]]:
         """Return the workers that live and are followed: one that takes another's place is not before it has opened."""
-        followed = {id(actor) for actor, _ in self._asking.values()}
-        return [actor for actor in self._alive() if id(actor) in followed]
+        found = self._followed.items()
+        return [one.actor for number, one in found if self._is_of(number, one) and not one.has_ended]
 
     async def _have(self, work: Work[None]) -> None:
         """Have every worker that lives do something with its rollouts."""
-        for number, call in enumerate([ask(actor, RolloutWorker.call, work) for actor in self._alive()]):
+        dead = {id(one.actor) for one in self._followed.values() if one.has_ended}
+        alive = [actor for actor in self._actors if id(actor) not in dead]
+        for number, call in enumerate([ask(actor, RolloutWorker.call, work) for actor in alive]):
             try:
                 answer = await call
             except GONE:
                 continue  # told where its groups are followed
             if answer is not None:
                 raise raised(answer, f"rollout worker {number + 1}")
+
+
+async def _ask(one: _Open, key: int, work: GroupWork) -> None:
+    """Have the worker begin the group; one that cannot (a row that it cannot unpickle, say) ends it."""
+    try:
+        await one.actor.begin_group.remote(key, work, None if one.log is None else one.log.read())
+    except GONE:
+        return  # told where its groups are followed
+    except Exception as error:
+        if not one.outcome.done():
+            one.outcome.set_exception(error)
 
 
 async def _awaited(work: Callable[[], Awaitable[None]]) -> None:

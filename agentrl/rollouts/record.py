@@ -63,8 +63,8 @@ class Record:
         self.plan = deque(batch for batch in batches if batch.step > flow.step)
         if removed:
             self._note(f"{removed} prompts of the journal were sampled with another config: they begin anew")
-        if not self.plan and self.journal.newest > flow.version:  # a loss of power took the ledger's last lines
-            self._keep(newest=flow.version)
+        if batches:
+            self._file.keep_to(batches[-1].step)
         if self.plan:
             steps = f"{self.plan[0].step} to {self.plan[-1].step}"
             self._note(f"steps {steps} were begun before: their batches are taken again from the journal")
@@ -100,6 +100,8 @@ class Record:
     def again(self, flow: Flow) -> RecordedBatch | None:
         """Return the batch to be taken again at the flow's step and version; None: it is to be made anew."""
         if not self.plan:
+            if self.journal.newest > flow.version:  # a loss of power took the ledger's last lines
+                self._keep(newest=flow.version)
             return None
         batch, ended = self.plan[0], self.journal.ended
         needed = flow.trained_of(batch.fates)
@@ -159,9 +161,9 @@ class Record:
 
     def taken(self, step: int, version: int, fates: Mapping[int, Fate], *, again: bool = False) -> None:
         """Take down a batch, before the policy is updated with it. Raises TrainingError on a full disk."""
-        self.ledger.settle(fates)
         if not again:
             self._file.add(RecordedBatch(step, version, dict(fates)))
+        self.ledger.settle(fates)
 
     def saved(self) -> None:
         """Drop what no checkpoint needs any more, now that one is being saved."""

@@ -12,6 +12,7 @@ from agentrl.rollouts.groups import EndedGroup, GroupWork
 from agentrl.rollouts.local import LocalRollouts
 from agentrl.runtime.ray.rank import Failure
 from agentrl.system.answers import Entry
+from agentrl.system.cancellation import leaked_cancellation_fails
 from agentrl.trajectory import Trajectory
 
 
@@ -116,9 +117,10 @@ class WorkerGroups:
     async def _run(self, key: int, work: GroupWork, entries: Sequence[Entry] | None) -> None:
         log = None if entries is None else ToldLog(entries, lambda entry: self._tell(Answered(key, entry)))
         try:
-            ended = await self._rollouts.run_group(
-                work, lambda version: self._tell(GroupBegan(key, version)), lambda: self._trajectory_ended(key), log
-            )
+            with leaked_cancellation_fails(f"prompt {work.ordinal}"):
+                ended = await self._rollouts.run_group(
+                    work, lambda version: self._tell(GroupBegan(key, version)), lambda: self._trajectory_ended(key), log
+                )
             self._rollouts.check()
             trajectories = self._rollouts.hand_over(work.ordinal)
             self._tell(GroupEnded(key, ended, trajectories if ended.record is None else None))

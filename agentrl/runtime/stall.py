@@ -138,6 +138,33 @@ def watched(what: str, period: float, say: Callable[[str], None]) -> Iterator[No
         ended.set()
 
 
+@contextmanager
+def watched_loop(
+    what: str, thread: int, late: Callable[[], float], period: float, say: Callable[[str], None]
+) -> Iterator[None]:
+    """Say where an event loop's `thread` is, from another one, every `period` seconds that the loop stands still.
+
+    late: seconds by which the loop is late now; it cannot be asked on the loop itself, which does not answer.
+    """
+    ended = threading.Event()
+
+    def watch() -> None:
+        said = 0.0
+        while not ended.wait(period / 4):
+            seconds, frame = late(), sys._current_frames().get(thread)
+            said = said if seconds > said else 0.0
+            if seconds > said + period and frame is not None:
+                said = seconds
+                where = position_of(frame)
+                say(f"{what} has stood still for {seconds:.0f} s, and nothing else goes on: it is in {where}")
+
+    threading.Thread(target=watch, name=f"watch {what}", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
 def _is_own(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
     if _module(frame).partition(".")[0] == "agentrl":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
@@ -62,6 +63,12 @@ class LoopThread:
             if not running.outcome.done():  # not an exception of `work`
                 self._interrupt(running)
             raise
+
+    @property
+    def thread(self) -> int:
+        """Identifier of the thread that the loop runs on."""
+        assert self._thread.ident is not None
+        return self._thread.ident
 
     def call_soon(self, function: Callable[[], object]) -> None:
         """Have the loop call `function` soon. Safe from any thread."""
@@ -140,7 +147,7 @@ class LoopThread:
 class DelayWatch:
     """The longest time by which an event loop came late to what was due, for something held it.
 
-    All methods run on the loop's thread.
+    All methods but `late` run on the loop's thread.
     """
 
     SECONDS = 0.05
@@ -159,16 +166,18 @@ class DelayWatch:
 
     def take(self) -> float:
         """Return the longest delay since it was last taken, in seconds; one that lasts still counts."""
-        loop = asyncio.get_running_loop()
-        longest = max(self._longest, 0.0 if self._due is None else loop.time() - self._due)
-        self._longest = 0.0
+        longest, self._longest = max(self._longest, self.late()), 0.0
         return longest
+
+    def late(self) -> float:
+        """Return the seconds by which the loop is late now. Safe from any thread."""
+        due = self._due
+        return 0.0 if due is None else max(0.0, time.monotonic() - due)
 
     def _look(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
-        if self._due is not None:
-            self._longest = max(self._longest, now - self._due)
+        self._longest = max(self._longest, self.late())
         self._due = now + self._interval
         loop.call_at(self._due, self._look)
 

@@ -100,8 +100,7 @@ class StepChecks:
 
     def check_fates(self, step: int, outlines: Sequence[Outline]) -> None:
         """Check the fates of the step's prompts."""
-        drawn, ahead = self.config.data.drawn_at_once, self.config.async_training.max_staleness > 0
-        self.add([*check_fates(outlines, training(self.config, step).each, drawn, more=ahead)])
+        self.add([*check_fates(outlines, training(self.config, step).each, self.config.prompts_at_once)])
 
     def expected(
         self,

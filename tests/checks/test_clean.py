@@ -35,6 +35,10 @@ ARRANGEMENTS: dict[str, tuple[str, ...]] = {
     "sequence means": (f"{ROLES}.actor.loss_agg_mode=seq-mean-token-mean",),
     "malformed answers are left out": ("algorithm.masked_statuses=[malformed]",),
     "short answers": ("data.max_response_length=24", f"{ROLES}.rollout.multi_turn.max_tokens_per_turn=8"),
+    "ahead, refilled": (
+        *("async_training.max_staleness=1", "trainer.save_freq=1000", f"{CORRECTION}.gap_alarm=1.0"),
+        *("algorithm.filter_groups.enable=true", "algorithm.filter_groups.refill=true", "data.gen_batch_size=3"),
+    ),
     "ahead": ("async_training.max_staleness=1", "trainer.save_freq=1000", f"{CORRECTION}.gap_alarm=1.0"),
 }
 

@@ -55,9 +55,10 @@ def wait_for(process: subprocess.Popen[str], path: Path) -> None:
         time.sleep(0.05)
 
 
-def start(overrides: list[str], cwd: Path) -> subprocess.Popen[str]:
+def start(overrides: list[str], cwd: Path, program: str | None = None) -> subprocess.Popen[str]:
+    """Start the command, or a program that calls it."""
     environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
-    words = [sys.executable, "-m", "agentrl.train", *overrides]
+    words = [sys.executable, *(("-m", "agentrl.train") if program is None else ("-c", program)), *overrides]
     return subprocess.Popen(
         words, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

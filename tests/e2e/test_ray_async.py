@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -126,6 +127,45 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(apart: Overrides, 
     assert "prompts that a run before had begun are left behind: it has saved no checkpoint" in said
     assert sorted(one for batch in trained(tmp_path / "run") for one in batch) == list(range(B * 2))
     assert f"{B * 2} prompts, each once: {B * 2} trained" in said
+
+
+IMPATIENT = """
+import sys
+import agentrl.rollouts.ray
+import agentrl.rollouts.ray_groups
+from agentrl.train import main
+
+for module in (agentrl.rollouts.ray, agentrl.rollouts.ray_groups):
+    module.SILENT_TOLD, module.SILENT_FOR = 2.0, 8.0
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slice(0, "kill")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("bound", [0, 1])
+def test_a_worker_that_stands_still_counts_as_dead_in_the_end(apart: Overrides, tmp_path: Path, bound: int) -> None:
+    """SIGSTOP, where a worker has 8 s to answer."""
+    more = ["trainer.max_worker_restarts=3", "trainer.save_freq=1", f"async_training.max_staleness={bound}"]
+    process, run = start(apart(*more), tmp_path, IMPATIENT), tmp_path / "run"
+    try:
+        wait_for(process, run / "checkpoints" / "step_000001")
+        assert process.poll() is None, process.communicate()
+        stopped = actors_of(process, "RolloutWorker")[1]
+        stopped.suspend()
+        said, _ = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    assert process.returncode == 0, said
+    assert re.search(r"rollout worker \d has not answered for \d+ s: it is stopped, unreachable, or in native", said), (
+        said
+    )
+    assert "a new one takes its place" in said and not stopped.is_running()
+    logged = lines(run)
+    assert [line["step"] for line in logged if "train/sequences" in line] == list(range(1, STEPS + 1))
+    if bound:
+        assert f"{B * STEPS} prompts, each once: {B * STEPS} trained" in said
 
 
 @pytest.mark.slice(0, "kill")

@@ -84,6 +84,10 @@ def test_lines_of_the_ledger(tmp_path: Path) -> None:
     file.keep_to(2)
     file.add(batches[1])
     assert file.read() == batches
+    for cut in (1, 10):  # the next line must not lengthen one that was cut off
+        file.path.write_bytes(whole[:-cut])
+        file.keep_to(2)
+        assert file.path.read_bytes() == (whole if cut == 1 else whole.splitlines(keepends=True)[0])
     file.path.write_bytes(b"{}\n" + whole)
     with pytest.raises(DataError, match=r"ledger.jsonl, line 1: expected a step's batch, found b'\{\}'"):
         file.read()

@@ -32,7 +32,7 @@ from agentrl.quickstart.tiny_policy import make_tiny_policy
 from agentrl.rollouts.context import load_chat, load_context, open_rows
 from agentrl.rollouts.contract import Progress, Rollout
 from agentrl.rollouts.flow import Fate, Settings
-from agentrl.rollouts.ledger import LedgerFile
+from agentrl.rollouts.ledger import LedgerFile, RecordedBatch
 from agentrl.rollouts.local import LocalRollouts, open_local_rollouts
 from agentrl.rollouts.objects import UserObjects
 from agentrl.rollouts.overlapping import Overlapping
@@ -522,6 +522,11 @@ class Life:
         patch.setattr(engine, "generate", counted)
         patch.setattr(record, "answered", taken_down)
 
+    async def ends(self, bench: Bench, folder: Path) -> None:
+        """Leave in `folder` what a SIGKILL now would; on the event loop, so that no turn is finished meanwhile."""
+        self.is_over = True
+        killed(bench, folder, 0)
+
     def fails(self) -> None:
         if self.is_over:
             raise CodeError("killed")
@@ -599,6 +604,15 @@ class Flying(EmbeddedEngine):
         self.asked.append(f"offer {version}")
 
 
+def flying(bench: Bench) -> list[str]:
+    """Have the engine sample on while it is sent weights; returns what it is asked from now on."""
+    engine = bench.rollouts.engine
+    engine.__class__ = Flying
+    assert isinstance(engine, Flying)
+    engine.asked = []
+    return engine.asked
+
+
 def test_what_began_between_two_kills_goes_on_after_the_second(opened: Opened, tmp_path: Path) -> None:
     """Prompts 10 and 11 are open in the checkpoint, of version 2; the oldest of their turns is by version 3."""
     slow, now = (10, 11), 0
@@ -622,10 +636,7 @@ def test_what_began_between_two_kills_goes_on_after_the_second(opened: Opened, t
             opened(1, 1, loop=two_turns, folder=f"life{now}") as bench,
             pytest.MonkeyPatch.context() as patch,
         ):
-            engine = bench.rollouts.engine
-            engine.__class__ = Flying
-            assert isinstance(engine, Flying)
-            engine.asked = []
+            flying(bench)
             lives[now].begin(bench, patch, tmp_path / "not killed by a turn")
             if now == 0:
                 bench.step(1)
@@ -641,7 +652,7 @@ def test_what_began_between_two_kills_goes_on_after_the_second(opened: Opened, t
                 wait_for(partial(wait_behind_a_turn, bench.overlapping.record))
                 assert all(bench.overlapping.record.journal.unfinished[one].oldest == 3 for one in slow)
             if now < 2:
-                killed(bench, tmp_path / f"life{now + 1}", 0)
+                bench.rollouts.loop.run(lives[now].ends(bench, tmp_path / f"life{now + 1}"))
             numbers = bench.overlapping._numbers
     assert numbers["async/begun_anew"] == 0 and numbers["async/turns_resumed"] == len(slow) * N
     asked = Counter((session, ids) for life in lives for session, ids, _ in life.turns)
@@ -650,16 +661,13 @@ def test_what_began_between_two_kills_goes_on_after_the_second(opened: Opened, t
 
 def test_an_engine_with_devices_of_its_own_samples_while_the_policy_is_updated(opened: Opened) -> None:
     with opened(2, 2, every=2, steps=7) as bench:
-        engine = bench.rollouts.engine
-        engine.__class__ = Flying
-        assert isinstance(engine, Flying)
-        engine.asked = []
+        asked = flying(bench)
         # Nothing would end if the engine were held.
         bench.until = lambda: all(one.outcome is not None for one in bench.overlapping.flow.groups)
         sampled = []
         for step in range(1, 8):
             bench.step(step, changes=step != 3)
-            sampled.append(bench.rollouts.loop.run(engine.health()).paused)
+            sampled.append(bench.rollouts.loop.run(bench.rollouts.engine.health()).paused)
         counts = bench.overlapping.record.ledger.counts
         metrics = bench.overlapping._numbers
     assert not any(sampled), "it is never held"
@@ -669,7 +677,7 @@ def test_an_engine_with_devices_of_its_own_samples_while_the_policy_is_updated(o
     ages = [{v - one for one in b.version[b.mask].tolist()} for v, b in zip(made, bench.batches, strict=True)]
     assert max(map(max, ages)) == 2, "as stale as they may be: an update waits until all that was begun has ended"
     # Published is every second version; the others, and what a step left as it was, are there for what comes back.
-    assert engine.asked == [
+    assert asked == [
         *("release", "offer 1", "release", "update", "compare", "release", "offer 2", "release", "offer 3"),
         *("release", "update", "compare", "release", "offer 5", "release", "update"),
     ], "what was sent is compared once prompts have begun by it, and before an update changes it"
@@ -693,6 +701,105 @@ def test_rows_that_are_others_now_are_named(opened: Opened, tmp_path: Path) -> N
         ledger = as_mapping(state["ledger"])
         with pytest.raises(DataError, match=r"disagrees with its data: prompts 0 were drawn and have neither"):
             resumed.source.load_state({**state, "ledger": {**ledger, "before": 0, "counts": {}}})
+
+
+def test_a_cancellation_that_nobody_asked_for_ends_its_try_and_leaves_nobody_waiting(opened: Opened) -> None:
+    """One of a library, say, that cancels what a loop awaits: the second try goes well."""
+
+    async def leaky(episode: Episode) -> None:
+        if episode.trajectory.uid == "train/2/1/0" and not episode.trajectory.attempt:
+            inner = asyncio.ensure_future(asyncio.Event().wait())
+            inner.cancel()
+            await inner
+        await uneven(episode)
+
+    with opened(1, 1, loop=leaky, steps=3) as bench:
+        made = [bench.step(step) for step in range(1, 4)]
+    retried = [one for rollout in made for one in rollout.outlines if one.metrics.get("retries")]
+    assert [one.uid for one in retried] == ["train/2/1/0"]
+    assert_each_once(bench.uids, 3)
+
+
+def test_a_full_disk_at_the_ledger_is_told(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault injected."""
+
+    def full(file: LedgerFile, batch: RecordedBatch) -> None:
+        raise TrainingError("the disk is full")
+
+    monkeypatch.setattr(LedgerFile, "add", full)
+    with opened(1, 1) as bench:
+        with pytest.raises(TrainingError, match="the disk is full"):
+            bench.step(1)
+        assert bench.overlapping.record.ledger.counts == {Fate.CANCELLED: 2 * B}
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_weights_are_released_before_the_update_of_a_batch_that_is_taken_again(
+    opened: Opened, tmp_path: Path, every: int
+) -> None:
+    with opened(2, 2, every=every, steps=7) as bench:
+        flying(bench)
+        for step in range(1, 6):
+            bench.step(step)
+            if step == 2:
+                state = {"step": 2, "version": 2, **bench.source.state()}
+                bench.source.saved()
+        killed(bench, tmp_path / "killed", 0)
+    with opened(2, 2, every=every, steps=7, folder="killed") as resumed:
+        asked = flying(resumed)
+        resumed.goes_on(state, 2)
+        for step in (3, 4, 5):
+            assert resumed.overlapping.record.plan
+            asked.clear()
+            resumed.source.next_batch(step)
+            assert asked[-1:] == ["release"], "after what was sent was compared, where it was"
+            resumed.version += 1
+            resumed.change()
+            resumed.source.publish(resumed.weights(), resumed.version)
+            assert resumed.source.checked().findings == []
+
+
+@pytest.mark.parametrize("kept", [2, 3])
+def test_where_the_ledger_lost_its_last_lines_nothing_of_later_weights_is_trained_on(
+    opened: Opened, tmp_path: Path, kept: int
+) -> None:
+    """A loss of power took them, and not the journal: slow prompts that began early ended by version 5."""
+    slow = set[int]()
+    benches: list[Bench] = []
+
+    async def loop(episode: Episode) -> None:
+        group, first = episode.trajectory.group, len(benches) == 1
+        if first and benches[0].version == 2 and (group in slow or len(slow) < 2):
+            slow.add(group)
+        await episode.start(episode.sample.prompt)
+        await episode.generate(max_tokens=3)
+        while first and group in slow and benches[0].version < 5:
+            await asyncio.sleep(0.005)
+        await episode.observe([{"role": "user", "content": "turn"}])
+        await episode.generate(max_tokens=3)
+        episode.finish(Status.COMPLETED)
+
+    with opened(4, 1, steps=9, loop=loop) as bench:
+        benches.append(bench)
+        flying(bench)
+        for step in range(1, 7):
+            bench.step(step, changes=step < 6)
+            if step == 2:
+                state = {"step": 2, "version": 2, **bench.source.state()}
+                bench.source.saved()
+        killed(bench, tmp_path / "killed", 0)
+    assert slow
+    path = tmp_path / "killed" / "ledger.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:kept]))
+    with opened(4, 1, steps=9, loop=loop, folder="killed") as resumed:
+        benches.append(resumed)
+        flying(resumed)
+        resumed.goes_on(state, 2)
+        for step in range(3, 10):
+            version = resumed.overlapping.flow.version
+            resumed.step(step)
+            assert int(resumed.batches[-1].version.max()) <= version, "by weights that this run has not made"
+        assert resumed.overlapping.record.ledger.counts[Fate.TRAINED] == 9 * B
 
 
 def test_an_error_of_a_users_code_ends_all_and_is_raised(opened: Opened) -> None:

@@ -107,13 +107,20 @@ def test_rollouts_that_nobody_wants_any_more_are_ended(
 
 
 class OneTrajectory(EmptyScheduler):
-    """Stands for one that runs trajectories: each ends at once, the prompt of ordinal 9 never."""
+    """Stands for one that runs trajectories: each ends at once, the prompt of ordinal 9 never.
+
+    The prompt of ordinal 7 meets a cancellation that nobody asked for.
+    """
 
     async def run(self, requests: Any, on_end: Any) -> list[Any]:
         for request in requests:
             request.on_begin()
             if request.group == 9:
                 await asyncio.Event().wait()
+            if request.group == 7:
+                inner = asyncio.ensure_future(asyncio.Event().wait())
+                inner.cancel()
+                await inner
             if request.group == 8:
                 raise CodeError("agent loop mine: TypeError: x", "/home/me/mine.py:7")
             on_end(None)
@@ -127,17 +134,18 @@ def test_a_worker_tells_what_becomes_of_its_groups(loop: LoopThread, tmp_path: P
     groups, task = WorkerGroups(rollouts), training(Config(), 1)
     n = task.each
     told: list[GroupEvent] = []
-    for key, ordinal in ((1, 3), (2, 8), (3, 9)):
+    for key, ordinal in ((1, 3), (2, 8), (3, 9), (5, 7)):
         groups.begin(key, GroupWork(ordinal, Sample([], "test", "single_turn"), task, ordinal), None)
-    while sum(isinstance(event, GroupEnded | GroupFailed) for event in told) < 2:
+    while sum(isinstance(event, GroupEnded | GroupFailed) for event in told) < 3:
         told += groups.events(10)
     of_the_first = [event for event in told if event.key == 1]
     assert of_the_first[: n + 1] == [GroupBegan(1, 4), *[TrajectoryEnded(1)] * n]
     (ended,) = of_the_first[n + 1 :]
     assert isinstance(ended, GroupEnded) and ended.trajectories is None and ended.group.outcome is Outcome.SCORED
     assert ended.group.record is not None and len(trajectories_in(ended.group.record)) == n
-    (failed,) = [event for event in told if isinstance(event, GroupFailed)]
-    assert failed.key == 2 and isinstance(raised(failed.failure, "worker 1"), CodeError)
+    failed = {event.key: event.failure for event in told if isinstance(event, GroupFailed)}
+    assert sorted(failed) == [2, 5] and isinstance(raised(failed[2], "worker 1"), CodeError)
+    assert "prompt 7: something that it waited for was cancelled" in failed[5].message
     assert [event for event in told if event.key == 3] in ([], [GroupBegan(3, 4)])
     groups.stop()
     assert groups.events(0.01) == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 import sys
 import threading
 import time
@@ -10,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from agentrl.runtime.ranks import LocalRanks
-from agentrl.runtime.stall import Position, Stall, position_of, report, watched
+from agentrl.runtime.stall import Position, Stall, position_of, report, watched, watched_loop
+from agentrl.system.loop_thread import DelayWatch, LoopThread
 
 
 def position_in_thread(work: Callable[[threading.Event], Any]) -> Position:
@@ -102,3 +105,27 @@ def test_a_slow_call_of_one_process_is_told_until_it_ends() -> None:
     assert len(told) == 2
     assert told[0].startswith("policy.update has taken 0 s; it is in threading.Event.wait at tests/runtime/")
     assert "`self.go_on.wait()`" in told[0]
+
+
+def test_who_holds_an_event_loop_is_told_while_it_stands_still() -> None:
+    told, go_on, watch = list[str](), threading.Event(), DelayWatch(0.001)
+
+    def say(text: str) -> None:
+        told.append(text)
+        if len(told) == 2:
+            go_on.set()
+
+    async def holds() -> None:
+        go_on.wait()
+
+    async def waits() -> None:
+        await asyncio.sleep(0.3)
+
+    with LoopThread("rollouts") as loop, watched_loop("the loop", loop.thread, watch.late, 0.05, say):
+        loop.call_soon(watch.begin)
+        loop.run(waits())
+        assert not told, "it goes on"
+        loop.run(holds())
+    assert len(told) == 2
+    assert re.match(r"the loop has stood still for 0 s, .*: it is in threading.Event.wait at tests/runtime/", told[0])
+    assert "`go_on.wait()`" in told[0]

@@ -19,9 +19,9 @@ async def of_something_awaited() -> None:
 
 
 async def test_one_that_leaks_is_an_error() -> None:
-    with pytest.raises(InfrastructureError, match="the search: something that it waited for was cancelled"):
-        with leaked_cancellation_fails("the search"):
-            await of_something_awaited()
+    told = pytest.raises(InfrastructureError, match="the search: something that it waited for was cancelled")
+    with told, leaked_cancellation_fails("the search"):
+        await of_something_awaited()
     assert not is_being_cancelled()
 
 

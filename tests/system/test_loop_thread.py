@@ -94,6 +94,7 @@ def test_what_ends_a_loop_reaches_who_waits() -> None:
 def test_the_longest_delay_is_of_what_held_the_loop_since_it_was_last_asked_for() -> None:
     with LoopThread("delayed") as loop:
         watch = DelayWatch()
+        assert watch.late() == 0.0
         loop.call_soon(watch.begin)
 
         async def held(seconds: float) -> float:

@@ -49,6 +49,11 @@ class Config(RolloutsConfig):
         return self.actor_rollout_ref.rollout.nnodes or self.trainer.nnodes
 
     @property
+    def prompts_at_once(self) -> int:
+        """Number of prompts that a step brings, or a whole multiple of it where it may draw again."""
+        return self.data.train_batch_size if self.async_training.max_staleness else self.data.drawn_at_once
+
+    @property
     def teacher_parallel(self) -> Parallel:
         """Arrangement of the teachers' ranks."""
         own = self.distillation.ulysses_sequence_parallel_size

@@ -61,6 +61,8 @@ class Call:
     rid: str = ""
     partial: PartialAnswer = field(default_factory=PartialAnswer)
     """The tokens that have arrived of the answer that it waits for."""
+    cache_key: str = ""
+    """The server's when it was asked (`Server.cache_key`)."""
 
 
 class ServerEngine:
@@ -137,7 +139,7 @@ class ServerEngine:
             if server is None:
                 return done
             version = self._supervisor.fleet.version(server.url)
-            partial = call.partial = PartialAnswer()
+            call.partial, call.cache_key = PartialAnswer(), server.cache_key
             rest = dataclasses.replace(params, max_new_tokens=params.max_new_tokens - len(done.ids))
             began = time.monotonic()
             try:
@@ -148,9 +150,8 @@ class ServerEngine:
                 failures.append(error)
                 self._failovers += 1
                 self._supervisor.failed(server, str(error))
-                # Stop strings are looked for in what one server wrote; a stale server's tokens are of other weights.
-                if not params.stop and self._supervisor.fleet.state(server.url) is not FleetState.STALE:
-                    done = concatenated(done, self._arrived(server, partial, version))
+                if not params.stop:  # stop strings are looked for in what one server wrote
+                    done = concatenated(done, self._arrived(call, server, version))
                 if len(done.ids) == params.max_new_tokens:
                     return dataclasses.replace(done, finish_reason=FinishReason("length"), cached_tokens=cached or 0)
                 continue
@@ -214,21 +215,22 @@ class ServerEngine:
             if cancelled:
                 raise
             if call.aborted:
-                return self._arrived(server, call.partial, version)
+                return self._arrived(call, server, version)
             if asking.again:
                 raise AskedAgain from error
             raise ServerFailed(server.url, self._supervisor.fleet.reason(server.url) or "given up") from error
         finally:
             server.asking.discard(asking)
 
-    def _arrived(self, server: Server, partial: PartialAnswer, version: int) -> Generation:
+    def _arrived(self, call: Call, server: Server, version: int) -> Generation:
         """Make an aborted answer of the tokens that a request begun with `version` has brought.
 
         It is empty where new weights came in between, or the server had others: then nobody knows which tokens are of
-        which weights.
+        which weights. Whether they came says the cache key, which each sending changes and a death does not.
         """
-        sent = self._supervisor.fleet.version(server.url)
-        if not partial.ids or version != sent or partial.weight_version != str(version):
+        partial = call.partial
+        others = server.cache_key != call.cache_key or self._supervisor.fleet.state(server.url) is FleetState.STALE
+        if not partial.ids or others or partial.weight_version != str(version):
             return Generation([], [], FinishReason("abort"), [])
         return Generation(
             partial.ids, partial.logprobs, FinishReason("abort"), [VersionSpan(version, 0, len(partial.ids))]

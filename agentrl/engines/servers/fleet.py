@@ -182,7 +182,7 @@ class Fleet:
         self._end(s, SendWeights)
         if s.state in (FleetState.HEALTHY, FleetState.STALE):
             s.version = version
-            s.failures = 0
+            s.failures, s.suspect = 0, False  # it has answered
             self._settle(s)
 
     def target(self, version: int) -> None:

@@ -15,8 +15,10 @@ from agentrl.errors import TrainingError
 
 T = TypeVar("T")
 
-HELD_FOR = 60.0
-"""Seconds after which a reader that takes no more weights is waited for no longer."""
+HELD_FOR = 330.0
+"""Seconds after which others wait no longer for a reader that takes no more weights.
+
+More than a server may take for one bucket: a worker whose server hangs there goes on without that server."""
 JOIN_WITHIN = 1.0
 """Seconds that a reading waits for as many readers as are expected."""
 AHEAD = 2
@@ -59,7 +61,9 @@ class Readers:
         came too late to join, and for readers that are too far behind. Raises LostTurn.
         """
         now = self.now()
-        self._asked = {one: (part, asked) for one, (part, asked) in self._asked.items() if now - asked <= HELD_FOR}
+        self._asked = {
+            one: (part, asked) for one, (part, asked) in self._asked.items() if one == reader or now - asked <= HELD_FOR
+        }
         if reader not in self._asked:
             if number:
                 raise LostTurn

@@ -141,6 +141,14 @@ def test_a_failed_request_is_followed_by_a_check_at_once() -> None:
     assert not b.fleet.suspect("s") and b.fleet.reason("s") == ""
 
 
+def test_a_suspicion_ends_with_new_weights_which_a_server_that_took_them_has_answered() -> None:
+    b = Bench()
+    b.fleet.failed("s", "connection broke")
+    b.fleet.target(2)
+    b.fleet.updated("s", 2)
+    assert not b.fleet.suspect("s") and b.fleet.serving == ["s"]
+
+
 def test_requests_that_break_together_count_once() -> None:
     b = Bench()
     for _ in range(100):

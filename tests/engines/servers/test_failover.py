@@ -1,0 +1,104 @@
+"""What becomes of a request whose server dies, with servers that stand in for real ones: faults are injected."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import aiohttp
+import pytest
+
+from agentrl.engines.contract import FinishReason, Generation, SamplingParams
+from agentrl.engines.servers.client import PartialAnswer, ServerClient, ServerFailed
+from agentrl.engines.servers.engine import ServerEngine
+from agentrl.engines.servers.model import ModelFacts
+from agentrl.engines.servers.process import ServerProcess
+from agentrl.engines.servers.supervisor import Server
+from agentrl.engines.servers.sync.update import WeightSender
+from agentrl.engines.weights import Weights
+from agentrl.trajectory import PlacedImage, VersionSpan
+
+
+@dataclass
+class StandInProcess:
+    exited: int | None = None
+    log: str = "0.log"
+
+    def stop(self) -> None: ...
+
+    def start(self) -> None: ...
+
+
+@dataclass
+class StandInClient:
+    """Answers with ones; one that `dies` does so behind three tokens."""
+
+    url: str
+    dies: StandInProcess | None = None
+    version: int = 0
+    asked: list[list[int]] = field(default_factory=list)
+
+    async def generate(
+        self,
+        rid: str,
+        ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        cache_key: str,
+        partial: PartialAnswer,
+        images: Sequence[PlacedImage] = (),
+    ) -> Generation:
+        self.asked.append(list(ids))
+        if self.dies is not None:
+            partial.ids, partial.logprobs, partial.weight_version = [7, 8, 9], [-1.0] * 3, str(self.version)
+            await asyncio.sleep(0)
+            self.dies.exited = -9
+            raise ServerFailed(self.url, "connection reset")
+        count = params.max_new_tokens
+        spans = [VersionSpan(self.version, 0, count)]
+        return Generation([1] * count, [-1.0] * count, FinishReason("length"), spans)
+
+    async def abort(self, rid: str | None = None) -> None: ...
+
+    async def pause(self, mode: str) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def flush_cache(self, wait: float = 0.0) -> bool:
+        return True
+
+
+class StandInSender:
+    """Tells clients the version of what they are sent."""
+
+    bytes_sent = 0
+
+    async def send(self, clients: Sequence[StandInClient], weights: Weights, version: int) -> dict[str, Exception]:
+        for client in clients:
+            client.version = version
+        return {}
+
+    async def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("versions", [(), (1, 2)], ids=["weights of the start", "weights that were sent"])
+async def test_what_a_dead_server_had_sent_is_gone_on_with(versions: Sequence[int]) -> None:
+    process = StandInProcess()
+    first, second = StandInClient("http://a", process), StandInClient("http://b")
+    servers = [
+        Server(cast(ServerClient, client), cast(ServerProcess, its))
+        for client, its in ((first, process), (second, StandInProcess()))
+    ]
+    facts = ModelFacts(100, {})
+    http = aiohttp.ClientSession()
+    engine = ServerEngine(servers, http, facts, cast(WeightSender, StandInSender()), max_model_len=100)
+    for version in versions:
+        await engine.update_in_flight(Weights.of([]), version)
+    made = await engine.generate([5, 6], SamplingParams(10), "g/0")
+    await engine.close()
+    newest = versions[-1] if versions else 0
+    assert (first.asked, second.asked) == ([[5, 6]], [[5, 6, 7, 8, 9]])
+    assert made.ids == [7, 8, 9, *[1] * 7]
+    assert made.versions == [VersionSpan(newest, 0, 3), VersionSpan(newest, 3, 10)]
