@@ -9,6 +9,7 @@ from agentrl.config.keys import all_keys, defaults, flatten, leaf_keys
 from agentrl.config.registries import POLICY_LOSSES
 from agentrl.config.rules import Names, OnlyWith, Place, Values
 from agentrl.config.section import Section
+from agentrl.config.sections.algorithm import default_rollout_is
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.offline import EvaluateConfig, GenerateConfig
 from agentrl.config.sections.parallel import Parallel
@@ -57,7 +58,8 @@ def remarks(config: Section) -> Iterator[str]:
             on = (
                 f"the correction is {keys.text()}: watch correction/ess"
                 if keys.changes_loss or not keys.needs_pass
-                else f"nothing corrects for that: set {CORRECTION}.rollout_is=token, and watch rollout/logprob_gap_kl"
+                else f"nothing corrects for that: set {CORRECTION}.rollout_is="
+                f"{default_rollout_is(config.data.max_response_length)}, and watch rollout/logprob_gap_kl"
             )
             yield (
                 f"async_training.max_staleness={config.async_training.max_staleness} trains on tokens that older "

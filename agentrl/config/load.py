@@ -36,6 +36,7 @@ from agentrl.config.hydra_section import (
 from agentrl.config.keys import MISSING, all_keys, defaults, flatten, leaf_keys, nearest, nested
 from agentrl.config.rules import NamesFile
 from agentrl.config.section import Section
+from agentrl.config.sections.algorithm import default_rollout_is
 from agentrl.config.sections.offline import EvaluateConfig, GenerateConfig
 from agentrl.config.sections.sft import PreferencesConfig, SFTConfig, TuningConfig
 from agentrl.config.sections.training import Config
@@ -62,9 +63,6 @@ RECIPES = {"recipe/data": "data.train_files", "recipe/policy": "actor_rollout_re
 """Config groups that hold only while their key says `quickstart`: what suits the tiny policy suits no other."""
 FOLDER = "trainer.default_local_dir"
 STALENESS = "async_training.max_staleness"
-WEIGHED_WHOLE = 1024
-"""Tokens of a response up to which its importance as a whole is the default: at a gap of 0.001 nats a token its
-logarithm then has a deviation of 1.4."""
 EVERY_KEY = "every_key"
 """The key by which a YAML file says that it holds every key: one with its default value was then not given."""
 IDLE = "without_effect"
@@ -470,8 +468,7 @@ def corrected(values: Mapping[str, JSON], keys: Keys) -> dict[str, JSON]:
     if m2po or chosen:
         return {}
     length = values.get("data.max_response_length")
-    is_short = isinstance(length, int) and length <= WEIGHED_WHOLE
-    return {f"{CORRECTION}.rollout_is": "sequence" if is_short else "token"}
+    return {f"{CORRECTION}.rollout_is": default_rollout_is(length) if isinstance(length, int) else "token"}
 
 
 def tell(config: Section, keys: Keys, translation: Translation) -> None:

@@ -323,7 +323,7 @@ def test_a_loss_without_an_option_that_it_needs() -> None:
     ("keys", "says"),
     [
         ([], r"the correction is rollout_is=sequence \(truncate at 2\): watch correction/ess"),
-        (["rollout_is=null"], "nothing corrects for that: set algorithm.rollout_correction.rollout_is=token"),
+        (["rollout_is=null"], "nothing corrects for that: set algorithm.rollout_correction.rollout_is=sequence"),
         (["reject.token_k3=0.1"], "the correction is reject.token_k3=0.1: watch"),
         (["rollout_is=token", "reject.veto=1e-4"], r"rollout_is=token \(truncate at 2\), reject.veto=0.0001"),
         (["proximal=interpolated"], "the correction is proximal=interpolated: watch"),

@@ -85,6 +85,14 @@ Criterion = Literal[
 RATIOS = ("token", "sequence", "geometric")
 """The criteria with a lower and an upper bound."""
 WEIGHED = OnlyWith("rollout_is=token or sequence or geometric")
+WEIGHED_WHOLE = 1024
+"""Tokens of a response up to which its importance as a whole is the default: at a gap of 0.001 nats a token its
+logarithm then has a deviation of 1.4."""
+
+
+def default_rollout_is(max_response_length: int) -> Literal["sequence", "token"]:
+    """Return the weight of stale tokens where the user chose none."""
+    return "sequence" if max_response_length <= WEIGHED_WHOLE else "token"
 
 
 class RolloutCorrectionConfig(Section):
