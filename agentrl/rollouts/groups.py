@@ -125,8 +125,8 @@ class GroupRollouts(Rollouts, Protocol):
         """Allow, after `release_weights`, to read weights for processes that come back; others keep what they have."""
         ...
 
-    async def idle_share(self) -> float:
-        """Return which share of the engines has nothing to do now."""
+    async def idle_seconds(self) -> float:
+        """Return the seconds in which the engines had nothing to do since this was first called, on average."""
         ...
 
     def update_weights(self, weights: Weights, version: int, *, in_flight: bool = False) -> SyncReport:

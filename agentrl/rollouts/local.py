@@ -33,6 +33,7 @@ from agentrl.rollouts.context import RunContext, run_name, uses_reward_model
 from agentrl.rollouts.contract import GREEDY, Audience, Rollout, Task
 from agentrl.rollouts.flow import Outcome
 from agentrl.rollouts.groups import EndedGroup, GroupWork, Log, Packed, oldest_trained, outcome_of, sampled_by_version
+from agentrl.rollouts.idle import IdleWatch
 from agentrl.rollouts.journal import Journal, record_of, trajectories_in
 from agentrl.rollouts.saving import Saving
 from agentrl.rollouts.trial import try_once
@@ -192,6 +193,7 @@ class LocalRollouts:
         self._watch_weights = WeightWatch(0.0 if self._checks is None else self._checks.weights_mb)
         self._going_on: asyncio.Task[object] | None = None
         self._once = OncePerKey()
+        self.idle = IdleWatch(engine)
         self.delay = DelayWatch()
         loop.call_soon(self.delay.begin)
 
@@ -348,10 +350,10 @@ class LocalRollouts:
         if isinstance(self.engine, InFlightEngine):
             await self.engine.offer_weights(weights, version)
 
-    async def idle_share(self) -> float:
-        """See `GroupRollouts.idle_share`."""
-        health = await self.engine.health()
-        return float(health.paused or not health.running)
+    async def idle_seconds(self) -> float:
+        """See `GroupRollouts.idle_seconds`."""
+        self.idle.begin()
+        return self.idle.total
 
     def run_beside(
         self,

@@ -58,48 +58,30 @@ from agentrl.trajectory.staleness import publish_lag, staleness
 class _Idle:
     """Shares of time in which the trainer waits and the engines have nothing to do; on the loop's thread."""
 
-    SECONDS = 0.1
-    """Time between two looks at the engines."""
-
     def __init__(self, rollouts: GroupRollouts) -> None:
         self._rollouts = rollouts
         self._began = time.monotonic()
         self._asked: float | None = None
-        self._engine_seconds = 0.0
-        self._looking: asyncio.Task[None] | None = None
+        self._engine = 0.0
+        """Seconds of idle engines until `_began`."""
 
-    def waits(self) -> None:
+    async def waits(self) -> None:
         """Note that the trainer waits for a batch from now on."""
         if self._asked is None:
             self._asked = time.monotonic()
-        if self._looking is None:
-            self._looking = asyncio.create_task(self._look())
+            await self._rollouts.idle_seconds()  # counted from the first call on
 
-    def shares(self) -> Numbers:
+    async def shares(self) -> Numbers:
         """Take the shares of the time since they were last taken, now that the trainer waits no more."""
-        now = time.monotonic()
+        now, engine = time.monotonic(), await self._rollouts.idle_seconds()
         whole = max(now - self._began, 1e-9)
         waited = 0.0 if self._asked is None else now - self._asked
         found = {
             "async/trainer_idle": waited / whole,
-            "async/engine_idle": min(self._engine_seconds / whole, 1.0),
+            "async/engine_idle": min((engine - self._engine) / whole, 1.0),
         }
-        self._began, self._engine_seconds, self._asked = now, 0.0, None
+        self._began, self._engine, self._asked = now, engine, None
         return found
-
-    def stop(self) -> None:
-        """Look no more."""
-        if self._looking is not None:
-            self._looking.cancel()
-            self._looking = None
-
-    async def _look(self) -> None:
-        before = time.monotonic()
-        while True:
-            await asyncio.sleep(self.SECONDS)
-            now = time.monotonic()
-            self._engine_seconds += (now - before) * await self._rollouts.idle_share()
-            before = now
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +263,7 @@ class Overlapping(OnRollouts):
             with self.rollouts.observed(task, total) as self._on_end:
                 await self._go_on()
                 self._admit()
-                self._idle.waits()
+                await self._idle.waits()
                 while isinstance(found := self._found(), Wait):
                     if self.rollouts.is_broken or self._needs_prompts:
                         return None
@@ -289,7 +271,7 @@ class Overlapping(OnRollouts):
                     await self._changed.wait()
                 self.rollouts.check()
                 if settings.max_staleness:
-                    self._numbers |= self._idle.shares()
+                    self._numbers |= await self._idle.shares()
                 self._take(found)
                 await self._begin_update()
         except BaseException:
@@ -486,7 +468,6 @@ class Overlapping(OnRollouts):
         self.record.ledger.settle(fates)
 
     async def _stop(self) -> None:
-        self._idle.stop()
         running, self._running = self._running, {}
         tasks = [task for task in running.values() if task is not None]
         for task in tasks:

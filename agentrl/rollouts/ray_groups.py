@@ -105,6 +105,7 @@ class RayGroups(RayRollouts):
         self._keys = itertools.count()
         self._begun: dict[int, _Open] = {}
         """By the key that names a group to its worker."""
+        self._idle = 0.0
         self._followed: dict[int, _Followed] = {}
         """By the worker's number: those that are asked what happens, and what came of it."""
         self._unrecorded: dict[int, ray.ObjectRef[list[Trajectory]]] = {}
@@ -179,10 +180,9 @@ class RayGroups(RayRollouts):
         self._released = False
         return super().update_weights(weights, version, in_flight=in_flight)
 
-    async def idle_share(self) -> float:
-        """See `GroupRollouts.idle_share`: a worker without a group has nothing to do."""
-        busy = {id(one.actor) for one in self._begun.values()}
-        return 1.0 if self._held else 1 - len(busy) / len(self._actors)
+    async def idle_seconds(self) -> float:
+        """See `GroupRollouts.idle_seconds`: as far as workers have told of it."""
+        return self._idle
 
     @contextmanager
     def observed(self, task: Task, total: int | None) -> Iterator[Callable[[], None]]:
@@ -252,7 +252,9 @@ class RayGroups(RayRollouts):
         """Pass on what a worker tells, until it dies: then its groups begin anew elsewhere."""
         try:
             while True:
-                for event in await self._answer(number, one.actor.group_events.remote(ASKED_FOR)):
+                told = await self._answer(number, one.actor.group_events.remote(ASKED_FOR))
+                self._idle += told.idle_seconds / len(self._actors)
+                for event in told.events:
                     self._meet(event)
                 news = await self._answer(number, one.actor.news.remote())
                 for text in news.notes:

@@ -24,7 +24,7 @@ from agentrl.rollouts.groups import GroupWork
 from agentrl.rollouts.journal import trajectories_in
 from agentrl.rollouts.local import LocalRollouts, open_local_rollouts
 from agentrl.rollouts.objects import UserObjects
-from agentrl.rollouts.worker_groups import GroupEvent, WorkerGroups
+from agentrl.rollouts.worker_groups import Told, WorkerGroups
 from agentrl.runtime.ray.rank import Failure, Place
 from agentrl.runtime.ray.session import Surroundings
 from agentrl.runtime.ray.stored import Index, put_batch
@@ -106,6 +106,7 @@ class RolloutWorker:
             opened = open_local_rollouts(config, device, chat, context, run_dir, self.relay, share)
             self.rollouts = self.stack.enter_context(opened)
             self.groups = WorkerGroups(self.rollouts)
+            self.rollouts.loop.call_soon(self.rollouts.idle.begin)
         except Exception as error:
             return Failure.of(error)
         return None
@@ -138,7 +139,7 @@ class RolloutWorker:
         self.groups.begin(key, work, entries)
 
     @ray.method(concurrency_group="groups")
-    def group_events(self, seconds: float) -> Sequence[GroupEvent]:
+    def group_events(self, seconds: float) -> Told:
         """Take what happened to groups since the last call; wait for at most `seconds` until something has."""
         return self.groups.events(seconds)
 

@@ -58,6 +58,15 @@ class GroupFailed:
     failure: Failure
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a worker tells when it is asked."""
+
+    events: Sequence[GroupEvent]
+    idle_seconds: float
+    """Seconds in which its engine had nothing to do since it was asked before."""
+
+
 GroupEvent = GroupBegan | Answered | TrajectoryEnded | GroupEnded | GroupFailed
 
 
@@ -85,17 +94,20 @@ class WorkerGroups:
         self._ends = 0
         self._watching: asyncio.Task[None] | None = None
         """Warns of what groups wait for, while there are some."""
+        self._idle = 0.0
+        """Seconds of an idle engine that were told."""
 
     def begin(self, key: int, work: GroupWork, entries: Sequence[Entry] | None) -> None:
         """Begin a group; `key` names it in what is told of it. `entries`: of its `Log`; None: it has none."""
         self._rollouts.loop.call_soon(partial(self._begin, key, work, entries))
 
-    def events(self, seconds: float) -> Sequence[GroupEvent]:
+    def events(self, seconds: float) -> Told:
         """Take what happened since the last call, in order; wait for at most `seconds` until something has."""
         with self._some:
             self._some.wait_for(lambda: self._events, seconds)
             events, self._events = self._events, []
-        return events
+        before, self._idle = self._idle, self._rollouts.idle.total
+        return Told(events, self._idle - before)
 
     def stop(self) -> None:
         """End all groups, and wait until they have ended. What happened is not told any more."""

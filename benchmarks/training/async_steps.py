@@ -146,39 +146,22 @@ def delayed(tool: type[Tool], median: float) -> Callable[..., Awaitable[ToolResp
     return slow
 
 
-class Idle:
-    """Seconds in which the engine had no request or was held, in turn or not."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._looking: asyncio.Task[None] | None = None
-
-    def watching(self, *args: Any, **kwargs: Any) -> LocalRollouts:
-        """Open rollouts that are looked at."""
-        rollouts = LocalRollouts(*args, **kwargs)
-        rollouts.loop.call_soon(lambda: self._begin(rollouts))
-        return rollouts
-
-    def _begin(self, rollouts: LocalRollouts) -> None:
-        self._looking = asyncio.create_task(self._look(rollouts))
-
-    async def _look(self, rollouts: LocalRollouts) -> None:
-        before = time.monotonic()
-        while True:
-            await asyncio.sleep(0.02)
-            now = time.monotonic()
-            self.seconds += (now - before) * await rollouts.idle_share()
-            before = now
-
-
 def measure(case: Case, url: str, server: int) -> None:
     """Train, and write down what the steps took."""
-    idle = Idle()
+    opened: list[LocalRollouts] = []
+
+    def opens(*args: Any, **kwargs: Any) -> LocalRollouts:
+        opened.append(LocalRollouts(*args, **kwargs))
+        return opened[0]
+
+    def idle() -> float:
+        return opened[0].loop.run(opened[0].idle_seconds())
+
     with ExitStack() as stack:
         if case.median:
             for tool in (CalculatorTool, SearchTool):
                 stack.enter_context(patch.object(tool, "execute", delayed(tool, case.median)))
-        stack.enter_context(patch("agentrl.rollouts.local.LocalRollouts", idle.watching))
+        stack.enter_context(patch("agentrl.rollouts.local.LocalRollouts", opens))
         iterator = iter(stack.enter_context(training(keys(case, url))))
         before: list[float] = []
         for _ in range(case.warm_up):
@@ -186,7 +169,7 @@ def measure(case: Case, url: str, server: int) -> None:
             next(iterator)
             before.append(time.perf_counter() - begun)
         steps: list[Numbers] = []
-        cpu, served, began, idle.seconds = time.process_time(), cpu_of(server), time.perf_counter(), 0.0
+        cpu, served, began, idle_before = time.process_time(), cpu_of(server), time.perf_counter(), idle()
         for _ in range(case.steps):
             begun = time.perf_counter()
             metrics = next(iterator)
@@ -194,7 +177,7 @@ def measure(case: Case, url: str, server: int) -> None:
         wall = time.perf_counter() - began
         found = {
             "wall": wall,
-            "engine_idle": idle.seconds / wall,
+            "engine_idle": (idle() - idle_before) / wall,
             "trainer_cpu": (time.process_time() - cpu) / case.steps,
             "server_cpu": (cpu_of(server) - served) / case.steps,
         }

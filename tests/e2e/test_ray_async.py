@@ -65,6 +65,8 @@ def test_each_prompt_is_trained_once_though_a_worker_and_a_rank_are_killed(apart
     assert "a new one takes its place" in said and "new workers go on after step 4" in said, said
     assert sorted(one for batch in trained(run) for one in batch) == list(range(B * STEPS))
     assert max(line.get("async/staleness_max", 0) for line in lines(run)) == 1
+    idle = [line["async/engine_idle"] for line in lines(run) if "async/engine_idle" in line]
+    assert idle and 0 < max(idle) <= 1
     assert f"{B * STEPS} prompts, each once: {B * STEPS} trained" in said
 
 

@@ -137,7 +137,7 @@ def test_a_worker_tells_what_becomes_of_its_groups(loop: LoopThread, tmp_path: P
     for key, ordinal in ((1, 3), (2, 8), (3, 9), (5, 7)):
         groups.begin(key, GroupWork(ordinal, Sample([], "test", "single_turn"), task, ordinal), None)
     while sum(isinstance(event, GroupEnded | GroupFailed) for event in told) < 3:
-        told += groups.events(10)
+        told += groups.events(10).events
     of_the_first = [event for event in told if event.key == 1]
     assert of_the_first[: n + 1] == [GroupBegan(1, 4), *[TrajectoryEnded(1)] * n]
     (ended,) = of_the_first[n + 1 :]
@@ -148,10 +148,10 @@ def test_a_worker_tells_what_becomes_of_its_groups(loop: LoopThread, tmp_path: P
     assert "prompt 7: something that it waited for was cancelled" in failed[5].message
     assert [event for event in told if event.key == 3] in ([], [GroupBegan(3, 4)])
     groups.stop()
-    assert groups.events(0.01) == []
+    assert groups.events(0.01).events == []
     groups.begin(4, GroupWork(3, Sample([], "test", "single_turn"), task, 3), None)
     while not isinstance(told[-1], GroupEnded) or told[-1].key != 4:
-        told += groups.events(10)
+        told += groups.events(10).events
 
 
 class CarelessScheduler(EmptyScheduler):
