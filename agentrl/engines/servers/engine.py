@@ -327,10 +327,14 @@ class ServerEngine:
             server.freed = tuple(tag for tag in server.freed if tag not in freed)
 
     async def _leave(self, server: Server) -> None:
-        """Leave a server that we did not start as it was found: able to answer whoever attaches next."""
+        """Leave a server that we did not start as it was found: able to answer whoever attaches next.
+
+        One that an update left paused may have some of the new weights and some of the old, and stays paused.
+        """
         if server.process is None:
             await self._restore(server, FREED)
-            await server.client.resume()
+            if self._supervisor.fleet.state(server.url) is not FleetState.STALE:
+                await server.client.resume()
 
     async def health(self) -> EngineHealth:
         """See `RolloutEngine.health`. The servers are not asked."""

@@ -346,10 +346,12 @@ class Supervisor:
             match action:
                 case Check():
                     if self.fleet.state(server.url) is FleetState.DEAD:
-                        # Paused, as a broken update leaves it, it would not answer; nothing else is to run there.
+                        # Paused, as a broken update leaves it, it generates nothing, and with unknown weights it is
+                        # not to: it says who it is, and is sent the weights. Nothing else is to run there.
                         await server.client.abort()
-                        await server.client.resume()
-                    await server.client.check(None)
+                        await server.client.info()
+                    else:
+                        await server.client.check(None)
                     self.fleet.answered(server.url, None)
                 case SendWeights():
                     await self._catch_up(server, action)
