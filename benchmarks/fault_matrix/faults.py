@@ -9,9 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -471,6 +472,51 @@ def ray_process_killed(scene: Scene, kind: str) -> Iterator[None]:
     yield
 
 
+def process_signalled(kind: str, stage: str, number: int, folder: Path) -> None:
+    """Have a process of Ray's signalled where a stage of the second step begins; a moment later where it is long."""
+    import psutil
+
+    import agentrl.rollouts.ray
+    import agentrl.rollouts.ray_groups
+
+    healthy = Trainer.timed
+    for module in (agentrl.rollouts.ray, agentrl.rollouts.ray_groups):  # of one that is stopped
+        patch.multiple(module, SILENT_TOLD=1.0, SILENT_FOR=5.0).start()
+
+    def meet() -> None:
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if kind in " ".join(child.cmdline()) and mark(folder):
+                    child.send_signal(number)
+                    return
+
+    @contextmanager
+    def timed(trainer: Trainer, name: str, *, shown: bool = True) -> Iterator[None]:
+        if name == stage and trainer.step == STEP:
+            if stage == "rollout":
+                threading.Timer(0.1, meet).start()
+            else:
+                meet()
+        with healthy(trainer, name, shown=shown):
+            yield
+
+    patch.object(Trainer, "timed", timed).start()
+
+
+def _process(name: str, kind: str, stage: str, number: int = signal.SIGKILL) -> Fault:
+    inject = partial(process_signalled, f"ray::{kind}", stage, number)
+
+    @contextmanager
+    def begin(scene: Scene) -> Iterator[None]:
+        scene.inject = inject
+        scene.words += ["trainer.n_gpus_per_node=2", "trainer.max_worker_restarts=4"]
+        if kind == "RolloutWorker":
+            scene.words += [f"{ROLLOUT}.nnodes=2"]
+        yield
+
+    return Fault(name, begin, slow=True)
+
+
 def _stage(name: str, stage: str, when: Literal["begins", "ends"], *words: str) -> Fault:
     inject = partial(killed_in, stage, when, STEP)
     return Fault(f"driver killed: {name}", lambda scene: injected(scene, inject, *words), ends="")
@@ -533,6 +579,12 @@ FAULTS: tuple[Fault, ...] = (
     Fault("NaN gradient", lambda scene: injected(scene, nan_gradient)),
     Fault("rank killed", lambda scene: ray_process_killed(scene, "ray::Rank"), slow=True),
     Fault("rollout worker killed", lambda scene: ray_process_killed(scene, "ray::RolloutWorker"), slow=True),
+    _process("rank killed: log-probs", "Rank", "old_log_prob"),
+    _process("rank killed: update", "Rank", "update_actor"),
+    _process("rank killed: weights to the engine", "Rank", "sync_weights"),
+    _process("rank killed: checkpoint", "Rank", "save"),
+    _process("rollout worker killed: sampling", "RolloutWorker", "rollout"),
+    _process("rollout worker hung", "RolloutWorker", "rollout", signal.SIGSTOP),
     Fault("rollout worker killed: reading weights", worker_killed_while_reading, slow=True),
     Fault("rollout worker: failed update", worker_fails_update, slow=True),
     Fault("rollout worker: refused update", worker_refuses_update, ends="injected", between=mend_scorer, slow=True),
