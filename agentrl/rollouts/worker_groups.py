@@ -60,7 +60,7 @@ class GroupFailed:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a worker tells when it is asked."""
+    """Answer of a worker that is asked what happened."""
 
     events: Sequence[GroupEvent]
     idle_seconds: float
