@@ -121,6 +121,8 @@ class Network:
         """Start a machine, for the first time or after it vanished, and connect it."""
         machine = self.machines[name] = Machine(name, self._shared)
         end = f"to-{name}"
+        # Of a machine that has just vanished the kernel may still be taking the network down.
+        self._switch.run(["sh", "-c", f"ip link delete {end} 2> /dev/null || true"])
         pair = f"ip link add name eth0 type veth peer name {end} netns {self._switch.pid}"
         # In its network, but with the process ids of the host.
         subprocess.run(["nsenter", f"--target={machine.pid}", "--net", *pair.split()], check=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import signal
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.state_dict_loader import load
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agentrl.config import load_config
@@ -193,13 +195,11 @@ def test_trajectories_go_on_while_the_policy_is_updated(
 
 
 def policy_of(model: Path, checkpoint: Path | None = None) -> PreTrainedModel:
-    """The model in a folder, with the weights of a checkpoint."""
+    """The model in a folder, with the weights of a checkpoint, of which each rank has written its part."""
     policy: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     if checkpoint is not None:
-        tensors: dict[str, torch.Tensor] = {}
-        for file in checkpoint.glob("*.safetensors"):
-            tensors |= load_file(file)
-        weights = {name: tensors[name] for name, _ in policy.named_parameters()}
+        weights = {name: torch.full_like(parameter, math.nan) for name, parameter in policy.named_parameters()}
+        load(weights, storage_reader=HuggingFaceStorageReader(str(checkpoint)), no_dist=True)
         policy.load_state_dict(weights, strict=False)
     return policy
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
 import pyarrow.parquet as pq
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from agentrl.engines.servers.starter import STARTER
 from agentrl.trajectory import Trajectory
@@ -69,6 +70,20 @@ def trained(folder: Path, step: int) -> list[Trajectory]:
     return [row for file in files if pq.read_metadata(file).num_rows for row in read_trajectories(file)]
 
 
+def versions_that_sampled(rows: Sequence[Trajectory], policies: Sequence[PreTrainedModel]) -> set[int]:
+    """Return the versions that are recorded of tokens, of which each was sampled by the policy of its own."""
+    used = set()
+    for row in rows:
+        (transcript,) = row.transcripts
+        for span in transcript.versions:
+            used.add(span.version)
+            expected = logprobs_under(policies[span.version], transcript.ids)[span.start : span.end]
+            found = torch.tensor(transcript.logprobs[span.start : span.end])
+            sampled = torch.tensor(transcript.mask[span.start : span.end], dtype=torch.bool)
+            assert (found - expected)[sampled].abs().max() < 1e-3, (row.uid, span)
+    return used
+
+
 def test_each_token_has_the_version_of_the_weights_that_sampled_it(run: Run, model_dir: Path, tmp_path: Path) -> None:
     run.until(lambda: (tmp_path / "run" / "checkpoints" / "step_000002").exists(), seconds=900)
     servers = servers_of(run)
@@ -90,13 +105,5 @@ def test_each_token_has_the_version_of_the_weights_that_sampled_it(run: Run, mod
     checkpoints = tmp_path / "run" / "checkpoints"
     policies = [policy_of(model_dir)]
     policies += [policy_of(model_dir, checkpoints / f"step_{step:06}" / "policy") for step in range(1, STEPS)]
-    used = set()
-    for row in rows:
-        (transcript,) = row.transcripts
-        for span in transcript.versions:
-            used.add(span.version)
-            expected = logprobs_under(policies[span.version], transcript.ids)[span.start : span.end]
-            found = torch.tensor(transcript.logprobs[span.start : span.end])
-            sampled = torch.tensor(transcript.mask[span.start : span.end], dtype=torch.bool)
-            assert (found - expected)[sampled].abs().max() < 1e-3, (row.uid, span)
+    used = versions_that_sampled(rows, policies)
     assert used >= set(range(STEPS - 1)), "new weights reached the servers"
