@@ -225,10 +225,11 @@ class ServerEngine:
         """Make an aborted answer of the tokens that a request begun with `version` has brought.
 
         It is empty where new weights came in between, or the server had others: then nobody knows which tokens are of
-        which weights.
+        which weights. Of a server that has died, which has none, the version counts that came with the last tokens.
         """
-        sent = self._supervisor.fleet.version(server.url)
-        if not partial.ids or version != sent or partial.weight_version != str(version):
+        fleet = self._supervisor.fleet
+        has_others = fleet.version(server.url) != version and fleet.state(server.url) is not FleetState.DEAD
+        if not partial.ids or has_others or partial.weight_version != str(version):
             return Generation([], [], FinishReason("abort"), [])
         return Generation(
             partial.ids, partial.logprobs, FinishReason("abort"), [VersionSpan(version, 0, len(partial.ids))]
@@ -293,19 +294,21 @@ class ServerEngine:
 
     async def sleep(self) -> None:
         """See `RolloutEngine.sleep`."""
-        if self._calls:
-            raise EngineError(f"sleep: {len(self._calls)} requests are running; pause with mode abort")
+        running = sum(call.server is not None for call in self._calls.values())
+        if running and self._paused != "retract":
+            raise EngineError(f"sleep: {running} requests are running; pause with mode abort or retract")
         self._asleep = True
         self._update_quiet()
         if self._background:  # requests are being aborted
             await asyncio.wait(self._background, timeout=GRACE)
+        if self._free_weights:
+            await self._supervisor.release_weights()  # what waits to be sent some would get them into freed memory
         async with self._supervisor.sending:
-            await self._supervisor.each(lambda server: self._free(server))
+            flushed = await self._supervisor.flushed(self._supervisor.answering())
+            await self._supervisor.each(self._free, flushed)
         self._weights_gone = self._free_weights
 
     async def _free(self, server: Server) -> None:
-        if not await server.client.flush_cache(wait=GRACE):
-            raise ServerFailed(server.url, f"requests still run there after {GRACE:g} s: its memory cannot be freed")
         tags = FREED if self._free_weights else FREED[:1]
         await server.client.release_memory(tags)
         server.freed = tags
