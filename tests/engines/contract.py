@@ -477,10 +477,13 @@ class EngineContract:
         assert (await task).finish_reason.kind == "abort"
         await sharp.close()
 
-    async def test_close_ends_what_is_paused(self, sharp: RolloutEngine) -> None:
+    @pytest.mark.parametrize("asleep", [False, True])
+    async def test_close_ends_what_is_paused(self, sharp: RolloutEngine, asleep: bool) -> None:
         task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(self.endless), "a"))
         await self.until_running(sharp)
-        await sharp.pause("in_place")
+        await sharp.pause("retract" if asleep else "in_place")
+        if asleep:
+            await sharp.sleep()
         later = asyncio.create_task(sharp.generate(prompt_of(31), params_of(self.endless), "b"))
         await asyncio.sleep(0)
         async with asyncio.timeout(30):
