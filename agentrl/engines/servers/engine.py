@@ -225,7 +225,7 @@ class ServerEngine:
         """Make an aborted answer of the tokens that a request begun with `version` has brought.
 
         It is empty where new weights came in between, or the server had others: then nobody knows which tokens are of
-        which weights. Of a server that has died, which has none, the version counts that came with the last tokens.
+        which weights. A server that has died has none: there the version counts that came with the last tokens.
         """
         fleet = self._supervisor.fleet
         has_others = fleet.version(server.url) != version and fleet.state(server.url) is not FleetState.DEAD
