@@ -27,6 +27,7 @@ from agentrl.trajectory import Trajectory
 from agentrl.trajectory.parquet import read_trajectories
 from tests.e2e.test_docs import SMALL, blocks, commands
 from tests.e2e.test_train import lines
+from tests.engines.contract import MAX_MODEL_LEN
 from tests.sglang.training import Run, overrides, write_assets
 
 PAGE = "docs/sglang.md"
@@ -383,8 +384,16 @@ def test_a_model_that_sglang_cannot_load(train: Train, model_dir: Path) -> None:
             [f"{ROLLOUT}.server_urls", "http://127.0.0.1:9", "within 1 s"],
         ),
         (
-            [f"{ROLLOUT}.server_urls=[SERVER]", "data.max_response_length=1200"],
-            [f"{ROLLOUT}.server_urls", "has a context of 1032 tokens; this job needs 1260", "--context-length 1268"],
+            [
+                f"{ROLLOUT}.server_urls=[SERVER]",
+                f"data.max_response_length={MAX_MODEL_LEN}",
+                "actor_rollout_ref.model.override_config={max_position_embeddings: 8192}",
+            ],
+            [
+                f"{ROLLOUT}.server_urls",
+                f"has a context of {MAX_MODEL_LEN + 8} tokens; this job needs {MAX_MODEL_LEN + 60}",
+                f"--context-length {MAX_MODEL_LEN + 68}",
+            ],
         ),
         (
             [f"{ROLLOUT}.server_urls=[http://no-such-host.invalid:1,SERVER]", f"{ROLLOUT}.server_start_timeout=6"],
