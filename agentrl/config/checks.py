@@ -239,10 +239,27 @@ def check_async(config: Config) -> Iterator[str]:
             "in checkpoints. Set trainer.save_freq=50, say"
         )
     if rollout.free_cache_engine:
+        yield from check_freed_memory(config)
+
+
+def check_freed_memory(config: Config) -> Iterator[str]:
+    """Check that nothing is wanted of servers beside updates that they cannot do while their memory is freed."""
+    keys, freed = config.async_training, f"{ROLLOUT}.free_cache_engine=true"
+    nodes = config.actor_rollout_ref.rollout.nnodes
+    if keys.keep_kv_cache:
         yield (
-            f"{at} conflicts with {ROLLOUT}.free_cache_engine=true: an engine whose memory is freed for the update "
-            "keeps no trajectories over it. Set free_cache_engine=false and give the servers devices of their own, or "
-            "set async_training.max_staleness=0"
+            f"async_training.keep_kv_cache=true conflicts with {freed}, which frees keys and values for the update: "
+            "set one of them to false"
+        )
+    if keys.publish_every > 1:
+        yield (
+            f"async_training.publish_every={keys.publish_every} conflicts with {freed}: weights that were freed for an "
+            "update have to be sent after it. Set publish_every=1, or free_cache_engine=false"
+        )
+    if nodes:
+        yield (
+            f"async_training.max_staleness={keys.max_staleness} with {ROLLOUT}.nnodes={nodes} conflicts with {freed}: "
+            "rollout workers with devices of their own would stand still for the update. Set free_cache_engine=false"
         )
 
 

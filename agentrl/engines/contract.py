@@ -170,12 +170,14 @@ class RolloutEngine(Protocol):
     async def sleep(self) -> None:
         """Free the memory of the KV cache, and of the weights where the engine has its own copy on a shared device.
 
-        Raises EngineError when requests are running. Until `wake` new requests wait.
+        Requests that were retracted by `pause` keep the tokens that they have, and go on behind `wake` and `resume`.
+        Raises EngineError when others are running. Until `wake` new requests wait; `abort`, `release` and `close` end
+        any as ever.
         """
         ...
 
     async def wake(self) -> None:
-        """Undo `sleep`. Where weights were freed, the next `update_weights` must come first."""
+        """Undo `sleep`, which leaves a pause as it is. Where weights were freed, `update_weights` must come first."""
         ...
 
     async def health(self) -> EngineHealth:

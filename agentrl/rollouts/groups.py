@@ -86,7 +86,7 @@ class GroupRollouts(Rollouts, Protocol):
 
     @property
     def samples_on(self) -> bool:
-        """The engine has devices of its own: it is not held while the policy is updated."""
+        """The engine is not held while the policy is updated: its processors and its memory are its own."""
         ...
 
     @property

@@ -200,7 +200,13 @@ class LocalRollouts:
     @property
     def samples_on(self) -> bool:
         """See `GroupRollouts.samples_on`."""
-        return isinstance(self.engine, InFlightEngine)
+        return self._in_flight is not None
+
+    @property
+    def _in_flight(self) -> InFlightEngine | None:
+        """The engine where it samples while the policy is updated, which one that is to free its memory does not."""
+        frees = self.config.actor_rollout_ref.rollout.free_cache_engine
+        return self.engine if isinstance(self.engine, InFlightEngine) and not frees else None
 
     def run(self, task: Task, samples: Sequence[Sample], first: int = 0, *, show: bool = False) -> Rollout:
         """See `Rollouts.run`."""
@@ -342,13 +348,13 @@ class LocalRollouts:
     async def release_weights(self) -> None:
         """See `GroupRollouts.release_weights`."""
         await self._check_weights()
-        if isinstance(self.engine, InFlightEngine):
-            await self.engine.release_weights()
+        if self._in_flight is not None:
+            await self._in_flight.release_weights()
 
     async def offer_weights(self, weights: Weights, version: int) -> None:
         """See `GroupRollouts.offer_weights`."""
-        if isinstance(self.engine, InFlightEngine):
-            await self.engine.offer_weights(weights, version)
+        if self._in_flight is not None:
+            await self._in_flight.offer_weights(weights, version)
 
     async def idle_seconds(self) -> float:
         """See `GroupRollouts.idle_seconds`."""
@@ -408,12 +414,12 @@ class LocalRollouts:
         except EngineError as error:
             raise TrainingError(f"weights of step {version}: {error}") from error
         self._sent = passed, version
-        if not (in_flight and isinstance(self.engine, InFlightEngine)):
+        if not (in_flight and self.samples_on):
             self.loop.run(self._check_weights())
         return report
 
     async def _update(self, weights: Weights, version: int, *, in_flight: bool) -> SyncReport:
-        flying = self.engine if in_flight and isinstance(self.engine, InFlightEngine) else None
+        flying = self._in_flight if in_flight else None
         stops = in_flight and not self._held
         if stops:
             self.scheduler.clock.stop()

@@ -5,9 +5,10 @@ Everything of the flow happens on the loop's thread, so nothing is locked. Where
 workers under Ray, is known to `GroupRollouts` alone; the flow, the ledger and the journal lie here.
 
 An engine with devices of its own samples while the policy is updated, and takes new weights while its requests run.
-Any other shares its processor with the update: it is held, and keys and values are dropped, from taking a batch until
-the next one is asked for. Tools go on meanwhile. What such an engine samples depends on the order of events on the loop
-alone, not on how long updates take: where tools answer on the loop, too, the numbers of a run repeat.
+Any other shares its processor, or its memory, with the update: it is held, and keys and values are dropped, from taking
+a batch until the next one is asked for. Tools go on meanwhile. What an embedded engine samples so depends on the order
+of events on the loop alone, not on how long updates take: where tools answer on the loop, too, the numbers of a run
+repeat.
 
 What it adds to a step's metrics where the bound is above 0 (`refill/*` with `algorithm.filter_groups.refill`):
 

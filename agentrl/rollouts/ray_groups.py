@@ -100,7 +100,8 @@ class RayGroups(RayRollouts):
         self.loop = LoopThread("groups")
         self.audience = display
         self.on_loss: Callable[[], object] = lambda: None
-        self.samples_on = nodes is None or config.actor_rollout_ref.rollout.name == "sglang"
+        rollout = config.actor_rollout_ref.rollout
+        self.samples_on = nodes is None or (rollout.name == "sglang" and not rollout.free_cache_engine)
         self._held = self._released = self._is_open = False
         self._keys = itertools.count()
         self._begun: dict[int, _Open] = {}

@@ -264,6 +264,9 @@ def test_ranks_that_cannot_be_arranged_so(overrides: list[str], says: str) -> No
         load(*OWN, "trainer.nnodes=2", "trainer.n_gpus_per_node=4", *overrides)
 
 
+FREED = [f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.free_cache_engine=true", "trainer.device=cuda"]
+
+
 @pytest.mark.usefixtures("sglang_installed")
 @pytest.mark.parametrize(
     ("overrides", "says"),
@@ -274,9 +277,14 @@ def test_ranks_that_cannot_be_arranged_so(overrides: list[str], says: str) -> No
             ["trainer.save_freq=-1"],
             "save_freq=-1 conflicts with async_training.max_staleness=2: .* Set trainer",
         ),
+        ([*FREED, "async_training.keep_kv_cache=true"], "keep_kv_cache=true conflicts with .*free_cache_engine=true"),
         (
-            [f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.free_cache_engine=true", "trainer.device=cuda"],
-            "max_staleness=2 conflicts with .*free_cache_engine=true: .* devices of their own",
+            [*FREED, "async_training.publish_every=2"],
+            "publish_every=2 conflicts with .*free_cache_engine=true: .* Set publish_every=1",
+        ),
+        (
+            [*FREED, "trainer.n_gpus_per_node=2", f"{ROLLOUT}.nnodes=2"],
+            "max_staleness=2 with .*nnodes=2 conflicts with .*free_cache_engine=true: .* of their own",
         ),
         (["algorithm.rollout_correction.proximal=published"], "proximal=published needs .*publish_every above 1"),
         (
@@ -289,6 +297,7 @@ def test_a_bound_on_staleness_that_cannot_hold(overrides: list[str], says: str) 
     keys = ["async_training.max_staleness=2", "trainer.save_freq=5"]
     load(*keys, "async_training.depth=2", "async_training.publish_every=3")
     load(*keys, f"{ROLLOUT}.name=sglang")
+    load(*keys, *FREED)
     load(*keys, "trainer.n_gpus_per_node=2", f"{ROLLOUT}.nnodes=2")
     with pytest.raises(ConfigError, match=says):
         load(*keys, *overrides)

@@ -14,11 +14,26 @@ from tests.e2e.conftest import forked_command
 from tests.e2e.test_ray import actors_of, start, wait_for
 from tests.e2e.test_resume import SLOW, THIRDS, slow_loop
 from tests.e2e.test_train import lines
+from tests.forked import forked
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.slice(1, "kill")
 Overrides = Callable[..., list[str]]
 STEPS, B = 6, 4
+FREED = '''
+"""A training for whose updates the engine's memory is freed, which the command refuses on a CPU."""
+
+import sys
+
+from agentrl.config import load_config
+from agentrl.train import train
+
+if __name__ == "__main__":
+    config = load_config(sys.argv[1:])
+    rollout = config.actor_rollout_ref.rollout.model_copy(update={"free_cache_engine": True})
+    roles = config.actor_rollout_ref.model_copy(update={"rollout": rollout})
+    train(config.model_copy(update={"actor_rollout_ref": roles}))
+'''
 
 
 @pytest.fixture
@@ -85,6 +100,18 @@ def test_engines_that_share_the_ranks_devices_are_held_and_groups_replaced(apart
     assert sum(line["refill/groups_equal"] for line in logged if "refill/groups_equal" in line) > 0
     assert all(line["group/groups_equal"] == 0 for line in logged if "group/groups_equal" in line)
     assert "prompts, each once: 16 trained, " in done.stdout and " filtered" in done.stdout
+
+
+@pytest.mark.timeout(600)
+def test_engines_whose_memory_is_freed_keep_trajectories_over_updates(apart: Overrides, tmp_path: Path) -> None:
+    (tmp_path / "freed.py").write_text(FREED)
+    keys = apart("actor_rollout_ref.rollout.nnodes=0", "trainer.total_training_steps=4")
+    done = forked([tmp_path / "freed.py", *keys], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [len(batch) for batch in trained(tmp_path / "run")] == [B] * 4
+    logged = lines(tmp_path / "run")
+    assert max(line.get("async/staleness_max", 0) for line in logged) == 1
+    assert f"{B * 4} prompts, each once: {B * 4} trained" in done.stdout
 
 
 @pytest.mark.timeout(600)

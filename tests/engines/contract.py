@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from agentrl.engines.contract import Generation, RequestError, RolloutEngine, SamplingParams
+from agentrl.engines.contract import EngineError, Generation, RequestError, RolloutEngine, SamplingParams
 from agentrl.engines.weights import Weights
 from agentrl.trajectory import VersionSpan
 
@@ -332,16 +332,8 @@ class EngineContract:
         await sharp.resume()
         generation = await task
         assert (await sharp.health()).version == 2
-        old, new = generation.versions
-        cut = old.end
-        assert (old.version, old.start, new.version, new.start, new.end) == (1, 0, 2, cut, self.long)
-        assert 0 < cut < self.long
-        before = logprobs_of(reference, prompt_of(30), generation.ids, 1.0)
-        after = logprobs_of(other, prompt_of(30), generation.ids, 1.0)
-        given = torch.tensor(generation.logprobs)
-        assert torch.allclose(given[:cut], before[:cut], atol=1e-4, rtol=0)
-        clean = torch.allclose(given[cut:], after[cut:], atol=1e-4, rtol=0)
-        assert clean == (mode != "in_place"), "in_place keeps the keys and values of the old weights"
+        keeps = mode == "in_place"
+        assert_in_two_parts(generation, prompt_of(30), (reference, other), self.long, keeps=keeps)
         if mode == "in_place":  # but the session's next turn does not
             ids = prompt_of(30) + generation.ids
             assert (await sharp.generate(ids, GREEDY, "a")).ids == greedy_ids(other, ids, 12)
@@ -417,6 +409,67 @@ class EngineContract:
         again = await sharp.generate(prompt_of(40), GREEDY, "a")
         assert (again.ids, again.cached_tokens) == (first.ids, 0)
 
+    async def test_requests_that_were_retracted_outlast_sleep_and_new_weights(
+        self, sharp: RolloutEngine, reference: PreTrainedModel, model_dir: Path
+    ) -> None:
+        other: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager")
+        turn = await sharp.generate(prompt_of(40), GREEDY, "dialogue")
+        tasks = [
+            asyncio.create_task(sharp.generate(prompt_of(30 + number), params_of(self.long), f"{number}"))
+            for number in range(3)
+        ]
+        await self.until_running(sharp, 3)
+        with pytest.raises(EngineError, match=r"running; pause with mode abort or retract"):
+            await sharp.sleep()
+        await sharp.pause("retract")
+        await sharp.sleep()
+        next_turn = prompt_of(40) + turn.ids + prompt_of(5)
+        tasks.append(asyncio.create_task(sharp.generate(next_turn, GREEDY, "dialogue")))
+        await sharp.update_weights(Weights.of(other.named_parameters()), 2)
+        assert (await sharp.health()).asleep
+        await sharp.wake()
+        await asyncio.sleep(0.02)
+        health = await sharp.health()
+        assert health.paused and not health.asleep, "the pause outlasts sleep, too"
+        assert not any(task.done() for task in tasks)
+        await sharp.resume()
+        *results, later = await asyncio.gather(*tasks)
+        for number, result in enumerate(results):
+            assert_in_two_parts(result, prompt_of(30 + number), (reference, other), self.long)
+        assert later.ids == greedy_ids(other, next_turn, 12)
+        assert (later.versions, later.cached_tokens) == ([VersionSpan(2, 0, 12)], 0)
+        after = prompt_of(30) + results[0].ids
+        assert (await sharp.generate(after, GREEDY, "0")).ids == greedy_ids(other, after, 12)
+
+    async def test_requests_end_while_the_engine_sleeps(self, sharp: RolloutEngine, reference: PreTrainedModel) -> None:
+        names = ["aborted", "released", "cancelled", "goes on"]
+        tasks = {
+            name: asyncio.create_task(sharp.generate(prompt_of(30 + number), params_of(self.long), name))
+            for number, name in enumerate(names)
+        }
+        await self.until_running(sharp, 4)
+        await sharp.pause("retract")
+        await sharp.sleep()
+        tasks["came later"] = asyncio.create_task(sharp.generate(prompt_of(50), GREEDY, "came later"))
+        await asyncio.sleep(0)
+        async with asyncio.timeout(30):
+            for name in ("aborted", "came later"):
+                await sharp.abort(name)
+            await sharp.release("released")
+            tasks["cancelled"].cancel()
+            ended = [await tasks[name] for name in ("aborted", "released", "came later")]
+            with pytest.raises(asyncio.CancelledError):
+                await tasks["cancelled"]
+        assert {one.finish_reason.kind for one in ended} == {"abort"}
+        for number, one in enumerate(ended[:2]):
+            assert 0 < len(one.ids) < self.long and one.versions == [VersionSpan(1, 0, len(one.ids))]
+            assert_greedy(reference, prompt_of(30 + number), one.ids, len(one.ids))
+        assert not ended[2].ids
+        await sharp.wake()
+        await sharp.resume()
+        assert_greedy(reference, prompt_of(33), (await tasks["goes on"]).ids, self.long)
+        assert (await sharp.health()).running == 0
+
     async def test_close_ends_what_runs(self, sharp: RolloutEngine) -> None:
         task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(self.endless), "a"))
         await self.until_running(sharp)
@@ -424,10 +477,13 @@ class EngineContract:
         assert (await task).finish_reason.kind == "abort"
         await sharp.close()
 
-    async def test_close_ends_what_is_paused(self, sharp: RolloutEngine) -> None:
+    @pytest.mark.parametrize("asleep", [False, True])
+    async def test_close_ends_what_is_paused(self, sharp: RolloutEngine, asleep: bool) -> None:
         task = asyncio.create_task(sharp.generate(prompt_of(30), params_of(self.endless), "a"))
         await self.until_running(sharp)
-        await sharp.pause("in_place")
+        await sharp.pause("retract" if asleep else "in_place")
+        if asleep:
+            await sharp.sleep()
         later = asyncio.create_task(sharp.generate(prompt_of(31), params_of(self.endless), "b"))
         await asyncio.sleep(0)
         async with asyncio.timeout(30):
@@ -450,6 +506,29 @@ async def until_running(engine: RolloutEngine, count: int = 1) -> None:
         await asyncio.sleep(0)
     for _ in range(12):
         await asyncio.sleep(0)
+
+
+def assert_in_two_parts(
+    found: Generation,
+    prompt: Sequence[int],
+    models: tuple[PreTrainedModel, PreTrainedModel],
+    count: int,
+    *,
+    keeps: bool = False,
+) -> None:
+    """Assert that version 1 sampled the first part and version 2 the rest, from keys and values of its own.
+
+    `models`: those of the two versions. `keeps`: the rest is sampled from keys and values of the first one.
+    """
+    old, new = found.versions
+    cut = old.end
+    assert (old.version, old.start, new.version, new.start, new.end) == (1, 0, 2, cut, count)
+    assert 0 < cut < count
+    before, after = (logprobs_of(model, prompt, found.ids, 1.0) for model in models)
+    given = torch.tensor(found.logprobs)
+    assert torch.allclose(given[:cut], before[:cut], atol=1e-4, rtol=0)
+    clean = torch.allclose(given[cut:], after[cut:], atol=1e-4, rtol=0)
+    assert clean != keeps, "in_place keeps the keys and values of the old weights"
 
 
 @torch.no_grad()

@@ -166,6 +166,7 @@ class Bench:
         if changes:
             self.version += 1
             self.change()
+        if changes or self.source.needs_weights:
             self.source.publish(self.weights(), self.version)
         return made
 
@@ -190,6 +191,13 @@ class Bench:
         return [sorted({step - v for v in b.version[b.mask].tolist()}) for step, b in enumerate(self.batches, after)]
 
 
+def freeing(config: Config) -> Config:
+    """The config with the engine's memory freed for updates, which no CPU has otherwise."""
+    rollout = config.actor_rollout_ref.rollout.model_copy(update={"free_cache_engine": True})
+    roles = config.actor_rollout_ref.model_copy(update={"rollout": rollout})
+    return config.model_copy(update={"actor_rollout_ref": roles})
+
+
 def replacing(config: Config) -> Config:
     """The config with groups replaced whose trajectories are equal."""
     filters = config.algorithm.filter_groups.model_copy(update={"refill": True})
@@ -205,6 +213,7 @@ def opened(config: Config, policy_dir: Path, tmp_path: Path) -> Opened:
     """Open a bench with a bound (None: the source that takes turns), its depth and more.
 
     refill: groups are replaced, and so many of them may leave before a batch.
+    freed: the engine's memory is freed for updates.
     """
     given = config
 
@@ -218,8 +227,10 @@ def opened(config: Config, policy_dir: Path, tmp_path: Path) -> Opened:
         folder: str = "run",
         refill: int = 0,
         scorer: Callable[..., float] = score,
+        freed: bool = False,
     ) -> Iterator[Bench]:
         config = replacing(given) if refill else given
+        config = freeing(config) if freed else config
         context = load_context(config, UserObjects(loops={"overlapped": loop}, reward=scorer))
         chat = load_chat(config)
         context.bind(chat)
@@ -310,6 +321,48 @@ def test_what_is_sampled_depends_on_no_clock(opened: Opened) -> None:
         made.append(bench)
     assert made[0].uids == made[1].uids
     assert all(map(equal, made[0].batches, made[1].batches))
+
+
+def test_an_engine_whose_memory_is_freed_for_updates_samples_the_same(opened: Opened) -> None:
+    made, waiting = [], list[int]()
+    for freed in (False, True):
+        with opened(2, 2, steps=6, freed=freed) as bench:
+            samples = bench.samples(2)
+
+            def sleeps(bench: Bench = bench, freed: bool = freed) -> bool:
+                health = bench.rollouts.loop.run(bench.rollouts.engine.health())
+                waiting.append(health.waiting if freed else 0)
+                return health.asleep is freed
+
+            bench.until = sleeps
+            for step in range(1, 6):
+                bench.step(step)
+                health = bench.rollouts.loop.run(bench.rollouts.engine.health())
+                assert health.paused and not health.asleep, "until the next batch is asked for"
+                if step == 3:
+                    bench.source.validate(samples, step, greedy=False)
+        made.append(bench)
+    assert made[0].uids == made[1].uids
+    assert all(map(equal, made[0].batches, made[1].batches))
+    assert max(waiting) > 0, "some were in the middle of a turn"
+
+
+def test_a_step_that_changes_nothing_wakes_the_engine_with_the_weights_of_before(opened: Opened) -> None:
+    with opened(1, 1, steps=4, freed=True) as bench:
+        for step in range(1, 5):
+            bench.step(step, changes=step % 2 == 0)
+        versions = [sorted({*b.version[b.mask].tolist()}) for b in bench.batches]
+        assert bench.overlapping.record.ledger.counts[Fate.TRAINED] == 4 * B
+    assert versions[-1][-1] == 1 and bench.version == 2
+
+
+def test_closed_while_the_engine_is_asleep(opened: Opened) -> None:
+    with opened(2, 2, freed=True) as bench:
+        bench.source.next_batch(1)
+        bench.source.rest()
+        assert bench.source.needs_weights and bench.overlapping._running
+    counts = bench.overlapping.record.ledger.counts
+    assert (counts[Fate.TRAINED], counts[Fate.CANCELLED]) == (B, counts.total() - B) and counts[Fate.CANCELLED]
 
 
 def test_a_validation_is_by_the_weights_of_its_step_alone(opened: Opened) -> None:

@@ -30,10 +30,10 @@ from agentrl.engines.sglang.options import ServerArguments
 from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.engines.weights import Weights
 from agentrl.system.http import http_client
-from tests.engines.contract import greedy_ids, params_of, prompt_of
-from tests.sglang.conftest import STARTUP
+from tests.engines.contract import assert_greedy, assert_in_two_parts, greedy_ids, params_of, prompt_of
+from tests.sglang.conftest import STARTUP, StartServer
 from tests.sglang.engines import engine_of
-from tests.waiting import until
+from tests.waiting import until, wait_for
 
 QUICK = Timings(check_interval=0.5, recheck_interval=0.2, check_timeout=2.0, failures=2, backoff=0.1)
 
@@ -269,6 +269,91 @@ async def test_memory_is_lent_until_new_weights_have_come(
         assert (await waiting).ids == greedy_ids(reference, prompt_of(41), 12)
         after = await engine.generate(prompt_of(40), params_of(12), "a")
         assert (after.ids, after.versions[0].version, after.cached_tokens) == (before.ids, 2, 0)
+
+
+@pytest.mark.parametrize("fault", ["flush", "release"])
+async def test_memory_that_a_server_does_not_give_back_holds_up_nothing(
+    pair: tuple[SGLangProcess, SGLangProcess],
+    reference: PreTrainedModel,
+    model_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+) -> None:
+    """Where requests hold its cache they are asked again, from what they had; a call that fails is a server's fault."""
+    other: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager")
+    async with engine_over(pair, reference, ours=False) as engine:
+        engine._free_weights = True
+        tasks = [asyncio.ensure_future(request) for request in requests(engine, 12, 600)]
+        await in_the_middle(engine, 0, 3)
+        await in_the_middle(engine, 1, 3)
+        await engine.pause("retract")
+        flush, release, asked = SGLangClient.flush_cache, SGLangClient.release_memory, list[str]()
+
+        async def refuse_flush(client: SGLangClient, wait: float = 0.0) -> bool:
+            asked.append(client.url)
+            return client.url != pair[0].url if not wait else await flush(client, wait)
+
+        async def fail_to_release(client: SGLangClient, tags: Any) -> None:
+            asked.append(client.url)
+            if client.url == pair[0].url:
+                raise ServerFailed(client.url, "would not")
+            await release(client, tags)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SGLangClient, "flush_cache", refuse_flush)
+            if fault == "release":
+                patch.setattr(SGLangClient, "flush_cache", flush)
+                patch.setattr(SGLangClient, "release_memory", fail_to_release)
+            await engine.sleep()
+        assert set(asked) == {process.url for process in pair}
+        await engine.update_weights(Weights.of(other.named_parameters()), 2)
+        await engine.wake()
+        await engine.resume()
+        for number, result in enumerate(await asyncio.gather(*tasks)):
+            assert_in_two_parts(result, prompt_of(20 + number), (reference, other), 600)
+
+
+@pytest.mark.slice(0, "kill")
+@pytest.mark.timeout(400)  # starts of two servers, and of one again
+async def test_a_server_that_dies_asleep_takes_no_request_with_it(
+    start_server: StartServer, reference: PreTrainedModel, model_dir: Path
+) -> None:
+    """What had arrived is gone on from elsewhere; the new process has the new weights before it serves."""
+    servers = await asyncio.gather(*[start_server(max_num_seqs=8) for _ in range(2)])
+    other: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager")
+    told: list[str] = []
+    async with engine_over(tuple(servers), reference, ours=True, told=told) as engine:
+        engine._free_weights = True
+        tasks = [asyncio.ensure_future(request) for request in requests(engine, 12, 600)]
+        await in_the_middle(engine, 0, 3)
+        await in_the_middle(engine, 1, 3)
+        first = engine._supervisor.servers[servers[0].url]
+        there = [number for number in range(12) if engine._calls[f"s{number}"].server is first]
+        await engine.pause("retract")
+        await engine.sleep()
+        arrived = {number: len(engine._calls[f"s{number}"].partial.ids) for number in there}
+        pid = servers[0].pid
+        assert pid is not None and set(first.freed) == {"kv_cache", "weights"}
+        os.killpg(pid, signal.SIGKILL)
+        wait_for(lambda: servers[0].exited is not None)  # before a request meets it
+        await until(lambda: engine._supervisor.fleet.state(first.url) is FleetState.DEAD)
+        await asyncio.sleep(1.5)  # of the supervisor's looks, in which nothing is started beside an update
+        assert engine._supervisor.fleet.state(first.url) is FleetState.DEAD and not any(task.done() for task in tasks)
+        await engine.update_weights(Weights.of(other.named_parameters()), 2)
+        await engine.wake()
+        await engine.resume()
+        results = await asyncio.gather(*tasks)
+        kept = {number: count for number, count in arrived.items() if count}
+        assert kept and {number: results[number].versions[0].end for number in kept} == kept
+        for number, result in enumerate(results):
+            if len(result.versions) == 2:
+                assert_in_two_parts(result, prompt_of(20 + number), (reference, other), 600)
+            else:  # it had begun nowhere, or nothing of it had arrived
+                assert number not in kept
+                assert_greedy(other, prompt_of(20 + number), result.ids, 600)
+        await until(lambda: engine._supervisor.fleet.state(first.url) is FleetState.HEALTHY, STARTUP)
+        assert first.freed == () and (await first.client.info()).weight_version == "2"
+        assert_right(list(await asyncio.gather(*requests(engine, 12, 10))), other, 10, version=2)
 
 
 @pytest.mark.slice(0, "kill")

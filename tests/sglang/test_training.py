@@ -8,6 +8,7 @@ import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,13 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agentrl.config import load_config
+from agentrl.engines.builder import EngineSetting
+from agentrl.engines.sglang.build import build as build_engine
+from agentrl.engines.sglang.engine import SGLangEngine
 from agentrl.engines.sglang.options import RESERVED
 from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.observe.invariants import check_trajectory
+from agentrl.system.loop_thread import LoopThread
 from agentrl.train import main
 from agentrl.trajectory import Trajectory
 from agentrl.trajectory.parquet import read_trajectories
@@ -173,14 +178,22 @@ def test_trajectories_go_on_while_the_policy_is_updated(
     assert all(0 <= line[f"async/{who}_idle"] <= 1 for line in metrics[1:] for who in ("engine", "trainer"))
     assert metrics[-1]["engine/failovers"] >= 1
     assert "12 prompts, each once: 12 trained" in run.stdout
-    rows = [row for step in range(1, 7) for row in trained(tmp_path, step)]
-    assert len({row.uid for row in rows}) == len(rows) == 6 * 8
+    assert_sampled_by_what_is_recorded(tmp_path, model_dir, 6, keeps=keeps)
+
+
+def assert_sampled_by_what_is_recorded(folder: Path, model: Path, steps: int, *, keeps: bool = False) -> None:
+    """Each log-prob is by the checkpoint of its token's version, and some trajectories have more than one.
+
+    keeps: what is sampled behind a change of weights in a turn is not compared.
+    """
+    rows = [row for step in range(1, steps + 1) for row in trained(folder, step)]
+    assert len({row.uid for row in rows}) == len(rows) == steps * 8
     spans = [[span.version for span in transcript.versions] for row in rows for transcript in row.transcripts]
     assert any(len(set(one)) > 1 for one in spans), "some went on under further weights"
-    checkpoints = tmp_path / "run" / "checkpoints"
-    policies = [policy_of(model_dir)]
-    policies += [policy_of(model_dir, checkpoints / f"step_{step:06}" / "policy") for step in range(1, 6)]
-    compared = dict.fromkeys(range(6), 0)
+    checkpoints = folder / "run" / "checkpoints"
+    policies = [policy_of(model)]
+    policies += [policy_of(model, checkpoints / f"step_{step:06}" / "policy") for step in range(1, steps)]
+    compared = dict.fromkeys(range(steps), 0)
     for row in rows:
         (transcript,) = row.transcripts
         for span in transcript.versions:
@@ -192,6 +205,53 @@ def test_trajectories_go_on_while_the_policy_is_updated(
             assert ((found - expected)[sampled].abs() < 1e-3).all(), (row.uid, span)
             compared[span.version] += int(sampled.sum())
     assert sum(tokens > 0 for tokens in compared.values()) >= 3, compared
+
+
+def test_trajectories_outlast_updates_for_which_the_servers_memory_is_freed(
+    assets: Path, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CPU has no memory to free, so the server is started without what frees it, and its calls are answered alike."""
+    asleep: list[int] = []
+
+    def build(setting: EngineSetting, loop: LoopThread) -> SGLangEngine:
+        roles = setting.config.actor_rollout_ref
+        rollout = roles.rollout.model_copy(update={"free_cache_engine": False})
+        roles = roles.model_copy(update={"rollout": rollout})
+        config = setting.config.model_copy(update={"actor_rollout_ref": roles})
+        engine = build_engine(replace(setting, config=config), loop)
+        engine._free_weights, sleep = True, engine.sleep
+
+        async def slept() -> None:
+            await sleep()
+            asleep.append(sum(call.server is not None for call in engine._calls.values()))
+            assert all(server.freed for server in engine._supervisor.servers.values())
+
+        monkeypatch.setattr(engine, "sleep", slept)
+        return engine
+
+    monkeypatch.setattr("agentrl.engines.sglang.build.build", build)
+    monkeypatch.syspath_prepend(assets)
+    monkeypatch.chdir(tmp_path)
+    keys = [
+        "trainer.device=auto",
+        f"{ROLLOUT}.free_cache_engine=true",
+        "async_training.max_staleness=1",
+        f"{ROLLOUT}.agent.max_concurrent=10",  # of 16, so that some are in the middle when a batch has ended
+        f"{ROLLOUT}.multi_turn.max_tokens_per_turn=36",
+        "data.max_response_length=240",
+        "trainer.total_training_steps=4",
+        f"data.val_files={assets}/rows.parquet",
+        "data.val_max_samples=2",
+        "trainer.test_freq=2",
+        "trainer.max_actor_ckpt_to_keep=null",
+    ]
+    assert main([*overrides(assets, model_dir, tmp_path), *keys]) == 0
+    metrics = lines(tmp_path / "run")
+    assert [line["step"] for line in metrics] == list(range(5))
+    assert max(line["async/staleness_max"] for line in metrics[1:]) <= 1
+    assert metrics[-1]["engine/failovers"] == 0
+    assert len(asleep) == 4 and max(asleep) > 0, "requests waited in a server that was asleep"
+    assert_sampled_by_what_is_recorded(tmp_path, model_dir, 4)
 
 
 def policy_of(model: Path, checkpoint: Path | None = None) -> PreTrainedModel:

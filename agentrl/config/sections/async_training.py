@@ -23,9 +23,10 @@ class AsyncTrainingConfig(Section):
     """Versions of the policy that may have been made between the one that sampled a token and the one whose update uses
     it: a bound for every token that is trained on. 0: rollouts and updates take turns. Above 0 trajectories that a step
     does not wait for go on under the next weights, and none is thrown away. SGLang servers, and rollout workers with
-    devices of their own, sample during the update; an embedded engine that shares the policy's processor stands still
-    meanwhile. See docs/async.md. algorithm.rollout_correction corrects for the difference: rollout_is is sequence or
-    token then, unless it, proximal or reject is given."""
+    devices of their own, sample during the update; an embedded engine that shares the policy's processor, and servers
+    whose memory is freed for it (free_cache_engine), stand still meanwhile. See docs/async.md.
+    algorithm.rollout_correction corrects for the difference: rollout_is is sequence or token then, unless it, proximal
+    or reject is given."""
     depth: Annotated[int, OVERLAPS] = Field(1, gt=0)
     """Batches that may be begun beside the one that is waited for, at most max_staleness. More of them leave more
     slow trajectories time, and make the typical token older."""

@@ -247,7 +247,8 @@ class RolloutConfig(Section):
     server is not started again."""
     free_cache_engine: Annotated[bool, SGLANG, STARTED, DEVICE] = False
     """Free the servers' weights and KV cache while the policy is updated, for a policy on the same GPU. Off, since it
-    costs time in every step and helps only where both do not fit; it needs CUDA and torch_memory_saver."""
+    costs time in every step and helps only where both do not fit; it needs CUDA and torch_memory_saver. With
+    async_training.max_staleness above 0 the servers stand still meanwhile, and tools go on (docs/async.md)."""
     update_weights_transport: Annotated[Literal["auto", "tensor", "distributed", "disk"], SGLANG] = "auto"
     """How SGLang servers get the policy's weights. tensor: by handles to shared memory (CUDA IPC on a GPU), on the same
     machine only; distributed: broadcast by torch.distributed (nccl, gloo); disk: by files, in a folder that every

@@ -295,19 +295,21 @@ class ServerEngine:
 
     async def sleep(self) -> None:
         """See `RolloutEngine.sleep`."""
-        if self._calls:
-            raise EngineError(f"sleep: {len(self._calls)} requests are running; pause with mode abort")
+        running = sum(call.server is not None for call in self._calls.values())
+        if running and self._paused != "retract":
+            raise EngineError(f"sleep: {running} requests are running; pause with mode abort or retract")
         self._asleep = True
         self._update_quiet()
         if self._background:  # requests are being aborted
             await asyncio.wait(self._background, timeout=GRACE)
+        if self._free_weights:
+            await self._supervisor.release_weights()  # what waits to be sent some would get them into freed memory
         async with self._supervisor.sending:
-            await self._supervisor.each(lambda server: self._free(server))
+            flushed = await self._supervisor.flushed(self._supervisor.answering())
+            await self._supervisor.each(self._free, flushed)
         self._weights_gone = self._free_weights
 
     async def _free(self, server: Server) -> None:
-        if not await server.client.flush_cache(wait=GRACE):
-            raise ServerFailed(server.url, f"requests still run there after {GRACE:g} s: its memory cannot be freed")
         tags = FREED if self._free_weights else FREED[:1]
         await server.client.release_memory(tags)
         server.freed = tags

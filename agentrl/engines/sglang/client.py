@@ -428,13 +428,24 @@ class AnswerStream:
             raise ValueError("key 'meta_info' is missing")
         self._last = meta = chunk.meta_info
         self._partial.weight_version = str(meta.weight_version)
-        ids, logprobs = chunk.output_ids, [logprob for logprob, _, _ in meta.output_token_logprobs]
+        ids, logprobs = self._unrepeated(chunk.output_ids, [logprob for logprob, _, _ in meta.output_token_logprobs])
         if len(ids) != len(logprobs):
             raise ValueError(f"{len(ids)} ids but {len(logprobs)} log-probs")
         if not all(map(math.isfinite, logprobs)):
             raise ValueError("log-probs that are no numbers")
         self._partial.ids += ids
         self._partial.logprobs += logprobs
+
+    def _unrepeated(self, ids: list[int], logprobs: list[float]) -> tuple[list[int], list[float]]:
+        """Return what is new in the last chunk, whose spans say how many tokens there are in all.
+
+        Where a request is aborted that was retracted and waits, its last token and all log-probs come again.
+        """
+        reason, spans = self._last.finish_reason, self._last.weight_versions
+        new = spans[-1].end - len(self._partial.ids) if spans else len(ids)
+        if reason is None or reason.type != "abort" or len(ids) <= new:
+            return ids, logprobs
+        return ids[:new], logprobs[len(logprobs) - new :]
 
     def generation(self) -> Generation:
         """Return the whole answer. Raises OSError when the server broke off, ValueError when it makes no sense."""

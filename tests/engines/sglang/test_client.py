@@ -74,6 +74,27 @@ async def test_an_answer_in_pieces() -> None:
     assert generation.finish_reason.kind == "length" and generation.versions[0].version == 3
 
 
+@pytest.mark.parametrize(
+    ("ids", "logprobs"),
+    [
+        ([8], [-1.0, -2.0]),
+        ([8, 8], [-2.0, -1.0, -2.0]),  # with a chunk that was not yet sent
+    ],
+)
+async def test_what_the_abort_of_a_waiting_request_tells_again_is_not_taken_twice(
+    ids: list[int], logprobs: list[float]
+) -> None:
+    """The last token and all log-probs, as SGLang 0.5.23 does where it has sent a part and retracted the request."""
+    partial = PartialAnswer()
+    told = [[one, 0, None] for one in logprobs]
+    meta = {"finish_reason": {"type": "abort"}, "weight_versions": [{"version": "3", "start": 0, "end": 2}]}
+    sent = [7, 8][: 3 - len(ids)]
+    first = chunk(sent, output_token_logprobs=[[-1.0 - place, one, None] for place, one in enumerate(sent)])
+    generation = await answered([first, chunk(ids, output_token_logprobs=told, **meta)], partial)
+    assert (generation.ids, generation.logprobs) == ([7, 8], [-1.0, -2.0])
+    assert generation.finish_reason.kind == "abort"
+
+
 async def test_what_came_before_a_break_is_kept() -> None:
     partial = PartialAnswer()
     with pytest.raises(ServerFailed):
