@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn, cast
@@ -84,8 +83,8 @@ def make_call(
 def parse_json(text: str) -> JSON:
     """Parse JSON that a policy wrote. Raises only ValueError, with a short message.
 
-    NaN and Infinity are refused: they are not JSON. So are numbers and nesting beyond the interpreter's limits, an
-    object with a member twice, one of which would be lost, and text with half a surrogate pair, which has no UTF-8.
+    NaN and Infinity are refused: they are not JSON. So are numbers and nesting beyond the interpreter's limits, and an
+    object with a member twice, one of which would be lost.
     """
     try:
         value: JSON = DECODER.decode(text)
@@ -93,18 +92,7 @@ def parse_json(text: str) -> JSON:
         raise ValueError(f"{fault.msg} at character {fault.pos}") from None
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    if _SURROGATE.search(text) is not None and not _is_text(value):
-        raise ValueError("half of a surrogate pair is no character")
     return value
-
-
-def _is_text(value: JSON) -> bool:
-    """Check whether all text in a value has a UTF-8 form."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _refuse(constant: str) -> NoReturn:
@@ -125,7 +113,6 @@ def _members(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:
     return members
 
 
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_members)
 
 

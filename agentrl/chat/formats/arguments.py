@@ -6,6 +6,7 @@ Templates of XML-like call formats write a string as it is and other values as J
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ _TOKEN = re.compile(
     r"""|(-?[0-9][0-9.eE+-]*+)|(True|False|None|true|false|null)\b)""",
     re.DOTALL,
 )
+_HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
 _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "/": "/", "\\": "\\", "'": "'", '"': '"', "\n": ""}
 
@@ -137,7 +139,16 @@ def read_literal(text: str) -> JSON | NoValue:
             value = _python_literal(text) if text[:1] in ("[", "{") else NO_VALUE
         except ValueError:
             return NO_VALUE
-    return value
+    return value if value is NO_VALUE or _HALF_PAIR.search(text) is None or _is_text(value) else NO_VALUE
+
+
+def _is_text(value: JSON) -> bool:
+    """Check whether all text in a value has a form in UTF-8, which half of a surrogate pair has not."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _python_literal(text: str) -> JSON:
