@@ -273,17 +273,22 @@ def die(folder: Path, number: int = signal.SIGKILL) -> None:
 
 def killed_in(stage: str, when: Literal["begins", "ends"], step: int, folder: Path) -> None:
     """Have the process killed where a stage of a step begins, or has ended."""
+    met_in(stage, when, step, partial(die, folder))
+
+
+def met_in(stage: str, when: Literal["begins", "ends"], step: int, meet: Callable[[], None]) -> None:
+    """Have something happen where a stage of a step begins, or has ended."""
     healthy = Trainer.timed
 
     @contextmanager
     def timed(trainer: Trainer, name: str, *, shown: bool = True) -> Iterator[None]:
         hit = name == stage and trainer.step == step
         if hit and when == "begins":
-            die(folder)
+            meet()
         with healthy(trainer, name, shown=shown):
             yield
         if hit and when == "ends":
-            die(folder)
+            meet()
 
     patch.object(Trainer, "timed", timed).start()
 
@@ -479,7 +484,6 @@ def process_signalled(kind: str, stage: str, number: int, folder: Path) -> None:
     import agentrl.rollouts.ray
     import agentrl.rollouts.ray_groups
 
-    healthy = Trainer.timed
     for module in (agentrl.rollouts.ray, agentrl.rollouts.ray_groups):  # of one that is stopped
         patch.multiple(module, SILENT_TOLD=1.0, SILENT_FOR=5.0).start()
 
@@ -490,17 +494,10 @@ def process_signalled(kind: str, stage: str, number: int, folder: Path) -> None:
                     child.send_signal(number)
                     return
 
-    @contextmanager
-    def timed(trainer: Trainer, name: str, *, shown: bool = True) -> Iterator[None]:
-        if name == stage and trainer.step == STEP:
-            if stage == "rollout":
-                threading.Timer(0.1, meet).start()
-            else:
-                meet()
-        with healthy(trainer, name, shown=shown):
-            yield
+    def meet_later() -> None:
+        threading.Timer(0.1, meet).start()
 
-    patch.object(Trainer, "timed", timed).start()
+    met_in(stage, "begins", STEP, meet_later if stage == "rollout" else meet)
 
 
 def _process(name: str, kind: str, stage: str, number: int = signal.SIGKILL) -> Fault:
