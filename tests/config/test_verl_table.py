@@ -439,8 +439,16 @@ def test_modes_of_verls_newer_trainer_bound_staleness(
     keys = config.async_training
     assert (keys.max_staleness, keys.depth, keys.publish_every) == (*ahead, 1)
     assert (config.trainer.save_freq, config.data.train_batch_size) == (saves, 64)
-    assert config.actor_rollout_ref.rollout.free_cache_engine is (not ahead[0])
+    apart = mode == "separate_async" and ahead[0] > 0
+    assert config.actor_rollout_ref.rollout.free_cache_engine is not apart, "devices that are shared are freed"
     assert config.algorithm.rollout_correction.rollout_is is None, "verl's defaults hold"
+
+
+@pytest.mark.usefixtures("with_sglang")
+def test_an_engine_on_the_policys_devices_may_keep_its_memory() -> None:
+    keeps = [f"{V1_MODES}=colocate_async", "actor_rollout_ref.rollout.free_cache_engine=false"]
+    config = load_config([*STEP, *keeps], "ppo_trainer")
+    assert not config.actor_rollout_ref.rollout.free_cache_engine
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,8 @@ FULLY_ASYNC = (
 V1 = "trainer.v1"
 V1_MODES = (
     "where it is not sync, max_staleness = sampler.max_off_policy_threshold - 1, and depth is the mode's "
-    "num_warmup_batches; with 0 of these rollouts and updates take turns. Stale groups are waited for, never dropped"
+    "num_warmup_batches; with 0 of these rollouts and updates take turns. Stale groups are waited for, never dropped. "
+    "With separate_async the engine's memory is not freed"
 )
 SAVES = 50
 """Steps between two checkpoints of an asynchronous run whose command asks for none."""
@@ -249,11 +250,17 @@ def v1_trainer(value: JSON, values: Values) -> dict[str, JSON]:
             "a step has parameter_sync_step updates of ppo_mini_batch_size prompts, so data.train_batch_size should be "
             f"{parts * mini}, not {batch}"
         )
-    return overlapping(bound, 1, depth)
+    ours = overlapping(bound, 1, depth)
+    if v1_mode(values) == "colocate_async":
+        ours.pop(f"{ROLLOUT}.free_cache_engine", None)  # engine and policy share the devices, as verl's key says
+    return ours
 
 
 def overlapping(bound: int, every: int, depth: int | None = None) -> dict[str, JSON]:
-    """Return our keys of asynchronous training. `depth`: the bound, where it is not given."""
+    """Return our keys of asynchronous training beside an engine that never stands still.
+
+    `depth`: the bound, where it is not given.
+    """
     if bound == 0:
         return {}
     return {
