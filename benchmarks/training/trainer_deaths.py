@@ -69,6 +69,8 @@ SAVE_FREQ = 2
 OUTLIVED = 60.0
 """Seconds that the processes of a killed training have to end by themselves: a worker of Ray's that is just starting
 looks for Ray's server for 26."""
+MANAGER = "torch_shm_manager"
+"""Keeps the names of a bucket of weights on a CPU, until the servers that mapped it end: attached ones go on."""
 AGENT = re.compile(r"^ray::\w+Agent|^\S+ (-u )?\S+/agent(/main)?\.py ")
 """Command lines of Ray's agents, the second while they start."""
 AGENTS_OUTLIVED = 180.0
@@ -201,6 +203,7 @@ class Remains:
         self.outlived: list[str] = []
         """Names of processes that did not end by themselves."""
         self._watching: list[threading.Thread] = []
+        self._managers: list[psutil.Process] = []
 
     def watch(self, family: Sequence[psutil.Process], killed: float, what: str) -> None:
         """Wait beside all else for processes of a training that was killed at that time."""
@@ -208,12 +211,19 @@ class Remains:
         self._watching[-1].start()
 
     def join(self) -> None:
-        """Wait until it is known of all."""
+        """Wait until it is known of all; servers that keep something of a training have ended before."""
         for thread in self._watching:
             thread.join()
+        since = time.monotonic()
+        while any(map(_words, self._managers)) and time.monotonic() - since < OUTLIVED:
+            time.sleep(0.1)
+        self.outlived += [f"{one.pid} {MANAGER}" for one in self._managers if _words(one)]
 
     def _wait(self, family: Sequence[psutil.Process], killed: float, what: str) -> None:
         names = {one: " ".join(_words(one)).strip() for one in family}
+        managers = [one for one in family if names[one].partition(" ")[0] == MANAGER]
+        self._managers += managers
+        family = [one for one in family if one not in managers]
         agents = {one for one, name in names.items() if AGENT.search(name)}
         seconds, last, left = [0.0, 0.0], "", list(family)
         while left and (passed := time.time() - killed) < (OUTLIVED if set(left) - agents else AGENTS_OUTLIVED):

@@ -42,6 +42,23 @@ def test_processes_that_stay_are_named(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert said[0] == "first: 1 processes are left" and said[1].startswith("second: the last of 1 processes was gone")
 
 
+def test_what_attached_servers_keep_is_waited_for_when_they_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_deaths, "OUTLIVED", 0.5)
+    command = ["torch_shm_manager", "-c", "input()"]
+    kept = subprocess.Popen(command, executable=sys.executable, stdin=subprocess.PIPE)
+    remains = Remains()
+    try:
+        remains.watch([psutil.Process(kept.pid)], time.time(), "first")
+        remains.join()
+        assert remains.outlived == [f"{kept.pid} torch_shm_manager"], "its servers are gone, and it is not"
+        remains.outlived.clear()
+    finally:
+        kept.kill()
+        kept.communicate()
+    remains.join()
+    assert not remains.outlived
+
+
 @pytest.mark.parametrize(
     ("line", "is_agent"),
     [
