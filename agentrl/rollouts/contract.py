@@ -72,6 +72,8 @@ class Task:
     step: int = 0
     part: str = ""
     """Suffix of the names of files that this step's trajectories are written to."""
+    share: tuple[int, int] = (1, 1)
+    """(number, count): which of the files of `part` these prompts' trajectories are written to."""
     greedy: bool = False
     """One more trajectory of each prompt, drawn greedily beside the others: a `Trajectory.baseline`."""
 

@@ -514,7 +514,7 @@ class LocalRollouts:
             step=task.step,
             split=task.split,
             part=task.part,
-            share=self.share,
+            share=task.share,
             turn_reward_coef=self.turn_reward_coef if self.reading is None else None,
         )
         return [(path, len(trajectories))]

@@ -1,7 +1,7 @@
 """Rollouts in processes of their own under Ray, one on each node: the tokens that they make stay in the object store.
 
 A rollout worker keeps nothing that is not sent to it again: when one dies, a new one is given the weights and does its
-part of the step anew.
+part of the step anew. Where a subclass lets a new one start while the others go on, another does that part.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
@@ -61,13 +61,26 @@ CLOSED_WITHIN = 30.0
 
 
 class SharedWork(Protocol[T_co]):
-    """Work of which each worker is given its samples, and the position of the first of them."""
+    """Work of which each worker is given its samples, the position of the first, and the name of its file."""
 
-    def __call__(self, rollouts: LocalRollouts, /, *, samples: Sequence[Sample], first: int) -> T_co: ...
+    def __call__(self, rollouts: LocalRollouts, /, *, task: Task, samples: Sequence[Sample], first: int) -> T_co: ...
+
+
+@dataclass(slots=True)
+class Starting:
+    """A worker that takes another's place, and that nothing waits for while it starts."""
+
+    call: ray.ObjectRef[object]
+    """Answered when it has."""
+    begun: float = field(default_factory=time.monotonic)
+    is_told: bool = False
+    """It was told that no machine has room for it."""
 
 
 class RayRollouts:
     """`Rollouts` over all workers.
+
+    Where one dies, all wait until a new one has taken its place.
 
     Args:
         nodes: names the Ray nodes on which a worker each shares the devices with the policy, which change where ranks
@@ -108,6 +121,10 @@ class RayRollouts:
         """Processes and machines of the workers that have started, by their numbers."""
         self._weights: tuple[Weights, int] | None = None
         self._actors: list[ActorProxy[RolloutWorker]] = []
+        self._starting: dict[int, Starting] = {}
+        """By number: workers that are asked for nothing yet, while others go on."""
+        self._wrote: dict[Path, int] = {}
+        """Numbers of the workers that wrote the newest rollout's files."""
         self._done = [0] * self._count
         self._asked_news: dict[ray.ObjectRef[News], tuple[int, Stall]] = {}
         """Calls that are not answered yet, by whom: a worker takes its news out when it answers, so none may be
@@ -122,20 +139,20 @@ class RayRollouts:
 
     def run(self, task: Task, samples: Sequence[Sample], first: int = 0, *, show: bool = False) -> Rollout:
         """See `Rollouts.run`. The batches are stored ones."""
-        return joined(self._shared(partial(run_part, task=task, show=show), task, samples, first))
+        return self._joined(self._shared(partial(run_part, show=show), task, samples, first))
 
     def respond(self, task: Task, samples: Sequence[Sample], first: int = 0) -> list[Trajectory]:
         """See `Rollouts.respond`."""
-        answers = self._shared(partial(LocalRollouts.respond, task=task), task, samples, first)
+        answers = self._shared(LocalRollouts.respond, task, samples, first)
         return list(itertools.chain.from_iterable(answers))
 
     def fill_rewards(self, files: Sequence[tuple[Path, int]], outlines: Sequence[Outline]) -> None:
-        """See `Rollouts.fill_rewards`. Every worker fills in the file that it wrote."""
-        ends = list(itertools.accumulate(count for _, count in files))
-        calls = [
-            partial(LocalRollouts.fill_rewards, files=[file], outlines=outlines[end - file[1] : end])
-            for file, end in zip(files, ends, strict=True)
-        ]
+        """See `Rollouts.fill_rewards`. Every worker fills in the files that it wrote."""
+        ends = itertools.accumulate(count for _, count in files)
+        calls = []
+        for file, until in zip(files, ends, strict=True):
+            own = outlines[until - file[1] : until]
+            calls.append((self._wrote[file[0]], partial(LocalRollouts.fill_rewards, files=[file], outlines=own)))
         if calls:
             self._call(calls, what="filling in rewards")
 
@@ -144,10 +161,12 @@ class RayRollouts:
         self._weights = weights, version
         self.needs_weights = False
         if isinstance(weights.read, WeightReader):
-            weights = replace(weights, read=replace(weights.read, readers=len(self._actors)))
+            weights = replace(weights, read=replace(weights.read, readers=len(self._living())))
         update = partial(LocalRollouts.update_weights, weights=weights, version=version, in_flight=in_flight)
         reports = self._everyone(update)
-        return SyncReport(sum(report.bytes for report in reports), max(report.seconds for report in reports))
+        return SyncReport(
+            sum(report.bytes for report in reports), max((report.seconds for report in reports), default=0.0)
+        )
 
     def rest(self) -> None:
         """See `Rollouts.rest`."""
@@ -169,14 +188,15 @@ class RayRollouts:
     def revive(self) -> None:
         """See `Rollouts.revive`."""
         self._weights = None
-        for number, actor in enumerate(self._actors):
+        for number in self._living():
             try:
-                self._pass_on(number, ray.get(actor.news.remote()), None)
+                self._pass_on(number, ray.get(self._actors[number].news.remote()), None)
             except GONE as error:
                 self._replace(number, f"rollout worker {number + 1} died: {death_of(error)}")
 
     def close(self) -> None:
-        closing = [ask(actor, RolloutWorker.close) for actor in self._actors]
+        opened = [actor for number, actor in enumerate(self._actors) if number not in self._starting]
+        closing = [ask(actor, RolloutWorker.close) for actor in opened]
         if closing:
             ray.wait(closing, num_returns=len(closing), timeout=CLOSED_WITHIN)
         for actor in self._actors:
@@ -187,56 +207,88 @@ class RayRollouts:
 
     def _shared(self, work: SharedWork[T], task: Task, samples: Sequence[Sample], first: int) -> list[T]:
         """`work(rollouts, samples=..., first=...)` on every worker, each with its part of the samples."""
-        count = len(self._actors)
-        bounds = [len(samples) * number // count for number in range(count + 1)]
         calls = [
-            partial(work, samples=samples[start:end], first=first + start) for start, end in itertools.pairwise(bounds)
+            (number, partial(work, task=replace(task, share=share), samples=samples[start:end], first=first + start))
+            for number, share, start, end in self._parts(len(samples))
         ]
         with self.display.stage(task.name, total=len(samples) * task.each) as stage:
             return self._call(calls, what=task.name, stage=stage)
 
-    def _everyone(self, work: Work[T]) -> list[T]:
-        return self._call([work] * len(self._actors), what=getattr(work, "func", work).__name__)
+    def _parts(self, count: int) -> Iterator[tuple[int, tuple[int, int], int, int]]:
+        """Divide `count` things among the workers: (number of the worker, (part, parts), start, end)."""
+        living = self._living()
+        bounds = [count * part // len(living) for part in range(len(living) + 1)]
+        for part, number in enumerate(living):
+            yield number, (part + 1, len(living)), bounds[part], bounds[part + 1]
 
-    def _call(self, works: Sequence[Work[T]], *, what: str, stage: Stage | None = None) -> list[T]:
-        """Have each worker do its work, and return their answers. One that dies is replaced, and the new one is asked.
+    def _living(self) -> list[int]:
+        """Return the numbers of the workers that are not just starting in another's place."""
+        return [number for number in range(self._count) if number not in self._starting]
+
+    def _joined(self, parts: Sequence[RolloutPart]) -> Rollout:
+        """Join the workers' parts of a rollout, and note who wrote its files."""
+        self._wrote = {path: part.worker for part in parts for path, _ in part.files}
+        return joined(parts)
+
+    def _everyone(self, work: Work[T]) -> list[T]:
+        """Have all workers that live do something. One that dies and is not replaced at once gives no answer."""
+        what = getattr(work, "func", work).__name__
+        return self._call([(number, work) for number in self._living()], what=what, moves=False)
+
+    def _call(
+        self, works: Sequence[tuple[int, Work[T]]], *, what: str, stage: Stage | None = None, moves: bool = True
+    ) -> list[T]:
+        """Have workers, by number, do their work, and return the answers. One that dies is replaced, and the new one
+        is asked; while that one starts, another worker is if the work `moves`, and none otherwise.
 
         Raises what a worker raised, and WorkerDied when one died once more than trainer.max_worker_restarts allows; the
         others' work is ended then.
         """
         answers: dict[int, T] = {}
-        running = {
-            ask(actor, RolloutWorker.call, work): number
-            for number, (actor, work) in enumerate(zip(self._actors, works, strict=True))
-        }
+        running: dict[ray.ObjectRef[T | Failure], tuple[int, int, ActorProxy[RolloutWorker]]] = {}
+        """Position of the work, and number and process of the worker that does it."""
+
+        def begin(place: int) -> None:
+            number, work = works[place]
+            if number in self._starting:
+                if not moves:
+                    return
+                living = self._living()
+                number = living[place % len(living)]
+            actor = self._actors[number]
+            running[ask(actor, RolloutWorker.call, work)] = place, number, actor
+
         try:
+            for place in range(len(works)):
+                begin(place)
             while running:
                 for call in ray.wait(list(running), num_returns=len(running), timeout=LOOK_EVERY)[0]:
-                    number = running.pop(call)
+                    place, number, actor = running.pop(call)
                     try:
-                        answers[number] = answer_of(call, f"rollout worker {number + 1} of {len(works)}, {what}")
+                        answers[place] = answer_of(call, f"rollout worker {number + 1} of {self._count}, {what}")
                     except GONE as error:
-                        self._replace(number, f"rollout worker {number + 1} died in {what}: {death_of(error)}")
-                        running[ask(self._actors[number], RolloutWorker.call, works[number])] = number
+                        if self._actors[number] is actor:  # else another of its calls has told of it
+                            self._replace(number, f"rollout worker {number + 1} died in {what}: {death_of(error)}")
+                        begin(place)
                 self._tell(stage)
         except BaseException:  # Ctrl-C among them
-            self._stop(running)
+            self._stop([actor for _, _, actor in running.values()], list(running))
             raise
-        return [answers[number] for number in range(len(works))]
+        return [answers[place] for place in range(len(works)) if place in answers]
 
-    def _stop(self, running: Mapping[ray.ObjectRef[T | Failure], int]) -> None:
+    def _stop(self, busy: Sequence[ActorProxy[RolloutWorker]], calls: list[ray.ObjectRef[T | Failure]]) -> None:
         """Cancel the work of the workers that still do it, and wait for them."""
-        for number in running.values():
-            self._actors[number].stop.remote()
-        if running:
-            ray.wait(list(running), num_returns=len(running), timeout=CLOSED_WITHIN)
+        for actor in busy:
+            actor.stop.remote()
+        if calls:
+            ray.wait(calls, num_returns=len(calls), timeout=CLOSED_WITHIN)
 
     def _tell(self, stage: Stage | None) -> None:
         """Pass on what the workers have to tell."""
         busy = {number for number, _ in self._asked_news.values()}
-        for number, actor in enumerate(self._actors):
+        for number in self._living():
             if number not in busy:
-                self._asked_news[actor.news.remote()] = number, Stall(SILENT_TOLD, SILENT_FOR)
+                self._asked_news[self._actors[number].news.remote()] = number, Stall(SILENT_TOLD, SILENT_FOR)
         asked = list(self._asked_news)
         ready, _ = ray.wait(asked, num_returns=len(asked), timeout=LOOK_EVERY)
         for call in ready:
@@ -260,7 +312,11 @@ class RayRollouts:
             stage.advance(news.done - self._done[number])
         self._done[number] = news.done
 
-    def _replace(self, number: int, death: str) -> None:
+    def _make_anew(self, number: int, death: str, meanwhile: str = "") -> None:
+        """Make a worker in the place of one that died, which is told. Raises WorkerDied where none may take it.
+
+        meanwhile: text about what goes on while it starts.
+        """
         if self._restarts == 0:
             raise WorkerDied(death)
         self._restarts -= 1
@@ -271,21 +327,32 @@ class RayRollouts:
             death = f"{death}, and its machine is gone"
             if self._nodes is not None and place.node in self._nodes():  # so are the ranks that were there
                 raise WorkerDied(death)
-        self.display.warn(f"{death}; a new one takes its place")
+        self.display.warn(f"{death}; a new one takes its place{meanwhile}")
         end(self._actors[number])  # an answer that is lost with its machine does not say that the process is dead
         self._actors[number], self._done[number] = self._actor(number), 0
         self._asked_news = {call: other for call, other in self._asked_news.items() if other[0] != number}
+
+    def _replace(self, number: int, death: str) -> None:
+        """Have a new worker in the place of one that died, with the weights that the others have."""
+        self._make_anew(number, death)
         try:
             self._find_room(number)
-            answer_of(self._opened(number), f"rollout worker {number + 1}, its start")
-            self._places[number] = ray.get(self._actors[number].place.remote())
-            if self._weights is not None:
-                weights, version = self._weights
-                update = partial(LocalRollouts.update_weights, weights=weights, version=version)
-                call = ask(self._actors[number], RolloutWorker.call, update)
-                answer_of(call, f"rollout worker {number + 1}, its start")
+            self._start(number, self._opened(number))
+            self._give_weights(number)
         except GONE as error:
             self._replace(number, f"rollout worker {number + 1} died at its start: {death_of(error)}")
+
+    def _start(self, number: int, opening: ray.ObjectRef[object]) -> None:
+        """Wait until a worker has opened. Raises the error that it met, or one of `GONE`."""
+        answer_of(opening, f"rollout worker {number + 1} of {self._count}, its start")
+        self._places[number] = ray.get(self._actors[number].place.remote())
+
+    def _give_weights(self, number: int) -> None:
+        if self._weights is not None:
+            weights, version = self._weights
+            update = partial(LocalRollouts.update_weights, weights=weights, version=version)
+            call = ask(self._actors[number], RolloutWorker.call, update)
+            answer_of(call, f"rollout worker {number + 1}, its start")
 
     def _find_room(self, number: int) -> None:
         """Wait until a machine has room for a worker that takes another's place. Raises WorkerDied."""
@@ -310,8 +377,7 @@ class RayRollouts:
             for call in ray.wait(list(running), num_returns=len(running), timeout=LOOK_EVERY)[0]:
                 number = running.pop(call)
                 try:
-                    answer_of(call, f"rollout worker {number + 1} of {len(self._actors)}, its start")
-                    self._places[number] = ray.get(self._actors[number].place.remote())
+                    self._start(number, call)
                 except GONE as error:
                     self._replace(number, f"rollout worker {number + 1} died in its start: {death_of(error)}")
             self._tell(None)

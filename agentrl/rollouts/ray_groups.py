@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -23,6 +24,7 @@ import ray
 
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.weights import SyncReport, Weights
+from agentrl.errors import WorkerDied
 from agentrl.observe.display import Display
 from agentrl.remote.router import ServerAccess
 from agentrl.rollouts.context import FirstRows
@@ -31,10 +33,10 @@ from agentrl.rollouts.groups import EndedGroup, GroupWork, Log, Packed
 from agentrl.rollouts.journal import Journal
 from agentrl.rollouts.local import LocalRollouts
 from agentrl.rollouts.objects import UserObjects
-from agentrl.rollouts.ray import SILENT, SILENT_FOR, SILENT_TOLD, RayRollouts, joined
+from agentrl.rollouts.ray import ROOM_TOLD, SILENT, SILENT_FOR, SILENT_TOLD, RayRollouts, Starting
 from agentrl.rollouts.ray_worker import RolloutWorker, Work, pack_part
 from agentrl.rollouts.worker_groups import Answered, GroupBegan, GroupEnded, GroupEvent, GroupFailed, TrajectoryEnded
-from agentrl.runtime.ray.pool import ask, end, raised
+from agentrl.runtime.ray.pool import ROOM_WITHIN, ask, end, raised
 from agentrl.runtime.ray.session import death_of
 from agentrl.runtime.ray.watch import GONE
 from agentrl.runtime.stall import Stall
@@ -83,7 +85,11 @@ class _Followed:
 
 
 class RayGroups(RayRollouts):
-    """`GroupRollouts` over all workers."""
+    """`GroupRollouts` over all workers.
+
+    Where one with devices of its own dies and others live, they go on, with its groups, too; the new one takes part
+    from the first weights on that are sent once it has started.
+    """
 
     def __init__(
         self,
@@ -179,7 +185,11 @@ class RayGroups(RayRollouts):
     def update_weights(self, weights: Weights, version: int, *, in_flight: bool = False) -> SyncReport:
         """See `GroupRollouts.update_weights`."""
         self._released = False
-        return super().update_weights(weights, version, in_flight=in_flight)
+        joins = self._join()
+        report = super().update_weights(weights, version, in_flight=in_flight)
+        if joins:
+            self.loop.run(self._welcome())
+        return report
 
     async def idle_seconds(self) -> float:
         """See `GroupRollouts.idle_seconds`: as far as workers have told of it."""
@@ -209,18 +219,19 @@ class RayGroups(RayRollouts):
 
     def pack(self, task: Task, ordinals: Sequence[int], journal: Journal, *, show: bool = False) -> Packed:
         """See `GroupRollouts.pack`. Each worker makes the part of some groups, wherever they ran."""
-        count = len(self._actors)
-        bounds = [len(ordinals) * number // count for number in range(count + 1)]
         stored: list[ray.ObjectRef[bytes] | ray.ObjectRef[list[Trajectory]]] = [
             self._unrecorded.pop(one) if one in self._unrecorded else ray.put(journal.record(one)) for one in ordinals
         ]
         calls = [
-            partial(pack_part, task=task, groups=stored[start:end], first=start, show=show)
-            for start, end in itertools.pairwise(bounds)
+            (
+                number,
+                partial(pack_part, task=replace(task, share=share), groups=stored[start:end], first=start, show=show),
+            )
+            for number, share, start, end in self._parts(len(ordinals))
         ]
         parts = self._call(calls, what="packing a batch")
         versions: Counter[int] = sum((one.versions for one in parts), Counter())
-        return Packed(joined([one.part for one in parts]), versions)
+        return Packed(self._joined([one.part for one in parts]), versions)
 
     def check(self) -> None:
         """See `GroupRollouts.check`. A worker checks its own tools after each group."""
@@ -230,9 +241,61 @@ class RayGroups(RayRollouts):
         self.loop.close()
 
     def _replace(self, number: int, death: str) -> None:
-        super()._replace(number, death)
-        if self._is_open:
-            self.loop.run(self._welcome())
+        if self._nodes is not None or not self._is_open:  # not open: all start, and are waited for
+            super()._replace(number, death)
+            if self._is_open:
+                self.loop.run(self._welcome())
+            return
+        self._let_start(number, death)
+        if not self._living():
+            self._await_one()
+
+    def _let_start(self, number: int, death: str) -> None:
+        """Have a new worker start in the place of one that died, and wait for it nowhere. Raises WorkerDied."""
+        others = set(self._living()) - {number}
+        self._make_anew(number, death, ", and the others go on meanwhile" if others else "")
+        self._starting[number] = Starting(self._opened(number))
+
+    def _await_one(self) -> None:
+        """Wait until one of the workers that start can take part, and give it the weights. Raises WorkerDied."""
+        begun = time.monotonic()
+        while not (joins := self._join()):
+            rooms = [self._groups[number] for number in self._starting]
+            if time.monotonic() - begun > ROOM_WITHIN and not any(room.wait(0.1) for room in rooms):
+                raise WorkerDied(f"the cluster had no room for any rollout worker in {ROOM_WITHIN:g} s")
+            ray.wait([one.call for one in self._starting.values()], num_returns=1, timeout=1.0)
+        for number in joins:
+            try:
+                self._give_weights(number)
+            except GONE as error:
+                self._replace(number, f"rollout worker {number + 1} died at its start: {death_of(error)}")
+        self.loop.run(self._welcome())
+
+    def _join(self) -> list[int]:
+        """Have workers that have started since take part; their numbers. They have no weights yet."""
+        joins = []
+        for number, one in list(self._starting.items()):
+            if not ray.wait([one.call], timeout=0)[0]:
+                self._tell_of_room(number, one)
+                continue
+            try:
+                self._start(number, one.call)
+            except GONE as error:
+                self._let_start(number, f"rollout worker {number + 1} died at its start: {death_of(error)}")
+                continue
+            del self._starting[number]
+            joins.append(number)
+            self.display.note(f"rollout worker {number + 1} has started, and takes part from now on")
+        return joins
+
+    def _tell_of_room(self, number: int, one: Starting) -> None:
+        """Warn, once, where no machine has room for a worker."""
+        if not one.is_told and time.monotonic() - one.begun > ROOM_TOLD and not self._groups[number].wait(0.1):
+            one.is_told = True
+            self.display.warn(
+                f"no machine of the cluster has room for rollout worker {number + 1}: it takes part when one joins "
+                "(ray start --address=...)"
+            )
 
     async def _welcome(self) -> None:
         """Have new workers do as the others were told, and give them groups."""
@@ -244,7 +307,8 @@ class RayGroups(RayRollouts):
 
     async def _ask_all(self) -> None:
         """Have each worker asked what happens to its groups, those that are new, too."""
-        for number, actor in enumerate(self._actors):
+        for number in self._living():
+            actor = self._actors[number]
             if number not in self._followed or self._followed[number].actor is not actor:
                 one = self._followed[number] = _Followed(actor)
                 one.task = asyncio.create_task(self._follow(number, one))
@@ -254,7 +318,7 @@ class RayGroups(RayRollouts):
         try:
             while True:
                 told = await self._answer(number, one.actor.group_events.remote(ASKED_FOR))
-                self._idle += told.idle_seconds / len(self._actors)
+                self._idle += told.idle_seconds / len(self._living())
                 for event in told.events:
                     self._meet(event)
                 news = await self._answer(number, one.actor.news.remote())
@@ -334,7 +398,7 @@ class RayGroups(RayRollouts):
     async def _have(self, work: Work[None]) -> None:
         """Have every worker that lives do something with its rollouts."""
         dead = {id(one.actor) for one in self._followed.values() if one.has_ended}
-        alive = [actor for actor in self._actors if id(actor) not in dead]
+        alive = [self._actors[number] for number in self._living() if id(self._actors[number]) not in dead]
         for number, call in enumerate([ask(actor, RolloutWorker.call, work) for actor in alive]):
             try:
                 answer = await call

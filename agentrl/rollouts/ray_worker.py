@@ -162,6 +162,8 @@ class RolloutPart:
     conversations: Index | None
     shown: Trajectory | None
     files: list[tuple[Path, int]]
+    worker: int
+    """Number of the worker, from 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +176,7 @@ class PackedPart:
 
 def run_part(rollouts: LocalRollouts, task: Task, samples: Sequence[Sample], first: int, show: bool) -> RolloutPart:
     """Run a task as `Rollouts.run`, and put its batches into the object store."""
-    return _stored(rollouts.run(task, samples, first, show=show))
+    return _stored(rollouts.run(task, samples, first, show=show), rollouts)
 
 
 def pack_part(
@@ -188,9 +190,9 @@ def pack_part(
     found = (ray.get(one) for one in groups)
     read = [trajectories_in(one) if isinstance(one, bytes) else one for one in found]
     packed = rollouts.pack_groups(task, read, first, show=show)
-    return PackedPart(_stored(packed.rollout), packed.versions)
+    return PackedPart(_stored(packed.rollout, rollouts), packed.versions)
 
 
-def _stored(made: Rollout) -> RolloutPart:
+def _stored(made: Rollout, rollouts: LocalRollouts) -> RolloutPart:
     batch, read = (None if one is None else put_batch(one.load()) for one in (made.batch, made.conversations))
-    return RolloutPart(made.outlines, batch, read, made.shown, made.files)
+    return RolloutPart(made.outlines, batch, read, made.shown, made.files, rollouts.share[0] - 1)
