@@ -27,7 +27,10 @@ EXPOSED = Path("/media")
 """Folder in which programs of the sandbox find the name of their machine."""
 FAULT = SHARED / "fault"
 """What a loop writes when a tool has not answered."""
+SLOW = SHARED / "slow"
+"""While it is there, trajectories take longer: a machine has time to come back."""
 LOOP = f"""
+import asyncio
 import socket
 from pathlib import Path
 
@@ -42,6 +45,8 @@ class AskBothLoop(AgentLoop):
     async def run(self, episode: Episode) -> None:
         episode.trajectory.metrics[f"on_{{socket.gethostname()}}"] = 1.0
         question = episode.sample.prompt[-1]["content"]
+        if Path("{SLOW}").exists():
+            await asyncio.sleep(5)
         program = f"print(open('{EXPOSED}/name').read(), {{len(question)}} * 1009)"
         try:
             ran = await episode.call("code_interpreter", {{"code": program}})
@@ -155,6 +160,31 @@ def paths_of_the_first_machine() -> list[str]:
         "custom_reward_function.path=reward.py",
         "trainer.device=cpu",
     ]
+
+
+def steps_done(run: Path) -> int:
+    """Count the steps that a run has logged."""
+    file = run / "metrics.jsonl"
+    return len(file.read_text().splitlines()) if file.exists() else 0
+
+
+def vanish_and_come_back(cluster: Cluster, run: subprocess.Popen[str], name: str, **files: Path) -> tuple[int, int]:
+    """Have a rollout worker's machine vanish, the others train on, and the machine come back with an empty disk.
+
+    Returns the steps at which it was missing: the first, and the last.
+    """
+    folder, machine = cluster.shared / "run", cluster.network.machines[name]
+    machine.vanish()
+    cluster.wait(run, lambda: "no machine of the cluster has room for rollout worker" in cluster.output())
+    first = steps_done(folder) + 2  # after what was under way
+    cluster.wait(run, lambda: steps_done(folder) >= first + 2)
+    last = steps_done(folder)
+    cluster.network.start(name)
+    cluster.give(name, **files)
+    cluster.join(name, 1)
+    cluster.wait(run, lambda: "has started, and takes part from now on" in cluster.output())
+    (cluster.shared / SLOW.name).unlink()
+    return first, last
 
 
 def assert_each_prompt_is_trained_once(run: Path, said: str, prompts: int) -> None:

@@ -11,12 +11,15 @@ from agentrl.trajectory import Status
 from agentrl.trajectory.parquet import read_trajectories, trajectory_files
 from tests.cluster import (
     FAULT,
+    SLOW,
     Cluster,
     assert_each_prompt_is_trained_once,
     assert_the_servers_have_answered,
     give_programs,
     paths_of_the_first_machine,
     serve_tools,
+    steps_done,
+    vanish_and_come_back,
 )
 from tests.e2e.test_train import lines
 from tests.machines import SHARED, why_not
@@ -24,7 +27,16 @@ from tests.machines import SHARED, why_not
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.slice(0, "cluster"), pytest.mark.timeout(1500)]
 HEAD, ONE, TWO = "head", "one", "two"
-STEPS, B = 8, 4
+STEPS, MANY, B = 8, 120, 4
+REWARD = f"""
+import time
+from pathlib import Path
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    if Path("{SLOW}").exists():
+        time.sleep(0.7)
+    return len(solution_str) % 7 / 7
+"""
 
 
 @pytest.fixture
@@ -55,25 +67,31 @@ def give_rows(cluster: Cluster, data_dir: Path, reward_file: Path) -> None:
 
 
 def test_a_rollout_workers_machine_vanishes_and_comes_back(
-    cluster: Cluster, keys: list[str], policy_dir: Path, data_dir: Path, reward_file: Path
+    cluster: Cluster, keys: list[str], policy_dir: Path, data_dir: Path, tmp_path: Path
 ) -> None:
-    """Two ranks on the first machine and a rollout worker on each of the others."""
-    give_rows(cluster, data_dir, reward_file)
+    """Two ranks on the first machine and a rollout worker on each of the others, one of which goes on alone."""
+    reward = tmp_path / "slow_reward.py"
+    reward.write_text(REWARD)
+    give_rows(cluster, data_dir, reward)
+    (cluster.shared / SLOW.name).touch()
     cluster.begin(2)
     cluster.join(ONE, 1)
     cluster.join(TWO, 1)
     two_workers = ["trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.nnodes=2"]
-    run = cluster.train(*keys, *two_workers, "async_training.max_staleness=1", "trainer.max_worker_restarts=1")
+    long = [f"trainer.total_training_steps={MANY}", "trainer.save_freq=10", "trainer.max_worker_restarts=1"]
+    run = cluster.train(*keys, *two_workers, *long, "async_training.max_staleness=1")
     folder = cluster.shared / "run"
-    cluster.wait(run, lambda: (folder / "checkpoints" / "step_000002").exists())
-    cluster.network.machines[ONE].vanish()
-    cluster.wait(run, lambda: "no machine of the cluster has room for rollout worker" in cluster.output())
-    cluster.network.start(ONE)
-    cluster.give(ONE, policy=policy_dir, **{"corpus.jsonl": data_dir / "corpus.jsonl"})
-    cluster.join(ONE, 1)
+    cluster.wait(run, lambda: steps_done(folder) >= 2)
+    corpus = {"corpus.jsonl": data_dir / "corpus.jsonl"}
+    first, last = vanish_and_come_back(cluster, run, ONE, policy=policy_dir, **corpus)
     assert run.wait(600) == 0, cluster.output()
-    assert "and its machine is gone; a new one takes its place" in cluster.output()
-    assert_each_prompt_is_trained_once(folder, cluster.output(), B * STEPS)
+    assert "and its machine is gone; a new one takes its place, and the others go on meanwhile" in cluster.output()
+    assert_each_prompt_is_trained_once(folder, cluster.output(), B * MANY)
+    files = {file.name for file in trajectory_files(folder / "trajectories")}
+    assert {f"train_{step:06}.parquet" for step in range(first, last + 1)} <= files, "one worker wrote each"
+    assert {f"train_{step:06}.{number}of2.parquet" for step in (1, MANY) for number in (1, 2)} <= files
+    rows = [one for file in trajectory_files(folder / "trajectories") for one in read_trajectories(file)]
+    assert len({one.uid for one in rows}) == len(rows) == MANY * B * 4
 
 
 def test_ranks_on_two_machines_and_tools_on_a_third(cluster: Cluster, keys: list[str], data_dir: Path) -> None:
