@@ -77,12 +77,30 @@ def test_each_prompt_is_trained_once_though_a_worker_and_a_rank_are_killed(apart
     finally:
         process.kill()
     assert process.returncode == 0, said
-    assert "a new one takes its place" in said and "new workers go on after step 4" in said, said
+    assert "a new one takes its place, and the others go on meanwhile" in said, said
+    assert "new workers go on after step 4" in said, said
     assert sorted(one for batch in trained(run) for one in batch) == list(range(B * STEPS))
     assert max(line.get("async/staleness_max", 0) for line in lines(run)) == 1
     idle = [line["async/engine_idle"] for line in lines(run) if "async/engine_idle" in line]
     assert idle and 0 < max(idle) <= 1
     assert f"{B * STEPS} prompts, each once: {B * STEPS} trained" in said
+
+
+@pytest.mark.slice(0, "kill")
+@pytest.mark.timeout(600)
+def test_training_waits_where_no_rollout_worker_is_left(apart: Overrides, tmp_path: Path) -> None:
+    process, run = start(apart("trainer.max_worker_restarts=2"), tmp_path), tmp_path / "run"
+    try:
+        wait_for(process, run / "checkpoints" / "step_000002")
+        for worker in actors_of(process, "RolloutWorker"):
+            worker.kill()
+        said, _ = process.communicate(timeout=500)
+    finally:
+        process.kill()
+    assert process.returncode == 0, said
+    assert said.count("a new one takes its place") == 2 and "has started, and takes part from now on" in said, said
+    assert f"{B * STEPS} prompts, each once: {B * STEPS} trained" in said
+    assert [line["step"] for line in lines(run) if "train/sequences" in line] == list(range(1, STEPS + 1))
 
 
 @pytest.mark.timeout(600)
