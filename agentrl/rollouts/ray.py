@@ -74,7 +74,7 @@ class Starting:
     """Answered when it has."""
     begun: float = field(default_factory=time.monotonic)
     is_told: bool = False
-    """It was told that no machine has room for it."""
+    """True where it was told that no machine has room for it."""
 
 
 class RayRollouts:

@@ -269,8 +269,9 @@ def test_all_workers_parts_of_a_validation_have_one_name(loop: LoopThread, tmp_p
     def validate(number: int, count: int, first: int, file: int) -> None:
         scheduler, engine = cast(Scheduler, EmptyScheduler()), cast(RolloutEngine, None)
         audience = cast(Audience, Relay())
-        rollouts = LocalRollouts(Config(), scheduler, engine, loop, audience, tmp_path, share=(number, count))
-        rollouts.run(validation(Config(), 3, greedy=True, first=file), [], first)
+        rollouts = LocalRollouts(Config(), scheduler, engine, loop, audience, tmp_path)
+        task = replace(validation(Config(), 3, greedy=True, first=file), share=(number, count))
+        rollouts.run(task, [], first)
 
     for number in (1, 2):
         validate(number, 2, 48 * (number - 1), 0)
