@@ -318,7 +318,7 @@ class RayGroups(RayRollouts):
         try:
             while True:
                 told = await self._answer(number, one.actor.group_events.remote(ASKED_FOR))
-                self._idle += told.idle_seconds / len(self._living())
+                self._idle += told.idle_seconds / max(len(self._living()), 1)  # none: it was just found dead
                 for event in told.events:
                     self._meet(event)
                 news = await self._answer(number, one.actor.news.remote())
