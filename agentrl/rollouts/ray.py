@@ -206,7 +206,7 @@ class RayRollouts:
         self._actors, self._groups = [], []
 
     def _shared(self, work: SharedWork[T], task: Task, samples: Sequence[Sample], first: int) -> list[T]:
-        """`work(rollouts, samples=..., first=...)` on every worker, each with its part of the samples."""
+        """`work(rollouts, task=..., samples=..., first=...)` on every worker, each with its part."""
         calls = [
             (number, partial(work, task=replace(task, share=share), samples=samples[start:end], first=first + start))
             for number, share, start, end in self._parts(len(samples))
