@@ -34,7 +34,7 @@ IDLE = this machine has an NVIDIA GPU ($(GPU)), and $(VENV) torch for the CPU; w
 OTHER = $(filter-out $(STAMP),$(wildcard $(VENV)/.setup-cpu.txt $(VENV)/.setup-cuda.txt))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-sglang train test test-all test-sglang lint format docs clean
+.PHONY: help setup setup-sglang train test test-all test-sglang seed lint format docs clean
 
 help:
 	@echo "make train              set up, then run the quickstart: data, warm-up, GRPO, plot (python -m agentrl.train)"
@@ -42,6 +42,7 @@ help:
 	@echo "make test  ARGS='...'   set up, then run the tests (pytest): of each long family a slice"
 	@echo "make test-all           set up SGLang too, then run every test and soak; ended and begun again, it goes on"
 	@echo "make test-sglang        set up SGLang too, then run the tests that start its servers, on the CPU"
+	@echo "make seed               ten steps of the quickstart with one more seed, which the commit's hash gives"
 	@echo "make lint               ruff and mypy"
 	@echo "make docs               the documentation as a site, in build/site/"
 	@echo "make setup              only the environment in $(VENV)/; runs again when pyproject.toml or constraints change"
@@ -67,6 +68,9 @@ test-all: $(STAMP)
 
 test-sglang: $(SGLANG_STAMP)
 	$(RUN) -m pytest tests/sglang $(ARGS)
+
+seed: $(STAMP)
+	$(RUN) -m benchmarks.training.quickstart_seeds --commit
 
 lint: $(STAMP)
 	$(RUN) -m ruff check .

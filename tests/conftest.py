@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.again import keep_status
 from tests.tiers import pytest_addoption, pytest_collection_modifyitems, pytest_report_header
 
 __all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_report_header"]  # hooks
@@ -29,6 +30,10 @@ PROJECT = Path(__file__).resolve().parent.parent
 # An assertion in a module of helpers tells its values, as one in a test does.
 pytest.register_assert_rewrite(*({f"tests.{path.stem}" for path in Path(__file__).parent.iterdir()} - set(sys.modules)))
 SHARED = next((path for path in (PROJECT.parent / "shared", PROJECT / "shared") if (path / "data").is_dir()), None)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    keep_status(session, exitstatus)
 
 
 @pytest.fixture(scope="session")

@@ -29,6 +29,7 @@ MARKS = ("<!-- make test-all -->", "<!-- end of make test-all -->")
 SOAKS = {
     "fault-matrix": ["-m", "benchmarks.fault_matrix", "--slow"],
     "faulty-tools": ["-m", "benchmarks.tools.faulty_tools"],
+    "quickstart-seeds": ["-m", "benchmarks.training.quickstart_seeds"],
     "sandbox-soak": ["-m", "benchmarks.tools.sandbox_latency", "--runs", "0", "--soak", "5000"],
     "slow-connections": ["-m", "benchmarks.tools.slow_connections"],
     "worker-deaths": ["-m", "benchmarks.training.worker_deaths", "--kills", "20"],
