@@ -42,8 +42,8 @@ class WarmUp:
 
     format: int = 1
     batch_size: int = 32
-    lr: float = 0.01
-    """Learning rate of Muon, for the matrices. At 0.02 the policy of one seed in three had not learnt to copy a name."""
+    lr: float = 0.005
+    """Learning rate of Muon, for the matrices. At 0.02 the policy of one seed in three has not learnt to copy a name."""
     adamw_lr: float = 6e-3
     """Learning rate of AdamW, for embeddings and norms."""
 
