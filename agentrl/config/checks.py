@@ -200,18 +200,19 @@ def check_scorer_timeouts(config: RolloutsConfig | EvaluateConfig) -> Iterator[s
 
 
 def check_batches(config: Config) -> Iterator[str]:
-    """Check that mini-batches divide the batch."""
+    """Check that a batch splits into mini-batches of that many prompts, as even as whole prompts can be."""
     batch = config.data.train_batch_size
     minis = {
         f"{ACTOR}.ppo_mini_batch_size": config.actor_rollout_ref.actor.ppo_mini_batch_size,
         "critic.ppo_mini_batch_size": config.critic.ppo_mini_batch_size,
     }
     for key, size in minis.items():
-        if size is not None and batch % size:
-            divisors = [n for n in range(1, batch + 1) if batch % n == 0]
-            near = [*[n for n in divisors if n < size][-1:], *[n for n in divisors if n > size][:1]]
+        sizes = sorted({-(-batch // steps) for steps in range(1, batch + 1)})
+        if size is not None and size not in sizes:
+            near = [*[n for n in sizes if n < size][-1:], *[n for n in sizes if n > size][:1]]
             yield (
-                f"{key}={size} must divide data.train_batch_size={batch} (both count prompts); the nearest that do: "
+                f"{key}={size} is not the size of a mini-batch of data.train_batch_size={batch} (both count prompts), "
+                "which is split as evenly as whole prompts can be; the nearest that are: "
                 f"{' and '.join(map(str, near))}"
             )
 

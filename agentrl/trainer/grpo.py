@@ -70,6 +70,7 @@ from agentrl.checkpoint.manager import CheckpointManager, reading_state, step_in
 from agentrl.checkpoint.recovery import Continuation
 from agentrl.config import Config, config_to_dict
 from agentrl.config.sections.checks import Reaction
+from agentrl.config.sections.trainer import RunConfig
 from agentrl.data.contract import Dataset
 from agentrl.errors import TrainingError, WorkerDied
 from agentrl.observe.display import Display
@@ -260,7 +261,7 @@ class Trainer:
         config, total = self.config.trainer, self.total_steps
         self.step += 1
         metrics = self.train_step()
-        if due(config.test_freq, self.step, total):
+        if validation_due(config, self.step, total):
             self.validated = self.validate()
             metrics |= self.validated
         if "console" in config.logger:
@@ -639,6 +640,11 @@ def greedy_rewards(outlines: Sequence[Outline], turn_reward_coef: float) -> dict
     """Find by prompt the rewards of the trajectories that are a baseline; None where none was drawn."""
     drawn = {outline.group: outline.reward(turn_reward_coef) for outline in outlines if outline.baseline}
     return {group: reward for group, reward in drawn.items() if reward is not None} if drawn else None
+
+
+def validation_due(config: RunConfig, step: int, total: int) -> bool:
+    """Return true every `test_freq` steps and at the last one; with -1 there alone, unless `val_after_train` is off."""
+    return due(config.test_freq, step, total) and (config.test_freq > 0 or config.val_after_train)
 
 
 def due(frequency: int, step: int, total: int) -> bool:

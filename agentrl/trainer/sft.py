@@ -33,7 +33,7 @@ from agentrl.runtime.profiler import profile_of
 from agentrl.system.json_value import JSON
 from agentrl.system.metrics import Numbers
 from agentrl.trainer.best import best_by
-from agentrl.trainer.grpo import due
+from agentrl.trainer.grpo import due, validation_due
 from agentrl.trainer.run_folder import RunFolder
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.groups import TuningGroup
@@ -132,7 +132,7 @@ class SupervisedTrainer(Generic[SampleT]):
             self.executor.profile_with(None)
         seconds = time.perf_counter() - began
         metrics |= {"time/step": seconds, "perf/tokens_per_second": batch.num_tokens / seconds}
-        if self.validation is not None and due(trainer.test_freq, self.step, self.total):
+        if self.validation is not None and validation_due(trainer, self.step, self.total):
             metrics |= self.policy.mean_loss(self.executor.keep(self.to_batch(self.validation)))
             self.display.validation(self.step, metrics)
         self.tracker.log(metrics, self.step)

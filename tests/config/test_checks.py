@@ -6,10 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from agentrl.config import SFTConfig, load_config
 from agentrl.config.load import write_config
 from agentrl.errors import ConfigError
+from agentrl.workers.plan import mini_batches
 from tests.config.loading import OWN, load
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -193,20 +195,26 @@ def test_the_clip_bounds_that_hold(overrides: list[str], low: float, high: float
 
 
 @pytest.mark.parametrize(
-    ("batch", "mini", "near"), [(32, 5, "4 and 8"), (30, 16, "15 and 30"), (7, 2, "1 and 7"), (8, 64, "8")]
+    ("batch", "mini", "near"), [(32, 9, "8 and 11"), (30, 16, "15 and 30"), (7, 5, "4 and 7"), (8, 64, "8")]
 )
-def test_a_mini_batch_must_divide_the_batch(batch: int, mini: int, near: str) -> None:
+def test_a_batch_splits_evenly_into_mini_batches(batch: int, mini: int, near: str) -> None:
     with pytest.raises(ConfigError) as error:
         load(f"data.train_batch_size={batch}", f"{ACTOR}.ppo_mini_batch_size={mini}")
     assert str(error.value) == (
-        f"{ACTOR}.ppo_mini_batch_size={mini} must divide data.train_batch_size={batch} (both count prompts); "
-        f"the nearest that do: {near}"
+        f"{ACTOR}.ppo_mini_batch_size={mini} is not the size of a mini-batch of data.train_batch_size={batch} (both "
+        f"count prompts), which is split as evenly as whole prompts can be; the nearest that are: {near}"
     )
 
 
-def test_the_critics_mini_batch_must_divide_too() -> None:
-    with pytest.raises(ConfigError, match=r"critic\.ppo_mini_batch_size=5 must divide"):
-        load(GAE, "critic.ppo_mini_batch_size=5")
+def test_ten_mini_batches_of_512_prompts_have_51_or_52() -> None:
+    config = load("data.train_batch_size=512", f"{ACTOR}.ppo_mini_batch_size=52")
+    plan = mini_batches(torch.arange(512), config.actor_rollout_ref.actor.ppo_mini_batch_size, None)
+    assert sorted(map(len, plan)) == [51] * 8 + [52] * 2
+
+
+def test_the_critics_mini_batch_is_one_of_the_batch_too() -> None:
+    with pytest.raises(ConfigError, match=r"critic\.ppo_mini_batch_size=9 is not the size"):
+        load(GAE, "data.train_batch_size=32", "critic.ppo_mini_batch_size=9")
 
 
 def test_the_context_must_hold_prompt_and_response() -> None:

@@ -17,9 +17,10 @@ from safetensors.torch import load_file
 from agentrl.checkpoint.export import STEP_FILE
 from agentrl.errors import WorkerDied
 from agentrl.train import main
-from agentrl.trainer.grpo import Trainer
+from agentrl.trainer.grpo import Trainer, validation_due
 from agentrl.trajectory.parquet import read_trajectories
 from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures
+from tests.config.loading import load
 from tests.e2e.test_train import lines
 
 Overrides = Callable[..., list[str]]
@@ -94,6 +95,20 @@ def loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], li
         ]
 
     return overrides
+
+
+@pytest.mark.parametrize(
+    ("changes", "after"),
+    [
+        (["trainer.test_freq=5"], [5, 10, 12]),
+        (["trainer.test_freq=5", "trainer.val_after_train=false"], [5, 10, 12]),
+        (["trainer.test_freq=-1"], [12]),
+        (["trainer.test_freq=-1", "trainer.val_after_train=false"], []),
+    ],
+)
+def test_the_last_step_is_validated_unless_nothing_asks_for_it(changes: list[str], after: list[int]) -> None:
+    trainer = load("data.val_files=val.parquet", *changes).trainer
+    assert [step for step in range(1, 13) if validation_due(trainer, step, 12)] == after
 
 
 def test_failed_trajectories_are_counted_and_the_rest_is_trained_on(

@@ -93,7 +93,9 @@ class RunConfig(JobConfig):
     greater_is_better: Annotated[bool | None, OnlyWith("metric_for_best_model")] = None
     """The better value of metric_for_best_model is the greater one; null: unless its name ends in loss."""
     test_freq: Annotated[int, OnlyWith("data.val_files")] = -1
-    """Validate every so many steps, and at the end; -1: only at the end."""
+    """Validate every so many steps, and after the last one; -1: never between the first and the last."""
+    val_after_train: Annotated[bool, OnlyWith("data.val_files")] = True
+    """Validate after the last step where test_freq is -1, too."""
     resume_mode: Annotated[
         Literal["auto", "disable", "resume_path"],
         Needs("resume_from_path", "the checkpoint's folder", of="resume_path"),
