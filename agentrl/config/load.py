@@ -40,7 +40,8 @@ from agentrl.config.sections.algorithm import default_rollout_is
 from agentrl.config.sections.offline import EvaluateConfig, GenerateConfig
 from agentrl.config.sections.sft import PreferencesConfig, SFTConfig, TuningConfig
 from agentrl.config.sections.training import Config
-from agentrl.config.verl.dialect import DIALECT, VERL, differences, differing, idle_keys, without_effect
+from agentrl.config.verl.dialect import differences, differing, idle_keys, without_effect
+from agentrl.config.verl.entries import DIALECT, VERL, VERL_0_2
 from agentrl.config.verl.translation import (
     Translation,
     refusals,
@@ -212,7 +213,7 @@ def keys_of(
     deleted = [override.deletes for override in overrides if override.deletes is not None]
     known = known_by(schema)
     values = {key: value for key, value in flat(tree, known).items() if not is_at(key, deleted)}
-    if schema is Config and values.get(DIALECT) == VERL:
+    if schema is Config and values.get(DIALECT) in (VERL, VERL_0_2):
         return translated_keys(tree, schema, typed, faults, deleted)
     mine = {key: value for key, value in flat(own, known).items() if key in values}
     values, mine = in_our_names(values, mine, schema, faults)
@@ -245,7 +246,7 @@ def translated_keys(
     """Translate a config that is written in verl's keys. No key of it counts as given: one without effect is noted."""
     given = OmegaConf.to_container(without_hydra(tree), resolve=True)
     values = flatten(given, leaf_keys(schema))  # type: ignore[arg-type]
-    found = {key: value for key, value in values.items() if key != DIALECT and not is_at(key, deleted)}
+    found = {key: value for key, value in values.items() if not is_at(key, deleted)}
     translation = translate(found, schema)
     faults += refusals(translation, found)
     if translation.strangers:

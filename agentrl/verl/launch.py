@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from agentrl.config.verl.rewrites import ROLLOUT
+from agentrl.config.verl.table import FIRST_NAMES
+from agentrl.config.verl.translation import first_keys, is_known
+
 PPO, DAPO, SEARCH_R1 = "ppo_trainer", "dapo_trainer", "search_r1_trainer"
+MEGATRON, FIRST = "ppo_megatron_trainer", "ppo_0_2_trainer"
 FULLY_ASYNC, ONE_STEP_OFF = "fully_async_ppo_trainer", "one_step_off_ppo_trainer"
 CONFIGS = {
     "verl.trainer.main_ppo": PPO,
@@ -26,8 +31,23 @@ CONFIGS = {
     "agentrl.verl.one_step_off_main": ONE_STEP_OFF,
 }
 """The config that a launch module starts from, unless its command names another."""
-OF_SEARCH_R1 = ("max_turns=", "do_search=", "retriever.", "data.max_start_length=", "data.max_obs_length=")
+OF_SEARCH_R1 = (
+    "max_turns=",
+    "do_search=",
+    "retriever.",
+    "data.max_start_length=",
+    "data.max_obs_length=",
+    f"{ROLLOUT}.n_agent=",
+)
 """Beginnings of keys that only Search-R1's fork has, whose launch module has verl's own name."""
+OF_FIRST_RELEASES = (
+    *FIRST_NAMES,
+    "actor_rollout_ref.actor.fsdp_config.grad_offload",
+    "critic.model.fsdp_config.grad_offload",
+    "trainer.val_generations_to_log_to_wandb",
+    "trainer.remove_previous_ckpt_in_save",
+)
+"""Keys that show a command of verl's first releases: the first names of others, and those that are gone."""
 OWN_FOLDERS = ("config", "verl/trainer/config")
 """Folders of verl's own YAML files, which are ours here."""
 
@@ -35,23 +55,41 @@ OWN_FOLDERS = ("config", "verl/trainer/config")
 def arguments(argv: Sequence[str], config_name: str) -> list[str]:
     """Return the command line for agentrl.train: with the YAML to start from, without verl's own folder of YAML.
 
-    A command with keys of Search-R1's fork takes that fork's defaults.
+    A command with keys of Search-R1's fork takes that fork's defaults, and one of verl's first releases theirs.
     """
     kept: list[str] = []
+    folder = ""
     words = iter(argv)
     for word in words:
-        flag, equals, folder = word.partition("=")
-        if flag in ("--config-path", "-cp"):
-            folder = folder if equals else next(words, "")
-            if Path(folder).is_dir() or Path(folder).as_posix().removeprefix("./") not in OWN_FOLDERS:
-                kept += [flag, folder]
-        else:
+        flag, equals, value = word.partition("=")
+        if flag in ("--config-path", "-cp", "--config-name", "-cn"):
+            value = value if equals else next(words, "")
+        if flag in ("--config-name", "-cn"):
+            config_name = value
+        elif flag not in ("--config-path", "-cp"):
             kept.append(word)
-    if any(word.partition("=")[0] in ("--config-name", "-cn") for word in kept):
-        return kept
-    if config_name == PPO and any(word.lstrip("+").startswith(OF_SEARCH_R1) for word in kept):
-        config_name = SEARCH_R1
+        elif Path(value).is_dir() or Path(value).as_posix().removeprefix("./") not in OWN_FOLDERS:
+            kept += [flag, value]
+            folder = value
+    name = config_name.removesuffix(".yaml")
+    if not folder and name in (PPO, MEGATRON):
+        if any(word.lstrip("+").startswith(OF_SEARCH_R1) for word in kept):
+            config_name = SEARCH_R1
+        elif is_of_first_releases(kept):
+            config_name = FIRST
+            kept += ["model_engine=megatron"] if name == MEGATRON else []
     return [f"--config-name={config_name}", *kept]
+
+
+def is_of_first_releases(words: Sequence[str]) -> bool:
+    """Say whether a command has a key of verl's first releases alone, and none that only later ones have.
+
+    What is added by + shows nothing, as any release takes it.
+    """
+    given = {word.partition("=")[0]: word.partition("=")[2] for word in words}
+    marks = [key for key in OF_FIRST_RELEASES if given.get(key) not in (None, "null")]
+    later = (key for key in given if is_known(key) and key not in first_keys())
+    return bool(marks) and not any(later)
 
 
 def run(config_name: str) -> int:

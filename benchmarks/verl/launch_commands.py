@@ -6,7 +6,11 @@ is accepted, the values that decide the algorithm are compared with those of the
 
     git clone https://github.com/verl-project/verl /tmp/verl
     git clone https://github.com/verl-project/verl-recipe /tmp/verl/recipe
-    python -m benchmarks.verl.launch_commands --verl /tmp/verl /tmp/verl /tmp/verl/recipe
+    git clone --branch v0.2 https://github.com/verl-project/verl /tmp/first
+    python -m benchmarks.verl.launch_commands --verl /tmp/verl --first /tmp/first /tmp/verl /tmp/verl/recipe
+
+Quantities (`benchmarks.verl.quantities`) are what a config makes the trainer do, by our code and by the formulas of the
+release that the command is of; a key that a release's YAML lacks is compared in them alone.
 """
 
 from __future__ import annotations
@@ -31,10 +35,11 @@ from agentrl.config.verl.rewrites import REJECTIONS
 from agentrl.errors import ConfigError
 from agentrl.system.json_value import JSON, as_object
 from agentrl.verl.check import Launch, judge, launches
-from agentrl.verl.launch import CONFIGS, DAPO, PPO, SEARCH_R1, arguments
+from agentrl.verl.launch import CONFIGS, DAPO, FIRST, PPO, SEARCH_R1, arguments
 from benchmarks.verl.composed import TRAINERS, composed
+from benchmarks.verl.quantities import Release, different
 
-FORK, ASYNCHRONOUS_MAINS = "Search-R1's fork", "asynchronous mains"
+FORK, ASYNCHRONOUS_MAINS, FIRST_RELEASES = "Search-R1's fork", "asynchronous mains", "verl's first releases"
 TRAINS = re.compile(r"(?!.*sft|.*eval|.*generation|.*log_parser|.*preprocess).*(main_|_main|train).*")
 SCRIPTS, BLOCKS = (
     (".sh", ".slurm", ".sbatch"),
@@ -47,7 +52,7 @@ WRONG = {
     "a placeholder, or a slip of the shell's": r"this is no override|TO_BE_FILLED|base_dir/recipe",
     "a file that is not there": r"no such file|no such folder",
     "a key, a value or a size that verl refuses, too": (
-        r"must divide|data.train_batch_size: expected greater than 0|valid boolean|"
+        r"is not the size of a mini-batch|data.train_batch_size: expected greater than 0|valid boolean|"
         r"data.truncation: expected .* found 'center'|unknown key (train_batch_size|.*single_turn_response_length)"
     ),
 }
@@ -63,6 +68,7 @@ RIGHT = {
     "a loss that verl itself does not take (bypass_mode)": r"whatever loss_mode says",
     "weights divided by the mean of each micro-batch, whose size would count": r"the mean of each micro-batch",
     "steps that generate nothing": r"every step generates",
+    "keys of two ages of verl's": r"a key of verl's first releases",
     "another warm-up": r"optim.lr_warmup_init=|ignore_eos|data.min_response_length",
 }
 """Reasons for a refusal that stays."""
@@ -110,8 +116,9 @@ def group_of(launch: Launch) -> str:
         return "main_dapo"
     if name != PPO or "trainer_mode=" in words:
         return ASYNCHRONOUS_MAINS
-    if any("--config-name=search_r1" in word for word in arguments(launch.words, PPO)):
-        return FORK
+    start = arguments(launch.words, PPO)[0]
+    if start in (f"--config-name={SEARCH_R1}", f"--config-name={FIRST}"):
+        return FORK if SEARCH_R1 in start else FIRST_RELEASES
     other = re.search(r"megatron|veomni|torchtitan|mindspeed|automodel|mlite", words)
     return "main_ppo on Megatron and others" if other else "main_ppo on FSDP"
 
@@ -146,6 +153,9 @@ SAME = (
     *("trainer.total_epochs", "trainer.total_training_steps", "trainer.test_freq", "trainer.val_before_train"),
 )
 """Keys whose value is the same in both."""
+
+OTHERWISE = (f"{ACTOR}.ppo_mini_batch_size",)
+"""Keys whose value the code of a fork takes for something else."""
 
 
 def warm_up(section: str) -> Callable[[Reference], JSON]:
@@ -284,7 +294,8 @@ def differences(launch: Launch, verl: Path) -> list[str]:
         config = validate(resolve(compose_keys(command, Config), Config), Config)
     ours = flatten(config.model_dump(mode="json"), leaf_keys(Config))
     name = command.config_name.removesuffix(".yaml")
-    if name.startswith(SEARCH_R1):
+    release: Release = {SEARCH_R1: "search_r1", FIRST: "0.2"}.get(name, "main")  # type: ignore[assignment]
+    if name in (SEARCH_R1, FIRST):
         name = "ppo_trainer"
     folder = command.config_path if command.config_path is not None else folder_of(name, verl)
     overrides = [word if _is_group(word) else f"++{word.lstrip('+')}" for word in command.overrides]
@@ -295,8 +306,10 @@ def differences(launch: Launch, verl: Path) -> list[str]:
         verls = {**verls, "data.train_batch_size": verls["data.gen_batch_size"]}
     if "async_training.staleness_threshold" in verls:
         verls = as_fully_async(verls)
-    has = [key for key in SAME if key in verls]  # a fork of an older verl lacks some
-    found = [f"{key}: {ours.get(key)!r}, verl {verls[key]!r}" for key in has if not _equal(ours, verls, key)]
+    found = different(config, verls, release)
+    # First releases lack some keys, and read mini-batches otherwise: the quantities are of those.
+    has = [key for key in SAME if key in verls and not (release != "main" and key in OTHERWISE)]
+    found += [f"{key}: {ours.get(key)!r}, verl {verls[key]!r}" for key in has if not _equal(ours, verls, key)]
     for what, (mine, theirs) in FROM.items():
         if mine(ours) != theirs(verls):
             found.append(f"{what}: {mine(ours)!r}, verl {theirs(verls)!r}")
@@ -404,7 +417,7 @@ def _is_group(word: str) -> bool:
     return word.startswith("~") or "@" in word or word.startswith(("model_engine=", "hydra."))
 
 
-def counted(folders: list[Path], verl: Path) -> dict[str, Count]:
+def counted(folders: list[Path], verl: Path, first: Path) -> dict[str, Count]:
     """Judge each distinct command once, from the folder it was found in."""
     groups: dict[str, Count] = {}
     seen: set[tuple[str, ...]] = set()
@@ -419,7 +432,7 @@ def counted(folders: list[Path], verl: Path) -> dict[str, Count]:
                 name = group_of(launch)
                 group = groups.setdefault(name, Count())
                 is_own = name in (FORK, ASYNCHRONOUS_MAINS) or "transfer_queue" in " ".join(launch.words)
-                reference = root if is_own else verl
+                reference = root if is_own else first if name == FIRST_RELEASES else verl
                 place = f"{path.relative_to(folder.resolve())}:{launch.line}"
                 _judge(launch, place, group, reference)
     return groups
@@ -467,10 +480,11 @@ def tables(groups: Mapping[str, Count]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--verl", type=Path, required=True, help="the clone whose YAML is the reference")
+    parser.add_argument("--first", type=Path, required=True, help="a clone of verl 0.2, for commands of its age")
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
-    groups = counted([folder.resolve() for folder in given.folders], given.verl.resolve())
+    groups = counted([folder.resolve() for folder in given.folders], given.verl.resolve(), given.first.resolve())
     print(tables(groups))
     for name, group in sorted(groups.items()):
         print(f"{name}: {sum(group.outcomes.values())} commands")

@@ -1,4 +1,7 @@
-"""verl's dialect: a YAML file that says `dialect: verl` is written in verl's keys, and has verl's defaults."""
+"""verl's dialect: a YAML file that says `dialect: verl` is written in verl's keys, and has verl's defaults.
+
+`dialect: verl-0.2` is that of verl's first releases: the same keys, of which their code made something else.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,6 @@ from agentrl.config.keys import defaults, flatten, leaf_keys
 from agentrl.config.rules import shown
 from agentrl.config.section import Section
 from agentrl.system.json_value import JSON
-
-DIALECT, VERL = "dialect", "verl"
 
 
 def idle_keys(config: Section, given: Collection[str]) -> dict[str, str]:

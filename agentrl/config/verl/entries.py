@@ -10,6 +10,9 @@ from typing import Literal
 from agentrl.errors import ConfigError
 from agentrl.system.json_value import JSON
 
+DIALECT, VERL, VERL_0_2 = "dialect", "verl", "verl-0.2"
+"""The key by which a YAML file says that it is written in verl's keys, and its values: of verl as it is now, and of
+verl 0.2 and what was made of it, whose code takes other things from the same keys."""
 Kind = Literal["same", "translated", "noted", "refused"]
 """same: a key of ours with the same meaning; translated: other keys or values of ours stand for it; noted: accepted,
 and without effect on the result; refused: it would change the result, and is not here."""
@@ -38,7 +41,8 @@ class VerlKey:
     into: str | None = None
     """Our key whose mapping gets the value, by the rest of the name after the pattern's last dot."""
     is_loud: bool = False
-    """The note is always shown, not only counted: the run is arranged differently than the command says."""
+    """The note is always shown, not only counted: the run is arranged differently than the command says. Of a key that
+    is translated it is shown with the values."""
     asks: Callable[[JSON], bool] = lambda value: True
     """With `is_loud`: whether a value asks for anything, so that it is worth a note."""
 

@@ -17,13 +17,45 @@ A launch script made for verl runs here with one change, the module's name:
 | `verl.experimental.fully_async_policy.fully_async_main` | `agentrl.verl.fully_async_main` |
 | `verl.experimental.one_step_off_policy.main_ppo` | `agentrl.verl.one_step_off_main` |
 
-It then trains what verl would train, or says in one message all that it cannot do. verl's defaults hold (those of
-0.9.1), and its units: PPO with GAE, one trajectory a prompt, 30 epochs, `max_tool_response_length` in characters.
+The command then trains with the numbers that verl's code takes from it, as far as [they were compared](#measured), or
+all that it cannot do is told in one message. verl's defaults hold (those of 0.9.1), and its units: PPO with GAE, one
+trajectory a prompt, 30 epochs, `max_tool_response_length` in characters.
 `python -m agentrl.train --config-name=ppo_trainer` is the same (`ppo_megatron_trainer`, `dapo_trainer`,
 `dapo_megatron_trainer`, `search_r1_trainer`, ...), and so is a YAML file of yours that says
 `defaults: [ppo_trainer, _self_]`. `python -m agentrl.train` without one of these keeps agentrl's own defaults and
 guesses nothing: keys of verl's that have no effect are accepted, its spellings of other keys are refused with the name
 of ours.
+
+## Which release's defaults hold
+
+Releases of verl take other things from the same keys. A command shows its age by its keys, and the first lines of the
+run say which defaults hold:
+
+| a command with | has the defaults of |
+|---|---|
+| `max_turns`, `do_search`, `retriever.*`, `rollout.n_agent`, `data.max_start_length`, `data.max_obs_length` | Search-R1's fork (`search_r1_trainer`) |
+| `ppo_micro_batch_size` or `log_prob_micro_batch_size` without `_per_gpu`, `fsdp_config.grad_offload`, `val_generations_to_log_to_wandb`, `remove_previous_ckpt_in_save`, and no key that came later | verl 0.2 (`ppo_0_2_trainer`) |
+| `algorithm.use_kl_in_reward`, or none of these | verl 0.9.1 (`ppo_trainer`) |
+
+| | 0.9.1 | 0.1 to 0.3.0 | Search-R1's fork |
+|---|---|---|---|
+| the KL divergence is subtracted from the reward | if `algorithm.use_kl_in_reward` | unless `actor.use_kl_loss` | unless `actor.use_kl_loss` |
+| `actor.entropy_coeff` | 0 | 0.001 | 0.001 |
+| bounds of the ratio | `clip_ratio_low`, `clip_ratio_high`, dual clip `clip_ratio_c` | `clip_ratio` | `clip_ratio` |
+| the policy's `ppo_mini_batch_size` counts | prompts | prompts | trajectories |
+| the critic's counts | prompts | trajectories | trajectories |
+| passes over a batch | `ppo_epochs` | one in 0.2 | one |
+| courses of the learning rate | constant, cosine | constant | constant |
+| overlong prompts | `data.filter_overlong_prompts` | left out | cut to `max_start_length` |
+| after the last step, with `test_freq=-1` | no validation | validation | validation |
+
+- **A key of the first releases beside later ones** is refused: which KL term the command means is not clear. It says so
+  by `algorithm.use_kl_in_reward=true` or `false`, and then has the defaults of 0.9.1.
+- **`algorithm.kl_ctrl.kl_coef` is no sign of age.** verl's own quickstart sets it, and has no KL term in the reward.
+- **Release 0.3.0 and commands of 0.2 with `_per_gpu`** cannot be told from later ones. Write
+  `--config-name=ppo_0_2_trainer` for those.
+- **Mini-batches hold whole prompts here.** Search-R1's 256 trajectories of 512 prompts x 5 are 10 optimizer steps in
+  both, of 51 or 52 prompts here. Sizes that do not come out so are refused.
 
 ## Before it runs
 
@@ -117,6 +149,11 @@ A run's `config.yaml` is in our own words, and metrics have verl's names beside 
 - `trainer.total_training_steps` and `rollout.total_rollout_steps` hold where they are given; verl ends after
   `total_epochs`, too.
 - The clip counts the gradients of the policy alone; verl's counts those of layers that predict further tokens, too.
+- verl up to 0.3.0 and Search-R1's fork take the mean over the tokens of each micro-batch, and then over
+  micro-batches; here each token of a mini-batch weighs the same. verl 0.9.1 does as is done here.
+- verl up to 0.2 and Search-R1's fork end one step before `total_training_steps`.
+- The critic and the advantages of Search-R1's fork see the tokens of search results, too; here only sampled tokens have
+  values and advantages.
 - `train_max_samples` takes the first rows; verl draws them where `data.shuffle` is set.
 - Random numbers are others: order of the data, mini-batches and samples differ from verl's run by run.
 

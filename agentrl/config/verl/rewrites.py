@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from agentrl.config.registries import ADVANTAGE_ESTIMATORS, LOGGERS, POLICY_LOSSES, REWARD_MANAGERS
-from agentrl.config.verl.entries import Refusal, Values
+from agentrl.config.verl.entries import DIALECT, VERL_0_2, Refusal, Values
 from agentrl.system.json_value import JSON, as_object
 from agentrl.system.registry import Registry
 from agentrl.system.targets import is_target
@@ -191,6 +191,107 @@ def strategy(key: str) -> Translate:
 def kl_penalty(value: JSON, _: Values) -> dict[str, JSON]:
     """Translate the estimator of the KL in the reward, where a + changes nothing."""
     return {"algorithm.kl_penalty": value.removesuffix("+") if isinstance(value, str) else value}
+
+
+MINI_BATCHES = (
+    "verl counts prompts; Search-R1's fork counts trajectories, as the critic of releases up to 0.3 does. Mini-batches "
+    "hold whole prompts here: as many optimizer steps a batch as there"
+)
+ONE_EPOCH = (
+    "verl 0.2 and Search-R1's fork go over a batch once, whatever ppo_epochs says; 0.1 and 0.3 read it. Set 1, or "
+    "algorithm.use_kl_in_reward for the code of 0.9.1, which reads it"
+)
+OLD_MICRO_BATCHES = (
+    "a key of verl's first releases, which subtract the KL divergence from the reward unless actor.use_kl_loss=true, "
+    "and have entropy_coeff=0.001; other keys here are of later ones, which do neither. Say which: "
+    "algorithm.use_kl_in_reward=true or false, with entropy_coeff, or name the micro-batch ..._per_gpu"
+)
+
+
+def is_of_first_releases(values: Values) -> bool:
+    """Say whether a config is one of verl 0.2, or of what was made of it."""
+    return values.get(DIALECT) == VERL_0_2
+
+
+def is_search_r1s(values: Values) -> bool:
+    """Say whether a config is one of Search-R1's fork, whose YAML alone has this key."""
+    return f"{ROLLOUT}.n_agent" in values
+
+
+def first_releases(values: Values) -> str:
+    """Write what holds of a command of verl's first releases, or of Search-R1's fork of one."""
+    fork = is_search_r1s(values)
+    name = "Search-R1's fork of verl" if fork else "verl 0.2"
+    is_on = kl_in_reward(values.get("algorithm.use_kl_in_reward"), values)["algorithm.use_kl_in_reward"]
+    coef = f"kl_coef={values.get('algorithm.kl_ctrl.kl_coef')}"
+    switch = "sets that alone" if fork else "in the command asks for the defaults of 0.9.1"
+    return (
+        f"the defaults of {name} hold, not those of verl 0.9.1: the KL divergence from the reference is subtracted "
+        f"from the reward unless actor.use_kl_loss=true (here it {f'is, with {coef}' if is_on else 'is not'}), "
+        f"entropy_coeff is 0.001 unless set (here {values.get(f'{ACTOR}.entropy_coeff')}), clip_ratio is both bounds, "
+        f"without a dual clip, and validation runs once more at the end. algorithm.use_kl_in_reward=true or false "
+        f"{switch}"
+    )
+
+
+def kl_in_reward(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate whether the KL is in the reward; null is what the release does that has no such key, or false."""
+    if value is None:
+        in_loss, coef = values.get(f"{ACTOR}.use_kl_loss"), values.get("algorithm.kl_ctrl.kl_coef")
+        value = is_of_first_releases(values) and not in_loss and bool(coef)
+    return {"algorithm.use_kl_in_reward": value}
+
+
+def old_micro_batch(value: JSON, values: Values) -> dict[str, JSON]:
+    """Note the size of a micro-batch by its first name, where it is clear of which release the command is."""
+    said = values.get("algorithm.use_kl_in_reward") is not None
+    if value is not None and not said and not is_of_first_releases(values):
+        raise Refusal(OLD_MICRO_BATCHES)
+    return {}
+
+
+def group_size(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate the trajectories of a prompt."""
+    if is_search_r1s(values) and value != 1:
+        raise Refusal("Search-R1's fork begins n_agent trajectories a prompt, and fails with rollout.n above 1")
+    return {f"{ROLLOUT}.n": value}
+
+
+def epochs(key: str) -> Translate:
+    """Translate the passes over a batch, of which verl 0.2 makes one."""
+
+    def translate(value: JSON, values: Values) -> dict[str, JSON]:
+        if is_of_first_releases(values) and value != 1:
+            raise Refusal(ONE_EPOCH)
+        return {key: value}
+
+    return translate
+
+
+def mini_batch(role: str) -> Translate:
+    """Translate the size of a mini-batch to prompts, where the role counts trajectories."""
+    key = f"{role}.ppo_mini_batch_size"
+
+    def translate(value: JSON, values: Values) -> dict[str, JSON]:
+        each = 1
+        if is_search_r1s(values):
+            each = number(values, f"{ROLLOUT}.n_agent", 1)
+        elif is_of_first_releases(values) and role == "critic":
+            each = number(values, f"{ROLLOUT}.n", 1)
+        if each == 1 or not isinstance(value, int) or value < 1:
+            return {key: value}
+        prompts = number(values, "data.train_batch_size", 1024)
+        steps, rest = divmod(prompts * each, value)
+        size = -(-prompts // steps) if steps else 0
+        if rest or -(-prompts // size) != steps:
+            raise Refusal(
+                f"it counts trajectories there, and {prompts} prompts x {each} trajectories do not split into "
+                "mini-batches of that many and of whole prompts: set a divisor of "
+                f"data.train_batch_size={prompts}, times {each}"
+            )
+        return {key: size}
+
+    return translate
 
 
 def clip_ratio(value: JSON, values: Values) -> dict[str, JSON]:
@@ -497,9 +598,11 @@ def optimizer_name(key: str) -> Translate:
 def scheduler(section: str) -> Translate:
     """Translate the course of the learning rate."""
 
-    def translate(value: JSON, _: Values) -> dict[str, JSON]:
+    def translate(value: JSON, values: Values) -> dict[str, JSON]:
         if value is None:
             return {}
+        if value != "constant" and is_of_first_releases(values):
+            raise Refusal("releases up to 0.3 do not read it: their rates are constant. Leave it out")
         if value not in ("constant", "cosine", "linear"):
             raise Refusal("the courses are constant, cosine and linear")
         return {f"{section}.lr_scheduler_type": value}

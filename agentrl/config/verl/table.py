@@ -19,6 +19,13 @@ from agentrl.config.verl.rewrites import (
 
 OFF = (False, None)
 MICRO_BATCHES = "micro-batches go by tokens (ppo_max_token_len_per_gpu, log_prob_max_token_len_per_gpu)"
+FIRST_NAMES = (
+    f"{ACTOR}.ppo_micro_batch_size",
+    "critic.ppo_micro_batch_size",
+    f"{REF}.log_prob_micro_batch_size",
+    f"{ROLLOUT}.log_prob_micro_batch_size",
+)
+"""Names of micro-batches in verl's first releases, later ..._per_gpu."""
 SERVER_ARGUMENT = f"the engine decides that itself; SGLang's own arguments: {ROLLOUT}.engine_kwargs.sglang"
 OTHER_ENGINE = f"the engine is SGLang, whose arguments go under {ROLLOUT}.engine_kwargs.sglang"
 BUCKETS = f"weights are sent by {ROLLOUT}.update_weights_transport and update_weights_bucket_megabytes"
@@ -362,6 +369,10 @@ FSDP = (
     noted("*.full_determinism", "a run repeats as trainer.seed says"),
     noted("*.pad_to_length*", "sequences are packed without padding"),
     noted("reward_model.ulysses_sequence_parallel_size", "the reward model's sequences are whole on each rank"),
+    *(
+        translated(key, f"{MICRO_BATCHES}; a sign of verl's first releases, see above", (), rewrites.old_micro_batch)
+        for key in FIRST_NAMES
+    ),
     noted("*micro_batch_size*", MICRO_BATCHES),
     noted("*use_dynamic_bsz", MICRO_BATCHES),
     noted("critic.forward_max_token_len_per_gpu", MICRO_BATCHES),
@@ -402,12 +413,32 @@ TRAINING = (
     only(f"{ACTOR}.loss_scale_factor", "the loss is scaled by loss_agg_mode alone", None),
     only("critic.loss_scale_factor", "the loss is scaled by loss_agg_mode alone", None),
     translated(
+        "algorithm.use_kl_in_reward",
+        "the same; null is false, and in verl's first releases, which have no such key, true unless actor.use_kl_loss",
+        ("algorithm.use_kl_in_reward",),
+        rewrites.kl_in_reward,
+    ),
+    translated(
         "algorithm.kl_penalty",
         "the same; a + at its end, which is about gradients, is left out: a reward has none",
         ("algorithm.kl_penalty",),
         rewrites.kl_penalty,
     ),
-    only(f"{ACTOR}.state_masking", "answers of tools are never trained on", True),
+    *(
+        translated(key, rewrites.MINI_BATCHES, (key,), rewrites.mini_batch(role), is_loud=True)
+        for role in (ACTOR, "critic")
+        for key in (f"{role}.ppo_mini_batch_size",)
+    ),
+    *(
+        translated(key, rewrites.ONE_EPOCH, (key,), rewrites.epochs(key))
+        for key in (f"{ACTOR}.ppo_epochs", "critic.ppo_epochs")
+    ),
+    only(
+        f"{ACTOR}.state_masking",
+        "answers of tools are never trained on; Search-R1's fork trains on them unless the command says true, as all "
+        f"of its scripts do: write {ACTOR}.state_masking=true",
+        True,
+    ),
     noted("algorithm.state_masking.*", "answers of tools are never trained on"),
     noted(f"{ACTOR}.calculate_*", "the entropy is always measured"),
     noted(f"{ACTOR}.sum_pi_squared_checkpointing", "log-probs are computed in chunks"),
@@ -536,6 +567,7 @@ ENGINE = (
         rewrites.servers,
     ),
     translated(f"{ROLLOUT}.top_k", "-1 and 0 mean all", (f"{ROLLOUT}.top_k",), rewrites.top_k),
+    translated(f"{ROLLOUT}.n", "the same; with n_agent it must be 1", (f"{ROLLOUT}.n",), rewrites.group_size),
     alias(f"{ROLLOUT}.n_agent", f"{ROLLOUT}.n", "Search-R1's number of trajectories a prompt"),
     noted(f"{ROLLOUT}.mode", "trajectories always run asynchronously"),
     only(f"{ROLLOUT}.do_sample", f"training always samples; to validate greedily: {ROLLOUT}.val_kwargs", True, None),

@@ -11,7 +11,8 @@ from pathlib import Path
 from agentrl.config.keys import leaf_keys
 from agentrl.config.rules import shown
 from agentrl.config.section import Section
-from agentrl.config.verl.entries import Refusal, Values, VerlKey
+from agentrl.config.verl import rewrites
+from agentrl.config.verl.entries import DIALECT, VERL_0_2, Refusal, Values, VerlKey
 from agentrl.config.verl.table import VERL_KEYS
 from agentrl.system.json_value import JSON, as_object
 
@@ -29,7 +30,7 @@ class Translation:
     noted: dict[str, str] = field(default_factory=dict)
     """Accepted keys without effect here, each with the reason."""
     loud: dict[str, str] = field(default_factory=dict)
-    """Notes that are always told, a part of `noted`."""
+    """Notes that are always told."""
     refused: dict[str, str] = field(default_factory=dict)
     """The reason for each key whose value would change the result and is not here."""
     strangers: list[str] = field(default_factory=list)
@@ -40,6 +41,12 @@ class Translation:
 def known_keys() -> frozenset[str]:
     """Read the keys that verl's releases and forks have; `.*` stands behind one that may get keys of its own."""
     return frozenset(Path(__file__).with_name("known_keys.txt").read_text(encoding="utf-8").split())
+
+
+@functools.cache
+def first_keys() -> frozenset[str]:
+    """Read the keys that verl's first releases have: 0.1, 0.2 and 0.3.0, whose code reads some of them otherwise."""
+    return frozenset(Path(__file__).with_name("first_keys.txt").read_text(encoding="utf-8").split())
 
 
 def verls_keys() -> list[str]:
@@ -65,9 +72,9 @@ def entry_of(key: str) -> VerlKey | None:
 
 
 def translate(values: Values, schema: type[Section]) -> Translation:
-    """Translate the values of a config in verl's keys, interpolations resolved."""
+    """Translate the values of a config in verl's keys, interpolations resolved; the dialect's key may be with them."""
     found, leaves = Translation(), leaf_keys(schema)
-    entries = {key: entry_of(key) for key in values}
+    entries = {key: entry_of(key) for key in values if key != DIALECT}
     for key, entry in entries.items():
         if entry is None and key in leaves:
             found.same.append(key)
@@ -77,6 +84,8 @@ def translate(values: Values, schema: type[Section]) -> Translation:
     for key, entry in entries.items():
         if entry is not None:
             _apply(entry, key, values, found)
+    if values.get(DIALECT) == VERL_0_2:
+        found.loud[f"{DIALECT}={VERL_0_2}"] = rewrites.first_releases(values)
     return found
 
 
@@ -91,6 +100,8 @@ def _apply(entry: VerlKey, key: str, values: Values, found: Translation) -> None
         found.same.append(key)
     elif ours:
         found.translated[key] = ours
+        if entry.is_loud:
+            found.loud[key] = f"{entry.text}: {', '.join(shown(one) for one in ours.values())} here"
     else:
         found.noted[key] = entry.text
         if entry.is_loud and entry.asks(value):
@@ -166,9 +177,13 @@ def summary(found: Translation, typed: Collection[str] | None, *, every: bool) -
         texts.append(
             f"{len(noted)} keys of verl's have no effect of their own here (trainer.show_verl_notes=true lists them)"
         )
-    if not every:
-        texts += [f"{', '.join(keys)}: {why}" for why, keys in _by_reason(found.loud).items()]
-    return texts
+    unlisted = {key: why for key, why in found.loud.items() if not (every and key in noted)}
+    return texts + aloud(unlisted)
+
+
+def aloud(loud: Mapping[str, str]) -> list[str]:
+    """Write a line for each note that is always told, with its keys."""
+    return [f"{', '.join(keys)}: {why}" for why, keys in _by_reason(loud).items()]
 
 
 def _by_reason(found: Mapping[str, str]) -> dict[str, list[str]]:
