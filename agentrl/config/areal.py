@@ -37,6 +37,13 @@ def _concurrent(found: Values) -> dict[str, JSON]:
     )
 
 
+OTHER_WAY = (
+    ". Its kl_k3 is that of the inverted ratio, 1 / r - 1 + log r, and ours is r - 1 - log r: the bound is stricter on "
+    "ratios above 1 here, and looser below"
+)
+"""The note on the one criterion that differs."""
+
+
 def _proximal(found: Values) -> dict[str, JSON]:
     method = found.get("actor.prox_logp_method", "recompute")
     proximal = {"recompute": "recomputed", "loglinear": "interpolated"}.get(str(method))
@@ -134,6 +141,7 @@ def read_areal(values: Values) -> tuple[dict[str, JSON], list[str]]:
         said = ", ".join(f"{key}={shown(value)}" for key, value in found.items())
         if both:
             raise ConfigError(f"{said}, AReaL's names, and {', '.join(both)} say the same; keep one of them")
-        lines.append(f"{said}, in AReaL's names, is read as " + ", ".join(f"{k}={shown(v)}" for k, v in ours.items()))
+        here = ", ".join(f"{k}={shown(v)}" for k, v in ours.items())
+        lines.append(f"{said}, in AReaL's names, is read as {here}" + (OTHER_WAY if "kl_k3" in found.values() else ""))
         result |= ours
     return result, lines

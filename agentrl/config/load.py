@@ -64,6 +64,16 @@ RECIPES = {"recipe/data": "data.train_files", "recipe/policy": "actor_rollout_re
 """Config groups that hold only while their key says `quickstart`: what suits the tiny policy suits no other."""
 FOLDER = "trainer.default_local_dir"
 STALENESS = "async_training.max_staleness"
+OTHER_NAMES = {"max_new_tokens": "data.max_response_length", "max_tokens": "data.max_response_length"}
+"""Keys by other libraries' names of them, which are spelled too differently to be found."""
+VERLS_MAINS = {
+    "generation": "generate",
+    "ppo_generation": "generate",
+    "evaluation": "evaluate",
+    "sft_trainer": "sft",
+    "sft_trainer_engine": "sft",
+}
+"""YAML files of verl's other mains, and the module that does their work here."""
 EVERY_KEY = "every_key"
 """The key by which a YAML file says that it holds every key: one with its default value was then not given."""
 IDLE = "without_effect"
@@ -309,8 +319,9 @@ def given_folders(command: CommandLine) -> list[Path]:
 
 def no_start(name: str, starts: Iterable[Path], places: Iterable[Path]) -> str:
     """Write the message for a file to start from that is in none of `starts`, with all the files in `places`."""
+    main = f" (verl's {name} is python -m agentrl.{VERLS_MAINS[name]} here)" if name in VERLS_MAINS else ""
     there = {path: ", ".join(sorted(file.stem for file in path.glob("*.yaml"))) or "none" for path in places}
-    return f"--config-name {name}: no such file in {' or '.join(map(str, starts))}; there are " + "; ".join(
+    return f"--config-name {name}: no such file in {' or '.join(map(str, starts))}{main}; there are " + "; ".join(
         f"{names} in {path}" for path, names in there.items()
     )
 
@@ -411,6 +422,12 @@ class Override:
                 "a job for each value"
             )
         key, leaves = override.key_or_group, known_by(schema)
+        if override.package is not None and not any((place / key).is_dir() for place in searched):
+            raise ConfigError(
+                f"{text} chooses a YAML file {key}/{override.value()}.yaml for {override.package}, and there is no "
+                f"folder {key} of them: leave it out, and set keys under {override.package}. Of verl's own choices "
+                "model_engine is there (dp or megatron)"
+            )
         if is_of_hydra(override):
             fault = fault_of(override, multirun=multirun)
             return Override(key, None if fault is not None else text, fault=fault)
@@ -505,7 +522,7 @@ def faults_of_names(keys: Keys, schema: type[Section]) -> tuple[list[str], Trans
                 + (f"; did you mean {near[0]}?" if near else f". Leave {key} out")
             )
     judged = spelled({key: value for key, value in unknown.items() if value != {}}, leaves)
-    found += [*spellings(judged, unknown), *refusals(judged, unknown)]
+    found += [*spellings(judged, unknown, has_dialect=schema is Config), *refusals(judged, unknown)]
     if judged.strangers:
         found.append(unknown_keys(judged.strangers, list(leaves)))
     return found, judged
@@ -530,7 +547,8 @@ def is_section(key: str, leaves: Iterable[str]) -> bool:
 def no_section(section: str, value: object, leaves: Iterable[str]) -> str:
     """Write the message for a section that has a value."""
     first = next(leaf for leaf in leaves if leaf.startswith(f"{section}."))
-    return f"{section}: expected keys under it, e.g. {first}, found {value!r}"
+    advice = f". For the defaults leave {section} out" if value is None else ""
+    return f"{section}: expected keys under it, e.g. {first}, found {value!r}{advice}"
 
 
 def unknown_keys(strangers: list[str], known: list[str]) -> str:
@@ -538,6 +556,8 @@ def unknown_keys(strangers: list[str], known: list[str]) -> str:
     lines = []
     for key in strangers:
         near = [one for one in nearest(key, known) if one != key]  # verl has keys in places where they do nothing
+        if (other := OTHER_NAMES.get(key.rpartition(".")[2])) in known:
+            near = [str(other)]
         lines.append(f"unknown key {key}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
     return "\n".join(lines) + ("\n(--cfg job prints all keys)" if not all("?" in line for line in lines) else "")
 

@@ -119,7 +119,10 @@ POLICY_LOSSES: Registry[Callable[..., TokenLoss]] = Registry(
 PAIR_LOSSES: Registry[Callable[..., Tensor]] = Registry(
     "loss of pairs",
     "loss",
-    {name: f"agentrl.algorithms.pair_losses:{name}" for name in ("ipo", "sigmoid", "sppo")},
+    {
+        "dpo": "agentrl.algorithms.pair_losses:sigmoid",
+        **{name: f"agentrl.algorithms.pair_losses:{name}" for name in ("ipo", "sigmoid", "sppo")},
+    },
     functions=True,
 )
 """Functions of `Pairs` that return the loss of each pair [P]; chosen by `python -m agentrl.preferences` and online_dpo.

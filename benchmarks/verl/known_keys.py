@@ -22,6 +22,7 @@ ACTOR, REF, ROLLOUT = (f"actor_rollout_ref.{role}" for role in ("actor", "ref", 
 IN_NO_YAML = (
     *(f"{role}.fsdp_config.{name}.*" for role in (ACTOR, REF) for name in ("mixed_precision", "turbo_config")),
     "critic.model.fsdp_config.mixed_precision.*",
+    "critic.fsdp_config.*",
     f"{ACTOR}.engine.*",
     f"{ACTOR}.model_engine",
     "actor_rollout_ref.model.lora.fully_sharded_loras",

@@ -295,10 +295,12 @@ def differences(launch: Launch, verl: Path) -> list[str]:
     ours = flatten(config.model_dump(mode="json"), leaf_keys(Config))
     name = command.config_name.removesuffix(".yaml")
     release: Release = {SEARCH_R1: "search_r1", FIRST: "0.2"}.get(name, "main")  # type: ignore[assignment]
-    if name in (SEARCH_R1, FIRST):
-        name = "ppo_trainer"
+    chosen = list(command.overrides)
+    if name in (SEARCH_R1, FIRST):  # those releases have a file for Megatron, no group
+        name = "ppo_megatron_trainer" if "model_engine=megatron" in chosen else "ppo_trainer"
+        chosen = [word for word in chosen if not word.startswith("model_engine=")]
     folder = command.config_path if command.config_path is not None else folder_of(name, verl)
-    overrides = [word if _is_group(word) else f"++{word.lstrip('+')}" for word in command.overrides]
+    overrides = [word if _is_group(word) else f"++{word.lstrip('+')}" for word in chosen]
     verls: Reference = composed(verl, folder, name, overrides)
     if SEARCH_R1 in command.config_name:
         verls = as_fork(verls)
@@ -306,6 +308,8 @@ def differences(launch: Launch, verl: Path) -> list[str]:
         verls = {**verls, "data.train_batch_size": verls["data.gen_batch_size"]}
     if "async_training.staleness_threshold" in verls:
         verls = as_fully_async(verls)
+    if verls.get(f"{ACTOR}.policy_loss.loss_mode") in ("gspo", "sapo", "geo_mean"):  # written into their functions
+        verls = {**verls, f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean"}
     found = different(config, verls, release)
     # First releases lack some keys, and read mini-batches otherwise: the quantities are of those.
     has = [key for key in SAME if key in verls and not (release != "main" and key in OTHERWISE)]

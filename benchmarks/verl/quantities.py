@@ -1,4 +1,4 @@
-"""What a command makes the trainer do, in numbers: of our config by our code, of verl's by the formulas of its code.
+"""Quantities of a training: what a command makes the trainer do, by our code and by the formulas of verl's code.
 
 verl's releases read some keys otherwise than others do, so that equal keys are no proof. What is computed here is what
 is left when names and units are gone: optimizer steps a batch, the reward and the loss of sample tokens, learning

@@ -60,10 +60,11 @@ def test_corrections(keys: list[str], expected: tuple[object, ...]) -> None:
     assert corrected(*keys) == expected
 
 
-def test_rejection_by_divergence() -> None:
+def test_rejection_by_divergence(caplog: pytest.LogCaptureFixture) -> None:
     keys = [DECOUPLED, f"{REJECTION}.level=sequence", f"{REJECTION}.metric=kl_k3", f"{REJECTION}.upper=0.5"]
     own = load_config([*BASE, "rollout.max_head_offpolicyness=1", *keys]).algorithm.rollout_correction
     assert (own.rollout_is, own.reject) == ("token", {"seq_mean_k3": 0.5})
+    assert "that of the inverted ratio" in caplog.text
 
 
 @pytest.mark.parametrize(

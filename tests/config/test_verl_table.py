@@ -337,6 +337,8 @@ def test_the_values_that_decide_the_algorithm_are_verls(name: str) -> None:
             expected = reference[theirs.replace("critic", ACTOR)]
         if theirs == "reward.reward_manager.name":
             expected = given.get("reward_model.reward_manager", "naive")
+        if key.endswith("loss_agg_mode") and reference[f"{ACTOR}.policy_loss.loss_mode"] == "gspo":
+            expected = "seq-mean-token-mean"  # written into verl's function
         assert ours[key] == expected, key
     validation = config.actor_rollout_ref.rollout.val_kwargs
     samples = bool(reference[f"{ROLLOUT}.val_kwargs.temperature"])

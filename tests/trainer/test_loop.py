@@ -19,8 +19,8 @@ from agentrl.errors import WorkerDied
 from agentrl.train import main
 from agentrl.trainer.grpo import Trainer, validation_due
 from agentrl.trajectory.parquet import read_trajectories
-from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures
 from tests.config.loading import load
+from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures
 from tests.e2e.test_train import lines
 
 Overrides = Callable[..., list[str]]

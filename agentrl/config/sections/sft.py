@@ -134,7 +134,7 @@ class PreferencesConfig(TuningConfig):
     of a training."""
     optim: OptimConfig = OptimConfig(lr=1e-6)
     loss: Annotated[str, Names(PAIR_LOSSES, options="loss_options"), OF_POLICY] = "sigmoid"
-    """Loss of a pair. sigmoid: DPO (arXiv:2305.18290); ipo (arXiv:2310.12036); sppo (arXiv:2405.00675)."""
+    """Loss of a pair. sigmoid or dpo: DPO (arXiv:2305.18290); ipo (arXiv:2310.12036); sppo (arXiv:2405.00675)."""
     loss_options: Annotated[dict[str, Any], OF_POLICY] = Field(default_factory=dict)
     """Its options: beta (sigmoid and ipo 0.1, sppo 0.001), label_smoothing (sigmoid: 0), or those of one of yours."""
     trainer: PreferencesTrainerConfig = PreferencesTrainerConfig()

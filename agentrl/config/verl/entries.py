@@ -41,8 +41,8 @@ class VerlKey:
     into: str | None = None
     """Our key whose mapping gets the value, by the rest of the name after the pattern's last dot."""
     is_loud: bool = False
-    """The note is always shown, not only counted: the run is arranged differently than the command says. Of a key that
-    is translated it is shown with the values."""
+    """The note is always shown, not only counted: the run is arranged differently than the command says. The note
+    of a translated key has the values."""
     asks: Callable[[JSON], bool] = lambda value: True
     """With `is_loud`: whether a value asks for anything, so that it is worth a note."""
 

@@ -33,13 +33,17 @@ run say which defaults hold:
 
 | a command with | has the defaults of |
 |---|---|
-| `max_turns`, `do_search`, `retriever.*`, `rollout.n_agent`, `data.max_start_length`, `data.max_obs_length` | Search-R1's fork (`search_r1_trainer`) |
-| `ppo_micro_batch_size` or `log_prob_micro_batch_size` without `_per_gpu`, `fsdp_config.grad_offload`, `val_generations_to_log_to_wandb`, `remove_previous_ckpt_in_save`, and no key that came later | verl 0.2 (`ppo_0_2_trainer`) |
+| `max_turns`, `do_search`, `retriever.*`, `rollout.n_agent`, `data.max_start_length`, `data.max_obs_length` | \
+Search-R1's fork (`search_r1_trainer`) |
+| `ppo_micro_batch_size` or `log_prob_micro_batch_size` without `_per_gpu`, `fsdp_config.grad_offload`, \
+`val_generations_to_log_to_wandb`, `remove_previous_ckpt_in_save`, and no key that came later | \
+verl 0.2 (`ppo_0_2_trainer`) |
 | `algorithm.use_kl_in_reward`, or none of these | verl 0.9.1 (`ppo_trainer`) |
 
 | | 0.9.1 | 0.1 to 0.3.0 | Search-R1's fork |
 |---|---|---|---|
-| the KL divergence is subtracted from the reward | if `algorithm.use_kl_in_reward` | unless `actor.use_kl_loss` | unless `actor.use_kl_loss` |
+| the KL divergence is subtracted from the reward | if `algorithm.use_kl_in_reward` | \
+unless `actor.use_kl_loss` | unless `actor.use_kl_loss` |
 | `actor.entropy_coeff` | 0 | 0.001 | 0.001 |
 | bounds of the ratio | `clip_ratio_low`, `clip_ratio_high`, dual clip `clip_ratio_c` | `clip_ratio` | `clip_ratio` |
 | the policy's `ppo_mini_batch_size` counts | prompts | prompts | trajectories |
@@ -74,18 +78,29 @@ and Search-R1's fork (29 October 2025), each once (`python -m benchmarks.verl.la
 
 | | commands | accepted | waits | rightly refused | own code | wrong |
 |---|---|---|---|---|---|---|
-| main_ppo on FSDP | 220 | 199 | 0 | 8 | 1 | 12 |
+| main_ppo on FSDP | 220 | 197 | 0 | 10 | 1 | 12 |
 | main_ppo on Megatron and others | 103 | 86 | 4 | 6 | 5 | 2 |
 | main_dapo | 30 | 12 | 0 | 16 | 0 | 2 |
 | asynchronous mains | 66 | 55 | 0 | 4 | 0 | 7 |
 | Search-R1's fork | 11 | 11 | 0 | 0 | 0 | 0 |
 | recipes' own mains | 30 | 0 | 0 | 0 | 30 | 0 |
 
-Of each accepted command, 59 values that decide the algorithm were compared with those of the config that verl composes
-of it, by the YAML of August 2026, or of its own release where the command's main is another one there: all are equal.
-For the asynchronous mains prompts a step, staleness, publications, steps and frequencies are compared with what verl's
-code makes of its keys, and the policy of the ratio, weights and rejection for all. What an update computes is compared
-in [algorithms.md](algorithms.md).
+*Accepted* says that the command starts. What was compared:
+
+- **By key, all accepted commands of verl and its recipes**: 59 values that decide the algorithm, with those of the
+  config that verl composes of the command, by the YAML of August 2026 or, for other mains, of their own release. They
+  were equal then, but for the mean of `gspo`, `sapo` and `geo_mean`, which verl does not take from its key. Equal
+  keys prove nothing where releases read a key otherwise: so this comparison did not see what the next one is for.
+- **By what the code does** (`benchmarks/verl/quantities.py`): optimizer steps of policy and critic a batch, the
+  reward of a sample token with its KL term, the losses of ten sample tokens with clip, KL and entropy terms, learning
+  rates after the warm-up, and the steps after which validation runs. Ours are computed by the code that trains,
+  verl's by formulas of the release: main, 0.2, Search-R1's fork, DAPO's recipe, and the asynchronous mains. They are
+  equal for 15 commands of these families (`tests/verl/test_quantities.py`), and for the 11 commands of Search-R1's
+  fork.
+- **By the update itself**: four estimators, with formulas of verl 0.9.1 ([algorithms.md](algorithms.md)).
+
+No public command was trained in both. The counts of refusals were taken before keys of two ages were refused; the two
+commands that this concerns were added by hand.
 
 What is refused, by reason; a command with several counts under the last kind that it has here:
 
@@ -97,6 +112,7 @@ What is refused, by reason; a command with several counts under the last kind th
 | float16 | rightly refused | 2 |
 | weights divided by the mean of each micro-batch, whose size would count | rightly refused | 2 |
 | steps that generate nothing | rightly refused | 1 |
+| keys of two ages of verl's | rightly refused | 2 |
 | the recipe's own code | own code | 34 |
 | code of another project | own code | 2 |
 | a placeholder, or a slip of the shell's | wrong | 11 |
@@ -107,8 +123,9 @@ What is refused, by reason; a command with several counts under the last kind th
 it, a misspelled value, or a YAML file that is not there.
 
 Five projects with copies of verl, counted apart (ZeroSearch, MemAgent, TinyZero, Skywork-OR1, simpleRL-reason), have
-112 further commands: 82 are accepted, 27 ask for code of their own (a main, or keys that no release of verl has), and 3
-are wrong.
+112 further commands: 82 are accepted, 27 ask for code of their own (a main, or keys that no release of verl has), and
+3 are wrong. By their keys the commands of TinyZero, ToolRL and simpleRL-reason that name a micro-batch in the first
+way are told as verl 0.2's. A fork that changed the code behind a key of verl's is not seen.
 
 ## What is told at the start
 

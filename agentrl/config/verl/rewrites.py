@@ -80,6 +80,16 @@ def policy_loss(value: JSON, values: Values) -> dict[str, JSON]:
     return {key: "gpg" if values.get(f"{CORRECTION}.loss_type") == "reinforce" else "vanilla"}
 
 
+OWN_MEAN = ("gspo", "sapo", "geo_mean")
+"""Losses that verl averages by sequence, whatever loss_agg_mode says."""
+
+
+def aggregation(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate the mean over tokens and sequences, which some of verl's losses have written into them."""
+    has_own = values.get(f"{ACTOR}.policy_loss.loss_mode") in OWN_MEAN
+    return {f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean" if has_own else value}
+
+
 def is_weighed(values: Values) -> bool:
     """Say whether verl multiplies the loss by importance weights: PPO's ratio stands for them in bypass mode."""
     bypass = is_bypassed(values) and values.get(f"{CORRECTION}.loss_type") != "reinforce"
@@ -693,6 +703,8 @@ def length_of(key: str) -> Translate:
     """Note a length that is that of the data."""
 
     def translate(value: JSON, values: Values) -> dict[str, JSON]:
+        if key not in values and value is not None:  # where it is not known what the data's is
+            return {key: value}
         if value not in (None, values.get(key)):
             raise Refusal(f"{key}={values.get(key)} says otherwise, and holds here; set both to the same")
         return {}
@@ -701,7 +713,14 @@ def length_of(key: str) -> Translate:
 
 
 def assistant_turns(value: JSON, values: Values) -> dict[str, JSON]:
-    """Translate the limit of turns; a tool's answer counts as a user's turn in verl, and null is no limit."""
+    """Translate the limit of turns, also by its first name; null is no limit.
+
+    A tool's answer counts as a user's turn in verl.
+    """
+    first = values.get(f"{TURNS}.max_turns")
+    if isinstance(first, int) and value not in (None, first):
+        raise Refusal(f"{TURNS}.max_turns={first}, its first name, says otherwise: keep one")
+    value = first if value is None else value
     limit = value if isinstance(value, int) else number(values, "data.max_response_length", LARGE)
     user = values.get(f"{TURNS}.max_user_turns")
     if isinstance(user, int) and user and not values.get(f"{TURNS}.interaction_config_path"):
@@ -722,7 +741,8 @@ def user_turns(value: JSON, values: Values) -> dict[str, JSON]:
 
 def call_format(value: JSON, _: Values) -> dict[str, JSON]:
     """Translate the format of tool calls; formats with a family of their own here are found by the model."""
-    return {f"{TURNS}.format": "auto" if value in (None, "gpt-oss", "gemma4") else value}
+    found = value in (None, "gpt-oss", "gemma4", "chatml", "qwen", "openai")
+    return {f"{TURNS}.format": "auto" if found else value}
 
 
 def agent_loop(value: JSON, _: Values) -> dict[str, JSON]:

@@ -329,6 +329,7 @@ FSDP = (
             (f"{REF}.fsdp_config", f"{REF}.fsdp_config"),
             ("critic.model.fsdp_config", "critic.model.fsdp_config"),
             ("critic.fsdp", "critic.model.fsdp_config"),
+            ("critic.fsdp_config", "critic.model.fsdp_config"),
         )
     ),
     translated(
@@ -350,7 +351,23 @@ FSDP = (
     noted("critic.fsdp.*", FSDP2),
     only("model.fsdp_config.cpu_offload", "use param_offload beside it", *OFF),
     only("model.fsdp_config.offload_params", "use param_offload beside it", *OFF),
-    refused("model.partial_pretrain", "use model.path"),
+    translated(
+        "model.partial_pretrain",
+        "it is model.path of python -m agentrl.sft",
+        (),
+        lambda value, _: {} if value is None else {"model.path": value},
+    ),
+    only("data.multiturn.enable", "python -m agentrl.sft trains on conversations, in data.messages_key", True, None),
+    *(
+        translated(
+            f"data.multiturn.{name}",
+            f"it is data.{name} of python -m agentrl.sft",
+            (),
+            lambda value, _, name=name: {} if value is None else {f"data.{name}": value},
+        )
+        for name in ("messages_key", "tools_key")
+    ),
+    only("data.multiturn.enable_thinking_key", "a template's switches are model.chat_template_kwargs", None),
     *(
         noted(f"*.fsdp_config.{name}", FSDP2)
         for name in (
@@ -409,6 +426,14 @@ TRAINING = (
         "verl reads clip_ratio_low and clip_ratio_high, which are 0.2 unless set, and this only where they are null",
         (f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high"),
         rewrites.clip_ratio,
+    ),
+    translated(
+        f"{ACTOR}.loss_agg_mode",
+        "verl since 0.6 averages gspo, sapo and geo_mean by seq-mean-token-mean, whatever this says, and by this the "
+        "KL and the entropy beside them; here all terms have one mean",
+        (f"{ACTOR}.loss_agg_mode",),
+        rewrites.aggregation,
+        is_loud=True,
     ),
     only(f"{ACTOR}.loss_scale_factor", "the loss is scaled by loss_agg_mode alone", None),
     only("critic.loss_scale_factor", "the loss is scaled by loss_agg_mode alone", None),
@@ -671,12 +696,24 @@ ENGINE = (
     ),
     translated(
         f"{TURNS}.format",
-        "the format of tool calls; auto where it is found by the model",
+        "the format of tool calls; auto where it is found by the model, as with the conversation formats of verl 0.3 "
+        "and 0.4 (chatml, qwen, openai)",
         (f"{TURNS}.format",),
         rewrites.call_format,
     ),
     noted(f"{TURNS}.enable", "agent_name of each row chooses its loop"),
-    only(f"{TURNS}.max_turns", "use max_assistant_turns and max_user_turns", None),
+    translated(
+        f"{TURNS}.max_turns",
+        "the first name of max_assistant_turns",
+        (f"{TURNS}.max_assistant_turns",),
+        lambda value, values: (
+            {}
+            if value is None
+            else rewrites.assistant_turns(values.get(f"{TURNS}.max_assistant_turns"), values)
+            if f"{TURNS}.max_assistant_turns" in values
+            else {f"{TURNS}.max_assistant_turns": value}
+        ),
+    ),
     only(f"{TURNS}.completion_callback", "write an agent loop", None),
     only(f"{TURNS}.function_tool_path", "tools are named in a YAML file", None),
     only(f"{TURNS}.num_repeat_rollouts", "the recipe's own loop is not part of agentrl", None),

@@ -132,6 +132,9 @@ def spelled(unknown: Mapping[str, JSON], leaves: Collection[str]) -> Translation
     found = Translation()
     for key in unknown:
         entry = entry_of(key)
+        if unknown[key] is None and is_known(key):
+            found.noted[key] = "null asks for nothing"
+            continue
         if entry is None:
             found.strangers.append(key)
             continue
@@ -150,15 +153,16 @@ def spelled(unknown: Mapping[str, JSON], leaves: Collection[str]) -> Translation
     return found
 
 
-def spellings(found: Translation, values: Values) -> list[str]:
-    """Write a line for each key that is verl's spelling of others, where those are asked for by their own names."""
+def spellings(found: Translation, values: Values, *, has_dialect: bool) -> list[str]:
+    """Write a line for each key that is verl's spelling of others, where those are asked for by their own names.
+
+    `has_dialect`: the command is a training's, which verl's dialect is for.
+    """
+    other = ", or start python -m agentrl.verl.main_ppo, which has verl's defaults, too" if has_dialect else ""
     lines = []
     for key, ours in found.translated.items():
         here = ", ".join(f"{name}={shown(value)}" for name, value in ours.items())
-        lines.append(
-            f"{key}={shown(values[key])} is verl's spelling of {here}; write that, or start python -m "
-            "agentrl.verl.main_ppo, which has verl's defaults, too"
-        )
+        lines.append(f"{key}={shown(values[key])} is verl's spelling of {here}; write that{other}")
     return lines
 
 
