@@ -21,7 +21,7 @@ from agentrl.config.load import compose_keys, resolve, told_as_config_errors, va
 from agentrl.config.overrides import as_override
 from agentrl.config.rules import shown
 from agentrl.config.verl.dialect import differing, idle_keys
-from agentrl.config.verl.translation import Translation
+from agentrl.config.verl.translation import Translation, aloud
 from agentrl.errors import ConfigError
 from agentrl.system.json_value import JSON
 from agentrl.verl.launch import CONFIGS, arguments
@@ -157,6 +157,7 @@ def page(report: Report) -> str:
         ],
     )
     part("noted, without effect", [f"{key}: {why}" for key, why in found.noted.items() if key in typed])
+    part("told at the start", aloud(report.translation.loud))
     part("refused", [line for fault in report.faults for line in fault.splitlines()])
     part("not installed here", report.missing)
     part("not known before the script runs", report.launch.unknown)

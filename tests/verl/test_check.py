@@ -14,7 +14,7 @@ from agentrl.config import Config, load_config
 from agentrl.config.keys import flatten, leaf_keys
 from agentrl.config.verl.dialect import differing, idle_keys
 from agentrl.verl.__main__ import main
-from agentrl.verl.check import judge, launches
+from agentrl.verl.check import judge, launches, page
 from agentrl.verl.launch import arguments
 from agentrl.verl.shell import UNKNOWN, commands
 
@@ -193,6 +193,13 @@ def test_a_flag_whose_value_is_not_known_is_left_out() -> None:
     (launch,) = launches('python3 -m verl.trainer.main_ppo --config-path "$HERE/config" trainer.n_gpus_per_node=1')
     assert launch.words == ["trainer.n_gpus_per_node=1"]
     assert launch.unknown == ["--config-path", ".../config"]
+
+
+def test_defaults_of_a_first_release_are_told() -> None:
+    (launch,) = launches("python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.ppo_micro_batch_size=8")
+    report = judge(launch)
+    assert report.config_name == "ppo_0_2_trainer"
+    assert "dialect=verl-0.2: the defaults of verl 0.2 hold" in page(report)
 
 
 def test_search_r1s_commands_take_its_defaults() -> None:

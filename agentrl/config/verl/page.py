@@ -95,8 +95,9 @@ and Search-R1's fork (29 October 2025), each once (`python -m benchmarks.verl.la
   reward of a sample token with its KL term, the losses of ten sample tokens with clip, KL and entropy terms, learning
   rates after the warm-up, and the steps after which validation runs. Ours are computed by the code that trains,
   verl's by formulas of the release: main, 0.2, Search-R1's fork, DAPO's recipe, and the asynchronous mains. They are
-  equal for 15 commands of these families (`tests/verl/test_quantities.py`), and for the 11 commands of Search-R1's
-  fork.
+  equal for 15 commands of these families (`tests/verl/test_quantities.py`), for the 11 commands of Search-R1's fork,
+  and for 30 of 33 accepted commands of verl 0.2 in TinyZero, ToolRL and simpleRL-reason; the other 3, of Megatron, were
+  not compared.
 - **By the update itself**: four estimators, with formulas of verl 0.9.1 ([algorithms.md](algorithms.md)).
 
 No public command was trained in both. The counts of refusals were taken before keys of two ages were refused; the two
