@@ -355,7 +355,7 @@ FSDP = (
         "model.partial_pretrain",
         "it is model.path of python -m agentrl.sft",
         (),
-        lambda value, _: {} if value is None else {"model.path": value},
+        rewrites.same_unless_null("model.path"),
     ),
     only("data.multiturn.enable", "python -m agentrl.sft trains on conversations, in data.messages_key", True, None),
     *(
@@ -363,7 +363,7 @@ FSDP = (
             f"data.multiturn.{name}",
             f"it is data.{name} of python -m agentrl.sft",
             (),
-            lambda value, _, name=name: {} if value is None else {f"data.{name}": value},
+            rewrites.same_unless_null(f"data.{name}"),
         )
         for name in ("messages_key", "tools_key")
     ),
