@@ -10,7 +10,7 @@ from typing import BinaryIO, Literal, cast
 
 from agentrl.chat.message import parse_json
 from agentrl.data.columns import IN_EXTRA_INFO, MAPPINGS, TEXT
-from agentrl.data.messages import Unfit, read_messages, short
+from agentrl.data.messages import short
 from agentrl.data.own import OwnDataset
 from agentrl.data.rows import to_sample
 from agentrl.data.sources import expand, is_json
@@ -87,7 +87,7 @@ class JsonRows:
         try:
             check_row(row, self._prompt_key, self._image_key)
             return to_sample(
-                {**row, self._prompt_key: read_messages(row[self._prompt_key])},
+                row,
                 prompt_key=self._prompt_key,
                 image_key=self._image_key,
                 default_agent_loop="",
@@ -95,9 +95,6 @@ class JsonRows:
                 file=file,
                 number=number,
             )
-        except Unfit as bad:
-            place = f"{row_place(file, number)}, column {self._prompt_key}, {bad.place}".removesuffix(", ")
-            raise DataError(f"{place}: expected {bad.expected}, found {bad.found}") from None
         except DataError as error:
             raise DataError(f"{row_place(file, number)}, {error}") from error
 

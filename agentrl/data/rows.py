@@ -26,13 +26,13 @@ def to_sample(
 
     Raises DataError for images that cannot be read, or not put into the messages.
     """
-    values: Any = without_nulls(row)
+    values: Any = without_nulls({name: value for name, value in row.items() if name != prompt_key})
     extra = values.get("extra_info", {})
-    prompt = values[prompt_key]
     try:
-        messages = read_messages(prompt) if isinstance(prompt, str) else prompt
+        messages = read_messages(row[prompt_key])
     except Unfit as bad:
-        raise DataError(f"column {prompt_key}: {bad}") from None
+        place = f"column {prompt_key}, {bad.place}".removesuffix(", ")
+        raise DataError(f"{place}: expected {bad.expected}, found {bad.found}") from None
     agent = values.get("agent_name") or extra.get("agent_name") or default_agent_loop
     return Sample(
         prompt=with_images(messages, (values.get(image_key) if image_key else None) or [], Path(file).parent),
