@@ -190,7 +190,7 @@ def _parsed(text: str) -> JSON:
 def _read_message(message: object, place: str) -> Message:
     if not isinstance(message, dict) or not isinstance(role := message.get("role"), str):
         raise Unfit(place, "{role, content}", message)
-    read = {key: value if key == "tool_calls" else without_nulls(value) for key, value in message.items()}
+    read = {key: value if key in CALLS else without_nulls(value) for key, value in message.items()}
     known = READ_BY_ALL.union(*READ.values())
     read = with_our_names({key: value for key, value in read.items() if value not in EMPTY or key in known})
     read = {key: value for key, value in read.items() if value is not None}

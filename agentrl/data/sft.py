@@ -20,6 +20,7 @@ from agentrl.chat.check import training_check
 from agentrl.chat.message import content_text, parse_json
 from agentrl.config.sections.sft import SFTDataConfig, TuningDataConfig
 from agentrl.data.columns import check_names, unreadable
+from agentrl.data.filling import Filling, holds_filling
 from agentrl.data.json_lines import read_rows
 from agentrl.data.messages import (
     FurtherFields,
@@ -151,13 +152,20 @@ def _rows(file: str, config: TuningDataConfig, needed: Sequence[str]) -> Iterato
     _check_columns(file, needed, table.schema.names)
     columns = [name for name in keys if name in table.schema.names]
     check_names(table.schema, columns, file)
+    filled = {name: Filling() for name in needed if holds_filling(table.schema.field(name).type)}
     number = 0
     try:
+        for batch in table.batches(list(filled), _BATCH_ROWS) if filled else ():
+            for name, filling in filled.items():
+                for messages in batch.column(name).to_pylist(maps_as_pydicts="lossy"):
+                    filling.note(messages)
         for batch in table.batches(columns, _BATCH_ROWS):
             for bad in unreadable(batch):
                 where = f"{_place(file, number + bad.row)}, column {bad.column}"
                 raise DataError(f"{where}: expected {bad.expected}, found {bad.found:.200}")
             for row in batch.to_pylist(maps_as_pydicts="strict"):
+                for name, filling in filled.items():
+                    filling.without(row[name], row.get(config.tools_key))
                 yield number, row
                 number += 1
     except (pa.ArrowException, OSError) as error:
