@@ -31,7 +31,7 @@ READ = {
 """Fields that are read of a message, by its role."""
 READ_BY_ALL = {"role", "content"}
 IN_CALLS, IN_FUNCTIONS, IN_PARTS = {"id", "type", "function"}, {"name", "arguments"}, {"type", "text", "image"}
-EMPTY = (None, "", [], {})
+EMPTY: tuple[object, ...] = (None, "", [], {})
 
 
 class Unfit(Exception):

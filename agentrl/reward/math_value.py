@@ -184,8 +184,8 @@ def _holds(answer: Formula, stated: str) -> bool:
     """Return True if the equations between numbers in an answer are true, and its approximations roundings."""
     tree = answer.tree
     for equation in tree.atoms(Equality) if isinstance(tree, Basic) else ():
-        sides = [_number(side) for side in equation.args]
-        if None not in sides and not _close(*sides, rounded=equation.has(Float)):
+        one, other = map(_number, equation.args)
+        if one is not None and other is not None and not _close(one, other, rounded=equation.has(Float)):
             return False
     _, *rounded = _APPROX.split(stated)
     if not rounded:

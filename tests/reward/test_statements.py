@@ -15,6 +15,7 @@ from agentrl.reward.statement import (
     other_numerals,
     relations,
 )
+from tests.reward.test_math import JUDGES
 
 GOLDS = {
     "34": "35",
@@ -213,7 +214,8 @@ def test_letters_relations_and_roundings(gold: str, answer: str, right: bool) ->
     assert is_right(f"\\boxed{{{answer}}}", read_gold(gold)) is right
 
 
-async def test_published_sets_of_boxed_answers_pay_no_other() -> None:
+async def test_published_sets_of_boxed_answers_pay_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(math, "_judges", JUDGES)  # which run already
     for source, unboxed in (("lighteval/MATH", 0.0), ("HuggingFaceH4/MATH-500", 0.0), ("aime2024", 1.0), ("math", 1.0)):
         assert (await math.compute_score(source, "The answer is 34.", "34"))["score"] == unboxed
         assert (await math.compute_score(source, r"The answer is \boxed{34}.", "34"))["score"] == 1.0
