@@ -69,7 +69,7 @@ _TEXT = re.compile(r"\\(?:text|mbox)\s*\{[^{}]*\}|_\s*\{[^{}]*\}")
 _UPRIGHT = re.compile(r"\\(?:text(?:bf|it|rm|sf)?|math(?:bf|rm|sf)|mbox|operatorname)\s*\{([^{}]*)\}")
 _LONGEST_PRODUCT = 3
 """Letters that may be a product of variables, as in `abc`; more are a word, whose letters have an order."""
-_BASE = re.compile(r"\d\s*_\s*\{?\s*(\d+)")
+_BASE = re.compile(r"\d\s?_\s?(?:\{\s?)?(?:\(\s?)?(\w+|\W)")
 """Base in which a number is written."""
 _APPROX = re.compile(r"\\(?:approx|approxeq|thickapprox|simeq|cong|doteq)(?![a-zA-Z])|[≈≃≅]")
 _MATH = re.compile(r"\$|\\[(\[]")
@@ -187,15 +187,11 @@ def _holds(answer: Formula, stated: str) -> bool:
         one, other = map(_number, equation.args)
         if one is not None and other is not None and not _close(one, other, rounded=equation.has(Float)):
             return False
-    _, *rounded = _APPROX.split(stated)
-    if not rounded:
-        return True
-    value = _number(tree)
-    values = [
-        _number(formula.tree) if (formula := _last_formula(f"\\boxed{{{text}}}", [LatexExtractionConfig()])) else None
-        for text in rounded
-    ]
-    return value is not None and all(one is not None and _close(value, one, rounded=True) for one in values)
+    parts = _APPROX.split(stated) if _APPROX.search(stated) else ()
+    read = (_last_formula(f"\\boxed{{{part}}}", [LatexExtractionConfig()]) for part in parts)
+    values = [None if formula is None else _number(formula.tree) for formula in read]
+    exact = values[0] if values else None
+    return all(exact is not None and value is not None and _close(exact, value, rounded=True) for value in values)
 
 
 def _number(tree: object) -> complex | None:

@@ -15,7 +15,7 @@ approximately approx about around roughly nearly almost circa less more fewer gr
 higher least most over under above below beyond exceeds exceed outside up
 half twice double triple thrice halves quarter quarters thirds fourths fifths sixths eighths tenths hundredths
 thousandths hundred hundreds thousand thousands million millions billion billions trillion trillions dozen dozens
-squared cubed factorial root minus negative plus times base reciprocal inverse opposite
+squared cubed factorial root minus negative plus reciprocal inverse opposite but
 """
 HEDGES = frozenset(_HEDGES.split())
 """Words that make a statement of a number one of another number, of several, or of none."""
@@ -33,13 +33,15 @@ _RELATIONS = {
     **dict.fromkeys(("to", "rightarrow", "longrightarrow", "Rightarrow", "Longrightarrow", "implies"), "arrow"),
     **dict.fromkeys(("xrightarrow", "leadsto", "mapsto", "gets", "leftarrow", "Leftarrow", "iff"), "arrow"),
     **dict.fromkeys(("leftrightarrow", "Leftrightarrow", "→", "⇒", "⟹", "⇔", "->", "=>"), "arrow"),
+    **dict.fromkeys(("nleq", "ngeq", "nless", "ngtr", "lneq", "gneq", "lneqq", "gneqq", "prec", "succ"), "related"),
+    **dict.fromkeys(("preceq", "succeq", "lesssim", "gtrsim", "subset", "subseteq", "supset", "supseteq"), "related"),
     **dict.fromkeys(("lor", "vee", "land", "wedge", "∨", "∧"), "logic"),
     **dict.fromkeys(("ldots", "dots", "cdots", "dotsc", "…", "..."), "dots"),
     "?": "question",
 }
 """Signs, and commands without their backslash, to what they relate by."""
 _SIGN = re.compile(r"\\([a-zA-Z]+)|(!=|<=|>=|->|=>|\.\.\.|[≠¬<≤>≥≈≃≅≡∝→⇒⟹⇔∨∧…?])")
-_LIMIT = re.compile(r"\\lim\s?_\s?\{[^{}]*\}")
+_LIMIT = re.compile(r"\\lim\s?_\s?\{[^{}]*\}(?=\s?[^\s$])")
 _NUMBER = re.compile(r"(?:\d[\d,]*)?\.?\d+|\d")
 _GLUED = re.compile(r"\d[^\W\d]|\d\^")
 _TAG = re.compile(r"</?\w+>")

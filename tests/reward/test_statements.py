@@ -126,6 +126,14 @@ There were 3 boys and 34 girls
 $\frac{34}{2}$
 \boxed{34_{16}}
 \boxed{34_8}
+\boxed{34_b}
+\boxed{34_{(16)}}
+\boxed{34_{\text{hex}}}
+\boxed{\approx 34}
+\boxed{x \approx 34}
+\boxed{\nleq 34}
+\boxed{\succ 34}
+\boxed{\lim_{x \to 34}}
 \boxed{\le 34}
 \boxed{\geq 34}
 \boxed{< 34}
@@ -205,6 +213,7 @@ def test_numbers_are_paid_alone() -> None:
         (r"x \neq 2", r"x \neq 2", True),
         (r"\frac{22}{7}", r"\frac{22}{7} \approx 3.14", True),
         (r"\frac{22}{7}", r"\frac{22}{7} \approx 3.2", False),
+        ("0", r"0 \approx 5", False),
         (r"10\sqrt{2}", r"10\sqrt{2} \approx 14.14", True),
         ("1011_2", "1011_2", True),
         ("1011_2", "1011_3", False),
