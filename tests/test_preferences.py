@@ -123,7 +123,7 @@ def test_a_prompt_stands_once(
 
 
 def test_a_prompt_with_turns_of_the_assistant_may_be_repeated(tmp_path: Path, chat: Chat) -> None:
-    begun = [*ASKED, *GOOD, {"role": "user", "content": "q"}]
+    begun: list[Message] = [*ASKED, *GOOD, {"role": "user", "content": "q"}]
     rows = [{"prompt": begun, "chosen": [*begun, *GOOD], "rejected": [*begun, *BAD]}]
     (pair,) = pairs_of(tmp_path, chat, rows, prompt_key="prompt")
     assert pair.ids.tolist() == [*chat.render_training([*begun, *GOOD])[0], *chat.render_training([*begun, *BAD])[0]]

@@ -241,7 +241,8 @@ def _check_content(content: object, has_calls: bool, place: str, message: object
         if kind == "image":
             continue
         if kind != "text" or not isinstance(part.get("text"), str):
-            raise Unfit(place, "text, or a list of parts {type: text, text} and {type: image}, as content", part)
+            parts = "text, or a list of parts {type: text, text} and {type: image}, as content"
+            raise Unfit(place, f"{parts}, not a part of type {kind!r}", part)
 
 
 def _read_call(call: object, place: str) -> ToolCall:
