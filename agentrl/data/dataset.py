@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from agentrl.data.columns import BadValue, bad_rows, names_in, rows_without_loop
 from agentrl.data.contract import UNKNOWN_HINT, Dataset, unknown_name
 from agentrl.data.filling import Filling, holds_filling
-from agentrl.data.rows import to_sample
+from agentrl.data.rows import read_prompt, to_sample
 from agentrl.data.sources import expand
 from agentrl.data.store import ROW_NUMBER, RowReader, RowStore
 from agentrl.errors import DataError
@@ -180,7 +180,7 @@ class ParquetDataset(Dataset):
             self._filled[file].without(row[self.prompt_key])
         return to_sample(
             row,
-            prompt_key=self.prompt_key,
+            prompt=read_prompt(row, self.prompt_key),
             image_key=self.image_key,
             default_agent_loop=self.default_agent_loop,
             index=index,

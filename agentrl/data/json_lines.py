@@ -12,7 +12,7 @@ from agentrl.chat.message import parse_json
 from agentrl.data.columns import IN_EXTRA_INFO, MAPPINGS, TEXT
 from agentrl.data.messages import short
 from agentrl.data.own import OwnDataset
-from agentrl.data.rows import to_sample
+from agentrl.data.rows import read_prompt, to_sample
 from agentrl.data.sources import expand, is_json
 from agentrl.errors import DataError
 from agentrl.system.json_value import JSON
@@ -88,7 +88,7 @@ class JsonRows:
             check_row(row, self._prompt_key, self._image_key)
             return to_sample(
                 row,
-                prompt_key=self._prompt_key,
+                prompt=read_prompt(row, self._prompt_key),
                 image_key=self._image_key,
                 default_agent_loop="",
                 index=index,

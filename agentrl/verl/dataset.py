@@ -163,8 +163,8 @@ def sample_of(row: Mapping[str, Any], place: str, index: int, image_key: str | N
     images = pictures or (row.get(image_key) if image_key is not None else None) or []
     fields = {name: row[name] for name in KINDS if row.get(name) is not None}
     return to_sample(
-        {**fields, "prompt": checked, "images": images},
-        prompt_key="prompt",
+        {**fields, "images": images},
+        prompt=checked,
         image_key="images",
         default_agent_loop="",
         index=index,
