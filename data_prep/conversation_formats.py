@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from agentrl.data.messages import with_our_names
 from agentrl.system.json_value import JSON
 from agentrl.tool import FunctionSchema, ToolSchema
 
@@ -40,7 +41,7 @@ class Conversation:
 def conversation(fields: Mapping[str, JSON]) -> Conversation:
     """Convert a record. Raises BadConversation."""
     if "messages" in fields:
-        return Conversation([dict(message) for message in mappings(fields, "messages")], tools_of(fields))
+        return Conversation([with_our_names(message) for message in mappings(fields, "messages")], tools_of(fields))
     if "conversations" in fields:
         return sharegpt(fields)
     if "query" in fields and "answers" in fields:
@@ -122,7 +123,8 @@ def sharegpt(fields: Mapping[str, JSON]) -> Conversation:
                 listed_tools = functions if isinstance(functions, list) else []
                 tools = [wrapped(tool) for tool in listed_tools if isinstance(tool, dict)]
         else:
-            messages.extend(turn_messages(role, value))
+            further = {name: value for name, value in turn.items() if name not in ("from", "value")}
+            messages.extend(with_our_names({**further, **message}) for message in turn_messages(role, value))
     return Conversation(messages, tools)
 
 

@@ -14,10 +14,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 
+from agentrl.data.messages import FurtherFields, Unfit, with_one_flag, without_flag
 from agentrl.errors import ConfigError, DataError, UserError
 from agentrl.tool.arguments import ArgumentCheck
 from agentrl.trajectory import FunctionCall, Message, ToolCall
@@ -36,9 +37,11 @@ MESSAGE = pa.struct(
     {
         "role": pa.string(),
         "content": pa.string(),
+        "name": pa.string(),
         "reasoning_content": pa.string(),
         "tool_calls": pa.list_(CALL),
         "tool_call_id": pa.string(),
+        "weight": pa.int64(),
     }
 )
 SCHEMA = pa.schema({"messages": pa.list_(MESSAGE), "tools": pa.string()})
@@ -68,13 +71,17 @@ class Conversations:
     source: Path
     strict: bool
     left_out: dict[str, LeftOut] = field(default_factory=dict)
+    further: FurtherFields = field(default_factory=FurtherFields)
+    """Fields of messages that are not in the rows."""
 
     def rows(self) -> Iterator[Row]:
         """Iterate over the rows. Raises DataError; with `strict` also for the first bad conversation."""
         for record in read_records(self.source):
             try:
                 found = conversation(record.fields)
-                yield {"messages": checked(found), "tools": json.dumps(found.tools) if found.tools else None}
+                messages = checked(found)
+                self.further.note([{**one, "name": ""} for one in without_flag(cast(list[Message], found.messages))])
+                yield {"messages": messages, "tools": json.dumps(found.tools) if found.tools else None}
             except BadConversation as error:
                 if self.strict:
                     raise DataError(f"{record.where}: {error}. Mend it, or leave out --strict") from error
@@ -120,7 +127,7 @@ def checked(found: Conversation) -> list[Message]:
     calls = Calls(dict(argument_check(json.dumps(tool)) for tool in found.tools))
     messages: list[Message] = []
     previous = None
-    for message in found.messages:
+    for message in flagged(found):
         role, allowed = message.get("role"), ("tool",) if calls.waiting else FOLLOWS[previous]
         if role not in allowed:
             what = "a call is not answered" if calls.waiting else "roles are out of order"
@@ -134,10 +141,22 @@ def checked(found: Conversation) -> list[Message]:
     return messages
 
 
+def flagged(found: Conversation) -> list[Message]:
+    """Return the messages, with `weight` 0 where one is not to be learnt. Raises BadConversation."""
+    try:
+        return with_one_flag(cast(list[Message], found.messages))
+    except Unfit as bad:
+        raise BadConversation("weight, train or loss is neither 0 nor 1", str(bad)) from None
+
+
 def checked_message(message: Mapping[str, Any], calls: Calls) -> Message:
     """Check one message and put ids on its calls, or on its answer. Raises BadConversation."""
     text = text_of(message)
     made: Message = {"role": message["role"], "content": text}
+    if isinstance(message.get("name"), str):
+        made["name"] = message["name"]
+    if "weight" in message:
+        made["weight"] = message["weight"]
     if made["role"] == "tool":
         made["tool_call_id"] = calls.answered(message)
     if made["role"] == "assistant":
@@ -146,8 +165,10 @@ def checked_message(message: Mapping[str, Any], calls: Calls) -> Message:
             raise BadConversation("an assistant's turn is empty", "")
         if found:
             made["tool_calls"] = found
-        if isinstance(message.get("reasoning_content"), str):
-            made["reasoning_content"] = message["reasoning_content"]
+        if reasoning := message.get("reasoning_content"):
+            if not isinstance(reasoning, str):
+                raise BadConversation("reasoning_content is no text", repr(reasoning)[:80])
+            made["reasoning_content"] = reasoning
     return made
 
 
@@ -218,6 +239,8 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         for bad in sorted(found.left_out.values(), key=lambda bad: -bad.count):
             print(f"left out: {bad.count}, the first at {bad.first}", flush=True)
+        for name, number in sorted(found.further.counts.items()):
+            print(f"not read: the field {name} of messages, in {number} conversations", flush=True)
     return 0
 
 

@@ -94,6 +94,80 @@ def test_only_what_differs_is_learnt(tmp_path: Path, chat: Chat) -> None:
         assert pair.ids[chosen].tolist() == chat.render_training([*begun, *good], [CALCULATOR])[0]
 
 
+ASKED: list[Message] = [{"role": "system", "content": "S"}, {"role": "user", "content": "q"}]
+GOOD: list[Message] = [{"role": "assistant", "content": "Good."}]
+BAD: list[Message] = [{"role": "assistant", "content": "Bad."}]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rejected"),
+    [
+        (GOOD, BAD),
+        ([*ASKED, *GOOD], [*ASKED, *BAD]),
+        ([*ASKED[1:], *GOOD], [*ASKED[1:], *BAD]),
+        ([*ASKED, *GOOD], BAD),
+    ],
+)
+@pytest.mark.parametrize("scored", [False, True])
+def test_a_prompt_stands_once(
+    tmp_path: Path, chat: Chat, chosen: list[Message], rejected: list[Message], scored: bool
+) -> None:
+    """Whole, by its last messages, or not at all may it begin what answers it."""
+    file = write(tmp_path / "a.parquet", [{"prompt": ASKED, "chosen": chosen, "rejected": rejected}])
+    config, whole = PairDataConfig(train_files="unused", prompt_key="prompt"), chat.render_training
+    if scored:
+        (pair,), _ = load_scored_pairs(file, config, lambda one: (whole(one)[0], False), lambda done: None)
+    else:
+        (pair,), _ = load_pairs(file, config, chat, lambda done: None)
+    assert pair.ids.tolist() == [*whole([*ASKED, *GOOD])[0], *whole([*ASKED, *BAD])[0]]
+
+
+def test_a_prompt_with_turns_of_the_assistant_may_be_repeated(tmp_path: Path, chat: Chat) -> None:
+    begun: list[Message] = [*ASKED, *GOOD, {"role": "user", "content": "q"}]
+    rows = [{"prompt": begun, "chosen": [*begun, *GOOD], "rejected": [*begun, *BAD]}]
+    (pair,) = pairs_of(tmp_path, chat, rows, prompt_key="prompt")
+    assert pair.ids.tolist() == [*chat.render_training([*begun, *GOOD])[0], *chat.render_training([*begun, *BAD])[0]]
+    assert chat.decode(pair.ids[pair.mask].tolist()) == "Good.<|im_end|>Bad.<|im_end|>"
+
+
+OTHER: list[Message] = [{"role": "user", "content": "another"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (
+            {"chosen": [*ASKED, *GOOD], "rejected": [ASKED[0], *OTHER, *BAD]},
+            r"to answer the same messages, found message 1 \(the first is 0\) to be .*'q'.* in one and .*'another'",
+        ),
+        ({"chosen": [*ASKED, *GOOD], "rejected": [*ASKED[1:], *BAD]}, "to answer the same messages, found message 0"),
+        (
+            {"chosen": [*ASKED, *GOOD, *OTHER, *GOOD], "rejected": [*ASKED, *GOOD, *ASKED[1:], *BAD]},
+            "to answer the same messages, found message 3",
+        ),
+        (
+            {"prompt": ASKED, "chosen": [*OTHER, *GOOD], "rejected": BAD},
+            r", column chosen: expected an answer to the prompt, .* begin with .*'another'.* ends with .*'q'",
+        ),
+        ({"prompt": ASKED, "chosen": GOOD, "rejected": [ASKED[0], *OTHER, *BAD]}, ", column rejected: expected an ans"),
+    ],
+)
+def test_a_pair_that_answers_different_prompts_is_refused(
+    tmp_path: Path, chat: Chat, row: dict[str, Any], said: str
+) -> None:
+    good = {name: {"prompt": ASKED, "chosen": [*ASKED, *GOOD], "rejected": [*ASKED, *BAD]}[name] for name in row}
+    key = "prompt" if "prompt" in row else None
+    with pytest.raises(DataError, match=r"a\.parquet, row 1 .*" + said):
+        pairs_of(tmp_path, chat, [good, row], prompt_key=key)
+
+
+def test_tools_may_answer_differently(tmp_path: Path, chat: Chat) -> None:
+    """Two attempts at one prompt may begin with the same call."""
+    one, other = transcript(*QUESTIONS[0]), transcript(QUESTIONS[0][0], "12*3", "35")
+    (pair,) = pairs_of(tmp_path, chat, [{"chosen": one, "rejected": other, "tools": TOOLS}])
+    assert chat.decode(pair.ids[pair.mask].tolist()) == "#### 36<|im_end|>#### 35<|im_end|>"
+
+
 @pytest.mark.parametrize(
     ("rows", "said"),
     [

@@ -18,7 +18,7 @@ class CheckAnswerConfig(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid")
 
     scorer: Literal["gsm8k", "math"] = "gsm8k"
-    """Reading of the answer. gsm8k: its last number; math: its last formula or number, as a value."""
+    """Reading of the answer. gsm8k: the number that it states; math: the formula or number, which has to be a value."""
     penalty: float = pydantic.Field(0.05, ge=0)
     """Taken from the turn whose answer is no better than the best one before."""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from agentrl.data.messages import ROLES, Unfit, read_messages
+from agentrl.data.messages import CALLS, OLD_ROLES, ROLES, Unfit, read_messages
 from agentrl.errors import DataError
 
 TEXT = ("data_source", "ability", "agent_name")
@@ -206,16 +206,17 @@ def bad_prompts(batch: pa.RecordBatch, prompt_key: str) -> Iterator[BadValue]:
         yield BadValue(row, prompt_key, "at least one message", repr(prompt[row].as_py()))
     messages, rows = pc.list_flatten(prompt), pc.list_parent_indices(prompt)
     role = pc.struct_field(messages, "role").cast(pa.string())
-    for position in true_rows(pc.invert(pc.is_in(role, pa.array(ROLES)))):
+    for position in true_rows(pc.invert(pc.is_in(role, pa.array([*ROLES, *OLD_ROLES])))):
         row = rows[position].as_py()
         yield BadValue(row, f"{prompt_key}.role", f"one of {', '.join(ROLES)}", repr(role[position].as_py()))
-    with_calls = pc.is_null(pc.struct_field(messages, "role"))
-    if any(field.name == "tool_calls" for field in messages.type):
-        with_calls = pc.is_valid(pc.struct_field(messages, "tool_calls"))
-    no_content = pc.and_not(pc.is_null(pc.struct_field(messages, "content")), with_calls)
+    calling = pc.is_null(role)
+    for name in CALLS:
+        if any(field.name == name for field in messages.type):
+            calling = pc.or_(calling, pc.is_valid(pc.struct_field(messages, name)))
+    no_content = pc.and_not(pc.is_null(pc.struct_field(messages, "content")), calling)
     for position in true_rows(no_content):
         yield BadValue(rows[position].as_py(), f"{prompt_key}.content", "text", "null")
-    calling = pc.or_(with_calls, pc.fill_null(pc.equal(role, "tool"), False))
+    calling = pc.or_(calling, pc.fill_null(pc.is_in(role, pa.array(["tool", *OLD_ROLES])), False))
     yield from _bad_messages(prompt, pc.unique(rows.filter(calling)).to_pylist(), prompt_key)
 
 

@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 
 from agentrl.data.columns import BadValue, bad_rows, names_in, rows_without_loop
 from agentrl.data.contract import UNKNOWN_HINT, Dataset, unknown_name
-from agentrl.data.rows import to_sample
+from agentrl.data.filling import Filling, holds_filling
+from agentrl.data.rows import read_prompt, to_sample
 from agentrl.data.sources import expand
 from agentrl.data.store import ROW_NUMBER, RowReader, RowStore
 from agentrl.errors import DataError
@@ -47,6 +48,8 @@ class ParquetDataset(Dataset):
         self._names: dict[str, dict[str, str]] = {kind: {} for kind in ("data_source", *UNKNOWN_HINT)}
         """Place of the first row of each name, by column."""
         self._stores: list[RowStore] = []
+        self._filled: dict[str, Filling] = {}
+        """By file, where arguments of calls in prompts are structs."""
         self._ends: list[int] = []
         self._sizes: list[tuple[int, int]] = []
         total = 0
@@ -104,6 +107,8 @@ class ParquetDataset(Dataset):
     def _read(self, file: str, room: int | None) -> RowStore:
         reader, store = RowReader(file, self.prompt_key, self.image_key), RowStore(file)
         self._sizes.append((reader.rows, reader.bytes))
+        if holds_filling(reader.prompt_type):
+            self._filled[file] = Filling()
         for batch in reader if room is None or room > 0 else ():
             bad = bad_rows(batch, self.prompt_key)
             if room is not None and len(store) + batch.num_rows - len(bad) >= room:
@@ -112,6 +117,9 @@ class ParquetDataset(Dataset):
                 bad = [one for one in bad if one.row < batch.num_rows]
             batch = self._without(bad, batch, file)
             self._note_names(batch, file)
+            if file in self._filled:
+                for prompt in batch.column(self.prompt_key).to_pylist(maps_as_pydicts="lossy"):
+                    self._filled[file].note(prompt)
             store.append(batch)
             if room is not None and len(store) >= room:
                 break
@@ -168,9 +176,11 @@ class ParquetDataset(Dataset):
     def _sample(self, row: dict[str, object], index: int, file: str) -> Sample:
         number = row[ROW_NUMBER]
         assert isinstance(number, int)
+        if file in self._filled:
+            self._filled[file].without(row[self.prompt_key])
         return to_sample(
             row,
-            prompt_key=self.prompt_key,
+            prompt=read_prompt(row, self.prompt_key),
             image_key=self.image_key,
             default_agent_loop=self.default_agent_loop,
             index=index,

@@ -51,10 +51,10 @@ def _filled(message: Message, rest: Iterator[tuple[int, object]], any_images: bo
 def _part(part: Part, rest: Iterator[tuple[int, object]], folder: Path) -> Part:
     kind = part.get("type") or ("text" if "text" in part else None)
     if kind == "text":
-        return _text(part.get("text") or "")
+        return {**part, **_text(part.get("text") or "")}
     if kind == "image":
         own = part.get("image")
-        return image_part(_next(rest, folder) if own is None else _picture(own, folder))
+        return {**part, **image_part(_next(rest, folder) if own is None else _picture(own, folder))}
     raise DataError(f"a message's content has a part of type {kind!r}; expected text or image")
 
 

@@ -10,9 +10,9 @@ from typing import BinaryIO, Literal, cast
 
 from agentrl.chat.message import parse_json
 from agentrl.data.columns import IN_EXTRA_INFO, MAPPINGS, TEXT
-from agentrl.data.messages import Unfit, read_messages, short
+from agentrl.data.messages import short
 from agentrl.data.own import OwnDataset
-from agentrl.data.rows import to_sample
+from agentrl.data.rows import read_prompt, to_sample
 from agentrl.data.sources import expand, is_json
 from agentrl.errors import DataError
 from agentrl.system.json_value import JSON
@@ -87,17 +87,14 @@ class JsonRows:
         try:
             check_row(row, self._prompt_key, self._image_key)
             return to_sample(
-                {**row, self._prompt_key: read_messages(row[self._prompt_key])},
-                prompt_key=self._prompt_key,
+                row,
+                prompt=read_prompt(row, self._prompt_key),
                 image_key=self._image_key,
                 default_agent_loop="",
                 index=index,
                 file=file,
                 number=number,
             )
-        except Unfit as bad:
-            place = f"{row_place(file, number)}, column {self._prompt_key}, {bad.place}".removesuffix(", ")
-            raise DataError(f"{place}: expected {bad.expected}, found {bad.found}") from None
         except DataError as error:
             raise DataError(f"{row_place(file, number)}, {error}") from error
 

@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from typing import cast
 
-from agentrl.chat.message import parse_json
+from agentrl.chat.message import content_text, parse_json
+from agentrl.errors import UserError
 from agentrl.system.json_value import JSON
-from agentrl.trajectory import Message
+from agentrl.trajectory import Message, ToolCall
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+OLD_ROLES = {"function": "tool"}
+"""Roles by their earlier names."""
+CALLS = ("tool_calls", "function_call")
+"""Keys of a message that hold calls; the second is the earlier one."""
 TEXTS = ("name", "tool_call_id", "reasoning_content")
 """Keys of a message that hold text where they are there."""
+OTHER_REASONING = ("reasoning", "thinking")
+"""Names that servers give to reasoning_content."""
+FLAGS = ("weight", "train", "training", "trainable", "loss", "loss_mask", "step_loss_mask")
+"""Fields that say whether a message is learnt: weight is OpenAI's, train and training are axolotl's, loss is ms-swift's
+and XTuner's, trainable Tinker's, step_loss_mask slime's."""
+READ = {
+    "tool": {"role", "content", "name", "tool_call_id"},
+    "assistant": {"role", "content", "tool_calls", "reasoning_content"},
+}
+"""Fields that are read of a message, by its role."""
+READ_BY_ALL = {"role", "content"}
+IN_CALLS, IN_FUNCTIONS, IN_PARTS = {"id", "type", "function"}, {"name", "arguments"}, {"type", "text", "image"}
+EMPTY: tuple[object, ...] = (None, "", [], {})
 
 
 class Unfit(Exception):
@@ -26,21 +46,114 @@ class Unfit(Exception):
 def read_messages(value: object) -> list[Message]:
     """Return the messages of a row, given as a list or as that list in JSON text. Raises Unfit.
 
-    A tool's answer behind an assistant turn without tool_calls passes: its calls may be in its text.
+    Other names become ours: `function_call`, `reasoning`, `thinking`, the role `function`, and calls without `function`
+    around name and arguments. Further fields stay, for a template that reads them. A tool's answer behind an assistant
+    turn without tool_calls passes: its calls may be in its text.
     """
     try:
         if isinstance(value, str):
             value = _parsed(value)
-        messages = without_nulls(value)
-        if not isinstance(messages, list) or not messages:
+        if not isinstance(value, list) or not value:
             raise Unfit("", "a list of messages", value)
-        for index, message in enumerate(messages):
-            _check_message(message, f"message {index}")
+        messages = [_read_message(message, f"message {index}") for index, message in enumerate(value)]
     except RecursionError:
         raise Unfit("", "messages that a template can write", "some that are nested too deeply") from None
-    checked: list[Message] = messages
-    _check_answers(checked)
-    return checked
+    _check_answers(messages)
+    return messages
+
+
+def with_one_flag(messages: Sequence[Message]) -> list[Message]:
+    """Replace the fields that say whether a message is learnt by one: `weight`, 0 where any of them says not.
+
+    A message that is not the assistant's is never learnt, so that 1 stays there, to be told. Raises Unfit for a flag
+    that is neither 0 nor 1, false nor true.
+    """
+    return [_with_one_flag(message, f"message {index}") for index, message in enumerate(messages)]
+
+
+def _with_one_flag(message: Message, place: str) -> Message:
+    flags = {name: value for name, value in message.items() if name in FLAGS and value is not None}
+    if not flags:
+        return message
+    for name, value in flags.items():
+        if not isinstance(value, int | float) or value not in (0, 1):
+            raise Unfit(
+                place, f"0 or 1, false or true, as {name}: a turn is learnt or not, with no weight between", value
+            )
+    plain = cast(Message, {name: value for name, value in message.items() if name not in FLAGS})
+    if all(flags.values()) != (message["role"] == "assistant"):
+        plain["weight"] = int(all(flags.values()))
+    return plain
+
+
+def without_flag(messages: Sequence[Message]) -> list[Message]:
+    """Take off the fields that say whether a message is learnt."""
+    return [cast(Message, {name: value for name, value in one.items() if name not in FLAGS}) for one in messages]
+
+
+def told_fields(unread: Mapping[str, int]) -> dict[str, int]:
+    """Say of fields that they are not read: what is said to their counts."""
+    return {
+        f"messages with the field {name}, which neither agentrl nor the chat template reads": count
+        for name, count in unread.items()
+    }
+
+
+class FurtherFields:
+    """Fields of messages that are not read here: in how many conversations each is, and the first of them."""
+
+    def __init__(self, further: Callable[[Message], Iterable[str]] | None = None) -> None:
+        """`further`: names the fields of a message; by default those of `further_fields`."""
+        self._further = further or further_fields
+        self.counts: Counter[str] = Counter()
+        self._first: dict[str, list[Message]] = {}
+
+    def note(self, messages: list[Message]) -> None:
+        """Count the fields of a conversation."""
+        for name in dict.fromkeys(itertools.chain.from_iterable(map(self._further, messages))):
+            self.counts[name] += 1
+            self._first.setdefault(name, messages)
+
+    def unread(self, render: Callable[[list[Message]], object]) -> dict[str, int]:
+        """Return the number of conversations with each field that `render` does not write either.
+
+        A field counts as written if the first conversation with it is written otherwise without it.
+        """
+        return {name: count for name, count in self.counts.items() if not self._writes(render, name)}
+
+    def _writes(self, render: Callable[[list[Message]], object], name: str) -> bool:
+        whole = [cast(Message, {**one, "content": content_text(one.get("content"))}) for one in self._first[name]]
+        without = [
+            cast(Message, {key: value for key, value in one.items() if key != name or key not in self._further(one)})
+            for one in whole
+        ]
+        try:
+            return whole != without and render(whole) != render(without)
+        except (UserError, ValueError, TypeError, LookupError, RecursionError):
+            return False
+
+
+def further_fields(message: Message) -> Iterator[str]:
+    """Yield the fields of a message that are not read here, those of its calls and parts as `tool_calls.NAME` and
+    `content.NAME`; empty ones are none."""
+    yield from _further(message, READ.get(message["role"], READ_BY_ALL), "")
+    for call in message.get("tool_calls") or ():
+        yield from _further(call, IN_CALLS, "tool_calls.")
+        yield from _further(call.get("function", {}), IN_FUNCTIONS, "tool_calls.function.")
+    content = message.get("content")
+    for part in content if isinstance(content, list) else ():
+        yield from _further(part, IN_PARTS, "content.")
+
+
+def further_with_reasoning(message: Message) -> Iterator[str]:
+    """Yield the fields of `further_fields`, and reasoning_content, which templates may leave out."""
+    yield from further_fields(message)
+    if message["role"] == "assistant" and message.get("reasoning_content"):
+        yield "reasoning_content"
+
+
+def _further(fields: Mapping[str, object], read: Set[str], prefix: str) -> Iterator[str]:
+    return (f"{prefix}{name}" for name, value in fields.items() if name not in read and value not in EMPTY)
 
 
 def calls_in_text(messages: Sequence[Message]) -> bool:
@@ -74,22 +187,48 @@ def _parsed(text: str) -> JSON:
         raise Unfit("", f"a list of messages, or one in JSON text ({error})", text) from None
 
 
-def _check_message(message: object, place: str) -> None:
+def _read_message(message: object, place: str) -> Message:
     if not isinstance(message, dict) or not isinstance(role := message.get("role"), str):
         raise Unfit(place, "{role, content}", message)
+    read = {key: value if key in CALLS else without_nulls(value) for key, value in message.items()}
+    known = READ_BY_ALL.union(*READ.values())
+    read = with_our_names({key: value for key, value in read.items() if value not in EMPTY or key in known})
+    read = {key: value for key, value in read.items() if value is not None}
+    role = read["role"]
     if role not in ROLES:
         raise Unfit(place, f"one of {', '.join(ROLES)} as role", role)
     for key in TEXTS:
-        if not isinstance(message.get(key, ""), str):
-            raise Unfit(place, f"text as {key}", message[key])
-    calls = message.get("tool_calls", [])
+        if not isinstance(read.get(key, ""), str):
+            raise Unfit(place, f"text as {key}", read[key])
+    calls = read.get("tool_calls", [])
     if not isinstance(calls, list):
         raise Unfit(place, "a list of {function: {name, arguments}} as tool_calls", calls)
     if calls and role != "assistant":
         raise Unfit(place, "tool_calls in messages of the assistant only", message)
-    for index, call in enumerate(calls):
-        _check_call(call, f"{place}, call {index}")
-    _check_content(message.get("content"), bool(calls), place, message)
+    if "tool_calls" in read:
+        read["tool_calls"] = [_read_call(call, f"{place}, call {index}") for index, call in enumerate(calls)]
+    _check_content(read.get("content"), bool(calls), place, message)
+    return cast(Message, read)
+
+
+def with_our_names(message: Mapping[str, object]) -> dict[str, object]:
+    """Rename the role and the fields of a message that have other names, where that loses nothing; others stay."""
+    named = dict(message)
+    role = named.get("role")
+    named["role"] = OLD_ROLES.get(role, role) if isinstance(role, str) else role
+    for name in OTHER_REASONING:
+        value, known = named.get(name), named.get("reasoning_content")
+        if value in EMPTY or value == known:
+            named.pop(name, None)
+        elif isinstance(value, str) and not known:
+            named["reasoning_content"] = named.pop(name)
+    call, calls = named.get("function_call"), named.get("tool_calls") or []
+    known_calls = [one.get("function") for one in calls if isinstance(one, dict)] if isinstance(calls, list) else []
+    if call in EMPTY or call in known_calls:
+        named.pop("function_call", None)
+    elif not calls:
+        named["tool_calls"] = [{"type": "function", "function": named.pop("function_call")}]
+    return named
 
 
 def _check_content(content: object, has_calls: bool, place: str, message: object) -> None:
@@ -102,17 +241,27 @@ def _check_content(content: object, has_calls: bool, place: str, message: object
         if kind == "image":
             continue
         if kind != "text" or not isinstance(part.get("text"), str):
-            raise Unfit(place, "text, or a list of parts {type: text, text} and {type: image}, as content", part)
+            parts = "text, or a list of parts {type: text, text} and {type: image}, as content"
+            raise Unfit(place, f"{parts}, not a part of type {kind!r}", part)
 
 
-def _check_call(call: object, place: str) -> None:
-    function = call.get("function", call) if isinstance(call, dict) else None
-    if not isinstance(call, dict) or not isinstance(function, dict) or not function.get("name"):
+def _read_call(call: object, place: str) -> ToolCall:
+    given = {key: value for key, value in call.items() if value is not None} if isinstance(call, dict) else {}
+    function = given.get("function") or given
+    if not isinstance(function, dict) or not function.get("name"):
         raise Unfit(place, "{function: {name, arguments}}", call)
-    for key, value in (("name", function["name"]), ("id", call.get("id", ""))):
+    if function is given:
+        given = {"type": "function", **{key: value for key, value in given.items() if key not in IN_FUNCTIONS}}
+        function = {key: value for key, value in function.items() if key in IN_FUNCTIONS}
+    read = {**given, "function": {key: value for key, value in function.items() if value is not None}}
+    for key, value in (("name", function["name"]), ("id", read.get("id", ""))):
         if not isinstance(value, str):
             raise Unfit(place, f"text as {key}", value)
-    arguments = function.get("arguments", {})
+    _check_arguments(read["function"].get("arguments", {}), place)
+    return cast(ToolCall, read)
+
+
+def _check_arguments(arguments: object, place: str) -> None:
     if isinstance(arguments, str):
         try:
             arguments = parse_json(arguments) if arguments.strip() else {}

@@ -9,33 +9,38 @@ from typing import Any
 from agentrl.data.images import with_images
 from agentrl.data.messages import Unfit, read_messages, without_nulls
 from agentrl.errors import DataError
+from agentrl.trajectory import Message
 from agentrl.trajectory.sample import AGENT_ALIASES, Sample
+
+
+def read_prompt(row: Mapping[str, object], prompt_key: str) -> list[Message]:
+    """Read the messages of a row's prompt. Raises DataError, naming the column."""
+    try:
+        return read_messages(row[prompt_key])
+    except Unfit as bad:
+        place = f"column {prompt_key}, {bad.place}".removesuffix(", ")
+        raise DataError(f"{place}: expected {bad.expected}, found {bad.found}") from None
 
 
 def to_sample(
     row: Mapping[str, object],
     *,
-    prompt_key: str,
+    prompt: list[Message],
     image_key: str | None,
     default_agent_loop: str,
     index: int,
     file: str,
     number: int,
 ) -> Sample:
-    """Make a Sample of `row`, which has passed the checks of `columns`; `number` is its row in the file.
+    """Make a Sample of a prompt and the rest of its `row`, which has passed the checks of `columns`.
 
-    Raises DataError for images that cannot be read, or not put into the messages.
+    number: its row in the file. Raises DataError for images that cannot be read, or not put into the messages.
     """
     values: Any = without_nulls(row)
     extra = values.get("extra_info", {})
-    prompt = values[prompt_key]
-    try:
-        messages = read_messages(prompt) if isinstance(prompt, str) else prompt
-    except Unfit as bad:
-        raise DataError(f"column {prompt_key}: {bad}") from None
     agent = values.get("agent_name") or extra.get("agent_name") or default_agent_loop
     return Sample(
-        prompt=with_images(messages, (values.get(image_key) if image_key else None) or [], Path(file).parent),
+        prompt=with_images(prompt, (values.get(image_key) if image_key else None) or [], Path(file).parent),
         data_source=values.get("data_source", "unknown"),
         agent_name=AGENT_ALIASES.get(agent, agent),
         ground_truth=values.get("reward_model", {}).get("ground_truth"),

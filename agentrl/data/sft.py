@@ -20,8 +20,20 @@ from agentrl.chat.check import training_check
 from agentrl.chat.message import content_text, parse_json
 from agentrl.config.sections.sft import SFTDataConfig, TuningDataConfig
 from agentrl.data.columns import check_names, unreadable
+from agentrl.data.filling import Filling, holds_filling
 from agentrl.data.json_lines import read_rows
-from agentrl.data.messages import Unfit, calls_in_text, has_images, read_messages, short, without_nulls
+from agentrl.data.messages import (
+    FurtherFields,
+    Unfit,
+    calls_in_text,
+    has_images,
+    read_messages,
+    short,
+    told_fields,
+    with_one_flag,
+    without_flag,
+    without_nulls,
+)
 from agentrl.data.sources import expand, is_json, open_table
 from agentrl.errors import DataError, UserError
 from agentrl.system.json_value import JSON
@@ -74,7 +86,7 @@ def load_transcripts(
         return tokenizer.sample(messages, reader.tools(row, where), where)
 
     samples, too_long = read_files(files, config, (config.messages_key,), read, progress)
-    return Transcripts(samples, too_long, dict(tokenizer.unlearnt))
+    return Transcripts(samples, too_long, tokenizer.remarks())
 
 
 def check_transcripts(
@@ -140,13 +152,20 @@ def _rows(file: str, config: TuningDataConfig, needed: Sequence[str]) -> Iterato
     _check_columns(file, needed, table.schema.names)
     columns = [name for name in keys if name in table.schema.names]
     check_names(table.schema, columns, file)
+    filled = {name: Filling() for name in needed if holds_filling(table.schema.field(name).type)}
     number = 0
     try:
+        for batch in table.batches(list(filled), _BATCH_ROWS) if filled else ():
+            for name, filling in filled.items():
+                for messages in batch.column(name).to_pylist(maps_as_pydicts="lossy"):
+                    filling.note(messages)
         for batch in table.batches(columns, _BATCH_ROWS):
             for bad in unreadable(batch):
                 where = f"{_place(file, number + bad.row)}, column {bad.column}"
                 raise DataError(f"{where}: expected {bad.expected}, found {bad.found:.200}")
             for row in batch.to_pylist(maps_as_pydicts="strict"):
+                for name, filling in filled.items():
+                    filling.without(row[name], row.get(config.tools_key))
                 yield number, row
                 number += 1
     except (pa.ArrowException, OSError) as error:
@@ -168,22 +187,35 @@ class Tokenizer:
     def __init__(self, config: TuningDataConfig, chat: Chat) -> None:
         self._config = config
         self._chat = chat
-        self.unlearnt: Counter[str] = Counter()
-        """See `Transcripts`."""
+        self._unlearnt: Counter[str] = Counter()
+        self._further = FurtherFields()
         self._checked: set[bool] = set()
         """Kinds of transcripts that the chat format is known to write well: without calls (False), and with (True)."""
 
-    def sample(self, messages: list[Message], tools: list[ToolSchema] | None, where: str) -> SFTSample | None:
+    def sample(
+        self, messages: list[Message], tools: list[ToolSchema] | None, where: str, *, shown: int = 0
+    ) -> SFTSample | None:
         """Tokenise a transcript; None for one that is too long and may be skipped. Raises DataError that names the
-        place."""
+        place.
+
+        The first `shown` turns of the assistant are not learnt, nor are those with `weight` 0 (see `with_one_flag`).
+        """
         calls = any(message.get("tool_calls") for message in messages)
         if calls not in self._checked:
             training_check(self._chat, tools, calls=calls)
             self._checked.add(calls)
+        plain = without_flag(messages)
         try:
-            ids, mask = self._chat.render_training(messages, tools)
+            ids, mask = self._chat.render_training(plain, tools)
         except (UserError, ValueError, TypeError, LookupError, RecursionError) as error:
             raise DataError(f"{where}: the transcript cannot be rendered: {error}") from error
+        turns = [message for message in messages if message["role"] == "assistant"]
+        taught = [number >= shown and turn.get("weight") != 0 for number, turn in enumerate(turns)]
+        if not any(taught):
+            raise DataError(
+                f"{where}: every assistant turn that could be learnt is marked as not to be (weight, train or loss is "
+                "0 or false). Leave the row out, or mark a turn of it"
+            )
         if len(ids) > self._config.max_length:
             if self._config.truncation == "error":
                 raise DataError(
@@ -191,8 +223,20 @@ class Tokenizer:
                     "Raise it, or leave such rows out with data.truncation=skip"
                 )
             return None
-        self.unlearnt.update(unlearnt(self._chat, messages, ids, mask))
-        return SFTSample(np.asarray(ids, dtype=np.int32), np.asarray(mask, dtype=np.bool_))
+        self._further.note(plain)
+        self._unlearnt.update(unlearnt(self._chat, messages, ids, mask))
+        return SFTSample(np.asarray(ids, dtype=np.int32), _of_turns(np.asarray(mask, dtype=np.bool_), taught))
+
+    def remarks(self) -> dict[str, int]:
+        """Return the number of transcripts with what is in the row and not learnt: by what it is."""
+        unread = self._further.unread(lambda messages: self._chat.render_training(messages)[0])
+        return {**self._unlearnt, **told_fields(unread)}
+
+
+def _of_turns(mask: npt.NDArray[np.bool_], taught: Sequence[bool]) -> npt.NDArray[np.bool_]:
+    """Take the turns that are not taught out of a mask [T], in which each run of learnt tokens is a turn."""
+    begins = mask & ~np.concatenate([[False], mask[:-1]])
+    return mask & np.asarray(taught, dtype=np.bool_)[np.maximum(np.cumsum(begins) - 1, 0)]
 
 
 class RowReader:
@@ -203,9 +247,9 @@ class RowReader:
         self._tools: dict[str, list[ToolSchema]] = {}
 
     def messages(self, row: Row, column: str, where: str) -> list[Message]:
-        """Read a column of messages. Raises DataError."""
+        """Read a column of messages, with at most `weight` of the fields that say what is learnt. Raises DataError."""
         try:
-            messages = read_messages(row[column])
+            messages = with_one_flag(read_messages(row[column]))
             if has_images(messages):
                 raise Unfit("", "messages without images: supervised training is on text only", row[column])
         except Unfit as bad:
@@ -244,18 +288,21 @@ def _is_schema(tool: object) -> TypeGuard[ToolSchema]:
 
 
 def unlearnt(chat: Chat, messages: Sequence[Message], ids: Sequence[int], mask: Sequence[int]) -> Iterator[str]:
-    """Yield what a transcript says and its tokens `ids` [T], of which `mask` [T] marks the learnt ones, do not.
+    """Yield what a transcript says and its tokens `ids` [T], of which `mask` [T] marks those of the assistant, do not.
 
     Templates leave out what they have no place for: text beside calls, all but one call, reasoning. Blanks are not
-    compared.
+    compared, nor turns that are not to be learnt.
     """
+    if any(message["role"] != "assistant" and message.get("weight") for message in messages):
+        yield "a message marked to be learnt (weight, train or loss) that is not the assistant's, and is only shown"
     if calls_in_text(messages):
         yield "a tool's answer behind an assistant turn without tool_calls (calls in its text are learnt as text)"
     turns = [message for message in messages if message["role"] == "assistant"]
     if not any(turn.get("reasoning_content") or turn.get("tool_calls") for turn in turns):
         return
     learnt = [[id for id, _ in run] for shown, run in groupby(zip(ids, mask, strict=True), itemgetter(1)) if shown]
-    lost = (_lost(turn, _letters(chat.decode(run))) for turn, run in zip(turns, learnt, strict=False))
+    taught = ((turn, run) for turn, run in zip(turns, learnt, strict=False) if turn.get("weight") != 0)
+    lost = (_lost(turn, _letters(chat.decode(run))) for turn, run in taught)
     yield from dict.fromkeys(chain.from_iterable(lost))
 
 

@@ -34,6 +34,7 @@ class RowReader:
         self._table = open_table(file)
         self.rows, self.bytes = self._table.rows, self._table.bytes
         check_types(self._table.schema, prompt_key, image_key, file)
+        self.prompt_type = self._table.schema.field(prompt_key).type
         self._columns = wanted_columns(self._table.schema, prompt_key, image_key)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:

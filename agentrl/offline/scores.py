@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from agentrl.config.sections.offline import EvaluateConfig
 from agentrl.data.columns import is_struct, is_text
+from agentrl.data.messages import without_nulls
 from agentrl.data.rows import to_sample
 from agentrl.errors import CodeError, DataError, UserError
 from agentrl.reward import RewardManager, score_all
@@ -156,13 +157,12 @@ class ResponseFiles:
             )
         sample = to_sample(
             {
-                "prompt": messages(row.get(keys.prompt_key)),
                 "data_source": row.get(keys.data_source_key),
                 "reward_model": row.get(keys.reward_model_key),
                 "extra_info": row.get("extra_info"),
                 "agent_name": row.get("agent_name"),
             },
-            prompt_key="prompt",
+            prompt=messages(without_nulls(row.get(keys.prompt_key))),
             image_key=None,
             default_agent_loop="single_turn",
             index=index,

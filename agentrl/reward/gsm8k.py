@@ -7,6 +7,8 @@ import unicodedata
 from decimal import Decimal, InvalidOperation
 from typing import Literal
 
+from agentrl.reward.statement import final_statement, hedges, is_glued, numbers, other_numerals, relations
+
 Method = Literal["strict", "flexible"]
 
 FORMAT_SCORE = 0.1
@@ -21,11 +23,11 @@ def extract(text: str, method: Method = "strict") -> str | None:
     """The answer without dollar signs, commas between thousands and trailing full stops; None when there is none.
 
     strict: the number right after the last `####`, when it is the only one of its line: who writes `42 or 43`, 3/4
-    or 4½ has not answered with a number. flexible: the last number of the text.
+    or 4½ has not answered with a number. flexible: the last number of the text, whether or not it `is_stated`.
     """
     if method == "flexible":
-        numbers = _NUMBER.findall(text)
-        return _plain(numbers[-1]) if numbers else None
+        found = _NUMBER.findall(text)
+        return _plain(found[-1]) if found else None
     _, marker, answer = text.rpartition("####")
     line = answer.partition("\n")[0].lstrip(" \t")
     match = _NUMBER.match(line) if marker else None
@@ -33,6 +35,13 @@ def extract(text: str, method: Method = "strict") -> str | None:
     if match is None or re.search(r"\d", rest) or unicodedata.category(rest[:1] or " ") in ("No", "Nl"):
         return None
     return _plain(match[0])
+
+
+def is_stated(text: str) -> bool:
+    """Return True if the last sentence of a text has one number, and no word or sign that makes it another or none."""
+    said = final_statement(text)
+    clear = not (hedges(said) or relations(said) or other_numerals(said) or is_glued(said))
+    return clear and len(numbers(said)) == 1
 
 
 def is_right(answer: str, ground_truth: str) -> bool:
@@ -51,7 +60,8 @@ def compute_score(
     answer = extract(solution_str, method)
     if answer is None:
         return 0.0
-    return 1.0 if is_right(answer, str(ground_truth)) else FORMAT_SCORE
+    paid = is_right(answer, str(ground_truth)) and (method == "strict" or is_stated(solution_str))
+    return 1.0 if paid else FORMAT_SCORE
 
 
 def _plain(number: str) -> str:

@@ -20,6 +20,8 @@ SECONDS = 2.0
 """Processor time of one verdict; half of it for reading the answer, or for comparing it in one way. Honest answers that
 need simplification take up to 0.3 s.
 """
+BOXED = ("lighteval/MATH", "DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500", "hiyouga/geometry3k")
+"""Data sources whose published scores are of boxed answers alone."""
 STALLED = 120.0
 """Seconds after which a worker that says nothing is lost: starting takes one or two, a verdict SECONDS and a bit."""
 
@@ -35,15 +37,17 @@ class MathJudges:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._places = asyncio.Semaphore(workers)
 
-    async def judge(self, solution: str, ground_truth: str, *, expressions: bool = False) -> dict[str, float]:
+    async def judge(
+        self, solution: str, ground_truth: str, *, expressions: bool = False, boxed: bool = False
+    ) -> dict[str, float]:
         """{"score": 1.0 or 0.0, "unjudged": 1.0 when no verdict could be reached within time and memory, else 0.0}.
 
         Raises ValueError when the ground truth cannot be read, RuntimeError when workers do not start or do not stay.
         """
         if self._loop is not (loop := asyncio.get_running_loop()):
             self._loop, self._places = loop, asyncio.Semaphore(self._most)
-        request = {"solution": solution, "ground_truth": ground_truth, "expressions": expressions}
-        request["seconds"] = self._seconds
+        how = {"expressions": expressions, "boxed": boxed, "seconds": self._seconds}
+        request = {"solution": solution, "ground_truth": ground_truth, **how}
         with paused_deadlines():
             async with self._places:
                 verdict = await self._ask(json.dumps(request).encode() + b"\n")
@@ -120,17 +124,19 @@ async def compute_score(
     expressions: bool = False,
     format_share: float = 0.0,
 ) -> dict[str, float]:
-    """Score 1.0 when the last formula or number equals the ground truth and is a value, else 0.0; `unjudged` counts
-    answers that took too much time or memory.
+    """Score 1.0 when the answer equals the ground truth and is a value, else 0.0; `unjudged` counts answers that took
+    too much time or memory.
 
-    A value leaves no work that the ground truth does not leave: `\\sum_{k=1}^{100} k^2` is none (see
-    `agentrl.reward.math_value.left_to_do`). With `expressions` any equal formula is right. `format_share` of the score,
-    0.0 to 1.0, is paid for the form of the answer (`is_formed`) and the rest for the value. Raises ValueError for
-    another share.
+    The answer is what the last `\\boxed{...}` holds. Without a box it is the one value that the last sentence states,
+    but for the data sources in BOXED. A value leaves no work that the ground truth does not leave:
+    `\\sum_{k=1}^{100} k^2` is none (see `agentrl.reward.math_value.left_to_do`). With `expressions` any equal formula
+    is right. `format_share` of the score, 0.0 to 1.0, is paid for the form of the answer (`is_formed`) and the rest
+    for the value. Raises ValueError for another share.
     """
     if not 0.0 <= format_share <= 1.0:
         raise ValueError(f"format_share: expected a number from 0 to 1, found {format_share!r}")
-    verdict = await _judges.judge(solution_str, str(ground_truth), expressions=expressions)
+    boxed = data_source in BOXED
+    verdict = await _judges.judge(solution_str, str(ground_truth), expressions=expressions, boxed=boxed)
     if format_share:
         verdict["score"] = (1.0 - format_share) * verdict["score"] + format_share * is_formed(solution_str)
     return verdict

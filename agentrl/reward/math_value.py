@@ -4,7 +4,7 @@ Formulas are compared as they were read, so a problem that is written down again
 answer may leave no work to its reader that the ground truth does not leave, too (`left_to_do`). What is left is seen in
 the tree that was read, and where reading computes something already, in the text.
 
-Loaded by `agentrl.reward.math_worker`, which bounds what an answer can cost; imports nothing of ours.
+Loaded by `agentrl.reward.math_worker`, which bounds what an answer can cost; imports only `agentrl.reward.statement`.
 """
 
 from __future__ import annotations
@@ -21,28 +21,43 @@ from math_verify.grader import is_equation, take_last_relation
 from math_verify.parser import ExtractionTarget, extract_match, get_extraction_regexes
 from sympy import (
     Add,
+    And,
     Basic,
     Derivative,
+    Equality,
+    FiniteSet,
+    Float,
     Function,
+    GreaterThan,
     Integer,
     Integral,
     Intersection,
+    Interval,
+    LessThan,
     Limit,
     MatMul,
     MatrixBase,
     MatrixExpr,
     Mul,
+    N,
     Number,
+    Or,
     Pow,
     Product,
     Rational,
+    StrictGreaterThan,
+    StrictLessThan,
     Sum,
     Symbol,
+    Tuple,
     UnevaluatedExpr,
+    Union,
     exp,
     preorder_traversal,
 )
 from sympy.core.relational import Relational
+
+from agentrl.reward.statement import final_statement, hedges, is_glued, last_box, numbers, other_numerals, relations
 
 if not hasattr(PSParser.AtomContext, "FUNC_GAMMA"):
     # The grammar for hydra-core's version of ANTLR lacks it, and percents, which are read after it, raised.
@@ -54,6 +69,12 @@ _TEXT = re.compile(r"\\(?:text|mbox)\s*\{[^{}]*\}|_\s*\{[^{}]*\}")
 _UPRIGHT = re.compile(r"\\(?:text(?:bf|it|rm|sf)?|math(?:bf|rm|sf)|mbox|operatorname)\s*\{([^{}]*)\}")
 _LONGEST_PRODUCT = 3
 """Letters that may be a product of variables, as in `abc`; more are a word, whose letters have an order."""
+_BASE = re.compile(r"\d\s?_\s?(?:\{\s?)?(?:\(\s?)?(\w+|\W)")
+"""Base in which a number is written."""
+_APPROX = re.compile(r"\\(?:approx|approxeq|thickapprox|simeq|cong|doteq)(?![a-zA-Z])|[≈≃≅]")
+_MATH = re.compile(r"\$|\\[(\[]")
+_EXACT, _ROUNDING = 1e-9, 0.01
+"""Relative difference of two numbers that are said to be equal, and of a number and its rounding."""
 _EQUALS = re.compile(r"(?<![\\<>!])=")
 _DIVISION = re.compile(r"\\frac|\\div|[/:]")
 _DEGREES = re.compile(r"\^\s*\{?\s*(?:\\circ|\\degree|°)")
@@ -110,28 +131,90 @@ def read_gold(ground_truth: str) -> Formula:
     return gold
 
 
-def is_right(solution: str, gold: Formula, *, expressions: bool = False) -> bool:
-    """Return True if the last formula or number of `solution` equals `gold`, and is a value.
+def is_right(solution: str, gold: Formula, *, expressions: bool = False, boxed: bool = False) -> bool:
+    """Return True if a text states one answer, which equals `gold` and is a value.
 
-    With `expressions` any equal formula will do.
+    The answer is what the last box holds; without a box, what the last sentence states, or with `boxed` nothing. With
+    `expressions` any equal formula will do.
     """
-    answer = _last_formula(solution, [LatexExtractionConfig(), ExprExtractionConfig()])
-    if answer is not None and (words := _words(gold.last)):
-        if words == _words(answer.last):
+    box = last_box(solution)
+    if box is None and boxed:
+        return False
+    stated = final_statement(solution) if box is None else box
+    answer = _last_formula(
+        stated if box is None else f"\\boxed{{{box}}}", [LatexExtractionConfig(), ExprExtractionConfig()]
+    )
+    if (
+        answer is None
+        or not _states(stated, answer, gold)
+        or (box is None and not _MATH.search(stated) and is_glued(stated))
+    ):
+        return False
+    if words := _words(gold.last):
+        said = _words(answer.last)
+        if words == said:
             return True
-        if len(words) > _LONGEST_PRODUCT:
+        if len(words) > _LONGEST_PRODUCT or (said and _is_word(gold.last)):
             return False
     # Without math-verify's own deadlines, which count wall time, so that verdicts would depend on what else the machine
     # does.
-    if answer is None or not verify([gold.tree, gold.last], [answer.tree, answer.last], timeout_seconds=None):
+    if not verify([gold.tree, gold.last], [answer.tree, answer.last], timeout_seconds=None):
         return False
-    return expressions or answer.last == gold.last or left_to_do(answer, gold) <= left_to_do(gold, gold)
+    if answer.last == gold.last:
+        return True
+    return _holds(answer, stated) and (expressions or left_to_do(answer, gold) <= left_to_do(gold, gold))
+
+
+def _states(stated: str, answer: Formula, gold: Formula) -> bool:
+    """Return True if a text states what was read in it, and no more, without denying, doubting or bounding it."""
+    tree = gold.tree
+    several = isinstance(tree, Tuple | Union | And | Or) or (isinstance(tree, FiniteSet) and len(tree) > 1)
+    if hedges(stated) - hedges(gold.last) - ({"or", "either"} if several else set()):
+        return False
+    bounded = several or isinstance(tree, Interval | GreaterThan | LessThan | StrictGreaterThan | StrictLessThan)
+    if relations(stated) - relations(gold.last) - {"approx"} - ({"less", "greater"} if bounded else set()):
+        return False
+    if other_numerals(stated) or set(_BASE.findall(stated)) - {"10"} - set(_BASE.findall(gold.last)):
+        return False
+    said = numbers(stated)
+    return len(said) < 2 or "".join(said) in ("".join(numbers(text)) for text in (answer.text, gold.last))
+
+
+def _holds(answer: Formula, stated: str) -> bool:
+    """Return True if the equations between numbers in an answer are true, and its approximations roundings."""
+    tree = answer.tree
+    for equation in tree.atoms(Equality) if isinstance(tree, Basic) else ():
+        one, other = map(_number, equation.args)
+        if one is not None and other is not None and not _close(one, other, rounded=equation.has(Float)):
+            return False
+    parts = _APPROX.split(stated) if _APPROX.search(stated) else ()
+    read = (_last_formula(f"\\boxed{{{part}}}", [LatexExtractionConfig()]) for part in parts)
+    values = [None if formula is None else _number(formula.tree) for formula in read]
+    exact = values[0] if values else None
+    return all(exact is not None and value is not None and _close(exact, value, rounded=True) for value in values)
+
+
+def _number(tree: object) -> complex | None:
+    try:
+        return complex(N(tree))
+    except (TypeError, ValueError, AttributeError):
+        return None
+
+
+def _close(one: complex, other: complex, *, rounded: bool) -> bool:
+    return abs(one - other) <= (_ROUNDING if rounded else _EXACT) * max(abs(one), abs(other))
+
+
+def _is_word(text: str) -> bool:
+    """Return True for letters that are a word or a name, whose order counts, and no product of variables."""
+    plain = _UPRIGHT.sub(r"\1", text)
+    return plain != text or plain.isupper() or plain in ("no", "yes", "odd")
 
 
 def _words(text: str) -> str:
     """Return the words that a formula consists of, without commands for upright text; empty where it is none."""
-    plain = " ".join(_UPRIGHT.sub(r"\1", text).casefold().split())
-    return plain if plain.replace(" ", "").isalpha() else ""
+    plain = "".join(_UPRIGHT.sub(r"\1", text).casefold().split())
+    return plain if plain.isalpha() else ""
 
 
 def _last_formula(text: str, ways: list[ExtractionTarget]) -> Formula | None:

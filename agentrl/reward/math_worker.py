@@ -1,9 +1,9 @@
 """The process that judges mathematical answers: one JSON request a line in, one JSON verdict a line out.
 
-Run as a file, by `agentrl.reward.math`: of ours it loads `math_value.py` alone, which says what is right. Comparing two
-formulas may take any time and memory, and much of that where no exception reaches it. So answers are judged in a fork,
-which the kernel ends when one of them has had its share. The next fork takes milliseconds, where starting anew takes a
-second.
+Run as a file, by `agentrl.reward.math`: of ours it loads `math_value.py`, which says what is right, and `statement.py`.
+Comparing two formulas may take any time and memory, and much of that where no exception reaches it. So answers are
+judged in a fork, which the kernel ends when one of them has had its share. The next fork takes milliseconds, where
+starting anew takes a second.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _rules() -> ModuleType:
 
 
 def _judge(
-    late: _Late, verdicts: TextIO, solution: str, ground_truth: str, expressions: bool, seconds: float
+    late: _Late, verdicts: TextIO, solution: str, ground_truth: str, seconds: float, **how: bool
 ) -> dict[str, object]:
     """Raises what judging the answer raises."""
     from math_verify.errors import TimeoutException
@@ -133,7 +133,7 @@ def _judge(
         gold = _rules().read_gold(ground_truth)
         verdicts.write(_GOLD_READ)
         verdicts.flush()
-        right = _rules().is_right(solution, gold, expressions=expressions)
+        right = _rules().is_right(solution, gold, **how)
         return {"score": float(right), "unjudged": float(late.said and not right)}
     except (Exception, TimeoutException) as error:
         if gold is not None:
@@ -150,12 +150,14 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     logging.disable(logging.CRITICAL)
     sys.path.append(str(Path(__file__).parent))  # last, since a module there is called `math`
+    # By its path, since the package imports much that is of no use here.
+    sys.modules["agentrl.reward.statement"] = importlib.import_module("statement")
     for solution, ground_truth in _USUAL:
         _rules().is_right(solution, _rules().read_gold(ground_truth))
     gc.collect()
     gc.freeze()
     # The first verdict is asked for by nobody: it says that everything is imported, or why it cannot be.
-    trial = json.dumps({"solution": "1", "ground_truth": "1", "expressions": False, "seconds": 60.0})
+    trial = json.dumps({"solution": "1", "ground_truth": "1", "seconds": 60.0})
     fork = None
     for line in itertools.chain([trial + "\n"], sys.stdin):
         fork = fork or Fork()

@@ -31,11 +31,10 @@ def normalise(text: str) -> str:
 
 
 def extract(text: str) -> str | None:
-    """Return what the last `<answer>...</answer>` holds, else the last line that is not empty, else None."""
-    if (tagged := _tagged(text)) is not None:
-        return tagged
-    lines = text.strip().splitlines()
-    return lines[-1].strip() if lines else None
+    """Return what the last `<answer>...</answer>` holds; None without one."""
+    end = text.rfind("</answer>")
+    begin = text.rfind("<answer>", 0, end) if end >= 0 else -1
+    return text[begin + len("<answer>") : end].strip() if begin >= 0 else None
 
 
 def exact_match(answer: str, gold: Iterable[str]) -> float:
@@ -73,18 +72,10 @@ def compute_score(
     extra_info: object = None,
     format_score: float = 0.0,
 ) -> dict[str, float]:
-    """Score: 1.0 for an exact match, `format_score` for a wrong answer in `<answer>...</answer>`, else 0.0; and F1 as a
-    further number.
+    """Score: 1.0 for an exact match in `<answer>...</answer>`, `format_score` for another answer there, else 0.0; and
+    F1 as a further number.
     """
-    gold = gold_answers(ground_truth)
-    tagged = _tagged(solution_str)
-    answer = tagged or extract(solution_str)
+    gold, answer = gold_answers(ground_truth), extract(solution_str)
     if not answer:
         return {"score": 0.0, "f1": 0.0}
-    return {"score": exact_match(answer, gold) or (format_score if tagged else 0.0), "f1": f1(answer, gold)}
-
-
-def _tagged(text: str) -> str | None:
-    end = text.rfind("</answer>")
-    begin = text.rfind("<answer>", 0, end) if end >= 0 else -1
-    return text[begin + len("<answer>") : end].strip() if begin >= 0 else None
+    return {"score": exact_match(answer, gold) or format_score, "f1": f1(answer, gold)}

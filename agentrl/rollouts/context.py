@@ -21,6 +21,7 @@ from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.data.contract import Dataset
 from agentrl.data.dataset import ParquetDataset
 from agentrl.data.json_lines import JsonDataset
+from agentrl.data.messages import FurtherFields, further_with_reasoning, told_fields
 from agentrl.data.own import load_own
 from agentrl.data.sources import expand, is_json
 from agentrl.errors import ConfigError, DataError
@@ -262,13 +263,19 @@ def fit_prompts(
         unanswered: list[Sample] = []
         cut: list[int] = []
         told: list[bool] = []
+        fields = FurtherFields(further_with_reasoning)
 
         def length(
-            sample: Sample, unanswered: list[Sample] = unanswered, cut: list[int] = cut, told: list[bool] = told
+            sample: Sample,
+            unanswered: list[Sample] = unanswered,
+            cut: list[int] = cut,
+            told: list[bool] = told,
+            fields: FurtherFields = fields,
         ) -> int:
             # Here, since this pass decodes each row, and none before it does.
             context.check_row(sample)
             context.first.add(sample)
+            fields.note(sample.prompt)
             if sample.interaction is None and sample.data_source.startswith(ASKING):
                 unanswered.append(sample)
             if privilege is not None:
@@ -304,6 +311,8 @@ def fit_prompts(
                 f"{told.count(False)} of {len(told)} rows of {', '.join(data.files)} show a teacher nothing that the "
                 "policy is not shown, by distillation.teacher.privileged, and learn from rewards alone"
             )
+        for what, count in sorted(told_fields(fields.unread(chat.render)).items()):
+            display.warn(f"{count} of {len(data)} prompts of {', '.join(data.files)} have {what}")
         for kind, remark in remarks_on_rows(data, config, context, unanswered):
             if kind not in warned:
                 warned.add(kind)

@@ -3,6 +3,7 @@ config alone."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -174,14 +175,17 @@ class PreferencesJob:
 
     def read(self, files: str | list[str], chat: Chat, display: Display, rows: int) -> list[Pair]:
         data, model = self._config.data, self._config.model
+        remarks: Counter[str] = Counter()
         with display.stage("read pairs", total=rows) as stage:
             if self._config.trains == "policy":
-                pairs, too_long = load_pairs(files, data, chat, stage.advance)
+                pairs, too_long = load_pairs(files, data, chat, stage.advance, remarks)
             else:
                 from agentrl.reward.model_input import ModelInput
 
                 reading = ModelInput(model.path, None, trust_remote_code=model.trust_remote_code)
-                pairs, too_long = load_scored_pairs(files, data, reading.ids, stage.advance)
+                pairs, too_long = load_scored_pairs(files, data, reading.ids, stage.advance, remarks)
+        for what, count in sorted(remarks.items()):
+            display.warn(f"{count} of the {2 * (len(pairs) + too_long)} conversations of {files} have {what}")
         if too_long:
             display.warn(f"{too_long} pairs are longer than data.max_length={data.max_length} and left out")
         return pairs

@@ -45,3 +45,5 @@ class Message(TypedDict):
     tool_calls: NotRequired[list[ToolCall]]
     tool_call_id: NotRequired[str]
     reasoning_content: NotRequired[str]
+    weight: NotRequired[int]
+    """In supervised training: 0 for a turn of the assistant that is shown and not learnt."""

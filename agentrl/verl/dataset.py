@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from agentrl.chat.load import load_tokenizer
 from agentrl.config.sections.rollouts import RolloutsConfig
-from agentrl.data.messages import Unfit, read_messages
+from agentrl.data.messages import Unfit, read_messages, without_nulls
 from agentrl.data.rows import to_sample
 from agentrl.errors import ConfigError, DataError
 from agentrl.system.user_code import contract_error, user_code
@@ -157,14 +157,14 @@ def sample_of(row: Mapping[str, Any], place: str, index: int, image_key: str | N
     prompt = row.get("raw_prompt", row.get("prompt"))
     try:
         messages, pictures = _without_pictures(prompt)
-        checked = read_messages(messages)
+        checked = read_messages(without_nulls(messages))
     except Unfit as bad:
         raise DataError(f"{place}, raw_prompt: {bad}") from None
     images = pictures or (row.get(image_key) if image_key is not None else None) or []
     fields = {name: row[name] for name in KINDS if row.get(name) is not None}
     return to_sample(
-        {**fields, "prompt": checked, "images": images},
-        prompt_key="prompt",
+        {**fields, "images": images},
+        prompt=checked,
         image_key="images",
         default_agent_loop="",
         index=index,

@@ -336,7 +336,7 @@ async def test_hostile_answers_are_wrong_each_within_its_own_time_and_those_behi
 async def test_what_an_answer_leaves_behind_is_not_the_next_ones() -> None:
     """Its fork is replaced when it was late or has held much; the process that forks stays."""
     judges = MathJudges(workers=1, seconds=0.3)
-    for text in ("4 and 3", HOSTILE["a power that fills the memory"], "so 3", HOSTILE["a tower of powers"], "so 3"):
+    for text in ("it is 3", HOSTILE["a power that fills the memory"], "so 3", HOSTILE["a tower of powers"], "so 3"):
         verdict = await judges.judge(text, "3")
         assert verdict == (RIGHT if "3" in text and "^" not in text else UNJUDGED)
     (worker,) = judges._idle

@@ -97,6 +97,8 @@ def test_formulas_and_programs_are_judged_by_ours() -> None:
     right = "<think>t</think> \\boxed{\\frac{2}{4}}"
     assert default_compute_score("hiyouga/geometry3k", right, "0.5") == pytest.approx(1.0)
     assert default_compute_score("hiyouga/geometry3k", right[len("<think>") :], "0.5") == pytest.approx(0.9)
+    assert default_compute_score("hiyouga/geometry3k", "The answer is 0.5.", "0.5") == 0.0
+    assert default_compute_score("numina_cn_k12", "The answer is not 0.5", "0.5") == 0.0
     tests = '{"inputs": ["1", "2", "3", "4"], "outputs": ["1", "2", "3", "0"]}'
     with running(None, options=("--concurrency", "2")) as server:
         program = "```python\nprint(input())\n```"

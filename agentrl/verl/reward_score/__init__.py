@@ -48,7 +48,8 @@ def default_compute_score(
     if data_source.startswith("numina_"):
         return _is_right(solution_str, ground_truth)
     if data_source == "hiyouga/geometry3k":
-        return (1.0 - FORM_SHARE) * _is_right(solution_str, ground_truth) + FORM_SHARE * is_formed(solution_str)
+        right = _is_right(solution_str, ground_truth, boxed=True)
+        return (1.0 - FORM_SHARE) * right + FORM_SHARE * is_formed(solution_str)
     if data_source in CODE:
         return _passes(solution_str, ground_truth, sandbox_fusion_url, memory_limit_mb)
     raise NotImplementedError(f"data source {data_source!r} has no scorer in verl: write one for it")
@@ -78,8 +79,8 @@ def _judges() -> MathJudges:
     return MathJudges(workers=min(8, os.cpu_count() or 1))
 
 
-def _is_right(solution: str, ground_truth: object) -> float:
-    return waited(_judges().judge(solution, str(ground_truth)))["score"]
+def _is_right(solution: str, ground_truth: object, *, boxed: bool = False) -> float:
+    return waited(_judges().judge(solution, str(ground_truth), boxed=boxed))["score"]
 
 
 @functools.cache

@@ -1,0 +1,113 @@
+"""The part of a text that is its final answer, and words and signs by which it states something else than one value.
+
+Every function takes linear time. Imports nothing of ours: `math_worker` loads this file by its path.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_HEDGES = """
+no not never neither nor none cannot without except excluding unless unlike wrong incorrect false untrue instead
+maybe perhaps possibly might may could either or versus vs between among unknown undefined unclear
+approximately approx about around roughly nearly almost circa less more fewer greater larger smaller bigger lower
+higher least most over under above below beyond exceeds exceed outside up
+half twice double triple thrice halves quarter quarters thirds fourths fifths sixths eighths tenths hundredths
+thousandths hundred hundreds thousand thousands million millions billion billions trillion trillions dozen dozens
+squared cubed factorial root minus negative plus reciprocal inverse opposite but
+"""
+HEDGES = frozenset(_HEDGES.split())
+"""Words that make a statement of a number one of another number, of several, or of none."""
+_WORD = re.compile(r"[a-z]+(?:'[a-z]+)?")
+_COMMAND = re.compile(r"\\[a-zA-Z]+")
+_SENTENCE_END = re.compile(r"[.!?](?=\s)")
+_COURTESY = re.compile(r"I hope (?:it|this) is correct\.?\Z", re.IGNORECASE)
+_DISPLAYS = (("\\[", "\\]"), ("$$", "$$"))
+_RELATIONS = {
+    **dict.fromkeys(("ne", "neq", "not", "neg", "lnot", "notin", "≠", "!=", "¬"), "not"),
+    **dict.fromkeys(("lt", "less", "ll", "<", "le", "leq", "leqslant", "leqq", "≤", "<="), "less"),
+    **dict.fromkeys(("gt", "gg", ">", "ge", "geq", "geqslant", "geqq", "≥", ">="), "greater"),
+    **dict.fromkeys(("approx", "approxeq", "thickapprox", "simeq", "cong", "doteq", "≈", "≃", "≅"), "approx"),
+    **dict.fromkeys(("sim", "equiv", "mid", "nmid", "propto", "asymp", "parallel", "perp", "≡", "∝"), "related"),
+    **dict.fromkeys(("to", "rightarrow", "longrightarrow", "Rightarrow", "Longrightarrow", "implies"), "arrow"),
+    **dict.fromkeys(("xrightarrow", "leadsto", "mapsto", "gets", "leftarrow", "Leftarrow", "iff"), "arrow"),
+    **dict.fromkeys(("leftrightarrow", "Leftrightarrow", "→", "⇒", "⟹", "⇔", "->", "=>"), "arrow"),
+    **dict.fromkeys(("nleq", "ngeq", "nless", "ngtr", "lneq", "gneq", "lneqq", "gneqq", "prec", "succ"), "related"),
+    **dict.fromkeys(("preceq", "succeq", "lesssim", "gtrsim", "subset", "subseteq", "supset", "supseteq"), "related"),
+    **dict.fromkeys(("lor", "vee", "land", "wedge", "∨", "∧"), "logic"),
+    **dict.fromkeys(("ldots", "dots", "cdots", "dotsc", "…", "..."), "dots"),
+    "?": "question",
+}
+"""Signs, and commands without their backslash, to what they relate by."""
+_SIGN = re.compile(r"\\([a-zA-Z]+)|(!=|<=|>=|->|=>|\.\.\.|[≠¬<≤>≥≈≃≅≡∝→⇒⟹⇔∨∧…?])")
+_LIMIT = re.compile(r"\\lim\s?_\s?\{[^{}]*\}(?=\s?[^\s$])")
+_NUMBER = re.compile(r"(?:\d[\d,]*)?\.?\d+|\d")
+_GLUED = re.compile(r"\d[^\W\d]|\d\^")
+_TAG = re.compile(r"</?\w+>")
+_UNIT_POWER = re.compile(r"(?<=[a-zA-Z}])\s?\^\s?\{?[23]\}?")
+
+
+def last_box(text: str) -> str | None:
+    r"""Return what the last `\boxed{...}` holds; None without a box, and nothing for one that is not closed."""
+    place = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
+    if place < 0:
+        return None
+    rest = text[place:].removeprefix("\\boxed").removeprefix("\\fbox").lstrip()
+    if not rest.startswith("{"):
+        return (rest.partition("$")[0].split() or [""])[0]
+    depth, escaped = 0, False
+    for end, sign in enumerate(rest):
+        if not escaped and sign in "{}":
+            depth += 1 if sign == "{" else -1
+            if not depth:
+                return rest[1:end]
+        escaped = sign == "\\" and not escaped
+    return ""
+
+
+def final_statement(text: str) -> str:
+    """Return the last sentence of a text without its tags: a display of mathematics at its end, or of its last line."""
+    text = _without_courtesy(_TAG.sub(" ", text).rstrip())
+    for opening, closing in _DISPLAYS:
+        bare = text.rstrip(".").rstrip()
+        if bare.endswith(closing) and (begin := bare.rfind(opening, 0, len(bare) - len(closing))) >= 0:
+            return bare[begin:]
+    line = text[max(text.rfind("\n"), text.rfind("\r")) + 1 :]
+    ends = [match.end() for match in _SENTENCE_END.finditer(line)]
+    return line[ends[-1] if ends else 0 :].strip()
+
+
+def _without_courtesy(text: str) -> str:
+    tail = _COURTESY.search(text[-40:])
+    return text if tail is None else text[: len(text) - len(tail[0])].rstrip()
+
+
+def hedges(text: str) -> set[str]:
+    """Return the words of `HEDGES` in a text, and words that end in n't. Commands are no words."""
+    words = _WORD.findall(_COMMAND.sub(" ", text).casefold().replace("\u2019", "'"))
+    return {word for word in words if word in HEDGES or word.endswith("n't")}
+
+
+def relations(text: str) -> set[str]:
+    """Return the kinds of signs in a text, other than an equals sign, that relate one thing to another."""
+    found = (_RELATIONS.get(command or sign) for command, sign in _SIGN.findall(_LIMIT.sub("", text)))
+    return {kind for kind in found if kind is not None}
+
+
+def numbers(text: str) -> list[str]:
+    """Return the numbers of a text, without the powers of units, as they are written but for commas."""
+    return [number.replace(",", "") for number in _NUMBER.findall(_UNIT_POWER.sub("", text))]
+
+
+def is_glued(text: str) -> bool:
+    """Say whether a letter stands right behind a digit, as in 34x, 34k and 34th."""
+    return _GLUED.search(text) is not None
+
+
+def other_numerals(text: str) -> bool:
+    """Say whether a digit of another kind stands in a text, as in ½ or ², other than behind a letter."""
+    return any(
+        unicodedata.category(sign) in ("No", "Nl") and not before.isalpha()
+        for before, sign in zip(" " + text, text, strict=False)
+    )
