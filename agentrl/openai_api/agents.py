@@ -17,6 +17,7 @@ from typing import Protocol, cast
 from agentrl.errors import CodeError, ConfigError, InfrastructureError, UserError
 from agentrl.system.json_value import JSON
 from agentrl.system.numbers import finite
+from agentrl.system.proxies import proxy_note, spare_own_addresses
 from agentrl.system.targets import load_target
 from agentrl.system.threads import DaemonThreads
 from agentrl.system.user_code import PATHS, contract_error, read_traceback, user_code
@@ -131,7 +132,8 @@ class CallableAgent:
         except UserError:
             raise
         except Exception as error:
-            raise AgentFailed(f"agent {self._name}: {type(error).__name__}: {error}") from error
+            said = f"agent {self._name}: {type(error).__name__}: {error}"
+            raise AgentFailed(said + proxy_note(said, os.environ)) from error
         try:
             return AgentReport.parse(value)
         except TypeError as error:
@@ -165,8 +167,8 @@ class CommandAgent:
             "OPENAI_BASE_URL": access.base_url,
             "OPENAI_API_KEY": access.api_key,
             "OPENAI_MODEL": access.model,
-            "NO_PROXY": "127.0.0.1,localhost",
         }
+        spare_own_addresses(environment)
         loop = asyncio.get_running_loop()
         try:
             transport, process = await loop.subprocess_exec(
@@ -196,7 +198,7 @@ class CommandAgent:
             raised = read_traceback(said)
             if status > 0 and raised is not None and not raised[1]:
                 raise AgentError(problem, raised[0].replace(access.base_url, ""))
-            raise AgentFailed(problem)
+            raise AgentFailed(problem + proxy_note(said, environment))
         try:
             return AgentReport.parse(_last_object(bytes(output)))
         except TypeError as error:  # It may have printed what the policy wrote.

@@ -16,11 +16,13 @@ import openai
 import pytest
 
 from agentrl.algorithms.advantages import compute_advantages
+from agentrl.config import Config
 from agentrl.config.sections.algorithm import AlgorithmConfig
 from agentrl.engines.contract import EngineError
 from agentrl.errors import CodeError, ConfigError
 from agentrl.observe.metrics import step_metrics
 from agentrl.openai_api.agent_loop import AgentOptions, OpenAIProxyLoop
+from agentrl.rollouts.context import load_context
 from agentrl.trajectory import Status, Trajectory
 from agentrl.trajectory.collate import from_trajectories
 from tests.agent_loop.conftest import Bench, sample
@@ -131,6 +133,24 @@ print(json.dumps({"reward": 1, "steps": 1}))
 """
     (t,) = await run(["#### 5"], command(tmp_path, body, pass_env=["MY_FLAG"]))
     assert (t.score, t.turn_rewards, t.score_extra["steps"]) == (1.0, [1.0], 1.0), t.failure
+
+
+@pytest.mark.parametrize("kind", ["function", "command"])
+async def test_an_agent_behind_a_proxy_reaches_its_endpoint_and_is_told_of_the_proxy_elsewhere(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    for name in ("http_proxy", "no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "http://me:secret@127.0.0.1:9" if "http" in name else "a.site")
+    elsewhere = "openai.OpenAI(base_url='http://shop.invalid/v1', api_key='k', max_retries=0).models.list()"
+    if kind == "function":
+        load_context(Config())
+        options = function(tmp_path, SYNC_CALL + elsewhere, SYNC)
+    else:
+        options = command(tmp_path, f"call(sample['prompt'])\n{elsewhere}", pass_env=["http_proxy", "no_proxy"])
+    (t,) = await run(["#### 5"], options, max_retries=0)
+    assert t.num_sampled > 0, "the endpoint was reached"
+    assert t.failure is not None and t.failure.startswith("AgentFailed: ") and "Connection error." in t.failure
+    assert t.failure.endswith(" (the environment names a proxy: http_proxy=http://127.0.0.1:9)")
 
 
 async def test_many_transcripts_are_one_trajectory_of_its_group(run: Any, tmp_path: Path) -> None:
