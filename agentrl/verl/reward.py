@@ -29,6 +29,7 @@ from agentrl.system.user_code import contract_error
 from agentrl.trajectory import Trajectory
 from agentrl.trajectory.sample import Sample
 from agentrl.verl.calling import call, fitting, stand_in
+from agentrl.verl.tokenizer import verl_tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -315,7 +316,7 @@ class _Adapted(GroupRewardManager):
         self._threads = DaemonThreads(f"reward manager {self.wrapped.__name__}")
 
     def bind(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer = verl_tokenizer(tokenizer)
 
     def serve(self, servers: ServerAccess) -> None:
         self._ready.serve(servers)
