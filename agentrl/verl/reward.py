@@ -23,7 +23,7 @@ from agentrl.reward.manager import policy_text, shown_info
 from agentrl.reward.scorer import as_verdict, load_function
 from agentrl.system.deadline import within
 from agentrl.system.metrics import Metrics
-from agentrl.system.numbers import finite
+from agentrl.system.numbers import finite, finite_numbers
 from agentrl.system.threads import DaemonThreads
 from agentrl.system.user_code import contract_error
 from agentrl.trajectory import Trajectory
@@ -411,8 +411,8 @@ class AdaptedRewardManager(_Adapted):
                     "it may reward, by a finite number, the last token of a response alone: rewards of single tokens "
                     "have no place here",
                 )
-            numbers = {str(name): finite(values[index]) for name, values in extra.items() if len(values) > index}
-            verdicts.append(Verdict(score, {name: value for name, value in numbers.items() if value is not None}))
+            given = {name: values[index] for name, values in extra.items() if len(values) > index}
+            verdicts.append(Verdict(score, finite_numbers(f"reward manager {self.wrapped.__name__}", given)))
         return verdicts
 
 
@@ -433,6 +433,6 @@ class AdaptedRewardLoop(_Adapted):
             if score is None:
                 problem = f"it must return {{'reward_score': a finite number, ...}}, found {answer!r:.100}"
                 raise self._problem(self.wrapped.run_single, problem)
-            extra = {str(name): finite(value) for name, value in (given.get("reward_extra_info") or {}).items()}
-            verdicts.append(Verdict(score, {name: value for name, value in extra.items() if value is not None}))
+            extra = given.get("reward_extra_info") or {}
+            verdicts.append(Verdict(score, finite_numbers(f"reward manager {self.wrapped.__name__}", extra)))
         return verdicts

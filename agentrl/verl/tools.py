@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
-import numbers
 import uuid
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
@@ -17,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator
 
 from agentrl.agent_loop.base import CURRENT_EPISODE, Episode
 from agentrl.system.json_value import JSON
+from agentrl.system.numbers import finite_numbers
 from agentrl.tool import Tool, ToolSchema
 from agentrl.tool import ToolResponse as Response
 from agentrl.tool.session import WrongResponse
@@ -303,13 +302,4 @@ def as_response(answer: object, what: str) -> Response:
     if response.video:
         raise WrongResponse(f"{what} returned a video; text and images are shown to the policy")
     images = tuple(image for image in response.image or () if image is not None)
-    return Response(response.text or "", reward, _numbers(metrics or {}), images=images)
-
-
-def _numbers(metrics: Mapping[object, object]) -> dict[str, float]:
-    """Keep the finite numbers among metrics, which may hold texts, too."""
-    return {
-        str(name): float(value)
-        for name, value in metrics.items()
-        if isinstance(value, numbers.Real) and math.isfinite(value)
-    }
+    return Response(response.text or "", reward, finite_numbers(what, metrics or {}), images=images)
