@@ -37,7 +37,7 @@ def finite(value: object) -> float | None:
     return number if number is not None and fits_float32(number) else None
 
 
-def finite_numbers(what: str, values: Mapping[object, object]) -> dict[str, float]:
+def finite_numbers(what: str, values: Mapping[str, object] | Mapping[object, object]) -> dict[str, float]:
     """Keep the finite numbers among values beside a score, which may be texts, too.
 
     `what` gave them: the first number of a name that is not finite is told.

@@ -273,7 +273,8 @@ class AdaptedTool(Tool):
         try:
             if self._by_name:
                 given = fitting(self.inner.execute, {"instance_id": instance, "agent_data": data})
-                answer = await call(partial(self.inner.execute, **given, **arguments))
+                execute: Callable[..., object] = self.inner.execute
+                answer = await call(partial(execute, **given, **arguments))
             else:
                 answer = await call(self.inner.execute, instance, arguments, agent_data=data)
         finally:
