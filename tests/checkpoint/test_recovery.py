@@ -12,6 +12,7 @@ from agentrl.config.sections.optim import OptimConfig
 from agentrl.config.sections.trainer import RunConfig
 from agentrl.errors import WorkerDied
 from agentrl.observe.open import open_display
+from agentrl.system.json_value import JSON
 
 
 class DyingExecutor:
@@ -49,8 +50,8 @@ def test_deaths_in_the_middle_of_a_save_and_of_a_restart(tmp_path: Path) -> None
 
 
 def test_a_changed_number_of_steps_is_told_where_it_changes_the_rates() -> None:
-    state = {"step": 4, "config": {"trainer": {"total_training_steps": 10, "total_epochs": 1}}}
-    by_epochs = {"step": 4, "config": {"trainer": {"total_training_steps": None, "total_epochs": 2}}}
+    state: dict[str, JSON] = {"step": 4, "config": {"trainer": {"total_training_steps": 10, "total_epochs": 1}}}
+    by_epochs: dict[str, JSON] = {"step": 4, "config": {"trainer": {"total_training_steps": None, "total_epochs": 2}}}
     constant, linear = OptimConfig(lr=1.0), OptimConfig(lr=1.0, lr_scheduler_type="linear")
     warmed = OptimConfig(lr=1.0, lr_warmup_steps_ratio=0.5)
     rates = {"a.optim": constant, "critic.optim": linear}
