@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
-import numbers
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -14,6 +12,7 @@ from agentrl.errors import DataError
 from agentrl.interaction import Interaction, InteractionResponse, ask
 from agentrl.system.answers import Codec, answered, as_json, fields_as_json
 from agentrl.system.deadline import within
+from agentrl.system.numbers import finite_numbers
 from agentrl.system.user_code import user_code
 from agentrl.trajectory import Message
 from agentrl.trajectory.picture import joined
@@ -121,9 +120,7 @@ class Dialogue:
         score = float(answer.score)
         self.turn_score += score
         turn.reward = score + (turn.reward or 0.0)
-        for name, value in answer.extra.items():
-            if isinstance(value, numbers.Real) and math.isfinite(value):
-                trajectory.score_extra[name] = float(value)
+        trajectory.score_extra |= finite_numbers(f"interaction {interaction.name}", answer.extra)
         return None if answer.should_end else answer
 
     async def show(self, answer: InteractionResponse) -> bool:

@@ -227,6 +227,7 @@ class Scheduler:
             return trajectory, False
         except (UserError, RequestError) as error:
             fail(trajectory, error)
+            warnings.warn(f"trajectory {request.uid}", f"{trajectory.failure}; it is left out")
             return trajectory, False
         except (Exception, SystemExit) as error:
             fail(trajectory, error)

@@ -8,9 +8,11 @@ from pathlib import Path
 from agentrl.checkpoint.export import exported_step
 from agentrl.checkpoint.manager import CheckpointManager, step_in
 from agentrl.config.section import Section
+from agentrl.config.sections.optim import OptimConfig
 from agentrl.config.sections.trainer import RunConfig
 from agentrl.errors import CheckpointError, ConfigError, NothingLeft, WorkerDied
 from agentrl.observe.display import Display
+from agentrl.optim.schedule import lr_factor
 from agentrl.system.json_value import JSON
 
 FIXED = (
@@ -75,6 +77,27 @@ def check_same_form(path: Path, state: Mapping[str, JSON], config: Section) -> N
             "its weights in another run: trainer.experiment_name, and the path of the model is the policy/ that the "
             "run exported at its end"
         )
+
+
+def remark_on_schedule(
+    state: Mapping[str, JSON], steps_per_epoch: int, total: int, rates: Mapping[str, OptimConfig]
+) -> str | None:
+    """Say that the checkpoint's run would have had other learning rates, as it was to take another number of steps.
+
+    None where it would not. `rates`: the optimizers by their keys.
+    """
+    config = state.get("config")
+    steps, epochs = _value(config, "trainer.total_training_steps"), _value(config, "trainer.total_epochs")
+    before = steps if isinstance(steps, int) else epochs * steps_per_epoch if isinstance(epochs, int) else total
+    for key, optim in rates.items():
+        for step in range(step_in(state) + 1, total + 1):
+            old, new = (optim.lr * lr_factor(optim, step, last) for last in (before, total))
+            if old != new:
+                return (
+                    f"the checkpoint's run was to take {before} steps, and this one takes {total}: by {key} the rate "
+                    f"of step {step} is {new:.3g}, and was to be {old:.3g}"
+                )
+    return None
 
 
 def _value(tree: JSON, key: str) -> JSON:

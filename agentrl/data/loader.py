@@ -34,6 +34,11 @@ class Loader:
     def steps_per_epoch(self) -> int:
         return self.sampler.steps_per_epoch
 
+    @property
+    def passed_over(self) -> int:
+        """Number of rows that an epoch leaves, since it takes whole batches."""
+        return max(len(self.dataset) - self.steps_per_epoch * self.sampler.batch_size, 0)
+
     def __iter__(self) -> Loader:
         return self
 

@@ -26,6 +26,14 @@ if TYPE_CHECKING:
 
 AGENT_EXIT_SECONDS = 5.0
 """Seconds that a cancelled agent has to end."""
+FIRST_TRIES = 8
+"""Tries at the beginning that show whether the agent works at all: where all of them fail in the same way, it does not.
+
+Later ones may fail by what the policy writes, which must not be able to end a run.
+"""
+
+_QUOTES = str.maketrans("", "", "\\'\"")
+"""Deletes quotes, which clients escape when they show an answer."""
 
 
 class AgentOptions(BaseModel, frozen=True):
@@ -60,6 +68,9 @@ class OpenAIProxyLoop(AgentLoop):
         self._agent: Agent | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._endpoint: asyncio.Task[Endpoint] | None = None
+        self._begun = 0
+        self._first_failures: list[str] = []
+        """Reasons of those of the first tries that failed for an error of the agent."""
 
     takes_images = False
 
@@ -75,6 +86,7 @@ class OpenAIProxyLoop(AgentLoop):
     async def run(self, episode: Episode) -> None:
         self.check()
         assert self._agent is not None
+        is_first, self._begun = self._begun < FIRST_TRIES, self._begun + 1
         endpoint = await self._started()
         episode.waiting_for = "the agent"
         async with endpoint.session(episode) as (session, base_url):
@@ -82,17 +94,27 @@ class OpenAIProxyLoop(AgentLoop):
         if session.fault is not None:
             raise session.fault
         if session.ending is Status.COMPLETED and error is not None:
-            cause = error.__cause__
-            if session.last_error is not None and session.last_error in str(cause):
-                # A server may refuse what the policy wrote; this endpoint refuses only what the agent asks for.
-                raise self._agent.error(f"{type(cause).__name__}: {cause}") from error
-            raise error
+            raise self._blamed(self._agent, error, session.last_error, is_first=is_first)
         if not session.turns and session.ending is Status.COMPLETED:
             raise self._agent.error(f"it made no successful call; {session.last_error or 'it made none at all'}")
         if report.reward is not None:
             episode.add_turn_reward(report.reward)
         episode.trajectory.score_extra.update(report.numbers)
         episode.finish(session.ending)
+
+    def _blamed(self, agent: Agent, error: Exception, refusal: str | None, *, is_first: bool) -> Exception:
+        """Return the error that ends the try, or the run; `refusal`: what the endpoint has last refused."""
+        from agentrl.openai_api.agents import AgentError, AgentFailed
+
+        is_refused = refusal is not None and refusal.translate(_QUOTES) in str(error).translate(_QUOTES)
+        if refusal is not None and is_refused and isinstance(error, AgentFailed):
+            # Another server may refuse what the policy wrote; this endpoint refuses only what the agent asks for.
+            error = agent.refused(error, refusal)
+        if isinstance(error, AgentError) and is_first:
+            self._first_failures.append(error.reason)
+            if len(self._first_failures) == FIRST_TRIES and len(set(self._first_failures)) == 1:
+                return agent.error(f"all of its first {FIRST_TRIES} tries failed for {error.reason}\n{error}")
+        return error
 
     async def close(self) -> None:
         if self._endpoint is not None and self._loop is asyncio.get_running_loop():
@@ -113,8 +135,6 @@ class OpenAIProxyLoop(AgentLoop):
             if not running.done():
                 return AgentReport(), None
             return running.result(), None
-        except ConfigError:
-            raise
         except Exception as error:
             return AgentReport(), error
         finally:

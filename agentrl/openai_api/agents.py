@@ -14,12 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol, cast
 
-from agentrl.errors import CodeError, ConfigError, InfrastructureError
+from agentrl.errors import CodeError, ConfigError, InfrastructureError, UserError
 from agentrl.system.json_value import JSON
 from agentrl.system.numbers import finite
+from agentrl.system.proxies import proxy_note, spare_own_addresses
 from agentrl.system.targets import load_target
 from agentrl.system.threads import DaemonThreads
-from agentrl.system.user_code import contract_error, user_code
+from agentrl.system.user_code import PATHS, contract_error, read_traceback, user_code
 
 PASSED_ON = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE"),
@@ -33,6 +34,15 @@ TAIL = 16 << 10
 
 class AgentFailed(InfrastructureError):
     """Failure of something that the agent asked, or of its command, whose errors nobody can attribute."""
+
+
+class AgentError(UserError):
+    """Error of an agent's program, perhaps one that only some texts of the policy provoke: the try is left out."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        """`reason`: what two tries that fail in the same way have in common."""
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +82,12 @@ class Agent(Protocol):
     async def run(self, sample: Mapping[str, object], access: Access) -> AgentReport:
         """Act on one sample. When cancelled, everything of it that can be stopped is stopped.
 
-        Raises AgentFailed for what may pass, CodeError for an error of its code.
+        Raises AgentFailed for what may pass, AgentError or CodeError for an error of its code.
         """
+        ...
+
+    def refused(self, failure: AgentFailed, refusal: str) -> UserError:
+        """Make the error for a failure of which the endpoint's `refusal` of a request is the reason."""
         ...
 
     def error(self, problem: str) -> CodeError:
@@ -115,14 +129,18 @@ class CallableAgent:
                     value = await self._threads.run(call)
                 if inspect.isawaitable(value):
                     value = await value
-        except CodeError:
+        except UserError:
             raise
         except Exception as error:
-            raise AgentFailed(f"agent {self._name}: {type(error).__name__}: {error}") from error
+            said = f"agent {self._name}: {type(error).__name__}: {error}"
+            raise AgentFailed(said + proxy_note(said, os.environ)) from error
         try:
             return AgentReport.parse(value)
         except TypeError as error:
             raise self.error(str(error)) from error
+
+    def refused(self, failure: AgentFailed, refusal: str) -> UserError:
+        return self.error(f"{type(failure.__cause__).__name__}: {failure.__cause__}")
 
     def error(self, problem: str) -> CodeError:
         return contract_error(f"agent {self._name}", self._function, problem)
@@ -149,15 +167,16 @@ class CommandAgent:
             "OPENAI_BASE_URL": access.base_url,
             "OPENAI_API_KEY": access.api_key,
             "OPENAI_MODEL": access.model,
-            "NO_PROXY": "127.0.0.1,localhost",
         }
+        spare_own_addresses(environment)
         loop = asyncio.get_running_loop()
         try:
             transport, process = await loop.subprocess_exec(
                 _Process, *self._command, env=environment, start_new_session=True
             )
         except OSError as error:
-            raise ConfigError(f"openai_proxy.command {self._command}: {error}") from error
+            problem = f"openai_proxy.command {self._command}: {error}"
+            raise (AgentError(problem, problem) if isinstance(error, PATHS) else AgentFailed(problem)) from error
         pid = transport.get_pid()
         try:
             stdin = cast(asyncio.WriteTransport, transport.get_pipe_transport(0))
@@ -175,11 +194,18 @@ class CommandAgent:
         if status != 0:
             ended = f"status {status}" if status > 0 else f"signal {signal.Signals(-status).name}"
             said = bytes(errors or output).decode(errors="replace").strip()
-            raise AgentFailed(f"agent command {self._command[0]} ended with {ended}: {said or 'it wrote nothing'}")
+            problem = f"agent command {self._command[0]} ended with {ended}: {said or 'it wrote nothing'}"
+            raised = read_traceback(said)
+            if status > 0 and raised is not None and not raised[1]:
+                raise AgentError(problem, raised[0].replace(access.base_url, ""))
+            raise AgentFailed(problem + proxy_note(said, environment))
         try:
             return AgentReport.parse(_last_object(bytes(output)))
-        except TypeError as error:  # no error of the program for sure: it may have printed what the policy wrote
-            raise AgentFailed(f"agent command {self._command[0]}: {error}") from error
+        except TypeError as error:  # It may have printed what the policy wrote.
+            raise AgentError(f"agent command {self._command[0]}: {error}", str(error)) from error
+
+    def refused(self, failure: AgentFailed, refusal: str) -> UserError:
+        return AgentError(str(failure), refusal)
 
     def error(self, problem: str) -> CodeError:
         return CodeError(f"agent command {' '.join(self._command)}: {problem}")

@@ -13,6 +13,7 @@ import logging
 import secrets
 import socket
 from collections.abc import AsyncIterator, Iterator
+from typing import NoReturn
 
 import uvicorn
 from fastapi import FastAPI, Request
@@ -41,6 +42,16 @@ MAX_BODY = 8 << 20
 KEEP_ALIVE_SECONDS = 5.0
 IDLE_SECONDS = 3600
 """Seconds that an idle connection is kept: longer than clients keep theirs, who must be the ones to close it."""
+
+
+ROUTES = {"v1/chat/completions": "POST", "v1/models": "GET"}
+INSTEAD = {
+    "v1/responses": (
+        "Set the client to Chat Completions; of the OpenAI Agents SDK by set_default_openai_api('chat_completions')"
+    ),
+    "v1/messages": "Take a client of OpenAI's Chat Completions",
+}
+"""Advice for paths of other APIs."""
 
 
 class _Server(uvicorn.Server):
@@ -114,6 +125,8 @@ class Endpoint:
         app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
         app.add_api_route("/{token}/v1/chat/completions", self._complete, methods=["POST"], response_model=None)
         app.add_api_route("/{token}/v1/models", self._models, methods=["GET"], response_model=None)
+        methods = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+        app.add_api_route("/{token}/{path:path}", self._refuse, methods=methods, response_model=None)
         app.add_exception_handler(ApiError, _answer_error)
         app.add_exception_handler(HTTPException, _answer_error)
         app.add_exception_handler(Exception, _answer_bug)
@@ -146,6 +159,15 @@ class Endpoint:
         finally:
             leaving.cancel()
         return await beside_loop(completion.size, lambda: JSONResponse(completion.body()))
+
+    async def _refuse(self, token: str, path: str, request: Request) -> NoReturn:
+        """Refuse what is not answered here, with the routes that are."""
+        session = self._find(token)
+        routes = " and ".join(f"{method} {route}" for route, method in ROUTES.items())
+        advice = next((f". {advice}" for begin, advice in INSTEAD.items() if path.startswith(begin)), "")
+        message = f"{request.method} {path} does not exist; this endpoint answers {routes}{advice}"
+        session.last_error = message
+        raise ApiError(405 if path in ROUTES else 404, message, code="unknown_url")
 
     def _warn_once(self, names: list[str]) -> None:
         for name in names:

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
@@ -20,9 +21,11 @@ import tenacity
 
 from agentrl.remote.breaker import CircuitBreaker, CircuitOpen
 from agentrl.remote.faults import FaultKind, RemoteFault, RemoteRefused, RemoteUnavailable
+from agentrl.system.addresses import is_loopback
 from agentrl.system.deadline import seconds_left
 from agentrl.system.http import allow_many_files, http_client
 from agentrl.system.metrics import Metrics
+from agentrl.system.proxies import named_proxies, proxy_url, shown
 
 T = TypeVar("T")
 
@@ -53,6 +56,9 @@ class RemoteOptions(pydantic.BaseModel):
     """Failures in a row after which the server is left alone for a while; 0: never."""
     breaker_seconds: float = pydantic.Field(5.0, gt=0)
     """Seconds that it is left alone before one request tries whether it is back. Calls wait, within their deadlines."""
+    proxy: str | None = None
+    """Proxy by which the server is asked: http://HOST:PORT, or the environment variable that holds it. Null: none,
+    whatever the environment names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +74,17 @@ class RemoteClient:
     """Pooled connections, retries, a circuit breaker and counts for one server; serves all trajectories."""
 
     def __init__(self, name: str, options: RemoteOptions) -> None:
-        """Set up the client without connecting. `name` says in messages what was asked."""
+        """Set up the client without connecting. `name` says in messages what was asked.
+
+        Raises ConfigError for a proxy that cannot be asked.
+        """
         self.name, self.options = name, options
         self.run = f"{socket.gethostname()}-{os.getpid()}"
         """Name of the run, sent as `x-client-id`."""
         self._breaker = CircuitBreaker(options.breaker_failures, options.breaker_seconds)
+        self._proxy = None if options.proxy is None else proxy_url(options.proxy, name)
+        self._url = ""
+        """URL of the last request."""
         self._metrics = Metrics()
         self._connections: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -108,6 +120,7 @@ class RemoteClient:
             }
             return await self._send(method, url, body, sent, max_answer_bytes)
 
+        self._url = url
         return await self.call(attempt, safe=safe, queued=queued)
 
     async def call(self, attempt: Callable[[float], Awaitable[T]], *, safe: bool, queued: float = 0.0) -> T:
@@ -191,7 +204,17 @@ class RemoteClient:
         causes = [fault for fault in faults if fault.kind is not FaultKind.TIMEOUT]
         if causes and causes[-1] is not faults[-1]:  # that the time was over does not say why
             told = f"{causes[-1]}, then {told}"
-        return f"{self.name}: {told}{tries}{waiting}"
+        return f"{self.name}: {told}{tries}{waiting}{self._way(faults)}"
+
+    def _way(self, faults: list[RemoteFault]) -> str:
+        """Say by which proxy the server was asked, or that the environment's is not used."""
+        if self._proxy is not None:
+            return f"; asked by the proxy {shown(self._proxy)}"
+        named, host = named_proxies(os.environ), urlsplit(self._url).hostname
+        unreached = bool(faults) and faults[-1].kind in (FaultKind.CONNECT, FaultKind.TIMEOUT)
+        if not named or not unreached or host is None or is_loopback(host):
+            return ""
+        return f"; the environment's proxy ({named}) is not used: the key `proxy` names one"
 
     async def _send(self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], most: int) -> Answer:
         assert self._connections is not None
@@ -200,6 +223,10 @@ class RemoteClient:
                 method, url, data=body, headers=headers, allow_redirects=False
             ) as response:
                 content = await _read(response, most)
+        except aiohttp.ClientHttpProxyError as error:
+            again = error.status not in _REFUSED_CREDENTIALS
+            problem = f"the proxy answers {error.status} {error.message}"
+            raise RemoteFault(FaultKind.CONNECT, problem, ran=False, again=again) from error
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise RemoteFault(FaultKind.CONNECT, f"no connection ({error})", ran=False) from error
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
@@ -229,7 +256,7 @@ class RemoteClient:
             self._breaker = CircuitBreaker(self.options.breaker_failures, self.options.breaker_seconds)
         if self._connections is None:
             allow_many_files()
-            self._connections = http_client()
+            self._connections = http_client(proxy=self._proxy)
 
 
 async def _within(attempt: Callable[[float], Awaitable[T]], seconds: float, said: str) -> T:

@@ -82,7 +82,7 @@ class ModelJudge:
             base_url=config.base_url,
             model=config.model,
             api_key_env=config.api_key_env,
-            options=RemoteOptions(attempt_timeout=config.timeout),
+            options=RemoteOptions(attempt_timeout=config.timeout, proxy=config.proxy),
         )
         ours = {"temperature": 0.0, "max_tokens": MAX_TOKENS, "response_format": verdict_format()}
         fields = {**ours, **config.extra_body}

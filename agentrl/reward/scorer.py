@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agentrl.errors import ConfigError
-from agentrl.system.numbers import finite
+from agentrl.system.numbers import finite, finite_numbers
 from agentrl.system.plugin import nearest
 from agentrl.system.registry import options_model, read_options
 from agentrl.system.targets import load_file, member
@@ -112,11 +112,7 @@ def as_verdict(answer: object) -> Verdict:
         return Verdict(_finite(answer), {})
     if "score" not in answer:
         raise ValueError(f"the scorer's dict has no key 'score', only {sorted(map(str, answer))}")
-    extra = {}
-    for key, value in answer.items():
-        number = None if key == "score" else finite(value)
-        if number is not None:
-            extra[str(key)] = number
+    extra = finite_numbers("a scorer", {key: value for key, value in answer.items() if key != "score"})
     return Verdict(_finite(answer["score"]), extra)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,6 +35,7 @@ from agentrl.reward import RewardManager, make_reward_manager
 from agentrl.reward.manager import NaiveRewardManager
 from agentrl.rollouts.objects import UserObjects
 from agentrl.system.cassette import Cassette
+from agentrl.system.proxies import spare_own_addresses
 from agentrl.system.user_code import await_user_code, user_code
 from agentrl.tool import ToolSchema
 from agentrl.tool.toolset import ToolSet
@@ -160,6 +162,7 @@ def load_context(config: RolloutsConfig, objects: UserObjects | None = None, *, 
 
     Imports no torch. Raises UserError. `RunContext.bind` follows when the tokenizer is there.
     """
+    spare_own_addresses(os.environ)  # before a user's file makes a client, which may read them once
     objects = objects or UserObjects()
     turns, agent = config.actor_rollout_ref.rollout.multi_turn, config.actor_rollout_ref.rollout.agent
     path = agent.agent_loop_config_path

@@ -12,7 +12,9 @@ import http.client
 import inspect
 import linecache
 import os
+import re
 import subprocess
+import sys
 import sysconfig
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
@@ -43,7 +45,7 @@ PATHS = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryErr
 CLIENTS = frozenset(
     {
         *(("httpx", "HTTPError"), ("httpcore", "NetworkError"), ("aiohttp", "ClientError"), ("urllib3", "HTTPError")),
-        *(("openai", "APIError"), ("anthropic", "APIError"), ("grpc", "RpcError")),
+        *(("openai", "APIError"), ("anthropic", "APIError"), ("grpc", "RpcError"), ("requests", "RequestException")),
         *(("websockets", "WebSocketException"), ("ray", "RayError"), ("torch", "OutOfMemoryError")),
         *(("redis", "ConnectionError"), ("redis", "TimeoutError"), ("playwright", "Error")),
         *(("psycopg", "OperationalError"), ("psycopg2", "OperationalError")),
@@ -68,8 +70,15 @@ CONTENT = (400, 413, 422)
 """HTTP statuses that refuse the content of a request.
 
 The content may be the policy's (too long, filtered), and a policy must not be able to end a run."""
+TRACEBACK = "Traceback (most recent call last):\n"
+CAUSED = "\nThe above exception was the direct cause of the following exception:\n"
+STATUS = re.compile(r" (?:Error code: |(?:Client|Server) error '|HTTP Error )?([45]\d\d)\b")
+"""HTTP status at the beginning of the text of an error of openai, httpx, requests, urllib or aiohttp."""
 SHOWN_FRAMES = 4
 SHOWN_CHARACTERS = 500
+_INFRASTRUCTURE = ("agentrl", "InfrastructureError")
+_PATHS = {("builtins", one.__name__) for one in PATHS}
+_FAULTS = CLIENTS | {(one.__module__.partition(".")[0], one.__name__) for one in FAULTS}
 LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
@@ -85,20 +94,59 @@ def is_fault(error: BaseException) -> bool:
     while found is not None and not any(found is one for one in chain):
         chain.append(found)
         found = found.__cause__
-    return all(map(MISTAKES.isdisjoint, map(_classes, chain))) and any(map(_fails, chain))
+    classes = [_classes(type(one)) for one in chain]
+    return all(map(MISTAKES.isdisjoint, classes)) and any(map(_fails, chain, classes))
 
 
-def _classes(error: BaseException) -> set[tuple[str, str]]:
-    return {(one.__module__.partition(".")[0], one.__name__) for one in type(error).__mro__}
+def read_traceback(output: str) -> tuple[str, bool] | None:
+    """Read the last traceback that a Python program wrote: the line that names the error, and whether it is a fault.
+
+    None where there is none, or one of a group of errors. The errors that it was raised `from` count, as in `is_fault`.
+    """
+    *before, last = output.split(TRACEBACK)
+    if not before:
+        return None
+    chain = [last]
+    while len(before) > 1 and CAUSED in before[-1]:
+        chain.append(before.pop())
+    raised = [next((line for line in part.splitlines() if line[:1].strip()), "") for part in chain]
+    if not raised[0]:  # a group's, which is indented
+        return None
+    named = [line.partition(":") for line in raised]
+    classes = [_classes_named(name) for name, _, _ in named]
+    statuses = [STATUS.match(text) for _, _, text in named]
+    fails = (_is_fault(known, found and int(found[1])) for known, found in zip(classes, statuses, strict=True))
+    return raised[0], all(map(MISTAKES.isdisjoint, classes)) and any(fails)
 
 
-def _fails(error: BaseException) -> bool:
-    if str(getattr(error, "sqlite_errorname", "")).startswith(BUSY):
+def _classes(kind: type) -> set[tuple[str, str]]:
+    return {(one.__module__.partition(".")[0], one.__name__) for one in kind.__mro__}
+
+
+def _classes_named(name: str) -> set[tuple[str, str]]:
+    """Return the classes of an error by its name in a traceback.
+
+    One that this process has not loaded is taken for the error of a client where its package has such.
+    """
+    module, _, leaf = name.rpartition(".")
+    kind = vars(sys.modules.get(module or "builtins", re)).get(leaf)  # `vars`, so that a lazy module imports nothing
+    if isinstance(kind, type):
+        return _classes(kind)
+    package = module.partition(".")[0]
+    return {(package, leaf), *(one for one in CLIENTS if one[0] == package)}
+
+
+def _fails(error: BaseException, classes: set[tuple[str, str]]) -> bool:
+    return str(getattr(error, "sqlite_errorname", "")).startswith(BUSY) or _is_fault(classes, _http_status(error))
+
+
+def _is_fault(classes: set[tuple[str, str]], status: int | None) -> bool:
+    """Check whether errors of these classes are faults; `status`: HTTP status that the error holds."""
+    if _INFRASTRUCTURE in classes:
         return True
-    if not isinstance(error, FAULTS) and CLIENTS.isdisjoint(_classes(error)):
+    if classes.isdisjoint(_FAULTS):
         return False
-    status = None if isinstance(error, InfrastructureError) else _http_status(error)
-    return status >= 500 or status in (*LATER, *CONTENT) if status is not None else not isinstance(error, PATHS)
+    return status >= 500 or status in (*LATER, *CONTENT) if status is not None else classes.isdisjoint(_PATHS)
 
 
 def _http_status(error: BaseException) -> int | None:

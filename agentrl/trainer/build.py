@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agentrl.algorithms.kl import AdaptiveKLController, FixedKLController, KLController
 from agentrl.checkpoint.manager import CheckpointManager
-from agentrl.checkpoint.recovery import check_same_form, choose_checkpoint
+from agentrl.checkpoint.recovery import check_same_form, choose_checkpoint, remark_on_schedule
 from agentrl.checkpoint.remote import ObjectStore
 from agentrl.config import Config
 from agentrl.config.sections.trainer import RunConfig
@@ -57,6 +57,8 @@ def build(config: Config, inputs: Inputs, display: Display, kind: type[Trainer] 
     fit_prompts([inputs.train, *filter(None, [inputs.validation])], config, chat, context, display)
     loader = make_loader(inputs.train, config.data)
     total_steps = config.trainer.total_training_steps or config.trainer.total_epochs * loader.steps_per_epoch
+    if total_steps >= loader.steps_per_epoch and loader.passed_over:
+        display.note(f"an epoch takes whole batches: it passes over {loader.passed_over} of {len(inputs.train)} rows")
     check_profile_steps(config.trainer, total_steps)
     show_first_prompts(chat, context, display)
     store = open_store(config.trainer, display)
@@ -143,6 +145,9 @@ def find_beginning(
         return None
     path, state = found
     check_same_form(path, state, config)
+    rates = {"actor_rollout_ref.actor.optim": config.actor_rollout_ref.actor.optim, "critic.optim": config.critic.optim}
+    if last is not None and (remark := remark_on_schedule(state, loader.steps_per_epoch, total_steps, rates)):
+        display.warn(remark)
     loader.load_state_dict(as_mapping(state["loader"]))
     return path
 

@@ -86,12 +86,13 @@ def train_on_files(config: TuningConfig, job: Job[SampleT, Group], display: Disp
     validation = None
     if config.data.val_files is not None:
         validation = job.read(config.data.val_files, chat, display, val_rows)
-    total = trainer.total_training_steps or trainer.total_epochs * steps_per_epoch(config, train)
+    per_epoch = steps_per_epoch(config, train)
+    total = trainer.total_training_steps or trainer.total_epochs * per_epoch
     check_profile_steps(trainer, total)
     store = open_store(trainer, display)
     folder = RunFolder(config, store, display)
     checkpoints = build_checkpoints(config, train, store, display, validates=validation is not None)
-    begun_from = find_beginning(config, checkpoints, total, display)
+    begun_from = find_beginning(config, checkpoints, total, per_epoch, display)
     tracker = Tracker.of(trainer, out, config, display)
     with ExitStack() as stack:
         stack.callback(tracker.close)

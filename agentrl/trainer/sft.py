@@ -22,7 +22,7 @@ import numpy.typing as npt
 from agentrl.chat import Chat
 from agentrl.checkpoint.export import export_policy
 from agentrl.checkpoint.manager import CheckpointManager, step_in
-from agentrl.checkpoint.recovery import Continuation, check_same_form, choose_checkpoint
+from agentrl.checkpoint.recovery import Continuation, check_same_form, choose_checkpoint, remark_on_schedule
 from agentrl.checkpoint.remote import ObjectStore
 from agentrl.config import TuningConfig, config_to_dict
 from agentrl.errors import WorkerDied
@@ -189,7 +189,9 @@ def build_checkpoints(
     )
 
 
-def find_beginning(config: TuningConfig, checkpoints: CheckpointManager, total: int, display: Display) -> Path | None:
+def find_beginning(
+    config: TuningConfig, checkpoints: CheckpointManager, total: int, per_epoch: int, display: Display
+) -> Path | None:
     """Choose the checkpoint to go on from, if there is one, and check as much of it as needs no model.
 
     Raises UserError: nothing is left to train, or the checkpoint is of other data or of a model of another form.
@@ -200,6 +202,8 @@ def find_beginning(config: TuningConfig, checkpoints: CheckpointManager, total: 
         return None
     path, state = found
     check_same_form(path, state, config)
+    if remark := remark_on_schedule(state, per_epoch, total, {"optim": config.optim}):
+        display.warn(remark)
     return path
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, MutableMapping
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from agentrl.verl.agent_loop import (
     AgentLoopBase,
@@ -48,6 +48,35 @@ AsyncLLMServerManager = LLMServerClient = ServerManager
 """verl's names for it, by version."""
 
 
+SPECIFIED_TOKEN_LOGPROBS_KEY = "specified_token_logprobs"
+
+REPLACED = {
+    "initialize_tools_from_config": (
+        "the run makes the tools: subclass ToolAgentLoop, which has them by name in self.tools, and their schemas in "
+        "self.tool_schemas"
+    ),
+    "initialize_interactions_from_config": (
+        "the run makes the interactions: subclass ToolAgentLoop, whose agent_data.interaction is the row's"
+    ),
+    "Message": "messages are dicts, {'role': ..., 'content': ...}",
+    "initialize_system_prompt": "AgentLoopBase has its ids as self.system_prompt",
+    "build_gpt_oss_tool_response_text": "ToolAgentLoop appends what tools answer by the run's chat format",
+}
+"""Names of verl's that are not here, and what to take."""
+
+
+def __getattr__(name: str) -> NoReturn:
+    """Raise ImportError for a name of verl's that is not here: it says what to take."""
+    if name in REPLACED:
+        raise ImportError(f"agentrl.verl has no {name}: {REPLACED[name]} (docs/verl_classes.md)")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def finalize_specified_token_logprobs(*args: object, **kwargs: object) -> NoReturn:
+    """Raise ValueError: the engine gives log-probs of what it sampled, and of no other tokens."""
+    raise ValueError("finalize_specified_token_logprobs: the engine gives no log-probs but of what it sampled")
+
+
 def rollout_trace_op(function: Function) -> Function:
     """Return the function as it is: turns and calls are in the run's `trajectories/`."""
     return function
@@ -64,6 +93,7 @@ def simple_timer(name: str, timing_raw: MutableMapping[str, float]) -> Iterator[
 
 
 __all__ = [
+    "SPECIFIED_TOKEN_LOGPROBS_KEY",
     "AbstractCurriculumSampler",
     "AbstractRewardManager",
     "AbstractSampler",
@@ -94,6 +124,7 @@ __all__ = [
     "ToolParser",
     "ToolResponse",
     "default_compute_score",
+    "finalize_specified_token_logprobs",
     "gsm8k",
     "math_dapo",
     "math_reward",

@@ -32,6 +32,7 @@ from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message, Status, ToolCallRecord, VersionSpan
 from agentrl.verl.calling import fitting, stand_in
 from agentrl.verl.fields import sample_fields
+from agentrl.verl.tokenizer import verl_tokenizer
 
 NOT_READ = ("logprobs", "skip_special_tokens", "include_stop_str_in_output")
 """Sampling parameters of verl's servers that change no token."""
@@ -237,6 +238,7 @@ class AgentLoopBase(ABC):
         self.apply_chat_template_kwargs: dict[str, JSON] = dict(
             self.data_config.get("apply_chat_template_kwargs") or {}
         )
+        self.mm_processor_kwargs: dict[str, JSON] = {}
         self.loop = asyncio.get_running_loop()
         self.init_class(config=self.config, tokenizer=tokenizer, processor=processor, **kwargs)
 
@@ -285,6 +287,15 @@ class AgentLoopBase(ABC):
     async def process_multi_modal_info(self, messages: Sequence[Mapping[str, object]]) -> dict[str, object]:
         """Return the same as `process_vision_info`."""
         return {}
+
+    def _get_mm_processor_kwargs(self, audio_data: Sequence[object] | None = None) -> dict[str, JSON]:
+        """Return the arguments of a processor: none, as there is no processor."""
+        return dict(self.mm_processor_kwargs)
+
+    def _assert_mm_supported(self, has_multi_modal: bool) -> None:
+        """Raise ValueError for images, videos and sounds."""
+        if has_multi_modal:
+            raise ValueError("a loop of verl's contract is given no images, videos or sounds here")
 
     async def ct_build_initial_tokens(
         self,
@@ -408,7 +419,7 @@ class AdaptedLoop(AgentLoop):
         offered = {
             "trainer_config": DictConfigWrap(self.config),
             "server_manager": server,
-            "tokenizer": chat.tokenizer,
+            "tokenizer": verl_tokenizer(chat.tokenizer),
             "processor": None,
             "dataset_cls": None,
             "data_config": data,

@@ -16,6 +16,7 @@ from agentrl.system.user_code import contract_error, user_code
 from agentrl.trajectory.sample import Sample
 from agentrl.verl.agent_loop import as_verl_config
 from agentrl.verl.calling import fitting, stand_in
+from agentrl.verl.tokenizer import verl_tokenizer
 
 KINDS = {
     "data_source": str,
@@ -116,7 +117,7 @@ class AdaptedSamples:
         tokenizer = load_tokenizer(model.path, model.chat_template, trust_remote_code=model.trust_remote_code)
         offered = {
             "data_files": OmegaConf.create(self._files),
-            "tokenizer": tokenizer,
+            "tokenizer": verl_tokenizer(tokenizer),
             "config": as_verl_config(config).data,
             "processor": None,
             "max_samples": -1 if max_samples is None else max_samples,

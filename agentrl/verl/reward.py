@@ -23,12 +23,13 @@ from agentrl.reward.manager import policy_text, shown_info
 from agentrl.reward.scorer import as_verdict, load_function
 from agentrl.system.deadline import within
 from agentrl.system.metrics import Metrics
-from agentrl.system.numbers import finite
+from agentrl.system.numbers import finite, finite_numbers
 from agentrl.system.threads import DaemonThreads
 from agentrl.system.user_code import contract_error
 from agentrl.trajectory import Trajectory
 from agentrl.trajectory.sample import Sample
 from agentrl.verl.calling import call, fitting, stand_in
+from agentrl.verl.tokenizer import verl_tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -315,7 +316,7 @@ class _Adapted(GroupRewardManager):
         self._threads = DaemonThreads(f"reward manager {self.wrapped.__name__}")
 
     def bind(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer = verl_tokenizer(tokenizer)
 
     def serve(self, servers: ServerAccess) -> None:
         self._ready.serve(servers)
@@ -410,8 +411,8 @@ class AdaptedRewardManager(_Adapted):
                     "it may reward, by a finite number, the last token of a response alone: rewards of single tokens "
                     "have no place here",
                 )
-            numbers = {str(name): finite(values[index]) for name, values in extra.items() if len(values) > index}
-            verdicts.append(Verdict(score, {name: value for name, value in numbers.items() if value is not None}))
+            given = {name: values[index] for name, values in extra.items() if len(values) > index}
+            verdicts.append(Verdict(score, finite_numbers(f"reward manager {self.wrapped.__name__}", given)))
         return verdicts
 
 
@@ -432,6 +433,6 @@ class AdaptedRewardLoop(_Adapted):
             if score is None:
                 problem = f"it must return {{'reward_score': a finite number, ...}}, found {answer!r:.100}"
                 raise self._problem(self.wrapped.run_single, problem)
-            extra = {str(name): finite(value) for name, value in (given.get("reward_extra_info") or {}).items()}
-            verdicts.append(Verdict(score, {name: value for name, value in extra.items() if value is not None}))
+            extra = given.get("reward_extra_info") or {}
+            verdicts.append(Verdict(score, finite_numbers(f"reward manager {self.wrapped.__name__}", extra)))
         return verdicts

@@ -17,6 +17,7 @@ from agentrl.system.json_value import JSON
 from agentrl.system.user_code import contract_error
 from agentrl.tool import ToolSchema
 from agentrl.verl.calling import call, stand_in, waited
+from agentrl.verl.tokenizer import verl_tokenizer
 from agentrl.verl.tools import FunctionCall
 
 
@@ -78,7 +79,7 @@ class ParserFormat(TemplateFormat):
 
     def __init__(self, codec: Codec, template_kwargs: Mapping[str, JSON]) -> None:
         super().__init__(codec, template_kwargs, name=self.wrapped.__name__)
-        self._calls_of = self.wrapped(codec.tokenizer)
+        self._calls_of = self.wrapped(verl_tokenizer(codec.tokenizer))
         self.parses_tools = True
         self.stop_token_ids = tuple(dict.fromkeys([*self.stop_token_ids, *self._calls_of.stop_token_ids]))
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-import math
-import numbers
 import uuid
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator
 
 from agentrl.agent_loop.base import CURRENT_EPISODE, Episode
 from agentrl.system.json_value import JSON
+from agentrl.system.numbers import finite_numbers
 from agentrl.tool import Tool, ToolSchema
 from agentrl.tool import ToolResponse as Response
 from agentrl.tool.session import WrongResponse
-from agentrl.verl.calling import call, stand_in
+from agentrl.verl.calling import call, fitting, stand_in
 
 
 class _Schema(BaseModel):
@@ -179,6 +180,10 @@ class AgentData:
     """Always empty: images are in the messages."""
     video_data: list[object] = field(default_factory=list)
     """Always empty."""
+    audio_data: list[object] | None = None
+    """Always empty."""
+    mm_processor_kwargs: dict[str, JSON] = field(default_factory=dict)
+    """Always empty."""
     metrics: dict[str, Any] = field(default_factory=dict)
     request_id: str = ""
     tools_kwargs: dict[str, JSON] = field(default_factory=dict)
@@ -240,6 +245,10 @@ class AdaptedTool(Tool):
             raise TypeError(f"{self.wrapped.__name__}: its constructor leaves tool_schema at None")
         super().__init__(config, cast(ToolSchema, own.model_dump(exclude_unset=True, exclude_none=True)))
         self._create_kwargs: dict[str, dict[str, JSON]] = {}
+        names = list(inspect.signature(self.inner.execute).parameters)
+        declared = own.function.parameters.properties
+        self._by_name = "parameters" not in names and any(name in declared for name in names)
+        """True: `execute` takes each argument by its name, as verl's first tools do."""
 
     @property
     def code(self) -> Callable[..., object]:
@@ -262,17 +271,29 @@ class AdaptedTool(Tool):
         episode = CURRENT_EPISODE.get(None)
         data = LOOPS_DATA.get(None) or (None if episode is None else AgentData.of(episode))
         try:
-            answer = await call(self.inner.execute, instance, arguments, agent_data=data)
+            if self._by_name:
+                given = fitting(self.inner.execute, {"instance_id": instance, "agent_data": data})
+                execute: Callable[..., object] = self.inner.execute
+                answer = await call(partial(execute, **given, **arguments))
+            else:
+                answer = await call(self.inner.execute, instance, arguments, agent_data=data)
         finally:
             await call(self.inner.release, instance)
         return as_response(answer, f"{self.wrapped.__name__}.execute")
 
 
 def as_response(answer: object, what: str) -> Response:
-    """Read (ToolResponse or text, reward or None, metrics or None). Raises WrongResponse for anything else."""
+    """Read (ToolResponse, text or mapping, reward or None, metrics or None), or the first of these alone.
+
+    A mapping is shown as JSON. Raises WrongResponse for anything else.
+    """
+    if isinstance(answer, ToolResponse | str | Mapping):
+        answer = (answer, None, None)
     if not (isinstance(answer, tuple) and len(answer) == 3):
         raise WrongResponse(f"{what} must return (ToolResponse, reward, metrics), found {answer!r:.100}")
     response, reward, metrics = answer
+    if isinstance(response, Mapping):
+        response = json.dumps(dict(response), ensure_ascii=False, default=str)
     if not isinstance(response, ToolResponse | str | None):
         raise WrongResponse(f"{what} must return a ToolResponse or a text first, found {response!r:.100}")
     if metrics is not None and not isinstance(metrics, Mapping):
@@ -282,13 +303,4 @@ def as_response(answer: object, what: str) -> Response:
     if response.video:
         raise WrongResponse(f"{what} returned a video; text and images are shown to the policy")
     images = tuple(image for image in response.image or () if image is not None)
-    return Response(response.text or "", reward, _numbers(metrics or {}), images=images)
-
-
-def _numbers(metrics: Mapping[object, object]) -> dict[str, float]:
-    """Keep the finite numbers among metrics, which may hold texts, too."""
-    return {
-        str(name): float(value)
-        for name, value in metrics.items()
-        if isinstance(value, numbers.Real) and math.isfinite(value)
-    }
+    return Response(response.text or "", reward, finite_numbers(what, metrics or {}), images=images)

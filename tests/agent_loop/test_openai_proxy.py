@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ import openai
 import pytest
 
 from agentrl.algorithms.advantages import compute_advantages
+from agentrl.config import Config
 from agentrl.config.sections.algorithm import AlgorithmConfig
 from agentrl.engines.contract import EngineError
 from agentrl.errors import CodeError, ConfigError
 from agentrl.observe.metrics import step_metrics
 from agentrl.openai_api.agent_loop import AgentOptions, OpenAIProxyLoop
+from agentrl.rollouts.context import load_context
 from agentrl.trajectory import Status, Trajectory
 from agentrl.trajectory.collate import from_trajectories
 from tests.agent_loop.conftest import Bench, sample
@@ -51,7 +54,8 @@ async def run(bench: Callable[..., Bench]) -> AsyncIterator[Callable[..., Any]]:
         loop = OpenAIProxyLoop(options)
         loops.append(loop)
         made.scheduler.loops = {"openai_proxy": loop}
-        go.bench = made  # type: ignore[attr-defined]
+        go.bench, go.loop = made, loop  # type: ignore[attr-defined]
+        go.again = partial(made.run, SAMPLE)  # type: ignore[attr-defined]
         return await made.run(SAMPLE, n)
 
     yield go
@@ -62,6 +66,7 @@ async def run(bench: Callable[..., Bench]) -> AsyncIterator[Callable[..., Any]]:
 def function(
     tmp_path: Path, body: str, head: str = "async def agent(sample, base_url, api_key, model):"
 ) -> AgentOptions:
+    tmp_path.mkdir(exist_ok=True)
     file = tmp_path / "my_agent.py"
     lines = "\n    ".join(body.strip().splitlines())
     file.write_text(f"import asyncio, openai, time\n\n{head}\n    {lines}\n")
@@ -128,6 +133,24 @@ print(json.dumps({"reward": 1, "steps": 1}))
 """
     (t,) = await run(["#### 5"], command(tmp_path, body, pass_env=["MY_FLAG"]))
     assert (t.score, t.turn_rewards, t.score_extra["steps"]) == (1.0, [1.0], 1.0), t.failure
+
+
+@pytest.mark.parametrize("kind", ["function", "command"])
+async def test_an_agent_behind_a_proxy_reaches_its_endpoint_and_is_told_of_the_proxy_elsewhere(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    for name in ("http_proxy", "no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "http://me:secret@127.0.0.1:9" if "http" in name else "a.site")
+    elsewhere = "openai.OpenAI(base_url='http://shop.invalid/v1', api_key='k', max_retries=0).models.list()"
+    if kind == "function":
+        load_context(Config())
+        options = function(tmp_path, SYNC_CALL + elsewhere, SYNC)
+    else:
+        options = command(tmp_path, f"call(sample['prompt'])\n{elsewhere}", pass_env=["http_proxy", "no_proxy"])
+    (t,) = await run(["#### 5"], options, max_retries=0)
+    assert t.num_sampled > 0, "the endpoint was reached"
+    assert t.failure is not None and t.failure.startswith("AgentFailed: ") and "Connection error." in t.failure
+    assert t.failure.endswith(" (the environment names a proxy: http_proxy=http://127.0.0.1:9)")
 
 
 async def test_many_transcripts_are_one_trajectory_of_its_group(run: Any, tmp_path: Path) -> None:
@@ -207,12 +230,69 @@ async def test_what_an_agent_asks_may_fail_it_and_is_tried_again(run: Any, tmp_p
     assert t.failure is not None and "ConnectionError: the shop is closed" in t.failure
 
 
-async def test_what_a_command_prints_ends_no_run(run: Any, tmp_path: Path) -> None:
-    """The policy may have written it."""
-    said = 'call(sample["prompt"]); print(json.dumps({"reward": "much"}))'
-    (t,) = await run(lambda session, turn: "#### 4", command(tmp_path, said))
-    assert (t.status, t.score) == (Status.FAILED, None)
-    assert t.failure is not None and "it returned reward='much', expected a finite number" in t.failure
+RESPONSES = "client.responses.create(model='m', input='hi')"
+OF_OLD = "Set the client to Chat Completions; of the OpenAI Agents SDK by set_default_openai_api('chat_completions')"
+
+
+async def test_a_client_of_another_api_is_told_what_to_set(run: Any, tmp_path: Path) -> None:
+    """In a function it ends the run at once, also where the agent catches it and asks nothing else."""
+    for body in (f"await {RESPONSES}", f"try:\n    await {RESPONSES}\nexcept openai.APIError:\n    pass"):
+        with pytest.raises(CodeError) as told:
+            await run(["#### 4"], function(tmp_path / str(len(body)), ASYNC + body))
+        assert "POST v1/responses does not exist; this endpoint answers POST v1/chat/completions" in str(told.value)
+        assert OF_OLD in str(told.value)
+
+
+CAUGHT = f"try:\n    {RESPONSES}\nexcept openai.APIError as error:\n    sys.exit('it says: ' + str(error))"
+BROKEN = [
+    (RESPONSES, OF_OLD),
+    (CAUGHT, OF_OLD),
+    ("call(sample['prompt']); print(json.dumps({'reward': 'much'}))", "it returned reward='much'"),
+]
+"""Commands in error: by what the endpoint refused, with a traceback and without, and by what they print, which the
+policy may have written."""
+
+
+@pytest.mark.parametrize(("body", "reason"), BROKEN)
+async def test_an_error_of_a_command_leaves_its_try_out(run: Any, tmp_path: Path, body: str, reason: str) -> None:
+    (t,) = await run(["#### 4"], command(tmp_path, body))
+    assert (t.status, t.score, t.metrics["retries"]) == (Status.FAILED, None, 0)
+    assert t.failure is not None and t.failure.startswith("AgentError: agent command ") and reason in t.failure
+
+
+def plain(tmp_path: Path, body: str) -> AgentOptions:
+    """A command that asks nothing, and writes an x at each start."""
+    (tmp_path / "plain.py").write_text(f"open({str(tmp_path / 'starts')!r}, 'a').write('x')\n{body}")
+    return AgentOptions(command=[sys.executable, "-S", str(tmp_path / "plain.py")])
+
+
+async def test_a_run_ends_where_the_first_eight_tries_of_a_command_fail_alike(run: Any, tmp_path: Path) -> None:
+    options = plain(tmp_path, "raise ValueError('bad luck')")
+    failed = await run([], options, n=7)
+    assert [(t.status, t.score, t.metrics["retries"]) for t in failed] == [(Status.FAILED, None, 0)] * 7
+    assert all(t.failure.startswith("AgentError: ") and "ValueError: bad luck" in t.failure for t in failed)
+    with pytest.raises(CodeError, match="all of its first 8 tries failed for ValueError: bad luck") as told:
+        await run.again(2)
+    assert "plain.py" in str(told.value) and "on_code_error=count" in str(told.value)
+    assert [t.status for t in await run.again(9)] == [Status.FAILED] * 9, "the policy may have provoked later ones"
+
+
+@pytest.mark.parametrize("body", ["raise ValueError(open(__file__ + 's').read())", "import sys; sys.exit(3)"])
+async def test_a_run_goes_on_where_they_fail_otherwise(run: Any, tmp_path: Path, body: str) -> None:
+    """By a text of their own each, or by what nobody can attribute, which is tried again."""
+    (tmp_path / "plain.pys").write_text("")
+    options = plain(tmp_path, f"open(__file__ + 's', 'a').write('x')\n{body}")
+    failed = await run([], options, n=16, max_concurrent=1)
+    assert [t.status for t in failed] == [Status.FAILED] * 16
+    assert [t.metrics["retries"] for t in failed] == [2 if "exit" in body else 0] * 16
+
+
+async def test_a_command_whose_server_fails_it_is_started_again(run: Any, tmp_path: Path) -> None:
+    gone = "try:\n    raise ConnectionRefusedError('shop')\nexcept OSError as error:\n    raise ValueError from error"
+    (t,) = await run([], plain(tmp_path, gone))
+    assert (t.status, t.metrics["retries"]) == (Status.FAILED, 2)
+    assert t.failure is not None and t.failure.startswith("AgentFailed: ")
+    assert (tmp_path / "starts").read_text() == "xxx"
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from agentrl.checkpoint.manager import CheckpointManager
-from agentrl.checkpoint.recovery import Continuation, choose_checkpoint
+from agentrl.checkpoint.recovery import Continuation, choose_checkpoint, remark_on_schedule
+from agentrl.config.sections.optim import OptimConfig
 from agentrl.config.sections.trainer import RunConfig
 from agentrl.errors import WorkerDied
 from agentrl.observe.open import open_display
+from agentrl.system.json_value import JSON
 
 
 class DyingExecutor:
@@ -45,3 +47,20 @@ def test_deaths_in_the_middle_of_a_save_and_of_a_restart(tmp_path: Path) -> None
         assert continuation.way_on() == f"the same command goes on from {published}"
         with pytest.raises(WorkerDied, match="third\nStart the same command again"):
             continuation.after(WorkerDied("third"), went_back_to.append)
+
+
+def test_a_changed_number_of_steps_is_told_where_it_changes_the_rates() -> None:
+    state: dict[str, JSON] = {"step": 4, "config": {"trainer": {"total_training_steps": 10, "total_epochs": 1}}}
+    by_epochs: dict[str, JSON] = {"step": 4, "config": {"trainer": {"total_training_steps": None, "total_epochs": 2}}}
+    constant, linear = OptimConfig(lr=1.0), OptimConfig(lr=1.0, lr_scheduler_type="linear")
+    warmed = OptimConfig(lr=1.0, lr_warmup_steps_ratio=0.5)
+    rates = {"a.optim": constant, "critic.optim": linear}
+    assert remark_on_schedule(state, 5, 20, rates) == (
+        "the checkpoint's run was to take 10 steps, and this one takes 20: by critic.optim the rate of step 5 is 0.8, "
+        "and was to be 0.6"
+    )
+    remark = remark_on_schedule(by_epochs, 5, 20, {"optim": warmed})
+    assert remark is not None and "was to take 10 steps" in remark and "step 5 is 0.455, and was to be 0.833" in remark
+    assert remark_on_schedule(state, 5, 20, {"optim": constant}) is None
+    assert remark_on_schedule(state, 5, 10, rates) is remark_on_schedule(by_epochs, 5, 10, rates) is None
+    assert remark_on_schedule({"step": 4}, 5, 20, rates) is None, "an older checkpoint"

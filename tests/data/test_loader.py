@@ -40,7 +40,7 @@ def test_an_epoch_holds_every_row_once(ten: ParquetDataset) -> None:
 
 def test_what_is_less_than_a_batch_is_dropped(ten: ParquetDataset) -> None:
     loader = loader_of(ten, 4, shuffle=False)
-    assert loader.steps_per_epoch == 2
+    assert (loader.steps_per_epoch, loader.passed_over, loader_of(ten, 5).passed_over) == (2, 2, 0)
     assert take(loader, 3) == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3]]
     assert loader.state_dict()["state"] == {"epoch": 1, "position": 4, "seed": 1}
 

@@ -167,9 +167,11 @@ async def test_what_is_not_json_not_a_route_or_too_large(chat: Chat, monkeypatch
             answer = await raw.post(url, content=content)
             assert (answer.status_code, set(answer.json()["error"])) == (status, {"message", "type", "param", "code"})
             assert answer.headers["x-should-retry"] == "false"
-        for method, path, status in (("GET", "/chat/completions", 405), ("POST", "/embeddings", 404)):
+        wrong = (("GET", "/chat/completions", 405), ("POST", "/embeddings", 404), ("PUT", "/", 404))
+        for method, path, status in wrong:
             answer = await raw.request(method, open.base_url + path)
             assert (answer.status_code, answer.json()["error"]["param"]) == (status, None)
+            assert "answers POST v1/chat/completions and GET v1/models" in answer.text
             assert open.base_url.split("/")[3] not in answer.text
         assert [model.id async for model in open.client.models.list()] == ["policy"]
 

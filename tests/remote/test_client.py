@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from agentrl.errors import ConfigError
 from agentrl.remote import FaultKind, RemoteClient, RemoteFault, RemoteOptions, RemoteRefused, RemoteUnavailable
 from agentrl.system.deadline import within
 from tests.remote.conftest import FaultyServer, breaks, hangs, says
@@ -240,3 +241,50 @@ def test_one_client_in_two_event_loops_one_after_the_other() -> None:
             await here.stop()
 
     assert [asyncio.run(once()) for _ in range(2)] == ["good", "good"]
+
+
+async def test_the_environments_proxy_is_not_asked_and_named_where_a_server_elsewhere_is_not_reached(
+    server: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = await server(says(200, "good"))
+    for name in ("http_proxy", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://me:secret@127.0.0.1:9")
+    async with client_of(attempts=1) as client:
+        assert await ask(client, here) == "good"
+        here.handlers = [says(500)]
+        with pytest.raises(RemoteUnavailable) as failed:
+            await ask(client, here)
+        assert "proxy" not in str(failed.value), "this machine's own"
+        with pytest.raises(RemoteUnavailable) as failed:
+            await client.request("GET", "http://no-such-host.invalid/", safe=True)
+    named = "http_proxy=http://127.0.0.1:9, https_proxy=http://127.0.0.1:9"
+    assert str(failed.value).endswith(f"; the environment's proxy ({named}) is not used: the key `proxy` names one")
+
+
+async def test_a_server_is_asked_by_the_proxy_that_the_key_names(
+    server: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy = await server(says(200, "by proxy"), says(407, "who are you"))
+    monkeypatch.setenv("SITE_PROXY", proxy.url.replace("//", "//me:secret@").rstrip("/"))
+    async with client_of(proxy="SITE_PROXY", attempts=2) as client:
+        answer = await client.request("GET", "http://shop.invalid/cups?n=1", safe=True)
+        assert answer.body == b"by proxy"
+        (asked,) = proxy.asked
+        assert (asked.method, str(asked.url)) == ("GET", "http://shop.invalid/cups?n=1")
+        assert asked.headers["Proxy-Authorization"].startswith("Basic ")
+        # That server has no CONNECT, and refuses it with 404.
+        for url, status, tries in (("http://shop.invalid/", 407, ""), ("https://shop.invalid/", 404, " (2 attempts)")):
+            with pytest.raises(RemoteUnavailable) as failed:
+                await client.request("GET", url, safe=True)
+            assert f" {status}" in str(failed.value) and str(failed.value).endswith(
+                f"{tries}; asked by the proxy http://127.0.0.1:{proxy.port}"
+            )
+    assert len(proxy.asked) == 2, "what refuses the credentials is asked once"
+    await proxy.stop()
+    async with client_of(proxy=f"http://127.0.0.1:{proxy.port}", attempts=1) as client:
+        with pytest.raises(
+            RemoteUnavailable, match=rf"{proxy.port}.*; asked by the proxy http://127.0.0.1:{proxy.port}$"
+        ):
+            await client.request("GET", "http://shop.invalid/", safe=True)
+    with pytest.raises(ConfigError, match="the server: proxy: expected http://HOST:PORT"):
+        RemoteClient("the server", RemoteOptions(proxy="ftp://x"))

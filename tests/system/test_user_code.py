@@ -9,6 +9,8 @@ import inspect
 import json
 import sqlite3
 import subprocess
+import sys
+import traceback
 import urllib.error
 from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
@@ -31,7 +33,7 @@ from agentrl.remote import FaultKind, RemoteUnavailable
 from agentrl.remote.faults import RemoteRefused
 from agentrl.system.numbers import finite
 from agentrl.system.threads import AbandonedThreads
-from agentrl.system.user_code import await_user_code, contract_error, is_fault, user_code
+from agentrl.system.user_code import await_user_code, contract_error, is_fault, read_traceback, user_code
 from agentrl.tool.session import ToolInfrastructureError
 
 REQUEST = httpx.Request("POST", "http://127.0.0.1:9/")
@@ -109,6 +111,59 @@ def test_anything_else_is_an_error_of_the_code(error: BaseException) -> None:
         raise error
     assert told.value.__cause__ is error
     assert str(told.value).startswith("loop x (tests.system.test_user_code.test_the_list_of_faults): ")
+
+
+def has_status(error: BaseException) -> bool:
+    return any(hasattr(getattr(error, "response", error), name) for name in ("status_code", "status", "code"))
+
+
+@pytest.mark.parametrize("error", [one for one in (*FAULTS, *ERRORS) if not has_status(one)], ids=repr)
+def test_a_traceback_says_the_same_as_the_error_itself(error: BaseException) -> None:
+    written = "".join(traceback.format_exception(error))
+    first = "Traceback (most recent call last):\n  File 'x', line 1, in x\nKeyError: 'logged before'\n\n"
+    headed = written if written.startswith(("Traceback", "  +")) else f"Traceback (most recent call last):\n{written}"
+    found = read_traceback(f"{first}{headed}")
+    if isinstance(error, BaseExceptionGroup):
+        assert found is None
+        return
+    assert found is not None
+    assert found[0].rpartition(".")[2].startswith(type(error).__name__)
+    assert found[1] is is_fault(error)
+
+
+STATUSES = [
+    ("httpx.HTTPStatusError: Client error '{} No' for url 'http://x'", httpx.HTTPStatusError),
+    ("openai.NotFoundError: Error code: {} - {{'error': 'port 443'}}", openai.NotFoundError),
+    ("requests.exceptions.HTTPError: {} Client Error: No for url: http://x", requests.HTTPError),
+    ("urllib.error.HTTPError: HTTP Error {}: No", urllib.error.HTTPError),
+    ("aiohttp.client_exceptions.ClientResponseError: {}, message='No', url='x'", aiohttp.ClientResponseError),
+    ("anthropic.APIStatusError: Error code: {} - no", None),
+]
+
+
+@pytest.mark.parametrize(("line", "kind"), STATUSES)
+def test_a_status_in_a_traceback(line: str, kind: type | None) -> None:
+    for status, fails in ((404, False), (401, False), (400, True), (429, True), (503, True)):
+        raised = line.format(status)
+        assert read_traceback(f"Traceback (most recent call last):\n  a\n{raised}\n") == (raised, fails)
+
+
+def test_tracebacks_of_libraries_that_are_not_loaded_here_and_texts_without_one() -> None:
+    head = "Traceback (most recent call last):\n  File 'x'\n    y\n"
+    caused = "\nThe above exception was the direct cause of the following exception:\n\n"
+    during = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    assert "psycopg2" not in sys.modules
+    assert read_traceback(f"{head}psycopg2.errors.AdminShutdown: gone\n") == (
+        "psycopg2.errors.AdminShutdown: gone",
+        True,
+    )
+    assert read_traceback(f"{head}mine.Broken: x\n") == ("mine.Broken: x", False)
+    assert read_traceback(f"{head}Broken\n") == ("Broken", False)
+    assert read_traceback(f"{head}TimeoutError\n{caused}{head}mine.Broken: x\n") == ("mine.Broken: x", True)
+    assert read_traceback(f"{head}TimeoutError\n{during}{head}mine.Broken: x\n") == ("mine.Broken: x", False)
+    assert read_traceback(f"{head}a\0b\n") == ("a\0b", False)
+    for text in ("", "ValueError: x", "Error: 404\n    at x.js:1"):
+        assert read_traceback(text) is None
 
 
 def test_what_failed_while_a_fault_was_handled_is_no_fault() -> None:

@@ -290,3 +290,13 @@ async def test_a_session_for_each_trajectory(tmp_path: Path, old: OldServer) -> 
 async def test_no_server(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"MCP server http://127.0.0.1:1/mcp: no connection \(Cannot connect"):
         load(tmp_path, {"url": "http://127.0.0.1:1/mcp"})
+
+
+async def test_a_server_is_asked_by_a_proxy(tmp_path: Path, sdk: SdkServer) -> None:
+    """The server itself stands for the proxy: it is given the address of one that is nowhere."""
+    proxy = sdk.url.removesuffix("/mcp")
+    tools = load(tmp_path, {"url": "http://localhost:1/mcp", "tools": ["add"], "proxy": proxy}, 60.0)
+    async with running(tools) as session:
+        assert await told(session, "add", a=2, b=3) == "5"
+    with pytest.raises(ConfigError, match="proxy has no effect with command"):
+        load(tmp_path, {"command": ["x"], "proxy": proxy})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +11,9 @@ from typing import Any
 
 import pytest
 
+import agentrl.verl
 from agentrl.agent_loop.registry import instantiate, load_agent_loops
+from agentrl.chat import Chat
 from agentrl.config.registries import AGENT_LOOPS
 from agentrl.config.sections.reward import CustomRewardConfig, RewardConfig
 from agentrl.config.sections.rollouts import RolloutsConfig
@@ -19,6 +23,7 @@ from agentrl.interaction import load_interactions
 from agentrl.reward import NaiveRewardManager, make_reward_manager
 from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory import Status, Trajectory
+from agentrl.verl.tokenizer import verl_tokenizer
 from tests.agent_loop.conftest import (  # noqa: F401 - fixtures
     Bench,
     bench,
@@ -31,7 +36,7 @@ from tests.agent_loop.conftest import (  # noqa: F401 - fixtures
 from tests.verl import users
 
 MakeBench = Callable[..., Bench]
-MODULES = ("verl_tools", "verl_talks", "verl_loops", "verl_tool_loops", "verl_rewards")
+MODULES = ("verl_tools", "verl_talks", "verl_loops", "verl_main_loops", "verl_tool_loops", "verl_rewards")
 
 
 @pytest.fixture
@@ -94,6 +99,29 @@ async def test_older_and_wrong_answers_of_tools(bench: MakeBench, folder: Path) 
     assert "verl_tools.WrongTool.execute" in told[0] and "verl_tools.py:" in told[0]
 
 
+async def test_verls_first_tools_answer_with_mappings_and_take_arguments_by_name(
+    bench: MakeBench,  # noqa: F811
+    folder: Path,
+) -> None:
+    names = {"FirstTool": "first", "NamedTool": "named"}
+    tools = tools_of(folder, *(entry(kind, "", users.SAY_SCHEMA.replace("NAME", name)) for kind, name in names.items()))
+    b = bench([call("first", text="é") + call("named", text="b"), "done"], tools)
+    (t,) = await b.run(sample())
+    first, named = t.tool_calls
+    assert first.response == '{"said": "é", "given": ["agent_data", "instance_id"]}'
+    assert (first.reward, first.error) == (0.25, None)
+    assert (named.response, named.reward, named.error) == ('{"said": "B"}', None, None)
+
+
+async def test_a_tool_that_answers_no_call_ends_the_run(bench: MakeBench, folder: Path) -> None:  # noqa: F811
+    tools = tools_of(folder, entry("WrongTool", "", users.SAY_SCHEMA.replace("NAME", "wrong")))
+    b = bench(lambda session, turn: "done" if turn else call("wrong", text="a") * 2, tools)
+    await b.run(sample(), n=4)
+    with pytest.raises(CodeError, match="8 failed for errors of its code") as told:
+        tools.check()
+    assert "must return (ToolResponse, reward, metrics)" in str(told.value)
+
+
 async def test_an_interaction_runs_with_its_imports_changed(bench: MakeBench, folder: Path) -> None:  # noqa: F811
     (folder / "talks.yaml").write_text(
         "interaction:\n  - class_name: verl_talks.NumberInteraction\n    config: {}\n"
@@ -119,6 +147,8 @@ def loops_of(b: Bench, folder: Path) -> None:
     """Give the scheduler the users' loops, as a run's start does."""
     names = {"twice": "TwiceLoop", "best": "BestOfLoop", "forging": "ForgingLoop", "shifted": "ShiftedLoop"}
     lines = [f"- name: {name}\n  _target_: verl_loops.{kind}\n" for name, kind in {**names, "hot": "HotLoop"}.items()]
+    new = {"one_turn": "OneTurnLoop", "rendering": "RenderingLoop"}
+    lines += [f"- name: {name}\n  _target_: verl_main_loops.{kind}\n" for name, kind in new.items()]
     (folder / "loops.yaml").write_text(lines[0] + "  question: Really?\n" + "".join(lines[1:]))
     options = load_agent_loops("loops.yaml")
     loops = instantiate(options, options)
@@ -155,6 +185,43 @@ async def test_a_loop_is_recorded_as_what_it_is(bench: MakeBench, folder: Path) 
     assert (infos[0]["num_turns"], infos[0]["text"]) == (4, "5, I think\nyes, 5")
     assert infos[0]["answer"].startswith("5, I think")
     assert b.engine.released == ["t/0.0"]
+
+
+@pytest.mark.parametrize("name", ["one_turn", "rendering"])
+async def test_loops_of_verl_main_and_loops_that_render_by_the_tokenizer(
+    bench: MakeBench,  # noqa: F811
+    folder: Path,
+    name: str,
+) -> None:
+    b = bench(["5"])
+    loops_of(b, folder)
+    b.scheduler.reward = NaiveRewardManager(function=lambda solution_str: 1.0)
+    (t,) = await b.run(sample(name))
+    assert (t.status, t.score) == (Status.COMPLETED, 1.0), t.failure
+    (transcript,) = t.transcripts
+    assert transcript.ids == b.engine.prompts["t/0.0"][0] + b.engine.said["t/0.0"][0]
+    assert transcript.ids[: transcript.prompt_length] == b.chat.render(sample().prompt)
+
+
+def test_the_tokenizer_of_users_can_be_copied_and_leaves_ours_as_it_is(chat: Chat) -> None:  # noqa: F811
+    messages = [{"role": "user", "content": "a"}]
+    theirs = verl_tokenizer(chat.tokenizer)
+    assert verl_tokenizer(chat.tokenizer) is theirs and isinstance(theirs, type(chat.tokenizer))
+    ids = chat.tokenizer.apply_chat_template(messages, tokenize=True)["input_ids"]
+    for one in (theirs, copy.deepcopy(theirs), pickle.loads(pickle.dumps(theirs))):
+        assert one.apply_chat_template(messages) == ids
+        assert one.apply_chat_template(messages, return_dict=True)["input_ids"] == ids
+        assert one.apply_chat_template(messages, tokenize=False) == chat.tokenizer.decode(ids)
+        assert one.apply_chat_template(messages, return_tensors="pt").tolist() == [ids]
+
+
+@pytest.mark.parametrize("name", list(agentrl.verl.REPLACED))
+def test_a_name_that_is_not_here_says_what_to_take(name: str) -> None:
+    with pytest.raises(ImportError, match=f"agentrl.verl has no {name}: .*(subclass|self|dicts|ToolAgentLoop)"):
+        exec(f"from agentrl.verl import {name}")
+    with pytest.raises(ImportError, match="cannot import name 'nonsense'"):
+        exec("from agentrl.verl import nonsense")
+    assert not hasattr(agentrl.verl, "nonsense")
 
 
 async def test_a_message_cannot_open_a_turn_in_such_a_loop(bench: MakeBench, folder: Path) -> None:  # noqa: F811

@@ -43,6 +43,7 @@ class Shouting(RLHFDataset):
     def _build_messages(self, example):
         messages = super()._build_messages(example)
         assert len(self.tokenizer("a b")["input_ids"]) and self.config.max_prompt_length == 64
+        assert isinstance(self.tokenizer.apply_chat_template([{"role": "user", "content": "a"}])[0], int)
         return [{**message, "content": message["content"].upper()} for message in messages]
 
 

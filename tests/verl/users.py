@@ -63,7 +63,17 @@ class OldTool(BaseTool):
 
 class WrongTool(BaseTool):
     async def execute(self, instance_id, parameters, **kwargs):
-        return ToolResponse(text="no reward, no metrics")
+        return ToolResponse(text="no reward, no metrics"), 0.5
+
+
+class FirstTool(BaseTool):
+    async def execute(self, text: str, **kwargs):
+        return ({"said": text, "given": sorted(kwargs)}, 0.25, {})
+
+
+class NamedTool(BaseTool):
+    async def execute(self, instance_id: str, text: str):
+        return {"said": text.upper()}
 """
 
 ADD_SCHEMA = """
@@ -229,6 +239,61 @@ class HotLoop(AgentLoopBase):
         await self.server_manager.generate("a", prompt_ids=ids, sampling_params={**sampling_params, "temperature": 9.0})
 '''
 
+MAIN_LOOPS = '''
+from typing import Any
+from uuid import uuid4
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
+from verl.utils.profiler import simple_timer
+from verl.utils.rollout_trace import rollout_trace_op
+from verl.workers.rollout.logprobs import SPECIFIED_TOKEN_LOGPROBS_KEY, finalize_specified_token_logprobs
+from verl.workers.rollout.replica import TokenOutput
+
+
+@register("one_turn")
+class OneTurnLoop(AgentLoopBase):
+    """A loop in the shape of verl main's single turn."""
+
+    @rollout_trace_op
+    async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs) -> AgentLoopOutput:
+        conversation, timing = list(kwargs["raw_prompt"]), {}
+        media = await self.process_multi_modal_info(conversation)
+        images, videos, audios = (media.get(kind) for kind in ("images", "videos", "audios"))
+        processing = self._get_mm_processor_kwargs(audios)
+        self._assert_mm_supported(bool(media))
+        prompt = await self.ct_build_initial_tokens(conversation, images=images, videos=videos, audios=audios)
+        with simple_timer("generate_sequences", timing):
+            answer: TokenOutput = await self.server_manager.generate(
+                request_id=uuid4().hex, prompt_ids=prompt, sampling_params=sampling_params, image_data=images,
+                audio_data=audios, video_data=videos, mm_processor_kwargs=processing, priority=int(priority),
+            )
+        timing["num_preempted"] = answer.num_preempted if answer.num_preempted is not None else -1
+        extra = {}
+        if (wanted := self.rollout_config.get("specified_token_logprobs")) is not None:
+            extra[SPECIFIED_TOKEN_LOGPROBS_KEY] = finalize_specified_token_logprobs(answer, wanted)
+        merged, mask, logprobs = await self.ct_merge_assistant_token(
+            prompt, answer.token_ids, [], [], assistant_logprobs=answer.log_probs
+        )
+        return AgentLoopOutput(
+            prompt_ids=prompt, response_ids=merged.token_ids[len(prompt):], response_mask=mask,
+            response_logprobs=logprobs, routed_experts=answer.routed_experts, multi_modal_data=media,
+            mm_processor_kwargs=processing, num_turns=2, metrics=timing, extra_fields=answer.extra_fields, **extra,
+        )
+
+
+class RenderingLoop(AgentLoopBase):
+    """A loop of verl 0.5 to 0.7: ids are the tokenizer's own."""
+
+    async def run(self, sampling_params, **kwargs):
+        conversation = list(kwargs["raw_prompt"])
+        ids = await self.loop.run_in_executor(None, lambda: self.tokenizer.apply_chat_template(
+            conversation, add_generation_prompt=True, tokenize=True, **self.apply_chat_template_kwargs
+        ))
+        output = await self.server_manager.generate(request_id="a", prompt_ids=ids, sampling_params=sampling_params)
+        mask = [1] * len(output.token_ids)
+        return AgentLoopOutput(prompt_ids=ids, response_ids=output.token_ids, response_mask=mask, metrics={})
+'''
+
 TOOL_LOOPS = """
 import json
 from typing import Any
@@ -242,6 +307,7 @@ from verl.tools.schemas import ToolResponse
 @ToolParser.register("marks")
 class MarksParser(ToolParser):
     async def extract_tool_calls(self, responses_ids: list[int]) -> tuple[str, list[FunctionCall]]:
+        assert isinstance(self.tokenizer.apply_chat_template([{"role": "user", "content": "a"}])[0], int)
         text = self.tokenizer.decode(responses_ids, skip_special_tokens=True)
         before, mark, numbers = text.partition("ADD ")
         calls = [FunctionCall(name="add", arguments=json.dumps({"numbers": [float(n) for n in numbers.split()]}))]
@@ -318,6 +384,7 @@ class LengthManager(AbstractRewardManager):
             item = data[i]
             prompt_length = item.batch["prompts"].shape[-1]
             valid = item.batch["attention_mask"][prompt_length:].sum()
+            assert isinstance(self.tokenizer.apply_chat_template([{"role": "user", "content": "a"}])[0], int)
             text = self.tokenizer.decode(item.batch["responses"][:valid], skip_special_tokens=True)
             score = self.compute_score(
                 data_source=item.non_tensor_batch[self.reward_fn_key],
@@ -343,6 +410,7 @@ class SingleManager(RewardManagerBase):
         size = item.batch["responses"].shape[-1]
         valid = item.batch["attention_mask"][-size:].sum()
         ids = item.batch["responses"][:valid]
+        assert isinstance(self.tokenizer.apply_chat_template([{"role": "user", "content": "a"}])[0], int)
         text = await self.loop.run_in_executor(None, lambda: self.tokenizer.decode(ids, skip_special_tokens=True))
         truth = item.non_tensor_batch["reward_model"]["ground_truth"]
         return {"reward_score": float(truth in text), "reward_extra_info": {"acc": 1.0, "text": text}}
@@ -357,6 +425,6 @@ def changed_imports(text: str) -> str:
 def write(folder: Path) -> None:
     """Write the files, as modules of names that no other test has."""
     texts = {"verl_tools": TOOLS, "verl_talks": INTERACTIONS, "verl_loops": LOOPS, "verl_rewards": REWARDS}
-    texts["verl_tool_loops"] = TOOL_LOOPS
+    texts |= {"verl_tool_loops": TOOL_LOOPS, "verl_main_loops": MAIN_LOOPS}
     for name, text in texts.items():
         (folder / f"{name}.py").write_text(changed_imports(text))

@@ -49,7 +49,7 @@ class HttpLink:
         """Open the session, from its first request to the one that ends it."""
         allow_many_files()
         async with (
-            http_client() as connections,
+            http_client(proxy=self.server.proxy) as connections,
             httpx2.AsyncClient(
                 transport=_NeverRaises(self, connections), headers=self.server.headers, timeout=None
             ) as client,

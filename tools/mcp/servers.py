@@ -43,6 +43,8 @@ class HttpServer:
 
     secrets: Secrets = field(repr=False)
     """Secrets in URL and headers that the server might echo."""
+    proxy: str | None = field(default=None, repr=False)
+    """URL of the proxy by which it is asked."""
 
 
 MCPServer = StdioServer | HttpServer

@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Self, TypeVar
 
@@ -16,6 +17,7 @@ import pydantic
 from agentrl.errors import ConfigError
 from agentrl.remote import RemoteFault, RemoteOptions, RemoteTool, RemoteUnavailable
 from agentrl.system.plugin import nearest
+from agentrl.system.proxies import proxy_url
 from agentrl.tool import FunctionSchema, Tool, ToolResponse, ToolSchema, ToolSource
 from tools.mcp.connection import Connection
 from tools.mcp.content import response_of
@@ -66,6 +68,7 @@ class MCPConfig(RemoteOptions):
             ("pass_env", self.pass_env, ("command", "servers_file")),
             ("auth_env", self.auth_env, ("url",)),
             ("servers", self.servers, ("servers_file",)),
+            ("proxy", self.proxy, ("url", "servers_file")),
         ):
             if value and given[0] not in belongs:
                 raise ValueError(f"{key} has no effect with {given[0]}")
@@ -79,6 +82,12 @@ class MCPConfig(RemoteOptions):
             return [http_server(self.url, self.url, self.auth_env)]
         assert self.servers_file is not None
         return read_servers_file(self.servers_file, self.pass_env, self.servers)
+
+    def proxied(self, server: MCPServer) -> MCPServer:
+        """Return the server with the proxy by which it is asked, where it has a URL. Raises ConfigError."""
+        if self.proxy is None or not isinstance(server, HttpServer):
+            return server
+        return replace(server, proxy=proxy_url(self.proxy, server.name))
 
     def connection(self, server: MCPServer, *, restarts: bool) -> Connection:
         """Make a connection that is not open yet."""
@@ -103,7 +112,7 @@ class MCPTools(ToolSource):
         Raises ConfigError, with what the server wrote to stderr.
         """
         options = self.options
-        servers = options.places()
+        servers = [options.proxied(server) for server in options.places()]
         listed = _in_thread(lambda: _list_all(options, servers), options.start_timeout + _CLOSING)
         names = [tool.name for tools in listed for tool in tools]
         if unknown := [name for name in options.tools or [] if name not in names]:

@@ -54,6 +54,9 @@ class JudgeConfig(Section):
     """The model's name there."""
     api_key_env: Annotated[str | None, JUDGE] = None
     """The environment variable that holds the endpoint's key; null: none is sent."""
+    proxy: Annotated[str | None, JUDGE] = None
+    """The proxy by which the endpoint is asked: http://HOST:PORT, or the environment variable that holds it; null:
+    none, whatever the environment names."""
     data_sources: Annotated[list[str], JUDGE] = []
     """Further data sources that the judge scores, in place of their own scorers; * stands for anything."""
     prompt: Annotated[str | None, JUDGE, NamesFile()] = None

@@ -13,6 +13,7 @@ import httpx
 from agentrl.engines.servers.process import ServerProcess
 from agentrl.engines.sglang.client import key_header
 from agentrl.engines.sglang.options import ServerArguments
+from agentrl.system.proxies import spare_own_addresses
 
 GPU_GRACE = 15.0
 """Seconds that a server on GPUs has to end by itself, so that their memory is given back in order."""
@@ -112,4 +113,6 @@ def environment(device: str, pass_env: Container[str] = ()) -> dict[str, str]:
     if device == "cpu":
         ours["OMP_NUM_THREADS"] = "1"  # threads of one server; a small model is slower with more
     passed = {name: value for name, value in os.environ.items() if is_passed(name) or name in pass_env}
-    return {**ours, **passed}
+    made = {**ours, **passed}
+    spare_own_addresses(made)  # a server asks itself
+    return made
