@@ -180,7 +180,9 @@ class PreferencesJob:
             else:
                 from agentrl.reward.model_input import ModelInput
 
-                reading = ModelInput(model.path, None, trust_remote_code=model.trust_remote_code)
+                reading = ModelInput(
+                    model.path, None, chat_template=model.chat_template, trust_remote_code=model.trust_remote_code
+                )
                 pairs, too_long = load_scored_pairs(files, data, reading.ids, stage.advance)
         if too_long:
             display.warn(f"{too_long} pairs are longer than data.max_length={data.max_length} and left out")
