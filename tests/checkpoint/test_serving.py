@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,10 @@ from agentrl.observe.open import open_display
 from agentrl.system.json_value import JSON
 from tests.chat.templates import HERMES
 from tests.checkpoint.pairs import ASKED, PAIRS, SAID, Pair, chatml_on_deepseek, chatml_on_qwen
+from tests.e2e.test_docs import commands, write_files
+from tests.forked import forked
 
+PAGE, FOLDER = "docs/serve.md", "runs/quickstart/policy"
 MOST = 60
 
 
@@ -56,6 +60,18 @@ def check_generation(tmp_path: Path, pair: Pair, end: str) -> None:
 @pytest.mark.parametrize(("name", "end"), [(name, end) for name, pair in PAIRS.items() for end in pair.ends])
 def test_generate_ends_where_the_turn_ends(tmp_path: Path, name: str, end: str) -> None:
     check_generation(tmp_path, PAIRS[name], end)
+
+
+def test_the_pages_script(tmp_path: Path) -> None:
+    pair = PAIRS["Llama's on its base"]
+    policy = export(tmp_path / "base", pair.save_base(tmp_path / "base", pair.ends[0]), tmp_path / FOLDER)
+    assert write_files(PAGE, tmp_path) == ["ask.py", "client.py"]
+    ask, *_ = map(shlex.split, commands(PAGE))
+    assert ask[:3] == ["python", "ask.py", FOLDER]
+    done = forked(ask[1:], tmp_path)
+    assert done.returncode == 0, done.stderr
+    words = AutoTokenizer.from_pretrained(policy).decode(range(65, 65 + SAID))
+    assert done.stdout.strip() == words
 
 
 @pytest.mark.slice(0, "matrix")
