@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer
@@ -73,7 +74,7 @@ class Pair:
 
     def save_base(self, directory: Path, end: str) -> Chat:
         """Write a base model that greedily answers ASKED with SAID words and `end`, and then begins again."""
-        tokenizer = self.tokenizer()
+        tokenizer: Any = self.tokenizer()
         tokenizer.save_pretrained(directory)
         given = self.template if self.by_key else None
         chat = Chat.from_pretrained(str(directory), format=self.format, chat_template=given)
@@ -88,8 +89,16 @@ class Pair:
 def chain_model(vocab: int, eos: int, chain: list[int]) -> LlamaForCausalLM:
     """A model without attention whose likeliest token behind each of `chain` is the next one."""
     torch.manual_seed(0)
-    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1}
-    config = LlamaConfig(vocab_size=vocab, **shape, eos_token_id=eos, bos_token_id=None, tie_word_embeddings=False)
+    config = LlamaConfig(
+        vocab_size=vocab,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        eos_token_id=eos,
+        bos_token_id=None,
+        tie_word_embeddings=False,
+    )
     model = LlamaForCausalLM(config)
     with torch.no_grad():
         model.model.layers[0].self_attn.o_proj.weight.zero_()

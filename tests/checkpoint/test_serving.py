@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,7 +45,8 @@ def check_generation(tmp_path: Path, pair: Pair, end: str) -> None:
     base = tmp_path / "base"
     chat = pair.save_base(base, end)
     policy = export(base, chat, tmp_path / "policy")
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(policy), AutoTokenizer.from_pretrained(policy)
+    model: Any = AutoModelForCausalLM.from_pretrained(policy)
+    tokenizer: Any = AutoTokenizer.from_pretrained(policy)
     prompt = chat.render(ASKED)
     if pair.template is not None:
         written = tokenizer.apply_chat_template(ASKED, add_generation_prompt=True, return_dict=False)
@@ -70,7 +72,7 @@ def test_the_pages_script(tmp_path: Path) -> None:
     assert ask[:3] == ["python", "ask.py", FOLDER]
     done = forked(ask[1:], tmp_path)
     assert done.returncode == 0, done.stderr
-    words = AutoTokenizer.from_pretrained(policy).decode(range(65, 65 + SAID))
+    words = AutoTokenizer.from_pretrained(policy).decode(list(range(65, 65 + SAID)))
     assert done.stdout.strip() == words
 
 
