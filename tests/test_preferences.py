@@ -295,6 +295,7 @@ def test_keys_that_have_no_effect_are_refused(tmp_path: Path, capsys: pytest.Cap
         (["loss=sigmid"], "unknown loss of pairs 'sigmid'"),
         (["loss_options.label_smoothing=0.6"], "label_smoothing"),
         (["trains=reward_model", "model.lora_rank=4"], "model.lora_rank=4 conflicts with trains=reward_model"),
+        (["trains=reward_model", "+model.chat_template_kwargs.think=true"], "={'think': True} conflicts with trains"),
     ):
         assert main([*common, *more]) == 2
         assert said in " ".join(capsys.readouterr().err.split())

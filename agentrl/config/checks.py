@@ -415,17 +415,28 @@ def check_own_teacher(config: Config) -> Iterator[str]:
         )
 
 
+def check_reward_model(model: ModelConfig) -> Iterator[str]:
+    """Check that training a reward model reads every key of the model that is set."""
+    if model.lora_rank:
+        yield (
+            f"model.lora_rank={model.lora_rank} conflicts with trains=reward_model, which trains the whole model: "
+            "leave it out"
+        )
+    if model.chat_template_kwargs:
+        yield (
+            f"model.chat_template_kwargs={model.chat_template_kwargs} conflicts with trains=reward_model: where it "
+            "scores, its template is given messages alone. Set what it needs in a template, as model.chat_template"
+        )
+
+
 def check_parallel(config: Config | TuningConfig) -> Iterator[str]:
     """Check that the ranks of each role can be arranged as its keys say, with adapters and compiled layers."""
     ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node
     if isinstance(config, TuningConfig):
         yield from config.parallel.faults(ranks, "", "model.fsdp_config")
         yield from check_adapters(config.model, "model", config.parallel, "model.fsdp_config")
-        if isinstance(config, PreferencesConfig) and config.trains == "reward_model" and config.model.lora_rank:
-            yield (
-                f"model.lora_rank={config.model.lora_rank} conflicts with trains=reward_model, which trains the whole "
-                "model: leave it out"
-            )
+        if isinstance(config, PreferencesConfig) and config.trains == "reward_model":
+            yield from check_reward_model(config.model)
         return
     roles = config.actor_rollout_ref
     yield from roles.actor.parallel.faults(ranks, f"{ACTOR}.")

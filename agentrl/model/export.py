@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from agentrl.model.heads import Params, PolicyModel, ScoreModel, classifier_class
 from agentrl.parallel.collectives import full, rank
@@ -51,10 +53,26 @@ def export_score_model(
         tokenizer.save_pretrained(directory)
 
 
+def add_stop_tokens(directory: Path, ids: Sequence[int]) -> None:
+    """Have the model in `directory` end its turns with any of `ids`, as well as with the ends that it names already.
+
+    `generate` and servers read them from the generation config.
+    """
+    config = GenerationConfig.from_pretrained(directory)
+    own = config.eos_token_id
+    named = own if isinstance(own, list) else [] if own is None else [own]
+    config.eos_token_id = list(dict.fromkeys([*named, *ids]))
+    config._from_model_config = None  # else transformers 4 takes the ends of config.json instead
+    config.to_json_file(directory / GENERATION_CONFIG_NAME)
+
+
 def _write(model: PreTrainedModel, tensors: dict[str, torch.Tensor], dtype: torch.dtype, directory: Path) -> None:
-    shell = _filled(type(model), copy.deepcopy(model.config), tensors, dict(model.named_buffers()), dtype)
-    shell.generation_config = copy.deepcopy(model.generation_config)
-    shell.save_pretrained(directory)
+    _filled(type(model), copy.deepcopy(model.config), tensors, dict(model.named_buffers()), dtype).save_pretrained(
+        directory
+    )
+    # `save_pretrained` refuses generation configs that models are published with, e.g. a temperature without do_sample.
+    if model.generation_config is not None:
+        model.generation_config.to_json_file(directory / GENERATION_CONFIG_NAME)
 
 
 def _filled(

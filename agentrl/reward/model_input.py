@@ -43,9 +43,19 @@ class ModelInput:
     as user messages; so are malformed calls, which no template could write.
     """
 
-    def __init__(self, path: str, max_length: int | None, *, trust_remote_code: bool = False) -> None:
-        """`max_length` None: what the model's config allows. Raises ConfigError for what cannot be loaded."""
-        self._codec = Codec(load_tokenizer(path, None, trust_remote_code=trust_remote_code))
+    def __init__(
+        self,
+        path: str,
+        max_length: int | None,
+        *,
+        chat_template: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        """`max_length` None: what the model's config allows. `chat_template`: a Jinja file in place of the model's.
+
+        Raises ConfigError for what cannot be loaded.
+        """
+        self._codec = Codec(load_tokenizer(path, chat_template, trust_remote_code=trust_remote_code))
         self._path = path
         if not self._codec.tokenizer.chat_template:
             raise ConfigError(f"reward_model.model.path={path}: its tokenizer has no chat template to read messages by")

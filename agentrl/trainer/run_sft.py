@@ -183,7 +183,9 @@ class PreferencesJob:
             else:
                 from agentrl.reward.model_input import ModelInput
 
-                reading = ModelInput(model.path, None, trust_remote_code=model.trust_remote_code)
+                reading = ModelInput(
+                    model.path, None, chat_template=model.chat_template, trust_remote_code=model.trust_remote_code
+                )
                 pairs, too_long = load_scored_pairs(files, data, reading.ids, stage.advance, remarks)
         for what, count in sorted(remarks.items()):
             display.warn(f"{count} of the {2 * (len(pairs) + too_long)} conversations of {files} have {what}")
