@@ -94,10 +94,13 @@ def test_a_match_is_run_once_and_documented(tmp_path: Path) -> None:
     drawn = walk.errands("rows")
     for split, count in (("train", 32), ("val", 2)):
         write_parquet(place / f"{split}.parquet", [walk.row(*next(drawn), index) for index in range(count)])
-    matches = [Match("walk", one, 1, 1) for one in CONTENDERS if one.name in ("gigpo", "cispo")]
+    matches = [Match("walk", one, 1, 1) for one in CONTENDERS if one.name in ("gae", "gigpo", "cispo")]
     assert finish(matches, tmp_path, 2) == [], [file.read_text()[-2000:] for file in tmp_path.rglob("*.log")]
     results = [Result.of(match, tmp_path) for match in matches]
-    assert [[seen for seen, _ in one.success] for one in results if one] == [[0, 256], [0, 256]]
+    assert [[seen for seen, _ in one.success] for one in results if one] == [[0, 256]] * 3
+    assert [one is not None and one.explained is not None for one in results] == [
+        one.contender.name == "gae" for one in matches
+    ]
     stamps = [file.stat().st_mtime_ns for file in tmp_path.rglob("done.json")]
     assert finish(matches, tmp_path, 2) == []
     assert [file.stat().st_mtime_ns for file in tmp_path.rglob("done.json")] == stamps
@@ -108,4 +111,5 @@ def test_a_match_is_run_once_and_documented(tmp_path: Path) -> None:
     page = (docs / "algorithms.md").read_text()
     assert page.startswith("before\n") and page.endswith("\nafter\n") and "old" not in page
     assert "| estimator | walk: before" in page and "| `gigpo` | 0.0% | 0.0% |" in page
+    assert "| CPU-s | explained variance |\n|---|---|---|---|---|---|---|\n" in page and "| CPU-s |\n" in page
     assert (docs / "images" / "arena.png").read_bytes().startswith(b"\x89PNG")
