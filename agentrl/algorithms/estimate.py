@@ -113,7 +113,10 @@ def corrected(
     if not correction.changes_loss:
         return batch, {}, metrics
     weight = found.weight.float()
-    return replace(batch, correction=weight), {"correction": weight}, metrics
+    columns = {"correction": weight}
+    if correction.rollout_is is not None:
+        columns["correction_clipped"] = found.clipped.float()
+    return batch.with_fields(**columns), columns, metrics
 
 
 def add_rewards(batch: RaggedBatch, rewards: Mapping[int, float]) -> torch.Tensor:

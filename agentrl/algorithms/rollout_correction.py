@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 AGES = 8
 """Staleness is counted apart up to AGES - 2; what is older counts together."""
+LEAST_ESS = 0.9
+"""Effective sample size, a part of the policy tokens, down to which `tempered` weighs by more than the token."""
+HALVINGS = 12
+"""Steps in which `tempered` finds its strength."""
 COUNTS = ("tokens", "weight", "weight_squared", "clipped", "masked", "gap_abs", "gap_k3")
 """Sums over the tokens of one staleness."""
 
@@ -47,16 +51,13 @@ def correct(log_ratio: Tensor, mask: Tensor, offsets: Tensor, config: RolloutCor
     """
     log_ratio = torch.where(mask, log_ratio.detach(), 0.0)
     weight, clipped = torch.ones_like(log_ratio), torch.zeros_like(mask)
-    if config.rollout_is is not None:
-        raw = _importance(log_ratio, mask, offsets, config.rollout_is)
-        low, high = config.rollout_is_lower or 0.0, config.rollout_is_threshold
-        outside = (raw < low) | (raw > high)
-        if config.rollout_is_outside == "truncate":
-            weight, clipped = raw.clamp(low, high), outside & mask
-        else:
-            weight = torch.where(outside, 0.0, raw)
-    if config.rollout_is_batch_normalize:
-        weight = weight / _mean_weight(weight, mask, offsets, by_sequence=config.rollout_is != "token")
+    if config.rollout_is == "tempered":
+        weight, clipped = _tempered(log_ratio, mask, offsets, config)
+    elif config.rollout_is is not None:
+        weight, clipped = _bounded(_importance(log_ratio, mask, offsets, config.rollout_is), mask, config)
+    if config.normalizes:
+        by_sequence = config.rollout_is in ("sequence", "geometric")
+        weight = weight / _mean_weight(weight, mask, offsets, by_sequence=by_sequence)
     if config.reject:
         weight = torch.where(kept(log_ratio, mask, offsets, config.reject), weight, 0.0)
     return Corrected(torch.where(mask, weight, 0.0), clipped)
@@ -143,6 +144,43 @@ def correction_metrics(sums: Mapping[str, float], config: RolloutCorrectionConfi
             found[f"correction/clipped_frac{suffix}"] = total["clipped"] / tokens
             found[f"correction/masked_frac{suffix}"] = total["masked"] / tokens
     return found
+
+
+def _tempered(
+    log_ratio: Tensor, mask: Tensor, offsets: Tensor, config: RolloutCorrectionConfig
+) -> tuple[Tensor, Tensor]:
+    """Return (weights [T], where they are a bound [T] bool): exp(l + a (S - l)), within the bounds of `config`.
+
+    l is the token's log-ratio, S the sum over its sequence's policy tokens. The strength a, the same for all tokens, is
+    the largest in [0, 1] that leaves an effective sample size of `LEAST_ESS`: 1 weighs by sequence, 0 by token, which
+    is what is taken where no a leaves so much.
+    """
+    others = _over(log_ratio, "seq_sum", mask, offsets) - log_ratio
+
+    def at(strength: float) -> tuple[Tensor, Tensor]:
+        raw = (log_ratio + strength * others).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+        return _bounded(raw, mask, config)
+
+    def suffices(strength: float) -> bool:
+        weight = at(strength)[0][mask].double()
+        return bool(weight.sum().square() >= LEAST_ESS * len(weight) * weight.square().sum())
+
+    low, high = 0.0, 1.0
+    if suffices(high):
+        return at(high)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if suffices(middle) else (low, middle)
+    return at(low)
+
+
+def _bounded(raw: Tensor, mask: Tensor, config: RolloutCorrectionConfig) -> tuple[Tensor, Tensor]:
+    """Return (weights [T], where they are a bound [T] bool)."""
+    low, high = config.rollout_is_lower or 0.0, config.rollout_is_threshold
+    outside = (raw < low) | (raw > high)
+    if config.rollout_is_outside == "truncate":
+        return raw.clamp(low, high), outside & mask
+    return torch.where(outside, 0.0, raw), torch.zeros_like(mask)
 
 
 def _importance(log_ratio: Tensor, mask: Tensor, offsets: Tensor, level: str) -> Tensor:

@@ -84,6 +84,11 @@ MEANINGS: dict[str, tuple[str, str]] = {
         "From a trajectory's first sampled token on: look whether the engine has the policy's weights, adapters and "
         "temperature. From a later turn on: look at its cache. Everywhere a little: look at its precision",
     ),
+    "ess": (
+        "Most tokens were sampled by weights from which the policy has come too far to learn from them",
+        "Lower async_training.depth, async_training.max_staleness or the learning rate; of the choices of "
+        "algorithm.rollout_correction.rollout_is, tempered leaves the most",
+    ),
     "sampling": (
         "Tokens are not drawn from the distribution whose log-probs are recorded, so the gradient is of another policy",
         "Look at the engine's temperature, top_p, top_k, penalties and seeds",

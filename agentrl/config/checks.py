@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Collection, Iterator
 
 from agentrl.config.keys import all_keys, defaults, flatten, leaf_keys
 from agentrl.config.registries import POLICY_LOSSES
 from agentrl.config.rules import Names, OnlyWith, Place, Values
 from agentrl.config.section import Section
-from agentrl.config.sections.algorithm import default_rollout_is
+from agentrl.config.sections.algorithm import OF_STALE_TOKENS
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.offline import EvaluateConfig, GenerateConfig
 from agentrl.config.sections.parallel import Parallel
@@ -53,13 +54,14 @@ def check_rules(config: Section, given: Collection[str]) -> Iterator[str]:
 def remarks(config: Section) -> Iterator[str]:
     """Yield what is allowed and seldom meant."""
     if isinstance(config, Config):
+        yield from remarks_on_filters(config)
         if config.async_training.max_staleness:
             keys = config.algorithm.rollout_correction
             on = (
                 f"the correction is {keys.text()}: watch correction/ess"
                 if keys.changes_loss or not keys.needs_pass
-                else f"nothing corrects for that: set {CORRECTION}.rollout_is="
-                f"{default_rollout_is(config.data.max_response_length)}, and watch rollout/logprob_gap_kl"
+                else f"nothing corrects for that: set {CORRECTION}.rollout_is={OF_STALE_TOKENS}, and watch "
+                "rollout/logprob_gap_kl"
             )
             yield (
                 f"async_training.max_staleness={config.async_training.max_staleness} trains on tokens that older "
@@ -74,6 +76,22 @@ def remarks(config: Section) -> Iterator[str]:
                     f"{ACTOR}.{name}={distance:g} is the distance of the ratio's bound from 1, so that ratios are "
                     f"clipped to {bound}; for the bound {distance:g} set {abs(distance - 1):.3g}"
                 )
+
+
+def remarks_on_filters(config: Config) -> Iterator[str]:
+    """Yield what training on tokens of a filtered distribution does."""
+    rollout = config.actor_rollout_ref.rollout
+    on = [f"top_p={rollout.top_p:g}"] if rollout.top_p < 1 else []
+    on += [f"top_k={rollout.top_k}"] if rollout.top_k > 0 else []
+    if not on or config.trainer.val_only:
+        return
+    apart = f" by up to {-math.log(rollout.top_p):.2g} nats a token (KL)" if rollout.top_p < 1 else ""
+    yield (
+        f"{ROLLOUT}.{' and '.join(on)}: training samples from a filtered distribution, and engine and trainer both "
+        f"report log-probs of the whole one, which differs{apart}; rollout/logprob_gap_kl reads 0. Without a baseline "
+        "of the group the gradient is off by about 20 % at top_p=0.95 and 40 % at 0.9, with one by half of that. Set "
+        f"top_p=1 and top_k=-1; validation has its own in {ROLLOUT}.val_kwargs"
+    )
 
 
 def check_together(config: Section) -> Iterator[str]:
@@ -285,10 +303,11 @@ def check_correction(config: Config) -> Iterator[str]:
             f"{ACTOR}.target_entropy needs {CORRECTION}.proximal=recomputed, found {keys.proximal}: the entropy must "
             "be known before the update"
         )
-    if keys.rollout_is_batch_normalize and not keys.needs_pass:
+    if keys.normalizes and not keys.needs_pass:
+        key = "rollout_is=tempered" if keys.rollout_is == "tempered" else "rollout_is_batch_normalize=true"
         yield (
-            f"{CORRECTION}.rollout_is_batch_normalize=true needs proximal=recomputed, found {keys.proximal}: the mean "
-            "over the batch must be known before the update"
+            f"{CORRECTION}.{key} needs proximal=recomputed, found {keys.proximal}: the mean over the batch must be "
+            "known before the update"
         )
 
 

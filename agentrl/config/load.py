@@ -36,7 +36,7 @@ from agentrl.config.hydra_section import (
 from agentrl.config.keys import MISSING, all_keys, defaults, flatten, leaf_keys, nearest, nested
 from agentrl.config.rules import NamesFile
 from agentrl.config.section import Section
-from agentrl.config.sections.algorithm import default_rollout_is
+from agentrl.config.sections.algorithm import OF_STALE_TOKENS
 from agentrl.config.sections.offline import EvaluateConfig, GenerateConfig
 from agentrl.config.sections.sft import PreferencesConfig, SFTConfig, TuningConfig
 from agentrl.config.sections.training import Config
@@ -485,8 +485,7 @@ def corrected(values: Mapping[str, JSON], keys: Keys) -> dict[str, JSON]:
     chosen = {f"{CORRECTION}.{name}" for name in ("proximal", "rollout_is", "reject")}.intersection(keys.given)
     if m2po or chosen:
         return {}
-    length = values.get("data.max_response_length")
-    return {f"{CORRECTION}.rollout_is": default_rollout_is(length) if isinstance(length, int) else "token"}
+    return {f"{CORRECTION}.rollout_is": OF_STALE_TOKENS}
 
 
 def tell(config: Section, keys: Keys, translation: Translation) -> None:

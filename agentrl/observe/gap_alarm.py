@@ -1,13 +1,15 @@
-"""Warning when the policy and the engine that sampled have come far apart."""
+"""Warnings when the policy and the engine that sampled have come far apart."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agentrl.config.sections.algorithm import RolloutCorrectionConfig
+from agentrl.config.sections.algorithm import OF_STALE_TOKENS, RolloutCorrectionConfig
 
 KEYS = "algorithm.rollout_correction"
-GAP = "rollout/logprob_gap_kl"
+GAP, ESS = "rollout/logprob_gap_kl", "correction/ess"
+LEAST_ESS = 0.5
+"""Effective sample size, a part of the tokens, below which a step is warned of."""
 
 
 class GapAlarm:
@@ -16,6 +18,18 @@ class GapAlarm:
     def __init__(self, config: RolloutCorrectionConfig) -> None:
         self.config = config
         self.bound = config.gap_alarm
+        self.least_ess = LEAST_ESS
+
+    def ess_text(self, metrics: Mapping[str, float]) -> str | None:
+        """Write the warning of a small effective sample size, the first time and each time it has halved since."""
+        ess = metrics.get(ESS)
+        if ess is None or not ess < self.least_ess:
+            return None
+        self.least_ess = ess / 2
+        return (
+            f"the step learns from as many tokens as {ess:.1%} of its own would be ({ESS}), as their weights under "
+            f"{self.config.text()} differ that much"
+        )
 
     def text(self, metrics: Mapping[str, float]) -> str | None:
         """Write the warning for a step's metrics; None where there is no reason to."""
@@ -37,9 +51,9 @@ class GapAlarm:
         if not self.config.changes_loss:
             if self.config.proximal == "rollout":  # then the loss's own ratio corrects, within its clip
                 return f"and no token is rejected for it: set {KEYS}.reject.seq_mean_k3=0.01"
-            return f"and nothing corrects for it: set {KEYS}.rollout_is=token"
+            return f"and nothing corrects for it: set {KEYS}.rollout_is={OF_STALE_TOKENS if stale else 'token'}"
         lost = f"{metrics.get('correction/masked_frac', 0.0):.1%} of the tokens weigh 0"
-        ess = f"the effective sample size is {metrics.get('correction/ess', 1.0):.1%}"
+        ess = f"the effective sample size is {metrics.get(ESS, 1.0):.1%}"
         cure = (
             self._cure_of_age()
             if stale
@@ -49,6 +63,4 @@ class GapAlarm:
 
     def _cure_of_age(self) -> str:
         fewer = "lower async_training.depth or async_training.max_staleness"
-        if self.config.rollout_is == "sequence":
-            return fewer
-        return f"{fewer}, or set {KEYS}.rollout_is=sequence where trajectories are short"
+        return fewer if self.config.rollout_is == OF_STALE_TOKENS else f"{fewer}, or set {KEYS}.rollout_is=tempered"

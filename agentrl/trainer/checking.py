@@ -151,6 +151,8 @@ class StepChecks:
         self.add(self.history.check({**metrics, **self.numbers}, outlines, learnt=learnt))
         if (text := self.gap_alarm.text(metrics)) is not None:
             self.add([Finding("gap", text, "all trajectories of the step", "sign")])
+        if (text := self.gap_alarm.ess_text(metrics)) is not None:
+            self.add([Finding("ess", text, "all trajectories of the step", "sign")])
         alarms, reaction = self.alarms.raise_for(step, self.found)
         numbers = {**self.numbers, "checks/alarms": float(len(alarms))}
         numbers["perf/check_seconds"] = numbers.get("perf/check_seconds", 0.0) + time.thread_time() - begun

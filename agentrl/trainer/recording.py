@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from agentrl.algorithms.rollout_correction import correct
 from agentrl.config import Config
-from agentrl.config.sections.algorithm import RolloutCorrectionConfig
 from agentrl.rollouts.contract import Rollout, training
 from agentrl.rollouts.saving import Saving
 from agentrl.runtime.executor import Executor
@@ -44,15 +42,9 @@ def record_update(
         done += count
     recorded = {number for file in files for number in file.numbers.values()}
     chosen = batch.select([row for row, owner in enumerate(owners) if owner in recorded])
-    return executor.compute(recorded_columns, chosen, files, config.algorithm.rollout_correction)[1]
+    return executor.compute(recorded_columns, chosen, files)[1]
 
 
-def recorded_columns(
-    batch: RaggedBatch, files: Sequence[RecordFile], correction: RolloutCorrectionConfig
-) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+def recorded_columns(batch: RaggedBatch, files: Sequence[RecordFile]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Write the record of a batch [T], where its tokens are; returns (no columns, what `write_updates` returns)."""
-    if correction.rollout_is is not None and correction.needs_pass and batch.old_logprobs is not None:
-        gap = torch.where(batch.mask, batch.old_logprobs - batch.rollout_logprobs, 0.0)
-        clipped = correct(gap, batch.mask, batch.offsets, correction).clipped
-        batch = batch.with_fields(correction_clipped=clipped.float())
     return {}, write_updates(batch, files)

@@ -30,21 +30,26 @@ def table(matches: Sequence[Match], out: Path) -> list[str]:
         results = {match: found for match in own if (found := Result.of(match, out))}
         tasks = [task for task in TASKS if any(match.task == task for match in results)]
         columns = f"before | after | in training | trajectories to {ENOUGH:.0%} | CPU-s"
+        critics = any(found.explained is not None for found in results.values())
+        columns += " | explained variance" if critics else ""
+        width = columns.count("|") + 1
         lines += ["", f"| {ray} | " + " | ".join(f"{task}: {columns}" for task in tasks) + " |"]
-        lines.append("|---" * (1 + 5 * len(tasks)) + "|")
+        lines.append("|---" * (1 + width * len(tasks)) + "|")
         for name in dict.fromkeys(match.contender.name for match in own):
             seen = [(match, found) for match, found in results.items() if match.contender.name == name]
             if seen:
-                cells = [cell for task in tasks for cell in _cells([one for match, one in seen if match.task == task])]
+                by_task = [[one for match, one in seen if match.task == task] for task in tasks]
+                cells = [cell for own in by_task for cell in _cells(own)[:width]]
                 lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
     return lines[1:]
 
 
 def _cells(results: Sequence[Result]) -> list[str]:
     if not results:
-        return ["" for _ in range(5)]
+        return ["" for _ in range(6)]
     enough = [next((seen for seen, rate in one.success if rate >= ENOUGH), None) for one in results]
     reached = [seen for seen in enough if seen is not None]
+    explained = [one.explained for one in results if one.explained is not None]
     some = f"{len(reached)} of {len(results)}" if reached else "never"
     return [
         _share([one.success[0][1] for one in results]),
@@ -52,6 +57,7 @@ def _cells(results: Sequence[Result]) -> list[str]:
         _share([one.training for one in results]),
         f"{mean(reached):,.0f}" if len(reached) == len(results) else some,
         f"{mean(one.cpu_seconds for one in results):.0f}",
+        f"{mean(explained):.2f}" if explained else "",
     ]
 
 

@@ -26,7 +26,7 @@ Task = Literal["calls", "walk"]
 TASKS: tuple[Task, ...] = get_args(Task)
 UNGROUPED = ("reinforce_plus_plus", "remax", "gae", "bi_level_gae", "decoupled_gae")
 """Estimators that compare no trajectories of a prompt: they see as many, of more prompts."""
-DONE = "done.json"
+DONE, EXPLAINED = "done.json", "critic/explained_variance"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,8 @@ class Result:
     training: float
     """Mean over the steps of the training trajectories' success."""
     cpu_seconds: float
+    explained: float | None = None
+    """Variance of the returns that the critic explains, mean over the last half of the steps; None: no critic."""
 
     @staticmethod
     def of(match: Match, out: Path) -> Result | None:
@@ -72,7 +74,9 @@ class Result:
             if "val/success_sampled" in line
         ]
         rates = [number(line["success/rate"]) for line in lines if "success/rate" in line]
-        return Result(success, sum(rates) / len(rates), cpu)
+        seen = [number(line[EXPLAINED]) for line in lines if EXPLAINED in line]
+        half = seen[len(seen) // 2 :]
+        return Result(success, sum(rates) / len(rates), cpu, sum(half) / len(half) if half else None)
 
 
 def number(value: JSON) -> float:

@@ -101,6 +101,8 @@ class Scene:
             *([] if any("judge" in word for word in self.words) else [f"custom_reward_function.path={scorer}"]),
             "algorithm.filter_groups.enable=false",
             f"async_training.max_staleness={self.bound}",
+            # What recompute.py computes again, without the rest of the batch.
+            *(["algorithm.rollout_correction.rollout_is=sequence"] if self.bound else []),
             "trainer.device=cpu",
             "trainer.logger=[jsonl]",
             "trainer.save_trajectories=all",

@@ -1,7 +1,9 @@
 """Compares GiGPO with the function that its authors publish, on random ragged trajectories.
 
 Prints the largest difference of the advantages, relative to the largest of a batch, with and without the division by
-the standard deviation. The published file (Apache-2.0) is read where it lies, `gigpo/core_gigpo.py` of a checkout of
+the standard deviation, with the group's mean and deviation over trajectories (the paper's equation 3) and over turns,
+`adv_options.over_turns` (what the published function does by default), and how far these two are from each other. The
+published file (Apache-2.0) is read where it lies, `gigpo/core_gigpo.py` of a checkout of
 langfengQ/verl-agent or langfengQ/DrMAS; of verl it names one class, which is not called and which a stand-in replaces:
 
     python -m benchmarks.training.gigpo_published verl-agent/gigpo/core_gigpo.py
@@ -15,9 +17,11 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import inspect
 import random
 import sys
 from contextlib import redirect_stdout
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from types import ModuleType
@@ -31,6 +35,8 @@ from agentrl.config.sections.algorithm import AlgorithmConfig
 from agentrl.trajectory.batch import RaggedBatch
 
 GAMMA, WEIGHT = 0.95, 0.7
+OVER_TURNS = ("compute_mean_std_cross_steps", "group_by_agent_id")
+"""Names in the published files of what `over_turns` is here."""
 
 
 def published(path: Path) -> Any:
@@ -55,7 +61,7 @@ def trajectories(draw: random.Random) -> list[dict[str, Any]]:
     return made
 
 
-def ours(drawn: list[dict[str, Any]], *, by_std: bool) -> list[float]:
+def ours(drawn: list[dict[str, Any]], *, by_std: bool, over_turns: bool) -> list[float]:
     """Advantages by turn, in order."""
     mask: list[bool] = []
     turn: list[int] = []
@@ -84,7 +90,7 @@ def ours(drawn: list[dict[str, Any]], *, by_std: bool) -> list[float]:
         rewards=torch.tensor(rewards),
         old_logprobs=torch.zeros(total),
     )
-    options = {"step_advantage_w": WEIGHT, "step_gamma": GAMMA}
+    options = {"step_advantage_w": WEIGHT, "step_gamma": GAMMA, "over_turns": over_turns}
     keys = {"adv_estimator": "gigpo", "norm_adv_by_std_in_grpo": by_std, "adv_options": options}
     found = compute_advantages(batch, AlgorithmConfig.model_validate(keys), 8).advantages
     assert found is not None
@@ -93,7 +99,10 @@ def ours(drawn: list[dict[str, Any]], *, by_std: bool) -> list[float]:
 
 
 def theirs(module: Any, drawn: list[dict[str, Any]], *, by_std: bool) -> list[float]:
-    """Advantages by turn, in order: a row is a turn, with the trajectory's whole reward as its score."""
+    """Advantages by turn, in order: a row is a turn, with the trajectory's whole reward as its score.
+
+    The mean and deviation of groups are those of `module.episode_norm_reward`.
+    """
     rows = [(one["group"], name, *turn) for name, one in enumerate(drawn) for turn in one["turns"]]
     to_go: list[float] = []
     for one in drawn:
@@ -123,15 +132,25 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=200)
     given = parser.parse_args()
     module = published(given.file)
+    by_episode = module.episode_norm_reward
+    (name,) = [one for one in OVER_TURNS if one in inspect.signature(by_episode).parameters]
+    default = inspect.signature(by_episode).parameters[name].default
+    print(f"{name}={default} is the default of {given.file}")
     for by_std in (True, False):
-        worst = 0.0
-        for seed in range(given.batches):
-            drawn = trajectories(random.Random(seed))
-            left, right = (
-                torch.tensor(one) for one in (ours(drawn, by_std=by_std), theirs(module, drawn, by_std=by_std))
-            )
-            worst = max(worst, float((left - right).abs().max() / right.abs().max()))
-        print(f"by the standard deviation: {by_std}; largest difference of {given.batches} batches: {worst:.2g}")
+        apart = 0.0
+        for over_turns in (False, True):
+            module.episode_norm_reward = partial(by_episode, **{name: over_turns})
+            worst = 0.0
+            for seed in range(given.batches):
+                drawn = trajectories(random.Random(seed))
+                left = torch.tensor(ours(drawn, by_std=by_std, over_turns=over_turns))
+                other = torch.tensor(ours(drawn, by_std=by_std, over_turns=not over_turns))
+                right = torch.tensor(theirs(module, drawn, by_std=by_std))
+                worst = max(worst, float((left - right).abs().max() / right.abs().max()))
+                apart = max(apart, float((left - other).abs().max() / left.abs().max()))
+            what = f"by the standard deviation: {by_std}, over turns: {over_turns}"
+            print(f"{what}; largest difference of {given.batches} batches: {worst:.2g}", flush=True)
+        print(f"by the standard deviation: {by_std}; over turns from over trajectories: {apart:.2g}")
 
 
 if __name__ == "__main__":

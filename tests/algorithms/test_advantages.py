@@ -254,6 +254,13 @@ def test_gigpo_compares_turns_that_were_taken_in_the_same_state() -> None:
     half, deviation = math.sqrt(0.5), math.sqrt(((1 / 3) ** 2 + 2 * (1 / 6) ** 2) / 2)
     found = advantages(batch, "gigpo", adv_options=options)
     assert found[0] == pytest.approx([half + own / deviation] * 2 + [half], rel=1e-5)
+    # Over turns, two of reward 1 and three of 0: mean 2/5, deviation sqrt(0.3).
+    options["over_turns"] = True
+    found = advantages(batch, "gigpo", norm_adv_by_std_in_grpo=False, adv_options=options)
+    assert found == approx([0.6 + own] * 2 + [0.6], [-0.4 + other, -0.4 + other, -0.4])
+    found = advantages(batch, "gigpo", adv_options=options)
+    assert found[0][2] == pytest.approx(0.6 / math.sqrt(0.3), rel=1e-5)
+    assert advantages(batch_of(Row("0101", {3: 1.0})), "gigpo", adv_options=options) == [[0.0, 0.0]], "a lone survivor"
 
 
 def test_gigpo_compares_states_of_one_prompt_only() -> None:

@@ -75,6 +75,8 @@ def by_token(first: float, second: float) -> list[float]:
             [weight * 5 / 5.05 for weight in (1.5, 0, 0.25, 1.1, 1.2, 1, 0)],
         ),
         ({"rollout_is": "sequence", "rollout_is_batch_normalize": True}, by_token(FIRST / 0.91, SECOND / 0.91)),
+        # By the token alone the effective sample size is 0.8, less than 0.9: so it is by the token, over the mean.
+        ({"rollout_is": "tempered"}, [weight * 5 / 5.55 for weight in (2, 0, 0.25, 1.1, 1.2, 1, 0)]),
         ({"reject": {"token": [0.5, 1.1000001]}}, [0, 0, 0, 1, 0, 1, 0]),
         ({"reject": {"sequence": [0.6, 2]}}, by_token(0, 1)),
         ({"reject": {"sequence": [0.4, 1.3]}}, by_token(1, 0)),
@@ -109,12 +111,17 @@ ALL = {
 }
 
 
+TEMPERED = {key: value for key, value in ALL.items() if key != "rollout_is_batch_normalize"} | {
+    "rollout_is": "tempered"
+}
+
+
 @settings(max_examples=30, deadline=None)
-@given(batch=batches())
-def test_equal_log_probs_are_weighed_by_exactly_1(batch: RaggedBatch) -> None:
+@given(batch=batches(), correction=st.sampled_from([ALL, TEMPERED]))
+def test_equal_log_probs_are_weighed_by_exactly_1(batch: RaggedBatch, correction: dict[str, Any]) -> None:
     """In float32, where sums would show a rounding that is not there."""
     batch.rollout_logprobs = batch.old_logprobs  # type: ignore[assignment]
-    columns, found = estimate(batch, algorithm("reinforce_plus_plus", rollout_correction=ALL), 4, None)
+    columns, found = estimate(batch, algorithm("reinforce_plus_plus", rollout_correction=correction), 4, None)
     assert torch.equal(columns["correction"], batch.mask.float())
     assert found.metrics["correction/ess"] == 1.0
     assert found.metrics["correction/masked_frac"] == found.metrics["rollout/logprob_gap_kl"] == 0.0
@@ -314,10 +321,53 @@ def test_the_alarm_names_the_key_and_rings_again_when_the_gap_has_doubled() -> N
     assert told is not None and "25.0% of the tokens weigh 0, the effective sample size is 50.0%" in told
     assert told.endswith(
         "Lower async_training.depth or async_training.max_staleness, or set algorithm.rollout_correction."
-        "rollout_is=sequence where trajectories are short"
+        "rollout_is=tempered"
     )
-    told = GapAlarm(keys(rollout_is="sequence", gap_alarm=0.1)).text({gap: 0.2, f"{gap}/staleness_1": 0.2})
+    told = GapAlarm(keys(rollout_is="tempered", gap_alarm=0.1)).text({gap: 0.2, f"{gap}/staleness_1": 0.2})
     assert told is not None and told.endswith("Lower async_training.depth or async_training.max_staleness")
     told = GapAlarm(keys(proximal="rollout")).text({gap: 0.2})
     assert told is not None and "rollout_correction.reject.seq_mean_k3" in told
     assert GapAlarm(keys(gap_alarm=None)).text({gap: 5.0}) is None
+    told = GapAlarm(keys()).text({gap: 0.2, f"{gap}/staleness_1": 0.2})
+    assert told is not None and "set algorithm.rollout_correction.rollout_is=tempered" in told
+
+
+def test_a_small_effective_sample_size_is_told_once_and_when_it_has_halved() -> None:
+    alarm = GapAlarm(keys(rollout_is="sequence", gap_alarm=None))
+    assert alarm.ess_text({}) is None and alarm.ess_text({"correction/ess": 0.5}) is None
+    told = alarm.ess_text({"correction/ess": 0.42})
+    assert told is not None and "42.0%" in told and "rollout_is=sequence (truncate at 2)" in told
+    assert alarm.ess_text({"correction/ess": 0.22}) is None
+    assert alarm.ess_text({"correction/ess": 0.2}) is not None
+
+
+def tempered(strength: float, log_ratio: Tensor, offsets: Tensor) -> Tensor:
+    """Weigh by the formula, sequence by sequence, before the mean: [T] float64."""
+    parts = log_ratio.double().split(offsets.diff().tolist())
+    return torch.cat([(part + strength * (part.sum() - part)).exp().clamp(max=2) for part in parts])
+
+
+@pytest.mark.parametrize(("deviation", "by"), [(0.001, "sequence"), (0.02, "power"), (0.8, "token")])
+def test_tempered_weighs_by_as_much_of_the_sequence_as_leaves_nine_tenths_of_the_tokens(
+    deviation: float, by: str
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.randint(64, 1025, (96,), generator=generator)
+    offsets = torch.tensor([0, *lengths.tolist()]).cumsum(0)
+    log_ratio = torch.randn(int(offsets[-1]), generator=generator) * deviation
+    mask = torch.ones(len(log_ratio), dtype=torch.bool)
+    found = correct(log_ratio, mask, offsets, keys(rollout_is="tempered")).weight.double()
+    assert float(found.mean()) == pytest.approx(1, abs=1e-5)
+
+    def ess(weight: Tensor) -> float:
+        return float(weight.sum() ** 2 / (len(weight) * weight.square().sum()))
+
+    if by == "power":
+        assert 0.9 <= ess(found) < 0.901
+        best = max(one / 512 for one in range(513) if ess(tempered(one / 512, log_ratio, offsets)) >= 0.9)
+        assert 0.1 < best < 0.9
+        expected = tempered(best, log_ratio, offsets)
+    else:
+        expected = tempered(float(by == "sequence"), log_ratio, offsets)
+        assert (ess(expected) >= 0.9) == (by == "sequence")
+    torch.testing.assert_close(found, expected / expected.mean(), rtol=0.02, atol=0)

@@ -86,6 +86,26 @@ def test_what_a_move_was_worth_is_the_change_of_the_probability_to_arrive() -> N
     assert ((walks.place + credit.STEP[walks.move]).clamp(0, 4) == walks.goal).all(-1).sum() == walks.success.sum()
 
 
+def test_what_a_critic_explains_stands_in_the_table(tmp_path: Path) -> None:
+    """Where some contender of a ray has a critic; the mean of the last half of its steps."""
+    chosen = [one for one in CONTENDERS if one.name in ("gae", "grpo", "cispo")]
+    matches = [Match("walk", one, 1, 4) for one in chosen]
+    for match in matches:
+        folder = match.folder(tmp_path)
+        folder.mkdir(parents=True)
+        (folder / "done.json").write_text('{"cpu_seconds": 7}')
+        steps: list[dict[str, float]] = [{"step": 0, "val/success_sampled": 0.25}]
+        for step, explained in enumerate((-1.0, 0.0, 0.25, 0.75), 1):
+            own = {"critic/explained_variance": explained} if match.contender.name == "gae" else {}
+            steps.append({"step": step, "success/rate": 0.5, **own})
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    lines = table(matches, tmp_path)
+    assert lines[0].endswith("| CPU-s | explained variance |") and lines[1].count("|---") == 7
+    assert "| `gae` | 25.0% | 25.0% | 50.0% | never | 7 | 0.50 |" in lines
+    assert "| `grpo` | 25.0% | 25.0% | 50.0% | never | 7 |  |" in lines
+    assert "| `cispo` | 25.0% | 25.0% | 50.0% | never | 7 |" in lines, "no column where no contender has a critic"
+
+
 @pytest.mark.slice(0, "long run")
 def test_a_match_is_run_once_and_documented(tmp_path: Path) -> None:
     place = tmp_path / "walk-1" / "assets"

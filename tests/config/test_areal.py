@@ -22,7 +22,7 @@ def test_the_bound_of_staleness_begins_as_many_batches_ahead(caplog: pytest.LogC
         config = load_config([*BASE, "rollout.max_head_offpolicyness=4", "rollout.consumer_batch_size=16"])
     assert (config.async_training.max_staleness, config.async_training.depth) == (4, 4)
     assert config.data.train_batch_size == 16
-    assert config.algorithm.rollout_correction.rollout_is == "sequence"
+    assert config.algorithm.rollout_correction.rollout_is == "tempered"
     said = "rollout.max_head_offpolicyness=4, in AReaL's names, is read as async_training.max_staleness=4"
     assert said in caplog.text
     assert load_config(["rollout.max_head_offpolicyness=0"]).async_training.max_staleness == 0

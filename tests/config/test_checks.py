@@ -321,6 +321,10 @@ def test_a_bound_on_staleness_that_cannot_hold(overrides: list[str], says: str) 
             ["rollout_is=token", "rollout_is_batch_normalize=true", "proximal=interpolated"],
             "rollout_is_batch_normalize=true needs proximal=recomputed, found interpolated",
         ),
+        (
+            ["rollout_is=tempered", "proximal=interpolated"],
+            "rollout_is=tempered needs proximal=recomputed, found",
+        ),
         (["reject.token=2"], r"reject.*token expects \[lower, upper\]"),
         (["reject.tokens=2"], "reject: expected 'token', .* found 'tokens'"),
     ],
@@ -339,8 +343,8 @@ def test_a_loss_without_an_option_that_it_needs() -> None:
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ([], r"the correction is rollout_is=sequence \(truncate at 2\): watch correction/ess"),
-        (["rollout_is=null"], "nothing corrects for that: set algorithm.rollout_correction.rollout_is=sequence"),
+        ([], r"the correction is rollout_is=tempered \(truncate at 2\): watch correction/ess"),
+        (["rollout_is=null"], "nothing corrects for that: set algorithm.rollout_correction.rollout_is=tempered"),
         (["reject.token_k3=0.1"], "the correction is reject.token_k3=0.1: watch"),
         (["rollout_is=token", "reject.veto=1e-4"], r"rollout_is=token \(truncate at 2\), reject.veto=0.0001"),
         (["proximal=interpolated"], "the correction is proximal=interpolated: watch"),
@@ -359,10 +363,9 @@ def test_stale_tokens_are_corrected_unless_that_was_chosen_otherwise(tmp_path: P
     stale, correction = ["async_training.max_staleness=1", "trainer.save_freq=5"], "algorithm.rollout_correction."
     for given, expected in (
         ([], None),
-        (stale, "sequence"),
-        ([*stale, "data.max_response_length=1024"], "sequence"),
-        ([*stale, "data.max_response_length=1025"], "token"),
-        ([*stale, f"{correction}rollout_is=token"], "token"),
+        (stale, "tempered"),
+        ([*stale, "data.max_response_length=4096"], "tempered"),
+        ([*stale, f"{correction}rollout_is=sequence"], "sequence"),
         ([*stale, f"{correction}rollout_is=null"], None),
         ([*stale, f"{LOSS}=m2po"], None),
     ):
@@ -372,7 +375,31 @@ def test_stale_tokens_are_corrected_unless_that_was_chosen_otherwise(tmp_path: P
         again = load_config(["--config-path", str(tmp_path), "--config-name", "config"])
         assert again == config, given
     config = load_config(["--config-path", str(tmp_path), "--config-name", "config", f"{LOSS}=vanilla", stale[0]])
-    assert config.algorithm.rollout_correction.rollout_is == "sequence", "the bound is given anew"
+    assert config.algorithm.rollout_correction.rollout_is == "tempered", "the bound is given anew"
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        (
+            ["top_p=0.9"],
+            r"rollout.top_p=0.9: training .* by up to 0\.11 nats a token \(KL\); rollout/logprob_gap",
+        ),
+        (["top_k=50"], r"rollout.top_k=50: training samples from a filtered distribution.* which differs; rollout/log"),
+        (["top_p=0.95", "top_k=20"], r"rollout.top_p=0.95 and top_k=20: .* by up to 0\.051 nats"),
+        (["val_kwargs.top_p=0.9", "val_kwargs.top_k=50"], ""),
+        (["top_p=1.0", "top_k=0"], ""),
+    ],
+)
+def test_filters_of_training_are_told_with_what_they_cost(
+    keys: list[str], says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = [*OWN, "data.val_files=rows.parquet", *(f"actor_rollout_ref.rollout.{key}" for key in keys)]
+    load_config(given)
+    assert re.search(says, caplog.text) if says else "filtered" not in caplog.text
+    caplog.clear()
+    load_config([*given, "trainer.val_only=true"])
+    assert "filtered" not in caplog.text
 
 
 def test_a_cluster_that_runs_has_its_cpus() -> None:

@@ -25,6 +25,9 @@ class GigpoOptions(BaseModel):
     """Weight of the turn's advantage beside the trajectory's."""
     step_gamma: float = Field(0.95, ge=0, le=1)
     """Discount of the rewards of later turns, in a turn's advantage."""
+    over_turns: bool = False
+    """Count a trajectory once for each of its turns in the mean and deviation of its group, as the authors' code does
+    by default; false: once, as the paper's equation 3."""
 
 
 @declare("state", keys=("norm_adv_by_std_in_grpo",))
@@ -36,6 +39,7 @@ def gigpo(columns: EstimatorColumns, config: AlgorithmConfig, options: GigpoOpti
 
     N(x) = (x - mean) / (std + 1e-6), without `norm_adv_by_std_in_grpo` x - mean. A state that is met once compares
     nothing: 0. A trajectory that is left alone of its group teaches nothing. R_i itself is the first term with n = 1.
+    With `over_turns` mean and std of the first term are over all turns of the group, each with its trajectory's R_i.
     """
     assert columns.state is not None, "declared"
     groups = Groups.of(columns)
@@ -50,8 +54,14 @@ def gigpo(columns: EstimatorColumns, config: AlgorithmConfig, options: GigpoOpti
     met = torch.bincount(place)
     steps = Groups(owner, place, to_go, met, met > 1)
 
-    by_trajectory = _normalised(groups, config.norm_adv_by_std_in_grpo)
-    by_turn = by_trajectory[owner] + options.step_advantage_w * _normalised(steps, config.norm_adv_by_std_in_grpo)
+    by_std = config.norm_adv_by_std_in_grpo
+    if options.over_turns:
+        prompt = groups.group[owner]
+        size = torch.bincount(prompt, minlength=len(groups.size))
+        by_trajectory = _normalised(Groups(owner, prompt, groups.totals[owner], size, groups.teaches), by_std)
+    else:
+        by_trajectory = _normalised(groups, by_std)[owner]
+    by_turn = by_trajectory + options.step_advantage_w * _normalised(steps, by_std)
     by_turn = torch.where(groups.teaches[groups.group][owner], by_turn, 0.0)
     advantages = torch.zeros(len(columns.mask), dtype=torch.float64, device=owner.device)
     advantages[order] = by_turn[turn]

@@ -84,15 +84,9 @@ Criterion = Literal[
 """Criteria of rejection; see `agentrl.algorithms.rollout_correction.kept`."""
 RATIOS = ("token", "sequence", "geometric")
 """The criteria with a lower and an upper bound."""
-WEIGHED = OnlyWith("rollout_is=token or sequence or geometric")
-WEIGHED_WHOLE = 1024
-"""Tokens of a response up to which its importance as a whole is the default: at a gap of 0.001 nats a token its
-logarithm then has a deviation of 1.4."""
-
-
-def default_rollout_is(max_response_length: int) -> Literal["sequence", "token"]:
-    """Return the weight of stale tokens where the user chose none."""
-    return "sequence" if max_response_length <= WEIGHED_WHOLE else "token"
+WEIGHED = OnlyWith("rollout_is=tempered or token or sequence or geometric")
+OF_STALE_TOKENS = "tempered"
+"""The weight of stale tokens where the user chose none."""
 
 
 class RolloutCorrectionConfig(Section):
@@ -103,18 +97,20 @@ class RolloutCorrectionConfig(Section):
     published: the one that was last published (async_training.publish_every above 1), likewise; rollout: the one that
     sampled, by the engine's log-probs, without that pass; interpolated: between that one and the policy that is
     trained, the nearer to the latter the older a token is, without that pass."""
-    rollout_is: Literal["token", "sequence", "geometric"] | None = None
+    rollout_is: Literal["tempered", "token", "sequence", "geometric"] | None = None
     """Weigh each token's loss by its importance, the ratio of the proximal policy to the engine (with proximal=rollout,
-    of the policy that is trained): of the token; of all policy tokens of its sequence; or their geometric mean. null:
-    no weights; with async_training.max_staleness above 0 it is sequence, or token with data.max_response_length above
-    1024, where none of rollout_is, proximal and reject is given."""
+    of the policy that is trained): of the token; of all policy tokens of its sequence; or their geometric mean.
+    tempered: of the token times that of its sequence's other tokens to a power, the largest up to 1 that leaves an
+    effective sample size of 0.9, divided by the mean over the batch; with proximal=recomputed or published. null: no
+    weights; with async_training.max_staleness above 0 it is tempered where none of rollout_is, proximal and reject is
+    given."""
     rollout_is_threshold: Annotated[float, WEIGHED] = Field(2.0, gt=0)
     """Upper bound of the weights."""
     rollout_is_lower: Annotated[float | None, WEIGHED] = Field(None, gt=0)
     """Lower bound of the weights."""
     rollout_is_outside: Annotated[Literal["truncate", "mask"], WEIGHED] = "truncate"
     """Treatment of a weight out of bounds. truncate: the bound (TIS); mask: 0 (IcePop, arXiv:2510.18855)."""
-    rollout_is_batch_normalize: Annotated[bool, WEIGHED] = False
+    rollout_is_batch_normalize: Annotated[bool, OnlyWith("rollout_is=token or sequence or geometric")] = False
     """Divide the weights by their mean over the batch (by sequence: over sequences). With proximal=recomputed
     or published."""
     reject: dict[Criterion, float | tuple[float, float]] = Field(default_factory=dict)
@@ -143,6 +139,11 @@ class RolloutCorrectionConfig(Section):
     def needs_pass(self) -> bool:
         """Say whether a pass over the batch gives the proximal policy's log-probs."""
         return self.proximal in ("recomputed", "published")
+
+    @property
+    def normalizes(self) -> bool:
+        """Say whether weights are divided by their mean over the batch."""
+        return self.rollout_is_batch_normalize or self.rollout_is == "tempered"
 
     @property
     def changes_loss(self) -> bool:

@@ -25,8 +25,8 @@ class AsyncTrainingConfig(Section):
     does not wait for go on under the next weights, and none is thrown away. SGLang servers, and rollout workers with
     devices of their own, sample during the update; an embedded engine that shares the policy's processor, and servers
     whose memory is freed for it (free_cache_engine), stand still meanwhile. See docs/async.md.
-    algorithm.rollout_correction corrects for the difference: rollout_is is sequence or token then, unless it, proximal
-    or reject is given."""
+    algorithm.rollout_correction corrects for the difference: rollout_is is tempered then, unless it, proximal or reject
+    is given."""
     depth: Annotated[int, OVERLAPS] = Field(1, gt=0)
     """Batches that may be begun beside the one that is waited for, at most max_staleness. More of them leave more
     slow trajectories time, and make the typical token older."""
