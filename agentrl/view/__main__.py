@@ -79,7 +79,7 @@ def serve(options: argparse.Namespace) -> None:
         print(f"open http://{host}:{port}/?token={token}   (Ctrl-C ends it)", flush=True)
         CHILDREN.ready()
         replays = Replays(viewer) if may_replay(options) else None
-        app = make_app(viewer, token, follow=options.follow, replays=replays)
+        app = make_app(viewer, token, names=names_of(options.host), follow=options.follow, replays=replays)
         config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, date_header=False)
         try:
             with suppress(KeyboardInterrupt):  # it is how the viewer ends
@@ -87,6 +87,11 @@ def serve(options: argparse.Namespace) -> None:
         finally:
             if replays is not None:
                 replays.close()
+
+
+def names_of(host: str) -> set[str]:
+    """Names by which the viewer may be opened: those of this machine where other machines reach it, and --host."""
+    return {host} if is_loopback(host) else {host, socket.gethostname(), socket.getfqdn()}
 
 
 def may_replay(options: argparse.Namespace) -> bool:

@@ -82,7 +82,11 @@ class Children:
         # Arrow's own allocator would take a GiB of the limit before anything is read.
         environment = {**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system"}
         return subprocess.Popen(
-            [sys.executable, "-m", self._module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+            [sys.executable, "-m", self._module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            process_group=0,  # Ctrl-C is the parent's, whose end closes the pipe
         )
 
     def close(self) -> None:
@@ -114,7 +118,6 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 def answer_all(answer: Answering) -> None:
     """Answer requests in a child process until there are no more, or one takes too much; what it yields is sent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, whose end closes the pipe
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process, wherever it is
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGALRM,))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
