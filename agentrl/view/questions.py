@@ -151,7 +151,7 @@ class Question:
 
     @property
     def asked(self) -> str:
-        """What was written down of it."""
+        """Text of the question as its user wrote it."""
         return self.where or self.regex or self.text
 
     def too_long(self, seconds: float) -> str:
