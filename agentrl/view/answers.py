@@ -12,16 +12,15 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
 
 import duckdb
 import pyarrow as pa
+from pydantic import TypeAdapter
 
 from agentrl.errors import DataError, first_line
-from agentrl.system.json_value import JSON, as_list
 from agentrl.trajectory.parquet import SCHEMA
 from agentrl.view.children import Said, answer_all
-from agentrl.view.folder import Folder, Stamp
+from agentrl.view.folder import Folder
 from agentrl.view.parts import Part, source
 from agentrl.view.questions import (
     COLUMNS,
@@ -57,20 +56,15 @@ class _TooLong(Exception):
 
 def answer(request: Said) -> Iterator[Mapping[str, object]]:
     """Yield a line that the question has a meaning, and one for each part; or what is wrong with it."""
-    folder, parts = Folder(str(request["folder"])), [_part(one) for one in as_list(request["parts"])]
+    folder, parts = Folder(str(request["folder"])), TypeAdapter(list[Part]).validate_python(request["parts"])
     try:
         if "row" in request:
             yield {"prompt": _prompt(folder, parts[0], int(str(request["row"])))}
         else:
-            question = Question(**cast(dict[str, Any], request["question"]))
+            question = TypeAdapter(Question).validate_python(request["question"])
             yield from _found(folder, parts, question, float(str(request["seconds"])))
     except DataError as error:
         yield {"error": str(error)}
-
-
-def _part(value: JSON) -> Part:
-    fields = cast(dict[str, Any], value)
-    return Part(**{**fields, "stamp": Stamp(**fields["stamp"])})
 
 
 def _found(folder: Folder, parts: Sequence[Part], question: Question, seconds: float) -> Iterator[Mapping[str, object]]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -211,7 +212,7 @@ def test_the_kernel_holds_the_limit_of_a_child(opened: Run, children: Watched) -
 @pytest.mark.parametrize("name", ["where", "text", "regex", "status", "tool", "error", "source"])
 def test_what_is_too_long_is_not_read(opened: Run, children: Watched, name: str) -> None:
     with pytest.raises(DataError, match=f"{name}=.*want at most {MOST_CHARACTERS} characters, not 20000"):
-        ask(opened, opened.parts, replace(Question(), **{name: "(" * 20_000}))
+        ask(opened, opened.parts, replace(Question(), **cast(dict[str, Any], {name: "(" * 20_000})))
     assert not children.started
 
 
