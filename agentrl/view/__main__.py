@@ -18,6 +18,7 @@ from agentrl.system.addresses import is_loopback
 from agentrl.system.command import exit_status
 from agentrl.system.publish import published
 from agentrl.view.export import COLUMNS, TEXTS, Export, Hidden, chosen, exported
+from agentrl.view.questions import CHILDREN
 from agentrl.view.replays import Replays
 from agentrl.view.run import open_run
 from agentrl.view.server import make_app
@@ -76,8 +77,9 @@ def serve(options: argparse.Namespace) -> None:
                 f"warning: {options.host} can be reached from other machines, and nothing is encrypted", file=sys.stderr
             )
         print(f"open http://{host}:{port}/?token={token}   (Ctrl-C ends it)", flush=True)
+        CHILDREN.ready()
         replays = Replays(viewer) if may_replay(options) else None
-        app = make_app(viewer, token, follow=options.follow, replays=replays)
+        app = make_app(viewer, token, names=names_of(options.host), follow=options.follow, replays=replays)
         config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, date_header=False)
         try:
             with suppress(KeyboardInterrupt):  # it is how the viewer ends
@@ -85,6 +87,11 @@ def serve(options: argparse.Namespace) -> None:
         finally:
             if replays is not None:
                 replays.close()
+
+
+def names_of(host: str) -> set[str]:
+    """Names by which the viewer may be opened: those of this machine where other machines reach it, and --host."""
+    return {host} if is_loopback(host) else {host, socket.gethostname(), socket.getfqdn()}
 
 
 def may_replay(options: argparse.Namespace) -> bool:

@@ -1,45 +1,34 @@
 """Questions to a run's trajectories: SQL conditions, texts and regular expressions, a file at a time.
 
-DuckDB reads, of each file, only the columns that a question needs. It runs in memory, cannot open files or load
-extensions, and its regular expressions are RE2's, which take linear time; a question has a time limit.
+A child process answers (`agentrl.view.answers`), which the kernel bounds in time and memory. This side says what can be
+asked, and collects what is found.
 """
 
 from __future__ import annotations
 
 import re
-import threading
-import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TypeAlias, cast
 
-import duckdb
-import pyarrow as pa
-
-from agentrl.errors import DataError, first_line
+from agentrl.errors import DataError
 from agentrl.system.json_value import JSON
 from agentrl.tool import MALFORMED
-from agentrl.trajectory.parquet import SCHEMA
-from agentrl.view.parts import Part, source
+from agentrl.view.children import Children, Ended
+from agentrl.view.parts import Part
 from agentrl.view.run import Run
 
 SECONDS = 20.0
 """Time limit of a question; what was found until then is shown, and said to be a part."""
 MOST_ROWS = 5000
+MOST_CHARACTERS = 2000
+"""Longest text of a question. DuckDB's parser takes time and memory by the square of a condition's open brackets:
+0.6 s for 600.
+"""
 MEMORY = "1GB"
-SETTINGS = (
-    "threads = 2",
-    f"memory_limit = '{MEMORY}'",
-    "temp_directory = ''",
-    "python_enable_replacements = false",
-    "autoinstall_known_extensions = false",
-    "autoload_known_extensions = false",
-    "allow_community_extensions = false",
-    "enable_external_access = false",
-    "lock_configuration = true",
-)
-"""DuckDB's, in this order: the last ones forbid to change any."""
+"""DuckDB's own memory; its child process has twice as much in all."""
+TOO_LARGE = f"the question needs more than {MEMORY} of memory: ask for fewer columns, or of fewer steps"
+CHILDREN = Children("agentrl.view.answers")
 Found: TypeAlias = dict[str, JSON]
 
 PROMPT = (
@@ -161,6 +150,15 @@ class Question:
     limit: int = 200
 
     @property
+    def asked(self) -> str:
+        """Text of the question as its user wrote it."""
+        return self.where or self.regex or self.text
+
+    def too_long(self, seconds: float) -> str:
+        """Say in words that it takes too long before any file is read."""
+        return f"the question {self.asked!r:.200} alone takes more than {seconds:.0f} seconds"
+
+    @property
     def words(self) -> set[str]:
         """Names that stand in it, and those that its other conditions read."""
         read = [
@@ -183,212 +181,59 @@ class Answer:
     """There may be more rows than the limit."""
 
 
-class _TooLong(Exception):
-    """A question's time is over."""
-
-
 def ask(run: Run, parts: Sequence[Part], question: Question) -> Answer:
     """Ask the parts in their order. Raises DataError, in words, for a condition that is no SQL or has no meaning."""
     check(question)
-    answer = Answer([], 0, len(parts), [])
-    begun = time.monotonic()
-    with _database() as database:
-        for part in parts:
-            left = SECONDS - (time.monotonic() - begun)
-            if left <= 0 or (not question.order and len(answer.rows) >= question.limit):
-                break
-            try:
-                answer.rows += _ask_part(database, run, part, question, left)
-            except DataError as error:
-                answer.problems.append(str(error))
-            except _TooLong:
-                break
-            answer.searched += 1
-            _keep_best(answer, question)
+    answer, has_meaning, error = Answer([], 0, len(parts), []), False, ""
+    try:
+        for said in CHILDREN.ask({**_place(run, parts), "question": asdict(question)}, SECONDS):
+            has_meaning, error = True, str(said.get("error", ""))
+            if "problem" in said:
+                answer.problems.append(str(said["problem"]))
+            if "problem" in said or "rows" in said:
+                answer.rows += cast(list[Found], said.get("rows", []))
+                answer.searched += 1
+                _keep_best(answer, question)
+    except Ended as ended:
+        if not ended.is_late:
+            raise DataError(TOO_LARGE) from ended
+        if not has_meaning:
+            raise DataError(question.too_long(SECONDS)) from ended
+    if error:
+        raise DataError(error)
     return answer
 
 
 def check(question: Question) -> None:
-    """Raise DataError for a question that no file could answer: a condition that is no SQL, an unknown order."""
+    """Raise DataError for an unknown order, a limit out of bounds, and a text that is too long to be read."""
     known = {*COLUMNS, *OF_THE_GROUP, *OF_THE_UPDATE}
     if question.order and question.order.removeprefix("-") not in known:
-        raise DataError(f"order={question.order}: want one of {', '.join(sorted(known))}, perhaps with - before it")
+        raise DataError(
+            f"order={question.order:.200}: want one of {', '.join(sorted(known))}, perhaps with - before it"
+        )
     if not 0 < question.limit <= MOST_ROWS:
         raise DataError(f"limit={question.limit}: want a number from 1 to {MOST_ROWS}")
+    for name in ("where", "text", "regex", *(option for option in CONDITIONS if option != "prompt")):
+        if len(text := getattr(question, name)) > MOST_CHARACTERS:
+            raise DataError(f"{name}={text:.50}...: want at most {MOST_CHARACTERS} characters, not {len(text)}")
+
+
+def prompt_of(run: Run, part: Part, row: int) -> str:
+    """Return the text of a trajectory's prompt. Raises DataError where there is none."""
+    found: dict[str, JSON] = {}
     try:
-        if question.where:
-            duckdb.SQLExpression(question.where)
-    except duckdb.Error as error:
-        raise DataError(f"where={question.where}: want one SQL condition. {first_line(error)}") from error
-    with _database() as database:
-        if question.regex:  # by itself: over no rows DuckDB need not look at a pattern
-            _execute(database, "select regexp_matches('', ?)", question, [question.regex], SECONDS)
-        names = [name for name in _names(question) if name != "row"]
-        empty = _view(SCHEMA.names, _update_columns() if question.words & OF_THE_UPDATE.keys() else None, question)
-        database.register("raw", SCHEMA.empty_table())
-        if question.words & OF_THE_UPDATE.keys():
-            fields = {"uid": pa.string(), **{name: pa.list_(pa.list_(pa.float32())) for name in _update_columns()}}
-            database.register("raw_update", pa.schema(fields).empty_table())
-        conditions, parameters = _conditions(question)
-        sql = f"select {_quoted(names)} from ({empty}) {conditions}"
-        try:
-            _execute(database, sql, question, parameters, SECONDS)
-        except _TooLong as error:
-            raise DataError(f"where={question.where}: it alone takes more than {SECONDS:.0f} seconds") from error
+        for said in CHILDREN.ask({**_place(run, [part]), "row": row}, SECONDS):
+            found |= said
+    except Ended as ended:
+        raise DataError(f"{part.name}, row {row}: its prompt takes too much time or memory to be read") from ended
+    if "error" in found:
+        raise DataError(str(found["error"]))
+    return str(found["prompt"])
 
 
-def _update_columns() -> list[str]:
-    return sorted({name for _, needed, _ in OF_THE_UPDATE.values() for name in needed})
-
-
-@contextmanager
-def _database() -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open a database in memory that can reach nothing but what is registered in it."""
-    with duckdb.connect(":memory:") as database:
-        for setting in SETTINGS:
-            database.execute(f"set {setting}")
-        yield database
-
-
-def _ask_part(
-    database: duckdb.DuckDBPyConnection, run: Run, part: Part, question: Question, seconds: float
-) -> list[Found]:
-    """Return the rows of one part. Raises DataError for a file that cannot be read, _TooLong."""
-    raw = source(run.folder, part)
-    columns, values = list(raw.schema.names), None
-    database.register("raw", raw)
-    if part.update is not None and question.words & OF_THE_UPDATE.keys():
-        update = run.folder.dataset(part.update)
-        values = list(update.schema.names)
-        database.register("raw_update", update)
-    conditions, parameters = _conditions(question)
-    order = question.order
-    ordered = f'order by "{order.removeprefix("-")}" {"desc" if order.startswith("-") else "asc"} nulls last, row'
-    view = f"from ({_view(columns, values, question, COLUMNS)})"
-    last = f"{ordered if order else 'order by row'} limit {question.limit + 1}"
-    begun = time.monotonic()
-    try:
-        if conditions and question.limit < MOST_ROWS:
-            # Which rows they are takes the columns of the conditions alone: most files have none of them.
-            few = _view(columns, values, question, [name for name in COLUMNS if name in question.words])
-            found = _execute(database, f"select row from ({few}) {conditions} {last}", question, parameters, seconds)
-            rows = found["row"].to_pylist()
-            if not rows:
-                return []
-            conditions, parameters = f"where row in ({', '.join(map(str, rows))})", []
-            seconds -= time.monotonic() - begun
-        sql = f"select {_quoted(_names(question))} {view} {conditions} {last}"
-        table = _execute(database, sql, question, parameters, max(seconds, 0.1))
-    except (pa.ArrowException, OSError) as error:
-        raise run.folder.damaged(part.file, error) from error
-    where: Found = {"part": part.name, "set": part.set, "step": part.step, "batch": part.batch}
-    return [{**where, **row} for row in table.to_pylist()]
-
-
-def _execute(
-    database: duckdb.DuckDBPyConnection, sql: str, question: Question, parameters: Sequence[object], seconds: float
-) -> pa.Table:
-    timer = threading.Timer(seconds, database.interrupt)
-    timer.start()
-    try:
-        return database.sql(sql, params=list(parameters)).to_arrow_table()
-    except (duckdb.InterruptException, RuntimeError) as error:
-        if "interrupted" not in str(error).lower():  # fetching says so with a plain RuntimeError
-            raise
-        raise _TooLong from error
-    except duckdb.OutOfMemoryException as error:
-        raise DataError(f"the question needs more than {MEMORY} of memory: ask for fewer columns") from error
-    except duckdb.Error as error:
-        asked = question.where or question.regex or question.text
-        raise DataError(f"the question {asked!r} cannot be asked: {first_line(error)}") from error
-    finally:
-        timer.cancel()
-
-
-def _names(question: Question) -> list[str]:
-    more = [name for name in (*OF_THE_GROUP, *OF_THE_UPDATE) if name in question.words]
-    return ["row", *COLUMNS, *more]
-
-
-def _quoted(names: Sequence[str]) -> str:
-    return ", ".join(f'"{name}"' for name in names)
-
-
-def _view(
-    columns: Sequence[str], values: Sequence[str] | None, question: Question, of_all: Collection[str] = COLUMNS
-) -> str:
-    """SQL of the table that is asked: the file's columns, `of_all` of COLUMNS, and the others that it names."""
-    missing = [f'null::{_sql_type(name)} as "{name}"' for name in SCHEMA.names if name not in columns]
-    base = f"select *, row_number() over () - 1 as row{''.join(f', {one}' for one in missing)} from raw"
-    kept = [name for name in SCHEMA.names if name not in COLUMNS]
-    derived = _derived(question, of_all)
-    wanted = [name for name in OF_THE_UPDATE if name in question.words]
-    if wanted and values is not None:
-        base = _with_update(base, [name for name in _update_columns() if name in values])
-    for name in wanted:
-        sql, needed, _ = OF_THE_UPDATE[name]
-        derived.append(f"{sql if values is not None and {*needed} <= {*values} else 'null::DOUBLE'} as {name}")
-    return f'select row, {_quoted(kept)}, {", ".join(derived)} from ({base}) window one_group as (partition by "group")'
-
-
-def _derived(question: Question, of_all: Collection[str]) -> list[str]:
-    """SQL of what is made of a row, and of its group where that is asked for."""
-    found = [f'{sql} as "{name}"' for name, (sql, _) in COLUMNS.items() if name in of_all]
-    found += [f"{sql} as {name}" for name, (sql, _) in OF_THE_GROUP.items() if name in question.words]
-    return [*found, f"{PROMPT} as prompt"] if question.prompt else found
-
-
-def _with_update(base: str, columns: Sequence[str]) -> str:
-    """SQL of a table with `columns` of the update's file beside its own, by uid and, of equal ones, by order."""
-    numbers = "".join(f', u."{name}"' for name in columns)
-    nth = "row_number() over (partition by uid order by {}) as nth"
-    places = "select *, row_number() over () as place from raw_update"
-    return (
-        f"select r.*{numbers} from (select *, {nth.format('row')} from ({base})) r "
-        f"left join (select *, {nth.format('place')} from ({places})) u on r.uid = u.uid and r.nth = u.nth"
-    )
-
-
-def _sql_type(name: str) -> str:
-    """SQL type of a column of SCHEMA that an older file may lack."""
-    field = SCHEMA.field(name).type
-    if pa.types.is_list(field) and pa.types.is_string(field.value_type):
-        return "VARCHAR[]"
-    if pa.types.is_map(field):
-        return "MAP(VARCHAR, DOUBLE)"
-    plain = {"int64": "BIGINT", "int32": "INTEGER", "double": "DOUBLE", "bool": "BOOLEAN"}
-    return plain.get(str(field), "VARCHAR")
-
-
-TEXTS = (
-    "list_concat(list_transform(messages, lambda m: m.content), list_transform(messages, lambda m: m.other), "
-    "list_transform(turns, lambda t: t.text), list_transform(calls, lambda c: c.response), "
-    "list_transform(calls, lambda c: c.arguments), [uid, failure])"
-)
-
-
-def _conditions(question: Question) -> tuple[str, list[object]]:
-    """SQL of all conditions, and the values of its parameters."""
-    found, parameters = list[str](), list[object]()
-
-    def add(sql: str, value: object) -> None:
-        found.append(sql)
-        parameters.append(value)
-
-    if question.where:
-        found.append(f"(\n{question.where}\n)")
-    if question.text:
-        add(f"len(list_filter({TEXTS}, lambda t: contains(lower(t), lower(?)))) > 0", question.text)
-    if question.regex:
-        add(f"len(list_filter({TEXTS}, lambda t: regexp_matches(t, ?))) > 0", question.regex)
-    for name, sql in CONDITIONS.items():
-        if value := getattr(question, name):
-            add(sql, value)
-    if question.reward_from is not None:
-        add("coalesce(reward, score) >= ?", question.reward_from)
-    if question.reward_to is not None:
-        add("coalesce(reward, score) <= ?", question.reward_to)
-    return (f"where {' and '.join(found)}" if found else ""), parameters
+def _place(run: Run, parts: Sequence[Part]) -> dict[str, object]:
+    folder = run.folder
+    return {"folder": folder.path if folder.is_local else folder.url, "parts": [asdict(part) for part in parts]}
 
 
 def _keep_best(answer: Answer, question: Question) -> None:
@@ -412,15 +257,3 @@ def step_question(parts: Sequence[Part]) -> Question:
     names = [*OF_THE_UPDATE] if any(part.update for part in parts) else []
     condition = " or ".join(f"{name} is null or true" for name in ["equal_group", *names])
     return replace(Question(), where=condition, limit=MOST_ROWS)
-
-
-def prompt_of(run: Run, part: Part, row: int) -> str:
-    """Return the text of a trajectory's prompt. Raises DataError where there is none."""
-    with _database() as database:
-        raw = source(run.folder, part)
-        database.register("raw", raw)
-        sql = f"select {PROMPT} from (select messages, row_number() over () - 1 as row from raw) where row = ?"
-        found = database.execute(sql, [row]).fetchone()
-    if found is None or not found[0]:
-        raise DataError(f"{part.name}, row {row}: there is no prompt")
-    return str(found[0])

@@ -45,7 +45,10 @@ def trajectory(run: Run, part: Part, row: int) -> Record:
     table, place = _row_of(run, part, row)
     values = {} if part.update is None else _update_of(run, part, part.update, row)
     plain = table.drop_columns([name for name in BY_TOKEN if name in table.column_names]).slice(place, 1)
-    found: Record = plain.to_pylist(maps_as_pydicts="lossy")[0]
+    try:
+        found: Record = plain.to_pylist(maps_as_pydicts="lossy")[0]
+    except UnicodeDecodeError as error:
+        raise run.folder.damaged(part.file, error) from error
     found |= {name: None for name in SCHEMA.names if name not in found and name not in BY_TOKEN}
     turns, calls = _dicts(found["turns"]), _dicts(found.pop("calls"))
     for index, turn in enumerate(turns):

@@ -1,18 +1,22 @@
-"""The viewer's web server: pages for whoever has the token, on one address.
+"""The viewer's web server: answers for whoever has the token, on one address.
 
-Every answer forbids scripts that are not the viewer's own files. A request is let in by the token in its address, once,
-and by the cookie that it then gets. What does more than read is asked for by POST, and by the viewer's own pages alone.
+Every answer forbids scripts that are not the viewer's own files. The page and its scripts are the same for everybody;
+whatever is of a run is asked for with the token in a header. A browser sends cookies to every port of a machine, and so
+to other users' servers; a header goes where the page's own script sends it. Hosts are named by their address, or as the
+viewer was told: a name of somebody else's may lead to this machine.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import FileResponse, RedirectResponse
+from fastapi.responses import FileResponse
 from jinja2 import Environment, PackageLoader
 from pydantic import BaseModel
 
@@ -61,25 +65,32 @@ def page_text(*, follow: bool, replay: bool) -> str:
     return environment.get_template("page.html").render(follow=follow, replay=replay, scripts=SCRIPTS)
 
 
-def make_app(viewer: Viewer, token: str, *, follow: bool = False, replays: Replays | None = None) -> FastAPI:
-    """Make the server's application; `token` opens it. Without `replays` it reads, and does nothing else."""
+def make_app(
+    viewer: Viewer,
+    token: str,
+    *,
+    names: Collection[str] = (),
+    follow: bool = False,
+    replays: Replays | None = None,
+) -> FastAPI:
+    """Make the server's application; `token` opens it. Without `replays` it reads, and does nothing else.
+
+    names: what the machine may be called by in an address, apart from localhost and by its numbers.
+    """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    cookie, page = f"agentrl_view_{secrets.token_hex(4)}", page_text(follow=follow, replay=replays is not None)
+    page = page_text(follow=follow, replay=replays is not None)
 
     @app.middleware("http")
     async def guard(request: Request, go_on: Next) -> Response:
-        given = request.query_params.get("token")
-        if given is not None and _same(given, token):
-            response: Response = RedirectResponse(request.url.path, status_code=303)
-            response.set_cookie(cookie, token, httponly=True, samesite="strict", path="/")
-        elif _same(request.cookies.get(cookie, ""), token):
-            if request.method in ("GET", "HEAD") or _is_own(request):
-                response = await go_on(request)
-            else:
-                response = _json({"error": "only the viewer's own pages can ask for this"}, 403)
+        host, path = request.headers.get("host", ""), request.scope["path"]  # that of request.url begins with Host's
+        if not is_named(host, names):
+            known = ", ".join(["localhost", "an address in numbers", *names])
+            text = f"Host is {host[:200]!r}: want {known}. Open the address that the command printed.\n"
+            response: Response = Response(text, 403, media_type="text/plain")
+        elif path == "/" or path.startswith("/static/") or _has_token(request, token):
+            response = await go_on(request)
         else:
-            text = "This page opens with the address that the command printed: it ends in ?token=...\n"
-            response = Response(text, 403, media_type="text/plain")
+            response = _json({"error": "want the header Authorization: Bearer TOKEN"}, 403)
         response.headers.update(HEADERS)
         return response
 
@@ -206,14 +217,23 @@ def place_of(text: str) -> Place:
     return int(number), part, int(row)
 
 
-def _is_own(request: Request) -> bool:
-    """True for a request of the viewer's own pages: other servers of this machine are the same site to a cookie."""
-    origin = request.headers.get("origin", "").partition("://")[2]
-    return bool(origin) and origin == request.headers.get("host")
+def is_named(host: str, names: Collection[str]) -> bool:
+    """Tell whether a request's Host is an address in numbers, localhost, or one of the names."""
+    try:
+        parts = urlsplit(f"//{host}")
+        name = (parts.hostname or "").rstrip(".") if parts.netloc == host else ""
+    except ValueError:
+        return False
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name in {"localhost", *(one.lower() for one in names)}
+    return True
 
 
-def _same(given: str, token: str) -> bool:
-    return secrets.compare_digest(given.encode("utf-8", "replace"), token.encode())
+def _has_token(request: Request, token: str) -> bool:
+    given = request.headers.get("authorization", "").encode("utf-8", "replace")
+    return secrets.compare_digest(given, f"Bearer {token}".encode())
 
 
 def _json(value: object, status: int = 200) -> Response:

@@ -142,7 +142,7 @@ class Viewer:
         parts = [one for one in run.of_step(part.set, part.step) if one.batch == part.batch]
         answer = ask(run, parts, Question(where=f'"group" = {group}', limit=MOST_SIDE_BY_SIDE))
         if not answer.rows:
-            raise DataError(f"{name}: there is no group {group}")
+            raise DataError(answer.problems[0] if answer.problems else f"{name}: there is no group {group}")
         return self.side_by_side([(number, str(row["part"]), cast(int, row["row"])) for row in answer.rows])
 
     def first_other_window(self, place: Place, other: Place) -> int:

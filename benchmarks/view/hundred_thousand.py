@@ -29,7 +29,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from agentrl.trajectory import ToolCallRecord, Trajectory, Transcript, Turn
 from agentrl.trajectory.files import update_file
 from agentrl.trajectory.parquet import rows_together, write_trajectories
-from tests.view.served import ARGUMENTS, CHROMIUM, TOKEN, serving
+from tests.view.served import ARGUMENTS, BEARER, CHROMIUM, TOKEN, serving
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -240,8 +240,7 @@ def opened_by_address(browser: Browser, address: str) -> None:
 
 def by_http(address: str, steps: int, each: int) -> None:
     """Measure the server's answers."""
-    with httpx.Client(base_url=address, follow_redirects=True, timeout=120) as client:
-        client.get(f"/?token={TOKEN}")
+    with httpx.Client(base_url=address, headers=BEARER, timeout=120) as client:
 
         def get(path: str, **parameters: str | list[str]) -> Callable[[], httpx.Response]:
             return lambda: client.get(path, params=parameters)

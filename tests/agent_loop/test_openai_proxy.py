@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import sys
-import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
@@ -351,12 +350,10 @@ while True:
     try:
         return None if await ask(sample["prompt"]) else None
     except openai.APIError:
-        await asyncio.sleep(30)
+        await asyncio.Event().wait()
 """
     )
-    began = time.monotonic()
     (t,) = await run(script, function(tmp_path, stubborn))
-    assert time.monotonic() - began < 5
     assert (t.status, t.score, t.metrics["retries"]) == (Status.COMPLETED, 1.0, 1)
 
 
@@ -386,34 +383,35 @@ def alive(pid: int) -> bool:
 
 GRANDCHILDREN = """
 call(sample["prompt"])
-sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
+sleeper = [sys.executable, "-c", "import time; time.sleep(3600)"]
 children = [subprocess.Popen(sleeper).pid, subprocess.Popen(sleeper, start_new_session=True).pid]
 with open(sys.argv[0] + ".pids", "w") as file:
     json.dump([os.getpid(), *children], file)
 """
 
 
-@pytest.mark.parametrize("ending", ["time.sleep(60)", "pass"], ids=["deadline", "normal end"])
+@pytest.mark.parametrize("ending", ["time.sleep(3600)", "pass"], ids=["deadline", "normal end"])
 async def test_a_command_leaves_no_process_behind(run: Any, tmp_path: Path, ending: str) -> None:
-    options = command(tmp_path, GRANDCHILDREN + ending)
-    began = time.monotonic()
-    # On a busy machine the command alone takes seconds to start.
-    (t,) = await run(["#### 5"], options, trajectory_timeout=60.0 if ending == "pass" else 8.0)
-    assert time.monotonic() - began < 60, "it does not wait for the command's children"
-    assert t.status is (Status.COMPLETED if ending == "pass" else Status.TIMEOUT), t.failure
-    pids = json.loads((tmp_path / "command.py.pids").read_text())
+    """Nor waits for the command's children, which sleep for an hour."""
+    options, seconds = command(tmp_path, GRANDCHILDREN + ending), 4.0
+    file = tmp_path / "command.py.pids"
+    while not file.exists() or not file.read_text().endswith("]"):  # on a busy machine the command starts slowly
+        seconds *= 2
+        (t,) = await run(["#### 5"], options, trajectory_timeout=3600.0 if ending == "pass" else seconds)
+        assert t.status is (Status.COMPLETED if ending == "pass" else Status.TIMEOUT), t.failure
+    pids = json.loads(file.read_text())
     assert len(pids) == 3
-    await until(lambda: not any(map(alive, pids)), seconds=20)
+    await until(lambda: not any(map(alive, pids)))
 
 
 async def test_a_cancelled_run_kills_its_commands(run: Any, tmp_path: Path) -> None:
-    task = asyncio.create_task(run(["#### 5"], command(tmp_path, GRANDCHILDREN + "time.sleep(60)")))
+    task = asyncio.create_task(run(["#### 5"], command(tmp_path, GRANDCHILDREN + "time.sleep(3600)")))
     file = tmp_path / "command.py.pids"
     while not file.exists() or not file.read_text().endswith("]"):
         await asyncio.sleep(0.02)
     task.cancel()
     await asyncio.wait({task})
-    await until(lambda: not any(map(alive, json.loads(file.read_text()))), seconds=20)
+    await until(lambda: not any(map(alive, json.loads(file.read_text()))))
 
 
 async def test_many_agents_at_once_leave_no_thread_socket_or_task(run: Any, tmp_path: Path) -> None:

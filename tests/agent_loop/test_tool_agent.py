@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from itertools import groupby
 from typing import Any
@@ -104,13 +103,25 @@ async def test_a_long_prompt_is_cut_where_the_config_says(bench: MakeBench, side
 
 
 async def test_two_calls_run_concurrently_and_answer_in_call_order(bench: MakeBench) -> None:
-    b = bench([call("slow", seconds=1.0) + "\n" + call("slow", seconds=0.8), "#### 5"], [slow])
-    began = time.monotonic()
+    second_has_ended = asyncio.Event()
+
+    async def meet(number: int) -> str:
+        """Wait, first for the second.
+
+        Args:
+            number: Which call it is.
+        """
+        if number == 1:
+            await second_has_ended.wait()
+        else:
+            second_has_ended.set()
+        return f"waited {number}"
+
+    b = bench([call("meet", number=1) + "\n" + call("meet", number=2), "#### 5"], [meet])
     (t,) = await b.run(sample())
-    assert time.monotonic() - began < 1.7
-    assert [record.response for record in t.tool_calls] == ["waited 1.0", "waited 0.8"]
+    assert [record.response for record in t.tool_calls] == ["waited 1", "waited 2"]
     text = b.chat.decode(t.transcripts[0].ids)
-    assert text.index("waited 1.0") < text.index("waited 0.8")
+    assert text.index("waited 1") < text.index("waited 2")
 
 
 async def test_calls_over_the_limit_are_told_so(bench: MakeBench) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,38 +40,49 @@ def run(folder: Path, fakes: list[Part], **options: float | bool | None) -> Repo
     return report
 
 
+def limits(tmp_path: Path) -> Iterator[tuple[Path, float]]:
+    """Limits that double, each with a folder: on a busy machine a part takes seconds to start."""
+    for number in range(1, 8):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        yield folder, 2.0**number / 2
+
+
 def test_injected_faults_cost_only_their_own_part(tmp_path: Path) -> None:
     """Fault injection: parts that hang, crash, write nonsense, or leave a process behind that holds their pipe."""
-    child = "subprocess.Popen(['sleep', '60'])\n"
-    fakes = [
-        fake("hangs", "row('before', value=1)\ntime.sleep(60)", limit=1.0),
-        fake("hangs with a child", f"{child}row('before', value=1)\ntime.sleep(60)", limit=1.0),
-        fake("crashes", "row('before', value=1)\nos.abort()"),
-        fake("exits", "print('no room | left')\nsys.exit(3)"),
-        fake("leaves a child", f"{child}row('a', value=True)"),
-        fake(
-            "writes nonsense", f"print({ROW!r} + '[1')\nprint({ROW!r} + '3', flush=True)\nos.write(1, bytes([255, 10]))"
-        ),
-        fake("works", "row('a', value=0.5)\nrow('b', other='x')\nrow('a', value=123456.0)"),
-    ]
-    began = time.monotonic()
-    report = run(tmp_path, fakes)
-    assert time.monotonic() - began < 30
+    child, hang = "subprocess.Popen(['sleep', '3600'])\n", "row('before', value=1)\ntime.sleep(3600)"
+    hanging = ("hangs", "hangs with a child")
+    for folder, limit in limits(tmp_path):
+        fakes = [
+            fake("hangs", hang, limit),
+            fake("hangs with a child", f"{child}{hang}", limit),
+            fake("crashes", "row('before', value=1)\nos.abort()"),
+            fake("exits", "print('no room | left')\nsys.exit(3)"),
+            fake("leaves a child", f"{child}row('a', value=True)"),
+            fake(
+                "writes nonsense",
+                f"print({ROW!r} + '[1')\nprint({ROW!r} + '3', flush=True)\nos.write(1, bytes([255, 10]))",
+            ),
+            fake("works", "row('a', value=0.5)\nrow('b', other='x')\nrow('a', value=123456.0)"),
+        ]
+        report = run(folder, fakes)
+        if all(report.parts[name].rows for name in hanging):
+            break
     assert {name: part.status for name, part in report.parts.items()} == {
-        "hangs": "timed out after 1 s",
-        "hangs with a child": "timed out after 1 s",
+        "hangs": f"timed out after {limit:.0f} s",
+        "hangs with a child": f"timed out after {limit:.0f} s",
         "crashes": "failed: ended by SIGABRT",
         "exits": "failed: exit status 3",
         "leaves a child": "done",
         "writes nonsense": "done",
         "works": "done",
     }
-    for name in ("hangs", "hangs with a child", "crashes"):
+    for name in (*hanging, "crashes"):
         assert report.parts[name].rows == {"before": {"value": 1}}
     assert report.parts["works"].rows == {"a": {"value": 123456.0}, "b": {"other": "x"}}
-    page = (tmp_path / "report.md").read_text()
+    page = (folder / "report.md").read_text()
     assert "| works | done |" in page and "| a | 123,456 |  |" in page and "no room | left" in page
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["log.txt", "report.json", "report.md"]
+    assert sorted(path.name for path in folder.iterdir()) == ["log.txt", "report.json", "report.md"]
 
 
 def test_it_goes_on_with_what_is_not_done(tmp_path: Path) -> None:
@@ -87,31 +99,30 @@ def test_it_goes_on_with_what_is_not_done(tmp_path: Path) -> None:
 
 def test_a_budget_ends_parts_and_leaves_the_rest_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orchestrate, "LEAST", 0.5)
-    fakes = [fake("long", "row('a', value=1)\ntime.sleep(60)"), fake("next", "row('a', value=1)")]
-    began = time.monotonic()
-    report = run(tmp_path, fakes, budget=2.0)
-    assert 1.5 < time.monotonic() - began < 20
-    assert report.parts["long"].status == "timed out after 2 s" and report.parts["long"].rows
+    fakes = [fake("long", "row('a', value=1)\ntime.sleep(3600)", 3600.0), fake("next", "row('a', value=1)")]
+    for folder, budget in limits(tmp_path):
+        report = run(folder, fakes, budget=budget)
+        if report.parts["long"].rows:
+            break
+    assert report.parts["long"].status == f"timed out after {budget:.0f} s" and report.parts["long"].rows
     assert report.parts["next"].status == "not run: the budget was used up"
 
 
 def test_a_command_that_is_ended_leaves_its_rows_and_no_process(tmp_path: Path) -> None:
     """Fault injection: SIGTERM while a part hangs."""
-    hang = SAY + "row(1, pid=os.getpid())\ntime.sleep(60)"
+    hang = SAY + "row(1, pid=os.getpid())\ntime.sleep(3600)"
     program = (
         "import sys\nimport benchmarks.gpu.__main__ as command\nfrom benchmarks.gpu.orchestrate import Part\n"
-        f"hang = Part('hang', '', (sys.executable, '-c', {hang!r}), 60.0)\n"
+        f"hang = Part('hang', '', (sys.executable, '-c', {hang!r}), 3600.0)\n"
         "command.parts = lambda *_: [hang]\nsys.exit(command.main())\n"
     )
     words = [sys.executable, "-c", program, "--device=cpu", f"--out={tmp_path}"]
     with subprocess.Popen(words, cwd=PROJECT, stdout=subprocess.DEVNULL) as command:
-        end = time.monotonic() + 30
         file = tmp_path / "report.json"
         while not file.exists() or '"pid"' not in file.read_text():
-            assert time.monotonic() < end
             time.sleep(0.05)
         command.send_signal(signal.SIGTERM)
-        assert command.wait(20) == 128 + signal.SIGTERM
+        assert command.wait() == 128 + signal.SIGTERM
     part = Report.read(tmp_path / "report.json").parts["hang"]
     assert part.status == "interrupted"
     pid = part.rows["1"]["pid"]

@@ -84,30 +84,34 @@ async def test_a_server_that_is_not_there_yet_is_waited_for_by_all(server: Start
 async def test_the_deadline_holds_and_the_cause_is_told(server: Start) -> None:
     here = await server(hangs)
     async with client_of(attempt_timeout=0.2, attempts=99) as client:
-        begun = time.monotonic()
         with pytest.raises(
             RemoteUnavailable, match=r"the server: no answer within [\d.]+ s \(\d+ attempts\)"
         ) as raised:
             await ask(client, here, 3.0)
-        assert time.monotonic() - begun < 4.0
     assert raised.value.kind is FaultKind.TIMEOUT
+    assert 1 < len(here.asked) <= 3.0 / 0.2, "99 attempts would take 20 seconds"
 
 
 async def test_what_is_not_repeated_has_the_whole_deadline_and_is_counted(server: Start) -> None:
     here = await server(hangs)
     async with client_of(attempt_timeout=0.1) as client:
-        with pytest.raises(RemoteUnavailable, match=r"the server: no answer within 2\.8\d* s$"):
+        with pytest.raises(RemoteUnavailable, match=r"the server: no answer within (?!0\.1 s)[\d.]+ s$"):
             await ask(client, here, 3.0, safe=False)
         assert client.take_metrics()["fault/timeout"] == 1
 
 
-async def test_no_attempt_is_begun_that_could_not_end(server: Start) -> None:
-    here = await server(says(503, Retry_After="30"))
+async def test_no_attempt_is_begun_that_could_not_end(server: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, slept, sleep = await server(says(503, Retry_After="60")), list[float](), asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        slept.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", noted)
     async with client_of() as client:
-        begun = time.monotonic()
         with pytest.raises(RemoteUnavailable, match="status 503"):
-            await ask(client, here, 5.0)
-        assert time.monotonic() - begun < 2.0  # it does not sit out a deadline that the pause is longer than
+            await ask(client, here, 50.0)
+    assert not any(slept), "it does not sit out a deadline that the pause is longer than"
     assert len(here.asked) == 1
 
 

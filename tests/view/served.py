@@ -17,6 +17,7 @@ from agentrl.view.server import make_app
 from agentrl.view.viewer import Viewer
 
 TOKEN = "the-token"
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
 CHROMIUM = next((path for path in map(Path, ("/usr/bin/chromium", "/usr/bin/chromium-browser")) if path.exists()), None)
 ARGUMENTS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "

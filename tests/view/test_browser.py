@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
@@ -228,6 +231,66 @@ def test_an_exported_file_opens_without_a_network(browser: Browser, run: Path, t
     watched.context.close()
 
 
+class Neighbour(BaseHTTPRequestHandler):
+    """A server of somebody else's on another port of the machine, whose page asks the viewer with all that it can."""
+
+    got: ClassVar[list[str]] = []
+    viewer: ClassVar[str] = ""
+
+    def do_GET(self) -> None:
+        self.got.append(f"{self.path}\n{self.headers}")
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        ask = "fetch(to + path, {method, mode, body: method === 'POST' ? '{}' : undefined, credentials: 'include'})"
+        self.wfile.write(
+            f"""<title>waits</title><script type=module>
+            const to = {self.viewer!r}, answers = [];
+            for (const path of ["/api/runs", "/api/replay"]) for (const method of ["GET", "POST"])
+              for (const mode of ["cors", "no-cors"])
+                answers.push(await {ask}.then((one) => one.type, () => "refused"));
+            document.title = answers.join(" ") + " " + (localStorage.length + document.cookie.length);
+            </script>""".encode()
+        )
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+def test_other_ports_of_the_machine_get_no_token(browser: Browser, run: Path) -> None:
+    """A browser sends a host's cookies to all of its ports: what opens the viewer is none."""
+    with serving(run, replay=True) as address, ThreadingHTTPServer(("127.0.0.1", 0), Neighbour) as neighbour:
+        threading.Thread(target=neighbour.serve_forever, daemon=True).start()
+        Neighbour.viewer = address
+        watched = Watched(browser)
+        page = watched.open(address)
+        expect(page.locator("h1")).to_have_text("made")
+        other = watched.context.new_page()
+        other.goto(f"http://127.0.0.1:{neighbour.server_port}/")
+        expect(other).to_have_title(" ".join(["refused"] * 8 + ["0"]))
+        assert Neighbour.got and not any(TOKEN in one or "Cookie" in one for one in Neighbour.got)
+        assert watched.context.cookies() == []
+        neighbour.shutdown()
+        watched.context.close()
+
+
+def test_a_copied_link_opens_in_another_tab(watched: Watched, address: str) -> None:
+    page = watched.open(address, "/run/0/trajectory/train_000002/3")
+    expect(page.locator("h1")).to_have_text("train/2/0/3")
+    assert TOKEN not in page.url
+    other = watched.context.new_page()
+    other.goto(page.url)
+    expect(other.locator("h1")).to_have_text("train/2/0/3")
+
+
+def test_without_the_token_a_page_says_how_to_open_it(watched: Watched, address: str) -> None:
+    watched.page.goto(f"{address}/#/run/0")
+    expect(watched.page.locator(".problems")).to_contain_text("Open the address that the command printed")
+    watched.page.goto(f"{address}/?token={TOKEN}#/run/0/step/train/2")
+    expect(watched.page.locator("h1")).to_have_text("Step 2")
+    assert watched.page.url == f"{address}/#/run/0/step/train/2"
+
+
 @pytest.mark.slice(1, "matrix")
 def test_the_export_dialog_saves_the_chosen_rows(watched: Watched, address: str, tmp_path: Path) -> None:
     page = watched.open(address, "/run/0/step/train/2")
@@ -236,8 +299,13 @@ def test_the_export_dialog_saves_the_chosen_rows(watched: Watched, address: str,
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Export").click()
     page.get_by_label("tools' answers").select_option("masked")
+    page.route("**/export?*", lambda route: route.fulfill(status=404, json={"error": "no <b>file</b>"}), times=1)
+    page.get_by_role("button", name="Save").click()
+    expect(page.locator("dialog .problems")).to_have_text("no <b>file</b>")
     with page.expect_download() as download:
         page.get_by_role("button", name="Save").click()
+    expect(page.locator("dialog")).to_have_count(0)
+    assert download.value.suggested_filename == "trajectories.html"
     download.value.save_as(tmp_path / "saved.html")
     page.goto(f"file://{tmp_path}/saved.html#/run/0/step/train/2")
     expect(page.locator("tbody tr")).to_have_count(2)

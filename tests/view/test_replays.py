@@ -29,7 +29,7 @@ from agentrl.view.run import Run, open_run
 from agentrl.view.viewer import Viewer
 from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures
 from tests.view.made import HOSTILE, Player, as_seen, ids_of, make_run, played
-from tests.view.served import TOKEN, serving
+from tests.view.served import BEARER, TOKEN, serving
 from tests.view.test_browser import Watched, browser  # noqa: F401 - a fixture
 
 PLACE = (0, "train_000002", 0)
@@ -219,20 +219,17 @@ def test_only_the_viewers_own_pages_start_one(run: Path, stand_in: StandIn) -> N
     stand_in.leaves(again())
     body = {"place": CELLS}
     with serving(run, replay=True) as address, httpx.Client(base_url=address) as client:
-        own = {"Origin": address}
-        assert client.post("/api/replay", json=body, headers=own).status_code == 403, "no token"
-        client.get(f"/?token={TOKEN}")
-        for headers in ({}, {"Origin": "http://127.0.0.1:1"}, {"Origin": "null"}, {"Origin": "http://evil.example"}):
+        for headers in ({}, {"Origin": address}, {"Cookie": TOKEN}, {"Authorization": TOKEN}):
             answer = client.post("/api/replay", json=body, headers=headers)
             assert (answer.status_code, stand_in.words) == (403, []), headers
+        client.headers.update(BEARER)
         assert client.get("/api/replay").status_code == 405
-        number = client.post("/api/replay", json=body, headers=own).json()["number"]
-        assert client.post(f"/api/replay/{number}/cancel", json={}).status_code == 403
+        number = client.post("/api/replay", json=body).json()["number"]
+        assert client.post(f"/api/replay/{number}/cancel", headers={"Authorization": ""}).status_code == 403
         assert client.get(f"/api/replay/{number}").json()["uid"] == "train/2/0/0"
         assert "there is no replay 7" in client.get("/api/replay/7").json()["error"]
-    with serving(run) as address, httpx.Client(base_url=address) as client:
-        client.get(f"/?token={TOKEN}")
-        assert client.post("/api/replay", json=body, headers={"Origin": address}).status_code in (404, 405)
+    with serving(run) as address, httpx.Client(base_url=address, headers=BEARER) as client:
+        assert client.post("/api/replay", json=body).status_code in (404, 405)
         assert 'data-replay="no"' in client.get("/").text
 
 

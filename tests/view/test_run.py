@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from moto.server import ThreadedMotoServer
 
 from agentrl.errors import DataError
 from agentrl.trajectory.parquet import SCHEMA, to_row, write_trajectories
 from agentrl.view.folder import Folder
 from agentrl.view.json_lines import JsonLines
 from agentrl.view.parts import recorded
+from agentrl.view.questions import CHILDREN
 from agentrl.view.run import Run, open_run
 from agentrl.view.viewer import Viewer
 from tests.view.made import add_metrics, as_seen, make_run, played
@@ -190,14 +193,25 @@ def test_a_line_that_is_no_rollout_is_named(tmp_path: Path, line: str, says: str
     assert says in str(answer["problems"])
 
 
-def test_a_run_in_a_store_opens(run: Path) -> None:
-    import fsspec
-
-    store = fsspec.filesystem("memory")
-    store.put(str(run), "/bucket/made", recursive=True)
-    viewer = Viewer([open_run("memory://bucket/made")])
-    assert len(as_seen(viewer.step(0, "train", 2))["rows"]) == 8
-    record = as_seen(viewer.trajectory((0, "train_000002", 1)))
-    assert record["tokenizer"]["known"]
-    assert "advantages" in record["transcripts"][0]["values"]
-    assert as_seen(viewer.curves(0))["steps"] == [1, 2, 3]
+def test_a_run_in_a_store_opens(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://{}:{}".format(*server.get_host_and_port()))
+    for name, value in (("DEFAULT_REGION", "us-east-1"), ("ACCESS_KEY_ID", "x"), ("SECRET_ACCESS_KEY", "x")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    CHILDREN.close()  # the next one knows of the server
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    try:
+        store = fsspec.filesystem("s3")
+        store.mkdir("bucket")
+        store.put(str(run), "bucket/made", recursive=True)
+        viewer = Viewer([open_run("s3://bucket/made")])
+        assert len(as_seen(viewer.step(0, "train", 2))["rows"]) == 8
+        record = as_seen(viewer.trajectory((0, "train_000002", 1)))
+        assert record["tokenizer"]["known"]
+        assert "advantages" in record["transcripts"][0]["values"]
+        assert as_seen(viewer.curves(0))["steps"] == [1, 2, 3]
+    finally:
+        fsspec.get_filesystem_class("s3").clear_instance_cache()
+        CHILDREN.close()
+        server.stop()

@@ -9,9 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from agentrl.view.__main__ import main
+from agentrl.view.__main__ import main, names_of
 from agentrl.view.export import SCRIPTS
-from tests.view.served import TOKEN, serving
+from agentrl.view.server import is_named
+from tests.view.served import BEARER, TOKEN, serving
 
 
 @pytest.fixture(scope="module")
@@ -22,25 +23,66 @@ def address(run: Path) -> Iterator[str]:
 
 @pytest.fixture
 def client(address: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=address, follow_redirects=True) as client:
-        assert client.get(f"/?token={TOKEN}").status_code == 200
+    with httpx.Client(base_url=address, headers=BEARER, timeout=None) as client:
         yield client
 
 
+@pytest.mark.parametrize("path", ["/api/runs", "/export?m=0/train_000001/0", "/api/run/0", "/nothing"])
 @pytest.mark.parametrize(
-    "path", ["/", "/api/runs", "/static/app.js", "/export?m=0/train_000001/0", "/?token=another", "/?token="]
+    "headers",
+    [
+        {},
+        {"Cookie": f"agentrl_view={TOKEN}"},
+        {"Authorization": "Bearer another"},
+        {"Authorization": f"Basic {TOKEN}"},
+        {"Host": "127.0.0.1/static"},
+        {"Host": "127.0.0.1/static/?"},
+    ],
 )
-def test_nobody_without_the_token(address: str, path: str) -> None:
-    answer = httpx.get(f"{address}{path}", headers={"Cookie": "agentrl_view=x"})
-    assert answer.status_code == 403
-    assert "quickstart" not in answer.text and "set-cookie" not in answer.headers
+def test_nobody_without_the_token(address: str, path: str, headers: dict[str, str]) -> None:
+    for way in (path, f"{path}{'&' if '?' in path else '?'}token={TOKEN}"):
+        answer = httpx.get(f"{address}{way}", headers=headers)
+        assert answer.status_code == 403
+        assert "made" not in answer.text and "set-cookie" not in answer.headers
 
 
-def test_the_token_leaves_the_address_for_a_cookie(address: str) -> None:
-    answer = httpx.get(f"{address}/?token={TOKEN}")
-    assert (answer.status_code, answer.headers["location"]) == (303, "/")
-    cookie = answer.headers["set-cookie"].lower()
-    assert "httponly" in cookie and "samesite=strict" in cookie
+def test_the_page_is_the_same_for_everybody(address: str) -> None:
+    """A browser that asks for the page sends no header, so nothing of a run is in it."""
+    page = httpx.get(f"{address}/")
+    assert page.status_code == 200 and page.text == httpx.get(f"{address}/?token={TOKEN}").text
+    assert TOKEN not in page.text and "made" not in page.text and "set-cookie" not in page.headers
+
+
+@pytest.mark.parametrize(
+    ("host", "names", "is_one"),
+    [
+        ("127.0.0.1:8712", [], True),
+        ("localhost:9000", [], True),
+        ("LOCALHOST", [], True),
+        ("[::1]:8712", [], True),
+        ("10.1.2.3:8712", [], True),
+        ("node17:8712", ["node17", "node17.cluster"], True),
+        ("Node17.cluster.:8712", ["node17", "node17.cluster"], True),
+        ("evil.example:8712", ["node17"], False),
+        ("node17.evil.example", ["node17"], False),
+        ("127.0.0.1.evil.example", [], False),
+        ("localhost.evil.example", [], False),
+        ("127.0.0.1/static/", [], False),
+        ("[::1", [], False),
+        ("", [], False),
+    ],
+)
+def test_a_host_of_somebody_elses_name_is_refused(host: str, names: list[str], is_one: bool) -> None:
+    """A name that leads to this machine would make its owner's page one of the viewer's."""
+    assert is_named(host, names) == is_one
+
+
+def test_who_comes_by_another_name_is_told(client: httpx.Client) -> None:
+    for path in ("/", "/api/runs", "/static/app.js"):
+        answer = client.get(path, headers={"Host": "evil.example"})
+        assert answer.status_code == 403
+        assert "Host is 'evil.example': want localhost, an address in numbers" in answer.text
+    assert names_of("127.0.0.1") == {"127.0.0.1"} and socket.gethostname() in names_of("0.0.0.0")
 
 
 def test_every_answer_forbids_scripts_of_others(client: httpx.Client) -> None:

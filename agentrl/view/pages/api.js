@@ -5,6 +5,17 @@ let exported = null;
 
 export const isExport = packed !== null;
 
+// The token of the address the command printed stays here, and goes into a header: no other port gets to see it.
+const given = isExport ? null : new URLSearchParams(location.search).get("token");
+if (given) {
+  save("token", given);
+  history.replaceState(null, "", `${location.pathname}${location.hash}`);
+}
+
+function withToken(options) {
+  return { ...options, headers: { ...options.headers, Authorization: `Bearer ${saved("token") ?? given}` } };
+}
+
 /** The answer to a path. Errors have a message for people. */
 export async function get(path) {
   if (isExport) {
@@ -22,17 +33,31 @@ export async function post(path, body = {}) {
   return answerTo(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
 }
 
+/** Save the file that a path answers with. */
+export async function download(path, name) {
+  const file = URL.createObjectURL(await (await fetched(path, {})).blob());
+  const anchor = document.createElement("a");
+  anchor.href = file;
+  anchor.download = name;
+  anchor.click();
+  setTimeout(() => URL.revokeObjectURL(file), 60_000);
+}
+
 async function answerTo(path, options) {
+  return (await fetched(path, options)).json();
+}
+
+async function fetched(path, options) {
   let response;
   try {
-    response = await fetch(path, options);
+    response = await fetch(path, withToken(options));
   } catch {
     throw new Error("The viewer's server does not answer. Was the command ended?");
   }
-  if (response.status === 403) throw new Error("Open the address that the command printed: this one has no token.");
+  if (response.status === 403) throw new Error("Open the address that the command printed, which ends in ?token=...: this browser has no token of it.");
+  if (response.ok) return response;
   const answer = await response.json();
-  if (!response.ok) throw new Error(answer.error ?? JSON.stringify(answer.detail ?? answer));
-  return answer;
+  throw new Error(answer.error ?? JSON.stringify(answer.detail ?? answer));
 }
 
 async function unpack(text) {

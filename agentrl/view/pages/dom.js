@@ -37,7 +37,7 @@ function append(element, children) {
 
 /** Only places in this viewer are linked to. */
 function address(value) {
-  if (!/^(#|\/export\?)/.test(value)) throw new Error("links lead to the viewer's own pages only");
+  if (!value.startsWith("#")) throw new Error("links lead to the viewer's own pages only");
   return value;
 }
 

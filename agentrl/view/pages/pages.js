@@ -1,6 +1,6 @@
 // The pages. Each takes what the server answered and returns elements; none reads HTML out of it.
 import { h, number, replace, seconds, shown } from "./dom.js";
-import { get, isExport, link, remember } from "./api.js";
+import { download, get, isExport, link, remember } from "./api.js";
 import { curves, histogram, scatter } from "./charts.js";
 import { ribbon } from "./ribbon.js";
 import { reward, trajectories } from "./tables.js";
@@ -424,13 +424,18 @@ export function exportButton(table) {
     const most = h("input", { type: "number", min: 1, max: 512, value: 64, "aria-label": "how many" });
     const choices = EXPORT_TEXTS.map(([name, label]) => [name, h("select", { "aria-label": label }, ["shown", "masked", "left out"].map((value) => h("option", { value }, value))), label]);
     const others = EXPORT_OTHERS.map(([name, label]) => [name, h("input", { type: "checkbox", checked: true }), label]);
-    const write = () => {
+    const wrong = h("div", { role: "alert" });
+    const write = async () => {
       const asked = new URLSearchParams();
       table.places(Number(most.value) || 64).slice(0, 512).forEach((one) => asked.append("m", one));
       for (const [name, choice] of choices) if (choice.value !== "shown") asked.append(choice.value === "masked" ? "mask" : "leave_out", name);
       for (const [name, choice] of others) if (!choice.checked) asked.append("leave_out", name);
-      dialog.close();
-      location.assign(`/export?${asked}`);
+      try {
+        await download(`/export?${asked}`, "trajectories.html");
+        dialog.close();
+      } catch (error) {
+        replace(wrong, h("p", { class: "problems" }, shown(error.message)));
+      }
     };
     const dialog = h(
       "dialog",
@@ -443,6 +448,7 @@ export function exportButton(table) {
       h("h3", {}, "Numbers"),
       others.map(([, choice, label]) => h("label", {}, h("span", {}, label), choice)),
       h("p", { class: "help" }, "Ids of tokens whose texts are hidden are left out too."),
+      wrong,
       h("footer", {}, h("button", { type: "button", on: { click: () => dialog.close() } }, "Cancel"), h("button", { type: "button", class: "primary", on: { click: write } }, "Save")),
     );
     document.body.append(dialog);
