@@ -73,7 +73,9 @@ class TemplateFormat:
         self._shapes = Shapes()
         self._no_tools = self._stand_in_for_no_tools()
         prompt = self._text([USER], None, True)
-        self._standing_prompt = prompt if prompt == self._text([USER], None, False) else ""
+        unasked = self._text([USER], None, False)
+        # What stands at the end of every conversation may be a whole generation prompt, or the beginning of one.
+        self._standing_prompt = unasked if prompt.startswith(unasked) else ""
         self._plain = self._plain_end(prompt)
         self._calling = self._calling_end(prompt, () if calls is None else calls.markers)
         ends = [end for end in (self._plain, self._calling) if isinstance(end, TurnEnd)]
