@@ -11,7 +11,7 @@ from agentrl.chat.formats.template import TemplateFormat
 from agentrl.chat.formats.turn_end import common_length
 from agentrl.chat.message import content_text
 from agentrl.chat.sample_arguments import sample_arguments
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, DataError
 from agentrl.system.json_value import JSON
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message, ToolCall
@@ -55,7 +55,7 @@ def start_up_check(chat: Chat, messages: Sequence[Message], tools: Sequence[Tool
     turns = [_round_trip(chat, tool, arguments, tools, where) for tool in tools for arguments in sample_arguments(tool)]
     sampled, call = turns[0]
     _check_answer(chat, sampled, [QUESTION, call, _answer_to(call)], tools, where)
-    chat.bridge([*chat.render([QUESTION], tools), *sampled], [_answer_to(call), GO_ON], tools)
+    _bridge(chat, [*chat.render([QUESTION], tools), *sampled], [_answer_to(call), GO_ON], tools, where)
     return text
 
 
@@ -80,7 +80,10 @@ def _where(chat: Chat) -> str:
 
 def _check_transcript(chat: Chat, messages: list[Message], tools: Sequence[ToolSchema] | None, where: str) -> None:
     """Check that of four messages exactly the assistant's text and its turn ends are learnt."""
-    ids, mask = _training(chat, messages, tools)
+    try:
+        ids, mask = _training(chat, messages, tools)
+    except DataError as fault:
+        raise ConfigError(f"{where} loses text: {fault}. {ADVICE}") from fault
     runs = [list(run) for _, run in groupby(range(len(ids)), key=lambda at: mask[at])]
     texts = [chat.decode([ids[at] for at in run]) for run in runs]
     said = [content_text(message["content"]) for message in messages]
@@ -101,7 +104,19 @@ def _check_answer(
 ) -> None:
     """Check a rollout: question, sampled turn, and the bridge that a loop appends behind it."""
     ids = [*chat.render(messages[:1], tools), *sampled]
-    _check_bridge(chat, ids, chat.bridge(ids, messages[2:], tools), messages, tools, where)
+    _check_bridge(chat, ids, _bridge(chat, ids, messages[2:], tools, where), messages, tools, where)
+
+
+def _bridge(
+    chat: Chat, ids: list[int], messages: list[Message], tools: Sequence[ToolSchema] | None, where: str
+) -> list[int]:
+    try:
+        return chat.bridge(ids, messages, tools)
+    except DataError as fault:
+        roles = " and a ".join(message["role"] for message in messages)
+        raise ConfigError(
+            f"{where} cannot go on from an assistant turn to a {roles} message: {fault}. {ADVICE}"
+        ) from fault
 
 
 def _check_bridge(

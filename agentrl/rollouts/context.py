@@ -262,6 +262,7 @@ def fit_prompts(
         unanswered: list[Sample] = []
         cut: list[int] = []
         told: list[bool] = []
+        remarks = chat.remarks.copy()
 
         def length(
             sample: Sample, unanswered: list[Sample] = unanswered, cut: list[int] = cut, told: list[bool] = told
@@ -299,6 +300,8 @@ def fit_prompts(
                 f"{len(cut)} prompts longer than data.max_prompt_length={most} (up to {max(cut)}) are cut: "
                 f"data.truncation={config.data.truncation}"
             )
+        for what, count in sorted((chat.remarks - remarks).items()):
+            display.warn(f"{count} prompts of {', '.join(data.files)} have {what}")
         if data is rows[0] and not all(told):
             display.warn(
                 f"{told.count(False)} of {len(told)} rows of {', '.join(data.files)} show a teacher nothing that the "

@@ -85,6 +85,8 @@ def train_on_files(config: TuningConfig, job: Job[SampleT, Group], display: Disp
     validation = None
     if config.data.val_files is not None:
         validation = job.read(config.data.val_files, chat, display, val_rows)
+    for what, count in sorted(chat.remarks.items()):
+        display.warn(f"{count} conversations have {what}")
     total = trainer.total_training_steps or trainer.total_epochs * steps_per_epoch(config, train)
     check_profile_steps(trainer, total)
     store = open_store(trainer, display)

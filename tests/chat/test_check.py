@@ -67,9 +67,9 @@ USERS_FIRST = """\
 
 def test_template_that_writes_users_elsewhere(tmp_path: Path) -> None:
     chat = chat_of(tmp_path, USERS_FIRST, "none")
-    with pytest.raises(ConfigError, match=r"cannot go on from an assistant turn to a user message: .* '<\|im_end\|>'"):
+    with pytest.raises(ConfigError, match=r"cannot go on from an assistant turn to a user message: .* leaves out"):
         start_up_check(chat, QUESTION, None)
-    with pytest.raises(ConfigError, match=r"loses text: .*'AgentrlNextQuestion'.* becomes parts"):
+    with pytest.raises(ConfigError, match=r"loses text: message 2 .* role 'user'"):
         training_check(chat, None, calls=False)
 
 
@@ -82,7 +82,7 @@ def test_template_that_drops_tool_answers(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot go on from an assistant turn to a tool message"):
         start_up_check(chat, QUESTION, TOOLS)
     for tools in (TOOLS, None):
-        with pytest.raises(ConfigError, match=r"loses text: .*'AgentrlToolAnswer'.* becomes parts"):
+        with pytest.raises(ConfigError, match=r"loses text: message 2 .* role 'tool'"):
             training_check(chat, tools, calls=True)
 
 
