@@ -9,6 +9,7 @@ from agentrl.chat.chat import Chat
 from agentrl.chat.formats.parsers import THINK, THINK_END
 from agentrl.chat.formats.template import TemplateFormat
 from agentrl.chat.formats.turn_end import common_length
+from agentrl.chat.load import NO_CALLS, detect_format, template_source
 from agentrl.chat.message import content_text
 from agentrl.chat.sample_arguments import sample_arguments
 from agentrl.errors import ConfigError, DataError
@@ -22,6 +23,8 @@ REPLY: Message = {"role": "assistant", "content": "AgentrlReply"}
 LAST_REPLY: Message = {"role": "assistant", "content": "AgentrlLastReply"}
 TOOL_ANSWER: Message = {"role": "tool", "content": "AgentrlToolAnswer"}
 ANY_TOOL: ToolSchema = {"type": "function", "function": {"name": "search"}}
+OWN_FORMAT = "docs/models.md, Tool calls in a format of your own"
+NO_CALLS_WRITTEN = "Use a model.chat_template that writes tools and calls, or agent_name react, which needs neither"
 ADVICE = (
     "Set multi_turn.format (format in SFT) to the model's own family, or model.chat_template to a template that ends "
     "every assistant turn with a control token and writes each message behind the one before"
@@ -41,9 +44,7 @@ def start_up_check(chat: Chat, messages: Sequence[Message], tools: Sequence[Tool
     if not tools:
         return text
     if not chat.format.parses_tools:
-        raise ConfigError(
-            f"tools are configured, but {where} has no tool parser: set multi_turn.format, e.g. template:hermes"
-        )
+        raise ConfigError(f"tools are configured, but {where} has no tool parser: {_without_parser(chat, tools)}")
     missing = [name for tool in tools if (name := tool["function"]["name"]) not in text]
     if missing:
         raise ConfigError(
@@ -57,6 +58,27 @@ def start_up_check(chat: Chat, messages: Sequence[Message], tools: Sequence[Tool
     _check_answer(chat, sampled, [QUESTION, call, _answer_to(call)], tools, where)
     _bridge(chat, [*chat.render([QUESTION], tools), *sampled], [_answer_to(call), GO_ON], tools, where)
     return text
+
+
+def _without_parser(chat: Chat, tools: Sequence[ToolSchema]) -> str:
+    """Say what to do where no parser is chosen: by what the template speaks of, or by what it writes."""
+    spoken_of = detect_format(template_source(chat.tokenizer))
+    if spoken_of != NO_CALLS:
+        return f"its template speaks of the calls of template:{spoken_of}; set multi_turn.format to that, or to auto"
+    call = _sample_call(tools[0])
+    try:
+        prompt, whole = (
+            chat.decode(chat.format.render(messages, tools, False)) for messages in ([QUESTION], [QUESTION, call])
+        )
+    except ConfigError as fault:
+        return f"its template refuses tool calls ({fault}). {NO_CALLS_WRITTEN}"
+    written = whole[common_length(prompt, whole) :]
+    if call["tool_calls"][0]["function"]["name"] not in written:
+        return f"its template writes no tool calls. {NO_CALLS_WRITTEN}"
+    return (
+        f"its template seems to write a call as {written[:300]!r}, which no format of agentrl is known to read. Give "
+        f"multi_turn.format one of your own ({OWN_FORMAT})"
+    )
 
 
 def training_check(chat: Chat, tools: Sequence[ToolSchema] | None, *, calls: bool) -> None:
@@ -203,7 +225,8 @@ def _round_trip(
         calls = [found.error or (found.name, found.arguments) for found in parsed.calls]
         raise ConfigError(
             f"{where} writes a call of {name} with {arguments} as {chat.decode(sampled)!r}, and reads it back as "
-            f"{calls or 'no call'}: template and parser do not fit together; set multi_turn.format"
+            f"{calls or 'no call'}: template and parser do not fit together; set multi_turn.format, to one of your own "
+            f"if no other fits ({OWN_FORMAT})"
         )
     return sampled, parsed.to_message()
 
