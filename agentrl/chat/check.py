@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from agentrl.chat.chat import Chat
+from agentrl.chat.formats.frame import SAID, unread
 from agentrl.chat.formats.parsers import THINK, THINK_END
 from agentrl.chat.formats.template import TemplateFormat
 from agentrl.chat.formats.turn_end import common_length
@@ -58,6 +59,17 @@ def start_up_check(chat: Chat, messages: Sequence[Message], tools: Sequence[Tool
     _check_answer(chat, sampled, [QUESTION, call, _answer_to(call)], tools, where)
     _bridge(chat, [*chat.render([QUESTION], tools), *sampled], [_answer_to(call), GO_ON], tools, where)
     return text
+
+
+def marks_left(chat: Chat) -> str | None:
+    """Say which marks of reasoning or frames stay in the text that scorers and judges are given; None: no mark does."""
+    text = unread(lambda turn: chat.parse(chat.format.sampled(chat.prepared([turn])[0], None)))
+    if text is None:
+        return None
+    return (
+        f"{_where(chat)} reads a turn that says {SAID!r} as {text[:300]!r}: the marks stay in the text that scorers, "
+        f"judges and the display are given. Give multi_turn.format one that knows them ({OWN_FORMAT})"
+    )
 
 
 def _without_parser(chat: Chat, tools: Sequence[ToolSchema]) -> str:

@@ -13,7 +13,7 @@ from agentrl.agent_loop.function import as_loop
 from agentrl.agent_loop.privilege import privilege_of
 from agentrl.agent_loop.registry import instantiate
 from agentrl.chat import Chat
-from agentrl.chat.check import start_up_check
+from agentrl.chat.check import marks_left, start_up_check
 from agentrl.config import Config
 from agentrl.config.sections.data import DataConfig
 from agentrl.config.sections.reward import CustomRewardConfig, ScorerConfig
@@ -353,3 +353,5 @@ def show_first_prompts(chat: Chat, context: RunContext, display: Display) -> Non
             context.loops[name].check()
         text = start_up_check(chat, *context.first_prompt(sample))
         display.note(f"first prompt of {sample.file} (agent_name={name}):\n{text}")
+    if (left := marks_left(chat)) is not None:
+        display.warn(left)

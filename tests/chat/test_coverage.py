@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -139,8 +140,13 @@ def test_a_probe_costs_once(chat_of: Callable[[str], Chat], monkeypatch: pytest.
     chat.bridge(ids, say("user"))
     rendered: list[object] = []
     render, bridge = chat.format.render, chat.format.bridge
-    monkeypatch.setattr(chat.format, "render", lambda *args: rendered.append(args) or render(*args))
-    monkeypatch.setattr(chat.format, "bridge", lambda *args: rendered.append(args) or bridge(*args))
+
+    def counted(write: Callable[..., list[int]], *args: object) -> list[int]:
+        rendered.append(args)
+        return write(*args)
+
+    monkeypatch.setattr(chat.format, "render", partial(counted, render))
+    monkeypatch.setattr(chat.format, "bridge", partial(counted, bridge))
     for at in range(5):
         chat.render([{"role": "system", "content": "s"}, {"role": "user", "content": f"question {at}"}])
         chat.bridge(ids, [{"role": "user", "content": f"answer {at}"}])

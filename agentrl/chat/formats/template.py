@@ -16,6 +16,7 @@ from typing import cast
 from jinja2 import TemplateError
 
 from agentrl.chat.codec import GUARD, Codec
+from agentrl.chat.formats.frame import find_frame
 from agentrl.chat.formats.parsers import THINK, THINK_END, CallFormat, CallParser
 from agentrl.chat.formats.shape import Shapes
 from agentrl.chat.formats.turn_end import (
@@ -88,6 +89,9 @@ class TemplateFormat:
         self.reasoning = (THINK, THINK_END) if calls is None else calls.reasoning
         starts_in_reasoning = prompt.rstrip().endswith(self.reasoning[0].rstrip())
         self._parser = CallParser(codec, calls, starts_in_reasoning=starts_in_reasoning)
+        self._frame = find_frame(
+            lambda turn: self._parser.parse(self._without_end(TemplateFormat.sampled(self, turn, None)), None)
+        )
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool) -> list[int]:
         """See `Format.render`."""
@@ -110,7 +114,8 @@ class TemplateFormat:
 
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None) -> AssistantMessage:
         """See `Format.parse`."""
-        return self._parser.parse(self._without_end(ids), tools)
+        message = self._parser.parse(self._without_end(ids), tools)
+        return message if self._frame is None else self._frame.strip(message)
 
     def _without_end(self, ids: Sequence[int]) -> Sequence[int]:
         """Take off the stop token, and the control tokens that a template writes directly before it.
