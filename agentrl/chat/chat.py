@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, cast
 
 from agentrl.chat.codec import Codec
+from agentrl.chat.coverage import DEVELOPER, SYSTEM, Coverage, knows_developer
 from agentrl.chat.drift import Drift
 from agentrl.chat.formats.format import Format
 from agentrl.chat.message import AssistantMessage, normalise, with_named_ids
@@ -47,7 +49,10 @@ class Chat:
         self.format = format
         self.stop_token_ids: tuple[int, ...] = format.stop_token_ids
         self._codec = codec
-        self._prompts: OrderedDict[tuple[str, int], tuple[object, list[int]]] = OrderedDict()
+        self.remarks: Counter[str] = Counter()
+        """Conversations that were rendered and of which something is written otherwise, or left out on purpose."""
+        self._coverage = Coverage(f"the chat format {format.name!r} of the tokenizer at {codec.tokenizer.name_or_path}")
+        self._prompts: OrderedDict[tuple[str, int], tuple[object, list[int], tuple[str, ...]]] = OrderedDict()
         self._tools_by_id: dict[int, tuple[object, list[ToolSchema]]] = {}
         self._tools_by_text: dict[str, list[ToolSchema]] = {}
         self._threads = DaemonThreads("parsing of turns")
@@ -98,19 +103,22 @@ class Chat:
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None) -> list[int]:
         """Render the first prompt: the conversation, and the generation prompt that the policy continues.
 
-        Each image has as many image tokens as it needs; `images` says which image is where.
+        Each image has as many image tokens as it needs; `images` says which image is where. Raises DataError for a
+        message that the template leaves out.
         """
         canonical = self._canonical(tools)
         key = (json.dumps(list(messages), ensure_ascii=False, default=str), id(canonical))
         known = self._prompts.pop(key, None)  # One step, and put back as the newest: another thread may render, too.
         if known is None:
             pictures = self._pictures(messages)
-            ids = self._expanded(self.format.render(self.prepared(messages), canonical, True), pictures)
-            known = (canonical, ids)
+            prepared = self.prepared(messages)
+            ids = self._expanded(self.format.render(prepared, canonical, True), pictures)
+            known = (canonical, ids, self._check_prompt(messages, prepared, canonical))
         if len(key[0]) <= CACHED_CHARACTERS:
             self._prompts[key] = known
             if len(self._prompts) > CACHED_PROMPTS:
                 self._prompts.popitem(last=False)
+        self.remarks.update(known[2])
         return list(known[1])
 
     def most_characters(self, tokens: int) -> int | None:
@@ -124,14 +132,37 @@ class Chat:
         """Make the ids to append to the transcript `ids`, which ends with a sampled turn.
 
         With them it holds `messages` (tool answers, user turns) and a new generation prompt. A turn that was cut before
-        its stop token is closed first.
+        its stop token is closed first. Raises DataError for a message that the template leaves out.
         """
         if not ids:
             raise ValueError("bridge: the transcript is empty; render the first prompt")
         if not messages or any(message["role"] == "assistant" for message in messages):
             raise ValueError("bridge: expected tool, user or system messages; assistant turns are sampled")
-        pictures = self._pictures(messages)
-        return self._expanded(self.format.bridge(ids, self.prepared(messages), self._canonical(tools)), pictures)
+        pictures, prepared, canonical = self._pictures(messages), self.prepared(messages), self._canonical(tools)
+        bridge = self._expanded(self.format.bridge(ids, prepared, canonical), pictures)
+        self._check_bridge(ids, messages, prepared, canonical)
+        return bridge
+
+    def _check_prompt(
+        self, messages: Sequence[Message], prepared: Sequence[Message], tools: list[ToolSchema] | None
+    ) -> tuple[str, ...]:
+        def write(probe: list[Message]) -> str:
+            return self.decode(self.format.render(probe, tools, True))
+
+        return self._coverage.check(messages, prepared, write, ("prompt", bool(tools)))
+
+    def _check_bridge(
+        self,
+        ids: Sequence[int],
+        messages: Sequence[Message],
+        prepared: Sequence[Message],
+        tools: list[ToolSchema] | None,
+        first: int = 0,
+    ) -> tuple[str, ...]:
+        def write(probe: list[Message]) -> str:
+            return self.decode(self.format.bridge(ids, probe, tools))
+
+        return self._coverage.check(messages, prepared, write, ("bridge", bool(tools)), first)
 
     def images(self, ids: Sequence[int], messages: Sequence[Message]) -> list[PlacedImage]:
         """Prepare the images of `messages` for the model, each with its place in `ids`, which render or bridge made.
@@ -198,29 +229,35 @@ class Chat:
         tokens that end them. The ids are those of `render`, sampled turns and `bridge` in turn, as in a rollout, and
         end with the last trained token.
 
-        Raises DataError when there is no assistant turn, one without a message before it, or an image.
+        Raises DataError when there is no assistant turn, one without a message before it, an image, or a message that
+        the template leaves out.
         """
         if any(pictures_in(messages)):
             raise DataError("a message has an image, and supervised training is on text only")
         prepared, canonical = self.prepared(messages), self._canonical(tools)
         ids: list[int] = []
         mask: list[int] = []
+        remarks: set[str] = set()
         begin = 0
         for index, message in enumerate(prepared):
             if message["role"] != "assistant":
                 continue
             if index == begin:
                 raise DataError(f"message {index} is an assistant turn with nothing before it to answer")
+            asked = messages[begin:index], prepared[begin:index]
             if ids:
-                context = self.format.bridge(ids, prepared[begin:index], canonical)
+                context = self.format.bridge(ids, asked[1], canonical)
+                remarks.update(self._check_bridge(ids, *asked, canonical, begin))
             else:
-                context = self.format.render(prepared[:index], canonical, True)
+                context = self.format.render(asked[1], canonical, True)
+                remarks.update(self._check_prompt(*asked, canonical))
             sampled = self.format.sampled(message, canonical)
             ids += [*context, *sampled]
             mask += [0] * len(context) + [1] * len(sampled)
             begin = index + 1
         if not ids:
             raise DataError("there is no assistant turn to learn from")
+        self.remarks.update(remarks)
         return ids, mask
 
     def drift(
@@ -252,15 +289,22 @@ class Chat:
     def prepared(self, messages: Sequence[Message]) -> list[Message]:
         """Normalise messages and guard untrusted text. Only the text of assistant turns may spell control tokens.
 
-        `encode_markup` reads what a template makes of them.
+        A developer's message is a system message where the template has no branch for it. `encode_markup` reads what a
+        template makes of them.
         """
         prepared = normalise(messages)
+        if any(message["role"] == DEVELOPER for message in prepared) and not self._knows_developer:
+            prepared = [{**one, "role": SYSTEM} if one["role"] == DEVELOPER else one for one in prepared]
         if self.format.names_in_call_ids:
             prepared = with_named_ids(prepared)
         safe = [
             {key: self._made_safe(message["role"], value) for key, value in message.items()} for message in prepared
         ]
         return cast(list[Message], safe)
+
+    @cached_property
+    def _knows_developer(self) -> bool:
+        return knows_developer(lambda probe: self.decode(self.format.render(probe, None, True)))
 
     def _made_safe(self, role: str, value: object) -> object:
         if not isinstance(value, str):

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from agentrl.chat.chat import Chat
+from agentrl.chat.formats.frame import SAID, unread
 from agentrl.chat.formats.parsers import THINK, THINK_END
 from agentrl.chat.formats.template import TemplateFormat
 from agentrl.chat.formats.turn_end import common_length
+from agentrl.chat.load import NO_CALLS, detect_format, template_source
 from agentrl.chat.message import content_text
 from agentrl.chat.sample_arguments import sample_arguments
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, DataError
 from agentrl.system.json_value import JSON
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message, ToolCall
@@ -22,6 +24,8 @@ REPLY: Message = {"role": "assistant", "content": "AgentrlReply"}
 LAST_REPLY: Message = {"role": "assistant", "content": "AgentrlLastReply"}
 TOOL_ANSWER: Message = {"role": "tool", "content": "AgentrlToolAnswer"}
 ANY_TOOL: ToolSchema = {"type": "function", "function": {"name": "search"}}
+OWN_FORMAT = "docs/models.md, Tool calls in a format of your own"
+NO_CALLS_WRITTEN = "Use a model.chat_template that writes tools and calls, or agent_name react, which needs neither"
 ADVICE = (
     "Set multi_turn.format (format in SFT) to the model's own family, or model.chat_template to a template that ends "
     "every assistant turn with a control token and writes each message behind the one before"
@@ -41,9 +45,7 @@ def start_up_check(chat: Chat, messages: Sequence[Message], tools: Sequence[Tool
     if not tools:
         return text
     if not chat.format.parses_tools:
-        raise ConfigError(
-            f"tools are configured, but {where} has no tool parser: set multi_turn.format, e.g. template:hermes"
-        )
+        raise ConfigError(f"tools are configured, but {where} has no tool parser: {_without_parser(chat, tools)}")
     missing = [name for tool in tools if (name := tool["function"]["name"]) not in text]
     if missing:
         raise ConfigError(
@@ -55,8 +57,40 @@ def start_up_check(chat: Chat, messages: Sequence[Message], tools: Sequence[Tool
     turns = [_round_trip(chat, tool, arguments, tools, where) for tool in tools for arguments in sample_arguments(tool)]
     sampled, call = turns[0]
     _check_answer(chat, sampled, [QUESTION, call, _answer_to(call)], tools, where)
-    chat.bridge([*chat.render([QUESTION], tools), *sampled], [_answer_to(call), GO_ON], tools)
+    _bridge(chat, [*chat.render([QUESTION], tools), *sampled], [_answer_to(call), GO_ON], tools, where)
     return text
+
+
+def marks_left(chat: Chat) -> str | None:
+    """Say which marks of reasoning or frames stay in the text that scorers and judges are given; None: no mark does."""
+    text = unread(lambda turn: chat.parse(chat.format.sampled(chat.prepared([turn])[0], None)))
+    if text is None:
+        return None
+    return (
+        f"{_where(chat)} reads a turn that says {SAID!r} as {text[:300]!r}: the marks stay in the text that scorers, "
+        f"judges and the display are given. Give multi_turn.format one that knows them ({OWN_FORMAT})"
+    )
+
+
+def _without_parser(chat: Chat, tools: Sequence[ToolSchema]) -> str:
+    """Say what to do where no parser is chosen: by what the template speaks of, or by what it writes."""
+    spoken_of = detect_format(template_source(chat.tokenizer))
+    if spoken_of != NO_CALLS:
+        return f"its template speaks of the calls of template:{spoken_of}; set multi_turn.format to that, or to auto"
+    call = _sample_call(tools[0])
+    try:
+        prompt, whole = (
+            chat.decode(chat.format.render(messages, tools, False)) for messages in ([QUESTION], [QUESTION, call])
+        )
+    except ConfigError as fault:
+        return f"its template refuses tool calls ({fault}). {NO_CALLS_WRITTEN}"
+    written = whole[common_length(prompt, whole) :]
+    if call["tool_calls"][0]["function"]["name"] not in written:
+        return f"its template writes no tool calls. {NO_CALLS_WRITTEN}"
+    return (
+        f"its template seems to write a call as {written[:300]!r}, which no format of agentrl is known to read. Give "
+        f"multi_turn.format one of your own ({OWN_FORMAT})"
+    )
 
 
 def training_check(chat: Chat, tools: Sequence[ToolSchema] | None, *, calls: bool) -> None:
@@ -80,7 +114,10 @@ def _where(chat: Chat) -> str:
 
 def _check_transcript(chat: Chat, messages: list[Message], tools: Sequence[ToolSchema] | None, where: str) -> None:
     """Check that of four messages exactly the assistant's text and its turn ends are learnt."""
-    ids, mask = _training(chat, messages, tools)
+    try:
+        ids, mask = _training(chat, messages, tools)
+    except DataError as fault:
+        raise ConfigError(f"{where} loses text: {fault}. {ADVICE}") from fault
     runs = [list(run) for _, run in groupby(range(len(ids)), key=lambda at: mask[at])]
     texts = [chat.decode([ids[at] for at in run]) for run in runs]
     said = [content_text(message["content"]) for message in messages]
@@ -101,7 +138,19 @@ def _check_answer(
 ) -> None:
     """Check a rollout: question, sampled turn, and the bridge that a loop appends behind it."""
     ids = [*chat.render(messages[:1], tools), *sampled]
-    _check_bridge(chat, ids, chat.bridge(ids, messages[2:], tools), messages, tools, where)
+    _check_bridge(chat, ids, _bridge(chat, ids, messages[2:], tools, where), messages, tools, where)
+
+
+def _bridge(
+    chat: Chat, ids: list[int], messages: list[Message], tools: Sequence[ToolSchema] | None, where: str
+) -> list[int]:
+    try:
+        return chat.bridge(ids, messages, tools)
+    except DataError as fault:
+        roles = " and a ".join(message["role"] for message in messages)
+        raise ConfigError(
+            f"{where} cannot go on from an assistant turn to a {roles} message: {fault}. {ADVICE}"
+        ) from fault
 
 
 def _check_bridge(
@@ -188,7 +237,8 @@ def _round_trip(
         calls = [found.error or (found.name, found.arguments) for found in parsed.calls]
         raise ConfigError(
             f"{where} writes a call of {name} with {arguments} as {chat.decode(sampled)!r}, and reads it back as "
-            f"{calls or 'no call'}: template and parser do not fit together; set multi_turn.format"
+            f"{calls or 'no call'}: template and parser do not fit together; set multi_turn.format, to one of your own "
+            f"if no other fits ({OWN_FORMAT})"
         )
     return sampled, parsed.to_message()
 

@@ -66,7 +66,7 @@ def make_format(codec: Codec, name: str, template_kwargs: Mapping[str, JSON], *,
                 f"multi_turn.format={name} and model.chat_template conflict: a family has its own template"
             )
         return FamilyFormat(codec, family, template_kwargs)
-    chosen = detect_format(_template_source(codec.tokenizer)) if name == "auto" else name.removeprefix("template:")
+    chosen = detect_format(template_source(codec.tokenizer)) if name == "auto" else name.removeprefix("template:")
     if not is_target(chosen) and (fault := unknown_format(name, CALL_FORMATS.names())) is not None:
         raise ConfigError(fault)
     found = None if chosen == NO_CALLS else CALL_FORMATS.get(chosen)
@@ -77,7 +77,7 @@ def make_format(codec: Codec, name: str, template_kwargs: Mapping[str, JSON], *,
             f"multi_turn.format={name}: expected a CallFormat, or a class that gives a Format (agentrl.chat.formats), "
             f"found {found!r:.200}"
         )
-    _template_source(codec.tokenizer)
+    template_source(codec.tokenizer)
     return TemplateFormat(codec, template_kwargs, found, chosen)
 
 
@@ -91,7 +91,7 @@ def detect_format(template: str) -> str:
     return max(found, key=lambda name: found[name], default=NO_CALLS)
 
 
-def _template_source(tokenizer: Any) -> str:
+def template_source(tokenizer: Any) -> str:
     """Text of the tokenizer's template, or of all its named ones. Raises ConfigError where there is none."""
     template = tokenizer.chat_template
     if not template:

@@ -162,7 +162,7 @@ class ChatMessage(Strict):
 
     def to_message(self) -> Message:
         """Convert to the form that `Chat` takes. Arguments stay the text that they are."""
-        message: Message = {"role": "system" if self.role == "developer" else self.role, "content": self.text}
+        message: Message = {"role": self.role, "content": self.text}
         if self.reasoning_content:
             message["reasoning_content"] = self.reasoning_content
         if self.tool_call_id:

@@ -15,9 +15,10 @@ from jinja2 import TemplateError
 from transformers import AutoConfig
 
 from agentrl.chat.codec import Codec
+from agentrl.chat.coverage import DEVELOPER, SYSTEM, Coverage, knows_developer
 from agentrl.chat.load import load_tokenizer
 from agentrl.chat.message import content_text, normalise
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, DataError
 from agentrl.trajectory import Message, Status, ToolCall, Trajectory, exclusion
 from agentrl.trajectory.batch import RaggedBatch
 
@@ -66,20 +67,27 @@ class ModelInput:
         self._max_length: int | None = max_length or context
         self._padding = config.pad_token_id
         self._writes_calls = self._shows_calls()
+        self._coverage = Coverage(f"the chat template of the reward model {path}")
+        self._knows_developer = knows_developer(self._text)
 
     def ids(self, messages: Sequence[Message]) -> tuple[list[int], bool]:
         """The conversation, and whether it was too long: then its beginning is cut off.
 
         It ends where transformers takes the score: at the last token that is no padding. Raises ValueError when the
-        template cannot write it.
+        template cannot write it, or leaves a message out.
         """
         texts: list[Message] = [
-            {**message, "content": content_text(message["content"])} for message in normalise(messages)
+            {**message, "role": self._role_of(message), "content": content_text(message["content"])}
+            for message in normalise(messages)
         ]
         written = [_with_malformed_as_text(self._codec.guard_values(message)) for message in texts]
         if not self._writes_calls:
             written = _plain(written)
-        ids = self._codec.encode(self._text(written))
+        try:
+            ids = self._codec.encode(self._text(written))
+            self._coverage.check(written, written, self._text, None)
+        except (ConfigError, DataError) as fault:
+            raise ValueError(fault) from fault
         end = len(ids)
         while end and ids[end - 1] == self._padding:
             end -= 1
@@ -88,18 +96,21 @@ class ModelInput:
         start = 0 if self._max_length is None else max(0, end - self._max_length)
         return ids[start:end], start > 0
 
+    def _role_of(self, message: Message) -> str:
+        return SYSTEM if message["role"] == DEVELOPER and not self._knows_developer else message["role"]
+
     def _text(self, messages: Sequence[Message]) -> str:
         try:
             text: str = self._codec.tokenizer.apply_chat_template(list(messages), tokenize=False)
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as fault:
             roles = ", ".join(str(message.get("role")) for message in messages)
-            raise ValueError(f"the chat template of {self._path} cannot write messages of {roles}: {fault}") from fault
+            raise ConfigError(f"the chat template of {self._path} cannot write messages of {roles}: {fault}") from fault
         return text
 
     def _shows_calls(self) -> bool:
         try:
             text = self._text(PROBE)
-        except ValueError:
+        except ConfigError:
             return False
         return CALL in text and ANSWER in text
 

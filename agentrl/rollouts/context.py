@@ -14,7 +14,7 @@ from agentrl.agent_loop.function import as_loop
 from agentrl.agent_loop.privilege import privilege_of
 from agentrl.agent_loop.registry import instantiate
 from agentrl.chat import Chat
-from agentrl.chat.check import start_up_check
+from agentrl.chat.check import marks_left, start_up_check
 from agentrl.config import Config
 from agentrl.config.sections.data import DataConfig
 from agentrl.config.sections.reward import CustomRewardConfig, ScorerConfig
@@ -267,6 +267,7 @@ def fit_prompts(
         cut: list[int] = []
         told: list[bool] = []
         fields = FurtherFields(further_with_reasoning)
+        remarks = chat.remarks.copy()
 
         def length(
             sample: Sample,
@@ -309,6 +310,8 @@ def fit_prompts(
                 f"{len(cut)} prompts longer than data.max_prompt_length={most} (up to {max(cut)}) are cut: "
                 f"data.truncation={config.data.truncation}"
             )
+        for what, count in sorted((chat.remarks - remarks).items()):
+            display.warn(f"{count} prompts of {', '.join(data.files)} have {what}")
         if data is rows[0] and not all(told):
             display.warn(
                 f"{told.count(False)} of {len(told)} rows of {', '.join(data.files)} show a teacher nothing that the "
@@ -362,3 +365,5 @@ def show_first_prompts(chat: Chat, context: RunContext, display: Display) -> Non
             context.loops[name].check()
         text = start_up_check(chat, *context.first_prompt(sample))
         display.note(f"first prompt of {sample.file} (agent_name={name}):\n{text}")
+    if (left := marks_left(chat)) is not None:
+        display.warn(left)

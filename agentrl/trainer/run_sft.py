@@ -86,6 +86,8 @@ def train_on_files(config: TuningConfig, job: Job[SampleT, Group], display: Disp
     validation = None
     if config.data.val_files is not None:
         validation = job.read(config.data.val_files, chat, display, val_rows)
+    for what, count in sorted(chat.remarks.items()):
+        display.warn(f"{count} conversations have {what}")
     per_epoch = steps_per_epoch(config, train)
     total = trainer.total_training_steps or trainer.total_epochs * per_epoch
     check_profile_steps(trainer, total)

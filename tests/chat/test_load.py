@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from agentrl.chat import Chat
+from agentrl.chat.check import start_up_check
 from agentrl.chat.codec import Codec
 from agentrl.chat.load import load_tokenizer, make_format
 from agentrl.errors import ConfigError
 from tests.chat import templates
 from tests.chat.conftest import TEMPLATES
+from tests.chat.conversations import TOOLS
 from tests.chat.vocabularies import QWEN, save_tokenizer
 
 AUTO = {
@@ -29,6 +31,17 @@ AUTO = {
 def test_auto_takes_the_parser_that_the_template_speaks_of(tmp_path: Path, name: str) -> None:
     template, tokens, eos = TEMPLATES[name]
     assert Chat.from_pretrained(save_tokenizer(tmp_path, tokens, eos, template)).format.name == AUTO[name]
+
+
+def test_auto_knows_the_calls_of_llama_4(tmp_path: Path) -> None:
+    """They are those of Llama 3 between other tokens."""
+    names = {"<|start_header_id|>": "<|header_start|>", "<|end_header_id|>": "<|header_end|>", "<|eot_id|>": "<|eot|>"}
+    template = templates.LLAMA
+    for old, new in names.items():
+        template = template.replace(old, new)
+    chat = Chat.from_pretrained(save_tokenizer(tmp_path, names.values(), "<|eot|>", template))
+    assert chat.format.name == "template:llama3_json"
+    start_up_check(chat, [{"role": "user", "content": "u"}], TOOLS)
 
 
 @pytest.fixture

@@ -14,7 +14,17 @@ from agentrl.chat.check import start_up_check, training_check
 from agentrl.errors import ConfigError
 from agentrl.trajectory import Message
 from tests.chat.conversations import TOOLS, answers, assistant, roll_out, sampled_turns
-from tests.chat.turn_ends import ENDINGS, EOS, REFUSED, TOKENS, UNMARKED, load_chat
+from tests.chat.turn_ends import (
+    ENDINGS,
+    EOS,
+    REFUSED,
+    SHARED_HEADER,
+    TOKENS,
+    UNMARKED,
+    Ending,
+    load_chat,
+    save_chat,
+)
 
 CLOSED = [name for name in ENDINGS if not name.startswith(("header", "newline_only", *UNMARKED))]
 """Turns end with one token, which a bridge writes where a turn was cut."""
@@ -141,6 +151,7 @@ def test_stop_tokens(chat_of: Callable[[str], Chat]) -> None:
     wanted = {
         "end_of_conversation": ["<|end|>", EOS],
         "standing_prompt": ["<|end|>", EOS],
+        "beginning_of_a_standing_prompt": ["<|end|>", EOS],
         "other_at_the_end": ["<|end|>", EOS],
         "calls_end_otherwise": ["<|end|>", "<|call|>", EOS],
         "header_end_of_conversation": ["<|user|>", "<|tool|>", EOS],
@@ -149,6 +160,21 @@ def test_stop_tokens(chat_of: Callable[[str], Chat]) -> None:
     for name, stops in wanted.items():
         chat = chat_of(name)
         assert [chat.decode([id]) for id in chat.stop_token_ids] == stops, name
+
+
+def test_a_standing_instruction_is_no_end_of_a_turn(tmp_path: Path) -> None:
+    """Command R+ ends every conversation with a system turn, whose header opens as a user's does."""
+    ending = Ending(header=SHARED_HEADER, preamble="<|turn|><|system|>You help.<|end|>")
+    standing = "{{- '<|turn|><|system|>Write calls.<|end|>' }}{%- if add_generation_prompt"
+    template = ending.template().replace("{%- if add_generation_prompt or", f"{standing} or")
+    save_chat(tmp_path, ending)
+    chat = Chat.from_pretrained(str(tmp_path), format="none", chat_template=write(tmp_path / "c.jinja", template))
+    assert [chat.decode([id]) for id in chat.stop_token_ids] == ["<|end|>", EOS]
+    question: Message = {"role": "user", "content": "u"}
+    ids = [*chat.render([question]), *chat.encode("a"), chat.stop_token_ids[0]]
+    assert chat.decode(chat.bridge(ids, [question])) == (
+        "<|turn|><|user|>u<|end|><|turn|><|system|>Write calls.<|end|><|turn|><|assistant|>"
+    )
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -37,6 +37,7 @@ TEMPLATE = """\
 {%- endfor %}
 {%- if add_generation_prompt or STANDING %}
     {%- set message = {'role': 'assistant'} %}{{- HEADER }}
+    {%- if add_generation_prompt %}{{- BEGUN }}{%- endif %}
 {%- else %}{{- FINAL }}{%- endif %}
 """
 
@@ -59,6 +60,8 @@ class Ending:
     close: str = ""
     standing: bool = False
     """Whether a generation prompt ends every conversation."""
+    begun: str = ""
+    """The end of a generation prompt, which does not stand where none is asked for."""
 
     def template(self) -> str:
         call_end = self.end if self.call_end is None else self.call_end
@@ -73,6 +76,7 @@ class Ending:
             "CALL_END": repr(call_end),
             "OTHER_END": repr(self.end if self.other_end is None else self.other_end),
             "END": repr(self.end),
+            "BEGUN": repr(self.begun),
             "STANDING": repr(self.standing).lower(),
             "FINAL": repr(self.final),
         }
@@ -93,6 +97,14 @@ ENDINGS: dict[str, Ending] = {
     "several_tokens": Ending("<|close|><|end|>", other_end="<|end|>", open="<|open|>", header=SHARED_HEADER),
     "standing_prompt": Ending(
         "<|close|><|end|>", other_end="<|end|>", open="<|open|>", header=SHARED_HEADER, standing=True
+    ),
+    "beginning_of_a_standing_prompt": Ending(
+        "<|close|><|end|>",
+        other_end="<|end|>",
+        header=SHARED_HEADER,
+        open="<|open|>",
+        standing=True,
+        begun="<|open|>",
     ),
     "standing_prompt_after_preamble": Ending(
         header=SHARED_HEADER, preamble=f"{EOS}<|turn|><|system|>You help.<|end|>", standing=True

@@ -89,11 +89,11 @@ def test_it_ends_before_padding(plain: Path, tmp_path: Path) -> None:
     make_reward_model(tmp_path, template="{{ messages[0].content }}<|im_end|><|im_end|>")
     config = json.loads((tmp_path / "config.json").read_text())
     reading = ModelInput(str(tmp_path), None)
-    assert reading.ids(CALLS)[0][-2:] == [reading._codec.added["<|im_end|>"]] * 2
+    assert reading.ids(CALLS[:1])[0][-2:] == [reading._codec.added["<|im_end|>"]] * 2
     config["pad_token_id"] = reading._codec.added["<|im_end|>"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     reading = ModelInput(str(tmp_path), None)
-    assert reading._codec.decode(reading.ids(CALLS)[0]) == "2 + 3?"
+    assert reading._codec.decode(reading.ids(CALLS[:1])[0]) == "2 + 3?"
 
 
 def said(uid: str, group: int, *messages: Message) -> Trajectory:

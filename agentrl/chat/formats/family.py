@@ -6,6 +6,7 @@ are given a stand-in turn of a few tokens instead of the transcript, and the cos
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -178,12 +179,13 @@ class FamilyFormat:
     def _difference(self, stop: int, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[int]:
         """Make a bridge from a full render behind a stand-in turn, where the renderer's own is refused or wrong."""
         calls = [_asked(message) for message in messages if message["role"] == "tool"]
-        turn: Message = {**REPLY, "tool_calls": calls} if calls else REPLY
+        # Gemma 4 writes the text of a turn with calls behind their answers.
+        turn: Message = {**REPLY, "content": "", "tool_calls": calls} if calls else REPLY
         rendered = self._rendered([USER, turn, *messages], tools, True)
-        last = _last_sampled(rendered)
+        last = _last_sampled(rendered, before=2)
         ids: list[int] = rendered.token_ids[last:]
         # Where the next header ends a turn and the policy ended it otherwise, the header is still to be written.
-        header = not self._closes and ids[0] in self._stops and ids[0] != stop
+        header = ids[0] in self._stops and ids[0] != stop and not (self._closes and ids[0] == self._close)
         return ids if header else ids[1:]
 
 
@@ -211,6 +213,7 @@ def _config(family: str) -> Any:
     return config
 
 
-def _last_sampled(rendered: RenderedTokens) -> int:
-    """Index of the last token that the policy would sample."""
-    return max(index for index, is_sampled in enumerate(rendered.sampled_mask) if is_sampled)
+def _last_sampled(rendered: RenderedTokens, before: int = sys.maxsize) -> int:
+    """Index of the last token that the policy would sample, up to the first one of message number `before`."""
+    end = next((at for at, message in enumerate(rendered.message_indices) if message >= before), None)
+    return max(at for at, is_sampled in enumerate(rendered.sampled_mask[:end]) if is_sampled)

@@ -1,4 +1,4 @@
-"""Calls of Llama 3: a whole message that is a JSON object with a name."""
+"""Calls of Llama 3, and of Llama 4 as JSON: a whole message that is a JSON object with a name."""
 
 from __future__ import annotations
 
@@ -11,6 +11,5 @@ def is_call(message: str) -> bool:
     return message.startswith("{") and '"name"' in message
 
 
-FORMAT = CallFormat(
-    "", "", json_body, is_call=is_call, signs=("<|start_header_id|>", '"parameters"'), families=("llama-3",)
-)
+FORMAT = CallFormat("", "", json_body, is_call=is_call, signs=("ipython", '"parameters"'), families=("llama-3",))
+"""`ipython` is the role of tool answers, whatever tokens are around roles."""

@@ -16,6 +16,7 @@ from typing import cast
 from jinja2 import TemplateError
 
 from agentrl.chat.codec import GUARD, Codec
+from agentrl.chat.formats.frame import find_frame
 from agentrl.chat.formats.parsers import THINK, THINK_END, CallFormat, CallParser
 from agentrl.chat.formats.shape import Shapes
 from agentrl.chat.formats.turn_end import (
@@ -73,7 +74,9 @@ class TemplateFormat:
         self._shapes = Shapes()
         self._no_tools = self._stand_in_for_no_tools()
         prompt = self._text([USER], None, True)
-        self._standing_prompt = prompt if prompt == self._text([USER], None, False) else ""
+        unasked = self._text([USER], None, False)
+        # What stands at the end of every conversation may be a whole generation prompt, or the beginning of one.
+        self._standing_prompt = unasked if prompt.startswith(unasked) else ""
         self._plain = self._plain_end(prompt)
         self._calling = self._calling_end(prompt, () if calls is None else calls.markers)
         ends = [end for end in (self._plain, self._calling) if isinstance(end, TurnEnd)]
@@ -86,6 +89,9 @@ class TemplateFormat:
         self.reasoning = (THINK, THINK_END) if calls is None else calls.reasoning
         starts_in_reasoning = prompt.rstrip().endswith(self.reasoning[0].rstrip())
         self._parser = CallParser(codec, calls, starts_in_reasoning=starts_in_reasoning)
+        self._frame = find_frame(
+            lambda turn: self._parser.parse(self._without_end(TemplateFormat.sampled(self, turn, None)), None)
+        )
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool) -> list[int]:
         """See `Format.render`."""
@@ -108,7 +114,8 @@ class TemplateFormat:
 
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None) -> AssistantMessage:
         """See `Format.parse`."""
-        return self._parser.parse(self._without_end(ids), tools)
+        message = self._parser.parse(self._without_end(ids), tools)
+        return message if self._frame is None else self._frame.strip(message)
 
     def _without_end(self, ids: Sequence[int]) -> Sequence[int]:
         """Take off the stop token, and the control tokens that a template writes directly before it.

@@ -50,9 +50,10 @@ def find_turn_end(
 ) -> TurnEnd:
     """Find the last control token of the common beginning of `last` and `followed` that is not inside the turn, too.
 
-    `standing_prompt`: the first prompt, where the template ends each conversation with a generation prompt whether it
-    is asked for one or not. `eos`: ends a turn behind which the template writes nothing. `markers`: tokens around
-    calls, which end no turn. Raises UnclearEnd when a policy could not end such a turn.
+    `standing_prompt`: the first prompt as far as the template writes it without being asked for a generation prompt.
+    It may end with a part of the next turn's header, or with all of it. `eos`: ends a turn behind which the template
+    writes nothing. `markers`: tokens around calls, which end no turn. Raises UnclearEnd when a policy could not end
+    such a turn.
     """
     shared = shared_ending(codec, written.last, written.followed, standing_prompt)
     inside = {*_tokens(codec, written.turn), *markers}
@@ -102,7 +103,7 @@ def shared_ending(codec: Codec, last: str, followed: str, standing_prompt: str) 
             shared += "" if index % 2 else one[: common_length(one, other)]
             break
         shared += one
-    # A standing generation prompt may open as a user turn does (Command R: <|START_OF_TURN_TOKEN|>).
+    # A standing generation prompt, or what stands of it, may open as a user turn does (<|START_OF_TURN_TOKEN|>).
     openers = _opening_tokens(codec, standing_prompt)
     while shared != last:
         *before, token, rest = ["", "", *codec.split(shared)]

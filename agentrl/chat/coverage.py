@@ -1,0 +1,145 @@
+"""Coverage: the messages of a conversation that a chat template writes.
+
+A template writes nothing, and raises nothing, for a message of a role that it has no branch for, or has one for in
+another place only (a system message behind a user's). Nobody would see it. So each shape of a conversation is
+written once with words that stand nowhere else, and each word is looked for. What a template trims or escapes stays a
+word; the real texts, of which it may change any, are not compared.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from itertools import pairwise
+from typing import cast
+
+from agentrl.errors import ConfigError, DataError
+from agentrl.trajectory import Message, Part
+
+DEVELOPER, SYSTEM = "developer", "system"
+UNKNOWN_ROLE = "agentrlrole"
+QUESTION: Message = {"role": "user", "content": "AgentrlQuestion"}
+MAX_SHAPES = 1000
+AS_SYSTEM = "developer messages, written as system messages: the chat template has no branch for that role"
+BESIDE_CALLS = "text beside tool calls of an assistant turn, which the chat template does not write"
+REASONING = "reasoning_content of an assistant turn, which the chat template does not write there"
+
+Write = Callable[[list[Message]], str]
+"""Writes messages as text. Raises ConfigError where the template refuses them."""
+Kind = tuple[object, ...]
+
+
+class Coverage:
+    """Shapes of conversations that a template writes whole. `where` names the template in messages."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._known: dict[Hashable, tuple[str, ...]] = {}
+
+    def check(
+        self, given: Sequence[Message], prepared: Sequence[Message], write: Write, further: Hashable, first: int = 0
+    ) -> tuple[str, ...]:
+        """Return what the template changes or leaves out on purpose. Raises DataError for a message it does not write.
+
+        given: the messages as they came, of which the first is message number `first` of its conversation.
+        prepared: the same messages as the template is given them.
+        further: what else tells how `write` writes, e.g. whether there are tools.
+        """
+        kinds = [_kind(message) for message in given]
+        counts = frozenset((kind, min(count, 2)) for kind, count in Counter(kinds).items())
+        shape = (further, counts, (*kinds[:2], *kinds[-1:]), frozenset(pairwise(kinds[1:])))
+        known = self._known.get(shape)
+        if known is None:
+            known = self._probe(given, prepared, write, first)
+            if len(self._known) >= MAX_SHAPES:
+                self._known.clear()
+            self._known[shape] = known
+        return known
+
+    def _probe(
+        self, given: Sequence[Message], prepared: Sequence[Message], write: Write, first: int
+    ) -> tuple[str, ...]:
+        texts, thoughts = ([f"Agentrl{kind}{_letters(at)}End" for at in range(len(given))] for kind in "TR")
+        try:
+            written = write(list(map(_with_words, prepared, texts, thoughts))).casefold()
+        except ConfigError:
+            return ()  # The template reads its texts, and may refuse made-up ones.
+        found: list[str] = []
+        for at, (message, one) in enumerate(zip(given, prepared, strict=True)):
+            if message["role"] != one["role"]:
+                found.append(AS_SYSTEM)
+            if one.get("reasoning_content") and thoughts[at].casefold() not in written:
+                found.append(REASONING)
+            if not _is_told(one) or texts[at].casefold() in written:
+                continue
+            if not one.get("tool_calls"):
+                raise DataError(self._unwritten(given, prepared, at, first))
+            found.append(BESIDE_CALLS)
+        return tuple(dict.fromkeys(found))
+
+    def _unwritten(self, given: Sequence[Message], prepared: Sequence[Message], at: int, first: int) -> str:
+        role, written = given[at]["role"], prepared[at]["role"]
+        found = (
+            f"role {role!r}" if role == written else f"role {role!r} (taken for {written!r}: it has no branch for it)"
+        )
+        place = f"behind one of role {given[at - 1]['role']!r}" if at else "at the beginning of its messages"
+        return (
+            f"message {first + at} (the first is 0): expected a message that {self._where} writes, found one of "
+            f"{found}, {place}, whose text it leaves out, so that the model would not see it. Put the text into a "
+            f"message that is written, e.g. the first system message or a user's, or choose a chat template that "
+            f"writes such messages (model.chat_template)"
+        )
+
+
+def knows_developer(write: Write) -> bool:
+    """Say whether a template has a branch of its own for the role `developer`.
+
+    It has none where it writes nothing, or writes what it would for a role that nobody knows: a header with the role's
+    name, which no model has learnt.
+    """
+    asked: Message = {"role": DEVELOPER, "content": "AgentrlInstruction"}
+    try:
+        own = write([asked, QUESTION]).casefold()
+    except ConfigError:
+        return False
+    try:
+        any_role = write([{**asked, "role": UNKNOWN_ROLE}, QUESTION]).casefold()
+    except ConfigError:
+        any_role = ""
+    return str(asked["content"]).casefold() in own and own != any_role.replace(UNKNOWN_ROLE, DEVELOPER)
+
+
+def _kind(message: Message) -> Kind:
+    """Reduce a message to what a template may choose a branch by."""
+    content = message.get("content")
+    form = type(content) if isinstance(content, list) else _is_told(message)
+    return message["role"], form, bool(message.get("tool_calls")), bool(message.get("reasoning_content"))
+
+
+def _is_told(message: Message) -> bool:
+    """Say whether a message has text."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return bool(content) and not content.isspace()
+    return any(isinstance(part, str) or "text" in part for part in content or ())
+
+
+def _with_words(message: Message, text: str, thought: str) -> Message:
+    """Put made-up words in place of a message's texts."""
+    probe: dict[str, object] = dict(message)
+    content = message.get("content")
+    if _is_told(message):
+        probe["content"] = text if isinstance(content, str) else [_said(part, text) for part in content or ()]
+    if message.get("reasoning_content"):
+        probe["reasoning_content"] = thought
+    return cast(Message, probe)
+
+
+def _said(part: str | Part, text: str) -> str | Part:
+    if isinstance(part, str):
+        return text
+    return {**part, "text": text} if "text" in part else part
+
+
+def _letters(number: int) -> str:
+    return "".join(chr(ord("a") + int(digit)) for digit in str(number))
