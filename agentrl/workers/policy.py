@@ -16,7 +16,7 @@ from agentrl.algorithms.kl import kl_loss
 from agentrl.algorithms.policy_loss import PolicyLoss, actor_loss, loss_columns
 from agentrl.algorithms.ragged import masked_sum, observed
 from agentrl.algorithms.rollout_correction import correction_metrics
-from agentrl.config.declaration import Score
+from agentrl.config.declaration import Computed
 from agentrl.config.registries import POLICY_BACKENDS
 from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.algorithm import RolloutCorrectionConfig
@@ -71,7 +71,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         seed: int,
         critic_warmup: int = 0,
         max_response_length: int | None = None,
-        further_scores: Sequence[Score] = (),
+        further_scores: Sequence[Computed] = (),
         correction: RolloutCorrectionConfig | None = None,
         distillation: DistillationConfig | None = None,
     ) -> None:
