@@ -284,6 +284,8 @@ def _surprise(batch: RaggedBatch, expected: Expected, fresh: Tensor, report: Rep
     """
     assert batch.entropy is not None and batch.varentropy is not None
     surprise = -batch.rollout_logprobs[fresh].double() - batch.entropy[fresh].double()
+    if not surprise.isfinite().all():  # `columns` tells
+        return
     chosen = int(batch.group.unique().numel())
     choices = math.log(math.comb(max(expected.pool, chosen), chosen))
     report.evaluated["sampling"] += 1

@@ -70,6 +70,7 @@ SGLANG = (f"{ROLES}.rollout.name=sglang", "trainer.device=cpu")
 SERVED = {"sglang": SGLANG, "sglang, ahead": (*SGLANG, *ahead(1))}
 OTHERS = {"quickstart": 20, "pretrained": 20}
 """By name, steps of the arrangements with policies of their own, which call tools."""
+NAMES = (*ARRANGEMENTS, *SERVED, *OTHERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +141,11 @@ def other_words(name: str, out: Path, pretrained: str | None, data: str | None) 
     return [
         *_data(Path(data)),
         f"{ROLES}.model.path={pretrained}",
-        "data.train_batch_size=4",
+        "data.train_batch_size=2",
         "data.max_prompt_length=300",
         "data.max_response_length=96",
         f"{ROLES}.rollout.n=4",
-        f"{ROLES}.actor.ppo_mini_batch_size=4",
+        f"{ROLES}.actor.ppo_mini_batch_size=2",
         f"{ROLES}.actor.optim.lr=1e-5",
         *_quiet(OTHERS[name]),
     ]
@@ -194,8 +195,8 @@ def table(found: dict[str, Outcome]) -> Iterable[str]:
         yield f"| `{check}` | {sum(one.evaluated.get(check, 0) for one in found.values())} |"
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run what has not been run, print the table, and return the exit status."""
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="run only these")
@@ -203,14 +204,19 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--pretrained")
     parser.add_argument("--data")
     arguments = parser.parse_args(argv)
-    names = [*ARRANGEMENTS, *SERVED, *OTHERS]
-    if unknown := set(arguments.only or ()) - set(names):
-        parser.error(f"--only: expected names of {', '.join(names)}, found {', '.join(sorted(unknown))}")
+    if unknown := set(arguments.only or ()) - set(NAMES):
+        parser.error(f"--only: expected names of {', '.join(NAMES)}, found {', '.join(sorted(unknown))}")
+    return arguments
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run what has not been run, print the table, and return the exit status."""
+    arguments = parse(argv)
     out: Path = arguments.out
     found, missing = {}, []
-    for name in names:
+    for name in NAMES:
         path = out / f"{name.replace(',', '').replace(' ', '_')}.json"
-        if not path.exists() and name in (arguments.only or names):
+        if not path.exists() and name in (arguments.only or NAMES):
             if name in OTHERS:
                 words = other_words(name, out, arguments.pretrained, arguments.data)
             elif name in SERVED and importlib.util.find_spec("sglang") is None:
