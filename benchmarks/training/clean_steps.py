@@ -75,7 +75,7 @@ NAMES = (*ARRANGEMENTS, *SERVED, *OTHERS)
 
 @dataclass(frozen=True, slots=True)
 class Assets:
-    """What runs of the tiny policy are made of."""
+    """Policy, data and scorer of the tiny policy's runs."""
 
     policy: Path
     data: Path
