@@ -212,14 +212,13 @@ def _rewards(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
 
 def _advantages(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
     """Compute the advantages again, by the registered estimator from the batch's own columns."""
-    assert batch.advantages is not None
     if not expected.algorithm.rollout_correction.needs_pass:
         batch = replace(batch, old_logprobs=batch.rollout_logprobs)
     if expected.greedy_rewards is not None:
         greedy = [expected.greedy_rewards.get(one, math.nan) for one in batch.group.tolist()]
         batch = replace(batch, greedy_rewards=torch.tensor(greedy))
     again = compute_advantages(batch, expected.algorithm, expected.n, expected.numbers)
-    assert again.advantages is not None
+    assert again.advantages is not None and batch.advantages is not None
     wrong = ~torch.isclose(again.advantages, batch.advantages, rtol=1e-3, atol=1e-5, equal_nan=True)
     for uid, place, token in _at(batch, wrong, expected) if wrong.any() else ():
         here, there = float(batch.advantages[token]), float(again.advantages[token])

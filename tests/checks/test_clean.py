@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -35,11 +37,12 @@ def test_a_fault_and_a_check_that_never_compared_fail_the_soak(
 ) -> None:
     def status(evaluated: dict[str, int], alarms: list[dict[str, object]]) -> tuple[int, str]:
         outcome = Outcome(3, evaluated, alarms, 0.5)
-        (tmp_path / "grpo.json").write_text(clean_steps.json.dumps(clean_steps.asdict(outcome)))
+        (tmp_path / "grpo.json").write_text(json.dumps(asdict(outcome)))
         return clean_steps.main(["--out", str(tmp_path), "--only", "grpo"]), capsys.readouterr().out
 
     everything = dict.fromkeys(MEANINGS, 3)
-    sign, fault = ({"step": 2, "check": "gap", "severity": one, "what": "far"} for one in ("sign", "fault"))
+    sign: dict[str, object] = {"step": 2, "check": "gap", "severity": "sign", "what": "far"}
+    fault = sign | {"severity": "fault"}
     assert status(everything, [sign])[0] == 0
     code, said = status(everything, [fault])
     assert code == 1 and "faults: grpo: step 2: gap: far" in said

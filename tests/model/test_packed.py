@@ -85,9 +85,12 @@ def test_squared_probabilities_and_the_varentropy_come_with_or_without_the_entro
     surprise = -probs.log()
     variance = (probs * (surprise - (probs * surprise).sum(-1, keepdim=True)) ** 2).sum(-1).float()
     use_packed_attention(model)
-    asked = {"with_squared_probs": True, "with_varentropy": True}
-    alone = token_logprobs(model, ids, offsets, temperature=0.7, **asked)
-    both = token_logprobs(model, ids, offsets, temperature=0.7, with_entropy=True, **asked)
+    alone, both = (
+        token_logprobs(
+            model, ids, offsets, temperature=0.7, with_entropy=entropy, with_squared_probs=True, with_varentropy=True
+        )
+        for entropy in (False, True)
+    )
     assert alone.entropy is None and alone.squared_probs is not None and both.squared_probs is not None
     assert torch.equal(alone.squared_probs, both.squared_probs)
     assert alone.varentropy is not None and both.varentropy is not None
