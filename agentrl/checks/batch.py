@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -14,16 +15,23 @@ from agentrl.algorithms.kl import kl_penalty
 from agentrl.algorithms.ragged import segment_sum
 from agentrl.algorithms.rollout_correction import ages, correct
 from agentrl.checks.finding import Finding
+from agentrl.checks.report import Report
 from agentrl.config.sections.algorithm import AlgorithmConfig
 from agentrl.observe.invariants import LOGPROB_SLACK
 from agentrl.system.metrics import Numbers
 from agentrl.trajectory.batch import RaggedBatch
 
-SURPRISE_SIGMAS = 6.0
-SURPRISE_SHARE = 0.05
-"""Sampled tokens are more, or less, surprising than their distribution says by so much of its entropy at least."""
-LEAST_TOKENS = 500
-"""With fewer tokens their surprise says nothing."""
+TILTS = tuple(sign / 2**power for power in range(5) for sign in (1, -1))
+"""Weights of surprise in `surprise_evidence`: small ones see a little bias of many tokens, large ones rare tokens."""
+LEAST_VISIBLE = 64
+"""With fewer tokens that are less than certain, equal log-probs of two models say nothing."""
+CERTAIN = -0.01
+"""Log-prob above which float32 may hide a change of the weights."""
+ZERO = (
+    *("rollout_logprobs", "old_logprobs", "ref_logprobs", "entropy", "varentropy"),
+    *("rewards", "advantages", "correction"),
+)
+"""Columns that are 0 where nothing was sampled."""
 SLACK = 1e-3
 """Largest difference between two float32 sums of a trajectory's rewards, beside a relative one."""
 IMPROBABLE = 30.0
@@ -58,6 +66,8 @@ class Expected:
     algorithm: AlgorithmConfig
     n: int
     """Trajectories that were asked for of each prompt."""
+    pool: int
+    """Prompts of which the batch's were chosen by how their trajectories went."""
     kl_coef: float | None
     """Coefficient of the KL in the reward; None: it is not there."""
     greedy_rewards: Mapping[int, float] | None
@@ -74,22 +84,29 @@ class Expected:
     """Behind a change of weights an answer goes on from keys and values of the older ones."""
 
 
-def check_batch(batch: RaggedBatch, expected: Expected) -> tuple[list[Finding], Numbers]:
+def check_batch(batch: RaggedBatch, expected: Expected) -> Report:
     """Return what is wrong with the batch, and the numbers that were found on the way."""
-    numbers: Numbers = {}
-    found = [*_coverage(batch, expected), *_columns(batch, expected)]
+    report = Report()
+    report.add_check("coverage", _coverage(batch, expected))
+    report.add_check("columns", _columns(batch, expected))
     if not len(batch):
-        return found, numbers
-    found += _versions(batch, expected)
-    found += _rewards(batch, expected)
-    found += _advantages(batch, expected)
-    found += _order(batch, expected)
-    found += _correction(batch, expected)
-    found += _gap(batch, expected, numbers)
-    found += _sampling(batch, expected, numbers)
-    found += _copies(batch, expected)
-    found += _reference(batch, expected)
-    return found, numbers
+        return report
+    report.add_check("versions", _versions(batch, expected))
+    report.add_check("rewards", _rewards(batch, expected))
+    if not expected.taught and batch.advantages is not None:
+        report.add_check("advantages", chain(_advantages(batch, expected), _order(batch, expected)))
+    if batch.correction is not None and batch.old_logprobs is not None:
+        report.add_check("correction", _correction(batch, expected))
+    fresh = _fresh(batch, expected)
+    if batch.old_logprobs is not None and fresh.any():
+        report.add_check("gap", _gap(batch, expected, fresh, report.numbers))
+    if expected.plain:
+        report.findings += _copies(batch, expected)
+        if batch.entropy is not None and fresh.any():
+            _surprise(batch, expected, fresh, report)
+    if expected.reference == "same" and batch.ref_logprobs is not None and batch.old_logprobs is not None:
+        report.add_check("reference", _reference(batch, expected))
+    return report
 
 
 def _uid(batch: RaggedBatch, row: int, expected: Expected) -> str:
@@ -141,8 +158,7 @@ def _columns(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
         yield Finding(
             "columns", "mask: the first token of a sequence is said to be sampled", _uid(batch, row, expected)
         )
-    zero = ("rollout_logprobs", "old_logprobs", "ref_logprobs", "entropy", "rewards", "advantages", "correction")
-    for name in zero:
+    for name in ZERO:
         column: Tensor | None = getattr(batch, name)
         if column is not None:
             yield from _told(batch, ~torch.isfinite(column), f"{name} is not finite", expected)
@@ -196,8 +212,6 @@ def _rewards(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
 
 def _advantages(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
     """Compute the advantages again, by the registered estimator from the batch's own columns."""
-    if expected.taught or batch.advantages is None:
-        return
     if not expected.algorithm.rollout_correction.needs_pass:
         batch = replace(batch, old_logprobs=batch.rollout_logprobs)
     if expected.greedy_rewards is not None:
@@ -214,8 +228,7 @@ def _advantages(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
 
 def _correction(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
     keys = expected.algorithm.rollout_correction
-    if batch.correction is None or batch.old_logprobs is None:
-        return
+    assert batch.correction is not None and batch.old_logprobs is not None
     gap = torch.where(batch.mask, batch.old_logprobs - batch.rollout_logprobs, 0.0)
     weight = correct(gap, batch.mask, batch.offsets, keys).weight.float()
     wrong = ~torch.isclose(weight, batch.correction, rtol=1e-4, atol=1e-6, equal_nan=True)
@@ -241,11 +254,9 @@ def behind_a_change(batch: RaggedBatch) -> Tensor:
     return found
 
 
-def _gap(batch: RaggedBatch, expected: Expected, numbers: Numbers) -> Iterator[Finding]:
+def _gap(batch: RaggedBatch, expected: Expected, fresh: Tensor, numbers: Numbers) -> Iterator[Finding]:
     """Hold the engine's log-probs against the trainer's forward pass, which has no cache, by sequence."""
-    fresh = _fresh(batch, expected)
-    if batch.old_logprobs is None or not fresh.any():
-        return
+    assert batch.old_logprobs is not None
     gap = torch.where(fresh, (batch.old_logprobs - batch.rollout_logprobs).abs(), 0.0)
     counts = segment_sum(fresh.float(), batch.offsets)
     means = segment_sum(gap, batch.offsets) / counts.clamp(min=1)
@@ -264,22 +275,36 @@ def _gap(batch: RaggedBatch, expected: Expected, numbers: Numbers) -> Iterator[F
         yield Finding("gap", what, _uid(batch, row, expected))
 
 
-def _sampling(batch: RaggedBatch, expected: Expected, numbers: Numbers) -> Iterator[Finding]:
-    """Hold how surprising the sampled tokens are against the entropies of their distributions, which is the mean."""
-    fresh = _fresh(batch, expected)
-    if batch.entropy is None or not expected.plain or int(fresh.sum()) < LEAST_TOKENS:
+def _surprise(batch: RaggedBatch, expected: Expected, fresh: Tensor, report: Report) -> None:
+    """Weigh how surprising the sampled tokens are against the entropies of their distributions, which is the mean.
+
+    What speaks against chance is added up over steps, by `agentrl.checks.step.History`. A batch whose prompts were
+    chosen by how they went is one of many that could have been, and the best of so many must not look rare.
+    """
+    assert batch.entropy is not None and batch.varentropy is not None
+    surprise = -batch.rollout_logprobs[fresh].double() - batch.entropy[fresh].double()
+    if not surprise.isfinite().all():  # `columns` tells
         return
-    entropy = batch.entropy[fresh].double()
-    surprise = -batch.rollout_logprobs[fresh].double() - entropy
-    sigmas = float(surprise.sum() / surprise.square().sum().sqrt().clamp(min=1e-9))
-    numbers["checks/surprise_sigmas"] = sigmas
-    mean, usual = float(surprise.mean()), float(entropy.mean())
-    if abs(sigmas) > SURPRISE_SIGMAS and abs(mean) > SURPRISE_SHARE * usual:
-        what = (
-            f"sampled tokens are {abs(mean):.3g} nats {'less' if mean < 0 else 'more'} surprising than their "
-            f"distributions, of {usual:.3g} nats, make them ({abs(sigmas):.0f} standard errors)"
-        )
-        yield Finding("sampling", what, "all trajectories of the step")
+    chosen = int(batch.group.unique().numel())
+    choices = math.log(math.comb(max(expected.pool, chosen), chosen))
+    report.evaluated["sampling"] += 1
+    report.numbers["checks/surprise"] = float(surprise.mean())
+    report.evidence = [one - choices for one in surprise_evidence(surprise, batch.varentropy[fresh].double())]
+
+
+def surprise_evidence(surprise: Tensor, variance: Tensor) -> list[float]:
+    """Return for each of TILTS the logarithm of a number whose mean is at most 1 where tokens are drawn from their
+    distributions: above c in at most one sound step of c (Markov), whatever the distributions and however few tokens.
+
+    exp(y) <= 1 + y + (e - 2) y^2 for y <= 1, hence the mean of exp(min(t x, 1) - (e - 2) t^2 v) is at most 1 for each
+    x of mean 0 and variance v, and so is that of its product over tokens, each drawn given those before it
+    (arXiv:1002.4058, theorem 1). A mean below (e - 2) t v of the smallest t is never found, by however many tokens:
+    engine and trainer may differ by their precision.
+
+    surprise: [T] -log p of sampled tokens, less the entropy. variance: [T] of it under the distribution.
+    """
+    slack, spread = LOGPROB_SLACK * len(surprise), (math.e - 2) * float(variance.sum())
+    return [float((t * surprise).clamp(max=1.0).sum()) - abs(t) * slack - t * t * spread for t in TILTS]
 
 
 def _copies(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
@@ -300,7 +325,8 @@ def _copies(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
 
 def _order(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
     """Hold advantages against rewards within a prompt: the best has none below 0, and the worst none above."""
-    if expected.taught or expected.algorithm.adv_estimator not in BY_REWARD or batch.advantages is None:
+    assert batch.advantages is not None
+    if expected.algorithm.adv_estimator not in BY_REWARD:
         return
     rewards = segment_sum(batch.rewards.double(), batch.offsets).tolist()
     sums = segment_sum(batch.advantages.double(), batch.offsets).tolist()
@@ -321,8 +347,7 @@ def _order(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
 
 def _reference(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
     """Hold the reference against the policy, where the two must be the same, and where they must not."""
-    if batch.ref_logprobs is None or batch.old_logprobs is None or expected.reference != "same":
-        return
+    assert batch.ref_logprobs is not None and batch.old_logprobs is not None
     gap = torch.where(batch.mask, batch.old_logprobs - batch.ref_logprobs, 0.0)
     if expected.version == 0:
         counts = segment_sum(batch.mask.float(), batch.offsets)
@@ -331,6 +356,9 @@ def _reference(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
         if means[row] > expected.gap:
             what = f"before any update its log-probs are {float(means[row]):.3g} nats a token from the policy's"
             yield Finding("reference", what, _uid(batch, row, expected))
-    elif expected.version > 1 and expected.algorithm.rollout_correction.proximal == "recomputed" and not gap.any():
+        return
+    visible = batch.mask & (batch.old_logprobs < CERTAIN)
+    recomputed = expected.algorithm.rollout_correction.proximal == "recomputed"
+    if expected.version > 1 and recomputed and int(visible.sum()) >= LEAST_VISIBLE and not gap.any():
         what = f"after {expected.version} updates its log-probs are the policy's own, bit for bit"
         yield Finding("reference", what, "all trajectories of the step")

@@ -1,11 +1,14 @@
-"""Result of the checks that run where trajectories do."""
+"""Result of checks, from wherever they run."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from agentrl.checks.finding import Finding
 from agentrl.checks.transcripts import TextCounts
+from agentrl.system.metrics import Numbers
 
 
 @dataclass(slots=True)
@@ -13,15 +16,29 @@ class Report:
     """Findings, counts and cost since they were last taken."""
 
     findings: list[Finding] = field(default_factory=list)
+    evaluated: Counter[str] = field(default_factory=Counter)
+    """By check, how often it compared something: silence of a check that never did says nothing."""
+    numbers: Numbers = field(default_factory=dict)
+    """Metrics that were found on the way."""
+    evidence: Sequence[float] = ()
+    """`agentrl.checks.batch.surprise_evidence` of the batch; empty where it was not computed."""
     text: TextCounts = field(default_factory=TextCounts)
     seconds: float = 0.0
     """CPU seconds of the checks."""
     unchanged: bool = False
     """After an update of the engine's weights, none of those that were looked at differed from the ones before."""
 
+    def add_check(self, check: str, found: Iterable[Finding]) -> None:
+        """Count that a check compared something, and add what it found."""
+        self.evaluated[check] += 1
+        self.findings += found
+
     def add(self, other: Report) -> None:
         """Add up."""
         self.findings += other.findings
+        self.evaluated += other.evaluated
+        self.numbers |= other.numbers
+        self.evidence = other.evidence or self.evidence
         self.text = self.text.plus(other.text)
         self.seconds += other.seconds
         self.unchanged |= other.unchanged

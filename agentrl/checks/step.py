@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ FIRST = 5
 """Steps at a run's beginning whose median later ones are compared with."""
 RECENT = 20
 """Steps before, likewise."""
+RARE = 1e9
+"""Steps of sound runs in which chance says once that tokens were not drawn from their distributions."""
 LEAST_CALLS = 8
 """Calls of a tool in a step below which their errors say nothing."""
 WHOLE_STEP = "all trajectories of the step"
@@ -100,14 +103,28 @@ class History:
     config: ChecksConfig
     gap: float
     """See `trainer.checks.gap`."""
+    evaluated: Counter[str] = field(default_factory=Counter)
+    """By check, how often it compared something in the steps of this process: counted here, and by who checks more."""
+    evidence: Sequence[float] = ()
+    """Logarithms of what `Report.evidence` makes of all steps, from whichever on (Shiryaev and Roberts): numbers whose
+    means rise by at most 1 a step in a sound run."""
     barren: int = 0
     """Steps in a row in which rewards taught nothing."""
     first: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     recent: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
-    def check(self, metrics: Mapping[str, float], outlines: Collection[Outline], *, learnt: bool) -> list[Finding]:
-        """Compare a step with those before, then take its numbers down."""
+    def check(
+        self,
+        metrics: Mapping[str, float],
+        outlines: Collection[Outline],
+        *,
+        learnt: bool,
+        evidence: Sequence[float] = (),
+    ) -> list[Finding]:
+        """Compare a step with those before, then take its numbers down. evidence: see `Report`."""
         found = [*self._standstill(metrics, learnt=learnt), *self._numbers(metrics), *self._tools(outlines)]
+        if evidence:
+            found += self._sampling(evidence, metrics["checks/surprise"])
         for name in ("checks/gap_mean", "checks/repeated", "checks/garbled", "status/length"):
             if name in metrics:
                 if len(self.first[name]) < FIRST:
@@ -118,6 +135,7 @@ class History:
     def _standstill(self, metrics: Mapping[str, float], *, learnt: bool) -> Iterator[Finding]:
         self.barren = 0 if learnt else self.barren + 1
         bound = self.config.barren_steps
+        self.evaluated["standstill"] += bound > 0
         # Again whenever it has lasted twice as long: a run of days is not told so at each step.
         if not bound or self.barren < bound or (self.barren // bound).bit_count() != 1 or self.barren % bound:
             return
@@ -133,10 +151,25 @@ class History:
         what = f"no group taught anything in {self.barren} steps in a row: {', '.join(causes)}"
         yield Finding("standstill", what, WHOLE_STEP, "sign")
 
+    def _sampling(self, evidence: Sequence[float], surprise: float) -> Iterator[Finding]:
+        before = self.evidence or [-math.inf] * len(evidence)
+        self.evidence = [new + math.log1p(math.exp(old)) for new, old in zip(evidence, before, strict=True)]
+        most = max(self.evidence)
+        chance = most + math.log(sum(math.exp(one - most) for one in self.evidence) / len(self.evidence))
+        if chance > math.log(RARE):
+            what = (
+                f"sampled tokens are {abs(surprise):.3g} nats {'less' if surprise < 0 else 'more'} surprising than "
+                f"their distributions make them, which chance does once in 10^{chance / math.log(10):.0f} steps"
+            )
+            yield Finding("sampling", what, WHOLE_STEP)
+            self.evidence = ()
+
     def _numbers(self, metrics: Mapping[str, float]) -> Iterator[Finding]:
         keys = self.config
-        if (entropy := metrics.get("actor/entropy")) is not None and entropy < keys.low_entropy:
-            yield Finding("entropy", f"the policy's mean entropy is {entropy:.3g} nats", WHOLE_STEP, "sign")
+        if (entropy := metrics.get("actor/entropy")) is not None:
+            self.evaluated["entropy"] += keys.low_entropy > 0
+            if entropy < keys.low_entropy:
+                yield Finding("entropy", f"the policy's mean entropy is {entropy:.3g} nats", WHOLE_STEP, "sign")
         gap, before = metrics.get("checks/gap_mean"), self.recent["checks/gap_mean"]
         if gap is not None and len(before) >= FIRST and gap > max(keys.gap_growth * median(before), self.gap / 10):
             what = f"log-probs of the same weights are {gap:.3g} nats apart, and were {median(before):.3g} before"
@@ -147,7 +180,10 @@ class History:
             ("status/length", keys.cut_answers, "length", "of the answers end at a limit of length"),
         ):
             value, start = metrics.get(name), self.first[name]
-            if value is not None and len(start) == FIRST and value >= bound and median(start) < bound / 2:
+            if value is None or len(start) < FIRST:
+                continue
+            self.evaluated[check] += 1
+            if value >= bound and median(start) < bound / 2:
                 yield Finding(check, f"{value:.0%} {what}, and {median(start):.0%} at first", WHOLE_STEP, "sign")
 
     def _tools(self, outlines: Collection[Outline]) -> Iterator[Finding]:
@@ -157,6 +193,9 @@ class History:
             calls[call.name] += 1
             errors[call.name] += call.error in TOOL_FAILED
         for name, count in calls.items():
-            if count >= LEAST_CALLS and errors[name] >= self.config.tool_errors * count:
+            if count < LEAST_CALLS:
+                continue
+            self.evaluated["tools"] += 1
+            if errors[name] >= self.config.tool_errors * count:
                 what = f"{errors[name]} of {count} calls failed by its own fault or its server's"
                 yield Finding("tools", what, f"tool {name}", "sign")

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 Score = Literal["entropy", "squared_probs"]
 """Numbers of the distribution that a token was drawn from, given by the pass that computes log-probs."""
+Computed = Score | Literal["varentropy"]
+"""Everything that the pass can give; the checks alone read `varentropy`."""
 Extra = Score | Literal["ref_logprobs", "values", "greedy_rewards", "state", "numbers", "teacher_logprobs"]
 """Columns that are computed only for algorithms that declare them."""
 

@@ -385,6 +385,7 @@ def token_logprobs(
     *,
     temperature: float = 1.0,
     with_entropy: bool = False,
+    with_varentropy: bool = False,
     with_squared_probs: bool = False,
     compare: Compare | None = None,
     needed: torch.Tensor | None = None,
@@ -418,19 +419,19 @@ def token_logprobs(
     if with_experts or with_router or experts is not None:
         routes = Routes(experts, with_sums=with_router)
     chosen, places, part = predicting_states(model, ids, offsets, needed, images, group, routes)
+    asked = {"entropy": with_entropy, "varentropy": with_varentropy, "squared_probs": with_squared_probs}
     size = chunk_tokens or chunk_size(model, chosen)
     single = len(places) <= size
     parts = []
     # With nothing needed there is one empty chunk, and the zeros still have a gradient.
     for states, there in zip(chosen.split(size), places.split(size), strict=True):
-        arguments = (model, states, ids[there], there, temperature or 1.0, with_entropy, with_squared_probs, compare)
+        arguments = (model, states, ids[there], there, temperature or 1.0, asked, compare)
         recompute = not single and torch.is_grad_enabled()
         parts.append(checkpoint(_score, *arguments, use_reentrant=False) if recompute else _score(*arguments))
     scores = torch.cat(parts, dim=1)
     spread = torch.zeros(len(scores), len(ids), dtype=torch.float32, device=ids.device).index_copy(1, places, scores)
     rows = part.sum_over_ranks(spread)
-    is_compared = compare is not None
-    found = _named(rows, entropy=with_entropy, squared_probs=with_squared_probs, divergence=is_compared)
+    found = _named(rows, **asked, divergence=compare is not None)
     if routes is None:
         return found
     return found._replace(
@@ -483,25 +484,29 @@ def _score(
     targets: torch.Tensor,
     places: torch.Tensor,
     temperature: float,
-    with_entropy: bool,
-    with_squared_probs: bool,
+    asked: Mapping[str, bool],
     compare: Compare | None,
 ) -> torch.Tensor:
-    """Score M states: [1 to 4, M] float32, the log-probs of the targets and, on request, entropies, squared_probs and
-    what `compare` gives.
+    """Score M states: [1 to 5, M] float32, the log-probs of the targets and, in the order of `asked`, what it asks for,
+    and what `compare` gives.
 
     hidden [M, D], targets and their places [M] int64.
     """
     logits = token_logits(model, hidden)
     if temperature != 1.0:
         logits = logits / temperature
-    if not (with_entropy or with_squared_probs or compare is not None):
+    if not any(asked.values()) and compare is None:
         return -cross_entropy(logits, targets, reduction="none")[None]
     logprobs = logits.log_softmax(-1)
     found = [logprobs.gather(1, targets[:, None])[:, 0]]
-    if with_entropy:
-        found.append(-(logprobs.exp() * logprobs).sum(-1))
-    if with_squared_probs:
+    if asked["entropy"] or asked["varentropy"]:
+        weighted = logprobs.exp() * logprobs
+        entropy = -weighted.sum(-1)
+        if asked["entropy"]:
+            found.append(entropy)
+        if asked["varentropy"]:
+            found.append(((weighted * logprobs).sum(-1) - entropy.square()).clamp(min=0.0))
+    if asked["squared_probs"]:
         found.append((2 * logprobs).exp().sum(-1))
     if compare is not None:
         found.append(compare(logprobs, places).float())

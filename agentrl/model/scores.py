@@ -22,6 +22,9 @@ class TokenScores(NamedTuple):
     """[T] float32, in nats."""
     entropy: torch.Tensor | None = None
     """[T] float32, in nats. None where it was not needed."""
+    varentropy: torch.Tensor | None = None
+    """[T] float32: variance of -log p under the distribution, of which the entropy is the mean. None where it was not
+    needed."""
     squared_probs: torch.Tensor | None = None
     """[T] float32: sum of the squared probabilities over the vocabulary. None where it was not needed."""
     divergence: torch.Tensor | None = None

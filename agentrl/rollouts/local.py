@@ -484,7 +484,9 @@ class LocalRollouts:
         begun = time.thread_time()
         for one in drawn_from(trajectories, self._checks.trajectories):
             chat = self.scheduler.context.chat
-            self._report.findings += check_record(one, chat)
+            found = check_record(one, chat)
+            self._report.add_check("record", found)
+            self._report.evaluated["mask"] += not found
             self._report.text = self._report.text.plus(count_text(one, chat))
         self._report.seconds += time.thread_time() - begun
 
@@ -498,7 +500,7 @@ class LocalRollouts:
         (passed, version), self._sent = self._sent, None
         begun = time.thread_time()
         try:
-            self._report.findings += await self._watch_weights.check(self.engine, passed, version)
+            self._report.add_check("weights", await self._watch_weights.check(self.engine, passed, version))
         except EngineError as error:
             raise TrainingError(f"weights of step {version}: {error}") from error
         self._report.unchanged = self._watch_weights.unchanged

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from agentrl.config.declaration import Computed
 from agentrl.engines.weights import Weights
 from agentrl.system.metrics import Numbers
 from agentrl.trajectory.batch import RaggedBatch, Sequences, token_places
@@ -31,7 +32,7 @@ Worker = TypeVar("Worker")
 Worker_co = TypeVar("Worker_co", covariant=True)
 Batch = TypeVar("Batch", bound=Sequences)
 
-Field = Literal["old_logprobs", "ref_logprobs", "values", "rewards", "entropy", "squared_probs", "teacher_scores"]
+Field = Literal["old_logprobs", "ref_logprobs", "values", "rewards", "teacher_scores"] | Computed
 """Columns of a `RaggedBatch` that workers compute."""
 
 

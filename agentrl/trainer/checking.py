@@ -37,16 +37,16 @@ def estimate_and_check(
     batch: RaggedBatch,
     compute: partial[tuple[dict[str, torch.Tensor], Estimate]],
     expected: Expected,
-) -> tuple[dict[str, torch.Tensor], tuple[Estimate, list[Finding], Numbers]]:
-    """Call `compute` on a batch, then check the batch with its columns [T]: (columns, (result, findings, numbers)).
+) -> tuple[dict[str, torch.Tensor], tuple[Estimate, Report]]:
+    """Call `compute` on a batch, then check the batch with its columns [T]: (columns, (result, what was found)).
 
     One call, so that the tokens are fetched once.
     """
     columns, found = compute(batch)
     begun = time.thread_time()
-    findings, numbers = check_batch(batch.with_fields(**columns), expected)
-    numbers["perf/check_seconds"] = time.thread_time() - begun
-    return columns, (found, findings, numbers)
+    report = check_batch(batch.with_fields(**columns), expected)
+    report.seconds = time.thread_time() - begun
+    return columns, (found, report)
 
 
 class StepChecks:
@@ -64,43 +64,47 @@ class StepChecks:
         """Checksums of the reference's tensors at the first step of this process."""
         self.position: tuple[int, JSON] | None = None
         """The last step, and the data's position behind it."""
-        self.found: list[Finding] = []
-        self.numbers: Numbers = {}
-
-    def add(self, findings: Sequence[Finding], numbers: Mapping[str, float] = {}) -> None:
-        """Add what was found in the current step. Seconds add up."""
-        self.found += findings
-        for name, value in numbers.items():
-            self.numbers[name] = value + (self.numbers.get(name, 0.0) if name == "perf/check_seconds" else 0.0)
+        self.found = Report()
+        """Everything that was found in the current step."""
+        self.pool = 0
+        """Prompts of which those of the step's batch were chosen by how they went."""
 
     def add_report(self, report: Report, metrics: Mapping[str, float]) -> None:
         """Add what was found where trajectories run; metrics of the step, with those of its update."""
-        self.add(report.findings, {**report.text.numbers(), "perf/check_seconds": report.seconds})
+        self.found.add(report)
         moved = metrics.get("actor/lr", 0.0) > 0 and metrics.get("train/sequences", 0.0) > 0
         if report.unchanged and moved and not metrics.get("actor/skipped_updates"):
-            self.add([Finding("update", "the weights that the engine was sent are those of the step before", WEIGHTS)])
+            what = "the weights that the engine was sent are those of the step before"
+            self.found.add_check("update", [Finding("update", what, WEIGHTS)])
 
     def check_reference(self, sums: Mapping[str, str]) -> None:
         """Hold the reference's checksums against those of the first step of this process."""
         if not self.reference:
             self.reference = sums
         changed = [name for name, value in sums.items() if self.reference.get(name) != value]
-        self.add([Finding("reference", "its weights are not those that the run began with", name) for name in changed])
+        what = "its weights are not those that the run began with"
+        self.found.add_check("reference", [Finding("reference", what, name) for name in changed])
 
     def check_position(self, step: int, state: Mapping[str, JSON], batches: float) -> None:
         """Check how far the data went on since the step before; batches: how often the step drew."""
         loader = as_object(state.get("loader")).get("state")
         if self.position is not None and self.position[0] == step - 1:
-            self.add([*check_position(self.position[1], loader, int(batches) * self.config.data.drawn_at_once)])
+            rows = int(batches) * self.config.data.drawn_at_once
+            self.found.add_check("fates", check_position(self.position[1], loader, rows))
         self.position = step, loader
 
     def add_record(self, differences: Mapping[str, str]) -> None:
         """Add how trained tokens differ from recorded ones, by the trajectory's uid."""
-        self.add([Finding("coverage", text, uid) for uid, text in differences.items()])
+        self.found.add_check("coverage", [Finding("coverage", text, uid) for uid, text in differences.items()])
 
-    def check_fates(self, step: int, outlines: Sequence[Outline]) -> None:
-        """Check the fates of the step's prompts."""
-        self.add([*check_fates(outlines, training(self.config, step).each, self.config.prompts_at_once)])
+    def check_fates(self, step: int, outlines: Sequence[Outline], metrics: Mapping[str, float]) -> None:
+        """Check the fates of the step's prompts; metrics of its source."""
+        at_once, keys = self.config.prompts_at_once, self.config.async_training
+        self.found.add_check("fates", check_fates(outlines, training(self.config, step).each, at_once))
+        self.pool = len({one.group for one in outlines})
+        if keys.max_staleness:  # those that had not ended, or were replaced, could have been in the batch, too
+            replaced = metrics.get("refill/groups_equal", 0.0) + metrics.get("refill/groups_failed", 0.0)
+            self.pool = (1 + min(keys.depth, keys.max_staleness)) * at_once + int(replaced)
 
     def expected(
         self,
@@ -127,6 +131,7 @@ class StepChecks:
             max_staleness=source.max_staleness,
             algorithm=config.algorithm,
             n=rollout.n,
+            pool=self.pool,
             kl_coef=kl_coef,
             greedy_rewards=greedy_rewards,
             numbers=numbers,
@@ -141,20 +146,24 @@ class StepChecks:
         """Check what the policy's update reports; tokens of its batch, and those of sequences without an advantage."""
         actor = self.config.actor_rollout_ref.actor
         learnt = metrics.get("train/sequences", 0.0) > 0
-        self.add([*check_update(metrics, tokens, without, actor.ppo_epochs, learnt=learnt, lr=actor.optim.lr)])
+        found = check_update(metrics, tokens, without, actor.ppo_epochs, learnt=learnt, lr=actor.optim.lr)
+        self.found.add_check("update", found)
 
     def end_step(
         self, step: int, metrics: Mapping[str, float], outlines: Sequence[Outline], *, learnt: bool
     ) -> tuple[Numbers, str | None, Reaction]:
         """Raise the step's alarms. Returns (metrics, what they say or None, the strongest reaction asked for)."""
         begun = time.thread_time()
-        self.add(self.history.check({**metrics, **self.numbers}, outlines, learnt=learnt))
+        step_found, self.found = self.found, Report()
+        numbers = step_found.numbers | step_found.text.numbers()
+        findings = step_found.findings
+        findings += self.history.check({**metrics, **numbers}, outlines, learnt=learnt, evidence=step_found.evidence)
         if (text := self.gap_alarm.text(metrics)) is not None:
-            self.add([Finding("gap", text, "all trajectories of the step", "sign")])
+            findings.append(Finding("gap", text, "all trajectories of the step", "sign"))
         if (text := self.gap_alarm.ess_text(metrics)) is not None:
-            self.add([Finding("ess", text, "all trajectories of the step", "sign")])
-        alarms, reaction = self.alarms.raise_for(step, self.found)
-        numbers = {**self.numbers, "checks/alarms": float(len(alarms))}
-        numbers["perf/check_seconds"] = numbers.get("perf/check_seconds", 0.0) + time.thread_time() - begun
-        self.found, self.numbers = [], {}
+            findings.append(Finding("ess", text, "all trajectories of the step", "sign"))
+        self.history.evaluated.update(step_found.evaluated)
+        alarms, reaction = self.alarms.raise_for(step, findings)
+        numbers["checks/alarms"] = float(len(alarms))
+        numbers["perf/check_seconds"] = step_found.seconds + time.thread_time() - begun
         return numbers, "; ".join(alarm.text() for alarm in alarms) or None, reaction

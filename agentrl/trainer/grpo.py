@@ -45,7 +45,7 @@ correction are those of the tokens of the update:
 | `perf/update_tokens` | all tokens that it went over, counted in each epoch |
 | `checks/alarms` | checks that raised an alarm in this step; what they say is in alarms.jsonl |
 | `checks/gap_mean` `/gap_worst` | gap of tokens that the present weights sampled: mean; of the worst trajectory |
-| `checks/surprise_sigmas` | how far the tokens' log-probs are from what entropies say, in standard errors |
+| `checks/surprise` | nats by which sampled tokens are more surprising than the entropies of their distributions |
 | `checks/repeated` `/garbled` | share of repetitions, and of characters that are no text, of those looked at |
 | `perf/check_seconds` | CPU seconds of the threads that check, added up over all processes |
 """
@@ -329,7 +329,7 @@ class Trainer:
         if workers.reward_model is not None:
             with self.timed("reward_model"):
                 outlines = with_model_scores(self.config.reward_model, workers, self.source, rollout)
-        self.checks.check_fates(self.step, rollout.outlines)
+        self.checks.check_fates(self.step, rollout.outlines, metrics)
         if self.config.async_training.max_staleness == 0:
             self.checks.check_position(self.step, self.source.state(), metrics.get("refill/gen_batches", 1.0))
         sampled = [outline for outline in outlines if not outline.baseline]
@@ -447,8 +447,8 @@ class Trainer:
         )
         expected = self.checks.expected(outlines, self.source, self.version, kl_coef, greedy, numbers)
         batch, results = self.workers.executor.compute(estimate_and_check, batch, compute, expected)
-        found, findings, seen = results
-        self.checks.add(findings, seen)
+        found, report = results
+        self.checks.found.add(report)
         if controller is not None:
             controller.update(found.kl, len(batch))
         return batch, found

@@ -45,6 +45,11 @@ class TrainingRun:
         """Metrics of the last validation; empty before the first."""
         return self._trainer.validated
 
+    @property
+    def evaluated(self) -> dict[str, int]:
+        """By check (docs/reliability.md), how often it compared something since the run began; others never did."""
+        return dict(self._trainer.checks.history.evaluated)
+
     def __iter__(self) -> Iterator[dict[str, float]]:
         return self._steps
 

@@ -100,6 +100,7 @@ class RaggedBatch:
     values: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, the critic's
     entropy: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, nats, before the update
     squared_probs: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, sum over the vocabulary
+    varentropy: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, variance of -log p
     advantages: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32
     correction: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, factor of the policy's loss
     staleness: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] int64, 0 where mask is False

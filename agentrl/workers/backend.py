@@ -18,7 +18,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from agentrl.config.declaration import Score
+from agentrl.config.declaration import Computed
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.config.sections.parallel import Parallel
@@ -26,7 +26,7 @@ from agentrl.model.scores import Compare, TokenScores
 from agentrl.runtime.ranks import RankWeights
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 
-Needs = frozenset[Score | Literal["experts", "router"]]
+Needs = frozenset[Computed | Literal["experts", "router"]]
 """Scores that are read of a forward pass beside the log-probs. With `experts` its routers choose by themselves."""
 Found = TypeVar("Found")
 AUX_LOSS, Z_LOSS = "moe_aux_loss", "moe_z_loss"

@@ -87,6 +87,7 @@ class FSDPPolicy(Learner[TokenScores]):
             needed=micro.mask if needed is None else needed,
             temperature=self._temperature,
             with_entropy="entropy" in needs,
+            with_varentropy="varentropy" in needs,
             with_squared_probs="squared_probs" in needs,
             compare=compare,
             images=micro.images,

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from agentrl.algorithms.policy_loss import loss_columns
 from agentrl.checkpoint.manager import Finish
 from agentrl.checkpoint.state import all_seen
-from agentrl.config.declaration import Score
+from agentrl.config.declaration import Computed
 from agentrl.config.sections.algorithm import RolloutCorrectionConfig
 from agentrl.engines.weights import Weights
 from agentrl.runtime.ranks import Batch, Ranks
@@ -57,7 +57,7 @@ class PolicyGroup(TrainableGroup):
     """The policy that is trained."""
 
     def __init__(
-        self, ranks: Ranks[PolicyWorker], further_scores: Sequence[Score] = (), *, records_experts: bool = False
+        self, ranks: Ranks[PolicyWorker], further_scores: Sequence[Computed] = (), *, records_experts: bool = False
     ) -> None:
         """Take the ranks with what their workers were made with: `further_scores`, router_replay.mode=R2."""
         super().__init__(ranks)

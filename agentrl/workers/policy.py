@@ -16,7 +16,7 @@ from agentrl.algorithms.kl import kl_loss
 from agentrl.algorithms.policy_loss import PolicyLoss, actor_loss, loss_columns
 from agentrl.algorithms.ragged import masked_sum, observed
 from agentrl.algorithms.rollout_correction import correction_metrics
-from agentrl.config.declaration import Score
+from agentrl.config.declaration import Computed
 from agentrl.config.registries import POLICY_BACKENDS
 from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.algorithm import RolloutCorrectionConfig
@@ -38,6 +38,8 @@ POLICY_TOKENS = "policy_tokens"
 LOSS_WEIGHT = "loss_weight"
 """The sum of the weights that tokens have in the loss of a mini-batch."""
 ENTROPY: Needs = frozenset({"entropy"})
+MOST_VARENTROPY = 49.0
+"""Bound of the variance of -log p of n < 2^20 tokens: log(n - 1)^2 / 4 + 1 (arXiv:1404.0123). Checks see less by it."""
 EXPERTS: Needs = frozenset({"experts"})
 BY_TOKEN, CORRECTION = "by_token/", "correction/"
 """Marks, among the sums of an update, those that are reported as a mean over the policy tokens with advantage."""
@@ -71,7 +73,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         seed: int,
         critic_warmup: int = 0,
         max_response_length: int | None = None,
-        further_scores: Sequence[Score] = (),
+        further_scores: Sequence[Computed] = (),
         correction: RolloutCorrectionConfig | None = None,
         distillation: DistillationConfig | None = None,
     ) -> None:
@@ -133,6 +135,8 @@ class PolicyWorker(TrainableWorker[TokenScores]):
             self._experts = kept_experts(scores.experts, batch)
         assert scores.entropy is not None
         entropy, tokens = self.backend.sum(torch.stack([scores.entropy.double().sum(), batch.mask.sum().double()]))
+        if scores.varentropy is None:  # a user's backend need not compute it
+            scores = scores._replace(varentropy=torch.where(batch.mask, MOST_VARENTROPY, 0.0))
         known = scores._asdict()
         columns = [scores.logprobs, *(known[name] for name in self._further_scores)]
         found = torch.stack(columns, dim=1) if self._further_scores else scores.logprobs

@@ -8,7 +8,7 @@ from functools import partial
 
 from agentrl.algorithms.declared import declared_by_estimator, declared_by_loss, needs_reference
 from agentrl.config import Config, PreferencesConfig, SFTConfig, TuningConfig
-from agentrl.config.declaration import Score
+from agentrl.config.declaration import Computed, Score
 from agentrl.config.registries import CRITIC_BACKENDS, POLICY_BACKENDS
 from agentrl.runtime.executor import Executor, open_executor
 from agentrl.runtime.placement import Pool, Role
@@ -131,9 +131,9 @@ def further_scores(config: Config) -> list[Score]:
     return declared_by_estimator(config).scores
 
 
-def computed_scores(config: Config) -> list[Score]:
+def computed_scores(config: Config) -> list[Computed]:
     """List what the pass that computes log-probs gives beside them: also what is recorded and checked."""
-    return ["entropy", *(score for score in further_scores(config) if score != "entropy")]
+    return ["entropy", "varentropy", *(score for score in further_scores(config) if score != "entropy")]
 
 
 def needs_log_probs(config: Config) -> bool:

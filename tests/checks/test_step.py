@@ -19,6 +19,7 @@ from agentrl.config.sections.checks import ChecksConfig
 from agentrl.replay import __main__ as replay
 from agentrl.tool import ErrorKind
 from agentrl.trajectory import Status, ToolCallRecord, Trajectory, Transcript, Turn
+from benchmarks.training import clean_steps
 from tests.forked import forked
 from tests.trajectory.written import VOCAB_SIZE, Writer, decode, tool_trajectory
 
@@ -214,12 +215,16 @@ def test_alarms_are_written_shown_and_summed_up(tmp_path: Path) -> None:
 def test_the_pages_commands_are_accepted(tmp_path: Path) -> None:
     blocks = re.findall(r"```bash\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     commands = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
-    assert {words[2] for words in commands} == {"agentrl.train", "agentrl.replay", "benchmarks.fault_matrix"}
+    assert {words[2] for words in commands} == {
+        *("agentrl.train", "agentrl.replay", "benchmarks.fault_matrix", "benchmarks.training.clean_steps")
+    }
     for words in commands:
         if words[2] == "agentrl.train":
             load_config(words[3:])
         elif words[2] == "agentrl.replay":
             replay.parse(words[3:])
+        elif words[2] == "benchmarks.training.clean_steps":
+            clean_steps.parse(words[3:])
         else:  # without any cell
             ran = forked(["-m", *words[2:], "--sample", "0"], tmp_path)
             assert ran.returncode == 0, ran.stderr

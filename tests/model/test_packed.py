@@ -77,19 +77,29 @@ def test_chunks_change_nothing_but_memory() -> None:
         assert torch.allclose(one, two, atol=1e-5 * float(one.abs().max()) + 1e-8)
 
 
-def test_squared_probabilities_come_with_or_without_the_entropy() -> None:
+def test_squared_probabilities_and_the_varentropy_come_with_or_without_the_entropy() -> None:
     model = make_model("qwen3")
     ids, offsets = batch()
     first = ids[: int(offsets[1])]
-    expected = (model(first[None]).logits[0, :-1] / 0.7).softmax(-1).square().sum(-1)
+    probs = (model(first[None]).logits[0, :-1] / 0.7).double().softmax(-1)
+    surprise = -probs.log()
+    variance = (probs * (surprise - (probs * surprise).sum(-1, keepdim=True)) ** 2).sum(-1).float()
     use_packed_attention(model)
-    alone = token_logprobs(model, ids, offsets, temperature=0.7, with_squared_probs=True)
-    both = token_logprobs(model, ids, offsets, temperature=0.7, with_entropy=True, with_squared_probs=True)
+    alone, both = (
+        token_logprobs(
+            model, ids, offsets, temperature=0.7, with_entropy=entropy, with_squared_probs=True, with_varentropy=True
+        )
+        for entropy in (False, True)
+    )
     assert alone.entropy is None and alone.squared_probs is not None and both.squared_probs is not None
     assert torch.equal(alone.squared_probs, both.squared_probs)
+    assert alone.varentropy is not None and both.varentropy is not None
+    assert torch.equal(alone.varentropy, both.varentropy)
     assert torch.allclose(alone.logprobs, both.logprobs, atol=1e-6)
-    assert torch.allclose(both.squared_probs[1 : len(first)], expected, atol=1e-5)
-    assert not both.squared_probs[offsets[:-1]].any()
+    assert torch.allclose(both.squared_probs[1 : len(first)], probs.square().sum(-1).float(), atol=1e-5)
+    assert torch.allclose(both.varentropy[1 : len(first)], variance, rtol=1e-3, atol=1e-5)
+    assert variance.min() > 1e-3, "a wrong formula would be seen"
+    assert not both.squared_probs[offsets[:-1]].any() and not both.varentropy[offsets[:-1]].any()
 
 
 def test_temperature_zero_means_plain_logprobs() -> None:
