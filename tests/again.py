@@ -68,7 +68,7 @@ def run_again(failed: Sequence[str], project: Path) -> int:
         print(f"{len(failed)} tests failed, more than the {MOST} that are run once more")
         return 1
     before = committed(project)
-    passed, again = [], []
+    passed, again = list[str](), list[str]()
     for node in failed:
         if without_parameters(node) in before:
             print(f"{node}: passed alone in an earlier run, and is in {LISTED}: mend it and remove its line")

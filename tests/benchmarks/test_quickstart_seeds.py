@@ -47,10 +47,12 @@ def made(folder: Path, ends: float) -> None:
 def test_no_seed_is_left_out_of_the_count_and_a_run_that_is_there_is_not_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for seed, ends in ((201, 0.9), (202, 0.89), (203, 1.0)):
+    for seed, ends in ((301, 0.9), (302, 0.89), (303, 1.0)):
         made(tmp_path / str(seed), ends)
-    runs = [run_whole(seed, tmp_path) for seed in (201, 202, 203)]
-    assert table(runs).startswith("2 of 3 seeds end at 90% or better, sampled. Before GRPO the median success is 10.0%.")
+    runs = [run_whole(seed, tmp_path) for seed in (301, 302, 303)]
+    assert table(runs).startswith(
+        "2 of 3 seeds end at 90% or better, sampled. Before GRPO the median success is 10.0%."
+    )
     page = tmp_path / "page.md"
     (tmp_path / "images").mkdir()
     page.write_text("above\n<!-- seeds -->\nold\n<!-- end of seeds -->\nbelow\n")
@@ -58,7 +60,7 @@ def test_no_seed_is_left_out_of_the_count_and_a_run_that_is_there_is_not_repeate
     document(runs)
     text = page.read_text()
     assert "old" not in text and text.startswith("above\n") and text.endswith("below\n")
-    assert [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| 2")] == ["| 201", "| 202", "| 203"]
+    assert [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| 3")] == ["| 301", "| 302", "| 303"]
     assert (tmp_path / "images" / "seeds.png").stat().st_size > 5_000
 
 
