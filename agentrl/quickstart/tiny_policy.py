@@ -94,7 +94,6 @@ class TinyShape:
     kv_heads: int = 3
     intermediate: int = 288
     max_length: int = 4096
-    rope_theta: float = 10000.0
 
 
 def make_tiny_policy(directory: str | Path, seed: int, *, shape: TinyShape | None = None) -> Path:
@@ -148,7 +147,7 @@ def build_model(tokenizer: PreTrainedTokenizerBase, shape: TinyShape, seed: int)
         num_key_value_heads=shape.kv_heads,
         head_dim=32,
         max_position_embeddings=shape.max_length,
-        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
