@@ -26,6 +26,8 @@ from agentrl.system.publish import AppendedFile, published
 LEDGER_FILE = "ledger.jsonl"
 SHOWN = 10
 """Prompts that a message names at most."""
+MOST = 1 << 20
+"""Prompts that a batch or a checkpoint can name: a span in a file can be of any length."""
 
 
 @dataclass(slots=True)
@@ -61,7 +63,8 @@ class Ledger:
         """
         open_ones = set(begun)
         twice = [one for one in open_ones if self.has(one)]
-        lost = [one for one in range(self.before, next_ordinal) if one not in open_ones and one not in self.later]
+        drawn = range(self.before, min(next_ordinal, self.before + MOST))
+        lost = [one for one in drawn if one not in open_ones and one not in self.later]
         made_up = [one for one in (*self.later, *open_ones) if one >= next_ordinal]
         whole = self.counts.total() == self.before - self.first + len(self.later)
         for prompts, what in (
@@ -133,11 +136,14 @@ class LedgerFile:
             except (ValueError, TypeError) as error:
                 if number == len(lines):
                     break
-                raise DataError(
-                    f"{self.path}, line {number}: expected a step's batch, found {line[:80]!r}. Remove the file: "
-                    "steps after the last checkpoint are then sampled again"
-                ) from error
+                raise self.broken(f"line {number}: expected a step's batch, found {line[:80]!r} ({error})") from error
         return found
+
+    def broken(self, what: str) -> DataError:
+        """Make the error for a file of which `what` is wrong."""
+        return DataError(
+            f"{self.path}, {what}. Remove the file: steps after the last checkpoint are then sampled again"
+        )
 
     def add(self, batch: RecordedBatch) -> None:
         """Append a batch. Raises TrainingError on a full disk; earlier lines stay intact."""
@@ -171,11 +177,15 @@ def spans_of(ordinals: Iterable[int]) -> list[JSON]:
 def fates_in(spans: Mapping[str, JSON]) -> list[tuple[Fate, list[int]]]:
     """Read ordinals by fate, written by `spans_of`. Raises TypeError or ValueError for another form."""
     found: list[tuple[Fate, list[int]]] = []
+    room = MOST
     for name, value in spans.items():
         ordinals: list[int] = []
         for span in as_list(value):
             match span:
                 case [int(first), int(end)] if first < end:
+                    room -= end - first
+                    if room < 0:
+                        raise ValueError(f"expected at most {MOST:,} prompts, found {end - first:,} more in {span}")
                     ordinals += range(first, end)
                 case _:
                     raise TypeError(f"expected [first, end], found {span!r:.100}")

@@ -250,8 +250,7 @@ class Overlapping(OnRollouts):
         await self._end_update()
         await self._offer()
         self._numbers, settings = {}, self.flow.settings
-        if (again := self.record.again(self.flow)) is not None:
-            batch = self.flow.repeat(again.fates)
+        if (batch := self.record.again(self.flow)) is not None:
             self._take(batch, again=True)
             await self._release()
             return batch

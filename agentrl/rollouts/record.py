@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from agentrl.errors import DataError
-from agentrl.rollouts.flow import Fate, Flow
+from agentrl.rollouts.flow import Batch, Fate, Flow
 from agentrl.rollouts.groups import EndedGroup
 from agentrl.rollouts.journal import Ended, Journal, identity
-from agentrl.rollouts.ledger import Ledger, LedgerFile, RecordedBatch, named
+from agentrl.rollouts.ledger import MOST, Ledger, LedgerFile, RecordedBatch, named
 from agentrl.system.answers import Entry, Kind
 from agentrl.system.json_value import JSON, as_mapping, as_object
 from agentrl.trajectory.sample import Sample
@@ -61,6 +61,7 @@ class Record:
         removed = self.journal.read()
         batches = self._file.read()
         self.plan = deque(batch for batch in batches if batch.step > flow.step)
+        self._check_plan(flow)
         if removed:
             self._note(f"{removed} prompts of the journal were sampled with another config: they begin anew")
         if batches:
@@ -68,6 +69,22 @@ class Record:
         if self.plan:
             steps = f"{self.plan[0].step} to {self.plan[-1].step}"
             self._note(f"steps {steps} were begun before: their batches are taken again from the journal")
+
+    def _check_plan(self, flow: Flow) -> None:
+        """Raise DataError where a planned batch names a prompt that has a fate, or one far from all that were drawn."""
+        planned: set[int] = set()
+        for batch in self.plan:
+            if again := [one for one in batch.fates if self.ledger.has(one) or one in planned]:
+                raise self._file.broken(
+                    f"step {batch.step}: expected prompts that no earlier batch names, found prompts {named(again)}, "
+                    "which have a fate already"
+                )
+            planned.update(batch.fates)
+        if far := [one for one in planned if one >= flow.next_ordinal + MOST]:
+            raise self._file.broken(
+                f"steps from {self.plan[0].step} on: expected prompts of which the next one is {flow.next_ordinal}, "
+                f"found prompts {named(far)}"
+            )
 
     @property
     def end(self) -> int:
@@ -97,8 +114,11 @@ class Record:
                 "with trainer.resume_mode=disable"
             )
 
-    def again(self, flow: Flow) -> RecordedBatch | None:
-        """Return the batch to be taken again at the flow's step and version; None: it is to be made anew."""
+    def again(self, flow: Flow) -> Batch | None:
+        """Take the batch of the flow's step and version again; None: it is to be made anew.
+
+        Raises DataError for a batch that the groups that are begun cannot make up.
+        """
         if not self.plan:
             if self.journal.newest > flow.version:  # a loss of power took the ledger's last lines
                 self._keep(newest=flow.version)
@@ -106,8 +126,15 @@ class Record:
         batch, ended = self.plan[0], self.journal.ended
         needed = flow.trained_of(batch.fates)
         if (batch.step, batch.version) == (flow.step + 1, flow.version) and ended.keys() >= set(needed):
+            try:
+                taken = flow.repeat(batch.fates)
+            except RuntimeError as error:
+                raise self._file.broken(
+                    f"step {batch.step}: expected a batch of this run, and {error!s:.300}"
+                ) from error
             self.found += len(needed)
-            return self.plan.popleft()
+            self.plan.popleft()
+            return taken
         self._note(f"step {flow.step + 1} is sampled anew: the journal does not hold its batch as it was taken")
         self.plan.clear()
         self._file.keep_to(flow.step)

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import stat
+from collections import Counter
 from pathlib import Path
 
 import numpy
@@ -14,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import DataError
-from agentrl.rollouts.flow import Fate, Outcome
+from agentrl.rollouts.flow import Fate, Flow, Outcome, Settings
 from agentrl.rollouts.journal import Journal, identity, record_of, trajectories_in
 from agentrl.rollouts.ledger import Ledger, LedgerFile, RecordedBatch
+from agentrl.rollouts.record import Record
 from agentrl.system.answers import Entry, Kind
 from agentrl.system.json_value import as_mapping
 from agentrl.trajectory import Status, Trajectory, Transcript, Turn, VersionSpan
@@ -91,6 +93,48 @@ def test_lines_of_the_ledger(tmp_path: Path) -> None:
     file.path.write_bytes(b"{}\n" + whole)
     with pytest.raises(DataError, match=r"ledger.jsonl, line 1: expected a step's batch, found b'\{\}'"):
         file.read()
+
+
+def test_spans_of_any_length_are_bounded(tmp_path: Path) -> None:
+    for spans in ([[0, 10**12]], [[0, 1 << 19], [1 << 19, 10**6], [10**6, 2 * 10**6]]):
+        line = json.dumps({"step": 1, "version": 0, "trained": spans})
+        LedgerFile(tmp_path).path.write_text(line + "\n")
+        with pytest.raises(DataError, match=r"ledger.jsonl, line 1: .* at most 1,048,576 prompts, .* Remove the file"):
+            LedgerFile(tmp_path).read()
+        with pytest.raises(ValueError, match="at most 1,048,576 prompts"):
+            Ledger.load({"first": 0, "before": 0, "counts": {}, "later": {"trained": spans}})
+    with pytest.raises(DataError, match=r"prompts 0, 1, .* were drawn and have neither"):
+        Ledger().check([], 10**12)
+
+
+@pytest.mark.parametrize(
+    ("batches", "said"),
+    [
+        ([{2: Fate.TRAINED}], "step 4: .* prompts 2, which have a fate already"),
+        ([{3: Fate.TRAINED}, {3: Fate.FAILED}], "step 5: .* prompts 3, which have a fate already"),
+        ([{3: Fate.TRAINED}, {-1: Fate.TRAINED}], "step 5: .* prompts -1, which have a fate already"),
+        ([{3: Fate.TRAINED, 10**12: Fate.TRAINED}], "steps from 4 on: .* next one is 3, found prompts 1000000000000"),
+    ],
+)
+def test_batches_that_no_run_took_are_refused(tmp_path: Path, batches: list[dict[int, Fate]], said: str) -> None:
+    flow = Flow(Settings(1, 9, max_staleness=1, depth=1), step=3, version=3, served=3, next_ordinal=3)
+    ledger = Ledger()
+    ledger.settle(dict.fromkeys(range(3), Fate.TRAINED))
+    for step, fates in enumerate(batches, start=4):
+        LedgerFile(tmp_path).add(RecordedBatch(step, step - 1, fates))
+    with pytest.raises(DataError, match=rf"ledger.jsonl, {said}.* Remove the file"):
+        Record(tmp_path, "key", pytest.fail).load({"ledger": ledger.state()}, flow)
+
+
+def test_a_batch_that_the_groups_cannot_make_up_is_refused(tmp_path: Path) -> None:
+    settings = Settings(1, 9, max_staleness=1, depth=1, replaces=True)
+    flow = Flow(settings, step=1, version=1, served=1, next_ordinal=2, left=((1, Fate.FAILED),))
+    LedgerFile(tmp_path).add(RecordedBatch(2, 1, {2: Fate.TRAINED}))  # what left goes with the next batch
+    Journal(tmp_path, "key").add(record(2, Outcome.SCORED, 1, [trajectory(1)]))
+    found = Record(tmp_path, "key", lambda line: None)
+    found.load({"ledger": Ledger(0, 1, Counter({Fate.TRAINED: 1})).state()}, flow)
+    with pytest.raises(DataError, match=r"ledger.jsonl, step 2: .* cannot take prompts \[2\] again.* Remove the file"):
+        found.again(flow)
 
 
 def trajectory(version: int, number: int = 0) -> Trajectory:
