@@ -174,16 +174,24 @@ class Patient(asyncio.Protocol):
     cycle: _Cycle | None
     _timer: asyncio.TimerHandle | None = None
     _sending: asyncio.TimerHandle | None = None
+    _in_head = False
+    """httptools alone: a request's head has begun and not ended."""
 
     @property
     def is_under_way(self) -> bool:
         """True between the headers of a request and the end of its answer."""
         return self.cycle is not None and not self.cycle.response_complete
 
+    @property
+    def has_part_of_a_head(self) -> bool:
+        """True where the parser, h11's or httptools', waits for the rest of a request's head."""
+        h11 = getattr(self, "conn", None)
+        return bool(h11.trailing_data[0]) if h11 is not None else self._in_head
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
         super().connection_made(transport)
-        self._timer = self.loop.call_later(HEADER_SECONDS, self._out_of_patience)
+        self._start_timer()
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
@@ -191,7 +199,23 @@ class Patient(asyncio.Protocol):
         if self.is_under_way:
             self._stop_timer()
         elif self._timer is None:
-            self._timer = self.loop.call_later(HEADER_SECONDS, self._out_of_patience)
+            self._start_timer()
+
+    def on_message_begin(self) -> None:
+        """Note that a head has begun, for httptools."""
+        self._in_head = True
+        super().on_message_begin()  # type: ignore[misc]  # uvicorn's
+
+    def on_headers_complete(self) -> None:
+        """Note that a head has ended, for httptools."""
+        self._in_head = False
+        super().on_headers_complete()  # type: ignore[misc]  # uvicorn's
+
+    def on_response_complete(self) -> None:
+        """Bound the next request's head, too, of which a part may have come before the answer was sent."""
+        super().on_response_complete()  # type: ignore[misc]  # uvicorn's
+        if self._timer is None and self.has_part_of_a_head and not self.is_under_way:
+            self._start_timer()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP. Where it is the body of a request under way, the app's own answer goes nowhere."""
@@ -216,6 +240,9 @@ class Patient(asyncio.Protocol):
         self._stop_timer()
         self._stop_sending()
         super().connection_lost(exc)
+
+    def _start_timer(self) -> None:
+        self._timer = self.loop.call_later(HEADER_SECONDS, self._out_of_patience)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -9,6 +9,7 @@ import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import httpx
 import pytest
@@ -48,11 +49,12 @@ async def port(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(gate, "MAX_BODY", MOST)
     monkeypatch.setattr(gate, "MAX_BODIES", MOST_TOGETHER)
     monkeypatch.setattr(http_bounds, "MAX_BODIES", MOST_TOGETHER)
+    more: dict[str, Any] = {"ws": "none", "log_level": "error", "timeout_keep_alive": 3600}
     if request.param == "sandbox":
-        config = uvicorn.Config(gate.Gate(app), port=0, http=gate.PatientProtocol, ws="none", log_level="error")
+        config = uvicorn.Config(gate.Gate(app), port=0, http=gate.PatientProtocol, **more)
     else:
         limited = http_bounds.BodyLimit(app, MOST, lambda status, detail: JSONResponse(detail, status))
-        config = uvicorn.Config(limited, port=0, http=http_bounds.metered(MOST), ws="none", log_level="error")
+        config = uvicorn.Config(limited, port=0, http=http_bounds.metered(MOST), **more)
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server._serve())
     while not server.started:
@@ -131,6 +133,28 @@ async def test_a_body_has_to_come_at_a_rate(port: int, head: bytes) -> None:
 @pytest.mark.parametrize("said", [b"", b"POST / HTTP/1.1\r\nX-A: "])
 async def test_a_request_has_to_begin(port: int, said: bytes) -> None:
     assert await dripped(await slow(port, said), b"" if not said else b"x") == b""
+
+
+WHOLE = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nab"
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_request_that_begins_before_the_last_answer_has_to_end(port: int, count: int) -> None:
+    """Its beginning comes in one piece with whole requests, which are answered; nothing more comes."""
+    reader, writer = await slow(port, count * WHOLE + b"POST / HTTP/1.1\r\nX-A: ")
+    said = await asyncio.wait_for(reader.read(), 60)
+    assert said.count(b"HTTP/1.1 200") == said.count(b"HTTP/1.1") == count
+    writer.close()
+
+
+async def test_a_connection_without_a_request_is_kept(port: int) -> None:
+    """Time for a head begins with its first byte: a client may wait for longer before it asks again."""
+    reader, writer = await slow(port, WHOLE)
+    await reader.readuntil(b"\r\n\r\n2")
+    await asyncio.sleep(2 * PATIENCE)
+    writer.write(WHOLE)
+    assert b"200" in await reader.readline()
+    writer.close()
 
 
 async def test_one_address_leaves_room_for_another(port: int, monkeypatch: pytest.MonkeyPatch) -> None:

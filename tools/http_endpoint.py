@@ -16,7 +16,7 @@ from agentrl.remote import Answer, RemoteOptions, RemoteRefused, RemoteTool
 from agentrl.remote.credentials import Secrets, from_environment
 from agentrl.system.answers import AfterKill
 from agentrl.system.json_value import JSON
-from agentrl.tool import ToolArgumentsError, ToolError, ToolResponse, ToolSchema, parameters_of
+from agentrl.tool import ToolArgumentsError, ToolError, ToolFailed, ToolResponse, ToolSchema, parameters_of
 from tools.http_template import Fields, Json, Url, Values
 
 Template = TypeVar("Template")
@@ -151,7 +151,8 @@ class HttpTool(RemoteTool):
                     max_answer_bytes=options.max_answer_bytes,
                 )
             except RemoteRefused as error:
-                raise ToolError(f"status {error.status}: {error.detail}") from None
+                kind = ToolError if error.status in (400, 413, 422) else ToolFailed  # arguments
+                raise kind(f"status {error.status}: {error.detail}") from None
             return ToolResponse(secrets.hide(_shown(answer, self._path)))
 
     def _request(self, values: Values) -> tuple[str, dict[str, str], bytes | None]:
@@ -194,16 +195,16 @@ def _read(key: str, part: Callable[[Template], Part], template: Template) -> Par
 
 
 def _shown(answer: Answer, path: list[str]) -> str:
-    """Return the part of an answer that the model sees. Raises ToolError."""
+    """Return the part of an answer that the model sees. Raises ToolFailed."""
     if not path:
         return _text(answer) or f"(status {answer.status}, no content)"
     try:
         document = orjson.loads(answer.body)
     except orjson.JSONDecodeError:
-        raise ToolError(f"the answer is no JSON: {_text(answer)[:200]}") from None
+        raise ToolFailed(f"the answer is no JSON: {_text(answer)[:200]}") from None
     found = list(_at(document, path))
     if not found and "*" not in path:
-        raise ToolError(f"the answer has no {'.'.join(path)}: {_text(answer)[:200]}")
+        raise ToolFailed(f"the answer has no {'.'.join(path)}: {_text(answer)[:200]}")
     return "\n".join(each if isinstance(each, str) else orjson.dumps(each).decode() for each in found) or "No results."
 
 

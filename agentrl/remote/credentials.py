@@ -41,6 +41,6 @@ class Secrets:
         except RemoteRefused as error:
             raise RemoteRefused(error.status, self.hide(error.detail)) from None
         except ToolError as error:
-            raise ToolError(self.hide(str(error))) from None
+            raise type(error)(self.hide(str(error))) from None
         except RemoteUnavailable as error:
             raise RemoteUnavailable(error.kind, self.hide(str(error))) from None

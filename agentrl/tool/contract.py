@@ -46,8 +46,10 @@ class ErrorKind(StrEnum):
     """An argument is missing, unknown or of the wrong type."""
     TIMEOUT = "timeout"
     """The tool gave no answer within its `timeout`."""
+    REFUSED = "refused"
+    """The tool answered by a `ToolError` that it does not do what the call asks."""
     EXECUTION = "execution"
-    """The tool raised."""
+    """The tool, or its server, failed."""
     LIMIT = "limit"
     """The message has more parallel calls than allowed."""
 
@@ -57,15 +59,24 @@ MALFORMED = frozenset({ErrorKind.PARSE, ErrorKind.UNKNOWN_TOOL, ErrorKind.ARGUME
 
 
 class ToolError(Exception):
-    """Error that a tool raises for the model to see and perhaps correct. Its text is shown to the model."""
+    """Error that a tool raises for the model to see and perhaps correct. Its text is shown to the model.
 
-    kind: ErrorKind = ErrorKind.EXECUTION
+    It counts as an answer to what the call asks, and not as a failure of the tool.
+    """
+
+    kind: ErrorKind = ErrorKind.REFUSED
 
 
 class ToolArgumentsError(ToolError):
     """Error for an argument that fits the schema but is still not acceptable; counted as a malformed call."""
 
     kind = ErrorKind.ARGUMENTS
+
+
+class ToolFailed(ToolError):
+    """Error for a failure of the tool, or of its server, that the model shall see; counted as the tool's fault."""
+
+    kind = ErrorKind.EXECUTION
 
 
 @dataclass(frozen=True, slots=True)

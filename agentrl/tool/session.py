@@ -312,8 +312,9 @@ class ToolSession:
         seconds: float = 0.0,
         metrics: dict[str, float] | None = None,
     ) -> ToolResult:
+        word = ErrorKind.EXECUTION if kind is ErrorKind.REFUSED else kind  # one word for the model, as ever
         text, truncated = self._set.truncation.text(
-            f"Error ({kind.value}): {_one_line(message)}", limit or self._set.default_max_tokens
+            f"Error ({word.value}): {_one_line(message)}", limit or self._set.default_max_tokens
         )
         return ToolResult(text, kind, None, seconds, truncated, metrics or {})
 

@@ -170,8 +170,13 @@ class Replays:
             raise DataError(f"want a text of at most {MOST_TEXT} characters, not {len(wanted.text)}")
         record = self._viewer.trajectory(wanted.place)
         turns = as_list(cast(JSON, record["turns"]))
-        known = wanted.turn is not None and 0 <= wanted.turn < len(turns)
-        window = cast(int, as_object(turns[cast(int, wanted.turn)])["transcript"]) if known else 0
+        window = 0
+        if wanted.turn is not None:
+            if not 0 <= wanted.turn < len(turns):
+                raise DataError(
+                    f"turn={wanted.turn}: want the number of one of the trajectory's {len(turns)} turns, from 0"
+                )
+            window = cast(int, as_object(turns[wanted.turn])["transcript"])
         with self._lock:
             if busy := next((one for one in self._all if one.goes_on), None):
                 raise UserError(f"a replay of {busy.uid} goes on: one is run at a time. Wait for it, or cancel it")

@@ -220,13 +220,14 @@ def _config(text: bytes) -> dict[str, JSON]:
     try:
         value = yaml.safe_load(text)
         return dict(itertools.islice(_leaves(value, ""), MOST_KEYS)) if isinstance(value, dict) else {}
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
+    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: no UTF-8, or an integer of too many digits
         return {}
 
 
 def _leaves(value: JSON, key: str) -> Iterator[tuple[str, JSON]]:
     if not isinstance(value, dict) or not value:
-        yield key, value if isinstance(value, str | int | float | None) else f"{value!r:.500}"
+        is_small = not isinstance(value, int) or -(1 << 63) <= value < 1 << 63  # JSON's writer takes no larger one
+        yield key, value if isinstance(value, str | int | float | None) and is_small else f"{value!r:.500}"
         return
     for name, one in value.items():
         yield from _leaves(one, f"{key}.{name}" if key else str(name))

@@ -9,16 +9,18 @@ viewer was told: a name of somebody else's may lead to this machine.
 from __future__ import annotations
 
 import ipaddress
+import re
 import secrets
 from collections.abc import Awaitable, Callable, Collection
-from typing import Annotated
+from typing import Annotated, TypeAlias
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse
 from jinja2 import Environment, PackageLoader
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from agentrl.errors import UserError
 from agentrl.view.export import PAGES, SCRIPTS, Export, Hidden, exported
@@ -46,14 +48,17 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 Next = Callable[[Request], Awaitable[Response]]
+Number: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 63)]
+"""Number in a request. Larger ones name nothing, and neither JSON's writer nor the files' readers take them."""
+PLACE = re.compile(r"(\d{1,18})/(.+)/(\d{1,18})")
 
 
 class ReplayBody(BaseModel):
     """Body of the request that starts a replay; see `Wanted`."""
 
     place: str
-    turn: int | None = None
-    call: int | None = None
+    turn: Number | None = None
+    call: Number | None = None
     text: str = ""
     checkpoint: str | None = None
     own_device: bool = False
@@ -98,6 +103,12 @@ def make_app(
     async def explain(request: Request, error: Exception) -> Response:
         return _json({"error": str(error)}, 404)
 
+    @app.exception_handler(RequestValidationError)
+    async def refuse(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        told = [f"{one['loc'][-1]}={one['input']!r:.80}: {one['msg']}" for one in error.errors()]
+        return _json({"error": "; ".join(told)}, 422)
+
     @app.get("/")
     def start() -> Response:
         return Response(page, media_type="text/html")
@@ -124,27 +135,27 @@ def _add_answers(app: FastAPI, viewer: Viewer) -> None:
         return _json(viewer.overview())
 
     @app.get("/api/run/{number}")
-    def curves(number: int) -> Response:
+    def curves(number: Number) -> Response:
         return _json(viewer.curves(number))
 
     @app.get("/api/run/{number}/step/{set}/{step}")
-    def step(number: int, set: str, step: int) -> Response:
+    def step(number: Number, set: str, step: Number) -> Response:
         return _json(viewer.step(number, set, step))
 
     @app.get("/api/run/{number}/trajectory/{part}/{row}")
-    def one(number: int, part: str, row: int) -> Response:
+    def one(number: Number, part: str, row: Number) -> Response:
         return _json(viewer.trajectory((number, part, row)))
 
     @app.get("/api/run/{number}/prompt/{part}/{row}")
-    def same_prompt(number: int, part: str, row: int) -> Response:
+    def same_prompt(number: Number, part: str, row: Number) -> Response:
         return _json(viewer.same_prompt((number, part, row)))
 
     @app.get("/api/run/{number}/group/{part}/{group}")
-    def group(number: int, part: str, group: int) -> Response:
+    def group(number: Number, part: str, group: Number) -> Response:
         return _json(viewer.group(number, part, group))
 
     @app.get("/api/side")
-    def side(m: Annotated[list[str], Query()], window: int | None = None) -> Response:
+    def side(m: Annotated[list[str], Query()], window: Number | None = None) -> Response:
         return _json(viewer.side_by_side([place_of(one) for one in m], window))
 
 
@@ -153,7 +164,7 @@ def _add_questions(app: FastAPI, viewer: Viewer) -> None:
 
     @app.get("/api/run/{number}/search")
     async def search(
-        number: int,
+        number: Number,
         where: str = "",
         text: str = "",
         regex: str = "",
@@ -166,8 +177,8 @@ def _add_questions(app: FastAPI, viewer: Viewer) -> None:
         order: str = "",
         limit: int = 200,
         set: str = "",
-        first: int | None = None,
-        last: int | None = None,
+        first: Number | None = None,
+        last: Number | None = None,
     ) -> Response:
         question = Question(
             where, text, regex, status, tool, error, source, reward_from, reward_to, order=order, limit=limit
@@ -190,7 +201,7 @@ def _add_replays(app: FastAPI, replays: Replays) -> None:
     """Add what starts processes."""
 
     @app.get("/api/run/{number}/replay")
-    def options(number: int) -> Response:
+    def options(number: Number) -> Response:
         return _json(replays.options(number))
 
     @app.post("/api/replay")
@@ -199,22 +210,20 @@ def _add_replays(app: FastAPI, replays: Replays) -> None:
         return _json({"number": replays.start(Wanted(**values))})
 
     @app.get("/api/replay/{number}")
-    def state(number: int) -> Response:
+    def state(number: Number) -> Response:
         return _json(replays.answer(number))
 
     @app.post("/api/replay/{number}/cancel")
-    def cancel(number: int) -> Response:
+    def cancel(number: Number) -> Response:
         replays.cancel(number)
         return _json(replays.answer(number))
 
 
 def place_of(text: str) -> Place:
     """Read a place such as 0/train_000012/17. Raises UserError."""
-    number, _, rest = text.partition("/")
-    part, _, row = rest.rpartition("/")
-    if not (number.isdecimal() and row.isdecimal() and part):
-        raise UserError(f"{text!r}: want a trajectory such as 0/train_000012/17: number of the run, file, row")
-    return int(number), part, int(row)
+    if (found := PLACE.fullmatch(text)) is None:
+        raise UserError(f"{text!r:.200}: want a trajectory such as 0/train_000012/17: number of the run, file, row")
+    return int(found[1]), found[2], int(found[3])
 
 
 def is_named(host: str, names: Collection[str]) -> bool:

@@ -80,7 +80,7 @@ def test_a_tool_that_fails_by_its_own_fault_is_named() -> None:
     assert said(history().check({}, [outline(6, ErrorKind.TIMEOUT).outline()], learnt=True)) == [
         "tools: 6 of 10 calls failed by its own fault or its server's"
     ]
-    for fine in (outline(4, ErrorKind.TIMEOUT), outline(10, ErrorKind.ARGUMENTS)):
+    for fine in (outline(4, ErrorKind.TIMEOUT), outline(10, ErrorKind.ARGUMENTS), outline(10, ErrorKind.REFUSED)):
         assert history().check({}, [fine.outline()], learnt=True) == []
 
 

@@ -86,7 +86,7 @@ async def test_a_server_that_is_restarted_is_not_noticed(tmp_path: Path, bound: 
             assert tools.take_metrics()["tool/search/retries"] == 0
             refused = await search("x" * 101)
             assert (refused.error, refused.text) == (
-                ErrorKind.EXECUTION,
+                ErrorKind.REFUSED,
                 "Error (execution): the search service refused the query: "
                 "queries.0: String should have at most 100 characters",
             )

@@ -14,10 +14,12 @@ import pytest
 from tokenizers import Tokenizer
 
 from agentrl.errors import ConfigError, DataError
-from agentrl.tool import ErrorKind, Tool, ToolError, ToolResponse, tool
+from agentrl.observe.troubles import TOOL_FAILED
+from agentrl.tool import ErrorKind, Tool, ToolError, ToolFailed, ToolResponse, tool
 from agentrl.tool.session import ToolInfrastructureError, ToolResult
 from agentrl.tool.toolset import ToolSet
 from tests.virtual_time import virtual_time
+from tools.calculator import CalculatorTool
 
 Bind = Callable[[ToolSet], ToolSet]
 
@@ -143,6 +145,25 @@ async def test_a_tools_own_timeout_error_is_no_timeout_of_the_call(bound: Bind) 
 
     result = await call(bound(ToolSet.from_tools([fetch])), "fetch", {})
     assert (result.error, result.text) == (ErrorKind.EXECUTION, "Error (execution): TimeoutError: the server is slow")
+
+
+async def test_what_a_tool_says_of_the_call_is_no_failure_of_the_tool(bound: Bind) -> None:
+    """The model reads one word for both; the record tells them apart."""
+
+    async def lookup(name: str) -> str:
+        """Look up.
+
+        Args:
+            name: Which.
+        """
+        raise {"odd": ToolError, "down": ToolFailed, "bug": RuntimeError}[name](name)
+
+    tools = bound(ToolSet.from_tools([lookup, CalculatorTool()]))
+    results = [await call(tools, "lookup", {"name": name}) for name in ("odd", "down", "bug")]
+    results.append(await call(tools, "calculator", {"expression": "the age of Ann"}))
+    assert [result.error in TOOL_FAILED for result in results] == [False, True, True, False]
+    assert [result.error for result in results[:2]] == [ErrorKind.REFUSED, ErrorKind.EXECUTION]
+    assert [result.text for result in results[:2]] == ["Error (execution): odd", "Error (execution): down"]
 
 
 async def test_exceptions_are_one_short_line(bound: Bind) -> None:

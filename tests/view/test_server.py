@@ -128,6 +128,67 @@ def test_errors_are_said_in_words(client: httpx.Client, path: str, says: str) ->
     assert says in answer.json()["error"]
 
 
+HUGE = {"99999999999999999999", "-5", "9" * 5000}
+NUMBERED = (
+    "/api/run/{}",
+    "/api/run/{}/step/train/1",
+    "/api/run/0/step/train/{}",
+    "/api/run/0/trajectory/train_000001/{}",
+    "/api/run/0/prompt/train_000001/{}",
+    "/api/run/0/group/train_000001/{}",
+    "/api/run/0/search?first={}",
+    "/api/run/0/search?last={}",
+    "/api/side?m=0/train_000001/0&window={}",
+)
+
+
+@pytest.mark.parametrize("path", NUMBERED)
+@pytest.mark.parametrize("number", sorted(HUGE, key=len))
+def test_numbers_that_name_nothing_are_refused_in_words(client: httpx.Client, path: str, number: str) -> None:
+    answer = client.get(path.format(number))
+    assert answer.status_code == 422 and f"={number!r:.80}: " in answer.json()["error"]
+    assert len(answer.content) < 300
+
+
+@pytest.mark.parametrize("number", sorted(HUGE, key=len))
+def test_places_of_large_numbers_are_refused_in_words(client: httpx.Client, number: str) -> None:
+    for path in (f"/api/side?m=0/train_000001/{number}", f"/export?m={number}/train_000001/0"):
+        answer = client.get(path)
+        assert answer.status_code == 404 and "want a trajectory such as" in answer.json()["error"]
+        assert len(answer.content) < 400
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        ('{"place": "0/train_000001/0", "turn": 99999999999999999999}', 422, "turn=99999999999999999999: "),
+        ('{"place": "0/train_000001/0", "turn": -5}', 422, "turn=-5: "),
+        ('{"place": "0/train_000001/0", "turn": 1, "call": -1}', 422, "call=-1: "),
+        ('{"place": "0/train_000001/0", "turn": Infinity}', 422, "turn=inf: "),
+        ('{"place": "0/train_000001/0", "turn": 3}', 404, "turn=3: want the number of one of the trajectory's 3 turns"),
+        ('{"place": "0/train_000001/99999999999999999999"}', 404, "want a trajectory such as"),
+        ('{"place": 5}', 422, "place=5: "),
+    ],
+)
+def test_a_replay_of_no_turn_is_refused(run: Path, body: str, status: int, says: str) -> None:
+    with serving(run, replay=True) as address:
+        answer = httpx.post(
+            f"{address}/api/replay", headers={**BEARER, "Content-Type": "application/json"}, content=body
+        )
+        assert answer.status_code == status and says in answer.json()["error"]
+        assert httpx.get(f"{address}/api/replay/0", headers=BEARER).status_code == 404, "nothing was started"
+
+
+def test_a_config_of_odd_numbers_is_shown(tmp_path: Path) -> None:
+    text = ("large: 99999999999999999999\nsmall: 7\n", f"beyond: {'9' * 5000}\n")
+    for name, one in zip(("large", "beyond"), text, strict=True):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text(one)
+    with serving(tmp_path / "large", tmp_path / "beyond") as address:
+        large, beyond = (httpx.get(f"{address}/api/run/{number}", headers=BEARER).json() for number in (0, 1))
+    assert large["config"] == {"large": "99999999999999999999", "small": 7} and beyond["config"] == {}
+
+
 @pytest.mark.parametrize(
     "path",
     [
