@@ -28,6 +28,9 @@ class ScriptedEngine:
     running: int = 0
     most_running: int = 0
     delay: float = 0.0
+    together: int = 1
+    """The first turns end when so many of them run at once."""
+    all_run: asyncio.Event = field(default_factory=asyncio.Event)
     beyond_stop: str = ""
     """What the token that completes a stop string spells beyond it."""
 
@@ -38,7 +41,10 @@ class ScriptedEngine:
         self.prompts.setdefault(session, []).append(list(ids))
         self.running += 1
         self.most_running = max(self.most_running, self.running)
+        if self.running >= self.together:
+            self.all_run.set()
         try:
+            await self.all_run.wait()
             await asyncio.sleep(self.delay)
         finally:
             self.running -= 1
