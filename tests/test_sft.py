@@ -168,7 +168,7 @@ def test_a_template_that_loses_text_is_told_before_a_model_is_loaded(
     assert main([*arguments, "trainer.device=cpu"]) == 2
     told = " ".join(capsys.readouterr().err.split())
     assert "loses text" in told
-    assert "AgentrlToolAnswer" in told
+    assert "role 'tool'" in told
     assert "Set multi_turn.format (format in SFT) to the model's own family" in told
     assert not (tmp_path / "run").exists()
 
