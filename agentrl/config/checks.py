@@ -21,6 +21,8 @@ from agentrl.errors import ConfigError
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 CORRECTION = "algorithm.rollout_correction"
+COMPARING = frozenset({"grpo", "grpo_turn", "grpo_passk", "rloo", "opo", "gpg", "maxrl", "rlsd"})
+"""Estimators that compare the trajectories of a prompt, and take one alone."""
 
 
 def check(config: Section, given: Collection[str]) -> None:
@@ -55,6 +57,7 @@ def remarks(config: Section) -> Iterator[str]:
     """Yield what is allowed and seldom meant."""
     if isinstance(config, Config):
         yield from remarks_on_filters(config)
+        yield from remarks_on_groups(config)
         if config.async_training.max_staleness:
             keys = config.algorithm.rollout_correction
             on = (
@@ -92,6 +95,16 @@ def remarks_on_filters(config: Config) -> Iterator[str]:
         "of the group the gradient is off by about 20 % at top_p=0.95 and 40 % at 0.9, with one by half of that. Set "
         f"top_p=1 and top_k=-1; validation has its own in {ROLLOUT}.val_kwargs"
     )
+
+
+def remarks_on_groups(config: Config) -> Iterator[str]:
+    """Yield what an estimator that compares a prompt's trajectories does with one of them."""
+    estimator, n = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n
+    if n == 1 and estimator in COMPARING and not config.trainer.val_only:
+        yield (
+            f"{ROLLOUT}.n=1 with algorithm.adv_estimator={estimator}: a prompt has no other trajectory to be compared "
+            "with, so there is no baseline and the advantage is the reward. Set n to 2 or more"
+        )
 
 
 def check_together(config: Section) -> Iterator[str]:

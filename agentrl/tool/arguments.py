@@ -23,6 +23,11 @@ _HOLDS_LIST = ("prefixItems", "anyOf", "oneOf", "allOf")
 _HOLDS_NAMED = ("properties", "patternProperties", "$defs", "definitions")
 """Keywords of a JSON schema whose value is a schema, a list of them, or several by name."""
 _ALTERNATIVES = (jsonschema_rs.ValidationErrorKind.AnyOf, jsonschema_rs.ValidationErrorKind.OneOfNotValid)
+_NAMES_MORE = (
+    *("additionalProperties", "unevaluatedProperties", "patternProperties", "dependentSchemas"),
+    *("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "then", "else"),
+)
+"""Keywords by which an object may have members that its `properties` do not name."""
 _MAX_FAULTS = 3
 _MAX_CHARACTERS = 160
 """Characters of one fault's text: the validator quotes the value, which may be a whole document."""
@@ -39,7 +44,8 @@ class ArgumentCheck:
     def __init__(self, schema: ToolSchema | Mapping[str, object]) -> None:
         """Compile `schema`.
 
-        Raises ConfigError when it is no OpenAI function schema, or refers to anything outside itself.
+        Raises ConfigError when it is no OpenAI function schema, refers to anything outside itself, or requires members
+        that it does not allow.
         """
         function = schema.get("function") if isinstance(schema, dict) else None
         if not isinstance(function, dict) or schema.get("type", "function") != "function":
@@ -65,6 +71,8 @@ class ArgumentCheck:
             self._validator = jsonschema_rs.validator_for(closed(parameters), offline=True)
         except RecursionError:
             raise ConfigError(f"tool_schema of {name!r}: function.parameters is nested too deeply") from None
+        except _Unmet as error:
+            raise ConfigError(f"tool_schema of {name!r}: {error}") from None
         except ValueError as error:
             raise ConfigError(
                 f"tool_schema of {name!r}: function.parameters is no valid JSON schema: {_short(str(error))}"
@@ -106,6 +114,7 @@ def closed(parameters: Schema) -> Schema:
     """
     top: Schema = {"type": "object", **parameters}
     if re.search(r"draft-0?[3-7]", str(parameters.get("$schema"))):  # knows no unevaluatedProperties
+        _check_required(top)
         return {"additionalProperties": False, **top}
     return {"unevaluatedProperties": False, **_closed(top, top)}
 
@@ -128,7 +137,28 @@ def _closed(schema: Schema, root: Schema, *, is_part: bool = False) -> Schema:
             out[key] = [close(key, item) for item in as_list(value)]
         else:
             out[key] = close(key, value) if key in _HOLDS_ONE else value
-    return {"unevaluatedProperties": False, **out} if names and not is_part else out
+    if not names or is_part:
+        return out
+    out = {"unevaluatedProperties": False, **out}
+    _check_required(out)
+    return out
+
+
+class _Unmet(Exception):
+    """A schema requires members that it does not allow."""
+
+
+def _check_required(schema: Schema) -> None:
+    """Raise _Unmet for an object's schema that no object can meet, as it requires what it does not name."""
+    names, required = as_object(schema.get("properties")), schema.get("required")
+    if not names or any(schema.get(key, False) is not False for key in _NAMES_MORE):
+        return
+    for name in required if isinstance(required, list) else ():
+        if isinstance(name, str) and name not in names:
+            raise _Unmet(
+                f"`required` has {name!r:.80}{nearest(name, names)}, and `properties` only "
+                f"{_short(', '.join(names))}: no call could be right"
+            )
 
 
 def _names_members(schema: Schema, root: Schema, seen: frozenset[str] = frozenset()) -> bool:

@@ -9,7 +9,10 @@ import pytest
 import torch
 
 from agentrl.config import SFTConfig, load_config
+from agentrl.config.checks import COMPARING
+from agentrl.config.declaration import declaration_of
 from agentrl.config.load import write_config
+from agentrl.config.registries import ADVANTAGE_ESTIMATORS
 from agentrl.errors import ConfigError
 from agentrl.workers.plan import mini_batches
 from tests.config.loading import OWN, load
@@ -400,6 +403,26 @@ def test_filters_of_training_are_told_with_what_they_cost(
     caplog.clear()
     load_config([*given, "trainer.val_only=true"])
     assert "filtered" not in caplog.text
+
+
+def test_one_trajectory_a_prompt_is_told_to_have_no_baseline(caplog: pytest.LogCaptureFixture) -> None:
+    one, many = "actor_rollout_ref.rollout.n=1", "actor_rollout_ref.rollout.n=2"
+    for estimator in ("grpo", "rloo"):
+        caplog.clear()
+        load(one, f"algorithm.adv_estimator={estimator}")
+        assert caplog.text.count(f"n=1 with algorithm.adv_estimator={estimator}: ") == 1
+        assert "no baseline and the advantage is the reward" in caplog.text
+    caplog.clear()
+    load(many, "algorithm.adv_estimator=grpo")
+    load(one, "algorithm.adv_estimator=reinforce_plus_plus")
+    assert "baseline" not in caplog.text
+
+
+def test_the_estimators_that_compare_a_group_are_all_known() -> None:
+    """online_dpo refuses one trajectory a prompt."""
+    names = [name for name in ADVANTAGE_ESTIMATORS.names() if ADVANTAGE_ESTIMATORS.is_built_in(name)]
+    comparing = {name for name in names if declaration_of(ADVANTAGE_ESTIMATORS.get(name)).compares_group}
+    assert comparing - {"online_dpo"} == COMPARING
 
 
 def test_a_cluster_that_runs_has_its_cpus() -> None:

@@ -63,6 +63,29 @@ def test_an_unknown_member_is_refused_wherever_it_is(case: tuple[Any, Any]) -> N
         assert problem is not None and "unknown" in problem
 
 
+REQUIRED: list[tuple[Schema, bool]] = [
+    ({"properties": {"query": {}}, "required": ["query"]}, True),
+    ({"properties": {"query": {}}, "required": ["querry"]}, False),
+    ({"properties": {"query": {}}, "required": ["querry"], "additionalProperties": False}, False),
+    ({"properties": {"query": {}}, "required": ["q"], "$schema": "http://json-schema.org/draft-07/schema#"}, False),
+    ({"properties": {"a": {"type": "array", "items": {"properties": {"b": {}}, "required": ["c"]}}}}, False),
+    ({"properties": {"query": {}}, "required": ["more"], "additionalProperties": True}, True),
+    ({"properties": {"query": {}}, "required": ["more"], "patternProperties": {"^m": {}}}, True),
+    ({"properties": {"query": {}}, "required": ["more"], "allOf": [{"properties": {"more": {}}}]}, True),
+    ({"required": ["anything"]}, True),
+]
+
+
+@pytest.mark.parametrize(("parameters", "is_sound"), REQUIRED)
+def test_what_is_required_and_not_allowed_is_told(parameters: Schema, is_sound: bool) -> None:
+    """No call could be right: each would be an error of the policy's."""
+    if is_sound:
+        check_of(parameters)
+        return
+    with pytest.raises(ConfigError, match=r"tool_schema of 'f': `required` has '\w+'.*, and `properties` only \w+"):
+        check_of(parameters)
+
+
 TREE: Schema = {
     "type": "object",
     "properties": {"root": {"$ref": "#/$defs/Node"}},
