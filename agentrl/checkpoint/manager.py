@@ -314,7 +314,11 @@ class CheckpointManager:
             written = sum(path.stat().st_size for path in going_on.partial.rglob("*") if path.is_file())
             shutil.rmtree(going_on.partial, ignore_errors=True)
             if full and isinstance(error, Exception):
-                raise self._no_room(going_on.final, f"more than {written:,}", going_on.free) from error
+                free = going_on.free
+                found = f"needs more than {written:,} bytes and {free:,} were free"
+                if not written:
+                    found = f"could not begin its first file, and {free:,} bytes were free before"
+                raise self._no_room(going_on.final, found) from error
             raise
 
     def _seal_and_publish(self, going_on: _Save) -> None:
@@ -356,12 +360,12 @@ class CheckpointManager:
             newest = steps[max(steps)]
             needed = sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
             if free < needed:
-                raise self._no_room(final, f"about {needed:,}", free)
+                raise self._no_room(final, f"needs about {needed:,} bytes and {free:,} were free")
         return free
 
-    def _no_room(self, final: Path, needed: str, free: int) -> CheckpointError:
+    def _no_room(self, final: Path, found: str) -> CheckpointError:
         return CheckpointError(
-            f"the disk is full: {final} needs {needed} bytes and {free:,} were free. Earlier checkpoints are intact. "
+            f"the disk is full: {final} {found}. Earlier checkpoints are intact. "
             "Make room (trainer.max_actor_ckpt_to_keep limits how many are kept) and start again: the run goes on from "
             "the last one"
         )

@@ -35,6 +35,10 @@ _AT_ONCE = 8
 _CHECKSUM = "checksum"
 _LONGEST = 500
 """Characters of a file's name in a checkpoint."""
+_DEEPEST = 16
+"""Folders that a file lies in, at most."""
+_MOST_FILES = 50_000
+"""Files of a checkpoint: each rank writes one for the policy and one for the critic."""
 
 
 class FileRecord(BaseModel):
@@ -148,6 +152,11 @@ def _parsed(text: bytes, where: str) -> Record:
         found: JSON = json.loads(text.decode())
         if not isinstance(found, dict):
             raise DamagedCheckpointError(f"{where} is damaged: expected a mapping, found {found!r:.200}")
+        files = found.get("files")
+        if isinstance(files, dict) and len(files) > _MOST_FILES:
+            raise DamagedCheckpointError(
+                f"{where} is damaged: expected at most {_MOST_FILES:,} files, found {len(files):,}"
+            )
         own = found.pop(_CHECKSUM, None)
         is_whole = own == _own_checksum(found)
         if is_whole or own is None:  # every format has this checksum, but for those before 3
@@ -245,8 +254,10 @@ def _unreadable(path: Path, error: OSError) -> CheckpointError:
 
 def _is_plain(name: str) -> bool:
     """Check that `name` is a relative path that leads to a file below, and is not state.json's own."""
+    if len(name) > _LONGEST or name.count("/") > _DEEPEST:
+        return False
     path = PurePosixPath(name)
-    odd = ".." in path.parts or "\\" in name or len(name) > _LONGEST or not name.isprintable()
+    odd = ".." in path.parts or "\\" in name or not name.isprintable()
     return not (odd or path.is_absolute() or str(path) != name or name in (".", STATE_FILE))
 
 

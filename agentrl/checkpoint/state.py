@@ -8,9 +8,10 @@ be. Nothing is pickled, and writing needs no collective call, so that a thread c
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from agentrl.errors import CheckpointError
-from agentrl.optim.optimizer import Optim
+from agentrl.optim.optimizer import NEVER_NEGATIVE, Optim
 from agentrl.parallel.collectives import all_gather, all_max, rank, world_size
 from agentrl.system.json_value import JSON
 from agentrl.system.plugin import describe
@@ -37,6 +38,7 @@ _FORMAT = 2
 _PLACES = "DCP_SHARDING_INFO"  # of torch.distributed.checkpoint._hf_utils
 _USE_AN_EARLIER = "delete this checkpoint to go on from the one before it"
 
+logger = logging.getLogger(__name__)
 
 SEEN_WITHIN = 60.0
 """Seconds in which a file that another node wrote can be seen here: network file systems remember what was there."""
@@ -171,6 +173,7 @@ class WorkerState:
                 wanted[name] = self._optim.empty_state(name, found.size, found.properties.dtype)
             except ValueError as error:
                 raise CheckpointError(f"{directory / _STATE}: broken ({error}); {_USE_AN_EARLIER}") from error
+        self._check_remembered(directory, wanted.keys())
         planner = DefaultLoadPlanner()
         planner.set_up_planner(wanted, there, is_coordinator=True)
         reader.set_up_storage_reader(there, is_coordinator=True)
@@ -178,7 +181,29 @@ class WorkerState:
             reader.read_data(planner.create_local_plan(), planner)
         except Exception as error:
             raise _broken(directory, error) from error
+        _check_values(directory, wanted)
         return wanted
+
+    def _check_remembered(self, directory: Path, found: Collection[str]) -> None:
+        """Raise CheckpointError where a part of a parameter's optimizer state is missing, and warn where all of it is.
+
+        A model that no step has reached (`critic_warmup`) has none.
+        """
+        without = 0
+        for name in self._params:
+            missing = [key for kind in self._optim.remembered(name) if (key := f"{name}/{kind}") not in found]
+            without += bool(missing)
+            if missing and len(missing) < len(self._optim.remembered(name)):
+                raise CheckpointError(f"{directory / _STATE}: broken, {missing[0]!r} is missing; {_USE_AN_EARLIER}")
+        if without and rank() == 0:
+            logger.warning(
+                "%s holds no optimizer state of %s of %s parameters: %s begins with them as in a new run. That is "
+                "right where they had not been trained yet (trainer.critic_warmup)",
+                directory,
+                without,
+                len(self._params),
+                self._optim.name,
+            )
 
 
 def all_seen(directory: Path, files: Sequence[str], *, wait: bool = True) -> bool:
@@ -297,6 +322,21 @@ def _check_whole(directory: Path, name: str, signature: str, there: Metadata) ->
         raise CheckpointError(
             f"{directory}: half-written, {elements} elements of {name!r} are there, of {signature}; {_USE_AN_EARLIER}"
         )
+
+
+def _check_values(directory: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise CheckpointError for tensors that this rank has read, by name, which no training that goes on can hold."""
+    for name, tensor in tensors.items():
+        piece = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        if not piece.numel():
+            continue
+        least, most = (float(end) for end in piece.aminmax())  # of anything and NaN: NaN
+        lowest = 0.0 if name.rpartition("/")[2] in NEVER_NEGATIVE else -math.inf
+        if not (math.isfinite(least) and math.isfinite(most) and least >= lowest):
+            raise CheckpointError(
+                f"{directory}: broken, expected finite numbers{'' if lowest else ' from 0 on'} in {name!r}, found "
+                f"{least:g} to {most:g}; {_USE_AN_EARLIER}"
+            )
 
 
 def _check_same_model(directory: Path, weights: Mapping[str, str], params: Mapping[str, nn.Parameter]) -> None:

@@ -8,8 +8,9 @@ gradient are those of separate sequences.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -68,13 +69,16 @@ def load_model(
     """
     with loading(path, override):
         config = _plain_config(path, trust_remote_code, override)
-        model = auto_class(config).from_pretrained(
+        model, report = auto_class(config).from_pretrained(
             path,
             config=config,
             dtype=getattr(torch, dtype),
             trust_remote_code=trust_remote_code,
             use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
         )
+    check_fits(path, report["mismatched_keys"])
     model.to(device)  # type: ignore[arg-type]  # transformers' wrapper loses the signature
     return use_packed_attention(model)
 
@@ -104,6 +108,16 @@ def _plain_config(path: str, trust_remote_code: bool, override: Mapping[str, JSO
             "(actor_rollout_ref.model.path)"
         )
     return config
+
+
+def check_fits(path: str, differing: Collection[tuple[str, Sequence[int], Sequence[int]]]) -> None:
+    """Raise ConfigError where weights have another shape than config.json says: name, shape found, shape expected."""
+    for name, found, expected in sorted(differing, key=itemgetter(0)):
+        raise ConfigError(
+            f"{path}: config.json does not fit the weights. {name}: {list(expected)} by config.json, {list(found)} in "
+            f"the weights ({len(differing)} weights differ). Give the config.json that was saved with these weights, "
+            f"and check {OVERRIDE_KEY}"
+        )
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ there into the model, whatever adapters, wrappers and hooks this has.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import cast
 
 import torch
@@ -28,7 +28,7 @@ from transformers.core_model_loading import (
 from transformers.distributed.configuration_utils import DistributedConfig
 
 from agentrl.errors import ConfigError
-from agentrl.model.packed import empty_model, load_model, loading
+from agentrl.model.packed import check_fits, empty_model, load_model, loading
 from agentrl.parallel.collectives import world_size
 from agentrl.system.json_value import JSON
 
@@ -112,10 +112,12 @@ def _read_shell(model: PreTrainedModel, wanted: Mapping[str, nn.Parameter]) -> P
             dtype=next(iter(wanted.values())).dtype,
             distributed_config=DistributedConfig(),
             output_loading_info=True,
+            ignore_mismatched_sizes=True,
             use_safetensors=True,
         )
     # What output_loading_info makes of the answer.
     shell, report = cast(tuple[PreTrainedModel, Mapping[str, Collection[str]]], read)
+    check_fits(path, cast(Collection[tuple[str, Sequence[int], Sequence[int]]], report["mismatched_keys"]))
     lost = sorted(set(report["missing_keys"]) & set(wanted))
     if lost:
         raise ConfigError(f"{path}: the checkpoint has no {lost[0]} ({len(lost)} weights of the model are missing)")

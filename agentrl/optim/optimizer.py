@@ -13,6 +13,14 @@ from agentrl.optim.schedule import lr_factor
 from agentrl.parallel.gradients import by_mesh
 from agentrl.parallel.offload import move_state
 
+_REMEMBERED: Mapping[type[torch.optim.Optimizer], tuple[str, ...]] = {
+    Muon: ("momentum_buffer",),
+    torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"),
+}
+"""States of a parameter by its optimizer."""
+NEVER_NEGATIVE = ("step", "exp_avg_sq")
+"""States that are counts or means of squares."""
+
 
 class Optim:
     """Steps the named parameters `params` of a model; `matrices` names those that Muon may take.
@@ -78,6 +86,10 @@ class Optim:
                 state[f"{name}/{key}"] = value.detach()
         return state
 
+    def remembered(self, name: str) -> tuple[str, ...]:
+        """Return the names of the states that the parameter `name` has from its first step on."""
+        return _REMEMBERED[type(self._of(self._params[name]))]
+
     def empty_state(self, name: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         """Make a tensor for `load_state`, not filled, for what `state` names `name`: placed as its parameter is.
 
@@ -85,7 +97,10 @@ class Optim:
 
         Raises ValueError for what cannot be the state of a parameter.
         """
-        param = self._params.get(name.rpartition("/")[0])
+        owner, _, kind = name.rpartition("/")
+        param = self._params.get(owner)
+        if param is not None and kind not in self.remembered(owner):
+            raise ValueError(f"{name}: {self.name} remembers {', '.join(self.remembered(owner))} of {owner}")
         if param is not None and shape == param.shape:
             return torch.empty_like(param.detach(), dtype=dtype)
         if param is not None and not shape:  # AdamW's step count

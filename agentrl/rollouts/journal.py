@@ -25,9 +25,10 @@ import xxhash
 from pydantic_core import from_json, to_json
 
 from agentrl.config import Config, config_to_dict
+from agentrl.errors import DataError
 from agentrl.rollouts.flow import Outcome
 from agentrl.system.answers import Entry, Kind
-from agentrl.system.json_value import JSON, as_object
+from agentrl.system.json_value import JSON, as_mapping, as_object
 from agentrl.system.publish import AppendedFile, flush_to_disk, published
 from agentrl.trajectory import Trajectory
 from agentrl.trajectory.parquet import from_row, to_row, turn_row
@@ -160,21 +161,30 @@ class Journal:
             self._current = None
 
     def read(self) -> int:
-        """Find what is there. Return of how many prompts it was removed, as it was made with another config."""
+        """Find what is there. Return of how many prompts it was removed, as it was made with another config.
+
+        Raises DataError for a whole frame of another form.
+        """
         self.close()
         self.ended, self.unfinished, self._places, self._live = {}, {}, {}, []
-        removed: set[JSON] = set()
+        removed: set[int] = set()
         for path in self._files():
             frames = _frames(path)
             is_ours = next((text for text, _, _ in frames), None) == self.key.encode()
             for text, content, place in frames:
-                header: dict[str, JSON] = json.loads(text)
-                if not is_ours:
-                    removed.add(header["ordinal"])
-                elif "kind" in header:
-                    self._take_entry(*_entry(header, content), place)
-                else:
-                    self._take(Ended.load(header), place)
+                try:
+                    header = as_mapping(json.loads(text))
+                    if not is_ours:
+                        removed.add(int(str(header.get("ordinal"))))
+                    elif "kind" in header:
+                        self._take_entry(*_entry(header, content), place)
+                    else:
+                        self._take(Ended.load(header), place)
+                except (TypeError, ValueError, RecursionError) as error:
+                    raise DataError(
+                        f"{path}, byte {place.start:,}: expected a record or an entry of a prompt, found "
+                        f"{text[:80]!r}. Remove the file: its prompts are then sampled again"
+                    ) from error
             if is_ours:
                 self._live.append(path)
             else:

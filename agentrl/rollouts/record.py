@@ -59,6 +59,11 @@ class Record:
         self.ledger = Ledger(flow.next_ordinal, flow.next_ordinal) if found is None else Ledger.load(as_mapping(found))
         self.ledger.check([*(group.ordinal for group in flow.groups), *dict(flow.left)], flow.next_ordinal)
         removed = self.journal.read()
+        if far := [one for one in (*self.journal.ended, *self.journal.unfinished) if one >= flow.next_ordinal + MOST]:
+            raise DataError(
+                f"{self.journal.folder}: expected prompts of which the next one is {flow.next_ordinal}, found prompts "
+                f"{named(far)}. Remove the folder: what is in no checkpoint is then sampled again"
+            )
         batches = self._file.read()
         self.plan = deque(batch for batch in batches if batch.step > flow.step)
         self._check_plan(flow)

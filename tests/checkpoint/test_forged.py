@@ -183,7 +183,17 @@ def forged_name(one: Forgery) -> None:
     entry = {"bytes": secret.stat().st_size, "xxh3": manifest._checksum(secret)}
     outside = [str(secret), os.path.relpath(secret, one.path), f"policy/../../../{one.outside.name}/secret"]
     odd = ["", ".", "..", "/", "~/x", "policy", "policy/", "./" + FILES[0], "policy//x", f"{FILES[0]}/x", STATE_FILE]
-    odd += ["x\0y", "x" * 5000, "y/" * 3000 + "x", "\ud800", "a\nb", "..\\secret", "\x1b[2J", "policy/../" + FILES[1]]
+    odd += [
+        "x\0y",
+        "x" * 5000,
+        "y/" * 200 + "x",
+        "y/" * 3000 + "x",
+        "\ud800",
+        "a\nb",
+        "..\\secret",
+        "\x1b[2J",
+        "policy/../" + FILES[1],
+    ]
     record["files"][one.draw.choice(outside + odd)] = entry
     one.seal(record)
 
@@ -245,6 +255,16 @@ def test_each_is_refused_in_words_and_an_older_one_is_taken(tmp_path: Path, seed
         for case in range(CASES):
             fault = FAULTS[(seed * CASES + case) % len(FAULTS)]
             check(fault, random.Random(f"{seed}/{case}"), original.dir, tmp_path / f"{case}-{fault.__name__}", display)
+
+
+def test_more_files_than_a_checkpoint_has_are_refused_before_they_are_looked_at(tmp_path: Path) -> None:
+    checkpoints = CheckpointManager(tmp_path / "here", keep=1)
+    save(checkpoints, 1)
+    forged = Forgery(tmp_path / "here" / "step_000001", tmp_path, random.Random(0))
+    files = {f"policy/{number}": {"bytes": 0, "xxh3": ""} for number in range(50_001)}
+    forged.seal(forged.record() | {"files": files})
+    with pytest.raises(CheckpointError, match=r"state\.json is damaged: expected at most 50,000 files, found 50,001"):
+        checkpoints.load(forged.path)
 
 
 def check(fault: Callable[[Forgery], None], draw: random.Random, original: Path, root: Path, display: Display) -> None:

@@ -104,7 +104,7 @@ def test_what_goes_wrong_in_the_background_is_told_and_earlier_ones_stay(tmp_pat
     checkpoints = CheckpointManager(tmp_path, keep=2, background=True)
     checkpoints.save(1, {"policy": Slow("a")}, {"step": 1})
     checkpoints.save(2, {"policy": Slow("a", broken=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))}, {"step": 2})
-    with pytest.raises(CheckpointError, match=r"the disk is full: .*step_000002 needs"):
+    with pytest.raises(CheckpointError, match=r"the disk is full: .*step_000002 could not begin"):
         checkpoints.settle()
     assert names(tmp_path) == ["step_000001"]
     broken = Slow("a", broken=ValueError("rank 3 says no"))
@@ -184,6 +184,14 @@ def test_a_failed_save_leaves_no_trace(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         checkpoints.save(2, filled("b"), {"not JSON": object()})  # type: ignore[dict-item]
     assert names(tmp_path) == ["step_000001"]
+
+
+def test_a_disk_that_takes_no_byte_of_a_save(tmp_path: Path) -> None:
+    def full(dir: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(CheckpointError, match=r"full: .*step_000001 could not begin its first file, and [\d,]+ bytes"):
+        manager(tmp_path).save(1, {"policy": full}, {})
 
 
 def cut_short(path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -101,15 +103,76 @@ def test_optimizer_state_that_lost_a_tensor_is_refused(make_worker: WorkerMaker,
         make_worker().load(saved)
 
 
-@pytest.mark.parametrize("name", ["nothing/exp_avg", "model.norm.weight/more"])
-def test_state_of_no_parameter_is_refused(make_worker: WorkerMaker, saved: Path, name: str) -> None:
+def rewrite(saved: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Change what the shard holds, and have state.json name just that."""
+    with safe_open(saved / SHARD, "pt") as shard:
+        tensors = {name: shard.get_tensor(name) for name in shard.keys()}  # noqa: SIM118
+        header = shard.metadata()
+    change(tensors)
+    where = json.loads(header["DCP_SHARDING_INFO"])
+    offsets = {name: where.get(name, {"saved_offsets": [0] * tensor.ndim}) for name, tensor in tensors.items()}
+    save_file(tensors, saved / SHARD, {**header, "DCP_SHARDING_INFO": json.dumps(offsets)})
+    described = json.loads((saved / "state.json").read_text())
+    described["optimizer_tensors"] = {
+        name: f"float32 {list(tensor.shape)}" for name, tensor in tensors.items() if "/" in name
+    }
+    (saved / "state.json").write_text(json.dumps(described))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("model.norm.weight", math.nan, "expected finite numbers in 'model.norm.weight', found nan to nan"),
+        ("model.norm.weight", -math.inf, "expected finite numbers in 'model.norm.weight', found -inf to"),
+        ("model.norm.weight/exp_avg", math.inf, "expected finite numbers in 'model.norm.weight/exp_avg', found"),
+        ("model.norm.weight/exp_avg_sq", -1e-9, r"from 0 on in 'model.norm.weight/exp_avg_sq', found -1e-09 to"),
+        ("model.norm.weight/step", -1.0, r"from 0 on in 'model.norm.weight/step', found -1 to -1"),
+    ],
+)
+def test_values_that_no_training_holds_are_refused(
+    make_worker: WorkerMaker, saved: Path, name: str, value: float, said: str
+) -> None:
+    worker = make_worker()
+    before = weights(worker)
+    rewrite(saved, lambda tensors: tensors[name].reshape(-1)[-1:].fill_(value))
+    with pytest.raises(CheckpointError, match=rf"broken, .*{said}.*delete this checkpoint"):
+        worker.load(saved)
+    assert all(torch.equal(tensor, before[key]) for key, tensor in fsdp(worker).named_tensors())
+
+
+def test_optimizer_state_that_is_not_whole_is_refused_and_none_is_told(
+    make_worker: WorkerMaker, saved: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = make_worker()
+    worker.load(saved)
+    assert not caplog.records
+    rewrite(saved, lambda tensors: tensors.update({"model.norm.weight/more": torch.zeros(32)}))
+    with pytest.raises(CheckpointError, match=r"adamw remembers step, exp_avg, exp_avg_sq of model\.norm\.weight"):
+        worker.load(saved)
+    rewrite(saved, lambda tensors: [tensors.pop(f"model.norm.weight/{kind}") for kind in ("more", "exp_avg")])
+    with pytest.raises(CheckpointError, match=r"'model\.norm\.weight/exp_avg' is missing"):
+        worker.load(saved)
+    rewrite(saved, lambda tensors: [tensors.pop(name) for name in [*tensors] if "/" in name])
+    worker.load(saved)
+    count = len(weights(worker))
+    assert f"no optimizer state of {count} of {count} parameters" in caplog.text and "critic_warmup" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nothing/exp_avg", r" of shape \[7\] is not the state of a parameter"),
+        ("model.norm.weight/more", ": adamw remembers step, exp_avg, exp_avg_sq of model.norm.weight"),
+    ],
+)
+def test_state_of_no_parameter_is_refused(make_worker: WorkerMaker, saved: Path, name: str, said: str) -> None:
     """A checkpoint from elsewhere cannot make the optimizer hold what it does not know."""
     places = {name: {"saved_offsets": [0]}}
     save_file({name: torch.zeros(7)}, saved / "more.safetensors", {"DCP_SHARDING_INFO": json.dumps(places)})
     described = json.loads((saved / "state.json").read_text())
     described["optimizer_tensors"][name] = "float32 [7]"
     (saved / "state.json").write_text(json.dumps(described))
-    with pytest.raises(CheckpointError, match=rf"broken \({name} of shape \[7\] is not the state of a parameter\)"):
+    with pytest.raises(CheckpointError, match=rf"broken \({name}{said}\)"):
         make_worker().load(saved)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,20 @@ def test_what_the_config_does_not_have_is_refused(tiny_policy: Path) -> None:
         load_model(str(tiny_policy), override={"max_position_embedings": 4096})
     with pytest.raises(ConfigError, match="override_config"):
         load_model(str(tiny_policy), override={"rope_scaling": {"rope_type": "no such kind"}})
+
+
+def test_a_config_that_does_not_fit_the_weights_is_refused(
+    make_worker: WorkerMaker, tiny_policy: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_policy, tmp_path / "policy")
+    config = tmp_path / "policy" / "config.json"
+    found = json.loads(config.read_text())
+    config.write_text(json.dumps(found | {"intermediate_size": 96}))
+    wrong = r"config\.json does not fit the weights\. model\.layers\.0\.mlp\.down_proj\.weight: \[\d+, 96\] by config"
+    with pytest.raises(ConfigError, match=wrong):
+        load_model(str(config.parent))
+    with pytest.raises(ConfigError, match=wrong):
+        make_worker(model=ModelConfig(path=str(config.parent)))
 
 
 def test_sections_are_merged() -> None:

@@ -293,6 +293,24 @@ def test_what_a_kill_cuts_off_or_a_disk_spoils_is_left_out(tmp_path: Path) -> No
     assert set(third.ended) == {0, 7}, "a new file follows the torn one"
 
 
+@pytest.mark.parametrize("key", ["key", "another config"])
+def test_a_whole_frame_of_another_form_is_told_by_file_and_place(tmp_path: Path, key: str) -> None:
+    journal = Journal(tmp_path, "key")
+    journal.add(record(0, Outcome.SCORED, 0, [trajectory(0)]))
+    (file,) = journal.folder.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(whole * 2)
+    at = rf"{file.name}, byte {len(whole):,}: expected a record or an entry of a prompt, found b'key'\. Remove the file"
+    with pytest.raises(DataError, match=at):
+        Journal(tmp_path, key).read()
+
+
+def test_prompts_far_from_all_that_were_drawn_are_refused(tmp_path: Path) -> None:
+    Journal(tmp_path, "key").add(record(10**12, Outcome.SCORED, 0, [trajectory(0)]))
+    with pytest.raises(DataError, match=r"journal: .* next one is 0, found prompts 1000000000000\. Remove the folder"):
+        Record(tmp_path, "key", pytest.fail).load({}, Flow(Settings(1, 9, max_staleness=1, depth=1)))
+
+
 def test_rows_are_known_again() -> None:
     other = Sample(SAMPLE.prompt, "x", "single_turn", ground_truth="4")
     moved = Sample(SAMPLE.prompt, "x", "single_turn", ground_truth="3", index=9, file="elsewhere", row=4)
