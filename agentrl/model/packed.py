@@ -69,7 +69,7 @@ def load_model(
     """
     with loading(path, override):
         config = _plain_config(path, trust_remote_code, override)
-        model, report = auto_class(config).from_pretrained(
+        read = auto_class(config).from_pretrained(
             path,
             config=config,
             dtype=getattr(torch, dtype),
@@ -78,6 +78,8 @@ def load_model(
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
+    # What output_loading_info makes of the answer.
+    model, report = cast(tuple[PreTrainedModel, Mapping[str, Collection[tuple[str, list[int], list[int]]]]], read)
     check_fits(path, report["mismatched_keys"])
     model.to(device)  # type: ignore[arg-type]  # transformers' wrapper loses the signature
     return use_packed_attention(model)

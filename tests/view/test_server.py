@@ -128,7 +128,7 @@ def test_errors_are_said_in_words(client: httpx.Client, path: str, says: str) ->
     assert says in answer.json()["error"]
 
 
-HUGE = {"99999999999999999999", "-5", "9" * 5000}
+HUGE = ("-5", "99999999999999999999", "9" * 5000)
 NUMBERED = (
     "/api/run/{}",
     "/api/run/{}/step/train/1",
@@ -143,14 +143,14 @@ NUMBERED = (
 
 
 @pytest.mark.parametrize("path", NUMBERED)
-@pytest.mark.parametrize("number", sorted(HUGE, key=len))
+@pytest.mark.parametrize("number", HUGE)
 def test_numbers_that_name_nothing_are_refused_in_words(client: httpx.Client, path: str, number: str) -> None:
     answer = client.get(path.format(number))
     assert answer.status_code == 422 and f"={number!r:.80}: " in answer.json()["error"]
     assert len(answer.content) < 300
 
 
-@pytest.mark.parametrize("number", sorted(HUGE, key=len))
+@pytest.mark.parametrize("number", HUGE)
 def test_places_of_large_numbers_are_refused_in_words(client: httpx.Client, number: str) -> None:
     for path in (f"/api/side?m=0/train_000001/{number}", f"/export?m={number}/train_000001/0"):
         answer = client.get(path)
