@@ -563,9 +563,8 @@ def safetensors_write(dir: Path) -> None:
 def test_a_disk_that_fills_up_during_a_save(small_disk: Path, write: Callable[[Path], None]) -> None:
     checkpoints = manager(small_disk / "checkpoints")
     first = checkpoints.save(1, filled("a"), {"step": 1})
-    with pytest.raises(
-        CheckpointError, match=r"the disk is full: .*step_000002 needs more than [\d,]+ bytes and [\d,]+ "
-    ):
+    found = r"(needs more than [\d,]+ bytes and|could not begin its first file, and) [\d,]+ "
+    with pytest.raises(CheckpointError, match=rf"the disk is full: .*step_000002 {found}"):
         checkpoints.save(2, {"policy": write}, {"step": 2})
     assert names(small_disk / "checkpoints") == ["step_000001"]
     assert checkpoints.latest() == first

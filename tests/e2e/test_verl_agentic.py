@@ -294,11 +294,11 @@ def answered(text: str) -> str:
     return f"\n<|im_start|>user\n<tool_response>\n{text}\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
 
 
-def trains(folder: Path, row: dict[str, Any], arguments: list[str]) -> list[Trajectory]:
+def trains(folder: Path, row: dict[str, Any], arguments: list[str], mini_batch: int = 2) -> list[Trajectory]:
     """Run a command of verl's on rows like this one, two steps; return the trajectories that were written."""
     info = {"split": "train", "need_tools_kwargs": False}
     rows = [{**row, "extra_info": {"index": index, **info, **row.get("extra_info", {})}} for index in range(8)]
-    train(folder, "agentrl.verl.main_ppo", arguments, rows)
+    train(folder, "agentrl.verl.main_ppo", arguments, rows, mini_batch)
     files = trajectory_files(folder / "run" / "trajectories")
     written = [one for file in files for one in read_trajectories(file)]
     assert not any(one.failure for one in written)
@@ -311,7 +311,7 @@ def search_r1(folder: Path, retriever: RetrieverProcess) -> None:
     turns = ["<search>code of Zed</search>", "<answer>412</answer>"]
     teach(folder / "policy", turns, [seen], SEARCH_R1_ROW["prompt"])
     url = f'retriever.url="{retriever.url}/retrieve"'
-    check(trains(folder, SEARCH_R1_ROW, [*SEARCH_R1, url]), "search", "The code of Zed is 412.")
+    check(trains(folder, SEARCH_R1_ROW, [*SEARCH_R1, url], mini_batch=8), "search", "The code of Zed is 412.")
 
 
 def search_tool(folder: Path, retriever: RetrieverProcess) -> None:

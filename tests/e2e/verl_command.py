@@ -19,7 +19,6 @@ SMALL = [
     "data.train_files=train.parquet",
     "data.val_files=test.parquet",
     "data.train_batch_size=4",
-    f"{ACTOR}.ppo_mini_batch_size=2",
     f"{ACTOR}.optim.lr=1e-6",
     "actor_rollout_ref.model.path=policy",
     f"{ROLLOUT}.name=embedded",
@@ -35,12 +34,17 @@ SMALL = [
 """What makes a command small enough for seconds: the model in `policy`, the embedded engine, two steps."""
 
 
-def train(folder: Path, module: str, arguments: list[str], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Run a command in `folder` on eight rows, of which two validate; return the metrics of its two steps."""
+def train(
+    folder: Path, module: str, arguments: list[str], rows: list[dict[str, Any]], mini_batch: int = 2
+) -> list[dict[str, Any]]:
+    """Run a command in `folder` on eight rows, of which two validate; return the metrics of its two steps.
+
+    mini_batch: `ppo_mini_batch_size` in the command's own unit.
+    """
     for file, count in (("train.parquet", 8), ("test.parquet", 2)):
         pq.write_table(pa.Table.from_pylist(rows[:count]), folder / file)
     done = subprocess.run(
-        [sys.executable, "-m", module, *arguments, *SMALL],
+        [sys.executable, "-m", module, *arguments, *SMALL, f"{ACTOR}.ppo_mini_batch_size={mini_batch}"],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": f"{PROJECT}:{folder}", "HF_HUB_OFFLINE": "1"},
         capture_output=True,

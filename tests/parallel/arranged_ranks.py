@@ -80,7 +80,9 @@ def trained(config: Config, batch: RaggedBatch) -> tuple[list[dict[str, float]],
     for step in range(1, steps + 1):
         if config.algorithm.rollout_correction.proximal == "published" and step == 1:
             run.policy.keep()
-        log_probs, _ = scores(run.policy.compute_log_probs, roles.actor.parallel, batch).unbind(1)  # and entropies
+        log_probs = scores(run.policy.compute_log_probs, roles.actor.parallel, batch)[
+            :, 0
+        ]  # and entropies, varentropies
         batch = replace(batch, old_logprobs=log_probs)
         if roles.actor.router_replay.mode == "R2":
             batch.experts = scores(lambda _: (run.policy.of_log_probs().values, {}), roles.actor.parallel, batch)

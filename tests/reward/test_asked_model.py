@@ -132,10 +132,17 @@ async def test_the_function_of_the_documents(
     assert (t.score, len(s.asked)) == (score, 1 + (score > 0)), "one that is wrong costs no request"
 
 
+class Tokens:
+    """A tokenizer that the manager keeps and does not ask."""
+
+    def apply_chat_template(self, messages: list[dict[str, str]], return_dict: bool) -> list[int]:
+        raise NotImplementedError
+
+
 async def test_verls_manager_classes_are_made_with_both(tmp_path: Path, model: Path, server: Serve) -> None:  # noqa: F811
     (tmp_path / "mine.py").write_text(MANAGER)
     it = manager(tmp_path, model, GENERATE, reward_manager=f"{tmp_path}/mine.py:Mine")
-    it.bind(object())
+    it.bind(Tokens())
     t = Trajectory("t", 0, messages=[])
     t.transcripts.append(Transcript())
     t.transcripts[0].append_prompt([1])
