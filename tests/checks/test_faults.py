@@ -368,7 +368,7 @@ FAULTS: dict[str, tuple[Inject, set[str], tuple[str, ...]]] = {
 
 
 def test_the_page_lists_the_faults_and_what_names_them() -> None:
-    page = PAGE.read_text(encoding="utf-8").partition("## Faults that were injected")[2]
+    page = PAGE.read_text(encoding="utf-8").partition("## Faults that were injected")[2].partition("\n## ")[0]
     rows = [
         f"| {fault} | {', '.join(f'`{one}`' for one in sorted(checks))} |" for fault, (_, checks, _) in FAULTS.items()
     ]

@@ -14,7 +14,7 @@ from mcp.client import IncomingMessage
 from mcp.shared.exceptions import MCPError
 
 from agentrl.remote import FaultKind, RemoteFault
-from agentrl.tool import ToolError
+from agentrl.tool import ToolError, ToolFailed
 from tools.mcp.http import FAULT, HttpLink
 from tools.mcp.servers import MCPServer, StdioServer
 from tools.mcp.stdio import StdioLink
@@ -193,7 +193,7 @@ async def list_tools(client: Client) -> list[mcp_types.Tool]:
 
 
 def _classify(error: MCPError) -> RemoteFault | ToolError:
-    """Tell a call that the server did not answer (RemoteFault) from one that it rejected (ToolError)."""
+    """Tell a call that the server did not answer (RemoteFault) from one that it rejected (ToolError, by its arguments)."""
     fault = error.data.get(FAULT) if isinstance(error.data, dict) else None
     if isinstance(fault, dict):
         kind = FaultKind(fault["kind"])
@@ -203,7 +203,8 @@ def _classify(error: MCPError) -> RemoteFault | ToolError:
         return RemoteFault(FaultKind.BROKEN, error.message)
     if error.code == mcp_types.PARSE_ERROR:
         return RemoteFault(FaultKind.ANSWER, error.message, again=False)
-    return ToolError(error.message)
+    kind = ToolError if error.code == mcp_types.INVALID_PARAMS else ToolFailed
+    return kind(error.message)
 
 
 def _reason(error: BaseException, start_timeout: float) -> str:
