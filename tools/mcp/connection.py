@@ -193,7 +193,7 @@ async def list_tools(client: Client) -> list[mcp_types.Tool]:
 
 
 def _classify(error: MCPError) -> RemoteFault | ToolError:
-    """Tell a call that the server did not answer (RemoteFault) from one that it rejected (ToolError, by its arguments)."""
+    """Tell a call that the server did not answer (RemoteFault) from one that it rejected (ToolError)."""
     fault = error.data.get(FAULT) if isinstance(error.data, dict) else None
     if isinstance(fault, dict):
         kind = FaultKind(fault["kind"])
