@@ -30,7 +30,7 @@ from agentrl.observe.tracking import read_metrics
 from agentrl.system.json_value import JSON
 
 SEEDS = tuple(range(501, 521))
-"""Fixed before the recipe was chosen; none was left out since."""
+"""Fixed together with the recipe, before any of them was run; none is left out."""
 EXPECTED = 20
 ENOUGH = 0.9
 EARLY_STEPS = 10
