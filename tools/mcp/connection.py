@@ -203,8 +203,7 @@ def _classify(error: MCPError) -> RemoteFault | ToolError:
         return RemoteFault(FaultKind.BROKEN, error.message)
     if error.code == mcp_types.PARSE_ERROR:
         return RemoteFault(FaultKind.ANSWER, error.message, again=False)
-    kind = ToolError if error.code == mcp_types.INVALID_PARAMS else ToolFailed
-    return kind(error.message)
+    return (ToolError if error.code == mcp_types.INVALID_PARAMS else ToolFailed)(error.message)
 
 
 def _reason(error: BaseException, start_timeout: float) -> str:
