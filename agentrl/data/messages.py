@@ -30,6 +30,7 @@ READ = {
 }
 """Fields that are read of a message, by its role."""
 READ_BY_ALL = {"role", "content"}
+KNOWN = READ_BY_ALL.union(*READ.values())
 IN_CALLS, IN_FUNCTIONS, IN_PARTS = {"id", "type", "function"}, {"name", "arguments"}, {"type", "text", "image"}
 EMPTY: tuple[object, ...] = (None, "", [], {})
 
@@ -188,27 +189,30 @@ def _parsed(text: str) -> JSON:
 
 
 def _read_message(message: object, place: str) -> Message:
-    if not isinstance(message, dict) or not isinstance(role := message.get("role"), str):
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise Unfit(place, "{role, content}", message)
-    read = {key: value if key in CALLS else without_nulls(value) for key, value in message.items()}
-    known = READ_BY_ALL.union(*READ.values())
-    read = with_our_names({key: value for key, value in read.items() if value not in EMPTY or key in known})
-    read = {key: value for key, value in read.items() if value is not None}
-    role = read["role"]
-    if role not in ROLES:
-        raise Unfit(place, f"one of {', '.join(ROLES)} as role", role)
+    read = _own_fields(message)
+    if read["role"] not in ROLES:
+        raise Unfit(place, f"one of {', '.join(ROLES)} as role", read["role"])
     for key in TEXTS:
         if not isinstance(read.get(key, ""), str):
             raise Unfit(place, f"text as {key}", read[key])
     calls = read.get("tool_calls", [])
     if not isinstance(calls, list):
         raise Unfit(place, "a list of {function: {name, arguments}} as tool_calls", calls)
-    if calls and role != "assistant":
+    if calls and read["role"] != "assistant":
         raise Unfit(place, "tool_calls in messages of the assistant only", message)
     if "tool_calls" in read:
         read["tool_calls"] = [_read_call(call, f"{place}, call {index}") for index, call in enumerate(calls)]
     _check_content(read.get("content"), bool(calls), place, message)
     return cast(Message, read)
+
+
+def _own_fields(message: Mapping[str, object]) -> dict[str, object]:
+    """Fields of a message by our names, without nulls and without further fields that are empty."""
+    read = {key: value if key in CALLS else without_nulls(value) for key, value in message.items()}
+    read = with_our_names({key: value for key, value in read.items() if value not in EMPTY or key in KNOWN})
+    return {key: value for key, value in read.items() if value is not None}
 
 
 def with_our_names(message: Mapping[str, object]) -> dict[str, object]:

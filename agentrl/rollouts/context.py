@@ -303,13 +303,7 @@ def fit_prompts(
                 refuse=not config.data.filter_overlong_prompts,
                 progress=stage.advance,
             )
-        if dropped:
-            display.note(f"{dropped} prompts longer than data.max_prompt_length={most} are left out")
-        if cut:
-            display.note(
-                f"{len(cut)} prompts longer than data.max_prompt_length={most} (up to {max(cut)}) are cut: "
-                f"data.truncation={config.data.truncation}"
-            )
+        _note_lengths(config, dropped, cut, display)
         for what, count in sorted((chat.remarks - remarks).items()):
             display.warn(f"{count} prompts of {', '.join(data.files)} have {what}")
         if data is rows[0] and not all(told):
@@ -323,6 +317,17 @@ def fit_prompts(
             if kind not in warned:
                 warned.add(kind)
                 display.warn(remark)
+
+
+def _note_lengths(config: RolloutsConfig, dropped: int, cut: Sequence[int], display: Display) -> None:
+    most, truncation = config.data.max_prompt_length, config.data.truncation
+    if dropped:
+        display.note(f"{dropped} prompts longer than data.max_prompt_length={most} are left out")
+    if cut:
+        display.note(
+            f"{len(cut)} prompts longer than data.max_prompt_length={most} (up to {max(cut)}) are cut: "
+            f"data.truncation={truncation}"
+        )
 
 
 def remarks_on_rows(

@@ -82,12 +82,7 @@ def train_on_files(config: TuningConfig, job: Job[SampleT, Group], display: Disp
 
     device = resolve_device(trainer.device, display.warn)
     chat = Chat.of_model(config.model, config.format)
-    train = job.read(config.data.train_files, chat, display, train_rows)
-    validation = None
-    if config.data.val_files is not None:
-        validation = job.read(config.data.val_files, chat, display, val_rows)
-    for what, count in sorted(chat.remarks.items()):
-        display.warn(f"{count} conversations have {what}")
+    train, validation = _read_rows(config, job, chat, display, train_rows, val_rows)
     per_epoch = steps_per_epoch(config, train)
     total = trainer.total_training_steps or trainer.total_epochs * per_epoch
     check_profile_steps(trainer, total)
@@ -122,6 +117,18 @@ def train_on_files(config: TuningConfig, job: Job[SampleT, Group], display: Disp
         metrics = trained.fit()
     display.note(f"{out / 'policy'}: trained on {len(train)} rows in {total} steps")
     return metrics
+
+
+def _read_rows(
+    config: TuningConfig, job: Job[SampleT, Group], chat: Chat, display: Display, train_rows: int, val_rows: int
+) -> tuple[list[SampleT], list[SampleT] | None]:
+    """Read the rows to train and, where there are files, to validate on, and warn of what the template changes."""
+    train, validation = job.read(config.data.train_files, chat, display, train_rows), None
+    if config.data.val_files is not None:
+        validation = job.read(config.data.val_files, chat, display, val_rows)
+    for what, count in sorted(chat.remarks.items()):
+        display.warn(f"{count} conversations have {what}")
+    return train, validation
 
 
 def check(files: str | list[str] | None, job: Job[SampleT, Group], display: Display) -> int:
