@@ -51,7 +51,8 @@ def test_no_seed_is_left_out_of_the_count_and_a_run_that_is_there_is_not_repeate
         made(tmp_path / str(seed), ends)
     runs = [run_whole(seed, tmp_path) for seed in (501, 502, 503)]
     assert table(runs).startswith(
-        "2 of 3 seeds end at 90% or better, sampled. Before GRPO the median success is 10.0%."
+        "2 of 3 seeds reach a sampled success of 90% in a validation, and 2 end there (seed 502 ends at 89.0%). "
+        "Before GRPO the median success is 10.0%."
     )
     page = tmp_path / "page.md"
     (tmp_path / "images").mkdir()
@@ -62,6 +63,14 @@ def test_no_seed_is_left_out_of_the_count_and_a_run_that_is_there_is_not_repeate
     assert "old" not in text and text.startswith("above\n") and text.endswith("below\n")
     assert [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| 5")] == ["| 501", "| 502", "| 503"]
     assert (tmp_path / "images" / "seeds.png").stat().st_size > 5_000
+
+
+def test_a_seed_that_falls_back_after_its_best_validation_is_named() -> None:
+    fallen = Run(9, (0.5,), tuple((5 * i, sampled, 0.5) for i, sampled in enumerate((0.95, 0.91, 0.5, 0.5, 0.8))), 1.0)
+    late = Run(8, (0.5,), tuple((5 * i, sampled, 0.5) for i, sampled in enumerate((0.95, 0.2, 0.5, 0.5, 0.8))), 1.0)
+    assert fallen.reaches and not late.reaches  # the validation before the first step does not count
+    assert "1 of 2 seeds reach" in (text := table([fallen, late]))
+    assert "0 end there (seed 9 ends at 80.0%; seed 8 ends at 80.0%)" in text
 
 
 def test_a_run_is_read_whole(tmp_path: Path) -> None:
