@@ -7,8 +7,8 @@ Seed S is `quickstart.seed=S trainer.seed=S data.seed=S`: other facts and questi
 random numbers. The first command runs `python -m agentrl.train` with its defaults for each of `SEEDS`, continues where
 it was ended, and prints a table and all curves; `--document` puts both into docs/quickstart.md. It exits with 1
 where fewer than `EXPECTED` seeds reach a success of 90 % in a validation. The recipe was chosen on other seeds: 11 to
-23, 101 to 104, 201 to 218, 301, 302 and 401 to 404. The second command trains ten steps with a seed that the commit's hash gives,
-prints the curve, and exits with 1 where the run stands still.
+23, 101 to 104, 201 to 218, 301, 302 and 401 to 404. The second command trains ten steps with a seed that the commit's
+hash gives, prints the curve, and exits with 1 where the run stands still.
 """
 
 from __future__ import annotations
