@@ -19,7 +19,7 @@ from agentrl.checks.step import History, check_fates, check_position, check_upda
 from agentrl.config import Config
 from agentrl.config.sections.checks import Reaction
 from agentrl.observe.display import Display
-from agentrl.observe.gap_alarm import GapAlarm
+from agentrl.observe.gap_alarm import ESS, GapAlarm
 from agentrl.rollouts.contract import training
 from agentrl.rollouts.source import TrajectorySource
 from agentrl.system.json_value import JSON, as_object
@@ -163,6 +163,7 @@ class StepChecks:
         if (text := self.gap_alarm.ess_text(metrics)) is not None:
             findings.append(Finding("ess", text, "all trajectories of the step", "sign"))
         self.history.evaluated.update(step_found.evaluated)
+        self.history.evaluated["ess"] += ESS in metrics
         alarms, reaction = self.alarms.raise_for(step, findings)
         numbers["checks/alarms"] = float(len(alarms))
         numbers["perf/check_seconds"] = step_found.seconds + time.thread_time() - begun

@@ -30,6 +30,7 @@ def test_a_clean_run_raises_no_alarm(
     assert {one["check"] for one in found.alarms} <= ({"gap"} if "ahead" in arrangement else set()), found.alarms
     compared = {"record", "mask", "coverage", "columns", "versions", "rewards", "advantages", "weights", "update"}
     assert min(found.evaluated.get(check, 0) for check in (*compared, "fates", "standstill")) >= STEPS
+    assert ("weights" in arrangement) <= (found.evaluated["ess"] == STEPS)
 
 
 def test_a_fault_and_a_check_that_never_compared_fail_the_soak(
