@@ -6,7 +6,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import ParamSpec
+from typing import ParamSpec, cast
 
 from agentrl.config.registries import TURN_OBSERVERS
 from agentrl.errors import CodeError, ConfigError
@@ -72,7 +72,7 @@ class Observers:
         """
         observers = []
         for target in targets:
-            found = TURN_OBSERVERS.get(target)
+            found = cast(type[TurnObserver], TURN_OBSERVERS.get(target))
             for method in (found.on_turn, found.on_end):
                 if inspect.iscoroutinefunction(method):
                     raise ConfigError(

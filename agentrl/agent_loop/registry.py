@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import cast
 
 from agentrl.agent_loop.base import AgentLoop
 from agentrl.config.registries import AGENT_LOOPS
@@ -31,7 +32,7 @@ def agent_names() -> list[str]:
 
 def get_loop(name: str) -> type[AgentLoop]:
     """Return the loop of a name or alias. Raises ConfigError naming the known ones."""
-    return AGENT_LOOPS.get(AGENT_ALIASES.get(name, name))
+    return cast(type[AgentLoop], AGENT_LOOPS.get(AGENT_ALIASES.get(name, name)))
 
 
 def load_agent_loops(path: str | Path) -> dict[str, dict[str, object]]:

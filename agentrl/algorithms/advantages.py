@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
-from agentrl.algorithms.columns import EstimatorColumns
+from agentrl.algorithms.columns import Advantages, EstimatorColumns
 from agentrl.algorithms.distillation import teacher_logprobs
 from agentrl.algorithms.groups import Groups
 from agentrl.algorithms.ragged import segment_sum
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from agentrl.config.sections.algorithm import AlgorithmConfig
     from agentrl.trajectory.batch import RaggedBatch
 
+Estimator = Callable[[EstimatorColumns, "AlgorithmConfig"], Advantages]
+
 
 def compute_advantages(
     batch: RaggedBatch, config: AlgorithmConfig, n: int, numbers: Mapping[int, Mapping[str, float]] | None = None
@@ -31,7 +33,7 @@ def compute_advantages(
     Needs old_logprobs and the columns that the estimator declares. n: trajectories asked for of each prompt. numbers:
     by trajectory, what its scorer gave. Raises TrainingError when the estimator does not return one number a token.
     """
-    found = ADVANTAGE_ESTIMATORS.get(config.adv_estimator)
+    found = cast(Estimator, ADVANTAGE_ESTIMATORS.get(config.adv_estimator))
     declared = declaration_of(found).columns
     columns = estimator_columns(batch, n, declared)
     if "numbers" in declared:

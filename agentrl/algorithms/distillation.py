@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -100,7 +100,7 @@ class TeacherLoss:
             return None
         if config.scope == "sampled":
             return TeacherLoss(config, None)
-        found = DIVERGENCES.get(config.divergence)
+        found = cast("Callable[[Tensor, Tensor], Tensor]", DIVERGENCES.get(config.divergence))
         return TeacherLoss(
             config, configured(found, config.divergence_options, "distillation.divergence_options"), heads
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -67,7 +67,7 @@ class PolicyLoss:
 
         correction: `algorithm.rollout_correction`; None: its defaults.
         """
-        found = POLICY_LOSSES.get(config.policy_loss.loss_mode)
+        found = cast("Callable[[LossColumns, ActorConfig], TokenLoss]", POLICY_LOSSES.get(config.policy_loss.loss_mode))
         function = configured(found, config.policy_loss.options, OPTIONS)
         return PolicyLoss(config, declaration_of(found), function, correction or RolloutCorrectionConfig())
 

@@ -6,26 +6,9 @@ Nothing is imported from here before it is chosen.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
 from agentrl.system.registry import Registry
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from agentrl.agent_loop.base import AgentLoop
-    from agentrl.agent_loop.observer import TurnObserver
-    from agentrl.algorithms.columns import Advantages, TokenLoss
-    from agentrl.chat.formats.format import MakeFormat
-    from agentrl.chat.formats.parsers import CallFormat
-    from agentrl.data.sampler import Sampler
-    from agentrl.engines.builder import EngineBuilder
-    from agentrl.observe.tracking import Sink
-    from agentrl.reward.contract import RewardManager
-    from agentrl.workers.backend import CriticBackendFactory, PolicyBackendFactory
-
-ENGINES: Registry[EngineBuilder] = Registry(
+ENGINES = Registry(
     "rollout engine",
     "actor_rollout_ref.rollout.name",
     {"embedded": "agentrl.engines.embedded.build:build", "sglang": "agentrl.engines.sglang.build:build"},
@@ -47,7 +30,7 @@ _FORMATS = (
     ),
     *("mistral", "qwen3_coder"),
 )
-CALL_FORMATS: Registry[CallFormat | MakeFormat] = Registry(
+CALL_FORMATS = Registry(
     "tool-call format",
     "actor_rollout_ref.rollout.multi_turn.format",
     {name: f"agentrl.chat.formats.{name}:FORMAT" for name in _FORMATS},
@@ -55,18 +38,14 @@ CALL_FORMATS: Registry[CallFormat | MakeFormat] = Registry(
 """How models write tool calls; beside these, the families of the `renderers` package are chosen by the same key."""
 
 _FSDP = "agentrl.workers.fsdp:FSDPPolicy"
-POLICY_BACKENDS: Registry[PolicyBackendFactory] = Registry(
-    "training strategy", "actor_rollout_ref.actor.strategy", {"fsdp": _FSDP, "fsdp2": _FSDP}
-)
+POLICY_BACKENDS = Registry("training strategy", "actor_rollout_ref.actor.strategy", {"fsdp": _FSDP, "fsdp2": _FSDP})
 """Factories of a `PolicyBackend`, which holds and steps the policy (see `agentrl.workers.backend`)."""
 _FSDP_CRITIC = "agentrl.workers.fsdp:FSDPCritic"
-CRITIC_BACKENDS: Registry[CriticBackendFactory] = Registry(
-    "training strategy", "critic.strategy", {"fsdp": _FSDP_CRITIC, "fsdp2": _FSDP_CRITIC}
-)
+CRITIC_BACKENDS = Registry("training strategy", "critic.strategy", {"fsdp": _FSDP_CRITIC, "fsdp2": _FSDP_CRITIC})
 """Factories of a `CriticBackend`, likewise."""
 
 _ESTIMATORS, _LOSSES = "agentrl.algorithms.estimators", "agentrl.algorithms.policy_losses"
-ADVANTAGE_ESTIMATORS: Registry[Callable[..., Advantages]] = Registry(
+ADVANTAGE_ESTIMATORS = Registry(
     "advantage estimator",
     "algorithm.adv_estimator",
     {
@@ -94,7 +73,7 @@ ADVANTAGE_ESTIMATORS: Registry[Callable[..., Advantages]] = Registry(
 )
 """Functions from `EstimatorColumns` to `Advantages`, which declare what more they need (`agentrl.config.declaration`).
 """
-POLICY_LOSSES: Registry[Callable[..., TokenLoss]] = Registry(
+POLICY_LOSSES = Registry(
     "policy loss",
     "actor_rollout_ref.actor.policy_loss.loss_mode",
     {
@@ -116,7 +95,7 @@ POLICY_LOSSES: Registry[Callable[..., TokenLoss]] = Registry(
     needing_options=("dro",),
 )
 """Functions from `LossColumns` to `TokenLoss`, which declare likewise."""
-PAIR_LOSSES: Registry[Callable[..., Tensor]] = Registry(
+PAIR_LOSSES = Registry(
     "loss of pairs",
     "loss",
     {
@@ -128,14 +107,14 @@ PAIR_LOSSES: Registry[Callable[..., Tensor]] = Registry(
 """Functions of `Pairs` that return the loss of each pair [P]; chosen by `python -m agentrl.preferences` and online_dpo.
 """
 _DIVERGENCES = "agentrl.algorithms.divergences"
-DIVERGENCES: Registry[Callable[..., Tensor]] = Registry(
+DIVERGENCES = Registry(
     "divergence",
     "distillation.divergence",
     {name: f"{_DIVERGENCES}:{name}" for name in ("forward_kl", "js", "reverse_kl")},
     functions=True,
 )
 """Functions of log-probs of the policy and of a teacher [M, S] that return the divergence of each row [M]."""
-AGENT_LOOPS: Registry[type[AgentLoop]] = Registry(
+AGENT_LOOPS = Registry(
     "agent loop",
     "agent_name",
     {
@@ -151,7 +130,7 @@ AGENT_LOOPS: Registry[type[AgentLoop]] = Registry(
 )
 """How the policy acts on a row. Users' own are named in the YAML of `rollout.agent.agent_loop_config_path`."""
 
-TURN_OBSERVERS: Registry[type[TurnObserver]] = Registry(
+TURN_OBSERVERS = Registry(
     "turn observer",
     "actor_rollout_ref.rollout.agent.observers",
     {},
@@ -159,7 +138,7 @@ TURN_OBSERVERS: Registry[type[TurnObserver]] = Registry(
 )
 """Observers of each turn of a trajectory as it is recorded."""
 
-LOGGERS: Registry[type[Sink]] = Registry(
+LOGGERS = Registry(
     "logger",
     "trainer.logger",
     {
@@ -175,7 +154,7 @@ LOGGERS: Registry[type[Sink]] = Registry(
 )
 """Destinations of the metrics of each step."""
 
-SCORERS: Registry[Callable[..., object]] = Registry(
+SCORERS = Registry(
     "scorer",
     "reward_model.scorers",
     {
@@ -193,7 +172,7 @@ SCORERS: Registry[Callable[..., object]] = Registry(
 sources of ours; `code` and `judge` are methods of objects that ask servers, which the manager makes."""
 
 _NAIVE, _VERL = "agentrl.reward.manager:NaiveRewardManager", "agentrl.verl.reward"
-REWARD_MANAGERS: Registry[type[RewardManager]] = Registry(
+REWARD_MANAGERS = Registry(
     "reward manager",
     "reward_model.reward_manager",
     {
@@ -207,7 +186,7 @@ REWARD_MANAGERS: Registry[type[RewardManager]] = Registry(
 )
 """Reward managers: they score trajectories one at a time, or all of a prompt."""
 
-SAMPLERS: Registry[type[Sampler]] = Registry(
+SAMPLERS = Registry(
     "sampler",
     "data.sampler.name",
     {"sequential": "agentrl.data.sampler:Sequential", "shuffled": "agentrl.data.sampler:Shuffled"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from agentrl.config.registries import SAMPLERS
 from agentrl.config.sections.data import DataConfig
@@ -100,8 +101,9 @@ def make_loader(dataset: Dataset, config: DataConfig) -> Loader:
             "make it at most that"
         )
     name = config.sampler.name or ("shuffled" if config.shuffle else "sequential")
-    make = configured(SAMPLERS.get(name), config.sampler.options, "data.sampler.options")
-    with user_code(f"sampler {name}", SAMPLERS.get(name)):
+    found = cast(type[Sampler], SAMPLERS.get(name))
+    make = configured(found, config.sampler.options, "data.sampler.options")
+    with user_code(f"sampler {name}", found):
         sampler = make(dataset, size, config.seed)
         sampler.configure(config)
         return Loader(dataset, sampler)

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, ParamSpec
+from typing import TYPE_CHECKING, ClassVar, ParamSpec, cast
 
 from agentrl.config import config_to_dict
 from agentrl.config.registries import LOGGERS
@@ -91,8 +91,9 @@ class Tracker:
         self._sinks: dict[str, Sink] = {}
         for name in names:
             key = f"trainer.logger_options.{name}"
-            make = configured(LOGGERS.get(name), options.get(name, {}), key)
-            with user_code(f"logger {name}", LOGGERS.get(name)):
+            found = cast(type[Sink], LOGGERS.get(name))
+            make = configured(found, options.get(name, {}), key)
+            with user_code(f"logger {name}", found):
                 self._sinks[name] = make(run)
 
     @staticmethod

@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from agentrl.config.registries import REWARD_MANAGERS
 from agentrl.config.sections.reward import CustomRewardConfig, RewardConfig
@@ -105,9 +105,10 @@ def make_reward_manager(
     config: RewardConfig, custom: CustomRewardConfig, *, beside_model: bool = False
 ) -> RewardManager:
     """The manager that `reward_model.reward_manager` names. Raises ConfigError."""
-    found, key = REWARD_MANAGERS.get(config.reward_manager), "reward_model.reward_manager_options"
+    found = cast(type[RewardManager], REWARD_MANAGERS.get(config.reward_manager))
     with user_code(f"reward manager {config.reward_manager}", found):
-        return configured(found, config.reward_manager_options, key)(config, custom, beside_model=beside_model)
+        make = configured(found, config.reward_manager_options, "reward_model.reward_manager_options")
+        return make(config, custom, beside_model=beside_model)
 
 
 async def score_all(manager: RewardManager, trajectories: Sequence[Trajectory], sample: Sample) -> list[Verdict | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 from collections.abc import Callable, Iterable, Mapping
+from typing import cast
 
 from agentrl.config.registries import SCORERS
 from agentrl.config.sections.reward import (
@@ -218,7 +219,7 @@ class NaiveRewardManager(RewardManager):
         """The scorer of an entry of `reward_model.scorers`."""
         key = f"reward_model.scorers.{pattern}"
         if entry.name not in NEEDED:
-            function = SCORERS.get(entry.name, key)
+            function = cast(Callable[..., object], SCORERS.get(entry.name, key))
             in_loop = entry.name in INSTANT
             where, asks_model = f"{key}: {entry.name}", generative(self.config) is not None
             of_kwargs = f"{key}.kwargs"

@@ -54,4 +54,6 @@ def kind_of(data_source: str) -> str | None:
 @functools.cache
 def ready_scorer(kind: str) -> Scorer:
     """The scorer of any kind but `code` and `judge`, which ask servers; see `agentrl.reward.code` and `judge`."""
-    return Scorer.of(SCORERS.get(kind), kind, {}, in_loop=kind in INSTANT)
+    found = SCORERS.get(kind)
+    assert callable(found), "ours are functions"
+    return Scorer.of(found, kind, {}, in_loop=kind in INSTANT)

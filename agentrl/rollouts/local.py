@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -23,7 +24,7 @@ from agentrl.checks.weights import WeightWatch
 from agentrl.config import Config
 from agentrl.config.registries import ENGINES
 from agentrl.config.sections.rollouts import RolloutsConfig
-from agentrl.engines.builder import EngineSetting
+from agentrl.engines.builder import EngineBuilder, EngineSetting
 from agentrl.engines.contract import EngineError, InFlightEngine, RolloutEngine
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import CodeError, ConfigError, TrainingError
@@ -79,7 +80,8 @@ def open_local_rollouts(
         folder = engine_folder(run_dir, share)
         setting = EngineSetting(config, device, limits.max_model_len, folder, chat.decode, audience)
         rollout = config.actor_rollout_ref.rollout
-        build = configured(ENGINES.get(rollout.name), rollout.engine_options, ENGINE_OPTIONS)
+        found = cast(EngineBuilder, ENGINES.get(rollout.name))
+        build = configured(found, rollout.engine_options, ENGINE_OPTIONS)
         engine = build(setting, loop)
         stack.callback(lambda: loop.run(engine.close()))
         stack.callback(lambda: loop.run(context.close()))

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from types import SimpleNamespace
-from typing import Generic, TypeVar, cast
+from typing import TypeVar
 
 import pydantic
 
@@ -19,8 +19,11 @@ T = TypeVar("T")
 Made = TypeVar("Made")
 
 
-class Registry(Generic[T]):
+class Registry:
     """Objects of one kind by name; built-in ones are imported when they are first asked for.
+
+    A registry knows nothing of the kind's type, so that configs name what they never import: the room that asks for an
+    object casts it to its contract.
 
     Args:
         what: names the kind in messages, e.g. "policy loss".
@@ -48,7 +51,7 @@ class Registry(Generic[T]):
         self._built_in = dict(built_in)
         self._needing_options = frozenset(needing_options)
         self._base, self._functions, self.takes_targets = base, functions, targets
-        self._registered: dict[str, T] = {}
+        self._registered: dict[str, object] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
         """Decorate an object that configs then name. Raises ValueError for a name that another object has."""
@@ -70,7 +73,7 @@ class Registry(Generic[T]):
         """All short names, sorted."""
         return sorted({*self._built_in, *self._registered})
 
-    def get(self, name: str, key: str | None = None) -> T:
+    def get(self, name: str, key: str | None = None) -> object:
         """The object of a short name or a target; `key` names the config key where it is not `self.key`.
 
         Raises ConfigError with the known names, why loading failed, or what the object must be.
@@ -78,7 +81,7 @@ class Registry(Generic[T]):
         key = key or self.key
         found = self._registered.get(name)
         if found is None:
-            found = cast(T, adapted(load_target(self._target(name, key), key)))
+            found = adapted(load_target(self._target(name, key), key))
         if self._functions and not callable(found):
             raise ConfigError(f"{key}={name}: expected a function, found {found!r:.200}")
         if self._base is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 
 from agentrl.algorithms.aggregate import LossScale, aggregate
@@ -12,7 +14,7 @@ from agentrl.config.sections.model import ModelConfig
 from agentrl.system.metrics import Numbers
 from agentrl.system.registry import configured
 from agentrl.trajectory.batch import RaggedBatch, Sequences
-from agentrl.workers.backend import Loss, MiniBatch, Settings
+from agentrl.workers.backend import CriticBackendFactory, Loss, MiniBatch, Settings
 from agentrl.workers.plan import update_plan, with_policy_tokens
 from agentrl.workers.trainable import TrainableWorker
 
@@ -55,7 +57,7 @@ class CriticWorker(TrainableWorker[torch.Tensor]):
             param_offload=actor_config.fsdp_config.param_offload,
             use_torch_compile=actor_config.use_torch_compile,
         )
-        make = CRITIC_BACKENDS.get(critic_config.strategy)
+        make = cast(CriticBackendFactory, CRITIC_BACKENDS.get(critic_config.strategy))
         self.backend = configured(make, critic_config.strategy_options, f"{CRITIC_BACKENDS.key}_options")(settings)
         super().__init__(self.backend)
 

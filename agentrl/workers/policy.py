@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import cast
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -28,7 +29,7 @@ from agentrl.runtime.ranks import Kept, RankWeights
 from agentrl.system.metrics import Numbers
 from agentrl.system.registry import configured
 from agentrl.trajectory.batch import RaggedBatch, Sequences
-from agentrl.workers.backend import AUX_LOSS, Z_LOSS, Loss, MiniBatch, Needs, PolicySettings
+from agentrl.workers.backend import AUX_LOSS, Z_LOSS, Loss, MiniBatch, Needs, PolicyBackendFactory, PolicySettings
 from agentrl.workers.plan import update_plan, with_policy_tokens
 from agentrl.workers.teacher import read_heads, write_scores
 from agentrl.workers.trainable import TrainableWorker, UpdateReport
@@ -112,7 +113,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
             temperature=temperature,
             log_prob_max_tokens=log_prob_max_tokens,
         )
-        make = POLICY_BACKENDS.get(actor_config.strategy)
+        make = cast(PolicyBackendFactory, POLICY_BACKENDS.get(actor_config.strategy))
         self.backend = configured(make, actor_config.strategy_options, f"{POLICY_BACKENDS.key}_options")(settings)
         super().__init__(self.backend)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -108,7 +108,8 @@ class PolicyPairWorker(PairWorker[TokenScores]):
     def __init__(self, config: PreferencesConfig, *, device: str | torch.device, total_steps: int) -> None:
         """Sharded over the ranks of the process group, if there is one. Raises ConfigError."""
         policy = FSDPPolicy(policy_settings(config, device, total_steps))
-        loss = configured(PAIR_LOSSES.get(config.loss), config.loss_options, "loss_options")
+        found = cast(PairLoss, PAIR_LOSSES.get(config.loss))
+        loss = configured(found, config.loss_options, "loss_options")
         super().__init__(
             policy, loss, lambda batch: policy.log_probs(batch, frozenset()).logprobs, lambda found: found.logprobs
         )

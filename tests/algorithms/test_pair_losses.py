@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
-from agentrl.algorithms.pair_losses import Pairs, pair_weights
+from agentrl.algorithms.pair_losses import PairLoss, Pairs, pair_weights
 from agentrl.config.registries import PAIR_LOSSES
 from agentrl.system.registry import configured
 
@@ -20,7 +20,7 @@ def pairs(chosen: float, rejected: float, tokens: tuple[int, int] = (4, 2)) -> P
 
 def found(name: str, given: Pairs, **options: Any) -> list[float]:
     """Loss, weight of the chosen one, weight of the rejected one."""
-    loss = configured(PAIR_LOSSES.get(name), options, "loss_options")
+    loss = configured(cast(PairLoss, PAIR_LOSSES.get(name)), options, "loss_options")
     return [one.item() for one in pair_weights(loss, given)]
 
 

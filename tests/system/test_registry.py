@@ -34,11 +34,11 @@ class Made:
 
 
 @pytest.fixture
-def registry() -> Registry[object]:
+def registry() -> Registry:
     return Registry("measure", "a.measure", {"plain": f"{__name__}:plain", "dumps": "json:dumps"})
 
 
-def test_a_built_in_name_a_registered_one_and_a_target_are_found(registry: Registry[object], tmp_path: Path) -> None:
+def test_a_built_in_name_a_registered_one_and_a_target_are_found(registry: Registry, tmp_path: Path) -> None:
     import json
 
     file = tmp_path / "mine.py"
@@ -52,14 +52,14 @@ def test_a_built_in_name_a_registered_one_and_a_target_are_found(registry: Regis
     assert registry.names() == ["dumps", "own", "plain"]
 
 
-def test_an_unknown_name_lists_the_known_ones_and_the_nearest(registry: Registry[object]) -> None:
+def test_an_unknown_name_lists_the_known_ones_and_the_nearest(registry: Registry) -> None:
     with pytest.raises(
         ConfigError, match=r"a\.measure: unknown measure 'dump'; did you mean 'dumps'\?; known are dumps, p"
     ):
         registry.get("dump")
 
 
-def test_a_taken_name_is_refused_and_the_same_object_is_not(registry: Registry[object]) -> None:
+def test_a_taken_name_is_refused_and_the_same_object_is_not(registry: Registry) -> None:
     registry.register("own")(plain)
     registry.register("own")(plain)
     with pytest.raises(ValueError, match="measure 'own' is already registered by"):
@@ -95,17 +95,17 @@ def test_a_file_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_a_base_is_asked_of_every_choice(tmp_path: Path) -> None:
-    registry: Registry[type] = Registry("encoder", "a.encoder", {"ours": "json:JSONDecoder"}, base="json:JSONEncoder")
+    registry = Registry("encoder", "a.encoder", {"ours": "json:JSONDecoder"}, base="json:JSONEncoder")
     file = tmp_path / "encoders.py"
     file.write_text("import json\nclass Mine(json.JSONEncoder): ...\ndef other(): ...\n")
-    assert registry.get(f"{file}:Mine").__name__ == "Mine"
+    assert getattr(registry.get(f"{file}:Mine"), "__name__", None) == "Mine"
     for name in ("ours", f"{file}:other"):
         with pytest.raises(ConfigError, match=r"a\.encoder: expected a subclass of json\.encoder\.JSONEncoder"):
             registry.get(name)
 
 
 def test_names_from_data_never_import(tmp_path: Path) -> None:
-    registry: Registry[object] = Registry("loop", "agent_name", {"plain": "json:dumps"}, targets=False)
+    registry = Registry("loop", "agent_name", {"plain": "json:dumps"}, targets=False)
     file = tmp_path / "evil.py"
     file.write_text("raise SystemExit('run')\n")
     for name in ("os:system", f"{file}:f", "json:loads"):
@@ -114,9 +114,7 @@ def test_names_from_data_never_import(tmp_path: Path) -> None:
 
 
 def test_a_built_in_choice_is_checked_without_its_import_unless_it_has_options() -> None:
-    registry: Registry[object] = Registry(
-        "thing", "a.thing", {"heavy": "no_such_module_here:x", "made": f"{__name__}:Made"}
-    )
+    registry = Registry("thing", "a.thing", {"heavy": "no_such_module_here:x", "made": f"{__name__}:Made"})
     registry.check("heavy", {})
     registry.check("made", {"strength": 3})
     with pytest.raises(ConfigError, match=r"a\.thing_options: unknown key 'weight'; known are strength"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from pydantic import BaseModel, Field
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from agentrl.algorithms.columns import Advantages, EstimatorColumns
 from agentrl.algorithms.groups import Groups
-from agentrl.algorithms.pair_losses import Pairs, pair_weights
+from agentrl.algorithms.pair_losses import PairLoss, Pairs, pair_weights
 from agentrl.algorithms.ragged import segment_sum
 from agentrl.config.declaration import declare
 from agentrl.config.registries import PAIR_LOSSES
@@ -39,7 +39,8 @@ def online_dpo(columns: EstimatorColumns, config: AlgorithmConfig, options: Onli
     before the update.
     """
     assert columns.ref_logprobs is not None, "declared"
-    loss = configured(PAIR_LOSSES.get(options.loss, "algorithm.adv_options.loss"), options.loss_options, OPTIONS)
+    chosen = cast(PairLoss, PAIR_LOSSES.get(options.loss, "algorithm.adv_options.loss"))
+    loss = configured(chosen, options.loss_options, OPTIONS)
     groups = Groups.of(columns)
 
     def by_trajectory(values: Tensor) -> Tensor:
