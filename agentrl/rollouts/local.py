@@ -102,7 +102,7 @@ def open_local_rollouts(
             on_code_error=agent.on_code_error,
             warn=audience.warn,
         )
-        context.tools.warn = audience.warn
+        context.tools.shared.failures.warn = audience.warn
         stack.callback(lambda: loop.run(scheduler.close()))
         reading = reward_model_input(config)
         rollouts = LocalRollouts(
@@ -551,7 +551,7 @@ class LocalRollouts:
 
     def check(self) -> None:
         """Raise the error of tools that answer no call any more, or of a call that is on no cassette."""
-        cassette = self.scheduler.context.tools.cassette
+        cassette = self.scheduler.context.tools.shared.cassette
         if cassette is not None:
             cassette.check()
         if self.config.actor_rollout_ref.rollout.agent.on_code_error == "error":

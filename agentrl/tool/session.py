@@ -15,30 +15,25 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, TypeVar
-
-import pydantic
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from agentrl.errors import CodeError, DataError, InfrastructureError
-from agentrl.system.answers import AfterKill, Answers, Codec, answered, fields_as_json
+from agentrl.system.answers import Answers, Codec, answered, fields_as_json
 from agentrl.system.cassette import MethodCall
 from agentrl.system.deadline import within
 from agentrl.system.json_value import JSON, as_object
 from agentrl.system.numbers import finite, number_of
 from agentrl.system.plugin import nearest
-from agentrl.system.quota import Quota
 from agentrl.system.threads import beside_loop
 from agentrl.system.throttle import ThrottledWarnings
 from agentrl.system.user_code import await_user_code, contract_error, is_fault
-from agentrl.tool import ErrorKind, Tool, ToolError, ToolResponse
-from agentrl.tool.arguments import ArgumentCheck
+from agentrl.tool import ErrorKind, ToolError, ToolResponse
+from agentrl.tool.shared import SharedTools, Slot
 from agentrl.tool.truncation import NOT_SHOWN
 from agentrl.trajectory.picture import Picture, as_picture
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-    from agentrl.tool.toolset import ToolSet
 
 warnings = ThrottledWarnings(logging.getLogger(__name__))
 P = ParamSpec("P")
@@ -51,28 +46,6 @@ it."""
 
 class ToolInfrastructureError(InfrastructureError):
     """A tool failed for a reason that is not the policy's: the trajectory may be retried, and has no reward."""
-
-
-class CallLimits(pydantic.BaseModel):
-    """Config keys that every tool has."""
-
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    type: Literal["native", "function", "mcp"] = "native"
-    """Accepted as in other trainers' files; the entry's `class_name` or `function` already says it."""
-    timeout: float = pydantic.Field(30.0, gt=0)
-    """Seconds of one call (and of create, calc_reward and release); waiting for a free place does not count."""
-    max_concurrent: int = pydantic.Field(1024, gt=0)
-    """Calls of this tool that run at once, over all trajectories."""
-    max_rate: float | None = pydantic.Field(None, gt=0)
-    """Calls of this tool that begin in a second, on average."""
-    max_response_tokens: int = pydantic.Field(1024, gt=0)
-    """Tokens of one answer; longer ones are cut with a visible marker."""
-    on_error: Literal["tell", "fail"] = "tell"
-    """tell: an exception or time-out is the tool's answer; fail: it fails the trajectory as an infrastructure fault.
-    Where the YAML does not say, tools that ask a server fail, others tell."""
-    after_kill: AfterKill | None = None
-    """How a trajectory's use of the tool comes back when the run was killed; None: as its class says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,44 +88,21 @@ class HookOutcome:
 OUTCOMES: Codec[HookOutcome] = Codec(fields_as_json, lambda content: HookOutcome(**json.loads(content)))
 
 
-@dataclass(slots=True)
-class Slot:
-    """One tool of a tool set with its limits, the objects compiled from them, and its counts."""
-
-    tool: Tool
-    limits: CallLimits
-    check: ArgumentCheck
-    stateful: bool
-    quota: Quota
-    queued: list[float] = field(default_factory=list)
-    """Seconds that each call waited for its turn."""
-    faults: int = 0
-    answered: bool = False
-    """True once a call was answered as the tool's code meant it, an error for the model to see included."""
-    broken: CodeError | None = None
-    """First error of the tool's code, of a kind that no argument is to blame for."""
-
-    @property
-    def after_kill(self) -> AfterKill:
-        """How a trajectory's use of the tool comes back: as the YAML says, else as its class does."""
-        return self.limits.after_kill or self.tool.after_kill
-
-
 class ToolSession:
     """One trajectory's tools. Calls may run concurrently; `close` it once, however the trajectory ended."""
 
     __slots__ = (
-        *("_answers", "_closing", "_create_kwargs", "_created", "_images", "_locks", "_set", "_state_keys"),
+        *("_answers", "_closing", "_create_kwargs", "_created", "_images", "_locks", "_state_keys", "_tools"),
         "instance_id",
     )
 
     def __init__(
-        self, toolset: ToolSet, instance_id: str, *, images: bool = True, answers: Answers | None = None
+        self, tools: SharedTools, instance_id: str, *, images: bool = True, answers: Answers | None = None
     ) -> None:
         self.instance_id = instance_id
         self._answers = answers
         self._images = images
-        self._set = toolset
+        self._tools = tools
         self._create_kwargs: dict[str, dict[str, JSON]] = {}
         self._created: dict[str, Slot] = {}
         self._locks: dict[str, asyncio.Lock] = {}
@@ -162,14 +112,15 @@ class ToolSession:
     async def create_named(self, tools_kwargs: Mapping[str, Mapping[str, JSON] | None]) -> None:
         """Create the tools that the row names. Releases what was created when one of them fails."""
         for name, kwargs in tools_kwargs.items():
-            if name not in self._set.slots:
+            if name not in self._tools.slots:
+                known = self._tools.names
                 raise DataError(
-                    f"tools_kwargs names the tool {name!r}{nearest(name, self._set.names)}; configured are "
-                    f"{', '.join(self._set.names) or 'none'}: see actor_rollout_ref.rollout.multi_turn.tool_config_path"
+                    f"tools_kwargs names the tool {name!r}{nearest(name, known)}; configured are "
+                    f"{', '.join(known) or 'none'}: see actor_rollout_ref.rollout.multi_turn.tool_config_path"
                 )
             if kwargs is not None:  # parquet fills the tools that other rows name with null
                 self._create_kwargs[name] = dict(as_object(kwargs.get("create_kwargs")))
-        slots = [self._set.slots[name] for name in self._create_kwargs]
+        slots = [self._tools.slots[name] for name in self._create_kwargs]
         try:
             for error in await asyncio.gather(*map(self._create, slots), return_exceptions=True):
                 if error is not None:
@@ -205,9 +156,9 @@ class ToolSession:
             raise RuntimeError(f"tool session {self.instance_id} is closed")
         if parse_error is not None or arguments is None:
             return self._error(ErrorKind.PARSE, parse_error or "the call has no arguments")
-        slot = self._set.slots.get(name)
+        slot = self._tools.slots.get(name)
         if slot is None:
-            shown, known = name[:64], self._set.names
+            shown, known = name[:64], self._tools.names
             message = f"no tool {shown!r}{nearest(shown, known)}; available: {', '.join(known) or 'none'}"
             return self._error(ErrorKind.UNKNOWN_TOOL, message)
         problem = slot.check(arguments)
@@ -224,10 +175,10 @@ class ToolSession:
         if outcome.error is not None:
             return self._error(ErrorKind(outcome.error), outcome.text, limit, seconds, metrics)
         if not outcome.images:
-            text, truncated = await _cut(self._set.truncation.text, outcome.text, limit)
+            text, truncated = await _cut(self._tools.truncation.text, outcome.text, limit)
             return ToolResult(text, None, outcome.reward, seconds, truncated, metrics, outcome.files)
         pictures = [Picture(base64.b64decode(image)) for image in outcome.images]
-        fit = functools.partial(self._set.truncation.with_images, images=self._images)
+        fit = functools.partial(self._tools.truncation.with_images, images=self._images)
         text, kept, truncated = await _cut(fit, outcome.text, pictures, limit)
         return ToolResult(text, None, outcome.reward, seconds, truncated, metrics, outcome.files, tuple(kept))
 
@@ -245,7 +196,7 @@ class ToolSession:
 
         Raises ToolInfrastructureError for a fault, CodeError for an error of the tool's code.
         """
-        name, cassette = slot.tool.name, self._set.cassette
+        name, cassette = slot.tool.name, self._tools.cassette
         cause: BaseException | None = None
         if cassette is not None:
             asked = MethodCall(name, hook, self.instance_id, arguments, self._state_keys.get(name, ""))
@@ -272,7 +223,7 @@ class ToolSession:
         return outcome
 
     async def _execute(self, slot: Slot, arguments: dict[str, JSON]) -> HookOutcome:
-        async with slot.quota as first, self._set.quota as second:
+        async with slot.quota as first, self._tools.quota as second:
             slot.queued.append(first + second)
             # From here, since a call must not lose its time to those before it in the queue.
             begun = time.perf_counter()
@@ -281,7 +232,7 @@ class ToolSession:
                 async with deadline as timeout:
                     response = await awaited(slot.tool.execute(self.instance_id, arguments))
                 check_response(response)
-                images = [_encoded(one) for one in response.images] if self._set.takes_images else []
+                images = [_encoded(one) for one in response.images] if self._tools.takes_images else []
             except ToolError as error:
                 slot.answered = True
                 return HookOutcome(str(error), error=error.kind, seconds=time.perf_counter() - begun)
@@ -292,7 +243,7 @@ class ToolSession:
                 if isinstance(error, TimeoutError) and timeout.expired():
                     kind, text = ErrorKind.TIMEOUT, f"{slot.tool.name} gave no answer within {slot.limits.timeout:g} s"
                 elif not is_fault(error):
-                    self._set.report_error(slot, error, self.instance_id)
+                    self._tools.failures.report(slot, error, self.instance_id)
                 if slot.limits.on_error == "fail":
                     raise _Fault(_one_line(text)) from error
                 return HookOutcome(text, error=kind, seconds=time.perf_counter() - begun)
@@ -313,8 +264,8 @@ class ToolSession:
         metrics: dict[str, float] | None = None,
     ) -> ToolResult:
         word = ErrorKind.EXECUTION if kind is ErrorKind.REFUSED else kind  # one word for the model, as ever
-        text, truncated = self._set.truncation.text(
-            f"Error ({word.value}): {_one_line(message)}", limit or self._set.default_max_tokens
+        text, truncated = self._tools.truncation.text(
+            f"Error ({word.value}): {_one_line(message)}", limit or self._tools.default_max_tokens
         )
         return ToolResult(text, kind, None, seconds, truncated, metrics or {})
 
@@ -329,8 +280,8 @@ class ToolSession:
                 return []
             # A task of its own, because the caller may be cancelled in the middle.
             self._closing = asyncio.create_task(self._close())
-            self._set.closing.add(self._closing)
-            self._closing.add_done_callback(self._set.closing.discard)
+            self._tools.closing.add(self._closing)
+            self._closing.add_done_callback(self._tools.closing.discard)
         try:
             return await asyncio.shield(self._closing)
         except asyncio.CancelledError:
@@ -362,7 +313,7 @@ class ToolSession:
         return HookOutcome(reward=None if reward is None else float(reward))
 
     async def _release(self, slot: Slot) -> None:
-        if self._set.is_replay:
+        if self._tools.is_replay:
             return
         try:
             await _hook(slot, slot.tool.release, self.instance_id)

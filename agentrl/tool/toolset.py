@@ -7,7 +7,6 @@ import functools
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pydantic
@@ -20,38 +19,20 @@ from agentrl.system.json_value import JSON
 from agentrl.system.metrics import Metrics
 from agentrl.system.plugin import describe, nearest
 from agentrl.system.quota import Quota
-from agentrl.system.throttle import OncePerKey
-from agentrl.system.user_code import await_user_code, code_error, collect_numbers
+from agentrl.system.user_code import await_user_code, collect_numbers
 from agentrl.tool import CALL_KEYS, Tool, ToolSchema
 from agentrl.tool.arguments import ArgumentCheck
 from agentrl.tool.loading import tool_of_function, tools_of_entry
-from agentrl.tool.session import CallLimits, Slot, ToolSession
-from agentrl.tool.truncation import Decode, Encode, Side, Truncation, Unit
+from agentrl.tool.session import ToolSession
+from agentrl.tool.shared import CallLimits, SharedTools, Slot
+from agentrl.tool.truncation import Decode, Encode, Side, Unit
 from agentrl.trajectory.picture import Picture
 
 logger = logging.getLogger(__name__)
 
-CODE_ERRORS = (TypeError, AttributeError, NameError, ImportError, SyntaxError, NotImplementedError)
-"""Errors of a tool's code rather than of what the policy asked it; an answer of another type than ToolResponse is a
-TypeError."""
-MIN_FAILED_CALLS = 8
-MIN_FAILED_TRAJECTORIES = 4
-"""Failed calls of a tool, and trajectories that made them, from which on the tool itself is taken to be in error.
-
-Both are asked for because a policy must not be able to end a run by one odd call, or one trajectory full of them."""
-
 
 def _raise(error: CodeError) -> None:
     raise error
-
-
-@dataclass(slots=True)
-class FailureCount:
-    """Calls that failed through errors of a tool's code, and the trajectories that made them."""
-
-    calls: int = 0
-    trajectories: set[str] = field(default_factory=set)
-    """Names of the trajectories that made them, up to MIN_FAILED_TRAJECTORIES."""
 
 
 class ToolSet:
@@ -61,32 +42,19 @@ class ToolSet:
         self, tools: Sequence[Tool], defaults: CallLimits, truncate_side: Side = "middle", unit: Unit = "tokens"
     ) -> None:
         """Add the tools. Raises ConfigError: duplicate names, invalid schemas or limits."""
-        self.truncate_side, self.unit = truncate_side, unit
-        self.default_max_tokens = defaults.max_response_tokens
-        self.slots: dict[str, Slot] = {}
+        self.shared = SharedTools(defaults.max_response_tokens, truncate_side, unit)
         self.schemas: list[ToolSchema] = []
         """Schemas of all tools; always the same list object, by which a chat knows what it rendered before."""
-        self.cassette: Cassette | None = None
-        self.quota = Quota()
-        """Limit of all tools of the run together."""
-        self._truncation: Truncation | None = None
-        self.warn: Callable[[str], None] = logger.warning
-        """Function that tells the user what is wrong with a tool."""
-        self._is_new_place = OncePerKey()
-        self._failed: dict[str, FailureCount] = {}
-        """Failures by tool, since it last answered in a batch."""
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self.closing: set[asyncio.Task[list[float]]] = set()
         for tool in tools:
             self._add(tool, defaults)
 
     def _add(self, tool: Tool, defaults: CallLimits) -> None:
         check = ArgumentCheck(tool.schema)
-        if tool.name in self.slots:
+        if tool.name in self.shared.slots:
             raise ConfigError(f"two tools are called {tool.name!r}: give one of them another name in its schema")
         limits = _limits(tool, defaults)
         quota = Quota(limits.max_concurrent, limits.max_rate)
-        self.slots[tool.name] = Slot(tool, limits, check, tool.is_stateful, quota)
+        self.shared.slots[tool.name] = Slot(tool, limits, check, tool.is_stateful, quota)
         self.schemas.append(tool.schema)
 
     @staticmethod
@@ -133,7 +101,7 @@ class ToolSet:
         """
         defaults = CallLimits(timeout=timeout, max_response_tokens=max_response_tokens)
         toolset = ToolSet([], defaults, truncate_side, unit)
-        toolset.cassette = cassette
+        toolset.shared.cassette = cassette
         for entry in read_entries(path, "tools") if path is not None else []:
             for tool in tools_of_entry(entry, cassette, options):
                 try:
@@ -141,7 +109,7 @@ class ToolSet:
                 except ConfigError as error:
                     raise entry.error(str(error)) from error
         for name in options:
-            if name not in toolset.slots:
+            if name not in toolset.shared.slots:
                 raise ConfigError(
                     f"actor_rollout_ref.rollout.multi_turn.tool_options: unknown tool {name!r}"
                     f"{nearest(name, toolset.names)}; {path} has {', '.join(toolset.names) or 'none'}"
@@ -151,95 +119,45 @@ class ToolSet:
         return toolset
 
     @property
+    def slots(self) -> dict[str, Slot]:
+        """Tools by name, with their limits and counts."""
+        return self.shared.slots
+
+    @property
     def names(self) -> list[str]:
         """Names of the tools, in the order of their entries."""
-        return list(self.slots)
-
-    @property
-    def is_replay(self) -> bool:
-        """True when answers come from a cassette, and no tool is asked."""
-        return self.cassette is not None and self.cassette.mode == "replay"
+        return self.shared.names
 
     def bind(self, encode: Encode, decode: Decode, image_tokens: Callable[[Picture], int] | None = None) -> None:
-        """Set the tokenizer in whose tokens answers are measured. `encode` takes special-token text as plain text.
+        """Set the tokenizer in whose tokens answers are measured; see `SharedTools.bind`."""
+        self.shared.bind(encode, decode, image_tokens)
 
-        `image_tokens` returns the number of tokens that stand for an image; None: the model takes no images.
-        """
-        if self.unit == "characters":
-            self._truncation = Truncation.by_characters(image_tokens, self.truncate_side)
-        else:
-            self._truncation = Truncation(encode, decode, image_tokens, self.truncate_side)
-
-    @property
-    def truncation(self) -> Truncation:
-        """Truncation of answers to their limits. Raises RuntimeError before `bind`."""
-        if self._truncation is None:
-            raise RuntimeError("ToolSet.bind(encode, decode) must be called first: tool answers are measured in tokens")
-        return self._truncation
-
-    @property
-    def takes_images(self) -> bool:
-        """True when the model can be shown images; False before `bind`."""
-        return self._truncation is not None and self._truncation.image_tokens is not None
+    def check(self) -> None:
+        """Raise CodeError for a tool that answers no call any more; called after each batch of trajectories."""
+        self.shared.failures.check(self.shared.slots)
 
     def limit_run(self, max_concurrent: int | None, max_rate: float | None) -> None:
         """Limit all tools together: calls that run at once, and that begin in a second; None: no limit."""
-        self.quota = Quota(max_concurrent, max_rate)
+        self.shared.quota = Quota(max_concurrent, max_rate)
 
     async def start(self, run: str) -> None:
         """Start every tool for the run of that name. Raises ConfigError."""
-        if not self.is_replay:
-            for slot in self.slots.values():
+        if not self.shared.is_replay:
+            for slot in self.shared.slots.values():
                 await await_user_code(
                     f"tool {slot.tool.name}", slot.tool.start, functools.partial(slot.tool.start, run)
                 )
 
     async def close(self) -> None:
         """End what trajectories left, then close all tools, at the end of the run."""
-        await asyncio.gather(*self.closing, return_exceptions=True)
-        for slot in self.slots.values():
+        await asyncio.gather(*self.shared.closing, return_exceptions=True)
+        for slot in self.shared.slots.values():
             try:
                 await slot.tool.close()
             except Exception as error:
                 logger.warning("tool %s: close: %s: %s", slot.tool.name, type(error).__name__, error)
-        if self.cassette is not None:
-            self.cassette.close()
-
-    def report_error(self, slot: Slot, error: BaseException, instance_id: str) -> None:
-        """Tell the user, once a place, where an exception of `execute` was raised; the model is told its text.
-
-        An exception does not say whether the code or the policy's arguments are to blame, and a policy must not be able
-        to end a run. So it is the tool's error, for `check`, only where it is of a kind that arguments seldom provoke.
-        """
-        found = code_error(f"tool {slot.tool.name}", error, slot.tool.code)
-        if isinstance(error, CODE_ERRORS):
-            slot.broken = slot.broken or found
-            failed = self._failed.setdefault(slot.tool.name, FailureCount())
-            failed.calls += 1
-            if len(failed.trajectories) < MIN_FAILED_TRAJECTORIES:
-                failed.trajectories.add(instance_id)
-        if self._is_new_place(found.place or found.summary):
-            self.warn(f"{found}\n  The model is told; errors that it should see are raised as agentrl.tool.ToolError")
-
-    def check(self) -> None:
-        """Raise CodeError for a tool that answers no call any more; called after each batch of trajectories.
-
-        Such a tool answered no call of this batch, nor of those before since its code's first error, and enough calls
-        of enough trajectories failed with such errors.
-        """
-        for name, slot in self.slots.items():
-            if slot.answered:
-                slot.answered, slot.broken = False, None
-                self._failed.pop(name, None)
-            failed = self._failed.get(name, FailureCount())
-            is_enough = failed.calls >= MIN_FAILED_CALLS and len(failed.trajectories) >= MIN_FAILED_TRAJECTORIES
-            if slot.broken is not None and is_enough:
-                raise CodeError(
-                    f"{slot.broken}\nThe tool {name} has answered no call any more: {failed.calls} failed for errors "
-                    "of its code. Mend it and start the same command again, or go on, and let the model be told, with "
-                    "actor_rollout_ref.rollout.agent.on_code_error=count",
-                    slot.broken.place,
-                )
+        if self.shared.cassette is not None:
+            self.shared.cassette.close()
 
     def take_metrics(self, on_error: Callable[[CodeError], None] = _raise) -> Metrics:
         """Return and reset the metrics by tool: seconds that calls waited for their turn, faults, and the tool's own.
@@ -249,7 +167,7 @@ class ToolSet:
         workers is kept.
         """
         metrics = Metrics()
-        for name, slot in self.slots.items():
+        for name, slot in self.shared.slots.items():
             metrics.add(collect_numbers(f"tool {name}", slot.tool.take_metrics, on_error), f"tool/{name}/")
             if slot.queued:
                 waited, slot.queued = sorted(slot.queued), []
@@ -274,12 +192,8 @@ class ToolSet:
         gives again what is recorded. Raises DataError for the name of an unknown tool,
         ToolInfrastructureError when `create` fails.
         """
-        if self._loop is not (loop := asyncio.get_running_loop()):
-            self._loop = loop  # quotas belong to one event loop
-            self.quota = self.quota.fresh()
-            for slot in self.slots.values():
-                slot.quota = slot.quota.fresh()
-        session = ToolSession(self, instance_id, images=images, answers=answers)
+        self.shared.use_loop(asyncio.get_running_loop())
+        session = ToolSession(self.shared, instance_id, images=images, answers=answers)
         if tools_kwargs:
             await session.create_named(tools_kwargs)
         return session

@@ -20,7 +20,7 @@ from agentrl.errors import CodeError, InfrastructureError
 from agentrl.interaction import Interaction, InteractionResponse
 from agentrl.reward import NaiveRewardManager
 from agentrl.tool import Schema, Tool, ToolResponse, ToolSchema
-from agentrl.tool.toolset import MIN_FAILED_CALLS
+from agentrl.tool.shared import MIN_FAILED_CALLS
 from agentrl.trajectory import Message, Status, Trajectory
 from tests.agent_loop.conftest import Bench, call, sample
 
@@ -303,7 +303,7 @@ class Thing(Tool):
 
 def told_by(b: Bench) -> list[str]:
     told = list[str]()
-    b.scheduler.context.tools.warn = b.scheduler.warn = told.append
+    b.scheduler.context.tools.shared.failures.warn = b.scheduler.warn = told.append
     return told
 
 

@@ -28,7 +28,8 @@ from agentrl.rollouts.journal import trajectories_in
 from agentrl.rollouts.local import LocalRollouts
 from agentrl.system.loop_thread import LoopThread
 from agentrl.tool import Schema, Tool, ToolResponse
-from agentrl.tool.toolset import MIN_FAILED_CALLS, ToolSet
+from agentrl.tool.shared import MIN_FAILED_CALLS
+from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory import Message
 from agentrl.trajectory.parquet import write_trajectories
 from agentrl.trajectory.sample import Sample

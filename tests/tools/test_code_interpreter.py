@@ -146,7 +146,7 @@ async def test_a_session_that_its_own_thread_ends_is_no_fault_of_the_server(traj
 async def test_a_session_that_the_server_lost_is_no_fault_of_the_policy(trajectory: Open, server: Server) -> None:
     async with trajectory(session=True) as t:
         await run(t, "x = 1")
-        (tool,) = (slot.tool for slot in t._set.slots.values())
+        (tool,) = (slot.tool for slot in t._tools.slots.values())
         name = tool._instances["t/0.0"].session
         async with aiohttp.ClientSession() as client:
             await client.delete(f"{server.url}/sessions/{name}", headers={"x-client-id": "test"})
@@ -213,7 +213,8 @@ async def test_programs_and_failures_are_counted(trajectory: Open) -> None:
     async with trajectory() as t:
         await run(t, "1")
         await run(t, "1 / 0")
-        assert t._set.take_metrics()["tool/code_interpreter/failed_rate"] == 0.5
+        (tool,) = (slot.tool for slot in t._tools.slots.values())
+        assert tool.take_metrics()["failed_rate"] == 0.5
 
 
 @pytest.mark.parametrize(

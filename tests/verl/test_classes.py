@@ -90,7 +90,7 @@ async def test_older_and_wrong_answers_of_tools(bench: MakeBench, folder: Path) 
         entry("WrongTool", "", say.replace("NAME", "wrong")),
     )
     told: list[str] = []
-    tools.warn = told.append
+    tools.shared.failures.warn = told.append
     b = bench([call("old", text="a") + call("wrong", text="b"), "done"], tools)
     (t,) = await b.run(sample(tools_kwargs={"old": {"create_kwargs": {"suffix": "!"}}}))
     old, wrong = t.tool_calls

@@ -19,7 +19,7 @@ from agentrl.errors import ConfigError
 from agentrl.interaction import load_interactions
 from agentrl.system.plugin import import_object
 from agentrl.tool import Tool
-from agentrl.tool.session import CallLimits
+from agentrl.tool.shared import CallLimits
 from agentrl.tool.toolset import ToolSet
 from interactions.gsm8k import Gsm8kInteraction
 from tools.check_answer import CheckAnswerTool

@@ -1,0 +1,192 @@
+"""Tools as all trajectories of a run share them: limits, quotas, the tokenizer's truncation, failures of their code."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pydantic
+
+from agentrl.errors import CodeError
+from agentrl.system.answers import AfterKill
+from agentrl.system.cassette import Cassette
+from agentrl.system.quota import Quota
+from agentrl.system.throttle import OncePerKey
+from agentrl.system.user_code import code_error
+from agentrl.tool import Tool
+from agentrl.tool.arguments import ArgumentCheck
+from agentrl.tool.truncation import Decode, Encode, Side, Truncation, Unit
+from agentrl.trajectory.picture import Picture
+
+logger = logging.getLogger(__name__)
+
+CODE_ERRORS = (TypeError, AttributeError, NameError, ImportError, SyntaxError, NotImplementedError)
+"""Errors of a tool's code rather than of what the policy asked it; an answer of another type than ToolResponse is a
+TypeError."""
+MIN_FAILED_CALLS = 8
+MIN_FAILED_TRAJECTORIES = 4
+"""Failed calls of a tool, and trajectories that made them, from which on the tool itself is taken to be in error.
+
+Both are asked for because a policy must not be able to end a run by one odd call, or one trajectory full of them."""
+
+
+class CallLimits(pydantic.BaseModel):
+    """Config keys that every tool has."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    type: Literal["native", "function", "mcp"] = "native"
+    """Accepted as in other trainers' files; the entry's `class_name` or `function` already says it."""
+    timeout: float = pydantic.Field(30.0, gt=0)
+    """Seconds of one call (and of create, calc_reward and release); waiting for a free place does not count."""
+    max_concurrent: int = pydantic.Field(1024, gt=0)
+    """Calls of this tool that run at once, over all trajectories."""
+    max_rate: float | None = pydantic.Field(None, gt=0)
+    """Calls of this tool that begin in a second, on average."""
+    max_response_tokens: int = pydantic.Field(1024, gt=0)
+    """Tokens of one answer; longer ones are cut with a visible marker."""
+    on_error: Literal["tell", "fail"] = "tell"
+    """tell: an exception or time-out is the tool's answer; fail: it fails the trajectory as an infrastructure fault.
+    Where the YAML does not say, tools that ask a server fail, others tell."""
+    after_kill: AfterKill | None = None
+    """How a trajectory's use of the tool comes back when the run was killed; None: as its class says."""
+
+
+@dataclass(slots=True)
+class Slot:
+    """One tool of a tool set with its limits, the objects compiled from them, and its counts."""
+
+    tool: Tool
+    limits: CallLimits
+    check: ArgumentCheck
+    stateful: bool
+    quota: Quota
+    queued: list[float] = field(default_factory=list)
+    """Seconds that each call waited for its turn."""
+    faults: int = 0
+    answered: bool = False
+    """True once a call was answered as the tool's code meant it, an error for the model to see included."""
+    broken: CodeError | None = None
+    """First error of the tool's code, of a kind that no argument is to blame for."""
+
+    @property
+    def after_kill(self) -> AfterKill:
+        """How a trajectory's use of the tool comes back: as the YAML says, else as its class does."""
+        return self.limits.after_kill or self.tool.after_kill
+
+
+@dataclass(slots=True)
+class FailureCount:
+    """Calls that failed through errors of a tool's code, and the trajectories that made them."""
+
+    calls: int = 0
+    trajectories: set[str] = field(default_factory=set)
+    """Names of the trajectories that made them, up to MIN_FAILED_TRAJECTORIES."""
+
+
+class Failures:
+    """Failed calls that errors of the tools' own code caused."""
+
+    def __init__(self) -> None:
+        self.warn: Callable[[str], None] = logger.warning
+        """Function that shows the user where a tool's code failed."""
+        self._is_new_place = OncePerKey()
+        self._counts: dict[str, FailureCount] = {}
+        """Failures by tool, since it last answered in a batch."""
+
+    def report(self, slot: Slot, error: BaseException, instance_id: str) -> None:
+        """Tell the user, once a place, where an exception of `execute` was raised; the model is told its text.
+
+        An exception does not say whether the code or the policy's arguments are to blame, and a policy must not be able
+        to end a run. So it is the tool's error, for `check`, only where it is of a kind that arguments seldom provoke.
+        """
+        found = code_error(f"tool {slot.tool.name}", error, slot.tool.code)
+        if isinstance(error, CODE_ERRORS):
+            slot.broken = slot.broken or found
+            failed = self._counts.setdefault(slot.tool.name, FailureCount())
+            failed.calls += 1
+            if len(failed.trajectories) < MIN_FAILED_TRAJECTORIES:
+                failed.trajectories.add(instance_id)
+        if self._is_new_place(found.place or found.summary):
+            self.warn(f"{found}\n  The model is told; errors that it should see are raised as agentrl.tool.ToolError")
+
+    def check(self, slots: Mapping[str, Slot]) -> None:
+        """Raise CodeError for one of `slots` that answers no call any more; called after each batch of trajectories.
+
+        Such a tool answered no call of this batch, nor of those before since its code's first error, and enough calls
+        of enough trajectories failed with such errors.
+        """
+        for name, slot in slots.items():
+            if slot.answered:
+                slot.answered, slot.broken = False, None
+                self._counts.pop(name, None)
+            failed = self._counts.get(name, FailureCount())
+            is_enough = failed.calls >= MIN_FAILED_CALLS and len(failed.trajectories) >= MIN_FAILED_TRAJECTORIES
+            if slot.broken is not None and is_enough:
+                raise CodeError(
+                    f"{slot.broken}\nThe tool {name} has answered no call any more: {failed.calls} failed for errors "
+                    "of its code. Mend it and start the same command again, or go on, and let the model be told, with "
+                    "actor_rollout_ref.rollout.agent.on_code_error=count",
+                    slot.broken.place,
+                )
+
+
+class SharedTools:
+    """Tools of a run, as its trajectories' sessions use them."""
+
+    def __init__(self, default_max_tokens: int, truncate_side: Side, unit: Unit) -> None:
+        self.slots: dict[str, Slot] = {}
+        self.default_max_tokens = default_max_tokens
+        """Limit of an error's text where no tool's own limit applies."""
+        self.cassette: Cassette | None = None
+        self.quota = Quota()
+        """Limit of all tools of the run together."""
+        self.failures = Failures()
+        self.closing: set[asyncio.Task[list[float]]] = set()
+        """Sessions that are being closed."""
+        self._side, self._unit = truncate_side, unit
+        self._truncation: Truncation | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the tools, in the order of their entries."""
+        return list(self.slots)
+
+    @property
+    def is_replay(self) -> bool:
+        """True when answers come from a cassette, and no tool is asked."""
+        return self.cassette is not None and self.cassette.mode == "replay"
+
+    def bind(self, encode: Encode, decode: Decode, image_tokens: Callable[[Picture], int] | None = None) -> None:
+        """Set the tokenizer in whose tokens answers are measured. `encode` takes special-token text as plain text.
+
+        `image_tokens` returns the number of tokens that stand for an image; None: the model takes no images.
+        """
+        if self._unit == "characters":
+            self._truncation = Truncation.by_characters(image_tokens, self._side)
+        else:
+            self._truncation = Truncation(encode, decode, image_tokens, self._side)
+
+    @property
+    def truncation(self) -> Truncation:
+        """Truncation of answers to their limits. Raises RuntimeError before `bind`."""
+        if self._truncation is None:
+            raise RuntimeError("ToolSet.bind(encode, decode) must be called first: tool answers are measured in tokens")
+        return self._truncation
+
+    @property
+    def takes_images(self) -> bool:
+        """True when the model can be shown images; False before `bind`."""
+        return self._truncation is not None and self._truncation.image_tokens is not None
+
+    def use_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Renew the quotas where `loop` is another event loop than before, to which they belong."""
+        if self._loop is not loop:
+            self._loop = loop
+            self.quota = self.quota.fresh()
+            for slot in self.slots.values():
+                slot.quota = slot.quota.fresh()
