@@ -16,7 +16,7 @@ BOUNDS: dict[str, float] = {
     "private functions used once": 426,
     "functions used once": 1037,
     "lines of the core": 60233,
-    "lines of tests": 67899,
+    "lines of tests": 68022,
     "files under 30 lines": 71,
     "docstrings that only point": 147,
     "hard words in 1,000 of docs": 14.2,
@@ -24,3 +24,6 @@ BOUNDS: dict[str, float] = {
     "hard words in 1,000 of docstrings": 15.1,
     "long sentences in 100 of docstrings": 2.9,
 }
+
+STEP = {"files": 135, "functions": 716}
+"""A step of the quickstart enters so many; three of the functions only where a line of progress is due."""
