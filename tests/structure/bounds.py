@@ -1,0 +1,29 @@
+"""Bounds of the numbers that tests/structure/counts.py counts.
+
+Each is what was counted when it was last written, and only goes down: `python -m tests.structure --lower` writes the
+numbers that have become smaller.
+"""
+
+BOUNDS: dict[str, float] = {
+    "files in circles": 0,
+    "classes over 300 lines": 11,
+    "classes over 20 methods": 17,
+    "classes over 15 attributes": 17,
+    "methods of the largest class": 41,
+    "public classes": 741,
+    "functions over 7 parameters": 25,
+    "parameters of the widest function": 15,
+    "private functions used once": 426,
+    "functions used once": 1037,
+    "lines of the core": 60233,
+    "lines of tests": 68022,
+    "files under 30 lines": 71,
+    "docstrings that only point": 147,
+    "hard words in 1,000 of docs": 14.2,
+    "long sentences in 100 of docs": 17.5,
+    "hard words in 1,000 of docstrings": 15.1,
+    "long sentences in 100 of docstrings": 2.9,
+}
+
+STEP = {"files": 135, "functions": 716}
+"""A step of the quickstart enters so many; three of the functions only where a line of progress is due."""
