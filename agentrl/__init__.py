@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from agentrl.train import train as train
     from agentrl.train import training as training
+
+    run_training = train
 else:
 
     def __getattr__(name: str) -> object:
-        """Import `train` and `training` when they are first asked for: what only needs a part of the package, such as
-        a tool, must not wait for the config's libraries."""
-        if name not in ("train", "training"):
+        """Import `run_training`, `train` and `training` when they are first asked for: what only needs a part of the
+        package, such as a tool, must not wait for the config's libraries."""
+        if name not in ("run_training", "train", "training"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module = importlib.import_module("agentrl.train")
+        if name == "run_training":
+            return module.train
         return module if name == "train" else module.training  # the module is called as the function: see there
 
 

@@ -1,6 +1,7 @@
 """`python -m agentrl.train [key=value ...]`: reinforcement learning of a tool-using policy, the main job.
 
-`agentrl.train(...)` is the same from Python, and `agentrl.training(...)` a step at a time.
+`agentrl.run_training(...)`, also called `agentrl.train(...)`, is the same from Python, and `agentrl.training(...)` a
+step at a time.
 """
 
 from __future__ import annotations

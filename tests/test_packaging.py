@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from agentrl.__main__ import COMMANDS
 
 PROJECT = Path(__file__).resolve().parent.parent
 
@@ -101,3 +104,78 @@ def test_the_retriever_runs_from_the_wheel(installed: Path, tmp_path: Path) -> N
     )
     assert run(program, installed, tmp_path).strip() == "made: 1 documents"
     assert (tmp_path / "made" / "retriever.json").exists()
+
+
+@pytest.fixture(scope="module")
+def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the commands of an environment that has the wheel, and beneath it the packages that it depends on."""
+    home = tmp_path_factory.mktemp("bare")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(home / "bin" / "python"), "install", "--no-deps", "--no-index"]
+    subprocess.run([*pip, str(wheel)], check=True, capture_output=True)
+    ours = next((home / "lib").glob("python*/site-packages"))
+    (ours / "dependencies.pth").write_text(
+        str(Path(pytest.__file__).parent.parent) + "\n"
+    )  # no .pth of its own is read
+    return home / "bin"
+
+
+def command(folder: Path, cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the installed `agentrl`."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    return subprocess.run([str(folder / "agentrl"), *words], cwd=cwd, env=environment, capture_output=True, text=True)
+
+
+def test_the_console_command_runs_the_modules(bare: Path, tmp_path: Path) -> None:
+    listed = command(bare, tmp_path, "--help")
+    assert listed.returncode == 0 and all(f"agentrl {name} " in listed.stdout for name in COMMANDS)
+    wrong = command(bare, tmp_path, "trian")
+    assert wrong.returncode == 2 and "error: no command 'trian'; did you mean 'train'?" in wrong.stderr
+    unknown = command(bare, tmp_path, "train", "trainer.totl_training_steps=1")
+    assert unknown.returncode == 2 and "did you mean trainer.total_training_steps?" in unknown.stderr, unknown.stderr
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "mine.py").write_text("def double(x: int) -> int:\n    return 2 * x\n")
+    (tmp_path / "tools.yaml").write_text("tools:\n  - {function: tools.mine.duble}\n")
+    mine = "actor_rollout_ref.rollout.multi_turn.tool_config_path=tools.yaml"
+    found = command(bare, tmp_path, "train", mine, "quickstart.train_rows=8", "quickstart.val_rows=4")
+    assert "did you mean 'double'?" in found.stdout + found.stderr, "tools of the folder that it starts in are found"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_a_module_that_runs(name: str) -> None:
+    import importlib.util
+
+    spec = importlib.util.find_spec(f"agentrl.{name}")
+    assert spec is not None
+    source = Path(spec.origin or "")
+    if spec.submodule_search_locations:
+        source = source.with_name("__main__.py")
+    assert '__name__ == "__main__"' in source.read_text()
+
+
+@pytest.mark.parametrize("top", ["data_prep", "tools"])
+def test_a_users_package_that_hides_one_of_ours_is_named(bare: Path, tmp_path: Path, top: str) -> None:
+    hiding = tmp_path / top / "__init__.py"
+    hiding.parent.mkdir()
+    hiding.touch()
+    done = command(bare, tmp_path, "train", "trainer.total_training_steps=1", "quickstart.train_rows=8")
+    assert done.returncode == 2
+    assert f"{hiding} hides agentrl's own `{top}/`; rename that" in done.stdout + done.stderr
+
+
+@pytest.mark.slice(0, "long run")
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("python", ["python3.11", "python3.12"])
+def test_a_wheel_in_an_empty_environment_trains(python: str, wheel: Path, tmp_path: Path) -> None:
+    """Every package comes from the index, as a user's does."""
+    if shutil.which(python) is None or subprocess.run([python, "--version"], capture_output=True).returncode:
+        pytest.skip(f"{python} is not on this machine")
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    subprocess.run([python, "-m", "venv", str(tmp_path / "venv")], check=True)
+    pip = [str(tmp_path / "venv" / "bin" / "python"), "-m", "pip", "install", "-q", "-c", "constraints/cpu.txt"]
+    done = subprocess.run([*pip, str(wheel)], cwd=PROJECT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    words = ["train", "trainer.total_training_steps=2", "quickstart.warmup_steps=10", "data.train_batch_size=4"]
+    trained = command(tmp_path / "venv" / "bin", tmp_path, *words, "actor_rollout_ref.actor.ppo_mini_batch_size=4")
+    assert trained.returncode == 0, trained.stdout[-3000:] + trained.stderr[-3000:]
+    assert (tmp_path / "runs" / "quickstart" / "policy" / "config.json").is_file()

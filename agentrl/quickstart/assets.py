@@ -6,7 +6,6 @@ of which go wrong. What the warm-up leaves to be learnt is to use the tools rath
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
 from dataclasses import asdict, dataclass
@@ -22,6 +21,7 @@ from agentrl.config.sections.training import Config
 from agentrl.observe.display import Display
 from agentrl.system.config_files import configs_dir
 from agentrl.system.json_value import JSON
+from agentrl.system.plugin import import_module
 
 if TYPE_CHECKING:
     from agentrl.quickstart.tiny_policy import TinyShape
@@ -83,7 +83,7 @@ def with_quickstart_policy(config: Config, display: Display) -> Config:
 
 def make_data(directory: Path, keys: QuickstartConfig, display: Display) -> None:
     """`python -m data_prep.quickstart`, which imports this package and is therefore imported by name."""
-    module = importlib.import_module("data_prep.quickstart")
+    module = import_module("data_prep.quickstart")
     recipe = module.Recipe(seed=keys.seed, train_rows=keys.train_rows, val_rows=keys.val_rows)
     with display.stage("quickstart data", total=None):
         module.make(directory, recipe, display.note)

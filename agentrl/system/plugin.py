@@ -18,6 +18,8 @@ Base = type | tuple[type, ...]
 
 SHARED_NAMESPACES = ("tools", "interactions")
 """Top-level folders without `__init__.py`: the package's and a user's of the same name are one namespace package."""
+OTHER_PACKAGES = ("data_prep", "sandbox")
+"""Further top-level packages of agentrl, which a user's of the same name hides."""
 
 
 def import_object(name: str, base: Base | None = None) -> object:
@@ -69,11 +71,10 @@ def import_module(name: str) -> ModuleType:
 def _why_not_found(name: str, missing: str) -> str:
     top = name.partition(".")[0]
     hiding = getattr(sys.modules.get(top), "__file__", None)
-    if top in SHARED_NAMESPACES and hiding is not None:
-        return (
-            f"module {name!r} not found: {hiding} hides agentrl's own `{top}/`; rename that file "
-            f"(a `{top}/` folder without __init__.py adds to ours instead)"
-        )
+    if top in (*SHARED_NAMESPACES, *OTHER_PACKAGES) and hiding is not None:
+        adds = f" (a `{top}/` folder without __init__.py adds to ours instead)" if top in SHARED_NAMESPACES else ""
+        what = "file" if adds else "package"
+        return f"module {name!r} not found: {hiding} hides agentrl's own `{top}/`; rename that {what}{adds}"
     parent, _, last = missing.rpartition(".")
     paths = getattr(sys.modules.get(parent), "__path__", None) if parent else sys.path
     siblings = [module.name for module in pkgutil.iter_modules(paths)] if paths else []
