@@ -53,7 +53,8 @@ WRONG = {
     "a file that is not there": r"no such file|no such folder",
     "a key, a value or a size that verl refuses, too": (
         r"is not the size of a mini-batch|must divide the \d+ ranks|data.train_batch_size: expected greater than 0|"
-        r"valid boolean|data.truncation: expected .* found 'center'|unknown key (train_batch_size|.*single_turn_response_length)"
+        r"valid boolean|data.truncation: expected .* found 'center'|"
+        r"unknown key (train_batch_size|.*single_turn_response_length)"
     ),
 }
 """Reasons why verl itself would not run a command as it stands, by what the messages of its refusal say."""
