@@ -127,12 +127,18 @@ class Chat:
         return None if longest is None else tokens * longest
 
     def bridge(
-        self, ids: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None
+        self,
+        ids: Sequence[int],
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema] | None = None,
+        *,
+        first: int = 0,
     ) -> list[int]:
         """Make the ids to append to the transcript `ids`, which ends with a sampled turn.
 
         With them it holds `messages` (tool answers, user turns) and a new generation prompt. A turn that was cut before
-        its stop token is closed first. Raises DataError for a message that the template leaves out.
+        its stop token is closed first. Raises DataError for a message that the template leaves out; the first of
+        `messages` is called number `first` of its conversation.
         """
         if not ids:
             raise ValueError("bridge: the transcript is empty; render the first prompt")
@@ -140,7 +146,7 @@ class Chat:
             raise ValueError("bridge: expected tool, user or system messages; assistant turns are sampled")
         pictures, prepared, canonical = self._pictures(messages), self.prepared(messages), self._canonical(tools)
         bridge = self._expanded(self.format.bridge(ids, prepared, canonical), pictures)
-        self._check_bridge(ids, messages, prepared, canonical)
+        self._check_bridge(ids, messages, prepared, canonical, first)
         return bridge
 
     def _check_prompt(
