@@ -132,7 +132,7 @@ class Formula(NamedTuple):
     last: str
     """Text of the last formula, which is another one where that could not be read."""
     written: str = ""
-    """Of a ground truth: all of it, with the units that reading drops."""
+    """All of a ground truth, with the units that reading drops; empty for an answer."""
 
 
 def read_gold(ground_truth: str) -> Formula:
