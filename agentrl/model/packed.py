@@ -141,10 +141,10 @@ def check_fits(
             f"{name}: {list(expected)} by config.json, {list(found)} in the weights ({len(differing)} weights differ)"
         )
     elif missing or further:
-        found, expected = ("not there", "one") if missing else ("there", "none")
+        there, wants = ("not there", "one") if missing else ("there", "none")
         what = (
-            f"{min(missing or further, key=dot_natural_key)}: {expected} by config.json, which has "
-            f"num_hidden_layers={layers}, and {found} in the weights ({len(missing or further)} such weights)"
+            f"{min(missing or further, key=dot_natural_key)}: {wants} by config.json, which has "
+            f"num_hidden_layers={layers}, and {there} in the weights ({len(missing or further)} such weights)"
         )
     else:
         return
