@@ -376,9 +376,10 @@ class Episode:
         What does not fit the budget is cut, with a visible marker, and kept.
         """
         chat, ids, tools = self.context.chat, self.transcript.ids, self.tools
+        first = len(self.messages)
 
         def write() -> tuple[list[int], list[PlacedImage]]:
-            bridge = chat.bridge(ids, messages, tools)
+            bridge = chat.bridge(ids, messages, tools, first=first)
             return bridge, chat.images(bridge, messages)
 
         return self._append_messages(*await beside_loop(size_of(messages), write), messages)

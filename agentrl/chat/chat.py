@@ -29,6 +29,7 @@ from agentrl.trajectory.picture import Picture, pictures_in
 
 CACHED_PROMPTS = 256
 """Number of first prompts that are remembered: the trajectories of a group render the same one."""
+REPLACED = "half a surrogate pair or U+FDD0 in a text, which tokens cannot stand for, and which is written as U+FFFD"
 LONG_TURN = 8192
 """Ids of a turn from which on `read` parses in a thread.
 
@@ -107,13 +108,14 @@ class Chat:
         message that the template leaves out.
         """
         canonical = self._canonical(tools)
-        key = (json.dumps(list(messages), ensure_ascii=False, default=str), id(canonical))
+        key = (_as_json(messages), id(canonical))
         known = self._prompts.pop(key, None)  # One step, and put back as the newest: another thread may render, too.
         if known is None:
             pictures = self._pictures(messages)
             prepared = self.prepared(messages)
             ids = self._expanded(self.format.render(prepared, canonical, True), pictures)
-            known = (canonical, ids, self._check_prompt(messages, prepared, canonical))
+            remarks = (*self._check_prompt(messages, prepared, canonical), *self._replaced(key[0]))
+            known = (canonical, ids, remarks)
         if len(key[0]) <= CACHED_CHARACTERS:
             self._prompts[key] = known
             if len(self._prompts) > CACHED_PROMPTS:
@@ -127,12 +129,18 @@ class Chat:
         return None if longest is None else tokens * longest
 
     def bridge(
-        self, ids: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None
+        self,
+        ids: Sequence[int],
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema] | None = None,
+        *,
+        first: int = 0,
     ) -> list[int]:
         """Make the ids to append to the transcript `ids`, which ends with a sampled turn.
 
         With them it holds `messages` (tool answers, user turns) and a new generation prompt. A turn that was cut before
-        its stop token is closed first. Raises DataError for a message that the template leaves out.
+        its stop token is closed first. Raises DataError for a message that the template leaves out; the first of
+        `messages` is called number `first` of its conversation.
         """
         if not ids:
             raise ValueError("bridge: the transcript is empty; render the first prompt")
@@ -140,7 +148,7 @@ class Chat:
             raise ValueError("bridge: expected tool, user or system messages; assistant turns are sampled")
         pictures, prepared, canonical = self._pictures(messages), self.prepared(messages), self._canonical(tools)
         bridge = self._expanded(self.format.bridge(ids, prepared, canonical), pictures)
-        self._check_bridge(ids, messages, prepared, canonical)
+        self._check_bridge(ids, messages, prepared, canonical, first)
         return bridge
 
     def _check_prompt(
@@ -237,7 +245,7 @@ class Chat:
         prepared, canonical = self.prepared(messages), self._canonical(tools)
         ids: list[int] = []
         mask: list[int] = []
-        remarks: set[str] = set()
+        remarks = {*self._replaced(_as_json(messages))}
         begin = 0
         for index, message in enumerate(prepared):
             if message["role"] != "assistant":
@@ -286,6 +294,10 @@ class Chat:
                 return ids[: stop - 1]
         return ids
 
+    def _replaced(self, text: str) -> tuple[str, ...]:
+        """Name what of messages has no form in tokens, and is replaced. text: theirs, with other signs between."""
+        return (REPLACED,) if self._codec.encodable(text) != text else ()
+
     def prepared(self, messages: Sequence[Message]) -> list[Message]:
         """Normalise messages and guard untrusted text. Only the text of assistant turns may spell control tokens.
 
@@ -296,7 +308,7 @@ class Chat:
         if any(message["role"] == DEVELOPER for message in prepared) and not self._knows_developer:
             prepared = [{**one, "role": SYSTEM} if one["role"] == DEVELOPER else one for one in prepared]
         if self.format.names_in_call_ids:
-            prepared = with_named_ids(prepared)
+            prepared = with_named_ids(prepared, by_turn=self.format.ids_by_turn)
         safe = [
             {key: self._made_safe(message["role"], value) for key, value in message.items()} for message in prepared
         ]
@@ -328,3 +340,7 @@ class Chat:
             # The list is kept with its copy: while it lives, no other list is given its id.
             known = self._tools_by_id[id(tools)] = (tools, self._tools_by_text.setdefault(text, guarded))
         return known[1]
+
+
+def _as_json(messages: Sequence[Message]) -> str:
+    return json.dumps(list(messages), ensure_ascii=False, default=str)

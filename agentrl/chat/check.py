@@ -20,6 +20,7 @@ from agentrl.trajectory import Message, ToolCall
 
 QUESTION: Message = {"role": "user", "content": "AgentrlQuestion"}
 GO_ON: Message = {"role": "user", "content": "AgentrlNextQuestion"}
+LAST_QUESTION: Message = {"role": "user", "content": "AgentrlLastQuestion"}
 REPLY: Message = {"role": "assistant", "content": "AgentrlReply"}
 LAST_REPLY: Message = {"role": "assistant", "content": "AgentrlLastReply"}
 TOOL_ANSWER: Message = {"role": "tool", "content": "AgentrlToolAnswer"}
@@ -41,7 +42,9 @@ def start_up_check(chat: Chat, messages: Sequence[Message], tools: Sequence[Tool
     """
     where = _where(chat)
     text = chat.shown(chat.render(messages, tools))
-    _check_answer(chat, _reply(chat, tools), [QUESTION, REPLY, GO_ON], tools, where)
+    reply = _reply(chat, tools)
+    _check_answer(chat, reply, [QUESTION, REPLY, GO_ON], tools, where)
+    _check_later(chat, reply, tools, where)
     if not tools:
         return text
     if not chat.format.parses_tools:
@@ -100,6 +103,7 @@ def training_check(chat: Chat, tools: Sequence[ToolSchema] | None, *, calls: boo
     """
     where = _where(chat)
     _check_transcript(chat, [QUESTION, REPLY, GO_ON, LAST_REPLY], tools, where)
+    _check_later(chat, _reply(chat, tools), tools, where)
     if calls:
         call = _sample_call(tools[0] if tools else ANY_TOOL)
         _check_transcript(chat, [QUESTION, call, _answer_to(call), LAST_REPLY], tools, where)
@@ -139,6 +143,18 @@ def _check_answer(
     """Check a rollout: question, sampled turn, and the bridge that a loop appends behind it."""
     ids = [*chat.render(messages[:1], tools), *sampled]
     _check_bridge(chat, ids, _bridge(chat, ids, messages[2:], tools, where), messages, tools, where)
+
+
+def _check_later(chat: Chat, sampled: list[int], tools: Sequence[ToolSchema] | None, where: str) -> None:
+    """Check that a later turn is written as the template writes it there: some number turns, or count messages."""
+    messages = [QUESTION]
+    ids = chat.render(messages, tools)
+    for asked in (GO_ON, LAST_QUESTION):
+        ids += sampled
+        messages += [REPLY, asked]
+        bridge = _bridge(chat, ids, [asked], tools, where)
+        _check_bridge(chat, ids, bridge, messages, tools, where)
+        ids += bridge
 
 
 def _bridge(

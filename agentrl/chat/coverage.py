@@ -82,7 +82,8 @@ class Coverage:
         found = (
             f"role {role!r}" if role == written else f"role {role!r} (taken for {written!r}: it has no branch for it)"
         )
-        place = f"behind one of role {given[at - 1]['role']!r}" if at else "at the beginning of its messages"
+        before = given[at - 1]["role"] if at else "assistant" if first else None
+        place = f"behind one of role {before!r}" if before else "at the beginning of its messages"
         return (
             f"message {first + at} (the first is 0): expected a message that {self._where} writes, found one of "
             f"{found}, {place}, whose text it leaves out, so that the model would not see it. Put the text into a "

@@ -168,16 +168,21 @@ def _normalise_call(call: ToolCall) -> ToolCall:
     return out
 
 
-def with_named_ids(messages: Sequence[Message]) -> list[Message]:
-    """Rewrite call ids, and answers' references to them, as `functions.NAME:INDEX` (Kimi K2); such ids stay."""
+def with_named_ids(messages: Sequence[Message], *, by_turn: bool = False) -> list[Message]:
+    """Rewrite call ids, and answers' references to them, as `functions.NAME:INDEX` (Kimi K2); such ids stay.
+
+    by_turn: every turn's calls are counted from 0, whatever ids they have, as the first templates of Kimi K2 do.
+    """
     renamed: dict[str, str] = {}
     count = 0
     out: list[Message] = []
     for message in messages:
         calls: list[ToolCall] = []
+        if by_turn and message["role"] == "assistant":
+            count = 0
         for call in message.get("tool_calls", ()):
             id = call.get("id", "")
-            if not id.startswith("functions."):
+            if by_turn or not id.startswith("functions."):
                 renamed[id] = f"functions.{call['function'].get('name', '')}:{count}"
             count += 1
             calls.append({**call, "id": renamed.get(id, id)})

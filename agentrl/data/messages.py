@@ -244,6 +244,10 @@ def _check_content(content: object, has_calls: bool, place: str, message: object
         kind = part.get("type", "text" if "text" in part else None) if isinstance(part, dict) else None
         if kind == "image":
             continue
+        if kind == "image_url":
+            raise Unfit(
+                place, "{type: image} where an image stands, and images in a column (data.image_key; RL only)", part
+            )
         if kind != "text" or not isinstance(part.get("text"), str):
             parts = "text, or a list of parts {type: text, text} and {type: image}, as content"
             raise Unfit(place, f"{parts}, not a part of type {kind!r}", part)

@@ -229,7 +229,9 @@ class Tokenizer:
 
     def remarks(self) -> dict[str, int]:
         """Return the number of transcripts with what is in the row and not learnt: by what it is."""
+        known = self._chat.remarks.copy()
         unread = self._further.unread(lambda messages: self._chat.render_training(messages)[0])
+        self._chat.remarks = known  # Writing them without a field is no reading.
         return {**self._unlearnt, **told_fields(unread)}
 
 
@@ -308,8 +310,15 @@ def unlearnt(chat: Chat, messages: Sequence[Message], ids: Sequence[int], mask: 
 
 def _lost(turn: Message, text: str) -> Iterator[str]:
     """Yield what an assistant turn says and the letters of its learnt tokens do not."""
-    if turn.get("tool_calls") and _letters(content_text(turn.get("content"))) not in text:
+    said = _letters(content_text(turn.get("content")))
+    if turn.get("tool_calls") and said not in text:
         yield "text beside tool calls, which the chat template does not write"
+    elif (
+        turn.get("tool_calls")
+        and said
+        and text.find(said) > text.find(_letters(turn["tool_calls"][0]["function"]["name"]))
+    ):
+        yield "text beside tool calls, which the chat template writes behind the calls, and which is learnt there"
     names = Counter(_letters(call["function"]["name"]) for call in turn.get("tool_calls", ()))
     if any(text.count(name) < count for name, count in names.items()):
         yield "tool calls, of which the chat template writes only some"

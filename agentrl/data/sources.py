@@ -90,14 +90,23 @@ def open_table(file: str) -> Table:
     try:
         # A buffer, so that a column of a large row group is not read whole.
         parquet = pq.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False)
-        return Table(
-            parquet.schema_arrow,
-            parquet.metadata.num_rows,
-            path.stat().st_size,
-            lambda columns, rows: parquet.iter_batches(rows, columns=columns),
-        )
+        schema, groups = parquet.schema_arrow, range(parquet.num_row_groups)
+        # Arrow joins no dictionaries of different row groups inside lists and structs (polars' Categorical).
+        apart = [[group] for group in groups] if any(map(_holds_dictionary, schema.types)) else [[*groups]]
+
+        def batches(columns: list[str], rows: int) -> Iterator[pa.RecordBatch]:
+            for some in apart:
+                yield from parquet.iter_batches(rows, row_groups=some, columns=columns)
+
+        return Table(schema, parquet.metadata.num_rows, path.stat().st_size, batches)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: expected a parquet file, but it cannot be read as one: {error}") from error
+
+
+def _holds_dictionary(column_type: pa.DataType) -> bool:
+    """Say whether a type holds a dictionary-encoded one at some depth below it."""
+    inside = [column_type.field(index).type for index in range(column_type.num_fields)]
+    return any(pa.types.is_dictionary(one) or _holds_dictionary(one) for one in inside)
 
 
 def _open_hub(name: str) -> Table:

@@ -8,6 +8,7 @@ gradient are those of separate sequences.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
@@ -20,6 +21,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.core_model_loading import dot_natural_key
 
 import agentrl.model.experts  # noqa: F401  # registers itself with transformers
 from agentrl.errors import ConfigError
@@ -54,6 +56,10 @@ in backward. Each chunk reads all weights of the head and adds up a gradient as 
 a GPU longer than the products."""
 
 
+_LAYER = re.compile(r"([^0-9]*\.)(\d{1,9})(\..*)")
+"""Name of a weight of a layer: the text before its number, the number, the text behind."""
+
+
 def load_model(
     path: str,
     *,
@@ -79,8 +85,11 @@ def load_model(
             ignore_mismatched_sizes=True,
         )
     # What output_loading_info makes of the answer.
-    model, report = cast(tuple[PreTrainedModel, Mapping[str, Collection[tuple[str, list[int], list[int]]]]], read)
-    check_fits(path, report["mismatched_keys"])
+    model, report = cast(tuple[PreTrainedModel, Mapping[str, Collection[object]]], read)
+    # A critic needs no head, and a folder that was saved without one says so.
+    head = None if type(model).__name__ in (config.architectures or ()) else model.get_output_embeddings()
+    aside = set() if head is None else {id(weight) for weight in head.parameters()}
+    check_fits(path, model, report, {name for name, weight in model.named_parameters() if id(weight) not in aside})
     model.to(device)  # type: ignore[arg-type]  # transformers' wrapper loses the signature
     return use_packed_attention(model)
 
@@ -112,14 +121,43 @@ def _plain_config(path: str, trust_remote_code: bool, override: Mapping[str, JSO
     return config
 
 
-def check_fits(path: str, differing: Collection[tuple[str, Sequence[int], Sequence[int]]]) -> None:
-    """Raise ConfigError where weights have another shape than config.json says: name, shape found, shape expected."""
-    for name, found, expected in sorted(differing, key=itemgetter(0)):
-        raise ConfigError(
-            f"{path}: config.json does not fit the weights. {name}: {list(expected)} by config.json, {list(found)} in "
-            f"the weights ({len(differing)} weights differ). Give the config.json that was saved with these weights, "
-            f"and check {OVERRIDE_KEY}"
+def check_fits(
+    path: str, model: PreTrainedModel, report: Mapping[str, Collection[object]], wanted: Collection[str]
+) -> None:
+    """Raise ConfigError where config.json describes another model than the weights of its folder are.
+
+    report: what loading says of the weights' names. wanted: names of those that must be there. Weights of further
+    layers are refused, and others that the model has not are left.
+    """
+    names, config = dict(model.named_parameters()).keys(), model.config.get_text_config()
+    layers = config.num_hidden_layers
+    known = layers + (getattr(config, "num_nextn_predict_layers", 0) or 0)
+    differing = cast(Collection[tuple[str, Sequence[int], Sequence[int]]], report["mismatched_keys"])
+    missing = [name for name in cast(Collection[str], report["missing_keys"]) if name in wanted]
+    further = [name for name in cast(Collection[str], report["unexpected_keys"]) if _is_of_layer(name, known, names)]
+    if differing:
+        name, found, expected = min(differing, key=itemgetter(0))
+        what = (
+            f"{name}: {list(expected)} by config.json, {list(found)} in the weights ({len(differing)} weights differ)"
         )
+    elif missing or further:
+        there, wants = ("not there", "one") if missing else ("there", "none")
+        what = (
+            f"{min(missing or further, key=dot_natural_key)}: {wants} by config.json, which has "
+            f"num_hidden_layers={layers}, and {there} in the weights ({len(missing or further)} such weights)"
+        )
+    else:
+        return
+    raise ConfigError(
+        f"{path}: config.json does not fit the weights. {what}. Give the config.json that was saved with these "
+        f"weights, and check {OVERRIDE_KEY}"
+    )
+
+
+def _is_of_layer(name: str, first: int, names: Collection[str]) -> bool:
+    """Say whether a name is that of a weight of layer `first` or later, as `names` have one of layer 0."""
+    found = _LAYER.fullmatch(name)
+    return found is not None and int(found[2]) >= first and f"{found[1]}0{found[3]}" in names
 
 
 @contextlib.contextmanager

@@ -92,6 +92,15 @@ def remark(metrics: Mapping[str, float]) -> str | None:
     return f"nothing was learnt from rewards: {why}"
 
 
+def warn_of_counts(display: Display, counts: Mapping[str, int], of: str) -> None:
+    """Warn of each thing that is found in some of a whole, e.g. `3 of 10 prompts have a field that nothing reads`.
+
+    counts: how many have what. of: the whole, behind the number.
+    """
+    for what, count in sorted(counts.items()):
+        display.warn(f"{count} {of} have {what}")
+
+
 def duration(seconds: float) -> str:
     """4.2 s, 1:07 or 2:03:09."""
     if seconds < 60:

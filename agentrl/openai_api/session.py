@@ -283,7 +283,8 @@ class Session:
         before = episode.transcript.ids
         if checkpoint.tokens < len(before):
             before = before[: checkpoint.tokens]
-        return await self._written(long, partial(self.episode.context.chat.bridge, list(before), rest, episode.tools))
+        bridge = partial(self.episode.context.chat.bridge, first=len(checkpoint.messages))
+        return await self._written(long, partial(bridge, list(before), rest, episode.tools))
 
     def _ready(self, branch: Branch, digest: Digest) -> Branch:
         """Set a checkpoint at the generation prompt that the transcript now ends with."""

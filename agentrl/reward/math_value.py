@@ -57,7 +57,18 @@ from sympy import (
 )
 from sympy.core.relational import Relational
 
-from agentrl.reward.statement import final_statement, hedges, is_glued, last_box, numbers, other_numerals, relations
+from agentrl.reward.statement import (
+    final_statement,
+    hedges,
+    is_glued,
+    is_listed,
+    is_scaled,
+    last_box,
+    numbers,
+    other_numerals,
+    relations,
+    with_equation,
+)
 
 if not hasattr(PSParser.AtomContext, "FUNC_GAMMA"):
     # The grammar for hydra-core's version of ANTLR lacks it, and percents, which are read after it, raised.
@@ -120,6 +131,8 @@ class Formula(NamedTuple):
     """Its normalised LaTeX."""
     last: str
     """Text of the last formula, which is another one where that could not be read."""
+    written: str = ""
+    """All of a ground truth, with the units that reading drops; empty for an answer."""
 
 
 def read_gold(ground_truth: str) -> Formula:
@@ -128,7 +141,7 @@ def read_gold(ground_truth: str) -> Formula:
     gold = _last_formula(boxed, [LatexExtractionConfig()])
     if gold is None:
         raise ValueError(f"the ground truth {ground_truth!r} is not mathematics that can be read")
-    return gold
+    return gold._replace(written=ground_truth)
 
 
 def is_right(solution: str, gold: Formula, *, expressions: bool = False, boxed: bool = False) -> bool:
@@ -137,18 +150,8 @@ def is_right(solution: str, gold: Formula, *, expressions: bool = False, boxed: 
     The answer is what the last box holds; without a box, what the last sentence states, or with `boxed` nothing. With
     `expressions` any equal formula will do.
     """
-    box = last_box(solution)
-    if box is None and boxed:
-        return False
-    stated = final_statement(solution) if box is None else box
-    answer = _last_formula(
-        stated if box is None else f"\\boxed{{{box}}}", [LatexExtractionConfig(), ExprExtractionConfig()]
-    )
-    if (
-        answer is None
-        or not _states(stated, answer, gold)
-        or (box is None and not _MATH.search(stated) and is_glued(stated))
-    ):
+    answer, stated = _read_answer(solution, boxed=boxed)
+    if answer is None or not _states(stated, answer, gold):
         return False
     if words := _words(gold.last):
         said = _words(answer.last)
@@ -165,16 +168,30 @@ def is_right(solution: str, gold: Formula, *, expressions: bool = False, boxed: 
     return _holds(answer, stated) and (expressions or left_to_do(answer, gold) <= left_to_do(gold, gold))
 
 
+def _read_answer(solution: str, *, boxed: bool) -> tuple[Formula | None, str]:
+    """Read the formula of an answer, None where there is none, and the text that states it."""
+    ways = [LatexExtractionConfig(), ExprExtractionConfig()]
+    box = last_box(solution)
+    if box is not None:
+        return _last_formula(f"\\boxed{{{box}}}", ways), box
+    stated = with_equation(final_statement(solution))
+    if boxed or (is_glued(stated) and not _MATH.search(stated)):
+        return None, stated
+    return _last_formula(stated, ways), stated
+
+
 def _states(stated: str, answer: Formula, gold: Formula) -> bool:
     """Return True if a text states what was read in it, and no more, without denying, doubting or bounding it."""
     tree = gold.tree
     several = isinstance(tree, Tuple | Union | And | Or) or (isinstance(tree, FiniteSet) and len(tree) > 1)
-    if hedges(stated) - hedges(gold.last) - ({"or", "either"} if several else set()):
-        return False
     bounded = several or isinstance(tree, Interval | GreaterThan | LessThan | StrictGreaterThan | StrictLessThan)
-    if relations(stated) - relations(gold.last) - {"approx"} - ({"less", "greater"} if bounded else set()):
+    if hedges(stated) - hedges(gold.written) - ({"or", "either"} if several else set()):
         return False
-    if other_numerals(stated) or set(_BASE.findall(stated)) - {"10"} - set(_BASE.findall(gold.last)):
+    if relations(stated) - relations(gold.written) - {"approx"} - ({"less", "greater"} if bounded else set()):
+        return False
+    if other_numerals(stated) or set(_BASE.findall(stated)) - {"10"} - set(_BASE.findall(gold.written)):
+        return False
+    if is_scaled(stated) > is_scaled(gold.written) or is_listed(stated) > (is_listed(gold.written) or bounded):
         return False
     said = numbers(stated)
     return len(said) < 2 or "".join(said) in ("".join(numbers(text)) for text in (answer.text, gold.last))
@@ -249,7 +266,7 @@ def left_to_do(formula: Formula, gold: Formula) -> set[str]:
     and inequalities solved for a variable. A sum, product or power of numbers, a root or a quotient that comes out, a
     function's value, and every command that is not known to compute nothing, is left to do.
     """
-    tree, text, _ = formula
+    tree, text = formula.tree, formula.text
     if tree is None:
         return set()
     if is_equation(tree) and not is_equation(gold.tree):  # math-verify compares what is behind the last sign

@@ -15,7 +15,7 @@ approximately approx about around roughly nearly almost circa less more fewer gr
 higher least most over under above below beyond exceeds exceed outside up
 half twice double triple thrice halves quarter quarters thirds fourths fifths sixths eighths tenths hundredths
 thousandths hundred hundreds thousand thousands million millions billion billions trillion trillions dozen dozens
-squared cubed factorial root minus negative plus reciprocal inverse opposite but
+lakh lakhs crore crores squared cubed factorial root minus negative plus reciprocal inverse opposite but
 """
 HEDGES = frozenset(_HEDGES.split())
 """Words that make a statement of a number one of another number, of several, or of none."""
@@ -43,7 +43,16 @@ _RELATIONS = {
 _SIGN = re.compile(r"\\([a-zA-Z]+)|(!=|<=|>=|->|=>|\.\.\.|[≠¬<≤>≥≈≃≅≡∝→⇒⟹⇔∨∧…?])")
 _LIMIT = re.compile(r"\\lim\s?_\s?\{[^{}]*\}(?=\s?[^\s$])")
 _NUMBER = re.compile(r"(?:\d[\d,]*)?\.?\d+|\d")
-_GLUED = re.compile(r"\d[^\W\d]|\d\^")
+_GLUED = re.compile(r"\d[^\W\d]|\d\^|\d\s?\\(?!text|math|mbox|q?quad|degree|circ)[a-zA-Z]")
+_UPRIGHT = r"\\(?:text|math|mbox)\w{0,2}\s?\{"
+_MULTIPLIER = re.compile(
+    rf"\d(?:{_UPRIGHT})?[KMB](?![a-zA-Z])|\d\s?(?:[‰‱]|\\permil)|"
+    rf"\d(?:\s|~|\\[,;:! ]){{0,3}}(?:{_UPRIGHT}\s{{0,3}})?(?:k|bn|mn)(?![a-zA-Z])"
+)
+_ARITHMETIC = re.compile(r"[-+*/×÷·−^().,\d\s=]+")
+_AROUND = " \t.,*"
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_LISTED = re.compile(r"\\(?:[{}]|[lr]brace|[lr]angle)(?![a-zA-Z])")
 _TAG = re.compile(r"</?\w+>")
 _UNIT_POWER = re.compile(r"(?<=[a-zA-Z}])\s?\^\s?\{?[23]\}?")
 
@@ -101,8 +110,33 @@ def numbers(text: str) -> list[str]:
 
 
 def is_glued(text: str) -> bool:
-    """Say whether a letter stands right behind a digit, as in 34x, 34k and 34th."""
+    r"""Say whether a letter or a command stands right behind a digit, as in 34x, 34th and 34\pi."""
     return _GLUED.search(text) is not None
+
+
+def is_scaled(text: str) -> bool:
+    r"""Say whether a letter or sign multiplies a number, as in 34k, 34\text{M}, 34 bn and 34‰.
+
+    K, M and B do so without a space: `34\text{ K}` is a temperature.
+    """
+    return _MULTIPLIER.search(text) is not None
+
+
+def is_listed(text: str) -> bool:
+    r"""Say whether a text writes a set or a vector, `\{34\}` or `\langle 34 \rangle`."""
+    return _LISTED.search(text) is not None
+
+
+def with_equation(text: str) -> str:
+    """Return a sentence whose one equation between numbers stands between dollar signs."""
+    found = [run for run in _ARITHMETIC.finditer(text) if "=" in run[0]]
+    if len(found) != 1:
+        return text
+    run = found[0]
+    equation, behind = run[0].strip(_AROUND).lstrip("= "), text[run.end() :]
+    if "=" not in equation or not equation[-1].isdigit() or (behind and run[0][-1] not in _AROUND):
+        return text
+    return f"{text[: run.start()]} {run[0].partition(equation)[0]}${_THOUSANDS.sub('', equation)}$ {behind}"
 
 
 def other_numerals(text: str) -> bool:

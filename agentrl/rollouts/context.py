@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,7 +29,7 @@ from agentrl.data.sources import expand, is_json
 from agentrl.errors import ConfigError, DataError
 from agentrl.interaction import Interaction, load_interactions
 from agentrl.interaction.recorded import RecordedInteraction
-from agentrl.observe.display import Display
+from agentrl.observe.display import Display, warn_of_counts
 from agentrl.observe.excerpt import Reading
 from agentrl.remote.router import ServerAccess
 from agentrl.reward import RewardManager, make_reward_manager
@@ -45,6 +46,7 @@ from agentrl.trajectory.sample import Sample
 
 logger = logging.getLogger(__name__)
 ASKING = "interaction/"
+ASSISTANT_LAST = "an assistant message at their end: the policy begins another turn behind it, and does not continue it"
 """Beginning of data sources that are scored by an interaction."""
 
 
@@ -266,6 +268,7 @@ def fit_prompts(
         unanswered: list[Sample] = []
         cut: list[int] = []
         told: list[bool] = []
+        found: Counter[str] = Counter()
         fields = FurtherFields(further_with_reasoning)
         remarks = chat.remarks.copy()
 
@@ -274,12 +277,15 @@ def fit_prompts(
             unanswered: list[Sample] = unanswered,
             cut: list[int] = cut,
             told: list[bool] = told,
+            found: Counter[str] = found,
             fields: FurtherFields = fields,
         ) -> int:
             # Here, since this pass decodes each row, and none before it does.
             context.check_row(sample)
             context.first.add(sample)
             fields.note(sample.prompt)
+            if sample.prompt[-1]["role"] == "assistant":
+                found[ASSISTANT_LAST] += 1
             if sample.interaction is None and sample.data_source.startswith(ASKING):
                 unanswered.append(sample)
             if privilege is not None:
@@ -304,15 +310,14 @@ def fit_prompts(
                 progress=stage.advance,
             )
         _note_lengths(config, dropped, cut, display)
-        for what, count in sorted((chat.remarks - remarks).items()):
-            display.warn(f"{count} prompts of {', '.join(data.files)} have {what}")
+        files = ", ".join(data.files)
+        warn_of_counts(display, chat.remarks - remarks, f"prompts of {files}")
         if data is rows[0] and not all(told):
             display.warn(
                 f"{told.count(False)} of {len(told)} rows of {', '.join(data.files)} show a teacher nothing that the "
                 "policy is not shown, by distillation.teacher.privileged, and learn from rewards alone"
             )
-        for what, count in sorted(told_fields(fields.unread(chat.render)).items()):
-            display.warn(f"{count} of {len(data)} prompts of {', '.join(data.files)} have {what}")
+        warn_of_counts(display, found | told_fields(fields.unread(chat.render)), f"of {len(data)} prompts of {files}")
         for kind, remark in remarks_on_rows(data, config, context, unanswered):
             if kind not in warned:
                 warned.add(kind)

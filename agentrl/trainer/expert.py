@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from agentrl.chat import Chat
 from agentrl.config.sections.expert import ExpertConfig
 from agentrl.data.sft import SFTSample, load_transcripts
-from agentrl.observe.display import Display
+from agentrl.observe.display import Display, warn_of_counts
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.sft import to_batch
 
@@ -42,10 +42,11 @@ def open_expert(config: ExpertConfig, seed: int, chat: Chat, display: Display) -
     """Read the transcripts; None where the config names none. Raises UserError."""
     if config.files is None:
         return None
+    remarks = chat.remarks.copy()
     with display.stage("read transcripts", total=None) as stage:
         found = load_transcripts(config.files, config.data, chat, stage.advance)
     if found.too_long:
         display.warn(f"{found.too_long} transcripts are longer than expert.max_length={config.max_length} and left out")
-    for what, count in sorted(found.unlearnt.items()):
-        display.warn(f"{count} of {len(found.samples)} transcripts of {config.files} have {what}")
+    warn_of_counts(display, found.unlearnt, f"of {len(found.samples)} transcripts of {config.files}")
+    warn_of_counts(display, chat.remarks - remarks, f"transcripts of {config.files}")
     return ExpertStream(found.samples, config.batch_size, seed)

@@ -14,7 +14,7 @@ from agentrl.config import PreferencesConfig, SFTConfig, TuningConfig
 from agentrl.data.pairs import Pair, check_pairs, load_pairs, load_scored_pairs
 from agentrl.data.sft import SFTSample, check_transcripts, load_transcripts
 from agentrl.model.folder import check_folder
-from agentrl.observe.display import Display
+from agentrl.observe.display import Display, warn_of_counts
 from agentrl.system.metrics import Numbers
 
 if TYPE_CHECKING:
@@ -126,8 +126,7 @@ def _read_rows(
     train, validation = job.read(config.data.train_files, chat, display, train_rows), None
     if config.data.val_files is not None:
         validation = job.read(config.data.val_files, chat, display, val_rows)
-    for what, count in sorted(chat.remarks.items()):
-        display.warn(f"{count} conversations have {what}")
+    warn_of_counts(display, chat.remarks, "conversations")
     return train, validation
 
 
@@ -156,8 +155,7 @@ class SupervisedJob:
             display.warn(
                 f"{transcripts.too_long} transcripts are longer than data.max_length={data.max_length} and left out"
             )
-        for what, count in sorted(transcripts.unlearnt.items()):
-            display.warn(f"{count} of {len(transcripts.samples)} transcripts of {files} have {what}")
+        warn_of_counts(display, transcripts.unlearnt, f"of {len(transcripts.samples)} transcripts of {files}")
         return transcripts.samples
 
     def open(self, device: str, total: int) -> tuple[Executor, TuningGroup]:
@@ -196,8 +194,7 @@ class PreferencesJob:
                     model.path, None, chat_template=model.chat_template, trust_remote_code=model.trust_remote_code
                 )
                 pairs, too_long = load_scored_pairs(files, data, reading.ids, stage.advance, remarks)
-        for what, count in sorted(remarks.items()):
-            display.warn(f"{count} of the {2 * (len(pairs) + too_long)} conversations of {files} have {what}")
+        warn_of_counts(display, remarks, f"of the {2 * (len(pairs) + too_long)} conversations of {files}")
         if too_long:
             display.warn(f"{too_long} pairs are longer than data.max_length={data.max_length} and left out")
         return pairs

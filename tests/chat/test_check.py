@@ -131,3 +131,18 @@ def test_no_stop_token(tmp_path: Path) -> None:
     assert chat.stop_token_ids == ()
     with pytest.raises(ConfigError, match="has no stop token: set eos_token"):
         start_up_check(chat, QUESTION, None)
+
+
+ROUNDS = templates.IGNORES_TOOLS.replace(
+    "message.content +",
+    "('[Round ' + (loop.index0 // 2 + 1) | string + '] ' if message.role == 'user' else '') + message.content +",
+)
+"""Numbers the questions, as ChatGLM's templates do."""
+
+
+def test_a_template_that_numbers_turns_is_refused(tmp_path: Path) -> None:
+    """A turn is written behind the one before, whatever stands before that."""
+    chat = chat_of(tmp_path, ROUNDS, "none")
+    for check in (lambda: start_up_check(chat, QUESTION, None), lambda: training_check(chat, None, calls=False)):
+        with pytest.raises(ConfigError, match=r"would stand .*\[Round 2\] AgentrlLast.* a render .*\[Round 3\] Agen"):
+            check()

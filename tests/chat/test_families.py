@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from agentrl.chat.message import with_named_ids
 from agentrl.config.formats import families
 from agentrl.errors import ConfigError
 from agentrl.trajectory import Message
-from tests.chat.conversations import GO_ON, TOOLS, answers, assistant, conversation, roll_out, sampled_turns
+from tests.chat.conversations import GO_ON, TOOLS, answers, assistant, call, conversation, roll_out, sampled_turns
 from tests.chat.vocabularies import FAMILY_TOKENS, save_tokenizer
 
 MUST_BE_TOLD = (
@@ -177,3 +178,25 @@ def test_learnt_shapes_write_what_the_renderer_writes(
         for stop in format.stop_token_ids:
             for _ in range(3):  # Written, learnt, filled in.
                 assert format._bridge_closed(stop, messages, None) == format._bridge_rendered(stop, messages, None)
+
+
+def test_calls_that_kimis_first_template_counts_by_turn(tmp_path: Path) -> None:
+    """An answer names the call as the template has written it, whatever the ids of the row are."""
+    template = """\
+{%- for message in messages %}{{- '<|im_user|>' + message.role + '<|im_middle|>' }}
+{%- for call in message.tool_calls or [] %}{{- '<|tool_calls_section_begin|><|tool_call_begin|>functions.' +
+call.function.name + ':' + loop.index0 | string + '<|tool_call_argument_begin|>' + call.function.arguments | tojson +
+'<|tool_call_end|><|tool_calls_section_end|>' }}{%- endfor %}
+{{- ('## Return of ' + message.tool_call_id + ' ' if message.role == 'tool' else '') + message.content + '<|im_end|>' }}
+{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_user|>assistant<|im_middle|>' }}{%- endif %}"""
+    chat = Chat.from_pretrained(save_tokenizer(tmp_path, *FAMILY_TOKENS["kimi-k2"], template), format="kimi")
+    for ids in (("call_a", "call_b"), ("functions.now:0", "functions.now:1")):
+        messages: list[Message] = [{"role": "user", "content": "Q"}]
+        for id in ids:
+            messages += [
+                {"role": "assistant", "content": "", "tool_calls": [call(id, "now")]},
+                {"role": "tool", "content": "A", "tool_call_id": id},
+            ]
+        messages.append({"role": "assistant", "content": "Done."})
+        text = chat.decode(chat.render_training(messages)[0])
+        assert re.findall(r"functions\.now:\d", text) == ["functions.now:0"] * 4

@@ -13,6 +13,7 @@ import pytest
 
 from agentrl.chat import Chat
 from agentrl.config import load_config
+from agentrl.config.sections.expert import ExpertConfig
 from agentrl.config.sections.sft import PairDataConfig, SFTDataConfig
 from agentrl.data.messages import FLAGS, read_messages
 from agentrl.data.pairs import load_pairs, load_scored_pairs
@@ -20,6 +21,7 @@ from agentrl.data.sft import Transcripts, load_transcripts
 from agentrl.errors import DataError
 from agentrl.observe.open import open_display
 from agentrl.rollouts.context import fit_prompts, load_context, open_rows
+from agentrl.trainer.expert import open_expert
 from data_prep.tool_conversations import main as prepare
 from tests.chat.templates import HERMES
 from tests.chat.vocabularies import QWEN, save_tokenizer
@@ -222,6 +224,31 @@ def test_flags_of_prompts_and_reasoning_that_is_not_shown_are_told(tmp_path: Pat
     _, warned = rl(file, chat)
     for field in ("weight", "reasoning_content"):
         assert f"1 of 2 prompts of {file} have {UNREAD.format(field)}" in warned
+
+
+def test_prompts_that_end_with_the_assistant_and_halves_of_pairs_are_told(tmp_path: Path, chat: Chat) -> None:
+    file = tmp_path / "a.jsonl"
+    write(file, [[USER, FIRST], [USER, {**USER, "content": "\ud83d Hi."}], [USER, FIRST, USER]])
+    _, warned = rl(file, chat)
+    assert f"1 of 3 prompts of {file} have an assistant message at their end: the policy begins another turn" in warned
+    assert f"1 prompts of {file} have half a surrogate pair or U+FDD0 in a text" in warned
+
+
+def test_an_experts_transcripts_say_what_supervised_training_says(tmp_path: Path) -> None:
+    chat = Chat.from_pretrained(
+        str(save_tokenizer(tmp_path / "chat", QWEN, "<|im_end|>", HERMES)), format="template:hermes"
+    )
+    developer = {"role": "developer", "content": "Be \ud83d brief."}
+    file = write(tmp_path / "a.jsonl", [[developer, USER, {**FIRST, "mood": "glad"}], [USER, FIRST]])
+    said: list[str] = []
+    with open_display("test") as display:
+        display.warn = said.append  # type: ignore[method-assign, assignment]
+        open_expert(ExpertConfig(files=[file], batch_size=1), 1, chat, display)
+    assert sorted(text.partition(",")[0] for text in said) == [
+        f"1 of 2 transcripts of {[file]} have {UNREAD.format('mood').partition(',')[0]}",
+        f"1 transcripts of {[file]} have developer messages",
+        f"1 transcripts of {[file]} have half a surrogate pair or U+FDD0 in a text",
+    ]
 
 
 def test_a_field_that_the_template_writes_is_not_told(tmp_path: Path) -> None:

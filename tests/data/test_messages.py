@@ -17,7 +17,7 @@ from agentrl.data.dataset import ParquetDataset
 from agentrl.data.sft import load_transcripts
 from agentrl.errors import DataError
 from tests.chat.templates import HERMES
-from tests.chat.vocabularies import QWEN, save_tokenizer
+from tests.chat.vocabularies import FAMILY_TOKENS, QWEN, save_tokenizer
 
 USER = {"role": "user", "content": "Hi."}
 REPLY = {"role": "assistant", "content": "Hello."}
@@ -68,6 +68,10 @@ BAD: dict[str, tuple[object, str]] = {
     ),
     "two answers to a call": ([USER, calling(call()), answer(), answer()], r"message 3: expected the answer to a call"),
     "name is a number": ([USER, calling(call()), answer(name=1)], r"message 2: expected text as name, found 1"),
+    "an image by its address": (
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, REPLY],
+        r"message 0: expected {type: image} where an image stands, and images in a column \(data\.image_key; RL only\)",
+    ),
     "nested": ([USER, calling(call(json.loads("[" * 900 + "]" * 900)))], r"expected .*, found"),
 }
 TEXTS = {
@@ -252,6 +256,17 @@ def test_what_is_in_the_rows_and_not_learnt_is_counted(tmp_path: Path, chat: Cha
         "reasoning_content": 1,
         "a tool's answer": 1,
     }
+
+
+def test_text_that_a_template_writes_behind_its_calls_is_counted(tmp_path: Path, chat: Chat) -> None:
+    gemma = Chat.from_pretrained(str(save_tokenizer(tmp_path / "gemma", *FAMILY_TOKENS["gemma4"])), format="gemma4")
+    beside = {**calling(call()), "content": "Let me see."}
+    rows = [[USER, beside, answer(), REPLY], [USER, calling(call()), answer(), REPLY], [USER, REPLY]]
+    file = write(tmp_path / "a.parquet", [json.dumps(row) for row in rows])
+    config = SFTDataConfig(train_files="unused")
+    behind = "text beside tool calls, which the chat template writes behind the calls, and which is learnt there"
+    assert load_transcripts(str(file), config, gemma).unlearnt == {behind: 1}
+    assert load_transcripts(str(file), config, chat).unlearnt == {}
 
 
 def test_no_rows(tmp_path: Path, chat: Chat) -> None:

@@ -245,3 +245,15 @@ def test_supervised_training_reads_all_of_them(tmp_path: Path, chat: Chat) -> No
     lines(tmp_path / "f.jsonl", [{"talk": 1}])
     with pytest.raises(DataError, match=r"f\.jsonl, row 0 .*: there is no column 'messages' .*its columns are talk"):
         load_transcripts(str(tmp_path / "f.jsonl"), SFTDataConfig(train_files="unused"), chat)
+
+
+def test_categorical_messages_of_several_row_groups_are_read(tmp_path: Path, chat: Chat) -> None:
+    """As polars writes its Categorical: each row group has a dictionary of its own."""
+    roles, texts = (pa.array(words * 3).dictionary_encode() for words in (["user", "assistant"], ["Hi.", "Hello."]))
+    messages = pa.ListArray.from_arrays([0, 2, 4, 6], pa.StructArray.from_arrays([roles, texts], ["role", "content"]))
+    pq.write_table(pa.table({"messages": messages}), tmp_path / "a.parquet", row_group_size=1)
+    found = load_transcripts(str(tmp_path / "a.parquet"), SFTDataConfig(train_files="unused"), chat)
+    assert len(found.samples) == 3
+    assert "Hello." in chat.decode(found.samples[2].ids.tolist())
+    data = ParquetDataset(str(tmp_path / "a.parquet"), prompt_key="messages")
+    assert [sample.prompt[1]["content"] for sample in data] == ["Hello."] * 3

@@ -70,3 +70,26 @@ def test_sections_are_merged() -> None:
         "a": {"b": 3, "c": 2},
         "d": {"e": 1},
     }
+
+
+@pytest.mark.parametrize(
+    ("more", "wrong"),
+    [
+        (1, r"layers\.{}\.input_layernorm\.weight: one by config\.json, which has num_hidden_layers={}, and not there"),
+        (-1, r"layers\.{}\.input_layernorm\.weight: none by config\.json, which has num_hidden_layers={}, and there"),
+    ],
+)
+def test_layers_that_config_and_weights_do_not_share_are_named(
+    tiny_policy: Path, tmp_path: Path, more: int, wrong: str
+) -> None:
+    shutil.copytree(tiny_policy, tmp_path / "policy")
+    config = tmp_path / "policy" / "config.json"
+    found = json.loads(config.read_text())
+    layers = found["num_hidden_layers"]
+    found |= {"num_hidden_layers": layers + more}
+    if "layer_types" in found:
+        found["layer_types"] = found["layer_types"][:1] * (layers + more)
+    config.write_text(json.dumps(found))
+    with pytest.raises(ConfigError, match=wrong.format(min(layers, layers + more), layers + more)) as told:
+        load_model(str(config.parent))
+    assert str(config.parent) in str(told.value)

@@ -88,7 +88,9 @@ def test_the_critic_reads_the_backbone(found: dict[str, Any]) -> None:
 
 def test_a_weight_that_the_checkpoint_lacks_is_named(found: dict[str, Any], work: Path) -> None:
     assert found["lost"]["error"] == (
-        f"{work / 'lost'}: the checkpoint has no model.norm.weight (1 weights of the model are missing)"
+        f"{work / 'lost'}: config.json does not fit the weights. model.norm.weight: one by config.json, which has "
+        "num_hidden_layers=2, and not there in the weights (1 such weights). Give the config.json that was saved with "
+        "these weights, and check actor_rollout_ref.model.override_config"
     )
 
 

@@ -10,10 +10,13 @@ from agentrl.reward.statement import (
     final_statement,
     hedges,
     is_glued,
+    is_listed,
+    is_scaled,
     last_box,
     numbers,
     other_numerals,
     relations,
+    with_equation,
 )
 from tests.reward.test_math import JUDGES
 
@@ -152,6 +155,36 @@ $\frac{34}{2}$
 \boxed{34 \mid 68}
 \boxed{34²}
 \boxed{034_{5}}
+$34\text{k}$
+34\text{ k}
+34 k
+34 bn
+34‰
+34\pi
+34 \sqrt{2}
+\boxed{34\text{k}}
+\boxed{34\,\mathrm{k}}
+\boxed{34\text{M}}
+\boxed{34\text{ bn}}
+\boxed{x = 34\text{K}}
+\boxed{34\text{ lakh}}
+\boxed{\{34\}}
+\boxed{\left\{34\right\}}
+\boxed{x \in \{34\}}
+\boxed{\lbrace 34 \rbrace}
+\boxed{\langle 34 \rangle}
+$\{34\}$
+12 + 22 = 35
+12 + 23 = 34
+34 = 12 + 22
+12 + 22 = 34 or 35
+12 + 22 = 34k
+12 + 22 = 34 and 3 + 4 = 7
+There are 5: 12 + 22 = 34
+12 + 22 = 34/2
+Is 12 + 22 = 34?
+3 + 4 = 7 = 34
+68 = 34
 """
 RIGHT_34 = r"""
 34
@@ -174,6 +207,20 @@ $30 + 4 = 34$
 \boxed{34_{10}}
 \boxed{34 \approx 34.0}
 \boxed{34 \text{ cm}^2}
+\boxed{34\text{ cm}}
+\boxed{34\text{ mm}}
+\boxed{34\text{ K}}
+\boxed{34\text{ kg}}
+34\text{ kg}
+\boxed{34^\circ}
+\boxed{\$34}
+\boxed{{34}}
+\boxed{34\%}
+12 + 22 = 34
+So 12+22=34 apples.
+Total = 1,000 - 966 = 34
+**2 × 17 = 34**
+The answer is (30 + 38) / 2 = 34.
 """
 
 
@@ -216,6 +263,10 @@ def test_numbers_are_paid_alone() -> None:
         ("0", r"0 \approx 5", False),
         (r"10\sqrt{2}", r"10\sqrt{2} \approx 14.14", True),
         ("1011_2", "1011_2", True),
+        (r"34\text{k}", r"34\text{k}", True),
+        ("2,3", r"\{2,3\}", True),
+        (r"\{34\}", r"\{34\}", True),
+        (r"34\text{ million}", r"34\text{ million}", True),
         ("1011_2", "1011_3", False),
     ],
 )
@@ -242,12 +293,14 @@ def test_the_last_box_and_the_last_sentence() -> None:
 
 
 HOSTILE = ["\\boxed{" * 30_000, "{" * 200_000, "$$" * 100_000, ". " * 100_000, "<a" * 100_000, "\\lim_{" * 30_000]
+HOSTILE += ["1 =" * 100_000, "= " * 200_000, "1" + " " * 200_000, "1\\text{" * 60_000]
 HOSTILE += ["1," * 100_000, "1" * 200_000, "\\[" * 100_000 + "\\]", "n't" * 60_000, "I hope it is correct" * 9_000]
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_no_text_takes_more_than_linear_time(text: str) -> None:
     """Each is so long that quadratic time would be many minutes."""
-    for read in (last_box, final_statement, hedges, is_glued, numbers, other_numerals, relations):
+    readers = (last_box, final_statement, hedges, is_glued, is_listed, is_scaled, numbers, other_numerals, relations)
+    for read in (*readers, with_equation):
         read(text)
     assert final_statement(text + "\n\nSo 3.") == "So 3."

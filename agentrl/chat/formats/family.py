@@ -62,7 +62,7 @@ class FamilyFormat:
         self._close = self._reply[-1] if self._closes else self.stop_token_ids[0]
         self._open_reply = self._reply[:-1] if self._closes else self._reply
         shared = _shared_format(family)
-        self.names_in_call_ids = shared.names_in_ids
+        self.names_in_call_ids, self.ids_by_turn = shared.names_in_ids, False
         self.shown = shared.shown
         self._parser = self._parser_of(shared)
         self._shapes = Shapes()

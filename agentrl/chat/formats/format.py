@@ -27,6 +27,8 @@ class Format(Protocol):
     """Pattern of tool calls in decoded text, for the display; None: they are found by the tool's name."""
     names_in_call_ids: bool
     """True when the template writes a call's id in place of its name (`functions.NAME:INDEX`)."""
+    ids_by_turn: bool
+    """True when those ids count the calls of one turn, not of the conversation."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool) -> list[int]:
         """Render a conversation; with `generation`, up to the place where the policy begins to sample."""

@@ -73,6 +73,7 @@ class TemplateFormat:
         """True for a field of messages that the template names; it cannot write any other."""
         self._shapes = Shapes()
         self._no_tools = self._stand_in_for_no_tools()
+        self.ids_by_turn = self.names_in_call_ids and self._counts_calls_by_turn()
         prompt = self._text([USER], None, True)
         unasked = self._text([USER], None, False)
         # What stands at the end of every conversation may be a whole generation prompt, or the beginning of one.
@@ -151,6 +152,14 @@ class TemplateFormat:
             return self._codec.encode(turn + lead + token)
         # Nothing is written between turns, so that a token which ends calls only would not end this one.
         return [*self._codec.encode(turn), *self.stop_token_ids[-1:]]
+
+    def _counts_calls_by_turn(self) -> bool:
+        asked = [_asked(index, {**TOOL_ANSWER, "tool_call_id": f"functions.f:{index}"}) for index in (0, 1)]
+        turns: list[Message] = [{"role": "assistant", "content": "", "tool_calls": [call]} for call in asked]
+        try:
+            return "functions.f:1" not in self._text([USER, turns[0], USER, turns[1]], None, False)
+        except ConfigError:
+            return False
 
     def _between(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> str:
         """Write the text from the token that ends an assistant turn to the beginning of the next one."""
