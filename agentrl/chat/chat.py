@@ -114,7 +114,7 @@ class Chat:
             pictures = self._pictures(messages)
             prepared = self.prepared(messages)
             ids = self._expanded(self.format.render(prepared, canonical, True), pictures)
-            remarks = (*self._check_prompt(messages, prepared, canonical), *self._replaced(key[0]))
+            remarks = (*self._check_prompt(messages, prepared, canonical), *_replaced(self._codec, key[0]))
             known = (canonical, ids, remarks)
         if len(key[0]) <= CACHED_CHARACTERS:
             self._prompts[key] = known
@@ -245,7 +245,7 @@ class Chat:
         prepared, canonical = self.prepared(messages), self._canonical(tools)
         ids: list[int] = []
         mask: list[int] = []
-        remarks = {*self._replaced(_as_json(messages))}
+        remarks = {*_replaced(self._codec, _as_json(messages))}
         begin = 0
         for index, message in enumerate(prepared):
             if message["role"] != "assistant":
@@ -294,10 +294,6 @@ class Chat:
                 return ids[: stop - 1]
         return ids
 
-    def _replaced(self, text: str) -> tuple[str, ...]:
-        """Name what of messages has no form in tokens, and is replaced. text: theirs, with other signs between."""
-        return (REPLACED,) if self._codec.encodable(text) != text else ()
-
     def prepared(self, messages: Sequence[Message]) -> list[Message]:
         """Normalise messages and guard untrusted text. Only the text of assistant turns may spell control tokens.
 
@@ -340,6 +336,11 @@ class Chat:
             # The list is kept with its copy: while it lives, no other list is given its id.
             known = self._tools_by_id[id(tools)] = (tools, self._tools_by_text.setdefault(text, guarded))
         return known[1]
+
+
+def _replaced(codec: Codec, text: str) -> tuple[str, ...]:
+    """Name what of messages has no form in tokens, and is replaced. text: theirs, with other signs between."""
+    return (REPLACED,) if codec.encodable(text) != text else ()
 
 
 def _as_json(messages: Sequence[Message]) -> str:
