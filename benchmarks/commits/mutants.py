@@ -1,0 +1,210 @@
+"""Small faults in core files: each that OLD's tests find must be found by NEW's, after tests were joined or deleted.
+
+A fault is found again in NEW by its function's name and the text of the expression, in whatever file these now are.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from agentrl.system.json_value import JSON, as_list, as_object
+from benchmarks.commits.sides import Side
+
+ROOMS = ("agent_loop", "algorithms", "chat", "checkpoint", "data", "optim", "reward", "rollouts", "trainer", "workers")
+"""Rooms whose files are changed; the tests of each are in the folder of tests with its name."""
+SEED = 29
+LIMIT = 900
+"""Seconds after which a room's tests count as standing still, which finds the fault."""
+COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+}
+FAILED = re.compile(r"^(?:FAILED|ERROR) \S*?(tests/\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A fault: in a function, the `number`th expression that reads `before` reads `after`."""
+
+    room: str
+    function: str
+    """With its class, without its module."""
+    before: str
+    after: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A fault and its bytes in a file."""
+
+    mutant: Mutant
+    begin: int
+    end: int
+
+
+def sites(source: str, room: str) -> list[Site]:
+    """List the faults that can be made in the functions of a file."""
+    starts = [0]
+    for line in source.encode().splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    seen: Counter[tuple[str, str, str]] = Counter()
+    found = []
+    for function, node in _in_functions(ast.parse(source), ""):
+        after = _changed(node)
+        if after is not None:
+            before = ast.unparse(node)
+            key = (function, before, after)
+            end_line, end_column = node.end_lineno, node.end_col_offset
+            assert end_line is not None and end_column is not None
+            places = starts[node.lineno - 1] + node.col_offset, starts[end_line - 1] + end_column
+            found.append(Site(Mutant(room, function, before, after, seen[key]), *places))
+            seen[key] += 1
+    return found
+
+
+def _in_functions(node: ast.AST, function: str, inside: bool = False) -> Iterator[tuple[str, ast.expr | ast.stmt]]:
+    """Yield statements and expressions of functions; texts with values in them have no places of their own."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.JoinedStr | ast.arguments | ast.arg):
+            continue
+        name, within = function, inside
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            name = f"{function}.{child.name}".lstrip(".")
+            within = inside or not isinstance(child, ast.ClassDef)
+        elif inside and isinstance(child, ast.expr | ast.stmt):
+            yield function, child
+        yield from _in_functions(child, name, within)
+
+
+def _changed(node: ast.expr | ast.stmt) -> str | None:
+    """Write the fault in place of a node; None where there is none for it."""
+    match node:
+        case ast.Compare(left, [operator], rest) if type(operator) in COMPARISONS:
+            return f"({ast.unparse(ast.Compare(left, [COMPARISONS[type(operator)]()], rest))})"
+        case ast.BinOp(left, operator, right) if type(operator) in OPERATORS:
+            return f"({ast.unparse(ast.BinOp(left, OPERATORS[type(operator)](), right))})"
+        case ast.BoolOp(operator, values):
+            other = ast.Or() if isinstance(operator, ast.And) else ast.And()
+            return f"({ast.unparse(ast.BoolOp(other, values))})"
+        case ast.UnaryOp(ast.Not(), operand):
+            return f"({ast.unparse(operand)})"
+        case ast.Constant(bool() as value):
+            return str(not value)
+        case ast.Constant(int() as value):
+            return str(value + 1)
+        case ast.Expr(ast.Call() | ast.Await()) | ast.AugAssign():
+            return "pass"
+    return None
+
+
+def files_of(tree: Path, room: str) -> list[Path]:
+    """List the files of a room."""
+    return sorted((tree / "agentrl" / room).rglob("*.py"))
+
+
+def drawn(tree: Path, count: int) -> list[Mutant]:
+    """Draw faults, of each file as many as its share of all: the first of a larger draw are a smaller one's."""
+    every = [
+        site.mutant for room in ROOMS for file in files_of(tree, room) for site in sites(file.read_text("utf-8"), room)
+    ]
+    random.Random(SEED).shuffle(every)
+    return every[:count]
+
+
+def find(tree: Path, mutant: Mutant) -> tuple[Path, Site] | None:
+    """Find a fault's place: in the files of its room first, then in all."""
+    for file in (*files_of(tree, mutant.room), *sorted((tree / "agentrl").rglob("*.py"))):
+        for site in sites(file.read_text("utf-8"), mutant.room):
+            if site.mutant == mutant:
+                return file, site
+    return None
+
+
+def killers(side: Side, mutant: Mutant, tests: list[str]) -> JSON:
+    """Make the fault in the checkout and list the tests that fail; None where its place is gone."""
+    place = find(side.tree, mutant)
+    if place is None:
+        return None
+    file, site = place
+    whole = file.read_bytes()
+    file.write_bytes(whole[: site.begin] + mutant.after.encode() + whole[site.end :])
+    try:
+        return failing(side, tests)
+    finally:
+        file.write_bytes(whole)
+
+
+def failing(side: Side, tests: list[str]) -> list[JSON]:
+    """Run tests of the checkout until one fails, and name it."""
+    folder = side.results / "mutants" / "last"
+    inside = [str(side.tree / test) for test in tests]
+    words = ["-m", "pytest", "-x", "-q", "-pno:cacheprovider", f"--rootdir={side.tree}", *inside]
+    options = [f"--config-file={side.tree}/pyproject.toml"]
+    try:
+        side.run([*words, *options], folder, limit=LIMIT)
+    except RuntimeError as error:
+        if "ended after" in str(error):
+            return ["none of them ended"]
+        said = (folder / "output.log").read_text(encoding="utf-8", errors="replace")
+        return list(FAILED.findall(said)) or [str(error)[-300:]]
+    return []
+
+
+def check(old: Side, new: Side, count: int) -> Iterator[str]:
+    """Record what finds each fault on OLD, and say what NEW no longer finds."""
+    found: Counter[str] = Counter()
+    for number, mutant in enumerate(drawn(old.tree, count)):
+        room = mutant.room
+        for side in (old, new):
+            if broken := as_list(side.kept(f"mutants/sound-{room}", failing, side, [f"tests/{room}"])):
+                yield f"{side.name}: tests/{room} fail without a fault: {broken[0]}"
+                return
+        before = as_object(old.kept(f"mutants/{number:04}", _on_old, old, mutant))
+        tests = [str(test) for test in as_list(before["killed_by"])]
+        if not tests:
+            found["not found by OLD"] += 1
+            continue
+        after = as_object(new.kept(f"mutants/{number:04}", _on_new, new, mutant, tests))
+        found[str(after["became"])] += 1
+        if after["became"] != "found":
+            what = f"{mutant.function}: {mutant.before} -> {mutant.after}"
+            yield f"{number}: {what}: {after['became']}; before: {tests[0]}"
+    print(f"  {dict(found)}", flush=True)
+
+
+def _on_old(old: Side, mutant: Mutant) -> JSON:
+    return {"mutant": asdict(mutant), "killed_by": killers(old, mutant, [f"tests/{mutant.room}"])}
+
+
+def _on_new(new: Side, mutant: Mutant, tests: list[str]) -> JSON:
+    """Try the file of the test that found it first, then the tests of the room."""
+    file = tests[0].partition("::")[0]
+    known = [file] if file.startswith("tests/") and (new.tree / file).is_file() else []
+    for some in (known, [f"tests/{mutant.room}"]):
+        by = killers(new, mutant, some) if some else []
+        if by is None:
+            return {"became": "its place is gone"}
+        if by:
+            return {"became": "found", "killed_by": by}
+    return {"became": "no longer found"}

@@ -1,0 +1,125 @@
+"""CPU time of a training step on both sides, in pairs of steps that follow one another."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.commits.sides import Side
+from benchmarks.commits.verl import INSIDE
+from benchmarks.commits.weights import ARRANGEMENTS, make_assets
+from benchmarks.training.clean_steps import other_words
+
+KINDS = ("quickstart", "bound-1", "ray", "sglang")
+BOUND = 0.02
+"""Extra CPU time, as a share, that the interval may reach."""
+
+
+class Ratio(NamedTuple):
+    """Geometric mean of the pairs' ratios with its interval of 95 %."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def ratio(pairs: Sequence[Sequence[float]]) -> Ratio:
+    """Estimate NEW over OLD of pairs (old, new), at least two, by the normal distribution of the ratios' logarithms."""
+    logs = [math.log(new / old) for old, new in pairs]
+    mean, half = statistics.fmean(logs), 2.0 * statistics.stdev(logs) / math.sqrt(len(logs))
+    return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
+
+
+def words_of(kind: str, side: Side, run: Path, steps: int) -> list[str]:
+    """Write the overrides of a run that is long enough."""
+    make = make_assets(side.assets)
+    words = other_words(kind, side.assets, None, None) if kind == "quickstart" else None
+    if words is None:
+        words = make.words(ARRANGEMENTS[kind].words, steps)
+    return [*words, f"trainer.total_training_steps={steps}", f"trainer.default_local_dir={run}"]
+
+
+@contextmanager
+def stepping(side: Side, kind: str, steps: int) -> Iterator[subprocess.Popen[str]]:
+    """Start a run that does a step for each line that it is sent; its first step is done."""
+    folder = side.results / "pace" / kind
+    folder.mkdir(parents=True, exist_ok=True)
+    python = side.sglang_python if ARRANGEMENTS.get(kind, ARRANGEMENTS["grpo"]).sglang else side.python
+    words = [str(python), str(INSIDE / "paced.py"), *words_of(kind, side, folder / "run", steps)]
+    with (folder / "output.log").open("w", encoding="utf-8") as log:
+        process = subprocess.Popen(
+            words,
+            cwd=folder,
+            env=side.environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+        try:
+            read(process, folder)
+            yield process
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def read(process: subprocess.Popen[str], folder: Path) -> float:
+    """Wait for a step's CPU seconds. Raises RuntimeError where the run ends instead."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("CPU "):
+            return float(line.split()[1])
+    raise RuntimeError(f"a run ended: see {folder}/output.log")
+
+
+def one_step(process: subprocess.Popen[str]) -> float:
+    """Have a run do a step, and return its CPU seconds."""
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return read(process, Path())
+
+
+def measure(old: Side, new: Side, kind: str, file: Path, pairs: int) -> None:
+    """Add pairs to the file until it has so many; who begins a pair takes turns."""
+    done = len(read_pairs(file))
+    if done >= pairs:
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack, file.open("a", encoding="utf-8") as out:
+        left, right = (stack.enter_context(stepping(side, kind, pairs + 3)) for side in (old, new))
+        for number in range(-1, pairs - done):
+            if number % 2:
+                late, early = one_step(right), one_step(left)
+            else:
+                early, late = one_step(left), one_step(right)
+            if number >= 0:  # the first one warms up
+                out.write(json.dumps([early, late]) + "\n")
+                out.flush()
+
+
+def read_pairs(file: Path) -> list[list[float]]:
+    """Read the pairs that were measured."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def check(old: Side, new: Side, pairs: int) -> Iterator[str]:
+    """Measure each kind, print its ratio, and say which cost more."""
+    for kind in KINDS:
+        if kind == "sglang" and old.sglang_python is None:
+            yield "sglang: not run: --sglang-python is not given"
+            continue
+        file = new.results / "pace" / f"{kind}-{old.results.name}.jsonl"
+        measure(old, new, kind, file, pairs)
+        found = ratio(read_pairs(file))
+        text = f"{kind}: new over old {found.mean:.4f} ({found.low:.4f} to {found.high:.4f}), {pairs} pairs"
+        print(f"  {text}", flush=True)
+        if found.high > 1 + BOUND:
+            yield f"{text}: want an upper end of at most {1 + BOUND}; where the interval is wide, give more --pairs"
