@@ -89,19 +89,18 @@ and Search-R1's fork (29 October 2025), each once (`python -m benchmarks.verl.la
 
 - **By key, all accepted commands of verl and its recipes**: 59 values that decide the algorithm, with those of the
   config that verl composes of the command, by the YAML of August 2026 or, for other mains, of their own release. They
-  were equal then, but for the mean of `gspo`, `sapo` and `geo_mean`, which verl does not take from its key. Equal
-  keys prove nothing where releases read a key otherwise: so this comparison did not see what the next one is for.
+  are equal for all 361, the mean of `gspo`, `sapo` and `geo_mean` aside, which verl does not take from its key. Equal
+  keys prove nothing where releases read a key otherwise: the next comparison is for that.
 - **By what the code does** (`benchmarks/verl/quantities.py`): optimizer steps of policy and critic a batch, the
   reward of a sample token with its KL term, the losses of ten sample tokens with clip, KL and entropy terms, learning
   rates after the warm-up, and the steps after which validation runs. Ours are computed by the code that trains,
   verl's by formulas of the release: main, 0.2, Search-R1's fork, DAPO's recipe, and the asynchronous mains. They are
-  equal for 15 commands of these families (`tests/verl/test_quantities.py`), for the 11 commands of Search-R1's fork,
-  and for 30 of 33 accepted commands of verl 0.2 in TinyZero, ToolRL and simpleRL-reason; the other 3, of Megatron, were
-  not compared.
+  equal for all 361 commands, for 15 commands of these families in a test (`tests/verl/test_quantities.py`), and for 30
+  of 33 accepted commands of verl 0.2 in TinyZero, ToolRL and simpleRL-reason; the other 3, of Megatron, were not
+  compared.
 - **By the update itself**: four estimators, with formulas of verl 0.9.1 ([algorithms.md](algorithms.md)).
 
-No public command was trained in both. The counts of refusals were taken before keys of two ages were refused; the two
-commands that this concerns were added by hand.
+No public command was trained in both.
 
 What is refused, by reason; a command with several counts under the last kind that it has here:
 
