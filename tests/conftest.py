@@ -10,9 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.again import keep_status
-from tests.tiers import pytest_addoption, pytest_collection_modifyitems, pytest_report_header
+from tests.tiers import (
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_ignore_collect,
+    pytest_report_header,
+)
 
-__all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_report_header"]  # hooks
+__all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_ignore_collect", "pytest_report_header"]
 
 # Before torch is imported by any test: the test machine has two cores, and spinning OpenMP threads would eat them.
 os.environ.update(

@@ -11,7 +11,7 @@ import pytest
 
 from tests import whole
 from tests.conftest import PROJECT
-from tests.tiers import KINDS, draw
+from tests.tiers import FAST, KINDS, draw
 
 FAMILY = """
 import pytest
@@ -138,3 +138,11 @@ def test_the_state_of_files_follows_them(tmp_path: Path, monkeypatch: pytest.Mon
     assert subprocess.run(["git", "diff", "--cached", "--quiet"], cwd=tmp_path).returncode == 0, (
         "the index is as it was"
     )
+
+
+def test_fast_collects_its_own_files_alone() -> None:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "fast", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+    files = {line.partition("::")[0].removeprefix("tests/").partition("/")[0] for line in done.stdout.splitlines()}
+    assert done.returncode == 0 and set(FAST) <= files, done.stdout[-2000:]
+    assert "deselected" not in done.stdout, "no other test was imported"

@@ -10,9 +10,11 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
+TESTS = Path(__file__).resolve().parent
 KINDS = {
     "matrix": "the same check for many models, formats or arrangements",
     "kill": "processes that are killed, disks that fill up",
@@ -22,6 +24,10 @@ KINDS = {
     "documents": "commands and examples of the documents",
     "cluster": "real Ray, several processes",
 }
+
+
+FAST = ("test_structure.py", "structure", "algorithms", "trajectory", "optim")
+"""What `-m fast` runs, of this folder: the mathematics and the record, in under a minute on two cores."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,7 +43,17 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"tests: a slice, --slice-seed={config.getoption('slice_seed')}; all of them: make test-all, or --whole"
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no other tests for `-m fast`: collecting all takes longer than running these."""
+    if config.getoption("markexpr") == "fast" and collection_path.parent == TESTS:
+        return collection_path.name not in FAST or None
+    return None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if TESTS in item.path.parents and item.path.relative_to(TESTS).parts[0] in FAST:
+            item.add_marker("fast")
     families = collect_families(items)
     if config.getoption("families"):
         print(table(items))
