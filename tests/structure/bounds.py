@@ -16,7 +16,7 @@ BOUNDS: dict[str, float] = {
     "private functions used once": 428,
     "functions used once": 1040,
     "lines of the core": 60460,
-    "lines of tests": 68439,
+    "lines of tests": 68470,
     "files under 30 lines": 71,
     "docstrings that only point": 147,
     "hard words in 1,000 of docs": 14.2,
