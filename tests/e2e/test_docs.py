@@ -131,7 +131,7 @@ def test_a_file_that_a_page_shows_is_the_file(page: str, config: str) -> None:
 
 
 def test_every_link_and_picture_of_the_documents_is_there() -> None:
-    documents = [PROJECT / "README.md", *(PROJECT / "docs").glob("*.md")]
+    documents = [PROJECT / "README.md", *(PROJECT / "docs").rglob("*.md")]
     links = [
         (document, link)
         for document in documents

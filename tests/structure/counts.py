@@ -145,7 +145,7 @@ def measure_lines(root: Path, files: Mapping[Path, File]) -> dict[str, Measure]:
 
 
 def measure_prose(root: Path, files: Mapping[Path, File]) -> dict[str, Measure]:
-    pages = {page.name: [page.read_text(encoding="utf-8")] for page in sorted((root / "docs").glob("*.md"))}
+    pages = {str(one.relative_to(root / "docs")): [one.read_text("utf-8")] for one in sorted(root.glob("docs/**/*.md"))}
     docstrings = {str(path): [text for _, text in file.docstrings] for path, file in files.items()}
     return {**measure_texts("docs", pages), **measure_texts("docstrings", docstrings)}
 
