@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import cast
 
 from agentrl.agent_loop.base import AgentLoop
+from agentrl.config.dialect import translated
 from agentrl.config.registries import AGENT_LOOPS
-from agentrl.config.verl_classes import translated
 from agentrl.errors import ConfigError
 from agentrl.system.entries import Entry, read_entries
 from agentrl.system.registry import configured, options_model, read_options

@@ -53,6 +53,12 @@ def check_rules(config: Section, given: Collection[str]) -> Iterator[str]:
             yield from faults
 
 
+def idle_keys(config: Section, given: Collection[str]) -> dict[str, str]:
+    """Find the given keys that have no effect with the others: each as `key=value`."""
+    faults = (fault.partition(" has no effect") for fault in check_rules(config, given))
+    return {told.partition("=")[0]: told for told, has_none, _ in faults if has_none}
+
+
 def remarks(config: Section) -> Iterator[str]:
     """Yield what is allowed and seldom meant."""
     if isinstance(config, Config):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import get_origin
 
@@ -16,6 +16,8 @@ from agentrl.system.json_value import JSON
 
 MISSING = "???"
 """OmegaConf's mark of a value that must be given."""
+OTHER_NAMES = {"max_new_tokens": "data.max_response_length", "max_tokens": "data.max_response_length"}
+"""Keys by other libraries' names of them, which are spelled too differently to be found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +108,22 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     found += difflib.get_close_matches(name, names, count, 0.8)
     found.sort(key=lambda candidate: -difflib.SequenceMatcher(None, name, candidate).ratio())
     return list(dict.fromkeys(found))[:count]
+
+
+def differing(config: Section) -> dict[str, tuple[JSON, JSON]]:
+    """Find the keys that are not at their defaults: (value, default) of each."""
+    leaves = leaf_keys(type(config))
+    default = flatten(defaults(type(config)), leaves)
+    values = flatten(config.model_dump(mode="json"), leaves)
+    return {key: (value, default[key]) for key, value in values.items() if value != default[key]}
+
+
+def unknown_keys(strangers: Collection[str], known: list[str]) -> str:
+    """Write the message for keys that do not exist."""
+    lines = []
+    for key in strangers:
+        near = [one for one in nearest(key, known) if one != key]  # dialects have keys in places where they do nothing
+        if (other := OTHER_NAMES.get(key.rpartition(".")[2])) in known:
+            near = [str(other)]
+        lines.append(f"unknown key {key}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
+    return "\n".join(lines) + ("\n(--cfg job prints all keys)" if not all("?" in line for line in lines) else "")

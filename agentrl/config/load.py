@@ -20,9 +20,9 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from agentrl.config.areal import read_areal
-from agentrl.config.checks import ACTOR, CORRECTION, check, remarks
+from agentrl.config.checks import ACTOR, CORRECTION, check, idle_keys, remarks
 from agentrl.config.command_line import CommandLine, parse_command_line
+from agentrl.config.dialect import DIALECT, Reading, advice, all_dialects, dialect_of
 from agentrl.config.hydra_section import (
     RUN_DIR,
     fault_of,
@@ -33,24 +33,23 @@ from agentrl.config.hydra_section import (
     refused,
     resolved,
 )
-from agentrl.config.keys import MISSING, all_keys, defaults, flatten, leaf_keys, nearest, nested
+from agentrl.config.keys import (
+    MISSING,
+    all_keys,
+    defaults,
+    differing,
+    flatten,
+    leaf_keys,
+    nearest,
+    nested,
+    unknown_keys,
+)
 from agentrl.config.rules import NamesFile
 from agentrl.config.section import Section
 from agentrl.config.sections.algorithm import OF_STALE_TOKENS
 from agentrl.config.sections.offline import EvaluateConfig, GenerateConfig
-from agentrl.config.sections.sft import PreferencesConfig, SFTConfig, TuningConfig
+from agentrl.config.sections.sft import PreferencesConfig, SFTConfig
 from agentrl.config.sections.training import Config
-from agentrl.config.verl.dialect import differences, differing, idle_keys, without_effect
-from agentrl.config.verl.entries import DIALECT, VERL, VERL_0_2
-from agentrl.config.verl.translation import (
-    Translation,
-    refusals,
-    spelled,
-    spellings,
-    summary,
-    translate,
-    verls_keys,
-)
 from agentrl.errors import ConfigError
 from agentrl.system.config_files import configs_dir, find_file
 from agentrl.system.json_value import JSON, as_list
@@ -64,21 +63,10 @@ RECIPES = {"recipe/data": "data.train_files", "recipe/policy": "actor_rollout_re
 """Config groups that hold only while their key says `quickstart`: what suits the tiny policy suits no other."""
 FOLDER = "trainer.default_local_dir"
 STALENESS = "async_training.max_staleness"
-OTHER_NAMES = {"max_new_tokens": "data.max_response_length", "max_tokens": "data.max_response_length"}
-"""Keys by other libraries' names of them, which are spelled too differently to be found."""
-VERLS_MAINS = {
-    "generation": "generate",
-    "ppo_generation": "generate",
-    "evaluation": "evaluate",
-    "sft_trainer": "sft",
-    "sft_trainer_engine": "sft",
-}
-"""YAML files of verl's other mains, and the module that does their work here."""
 EVERY_KEY = "every_key"
 """The key by which a YAML file says that it holds every key: one with its default value was then not given."""
 IDLE = "without_effect"
-"""Beside it, the list of those that have no effect with the others, as verl's commands may have some: not given, too.
-"""
+"""The list of the keys of such a file that have no effect with the others, as a dialect allows: not given, too."""
 
 
 def load_config(
@@ -188,8 +176,12 @@ class Keys:
     """The tree that Hydra composed, with its own section `hydra`."""
     is_whole: bool = False
     """A file among the YAML files holds every key."""
-    translation: Translation | None = None
-    """How `values` came of a config in verl's keys; None for one in ours."""
+    readings: Sequence[Reading] = ()
+    """Dialects' readings: one of the whole config, or some of the keys that are not ours."""
+    is_translated: bool = False
+    """The config is written in a dialect as a whole."""
+    strangers: Sequence[str] = ()
+    """Keys that nobody knows."""
 
 
 def read_overrides(command: CommandLine, schema: type[Section]) -> tuple[list[Path], list[Override], list[str]]:
@@ -223,46 +215,56 @@ def keys_of(
     deleted = [override.deletes for override in overrides if override.deletes is not None]
     known = known_by(schema)
     values = {key: value for key, value in flat(tree, known).items() if not is_at(key, deleted)}
-    if schema is Config and values.get(DIALECT) in (VERL, VERL_0_2):
+    if schema is Config and isinstance(values.get(DIALECT), str):
         return translated_keys(tree, schema, typed, faults, deleted)
     mine = {key: value for key, value in flat(own, known).items() if key in values}
-    values, mine = in_our_names(values, mine, schema, faults)
     idle = [key for key in as_list(values.pop(IDLE, None)) if not is_at(str(key), typed)]
     is_whole = bool(values.pop(EVERY_KEY, False))
+    strangers, readings = spelled(values, schema)
+    for reading in readings:
+        values |= reading.values
+        mine |= reading.values
     given = set_of(mine, schema, typed).difference(idle) if is_whole else mine.keys()
     faults += run_folder(tree, values, known)
-    return Keys(values, given, typed, faults, tree, is_whole)
+    return Keys(values, given, typed, faults, tree, is_whole, readings, strangers=strangers)
 
 
-def in_our_names(
-    values: dict[str, JSON], mine: dict[str, JSON], schema: type[Section], faults: list[str]
-) -> tuple[dict[str, JSON], dict[str, JSON]]:
-    """Read AReaL's names of a training's keys as ours, and say so; add to `faults` that they cannot be read."""
-    if schema is not Config:
-        return values, mine
-    try:
-        (values, lines), (mine, _) = read_areal(values), read_areal(mine)
-    except ConfigError as error:
-        faults.append(str(error))
-        return {}, {}
-    for text in lines:
+def spelled(values: dict[str, JSON], schema: type[Section]) -> tuple[list[str], list[Reading]]:
+    """Take the keys that are not ours out of `values`, and let dialects read them: those that nobody knows, readings.
+
+    Where all keys are ours no dialect is looked up.
+    """
+    known = known_by(schema)
+    unknown = {key: value for key, value in values.items() if key not in known and not is_section(key, known)}
+    for key in unknown:
+        del values[key]
+    unknown = {key: value for key, value in unknown.items() if value != {}}
+    readings: list[Reading] = []
+    for dialect in all_dialects() if unknown else ():
+        reading = dialect.spelled(unknown, values, schema)
+        unknown = {key: unknown[key] for key in reading.strangers}
+        say(reading.said)
+        readings.append(reading)
+    return list(unknown), readings
+
+
+def say(texts: Iterable[str]) -> None:
+    """Log what the user should know of the config."""
+    for text in texts:
         logger.warning("%s", text)
-    return values, mine
 
 
 def translated_keys(
     tree: DictConfig, schema: type[Section], typed: Collection[str], faults: list[str], deleted: Collection[str]
 ) -> Keys:
-    """Translate a config that is written in verl's keys. No key of it counts as given: one without effect is noted."""
+    """Translate a config that is written in a dialect. No key of it counts as given: one without effect is noted."""
     given = OmegaConf.to_container(without_hydra(tree), resolve=True)
     values = flatten(given, leaf_keys(schema))  # type: ignore[arg-type]
     found = {key: value for key, value in values.items() if not is_at(key, deleted)}
-    translation = translate(found, schema)
-    faults += refusals(translation, found)
-    if translation.strangers:
-        faults.append(unknown_keys(translation.strangers, [*leaf_keys(schema), *verls_keys()]))
-    faults += run_folder(tree, translation.values, leaf_keys(schema))
-    return Keys(translation.values, (), typed, faults, tree, translation=translation)
+    reading = dialect_of(str(found[DIALECT])).translate(found, schema)
+    say(reading.said)
+    faults += [*reading.faults, *run_folder(tree, reading.values, leaf_keys(schema))]
+    return Keys(reading.values, (), typed, faults, tree, readings=[reading], is_translated=True)
 
 
 def run_folder(tree: DictConfig, values: dict[str, JSON], known: Collection[str]) -> list[str]:
@@ -319,10 +321,10 @@ def given_folders(command: CommandLine) -> list[Path]:
 
 def no_start(name: str, starts: Iterable[Path], places: Iterable[Path]) -> str:
     """Write the message for a file to start from that is in none of `starts`, with all the files in `places`."""
-    main = f" (verl's {name} is python -m agentrl.{VERLS_MAINS[name]} here)" if name in VERLS_MAINS else ""
     there = {path: ", ".join(sorted(file.stem for file in path.glob("*.yaml"))) or "none" for path in places}
-    return f"--config-name {name}: no such file in {' or '.join(map(str, starts))}{main}; there are " + "; ".join(
-        f"{names} in {path}" for path, names in there.items()
+    return (
+        f"--config-name {name}: no such file in {' or '.join(map(str, starts))}{advice(name)}; there are "
+        + "; ".join(f"{names} in {path}" for path, names in there.items())
     )
 
 
@@ -425,8 +427,8 @@ class Override:
         if override.package is not None and not any((place / key).is_dir() for place in searched):
             raise ConfigError(
                 f"{text} chooses a YAML file {key}/{override.value()}.yaml for {override.package}, and there is no "
-                f"folder {key} of them: leave it out, and set keys under {override.package}. Of verl's own choices "
-                "model_engine is there (dp or megatron)"
+                f"folder {key} of them: leave it out, and set keys under {override.package}"
+                + advice(f"{key}@{override.package}")
             )
         if is_of_hydra(override):
             fault = fault_of(override, multirun=multirun)
@@ -456,15 +458,11 @@ def checked(keys: Keys, schema: type[SchemaT]) -> SchemaT:
     """Make the config of the schema's defaults and `keys`. Raises ConfigError as `load_config` does."""
     values = resolve(keys, schema)
     values |= corrected(values, keys)
-    faults: list[str]
-    translation: Translation
-    faults, translation = faults_of_names(keys, schema)
-    config = validate(values, schema, [*keys.faults, *faults])
+    config = validate(values, schema, [*keys.faults, *faults_of_names(keys, schema)])
     check(config, keys.given)
-    if keys.translation is not None:
-        for text in without_effect(config, keys.typed):
-            logger.warning("%s", text)
-    tell(config, keys, translation)
+    say(remarks(config))
+    for reading in keys.readings:
+        say(reading.notes(config, keys.typed))
     for path, key in all_keys(schema).items():
         name = values.get(path)
         if isinstance(name, str) and any(isinstance(rule, NamesFile) and rule.is_name(name) for rule, _ in key.rules):
@@ -475,9 +473,9 @@ def checked(keys: Keys, schema: type[SchemaT]) -> SchemaT:
 def corrected(values: Mapping[str, JSON], keys: Keys) -> dict[str, JSON]:
     """Return the correction for stale tokens where they are trained on and the user chose none.
 
-    In verl's keys verl's defaults hold, and a file that holds every key says what was chosen.
+    In a dialect its trainer's defaults hold, and a file that holds every key says what was chosen.
     """
-    if keys.translation is not None or not values.get(STALENESS):
+    if keys.is_translated or not values.get(STALENESS):
         return {}
     if keys.is_whole and not is_at(STALENESS, keys.typed):
         return {}
@@ -488,43 +486,23 @@ def corrected(values: Mapping[str, JSON], keys: Keys) -> dict[str, JSON]:
     return {f"{CORRECTION}.rollout_is": OF_STALE_TOKENS}
 
 
-def tell(config: Section, keys: Keys, translation: Translation) -> None:
-    """Log what is allowed and seldom meant, and what became of verl's keys."""
-    for remark in remarks(config):
-        logger.warning("%s", remark)
-    every = isinstance(config, Config | TuningConfig) and config.trainer.show_verl_notes
-    typed = None if keys.translation is None else keys.typed
-    for text in summary(translation, typed, every=every):
-        logger.warning("%s", text)
-    if keys.translation is not None:
-        said = {name for key in keys.typed for name in (key, *keys.translation.translated.get(key, ()))}
-        for text in differences(config, said):
-            logger.warning("%s", text)
-
-
-def faults_of_names(keys: Keys, schema: type[Section]) -> tuple[list[str], Translation]:
-    """Write the messages for keys that do not exist or are not read; judge those of verl's."""
-    if keys.translation is not None:
-        return [], keys.translation
+def faults_of_names(keys: Keys, schema: type[Section]) -> list[str]:
+    """Write the messages for keys that do not exist or are not read."""
+    if keys.is_translated:
+        return []
     leaves, known, found = leaf_keys(schema), known_by(schema), []
-    unknown = {}
     for key, value in keys.values.items():
         if is_section(key, known):
             if value != {}:
                 found.append(no_section(key, value, known))
-        elif key not in known:
-            unknown[key] = value
         elif key not in leaves and is_at(key, keys.typed):
             near = nearest(key, leaves, 1)
             found.append(
                 f"{key}={value} has no effect: only training reads it"
                 + (f"; did you mean {near[0]}?" if near else f". Leave {key} out")
             )
-    judged = spelled({key: value for key, value in unknown.items() if value != {}}, leaves)
-    found += [*spellings(judged, unknown, has_dialect=schema is Config), *refusals(judged, unknown)]
-    if judged.strangers:
-        found.append(unknown_keys(judged.strangers, list(leaves)))
-    return found, judged
+    found += [fault for reading in keys.readings for fault in reading.faults]
+    return [*found, unknown_keys(keys.strangers, list(leaves))] if keys.strangers else found
 
 
 def resolve(keys: Keys, schema: type[Section]) -> dict[str, JSON]:
@@ -548,17 +526,6 @@ def no_section(section: str, value: object, leaves: Iterable[str]) -> str:
     first = next(leaf for leaf in leaves if leaf.startswith(f"{section}."))
     advice = f". For the defaults leave {section} out" if value is None else ""
     return f"{section}: expected keys under it, e.g. {first}, found {value!r}{advice}"
-
-
-def unknown_keys(strangers: list[str], known: list[str]) -> str:
-    """Write the message for keys that do not exist."""
-    lines = []
-    for key in strangers:
-        near = [one for one in nearest(key, known) if one != key]  # verl has keys in places where they do nothing
-        if (other := OTHER_NAMES.get(key.rpartition(".")[2])) in known:
-            near = [str(other)]
-        lines.append(f"unknown key {key}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
-    return "\n".join(lines) + ("\n(--cfg job prints all keys)" if not all("?" in line for line in lines) else "")
 
 
 def validate(values: Mapping[str, JSON], schema: type[SchemaT], faults: Sequence[str] = ()) -> SchemaT:

@@ -193,3 +193,17 @@ SAMPLERS = Registry(
     base="agentrl.data.sampler:Sampler",
 )
 """The order in which a training takes its rows."""
+
+DIALECTS = Registry(
+    "dialect",
+    "dialect",
+    {
+        "areal": "agentrl.verl.areal:AReaL",
+        "verl": "agentrl.verl.dialect:Verl",
+        "verl-0.2": "agentrl.verl.dialect:Verl",
+    },
+    base="agentrl.config.dialect:Dialect",
+)
+"""Other trainers' ways to write configs (see `agentrl.config.dialect`)."""
+PACKAGES = {"recipe": "verl"}
+"""The dialect that knows a package's classes, where it has another name than the package."""

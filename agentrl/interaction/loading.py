@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pydantic
 
-from agentrl.config.verl_classes import translated
+from agentrl.config.dialect import translated
 from agentrl.errors import ConfigError
 from agentrl.interaction.contract import Interaction
 from agentrl.system.answers import check_after_kill

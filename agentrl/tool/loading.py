@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pydantic
 
-from agentrl.config.verl_classes import translated
+from agentrl.config.dialect import translated
 from agentrl.errors import ConfigError
 from agentrl.system.cassette import Cassette
 from agentrl.system.entries import Entry

@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agentrl.config import Config
-from agentrl.config.checks import check_together
+from agentrl.config.checks import check_together, idle_keys
 from agentrl.config.command_line import parse_command_line
+from agentrl.config.keys import differing
 from agentrl.config.load import compose_keys, resolve, told_as_config_errors, validate
 from agentrl.config.overrides import as_override
 from agentrl.config.rules import shown
-from agentrl.config.verl.dialect import differing, idle_keys
 from agentrl.config.verl.translation import Translation, aloud
 from agentrl.errors import ConfigError
 from agentrl.system.json_value import JSON
+from agentrl.verl.dialect import VerlReading
 from agentrl.verl.launch import CONFIGS, arguments
 from agentrl.verl.shell import UNKNOWN, Command, commands
 
@@ -101,7 +102,8 @@ def judge(launch: Launch) -> Report:
     command = parse_command_line(arguments(launch.words, CONFIGS[launch.module]), "ppo_trainer", Config)
     with told_as_config_errors():
         keys = compose_keys(command, Config)
-    if keys.translation is None:
+    read = next((reading for reading in keys.readings if isinstance(reading, VerlReading)), None)
+    if read is None or not read.is_whole:
         raise ConfigError(f"--config-name {command.config_name} builds on none of verl's trainers: it is our own YAML")
     given = {match[1]: text for text in launch.words if (match := _OVERRIDE.match(text)) is not None}
     faults = list(keys.faults)
@@ -121,7 +123,7 @@ def judge(launch: Launch) -> Report:
         launch,
         command.config_name,
         [*given],
-        keys.translation,
+        read.translation,
         values,
         list(dict.fromkeys(faults)),
         missing,

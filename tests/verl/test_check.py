@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.config import Config, load_config
-from agentrl.config.keys import flatten, leaf_keys
-from agentrl.config.verl.dialect import differing, idle_keys
+from agentrl.config.checks import idle_keys
+from agentrl.config.keys import differing, flatten, leaf_keys
 from agentrl.verl.__main__ import main
 from agentrl.verl.check import judge, launches, page
 from agentrl.verl.launch import arguments

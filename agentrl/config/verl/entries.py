@@ -10,9 +10,8 @@ from typing import Literal
 from agentrl.errors import ConfigError
 from agentrl.system.json_value import JSON
 
-DIALECT, VERL, VERL_0_2 = "dialect", "verl", "verl-0.2"
-"""The key by which a YAML file says that it is written in verl's keys, and its values: of verl as it is now, and of
-verl 0.2 and what was made of it, whose code takes other things from the same keys."""
+VERL_0_2 = "verl-0.2"
+"""The dialect of verl 0.2 and what was made of it, whose code takes other things from the same keys."""
 Kind = Literal["same", "translated", "noted", "refused"]
 """same: a key of ours with the same meaning; translated: other keys or values of ours stand for it; noted: accepted,
 and without effect on the result; refused: it would change the result, and is not here."""

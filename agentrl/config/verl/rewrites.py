@@ -7,8 +7,9 @@ import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from agentrl.config.dialect import DIALECT
 from agentrl.config.registries import ADVANTAGE_ESTIMATORS, LOGGERS, POLICY_LOSSES, REWARD_MANAGERS
-from agentrl.config.verl.entries import DIALECT, VERL_0_2, Refusal, Values
+from agentrl.config.verl.entries import VERL_0_2, Refusal, Values
 from agentrl.system.json_value import JSON, as_object
 from agentrl.system.registry import Registry
 from agentrl.system.targets import is_target

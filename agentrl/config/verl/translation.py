@@ -8,11 +8,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agentrl.config.dialect import DIALECT
 from agentrl.config.keys import leaf_keys
 from agentrl.config.rules import shown
 from agentrl.config.section import Section
 from agentrl.config.verl import rewrites
-from agentrl.config.verl.entries import DIALECT, VERL_0_2, Refusal, Values, VerlKey
+from agentrl.config.verl.entries import VERL_0_2, Refusal, Values, VerlKey
 from agentrl.config.verl.table import VERL_KEYS
 from agentrl.system.json_value import JSON, as_object
 

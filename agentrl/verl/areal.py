@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from agentrl.config.dialect import Dialect, Reading
 from agentrl.config.rules import shown
+from agentrl.config.section import Section
+from agentrl.config.sections.training import Config
 from agentrl.errors import ConfigError
 from agentrl.system.json_value import JSON
 
@@ -126,22 +129,28 @@ GROUPS: Mapping[tuple[str, ...], Callable[[Values], dict[str, JSON]]] = {
 """Keys that are read together, and what makes ours of those that are given."""
 
 
-def read_areal(values: Values) -> tuple[dict[str, JSON], list[str]]:
-    """Replace AReaL's keys by ours: the values, and a line that says what was read as what, for each group of them.
+class AReaL(Dialect):
+    """AReaL's names of keys, in a training's config that is otherwise in our own words."""
 
-    Raises ConfigError for values that have no equal here, and where the same is given under both names.
-    """
-    result, lines = dict(values), []
-    for names, make in GROUPS.items():
-        found = {name: result.pop(name) for name in names if name in result}
-        if not found:
-            continue
-        ours = make(found)
-        both = [key for key in ours if key in values]
-        said = ", ".join(f"{key}={shown(value)}" for key, value in found.items())
-        if both:
-            raise ConfigError(f"{said}, AReaL's names, and {', '.join(both)} say the same; keep one of them")
-        here = ", ".join(f"{k}={shown(v)}" for k, v in ours.items())
-        lines.append(f"{said}, in AReaL's names, is read as {here}" + (OTHER_WAY if "kl_k3" in found.values() else ""))
-        result |= ours
-    return result, lines
+    def spelled(self, unknown: Values, values: Values, schema: type[Section]) -> Reading:
+        """Replace AReaL's keys by ours, with a line that says what was read as what, for each group of them."""
+        reading = Reading(strangers=list(unknown))
+        for names, make in GROUPS.items():
+            found = {name: unknown[name] for name in names if name in unknown}
+            if not found or schema is not Config:
+                continue
+            reading.strangers = [name for name in reading.strangers if name not in found]
+            said = ", ".join(f"{key}={shown(value)}" for key, value in found.items())
+            try:
+                ours = make(found)
+            except ConfigError as error:
+                reading.faults.append(str(error))
+                continue
+            if both := [key for key in ours if key in values]:
+                reading.faults.append(f"{said}, AReaL's names, and {', '.join(both)} say the same; keep one of them")
+                continue
+            here = ", ".join(f"{k}={shown(v)}" for k, v in ours.items())
+            note = OTHER_WAY if "kl_k3" in found.values() else ""
+            reading.said.append(f"{said}, in AReaL's names, is read as {here}{note}")
+            reading.values |= ours
+        return reading

@@ -1,0 +1,84 @@
+"""Dialects: how other trainers write configs, read as ours.
+
+The registry of dialects is text, and no module of a dialect is imported before a config says `dialect: NAME`, has a key
+that is not ours, or names a class of the dialect's trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+from agentrl.config.registries import DIALECTS, PACKAGES
+from agentrl.config.section import Section
+from agentrl.errors import ConfigError
+from agentrl.system.entries import Entry
+from agentrl.system.json_value import JSON
+
+DIALECT = "dialect"
+"""The key by which a YAML file says in which dialect the whole of it is written."""
+
+
+@dataclass(slots=True)
+class Reading:
+    """Keys of a config as a dialect reads them."""
+
+    values: dict[str, JSON] = field(default_factory=dict)
+    """Values of our keys, by dotted path."""
+    faults: list[str] = field(default_factory=list)
+    """Messages about keys and values that are refused."""
+    strangers: list[str] = field(default_factory=list)
+    """Keys that the dialect does not know."""
+    said: list[str] = field(default_factory=list)
+    """Lines that are logged at once, also where the config is wrong."""
+
+    def notes(self, config: Section, typed: Collection[str]) -> list[str]:
+        """Write the lines that are logged once the config is right; `typed`: the keys of the command line."""
+        return []
+
+
+class Dialect:
+    """Another trainer's way to write configs. A subclass overrides what its trainer has."""
+
+    def translate(self, values: Mapping[str, JSON], schema: type[Section]) -> Reading:
+        """Read a whole config that says `dialect: NAME`, interpolations resolved, with that key in it."""
+        raise ConfigError(f"{DIALECT}={values[DIALECT]}: no config is written in it as a whole; leave {DIALECT} out")
+
+    def spelled(self, unknown: Mapping[str, JSON], values: Mapping[str, JSON], schema: type[Section]) -> Reading:
+        """Read the keys of a config in our own words that are not ours; `values` are all of that config."""
+        return Reading(strangers=list(unknown))
+
+    def entry(self, entry: Entry) -> Entry:
+        """Put a class of ours in the place of the trainer's in an entry of a YAML file of tools, interactions or loops.
+
+        Raises ConfigError for a class that nothing stands for.
+        """
+        return entry
+
+    def advice(self, name: str) -> str:
+        """Write what to do about one of the trainer's YAML files, or choices GROUP@PACKAGE, that is not here."""
+        return ""
+
+
+def dialect_of(name: str) -> Dialect:
+    """Make the dialect of a name or target. Raises ConfigError with the known names."""
+    return cast(type[Dialect], DIALECTS.get(name))()
+
+
+def all_dialects() -> list[Dialect]:
+    """Make every dialect that has a name, each once."""
+    return [kind() for kind in dict.fromkeys(cast(type[Dialect], DIALECTS.get(name)) for name in DIALECTS.names())]
+
+
+def advice(name: str) -> str:
+    """Write what dialects advise about a YAML file, or a choice GROUP@PACKAGE, that is not here."""
+    return "".join(dialect.advice(name) for dialect in all_dialects())
+
+
+def translated(entry: Entry) -> Entry:
+    """Return an entry of tools, interactions or loops with our class in the place of another trainer's."""
+    name = entry.values.get("_target_" if "_target_" in entry.values else "class_name")
+    package = name.partition(".")[0] if isinstance(name, str) else ""
+    dialect = PACKAGES.get(package, package)
+    return dialect_of(dialect).entry(entry) if dialect in DIALECTS.names() else entry
