@@ -41,6 +41,21 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     keep_status(session, exitstatus)
 
 
+@pytest.fixture
+def sglang_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang is installed, whatever this machine has: a package that can be found, and fails when it is imported."""
+    package = tmp_path / "site-packages" / "sglang"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise AssertionError('SGLang was imported')\n")
+    monkeypatch.syspath_prepend(str(package.parent))
+
+
+@pytest.fixture
+def sglang_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang is not installed: None in sys.modules is how Python itself marks a module that is not to be found."""
+    monkeypatch.setitem(sys.modules, "sglang", None)
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """`../shared`, with real data sets under `data/`, that is not part of the project; skips the test where absent."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.structure.bounds import BOUNDS
-from tests.structure.counts import measure
+from tests.structure.counts import ANNEXES, measure
 from tests.structure.files import File, read
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -62,6 +62,17 @@ def test_arrows_go_one_way(files: dict[Path, File]) -> None:
         if room_of(other) != "__init__" and height[room_of(other)] > height[room_of(path)]
     ]
     assert not upwards, "\n".join(upwards)
+
+
+def test_the_core_never_imports_the_annex_of_other_trainers(files: dict[Path, File]) -> None:
+    """Not even for types: a config names what is in it, and registries hold the names as text."""
+    found = [
+        f"{path} imports {other}"
+        for path, file in files.items()
+        for other in sorted(file.imports | file.types)
+        if room_of(other) == "verl" and room_of(path) not in ANNEXES
+    ]
+    assert not found, "\n".join(found)
 
 
 def test_no_number_of_the_structure_rises(files: dict[Path, File]) -> None:

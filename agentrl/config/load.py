@@ -51,7 +51,7 @@ from agentrl.config.sections.offline import EvaluateConfig, GenerateConfig
 from agentrl.config.sections.sft import PreferencesConfig, SFTConfig
 from agentrl.config.sections.training import Config
 from agentrl.errors import ConfigError
-from agentrl.system.config_files import configs_dir, find_file
+from agentrl.system.config_files import annexes_configs, configs_dir, find_file
 from agentrl.system.json_value import JSON, as_list
 from agentrl.system.publish import published
 
@@ -296,8 +296,9 @@ def folders_of(command: CommandLine) -> list[Path]:
     Raises ConfigError where the file is in none of them, and for a folder that is not there.
     """
     own = given_folders(command)
-    first = own[:1] if command.config_path is not None else [configs_dir(), *own]
-    places = [*first, *(path for path in [*own, configs_dir()] if path not in first)]
+    ours = [configs_dir(), *annexes_configs()]
+    first = own[:1] if command.config_path is not None else [*ours, *own]
+    places = [*first, *(path for path in [*own, *ours] if path not in first)]
     name = command.config_name.removesuffix(".yaml")
     # A file beside others of one's own is theirs: ours of the same name is not taken instead.
     start = next((path for path in [*first, *own] if (path / f"{name}.yaml").is_file()), None)

@@ -21,10 +21,10 @@ from agentrl.config.keys import differing
 from agentrl.config.load import compose_keys, resolve, told_as_config_errors, validate
 from agentrl.config.overrides import as_override
 from agentrl.config.rules import shown
-from agentrl.config.verl.translation import Translation, aloud
 from agentrl.errors import ConfigError
 from agentrl.system.json_value import JSON
 from agentrl.verl.dialect import VerlReading
+from agentrl.verl.keys.translation import Translation, aloud
 from agentrl.verl.launch import CONFIGS, arguments
 from agentrl.verl.shell import UNKNOWN, Command, commands
 

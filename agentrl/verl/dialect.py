@@ -14,8 +14,10 @@ from agentrl.config.rules import shown
 from agentrl.config.section import Section
 from agentrl.config.sections.sft import TuningConfig
 from agentrl.config.sections.training import Config
-from agentrl.config.verl.entries import Values
-from agentrl.config.verl.translation import (
+from agentrl.system.entries import Entry
+from agentrl.verl.classes import translated
+from agentrl.verl.keys.entries import Values
+from agentrl.verl.keys.translation import (
     Translation,
     refusals,
     spelled,
@@ -24,8 +26,6 @@ from agentrl.config.verl.translation import (
     translate,
     verls_keys,
 )
-from agentrl.config.verl_classes import translated
-from agentrl.system.entries import Entry
 
 MAINS = {
     "generation": "generate",

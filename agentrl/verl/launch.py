@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentrl.config.verl.rewrites import ROLLOUT
-from agentrl.config.verl.table import FIRST_NAMES
-from agentrl.config.verl.translation import first_keys, is_known
+from agentrl.verl.keys.rewrites import ROLLOUT
+from agentrl.verl.keys.table import FIRST_NAMES
+from agentrl.verl.keys.translation import first_keys, is_known
 
 PPO, DAPO, SEARCH_R1 = "ppo_trainer", "dapo_trainer", "search_r1_trainer"
 MEGATRON, FIRST = "ppo_megatron_trainer", "ppo_0_2_trainer"

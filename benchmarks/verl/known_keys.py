@@ -1,9 +1,9 @@
-"""Writes the keys that verl's releases, its recipes and Search-R1's fork have, for agentrl/config/verl/known_keys.txt.
+"""Writes the keys that verl's releases, its recipes and Search-R1's fork have, for agentrl/verl/keys/known_keys.txt.
 
 Each CLONE is a folder with a release of verl (a fork), or with recipes beside it; the trainers' YAML of all of them is
 composed. A key whose value may get keys of its own (an empty mapping, or null) is followed by `.*`.
 
-    python -m benchmarks.verl.known_keys VERL_0.9 VERL_0.7.1 RECIPES ... > agentrl/config/verl/known_keys.txt
+    python -m benchmarks.verl.known_keys VERL_0.9 VERL_0.7.1 RECIPES ... > agentrl/verl/keys/known_keys.txt
 """
 
 from __future__ import annotations

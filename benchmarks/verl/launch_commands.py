@@ -31,10 +31,10 @@ from agentrl.config import Config
 from agentrl.config.command_line import parse_command_line
 from agentrl.config.keys import flatten, leaf_keys
 from agentrl.config.load import compose_keys, resolve, told_as_config_errors, validate
-from agentrl.config.verl.rewrites import REJECTIONS
 from agentrl.errors import ConfigError
 from agentrl.system.json_value import JSON, as_object
 from agentrl.verl.check import Launch, judge, launches
+from agentrl.verl.keys.rewrites import REJECTIONS
 from agentrl.verl.launch import CONFIGS, DAPO, FIRST, PPO, SEARCH_R1, arguments
 from benchmarks.verl.composed import TRAINERS, composed
 from benchmarks.verl.quantities import Release, different

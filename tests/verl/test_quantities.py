@@ -43,7 +43,7 @@ FIRST: dict[str, JSON] = {
 
 @cache
 def main_defaults() -> dict[str, JSON]:
-    with (Path(__file__).parents[1] / "config" / "verl_defaults.csv").open(encoding="utf-8", newline="") as file:
+    with (Path(__file__).parent / "defaults.csv").open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if "0.9.1/fsdp" in row["trainers"].split()]
     return {row["key"]: json.loads(row["default"]) for row in rows}
 

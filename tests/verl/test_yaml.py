@@ -14,13 +14,13 @@ import yaml
 from agentrl.agent_loop import ToolAgentLoop
 from agentrl.agent_loop.registry import load_agent_loops
 from agentrl.config.registries import AGENT_LOOPS
-from agentrl.config.verl_classes import VERL_CLASSES
 from agentrl.errors import ConfigError
 from agentrl.interaction import load_interactions
 from agentrl.system.plugin import import_object
 from agentrl.tool import Tool
 from agentrl.tool.shared import CallLimits
 from agentrl.tool.toolset import ToolSet
+from agentrl.verl.classes import VERL_CLASSES
 from interactions.gsm8k import Gsm8kInteraction
 from tools.check_answer import CheckAnswerTool
 

@@ -5,9 +5,9 @@ Keys are matched by the first entry whose pattern fits. A key without an entry t
 
 from __future__ import annotations
 
-from agentrl.config.verl import rewrites
-from agentrl.config.verl.entries import VerlKey, alias, arranged, noted, only, refused, translated
-from agentrl.config.verl.rewrites import (
+from agentrl.verl.keys import rewrites
+from agentrl.verl.keys.entries import VerlKey, alias, arranged, noted, only, refused, translated
+from agentrl.verl.keys.rewrites import (
     ACTOR,
     ASYNCHRONOUS,
     CORRECTION,

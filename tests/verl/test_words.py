@@ -10,9 +10,9 @@ import pytest
 from agentrl.config import Config, SFTConfig, load_config
 from agentrl.config.sections.offline import EvaluateConfig, GenerateConfig
 from agentrl.config.sections.sft import PreferencesConfig
-from agentrl.config.verl.translation import translate
 from agentrl.errors import ConfigError
 from agentrl.system.json_value import JSON
+from agentrl.verl.keys.translation import translate
 
 ACTOR, TURNS = "actor_rollout_ref.actor", "actor_rollout_ref.rollout.multi_turn"
 MOST = f"{TURNS}.max_assistant_turns"

@@ -12,10 +12,10 @@ from agentrl.config.dialect import DIALECT
 from agentrl.config.keys import leaf_keys
 from agentrl.config.rules import shown
 from agentrl.config.section import Section
-from agentrl.config.verl import rewrites
-from agentrl.config.verl.entries import VERL_0_2, Refusal, Values, VerlKey
-from agentrl.config.verl.table import VERL_KEYS
 from agentrl.system.json_value import JSON, as_object
+from agentrl.verl.keys import rewrites
+from agentrl.verl.keys.entries import VERL_0_2, Refusal, Values, VerlKey
+from agentrl.verl.keys.table import VERL_KEYS
 
 
 @dataclass(slots=True)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from agentrl.config.dialect import DIALECT
 from agentrl.config.registries import ADVANTAGE_ESTIMATORS, LOGGERS, POLICY_LOSSES, REWARD_MANAGERS
-from agentrl.config.verl.entries import VERL_0_2, Refusal, Values
 from agentrl.system.json_value import JSON, as_object
 from agentrl.system.registry import Registry
 from agentrl.system.targets import is_target
+from agentrl.verl.keys.entries import VERL_0_2, Refusal, Values
 
 Translate = Callable[[JSON, Values], dict[str, JSON]]
 MODEL, ACTOR, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.actor", "actor_rollout_ref.rollout"

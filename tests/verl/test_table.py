@@ -14,14 +14,13 @@ import pytest
 
 from agentrl.config import Config, load_config
 from agentrl.config.keys import flatten, leaf_keys
-from agentrl.config.verl.entries import Values
-from agentrl.config.verl.page import page
-from agentrl.config.verl.table import VERL_KEYS
-from agentrl.config.verl.translation import entry_of, translate
 from agentrl.errors import ConfigError
 from agentrl.system.json_value import JSON
+from agentrl.verl.keys.entries import Values
+from agentrl.verl.keys.table import VERL_KEYS
+from agentrl.verl.keys.translation import entry_of, translate
+from benchmarks.verl.page import BEGIN, PAGE, page
 
-PROJECT = Path(__file__).resolve().parents[2]
 TRAINERS = [
     f"{release}/{name}" for release in ("0.9.1", "0.7.1") for name in ("fsdp", "megatron", "veomni", "torchtitan")
 ]
@@ -30,7 +29,7 @@ ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
 @cache
 def rows() -> list[dict[str, str]]:
-    with (Path(__file__).parent / "verl_defaults.csv").open(encoding="utf-8", newline="") as file:
+    with (Path(__file__).parent / "defaults.csv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -179,8 +178,9 @@ def test_translations_set_keys_that_there_are() -> None:
 
 
 def test_the_page_is_that_of_the_table() -> None:
-    """`python -m agentrl.config.verl.page > docs/verl.md` writes it."""
-    assert (PROJECT / "docs" / "verl.md").read_text(encoding="utf-8") == page()
+    """`python -m benchmarks.verl.page` writes it."""
+    text = PAGE.read_text(encoding="utf-8")
+    assert text.count(BEGIN) == 1 and text == page(text)
 
 
 def test_few_keys_of_public_commands_are_unknown(shared_data: Path) -> None:

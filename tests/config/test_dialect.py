@@ -1,0 +1,122 @@
+"""Dialects: found by name, a user's too, and only where a config is not in our own words."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl.config import SFTConfig, load_config
+from agentrl.config.registries import DIALECTS
+from agentrl.errors import ConfigError
+from agentrl.tool.toolset import ToolSet
+
+MINE = """
+from agentrl.config.dialect import Dialect, Reading
+
+
+class Told(Reading):
+    def notes(self, config, typed):
+        return [f"typed: {sorted(typed)}, trained on {config.data.train_files}"]
+
+
+class Mine(Dialect):
+    def translate(self, values, schema):
+        faults = ["steps: expected below 9"] if values["steps"] == 9 else []
+        return Told({"data.train_files": values["input"], "trainer.total_training_steps": values["steps"]}, faults)
+
+    def spelled(self, unknown, values, schema):
+        batch = unknown.get("batch")
+        if batch is None:
+            return Reading(strangers=list(unknown))
+        strangers = [key for key in unknown if key != "batch"]
+        return Told({"data.train_batch_size": batch}, strangers=strangers, said=[f"batch={batch} is read"])
+
+    def entry(self, entry):
+        entry.values["class_name"] = "tools.calculator.CalculatorTool"
+        return entry
+
+    def advice(self, name):
+        return " (write job)" if name == "their_job" else ""
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "job.yaml").write_text(f"dialect: {tmp_path}/mine.py:Mine\ninput: x.parquet\nsteps: 3\n")
+    return tmp_path
+
+
+@pytest.fixture
+def named(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the dialect the name `theirs`."""
+    monkeypatch.setattr(DIALECTS, "_registered", {})
+    DIALECTS.register("theirs")(DIALECTS.get(f"{mine}/mine.py:Mine"))
+
+
+def test_a_config_in_our_own_words_imports_no_dialect() -> None:
+    program = (
+        "import sys\n"
+        "from agentrl.config import load_config\n"
+        "from agentrl.tool.toolset import ToolSet\n"
+        "def annex(): return [name for name in sys.modules if name.startswith('agentrl.verl')]\n"
+        "load_config(['trainer.total_epochs=3', 'algorithm=ppo'])\n"
+        "ToolSet.from_yaml('tools/calculator.yaml')\n"
+        "assert not annex(), annex()\n"
+        "load_config(['rollout.max_head_offpolicyness=0'])\n"
+        "assert annex(), 'the same program sees one that is imported'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_users_dialect_reads_a_whole_config(mine: Path, caplog: pytest.LogCaptureFixture) -> None:
+    argv = ["--config-path", str(mine), "--config-name", "job"]
+    config = load_config([*argv, "++input=y.parquet"])
+    assert (config.data.train_files, config.trainer.total_training_steps) == ("y.parquet", 3)
+    assert "typed: ['input'], trained on y.parquet" in caplog.messages
+    with pytest.raises(ConfigError, match=r"^steps: expected below 9$"):
+        load_config([*argv, "++steps=9"])
+
+
+@pytest.mark.usefixtures("named")
+def test_a_registered_dialect_reads_keys_that_are_not_ours(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        config = load_config(["batch=32"])
+    assert config.data.train_batch_size == 32
+    assert caplog.messages.index("batch=32 is read") < [text[:5] for text in caplog.messages].index("typed")
+    with pytest.raises(ConfigError, match=r"^unknown key batches"):
+        load_config(["batch=32", "batches=9"])
+    with pytest.raises(ConfigError, match=r"no such file in .* \(write job\); there are"):
+        load_config([], "their_job")
+
+
+@pytest.mark.usefixtures("named")
+def test_a_registered_dialect_is_asked_for_classes_of_its_package(tmp_path: Path) -> None:
+    (tmp_path / "tools.yaml").write_text("tools: [{class_name: theirs.tools.Sums}]")
+    assert ToolSet.from_yaml(str(tmp_path / "tools.yaml")).names == ToolSet.from_yaml("tools/calculator.yaml").names
+    (tmp_path / "tools.yaml").write_text("tools: [{class_name: others.tools.Sums}]")
+    with pytest.raises(ConfigError, match="others"):
+        ToolSet.from_yaml(str(tmp_path / "tools.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("vrl", r"^dialect: unknown dialect 'vrl'; did you mean 'verl'\?; known are areal, verl, verl-0\.2, or"),
+        ("areal", r"^dialect=areal: no config is written in it as a whole; leave dialect out$"),
+        ("pathlib:Path", r"^dialect: expected a subclass of agentrl\.config\.dialect\.Dialect as dialect"),
+    ],
+)
+def test_what_is_no_dialect_is_refused(name: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_config([f"dialect='{name}'"])
+
+
+def test_only_trainings_are_written_in_a_dialect() -> None:
+    with pytest.raises(ConfigError, match="unknown key dialect"):
+        load_config(["data.train_files=x", "model.path=m", "dialect=verl"], "sft", SFTConfig)
