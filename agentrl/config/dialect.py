@@ -6,9 +6,8 @@ that is not ours, or names a class of the dialect's trainer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import cast
 
 from agentrl.config.registries import DIALECTS, PACKAGES
 from agentrl.config.section import Section
@@ -38,37 +37,34 @@ class Reading:
         return []
 
 
+@dataclass(frozen=True, slots=True)
 class Dialect:
-    """Another trainer's way to write configs. A subclass overrides what its trainer has."""
+    """Another trainer's way to write configs, as functions: those that its trainer has no use for are left out."""
 
-    def translate(self, values: Mapping[str, JSON], schema: type[Section]) -> Reading:
-        """Read a whole config that says `dialect: NAME`, interpolations resolved, with that key in it."""
-        raise ConfigError(f"{DIALECT}={values[DIALECT]}: no config is written in it as a whole; leave {DIALECT} out")
-
-    def spelled(self, unknown: Mapping[str, JSON], values: Mapping[str, JSON], schema: type[Section]) -> Reading:
-        """Read the keys of a config in our own words that are not ours; `values` are all of that config."""
-        return Reading(strangers=list(unknown))
-
-    def entry(self, entry: Entry) -> Entry:
-        """Put a class of ours in the place of the trainer's in an entry of a YAML file of tools, interactions or loops.
-
-        Raises ConfigError for a class that nothing stands for.
-        """
-        return entry
-
-    def advice(self, name: str) -> str:
-        """Write what to do about one of the trainer's YAML files, or choices GROUP@PACKAGE, that is not here."""
-        return ""
+    whole: Callable[[Mapping[str, JSON], type[Section]], Reading] | None = None
+    """Reads a whole config that says `dialect: NAME`, by its values (interpolations resolved) and the schema."""
+    spelled: Callable[[Mapping[str, JSON], Mapping[str, JSON], type[Section]], Reading] = (
+        lambda unknown, values, schema: Reading(strangers=list(unknown))
+    )
+    """Reads the keys of a config in our own words that are not ours, by them, all values that are, and the schema."""
+    entry: Callable[[Entry], Entry] = lambda entry: entry
+    """Puts a class of ours in the place of the trainer's in an entry of a YAML file of tools, interactions or loops.
+    Raises ConfigError for a class that nothing stands for."""
+    advice: Callable[[str], str] = lambda name: ""
+    """Writes what to do about one of the trainer's YAML files, or choices GROUP@PACKAGE, that is not here."""
 
 
 def dialect_of(name: str) -> Dialect:
-    """Make the dialect of a name or target. Raises ConfigError with the known names."""
-    return cast(type[Dialect], DIALECTS.get(name))()
+    """Find the dialect of a name or target. Raises ConfigError with the known names."""
+    found = DIALECTS.get(name)
+    if not isinstance(found, Dialect):
+        raise ConfigError(f"{DIALECT}={name}: expected a Dialect of agentrl.config.dialect, found {found!r:.200}")
+    return found
 
 
 def all_dialects() -> list[Dialect]:
-    """Make every dialect that has a name, each once."""
-    return [kind() for kind in dict.fromkeys(cast(type[Dialect], DIALECTS.get(name)) for name in DIALECTS.names())]
+    """List every dialect that has a name, each once."""
+    return list(dict.fromkeys(dialect_of(name) for name in DIALECTS.names()))
 
 
 def advice(name: str) -> str:

@@ -51,7 +51,7 @@ from agentrl.config.sections.offline import EvaluateConfig, GenerateConfig
 from agentrl.config.sections.sft import PreferencesConfig, SFTConfig
 from agentrl.config.sections.training import Config
 from agentrl.errors import ConfigError
-from agentrl.system.config_files import annexes_configs, configs_dir, find_file
+from agentrl.system.config_files import PACKAGE, configs_dir, find_file
 from agentrl.system.json_value import JSON, as_list
 from agentrl.system.publish import published
 
@@ -261,7 +261,9 @@ def translated_keys(
     given = OmegaConf.to_container(without_hydra(tree), resolve=True)
     values = flatten(given, leaf_keys(schema))  # type: ignore[arg-type]
     found = {key: value for key, value in values.items() if not is_at(key, deleted)}
-    reading = dialect_of(str(found[DIALECT])).translate(found, schema)
+    if (read := dialect_of(str(found[DIALECT])).whole) is None:
+        raise ConfigError(f"{DIALECT}={found[DIALECT]}: no config is written in it as a whole; leave {DIALECT} out")
+    reading = read(found, schema)
     say(reading.said)
     faults += [*reading.faults, *run_folder(tree, reading.values, leaf_keys(schema))]
     return Keys(reading.values, (), typed, faults, tree, readings=[reading], is_translated=True)
@@ -296,7 +298,7 @@ def folders_of(command: CommandLine) -> list[Path]:
     Raises ConfigError where the file is in none of them, and for a folder that is not there.
     """
     own = given_folders(command)
-    ours = [configs_dir(), *annexes_configs()]
+    ours = [configs_dir(), *sorted(PACKAGE.glob("*/configs"))]  # those of the rooms behind
     first = own[:1] if command.config_path is not None else [*ours, *own]
     places = [*first, *(path for path in [*own, *ours] if path not in first)]
     name = command.config_name.removesuffix(".yaml")

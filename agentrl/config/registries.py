@@ -198,11 +198,10 @@ DIALECTS = Registry(
     "dialect",
     "dialect",
     {
-        "areal": "agentrl.verl.areal:AReaL",
-        "verl": "agentrl.verl.dialect:Verl",
-        "verl-0.2": "agentrl.verl.dialect:Verl",
+        "areal": "agentrl.verl.areal:AREAL",
+        "verl": "agentrl.verl.dialect:VERL",
+        "verl-0.2": "agentrl.verl.dialect:VERL",
     },
-    base="agentrl.config.dialect:Dialect",
 )
 """Other trainers' ways to write configs (see `agentrl.config.dialect`)."""
 PACKAGES = {"recipe": "verl"}

@@ -16,11 +16,6 @@ def configs_dir() -> Path:
     return installed if installed.is_dir() else PACKAGE.parent / "configs"
 
 
-def annexes_configs() -> list[Path]:
-    """List the folders of YAML files to start from that rooms of the package bring: `agentrl/<room>/configs/`."""
-    return sorted(PACKAGE.glob("*/configs"))
-
-
 def find_file(key: str, name: str) -> str:
     """Find a file in the working directory, else in `configs/`. Raises ConfigError where it is in neither."""
     for folder in (Path(), configs_dir()):

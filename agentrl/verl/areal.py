@@ -129,28 +129,28 @@ GROUPS: Mapping[tuple[str, ...], Callable[[Values], dict[str, JSON]]] = {
 """Keys that are read together, and what makes ours of those that are given."""
 
 
-class AReaL(Dialect):
-    """AReaL's names of keys, in a training's config that is otherwise in our own words."""
+def read_areal(unknown: Values, values: Values, schema: type[Section]) -> Reading:
+    """Replace AReaL's keys in a training's config by ours; a line for each group of them says what was read as what."""
+    reading = Reading(strangers=list(unknown))
+    for names, make in GROUPS.items():
+        found = {name: unknown[name] for name in names if name in unknown}
+        if not found or schema is not Config:
+            continue
+        reading.strangers = [name for name in reading.strangers if name not in found]
+        said = ", ".join(f"{key}={shown(value)}" for key, value in found.items())
+        try:
+            ours = make(found)
+        except ConfigError as error:
+            reading.faults.append(str(error))
+            continue
+        if both := [key for key in ours if key in values]:
+            reading.faults.append(f"{said}, AReaL's names, and {', '.join(both)} say the same; keep one of them")
+            continue
+        here = ", ".join(f"{k}={shown(v)}" for k, v in ours.items())
+        note = OTHER_WAY if "kl_k3" in found.values() else ""
+        reading.said.append(f"{said}, in AReaL's names, is read as {here}{note}")
+        reading.values |= ours
+    return reading
 
-    def spelled(self, unknown: Values, values: Values, schema: type[Section]) -> Reading:
-        """Replace AReaL's keys by ours, with a line that says what was read as what, for each group of them."""
-        reading = Reading(strangers=list(unknown))
-        for names, make in GROUPS.items():
-            found = {name: unknown[name] for name in names if name in unknown}
-            if not found or schema is not Config:
-                continue
-            reading.strangers = [name for name in reading.strangers if name not in found]
-            said = ", ".join(f"{key}={shown(value)}" for key, value in found.items())
-            try:
-                ours = make(found)
-            except ConfigError as error:
-                reading.faults.append(str(error))
-                continue
-            if both := [key for key in ours if key in values]:
-                reading.faults.append(f"{said}, AReaL's names, and {', '.join(both)} say the same; keep one of them")
-                continue
-            here = ", ".join(f"{k}={shown(v)}" for k, v in ours.items())
-            note = OTHER_WAY if "kl_k3" in found.values() else ""
-            reading.said.append(f"{said}, in AReaL's names, is read as {here}{note}")
-            reading.values |= ours
-        return reading
+
+AREAL = Dialect(spelled=read_areal)

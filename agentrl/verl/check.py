@@ -23,7 +23,6 @@ from agentrl.config.overrides import as_override
 from agentrl.config.rules import shown
 from agentrl.errors import ConfigError
 from agentrl.system.json_value import JSON
-from agentrl.verl.dialect import VerlReading
 from agentrl.verl.keys.translation import Translation, aloud
 from agentrl.verl.launch import CONFIGS, arguments
 from agentrl.verl.shell import UNKNOWN, Command, commands
@@ -102,8 +101,8 @@ def judge(launch: Launch) -> Report:
     command = parse_command_line(arguments(launch.words, CONFIGS[launch.module]), "ppo_trainer", Config)
     with told_as_config_errors():
         keys = compose_keys(command, Config)
-    read = next((reading for reading in keys.readings if isinstance(reading, VerlReading)), None)
-    if read is None or not read.is_whole:
+    read = next((reading for reading in keys.readings if isinstance(reading, Translation) and reading.is_whole), None)
+    if read is None:
         raise ConfigError(f"--config-name {command.config_name} builds on none of verl's trainers: it is our own YAML")
     given = {match[1]: text for text in launch.words if (match := _OVERRIDE.match(text)) is not None}
     faults = list(keys.faults)
@@ -123,7 +122,7 @@ def judge(launch: Launch) -> Report:
         launch,
         command.config_name,
         [*given],
-        read.translation,
+        read,
         values,
         list(dict.fromkeys(faults)),
         missing,

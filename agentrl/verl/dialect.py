@@ -1,31 +1,25 @@
-"""verl's dialect: a YAML file that says `dialect: verl` is written in verl's keys, and has verl's defaults.
+"""verl's dialect: its keys (`keys/`), and the YAML files and classes that its commands and YAML files name.
 
-`dialect: verl-0.2` is that of verl's first releases: the same keys, of which their code made something else.
+A YAML file that says `dialect: verl` is written in verl's keys, and has verl's defaults. `dialect: verl-0.2` is the
+dialect of verl's first releases: the same keys, of which their code made something else.
+
+A class of a recipe whose file is there, and finds what it imports, is the user's own, with its imports changed, and is
+loaded as it is. Else, as in a checkout of the recipes, ours stands for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import importlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
-from agentrl.config.checks import idle_keys
-from agentrl.config.dialect import Dialect, Reading
-from agentrl.config.keys import differing, leaf_keys, unknown_keys
-from agentrl.config.rules import shown
-from agentrl.config.section import Section
-from agentrl.config.sections.sft import TuningConfig
-from agentrl.config.sections.training import Config
+from agentrl.config.dialect import Dialect
 from agentrl.system.entries import Entry
-from agentrl.verl.classes import translated
-from agentrl.verl.keys.entries import Values
-from agentrl.verl.keys.translation import (
-    Translation,
-    refusals,
-    spelled,
-    spellings,
-    summary,
-    translate,
-    verls_keys,
-)
+from agentrl.system.json_value import JSON
+from agentrl.verl.keys.translation import spelled, translate
+
+logger = logging.getLogger(__name__)
 
 MAINS = {
     "generation": "generate",
@@ -35,64 +29,137 @@ MAINS = {
     "sft_trainer_engine": "sft",
 }
 """YAML files of verl's other mains, and the module that does their work here."""
+SANDBOX = {
+    "sandbox_fusion_url": "url",
+    "num_workers": "max_concurrent",
+    "rate_limit": "max_concurrent",
+    "default_timeout": "run_timeout",
+    "default_language": "language",
+    "enable_global_rate_limit": None,
+}
+RETRIEVER = {
+    "retrieval_service_url": "url",
+    "num_workers": "max_concurrent",
+    "rate_limit": "max_concurrent",
+    "enable_global_rate_limit": None,
+}
+MCP = {
+    "mcp_servers_config_path": "servers_file",
+    "tool_selected_list": "tools",
+    "rate_limit": "max_rate",
+    "num_workers": None,
+    "enable_global_rate_limit": None,
+}
+OWN_CODE = (
+    "is code of verl's that has no equal here. Bring its file, with its imports changed to agentrl.verl, and name the "
+    "class where it then is"
+)
 
 
-class VerlReading(Reading):
-    """Keys of a config as verl's dialect reads them."""
+@dataclass(frozen=True, slots=True)
+class VerlClass:
+    """A class of verl's, and what stands for it."""
 
-    def __init__(self, found: Translation, faults: list[str], *, is_whole: bool) -> None:
-        super().__init__(found.values if is_whole else {}, faults, found.strangers)
-        self.translation, self.is_whole = found, is_whole
-
-    def notes(self, config: Section, typed: Collection[str]) -> list[str]:
-        """Write what became of verl's keys, and where a whole config holds verl's defaults in place of ours."""
-        every = isinstance(config, Config | TuningConfig) and config.trainer.show_verl_notes
-        if not self.is_whole:
-            return summary(self.translation, None, every=every)
-        said = {name for key in typed for name in (key, *self.translation.translated.get(key, ()))}
-        told = summary(self.translation, typed, every=every)
-        return [*without_effect(config, typed), *told, *differences(config, said)]
+    ours: str = ""
+    """Dotted name; empty where nothing of ours does the same."""
+    keys: Mapping[str, str | None] = field(default_factory=dict)
+    """Our name of each key of its config; None: it has no effect here. The others have the same names. Where two keys
+    have one name, the smaller value holds."""
+    config: Mapping[str, JSON] = field(default_factory=dict)
+    """Further keys of our class."""
+    why: str = OWN_CODE
+    """Advice where nothing stands for it."""
 
 
-class Verl(Dialect):
-    """verl's keys, classes and YAML files."""
+_SANDBOX_TOOL = VerlClass("tools.code_interpreter.CodeInterpreterTool", SANDBOX)
+_MCP_TOOLS = VerlClass("tools.mcp.MCPTools", MCP)
+_GSM8K_TOOL = VerlClass("tools.check_answer.CheckAnswerTool", config={"scorer": "gsm8k"})
+_TOOL_LOOP = VerlClass("agentrl.agent_loop.ToolAgentLoop")
+_DAYTONA = VerlClass(
+    why="runs programs in Daytona's cloud. Start a sandbox (python -m sandbox.server) and name "
+    "tools.code_interpreter.CodeInterpreterTool with `config: {url: ...}`, or bring its file, with its imports changed "
+    "to agentrl.verl"
+)
 
-    def translate(self, values: Values, schema: type[Section]) -> VerlReading:
-        """Translate a config in verl's keys."""
-        found = translate(values, schema)
-        faults = refusals(found, values)
-        if found.strangers:
-            faults.append(unknown_keys(found.strangers, [*leaf_keys(schema), *verls_keys()]))
-        return VerlReading(found, faults, is_whole=True)
-
-    def spelled(self, unknown: Values, values: Values, schema: type[Section]) -> VerlReading:
-        """Note verl's keys without effect here, and refuse its spellings of ours."""
-        found = spelled(unknown, leaf_keys(schema))
-        faults = [*spellings(found, unknown, has_dialect=schema is Config), *refusals(found, unknown)]
-        return VerlReading(found, faults, is_whole=False)
-
-    def entry(self, entry: Entry) -> Entry:
-        """Put our class and keys in the place of verl's."""
-        return translated(entry)
-
-    def advice(self, name: str) -> str:
-        """Write which main does the work of one of verl's, and which of verl's choices there is."""
-        if "@" in name:
-            return ". Of verl's own choices model_engine is there (dp or megatron)"
-        return f" (verl's {name} is python -m agentrl.{MAINS[name]} here)" if name in MAINS else ""
-
-
-def without_effect(config: Section, typed: Collection[str]) -> list[str]:
-    """Write one note for the keys of a command that have no effect in it, which verl allows."""
-    found = idle_keys(config, typed).values()
-    return [f"without effect in this command: {', '.join(found)}"] if found else []
+VERL_CLASSES: dict[str, VerlClass] = {
+    "verl.tools.gsm8k_tool.Gsm8kTool": _GSM8K_TOOL,
+    "recipe.partial_rollout.tools.gsm8k_tool.Gsm8kTool": _GSM8K_TOOL,
+    "verl.tools.geo3k_tool.Geo3kTool": VerlClass("tools.check_answer.CheckAnswerTool", config={"scorer": "math"}),
+    "verl.tools.sandbox_fusion_tools.SandboxFusionTool": _SANDBOX_TOOL,
+    "recipe.retool.retool.CustomSandboxFusionTool": _SANDBOX_TOOL,
+    "recipe.spo.spo_retool.CustomSandboxFusionTool": _SANDBOX_TOOL,
+    "recipe.retool.daytona_sandbox_tool.CustomDaytonaSandboxTool": _DAYTONA,
+    "verl.tools.search_tool.SearchTool": VerlClass("tools.remote_search.RemoteSearchTool", RETRIEVER),
+    "verl.tools.mcp_base_tool.MCPBaseTool": _MCP_TOOLS,
+    "verl.tools.mcp_search_tool.MCPSearchTool": _MCP_TOOLS,
+    "verl.tools.image_zoom_in_tool.ImageZoomInTool": VerlClass(),
+    "verl.interactions.gsm8k_interaction.Gsm8kInteraction": VerlClass("interactions.gsm8k.Gsm8kInteraction"),
+    "verl.interactions.weather_interaction.WeatherInteraction": VerlClass(),
+    "recipe.collabllm.collabllm_interation.CollabLLMInteraction": VerlClass(),
+    "verl.experimental.agent_loop.single_turn_agent_loop.SingleTurnAgentLoop": VerlClass(
+        "agentrl.agent_loop.SingleTurnLoop"
+    ),
+    "verl.experimental.agent_loop.tool_agent_loop.ToolAgentLoop": _TOOL_LOOP,
+    "recipe.spo.agent_loop.spo_tool_agent_loop.SPOToolAgentLoop": _TOOL_LOOP,
+    "recipe.langgraph_agent.example.math_expression.MathExpressionReactAgentLoop": VerlClass(),
+    "recipe.collabllm.collabllm_agent_loop.CollabLLMAgentLoop": VerlClass(),
+}
 
 
-def differences(config: Section, typed: Collection[str]) -> list[str]:
-    """Write one note for the values that are not agentrl's defaults, and that the command does not say."""
-    found = [
-        f"{key}={shown(value)} ({shown(default)})"
-        for key, (value, default) in differing(config).items()
-        if key not in typed
-    ]
-    return [f"verl's defaults hold, agentrl's in parentheses: {', '.join(found)}"] if found else []
+def translated(entry: Entry) -> Entry:
+    """Return an entry of tools, interactions or loops with our class and keys in place of verl's.
+
+    Any other entry is returned as it is. Raises ConfigError for a class of verl's that nothing stands for.
+    """
+    key = "_target_" if "_target_" in entry.values else "class_name"
+    name = entry.values.get(key)
+    if not isinstance(name, str) or not name.startswith(("verl.", "recipe.")) or _is_users(name):
+        return entry
+    known = VERL_CLASSES.get(name, VerlClass())
+    if not known.ours:
+        raise entry.error(f"{name} {known.why}")
+    values = {**entry.values, key: known.ours}
+    if key == "class_name":
+        config = dict(entry.mapping("config"))
+        if known is _MCP_TOOLS:
+            config |= entry.mapping("mcp")
+            values.pop("mcp", None)
+        values["config"] = _config(config, known)
+    logger.info("%s: %s stands for %s", entry.where, known.ours, name)
+    return replace(entry, values=values)
+
+
+def _config(config: Mapping[str, object], known: VerlClass) -> dict[str, object]:
+    """Write verl's keys of a class's config as ours."""
+    ours: dict[str, object] = dict(known.config)
+    for name, value in config.items():
+        target = known.keys.get(name, name)
+        if target is None:
+            continue
+        before = ours.get(target)
+        if isinstance(before, int | float) and isinstance(value, int | float):
+            value = min(before, value)
+        ours[target] = value
+    return ours
+
+
+def _is_users(name: str) -> bool:
+    """Say whether a class of a recipe is in a file that can be imported; verl's own classes never are a user's."""
+    try:
+        if name.startswith("recipe."):
+            importlib.import_module(name.rpartition(".")[0])
+    except ModuleNotFoundError:
+        return False
+    except Exception:
+        return True  # what is wrong with it is told where it is loaded
+    return name.startswith("recipe.")
+
+
+def advice(name: str) -> str:
+    """Write which main does the work of one of verl's, and which of verl's choices there is."""
+    if "@" in name:
+        return ". Of verl's own choices model_engine is there (dp or megatron)"
+    return f" (verl's {name} is python -m agentrl.{MAINS[name]} here)" if name in MAINS else ""
+
+
+VERL = Dialect(translate, spelled, translated, advice)

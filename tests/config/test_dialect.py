@@ -23,31 +23,31 @@ class Told(Reading):
         return [f"typed: {sorted(typed)}, trained on {config.data.train_files}"]
 
 
-class Mine(Dialect):
-    def translate(self, values, schema):
-        faults = ["steps: expected below 9"] if values["steps"] == 9 else []
-        return Told({"data.train_files": values["input"], "trainer.total_training_steps": values["steps"]}, faults)
+def whole(values, schema):
+    faults = ["steps: expected below 9"] if values["steps"] == 9 else []
+    return Told({"data.train_files": values["input"], "trainer.total_training_steps": values["steps"]}, faults)
 
-    def spelled(self, unknown, values, schema):
-        batch = unknown.get("batch")
-        if batch is None:
-            return Reading(strangers=list(unknown))
-        strangers = [key for key in unknown if key != "batch"]
-        return Told({"data.train_batch_size": batch}, strangers=strangers, said=[f"batch={batch} is read"])
 
-    def entry(self, entry):
-        entry.values["class_name"] = "tools.calculator.CalculatorTool"
-        return entry
+def spelled(unknown, values, schema):
+    if "batch" not in unknown:
+        return Reading(strangers=list(unknown))
+    said = [f"batch={unknown['batch']} is read"]
+    return Told({"data.train_batch_size": unknown["batch"]}, strangers=[*unknown][1:], said=said)
 
-    def advice(self, name):
-        return " (write job)" if name == "their_job" else ""
+
+def entry(entry):
+    entry.values["class_name"] = "tools.calculator.CalculatorTool"
+    return entry
+
+
+MINE = Dialect(whole, spelled, entry, lambda name: " (write job)" if name == "their_job" else "")
 """
 
 
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
     (tmp_path / "mine.py").write_text(MINE)
-    (tmp_path / "job.yaml").write_text(f"dialect: {tmp_path}/mine.py:Mine\ninput: x.parquet\nsteps: 3\n")
+    (tmp_path / "job.yaml").write_text(f"dialect: {tmp_path}/mine.py:MINE\ninput: x.parquet\nsteps: 3\n")
     return tmp_path
 
 
@@ -55,7 +55,7 @@ def mine(tmp_path: Path) -> Path:
 def named(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give the dialect the name `theirs`."""
     monkeypatch.setattr(DIALECTS, "_registered", {})
-    DIALECTS.register("theirs")(DIALECTS.get(f"{mine}/mine.py:Mine"))
+    DIALECTS.register("theirs")(DIALECTS.get(f"{mine}/mine.py:MINE"))
 
 
 def test_a_config_in_our_own_words_imports_no_dialect() -> None:
@@ -109,7 +109,7 @@ def test_a_registered_dialect_is_asked_for_classes_of_its_package(tmp_path: Path
     [
         ("vrl", r"^dialect: unknown dialect 'vrl'; did you mean 'verl'\?; known are areal, verl, verl-0\.2, or"),
         ("areal", r"^dialect=areal: no config is written in it as a whole; leave dialect out$"),
-        ("pathlib:Path", r"^dialect: expected a subclass of agentrl\.config\.dialect\.Dialect as dialect"),
+        ("pathlib:Path", r"^dialect=pathlib:Path: expected a Dialect of agentrl\.config\.dialect, found"),
     ],
 )
 def test_what_is_no_dialect_is_refused(name: str, said: str) -> None:

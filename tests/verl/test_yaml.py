@@ -20,7 +20,7 @@ from agentrl.system.plugin import import_object
 from agentrl.tool import Tool
 from agentrl.tool.shared import CallLimits
 from agentrl.tool.toolset import ToolSet
-from agentrl.verl.classes import VERL_CLASSES
+from agentrl.verl.dialect import VERL_CLASSES
 from interactions.gsm8k import Gsm8kInteraction
 from tools.check_answer import CheckAnswerTool
 

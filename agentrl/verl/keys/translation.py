@@ -8,10 +8,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentrl.config.dialect import DIALECT
-from agentrl.config.keys import leaf_keys
+from agentrl.config.checks import idle_keys
+from agentrl.config.dialect import DIALECT, Reading
+from agentrl.config.keys import differing, leaf_keys, unknown_keys
 from agentrl.config.rules import shown
 from agentrl.config.section import Section
+from agentrl.config.sections.sft import TuningConfig
+from agentrl.config.sections.training import Config
 from agentrl.system.json_value import JSON, as_object
 from agentrl.verl.keys import rewrites
 from agentrl.verl.keys.entries import VERL_0_2, Refusal, Values, VerlKey
@@ -19,11 +22,11 @@ from agentrl.verl.keys.table import VERL_KEYS
 
 
 @dataclass(slots=True)
-class Translation:
+class Translation(Reading):
     """The keys of a config by how each was treated."""
 
-    values: dict[str, JSON] = field(default_factory=dict)
-    """Values of our keys."""
+    is_whole: bool = False
+    """The whole config is written in verl's keys."""
     same: list[str] = field(default_factory=list)
     """Keys that stand for themselves."""
     translated: dict[str, dict[str, JSON]] = field(default_factory=dict)
@@ -34,8 +37,14 @@ class Translation:
     """Notes that are always told."""
     refused: dict[str, str] = field(default_factory=dict)
     """The reason for each key whose value would change the result and is not here."""
-    strangers: list[str] = field(default_factory=list)
-    """Keys that are neither ours nor verl's."""
+
+    def notes(self, config: Section, typed: Collection[str]) -> list[str]:
+        """Write what became of verl's keys, and where a whole config holds verl's defaults in place of ours."""
+        every = isinstance(config, Config | TuningConfig) and config.trainer.show_verl_notes
+        if not self.is_whole:
+            return summary(self, None, every=every)
+        said = {name for key in typed for name in (key, *self.translated.get(key, ()))}
+        return [*without_effect(config, typed), *summary(self, typed, every=every), *differences(config, said)]
 
 
 @functools.cache
@@ -48,11 +57,6 @@ def known_keys() -> frozenset[str]:
 def first_keys() -> frozenset[str]:
     """Read the keys that verl's first releases have: 0.1, 0.2 and 0.3.0, whose code reads some of them otherwise."""
     return frozenset(Path(__file__).with_name("first_keys.txt").read_text(encoding="utf-8").split())
-
-
-def verls_keys() -> list[str]:
-    """List verl's keys by name."""
-    return [key.removesuffix(".*") for key in known_keys()]
 
 
 def is_known(key: str) -> bool:
@@ -74,7 +78,7 @@ def entry_of(key: str) -> VerlKey | None:
 
 def translate(values: Values, schema: type[Section]) -> Translation:
     """Translate the values of a config in verl's keys, interpolations resolved; the dialect's key may be with them."""
-    found, leaves = Translation(), leaf_keys(schema)
+    found, leaves = Translation(is_whole=True), leaf_keys(schema)
     entries = {key: entry_of(key) for key in values if key != DIALECT}
     for key, entry in entries.items():
         if entry is None and key in leaves:
@@ -87,6 +91,9 @@ def translate(values: Values, schema: type[Section]) -> Translation:
             _apply(entry, key, values, found)
     if values.get(DIALECT) == VERL_0_2:
         found.loud[f"{DIALECT}={VERL_0_2}"] = rewrites.first_releases(values)
+    found.faults = refusals(found, values)
+    if found.strangers:
+        found.faults.append(unknown_keys(found.strangers, [*leaves, *(key.removesuffix(".*") for key in known_keys())]))
     return found
 
 
@@ -124,13 +131,13 @@ def _ours(entry: VerlKey, key: str, values: Values) -> dict[str, JSON]:
     return {}
 
 
-def spelled(unknown: Mapping[str, JSON], leaves: Collection[str]) -> Translation:
+def spelled(unknown: Values, values: Values, schema: type[Section]) -> Translation:
     """Judge keys that the schema does not have, where verl's spellings are not asked for.
 
     What has no effect is noted; what another key stands for is refused with the name of that key. A key of verl's that
-    ends one of `leaves`, the schema's, is a shortened one of those, and so a stranger.
+    ends one of the schema's is a shortened one of those, and so a stranger.
     """
-    found = Translation()
+    found, leaves = Translation(), leaf_keys(schema)
     for key in unknown:
         entry = entry_of(key)
         if unknown[key] is None and is_known(key):
@@ -151,6 +158,7 @@ def spelled(unknown: Mapping[str, JSON], leaves: Collection[str]) -> Translation
             found.translated[key] = ours
         else:
             found.noted[key] = entry.text
+    found.faults = [*spellings(found, unknown, has_dialect=schema is Config), *refusals(found, unknown)]
     return found
 
 
@@ -204,3 +212,19 @@ def refusals(found: Translation, values: Values) -> list[str]:
         f"{', '.join(f'{key}={shown(values[key])}' for key in keys)} would change the result, and is not here: {why}"
         for why, keys in _by_reason(found.refused).items()
     ]
+
+
+def without_effect(config: Section, typed: Collection[str]) -> list[str]:
+    """Write one note for the keys of a command that have no effect in it, which verl allows."""
+    found = idle_keys(config, typed).values()
+    return [f"without effect in this command: {', '.join(found)}"] if found else []
+
+
+def differences(config: Section, typed: Collection[str]) -> list[str]:
+    """Write one note for the values that are not agentrl's defaults, and that the command does not say."""
+    found = [
+        f"{key}={shown(value)} ({shown(default)})"
+        for key, (value, default) in differing(config).items()
+        if key not in typed
+    ]
+    return [f"verl's defaults hold, agentrl's in parentheses: {', '.join(found)}"] if found else []

@@ -68,7 +68,9 @@ def main() -> int:
         "load_config",
         lambda argv=(), name="train", schema=Config, *rest, **named: record(argv, name, schema),
     )
-    listen("agentrl.config.verl.translation", "translate", as_words)
+    for module in ("agentrl.config.verl.translation", "agentrl.verl.keys.translation"):  # by commit
+        with contextlib.suppress(ModuleNotFoundError):
+            listen(module, "translate", as_words)
     listen("agentrl.verl.check", "judge", lambda launch: of_launch(launch.module, launch.words))
     folders = [TREE / "tests" / "config", TREE / "tests" / "verl"]
     about = [
