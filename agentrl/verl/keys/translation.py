@@ -93,7 +93,8 @@ def translate(values: Values, schema: type[Section]) -> Translation:
         found.loud[f"{DIALECT}={VERL_0_2}"] = rewrites.first_releases(values)
     found.faults = refusals(found, values)
     if found.strangers:
-        found.faults.append(unknown_keys(found.strangers, [*leaves, *(key.removesuffix(".*") for key in known_keys())]))
+        verls = [key.removesuffix(".*") for key in sorted(known_keys())]
+        found.faults.append(unknown_keys(found.strangers, [*leaves, *verls]))
     return found
 
 
