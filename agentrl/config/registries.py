@@ -14,6 +14,15 @@ ENGINES = Registry(
     {"embedded": "agentrl.engines.embedded.build:build", "sglang": "agentrl.engines.sglang.build:build"},
 )
 
+_SENDERS = "agentrl.engines.servers.sync"
+WEIGHT_TRANSPORTS = Registry(
+    "weight transport",
+    "actor_rollout_ref.rollout.update_weights_transport",
+    {name: f"{_SENDERS}.{name}:build" for name in ("auto", "disk", "distributed", "tensor")},
+    functions=True,
+)
+"""Functions from a `SenderSetting` to the `WeightSender` that carries new weights to the servers of an engine."""
+
 _FORMATS = (
     *(
         "deepseek_v3",
