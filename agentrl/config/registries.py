@@ -139,6 +139,14 @@ AGENT_LOOPS = Registry(
 )
 """How the policy acts on a row. Users' own are named in the YAML of `rollout.agent.agent_loop_config_path`."""
 
+STOP_CONDITIONS = Registry(
+    "stop condition",
+    "actor_rollout_ref.rollout.multi_turn.stop_conditions",
+    {name: f"agentrl.agent_loop.stopping:{name}" for name in ("answer_tag",)},
+    functions=True,
+)
+"""Functions of an `Episode` and the policy's last turn, a `Reply`, that return the status to end with, or None."""
+
 TURN_OBSERVERS = Registry(
     "turn observer",
     "actor_rollout_ref.rollout.agent.observers",

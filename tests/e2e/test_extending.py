@@ -58,14 +58,14 @@ def small(policy_dir: Path) -> list[str]:
 
 
 def test_every_command_is_accepted(folder: Path) -> None:
-    assert len(trainings()) == 13
+    assert len(trainings()) == 14
     (folder / "accept.py").write_text(ACCEPT)
     done = forked(["accept.py", *map(shlex.join, (words[2:] for words in trainings()))], folder)
     assert done.returncode == 0, done.stderr
 
 
 def test_the_parts_train_together(folder: Path, policy_dir: Path) -> None:
-    """Every key of the page in one run, but for the loop's, which takes the place of tools and interaction, and SGLang's."""
+    """Every key of the page in one run, but SGLang's and the loop's, which takes the place of tools and interaction."""
     others = ("agent_loop_config_path", "agent_name", "name=sglang", "server_urls", "update_weights_transport")
     together = [word for words in trainings() for word in words[6:] if not any(other in word for other in others)]
     head = ["-m", "agentrl.train", "--config-path", ".", "--config-name", "my_logged_run"]

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from agentrl.config.formats import unknown_format
-from agentrl.config.registries import CALL_FORMATS, ENGINES, TURN_OBSERVERS, WEIGHT_TRANSPORTS
+from agentrl.config.registries import CALL_FORMATS, ENGINES, STOP_CONDITIONS, TURN_OBSERVERS, WEIGHT_TRANSPORTS
 from agentrl.config.rules import ConflictsWith, Names, NamesEach, NamesFile, NotAmong, OnlyWith, Place, Values
 from agentrl.config.section import Section
 from agentrl.config.sections.parallel import DEVICE
@@ -119,6 +119,14 @@ class MultiTurnConfig(Section):
     """Tool calls in one message that are run; the rest get an error as their answer."""
     max_malformed: int = Field(4, ge=0)
     """Malformed calls after which the trajectory ends."""
+    stop_conditions: Annotated[
+        list[str],
+        BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+        Names(STOP_CONDITIONS),
+    ] = []
+    """Further conditions that end a trajectory of any loop. They are asked after each assistant turn, and again when
+    its calls are answered. answer_tag: the turn has </answer>. One of yours is a function of the episode and the reply
+    that returns a Status or None (docs/extending.md)."""
     force_final_answer: bool = True
     """At the turn limit with calls answered: one last generation, whose calls are not run."""
     tool_timeout: Annotated[float, OnlyWith("tool_config_path", "interaction_config_path")] = Field(30.0, gt=0)
