@@ -53,6 +53,14 @@ _FSDP_CRITIC = "agentrl.workers.fsdp:FSDPCritic"
 CRITIC_BACKENDS = Registry("training strategy", "critic.strategy", {"fsdp": _FSDP_CRITIC, "fsdp2": _FSDP_CRITIC})
 """Factories of a `CriticBackend`, likewise."""
 
+CHECKPOINT_WRITERS = Registry(
+    "checkpoint writer",
+    "actor_rollout_ref.actor.checkpoint.writer",
+    {"safetensors": "agentrl.checkpoint.state:WorkerState"},
+    functions=True,
+)
+"""Factories of a `StateWriter` of parameters and their optimizer (see `agentrl.checkpoint.state`)."""
+
 _ESTIMATORS, _LOSSES = "agentrl.algorithms.estimators", "agentrl.algorithms.policy_losses"
 ADVANTAGE_ESTIMATORS = Registry(
     "advantage estimator",

@@ -58,7 +58,7 @@ def small(policy_dir: Path) -> list[str]:
 
 
 def test_every_command_is_accepted(folder: Path) -> None:
-    assert len(trainings()) == 14
+    assert len(trainings()) == 15
     (folder / "accept.py").write_text(ACCEPT)
     done = forked(["accept.py", *map(shlex.join, (words[2:] for words in trainings()))], folder)
     assert done.returncode == 0, done.stderr
@@ -82,6 +82,7 @@ def test_the_parts_train_together(folder: Path, policy_dir: Path) -> None:
     assert "train/1/0/" in (done / "long_turns.txt").read_text()
     assert "Are you sure?" in shown, "the interaction"
     assert "How many metres are 2 miles?" in shown, "the sampler's first row"
+    assert [file.name for file in done.glob("checkpoints/step_*/policy/*")] == ["all.safetensors"], "the writer"
 
 
 def test_the_loop_trains(folder: Path, policy_dir: Path) -> None:
