@@ -1,6 +1,6 @@
 """Agent loops: how the policy acts on one sample, and the scheduler that runs many at once."""
 
-from agentrl.agent_loop.base import AgentLoop, Episode, LoopContext, Reply
+from agentrl.agent_loop.base import AgentLoop, Episode, LoopContext, Reply, StopCondition
 from agentrl.agent_loop.inline import InlineLoop
 from agentrl.agent_loop.limits import LoopLimits
 from agentrl.agent_loop.observer import TurnObserver
@@ -24,6 +24,7 @@ __all__ = [
     "Scheduler",
     "SearchR1Loop",
     "SingleTurnLoop",
+    "StopCondition",
     "Tag",
     "TaggedLoop",
     "ToolAgentLoop",

@@ -10,11 +10,11 @@ import asyncio
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeAlias
 
 from agentrl.agent_loop.limits import LoopLimits, seed_of
 from agentrl.agent_loop.observer import Observers
@@ -59,6 +59,8 @@ class LoopContext:
     observers: Observers = field(default_factory=Observers)
     privilege: Privilege | None = None
     """Makes the text that a row's privileged teacher is shown; None where no teacher is privileged."""
+    stop_conditions: tuple[StopCondition, ...] = ()
+    """Further conditions that end a trajectory (see `agentrl.agent_loop.stopping`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,10 @@ class Reply:
     def stopped(self) -> bool:
         """True when the policy ended its turn itself."""
         return self.finish_reason.kind == "stop"
+
+
+StopCondition: TypeAlias = "Callable[[Episode, Reply], Status | None]"
+"""See `agentrl.agent_loop.stopping`."""
 
 
 class AgentLoop(ABC):

@@ -9,9 +9,8 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from agentrl.agent_loop.base import AgentLoop, Episode, Reply
-from agentrl.agent_loop.outcome import status_of
+from agentrl.agent_loop.stopping import after_calls, after_turn, token_limit, turn_limit
 from agentrl.chat import ParsedCall
-from agentrl.tool import MALFORMED
 from agentrl.trajectory import Message, Status, ToolCallRecord
 from agentrl.trajectory.picture import joined
 
@@ -37,33 +36,30 @@ class InlineLoop(AgentLoop):
         episode.finish(await self._converse(episode))
 
     async def _converse(self, episode: Episode) -> Status:
-        limits = episode.context.limits
-        malformed = 0
-        if episode.budget_left <= 0:
-            return Status.LENGTH
+        if (full := token_limit(episode)) is not None:
+            return full
         while True:
             reply = await episode.generate(stop=self.stops)
-            if (cut := status_of(reply)) is not None:
-                return cut
+            if (ended := after_turn(episode, reply)) is not None:
+                return ended
             call = self.action(episode, reply)
             if call is None:
                 return Status.COMPLETED
             (record,), _ = await episode.answer_calls((call,))
-            malformed += record.error in MALFORMED
-            at_limit = episode.assistant_turns >= limits.max_assistant_turns
-            last = at_limit and limits.force_final_answer
+            at_limit = turn_limit(episode, reply)
+            last = at_limit is not None and episode.context.limits.force_final_answer
             room = await self.respond(episode, reply, record, last)
-            if malformed > limits.max_malformed:
-                return Status.MALFORMED
+            if (ended := after_calls(episode, reply)) is not None:
+                return ended
             if not room:
                 return Status.LENGTH
-            if at_limit:
-                return await self._last_answer(episode) if last else Status.TURN_LIMIT
+            if at_limit is not None:
+                return await self._last_answer(episode) if last else at_limit
 
     async def _last_answer(self, episode: Episode) -> Status:
         reply = await episode.generate(stop=self.stops)
-        if (cut := status_of(reply)) is not None:
-            return cut
+        if (ended := after_turn(episode, reply)) is not None:
+            return ended
         return Status.COMPLETED if self.action(episode, reply) is None else Status.TURN_LIMIT
 
 

@@ -28,7 +28,7 @@ from agentrl.system.numbers import finite, number_of
 from agentrl.system.quota import run_concurrently
 from agentrl.system.throttle import OncePerKey, ThrottledWarnings
 from agentrl.system.user_code import await_user_code, contract_error, is_agentrl_code
-from agentrl.trajectory import Status, Trajectory
+from agentrl.trajectory import Cause, Status, Trajectory
 from agentrl.trajectory.sample import Sample
 
 logger = logging.getLogger(__name__)
@@ -190,7 +190,7 @@ class Scheduler:
                 trajectory.metrics["retries"] = float(len(causes))
                 trajectory.metrics |= {f"retries/{cause}": float(causes.count(cause)) for cause in causes}
                 return trajectory
-            causes.append((trajectory.failure or "").partition(":")[0].strip())
+            causes.append(trajectory.failure_cause or trajectory.status.value)
             if answers is not None:
                 answers.failed(causes[-1])
             warnings.warn(f"trajectory {request.uid}", f"{trajectory.failure}; try {len(causes) + 1}")
@@ -258,9 +258,8 @@ class Scheduler:
                 # A deadline of a single call (interaction): infrastructure, to be retried.
                 raise TimeoutError(f"no answer in time from {episode.waiting_for}") from error
             episode.finish(Status.TIMEOUT)
-            episode.trajectory.failure = (
-                f"timeout: {self.trajectory_timeout:g} s passed waiting for {episode.waiting_for}"
-            )
+            passed = f"{self.trajectory_timeout:g} s passed waiting for {episode.waiting_for}"
+            episode.trajectory.fail(Cause.TIMEOUT, passed, Status.TIMEOUT)
         problem = _contract_violation(episode.trajectory)
         if problem is not None:
             raise ValueError(problem) if is_agentrl_code(loop.code) else contract_error(name, loop.code, problem)
@@ -299,7 +298,5 @@ def _contract_violation(trajectory: Trajectory) -> str | None:
 
 
 def fail(trajectory: Trajectory, error: BaseException) -> None:
-    """End a trajectory as a failure: without score, never trained on."""
-    trajectory.status = Status.FAILED
-    trajectory.score = None
-    trajectory.failure = f"{type(error).__name__}: {error.summary if isinstance(error, CodeError) else error}"
+    """End a trajectory as a failure, counted under the error's class."""
+    trajectory.fail(type(error).__name__, error.summary if isinstance(error, CodeError) else error)

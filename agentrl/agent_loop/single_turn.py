@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentrl.agent_loop.base import AgentLoop, Episode
-from agentrl.agent_loop.outcome import status_of
+from agentrl.agent_loop.stopping import after_turn, token_limit
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message, Status
 from agentrl.trajectory.sample import Sample
@@ -17,7 +17,7 @@ class SingleTurnLoop(AgentLoop):
 
     async def run(self, episode: Episode) -> None:
         await episode.start(*self.first_prompt(episode.sample, []))
-        if episode.budget_left <= 0:
-            return episode.finish(Status.LENGTH)
+        if (full := token_limit(episode)) is not None:
+            return episode.finish(full)
         reply = await episode.generate()
-        episode.finish(status_of(reply) or Status.COMPLETED)
+        episode.finish(after_turn(episode, reply) or Status.COMPLETED)

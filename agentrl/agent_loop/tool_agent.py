@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from agentrl.agent_loop.base import AgentLoop, Episode
 from agentrl.agent_loop.dialogue import Dialogue
-from agentrl.agent_loop.outcome import status_of
+from agentrl.agent_loop.stopping import after_calls, after_turn, token_limit, turn_limit
 from agentrl.agent_loop.tool_calls import FINAL_ANSWER_REQUEST
-from agentrl.tool import MALFORMED
 from agentrl.trajectory import Message, Status
 
 
@@ -30,28 +29,26 @@ class ToolAgentLoop(AgentLoop):
 
     async def _converse(self, episode: Episode, dialogue: Dialogue) -> Status:
         limits = episode.context.limits
-        malformed = 0
-        if episode.budget_left <= 0:
-            return Status.LENGTH
+        if (full := token_limit(episode)) is not None:
+            return full
         while True:
             reply = await episode.generate()
-            if (cut := status_of(reply)) is not None:
-                return cut
+            if (ended := after_turn(episode, reply)) is not None:
+                return ended
             calls = reply.message.calls
             if calls:
-                records, messages = await episode.answer_calls(calls)
-                malformed += sum(record.error in MALFORMED for record in records)
-                if malformed > limits.max_malformed:
+                _, messages = await episode.answer_calls(calls)
+                if (ended := after_calls(episode, reply)) is not None:
                     await episode.observe(messages)
-                    return Status.MALFORMED
-                if episode.assistant_turns >= limits.max_assistant_turns:
+                    return ended
+                if turn_limit(episode, reply) is not None:
                     return await self._last_answer(episode, dialogue, messages)
                 room = await episode.observe(messages)
             else:
                 answer = await dialogue.respond()
                 if answer is None:
                     return Status.COMPLETED
-                if dialogue.turns > limits.max_user_turns or episode.assistant_turns >= limits.max_assistant_turns:
+                if dialogue.turns > limits.max_user_turns or turn_limit(episode, reply) is not None:
                     return Status.TURN_LIMIT
                 room = await dialogue.show(answer)
             if not room:
@@ -65,8 +62,8 @@ class ToolAgentLoop(AgentLoop):
         if not await episode.observe([*messages, {"role": "user", "content": FINAL_ANSWER_REQUEST}]):
             return Status.LENGTH
         reply = await episode.generate()
-        if (cut := status_of(reply)) is not None:
-            return cut
+        if (ended := after_turn(episode, reply)) is not None:
+            return ended
         if reply.message.calls:
             return Status.TURN_LIMIT
         return Status.COMPLETED if await dialogue.respond() is None else Status.TURN_LIMIT

@@ -11,9 +11,10 @@ import json
 import logging
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
@@ -58,6 +59,35 @@ class _Description(BaseModel):
     optimizer_tensors: dict[str, str]
     """Likewise."""
     mark: dict[str, JsonValue]
+
+
+class StateWriter(Protocol):
+    """Writes and reads the parameters that learn, and their optimizer, on this rank. One save at a time.
+
+    The config names a factory, which is called on every rank with the parameters by name and their `Optim`. What is
+    loaded must be exactly what was saved. Tensors may be sharded (DTensor).
+    """
+
+    def save(self, directory: Path, mark: Mapping[str, JSON] | None = None, *, background: bool = False) -> list[str]:
+        """Write into `directory`, with all other ranks, and return the names of the files that this one writes.
+
+        Args:
+            mark: what is not in the checkpoint and must be the same when it is loaded, by the key of the model's
+                config.
+            background: may return when nothing of what is trained is read any more; `finish` waits for the files.
+        """
+        ...
+
+    def finish(self, *, wait: bool = True) -> bool:
+        """Return true when the last save's files are written. Raises what writing them raised."""
+        ...
+
+    def load(self, directory: Path, mark: Mapping[str, JSON] | None = None) -> None:
+        """Take over what was saved. Every rank calls it. Raises CheckpointError, and then changes nothing."""
+        ...
+
+
+StateWriterFactory = Callable[[Mapping[str, nn.Parameter], Optim], StateWriter]
 
 
 class WorkerState:

@@ -14,6 +14,15 @@ ENGINES = Registry(
     {"embedded": "agentrl.engines.embedded.build:build", "sglang": "agentrl.engines.sglang.build:build"},
 )
 
+_SENDERS = "agentrl.engines.servers.sync"
+WEIGHT_TRANSPORTS = Registry(
+    "weight transport",
+    "actor_rollout_ref.rollout.update_weights_transport",
+    {name: f"{_SENDERS}.{name}:build" for name in ("auto", "disk", "distributed", "tensor")},
+    functions=True,
+)
+"""Functions from a `SenderSetting` to the `WeightSender` that carries new weights to the servers of an engine."""
+
 _FORMATS = (
     *(
         "deepseek_v3",
@@ -43,6 +52,14 @@ POLICY_BACKENDS = Registry("training strategy", "actor_rollout_ref.actor.strateg
 _FSDP_CRITIC = "agentrl.workers.fsdp:FSDPCritic"
 CRITIC_BACKENDS = Registry("training strategy", "critic.strategy", {"fsdp": _FSDP_CRITIC, "fsdp2": _FSDP_CRITIC})
 """Factories of a `CriticBackend`, likewise."""
+
+CHECKPOINT_WRITERS = Registry(
+    "checkpoint writer",
+    "actor_rollout_ref.actor.checkpoint.writer",
+    {"safetensors": "agentrl.checkpoint.state:WorkerState"},
+    functions=True,
+)
+"""Factories of a `StateWriter` of parameters and their optimizer (see `agentrl.checkpoint.state`)."""
 
 _ESTIMATORS, _LOSSES = "agentrl.algorithms.estimators", "agentrl.algorithms.policy_losses"
 ADVANTAGE_ESTIMATORS = Registry(
@@ -129,6 +146,14 @@ AGENT_LOOPS = Registry(
     targets=False,  # rows choose, and data sets come from anywhere
 )
 """How the policy acts on a row. Users' own are named in the YAML of `rollout.agent.agent_loop_config_path`."""
+
+STOP_CONDITIONS = Registry(
+    "stop condition",
+    "actor_rollout_ref.rollout.multi_turn.stop_conditions",
+    {name: f"agentrl.agent_loop.stopping:{name}" for name in ("answer_tag",)},
+    functions=True,
+)
+"""Functions of an `Episode` and the policy's last turn, a `Reply`, that return the status to end with, or None."""
 
 TURN_OBSERVERS = Registry(
     "turn observer",

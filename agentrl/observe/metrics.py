@@ -69,7 +69,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
 from agentrl.algorithms.groups import all_equal
-from agentrl.observe.troubles import RETRIES, cause_of
+from agentrl.observe.troubles import RETRIES
 from agentrl.reward.prompt_scores import PromptScores
 from agentrl.system.metrics import Numbers
 from agentrl.tool import MALFORMED, ErrorKind
@@ -237,7 +237,7 @@ def _endings(trajectories: Sequence[Outline]) -> Numbers:
         f"status/{status}": _mean(trajectory.status is status for trajectory in trajectories) for status in Status
     }
     failed = [trajectory for trajectory in trajectories if trajectory.score is None]
-    causes = Counter(map(cause_of, failed))
+    causes = Counter(trajectory.cause for trajectory in failed)
     return metrics | {f"failure/{cause}": float(count) for cause, count in causes.items()}
 
 

@@ -36,7 +36,7 @@ class Troubles:
         self.trajectories += len(outlines)
         for outline in outlines:
             if outline.score is None:
-                self.failed[cause_of(outline)][outline.agent_name] += 1
+                self.failed[outline.cause][outline.agent_name] += 1
             for name, count in outline.metrics.items():
                 if name.startswith(RETRIES):
                     self.retried[name.removeprefix(RETRIES)][outline.agent_name] += int(count)
@@ -63,11 +63,6 @@ class Troubles:
         if self.idle:
             lines.append(f"{self.idle} of {self.steps} steps in which rewards taught nothing (train/sequences is 0)")
         return "\n".join([f"in the {self.steps} steps of this process:", *lines]) if lines else None
-
-
-def cause_of(outline: Outline) -> str:
-    """Return the cause of a trajectory without a score: the class of the error, or how it ended."""
-    return (outline.failure or outline.status.value).partition(":")[0].strip()
 
 
 def _by_cause(counts: Mapping[str, Counter[str]]) -> str:

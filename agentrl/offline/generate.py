@@ -24,7 +24,6 @@ from agentrl.errors import TrainingError
 from agentrl.model.folder import check_folder
 from agentrl.observe.display import Display
 from agentrl.offline.responses import InputRows, Parts, check_output
-from agentrl.reward.contract import SCORER_FAILED
 from agentrl.reward.manager import turns_text
 from agentrl.rollouts.context import (
     RunContext,
@@ -35,7 +34,7 @@ from agentrl.rollouts.context import (
     show_first_prompts,
 )
 from agentrl.system.json_value import JSON
-from agentrl.trajectory import Status, Trajectory
+from agentrl.trajectory import Cause, Status, Trajectory
 from agentrl.trajectory.parquet import SCHEMA, to_row, valid_unicode
 from agentrl.trajectory.sample import Sample
 
@@ -175,7 +174,7 @@ def added_columns(
 
 def response_text(trajectory: Trajectory) -> str | None:
     """Return what the policy wrote; None where no fault of its own kept it from answering."""
-    is_answer = trajectory.status not in UNANSWERED or (trajectory.failure or "").startswith(SCORER_FAILED)
+    is_answer = trajectory.status not in UNANSWERED or trajectory.failure_cause == Cause.SCORER
     return valid_unicode(turns_text(trajectory)) if is_answer else None
 
 

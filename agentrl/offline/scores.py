@@ -246,7 +246,7 @@ def trajectory_of(row: Responses, number: int) -> Trajectory:
         record = from_row(dict(row.records[number]))
         # What failed and yet has a text failed when it was scored.
         status = Status.COMPLETED if record.status is Status.FAILED else record.status
-        return replace(record, status=status, failure=None, score=None)
+        return replace(record, status=status, failure=None, failure_cause=None, score=None)
     text = row.texts[number] or ""
     return Trajectory(
         uid=f"{row.sample.index}/{number}",

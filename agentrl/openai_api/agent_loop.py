@@ -93,7 +93,7 @@ class OpenAIProxyLoop(AgentLoop):
             report, error = await self._run_agent(self._agent, session, base_url)
         if session.fault is not None:
             raise session.fault
-        if session.ending is Status.COMPLETED and error is not None:
+        if session.ending is Status.COMPLETED and session.stopped is None and error is not None:
             raise self._blamed(self._agent, error, session.last_error, is_first=is_first)
         if not session.turns and session.ending is Status.COMPLETED:
             raise self._agent.error(f"it made no successful call; {session.last_error or 'it made none at all'}")

@@ -21,6 +21,7 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from agentrl.agent_loop.base import Episode, Reply
+from agentrl.agent_loop.stopping import chosen
 from agentrl.chat.message import content_text
 from agentrl.openai_api.completion import Completion, assistant_message
 from agentrl.openai_api.errors import ApiError, budget_used_up, unknown_session
@@ -93,6 +94,8 @@ class Session:
         """Error for which the engine could not serve a call: the try is lost."""
         self.over = asyncio.Event()
         """Event that is set when no further call can be served: after a fault or an abort."""
+        self.stopped: Status | None = None
+        """Status that a stop condition ended the session with."""
         self.turns = 0
         """Assistant turns that were sampled or are being sampled."""
         self.last_error: str | None = None
@@ -185,6 +188,8 @@ class Session:
             raise ApiError(503, f"The engine failed: {self.fault or 'it was told to stop'}.")
 
     def _check_turns(self, so_far: str = "") -> None:
+        if self.stopped is not None:
+            raise self._refuse(self.stopped, f"A stop condition of the run has ended this session{so_far}.")
         limit = self.episode.context.limits.max_assistant_turns
         if self.turns >= limit:
             message = f"All {limit} assistant turns of this session are used up{so_far}."
@@ -339,7 +344,8 @@ class Session:
             raise ApiError(503, "The engine was told to stop.")
         call.sampling = False
         cut = reply.finish_reason.kind == "length" and (asked is None or asked >= whole)
-        self.ending = Status.LENGTH if cut else Status.COMPLETED
+        self.stopped = self.stopped or chosen(episode, reply)
+        self.ending = self.stopped or (Status.LENGTH if cut else Status.COMPLETED)
         return reply, start, episode.cached_tokens - cached
 
     async def _ask_again(self, call: Call, start: int, broken: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from agentrl.agent_loop.limits import LoopLimits, seed_of
-from agentrl.agent_loop.outcome import CUT
+from agentrl.agent_loop.stopping import CUT
 from agentrl.agent_loop.tool_calls import FINAL_ANSWER_REQUEST, answer_to, record_calls, record_of, run_calls
 from agentrl.chat import Chat
 from agentrl.engines.contract import Generation, RolloutEngine, SamplingParams

@@ -22,14 +22,12 @@ from agentrl.system.answers import Answers, Codec, as_json, digest
 from agentrl.system.metrics import Metrics
 from agentrl.system.registry import configured
 from agentrl.system.user_code import contract_error, user_code
-from agentrl.trajectory import Status, Trajectory
+from agentrl.trajectory import Cause, Status, Trajectory
 from agentrl.trajectory.sample import Sample
 
 Scored = tuple[str, str | None, float | None, dict[str, float], float | None]
 """Status, failure, score, further numbers, and the seconds that scoring took."""
 SCORES: Codec[list[Scored]] = Codec(as_json, lambda content: [tuple(one) for one in json.loads(content)])
-SCORER_FAILED = "scorer: "
-"""So begins the failure of a trajectory whose scorer failed."""
 
 
 class RewardManager(ABC):
@@ -157,6 +155,7 @@ async def score_once(
     found = await answers.of("scorers", digest(rewards, *tokens), scored, SCORES)
     for trajectory, (status, failure, score, extra, seconds) in zip(trajectories, found, strict=True):
         trajectory.status, trajectory.failure = Status(status), failure
+        trajectory.failure_cause = None if failure is None else Cause.SCORER.value
         trajectory.score, trajectory.score_extra = score, extra
         if seconds is not None:
             trajectory.metrics["score_seconds"] = seconds
@@ -177,8 +176,6 @@ async def _verdicts(manager: RewardManager, scored: Sequence[Trajectory], sample
     return verdicts
 
 
-def _fail(trajectories: Iterable[Trajectory], cause: str) -> None:
+def _fail(trajectories: Iterable[Trajectory], message: str) -> None:
     for trajectory in trajectories:
-        trajectory.status = Status.FAILED
-        trajectory.score = None
-        trajectory.failure = f"{SCORER_FAILED}{cause}"
+        trajectory.fail(Cause.SCORER, message)

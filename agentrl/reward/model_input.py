@@ -19,7 +19,7 @@ from agentrl.chat.coverage import DEVELOPER, SYSTEM, Coverage, knows_developer
 from agentrl.chat.load import load_tokenizer
 from agentrl.chat.message import content_text, normalise
 from agentrl.errors import ConfigError, DataError
-from agentrl.trajectory import Message, Status, ToolCall, Trajectory, exclusion
+from agentrl.trajectory import Cause, Message, ToolCall, Trajectory, exclusion
 from agentrl.trajectory.batch import RaggedBatch
 
 CALL, ANSWER = "AgentrlCallMark", "AgentrlAnswerMark"
@@ -127,8 +127,7 @@ def conversations(trajectories: Sequence[Trajectory], reading: ModelInput, first
         try:
             ids, cut = reading.ids(trajectory.messages)
         except ValueError as error:
-            trajectory.status, trajectory.score = Status.FAILED, None
-            trajectory.failure = f"reward_model: {error}"
+            trajectory.fail(Cause.REWARD_MODEL, error)
             continue
         trajectory.metrics["reward_model_cut"] = float(cut)
         rows.append((position, trajectory.group, ids))

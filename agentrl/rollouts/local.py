@@ -17,6 +17,7 @@ from agentrl.agent_loop import LoopContext, LoopLimits, Request, Scheduler
 from agentrl.agent_loop.limits import seed_of
 from agentrl.agent_loop.observer import Observers
 from agentrl.agent_loop.privilege import privilege_of
+from agentrl.agent_loop.stopping import load_stop_conditions
 from agentrl.chat import Chat
 from agentrl.checks.report import Report
 from agentrl.checks.transcripts import check_record, count_text, drawn_from
@@ -92,7 +93,8 @@ def open_local_rollouts(
             loop.run(try_once(context, agent.on_code_error, audience.warn, n))
         scheduler = Scheduler(
             context=LoopContext(
-                engine, chat, context.tools, context.interactions, limits, observers, privilege_of(config)
+                *(engine, chat, context.tools, context.interactions, limits, observers, privilege_of(config)),
+                stop_conditions=load_stop_conditions(rollout.multi_turn.stop_conditions),
             ),
             loops=context.loops,
             reward=context.reward,

@@ -157,7 +157,10 @@ def build_checkpoints(config: Config, store: ObjectStore | None, display: Displa
     return CheckpointManager(
         Path(config.trainer.default_local_dir) / "checkpoints",
         keep=config.trainer.max_actor_ckpt_to_keep,
-        fingerprint={"algorithm.adv_estimator": config.algorithm.adv_estimator},
+        fingerprint={
+            "algorithm.adv_estimator": config.algorithm.adv_estimator,
+            **config.actor_rollout_ref.actor.checkpoint.fingerprint,
+        },
         store=store,
         best_by=best_by(config.trainer, validates=config.data.val_files is not None),
         background=config.actor_rollout_ref.actor.checkpoint.async_save,

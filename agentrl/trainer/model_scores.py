@@ -11,12 +11,12 @@ from agentrl.rollouts.contract import Rollout
 from agentrl.rollouts.source import TrajectorySource
 from agentrl.runtime.executor import Executor
 from agentrl.system.numbers import fits_float32
-from agentrl.trajectory import Outline, Status
+from agentrl.trajectory import Cause, Outline, Status
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 from agentrl.workers.roles import Workers
 
 SCORE = "reward_model"
-"""The name of its score among a trajectory's further numbers, and the kind of failure of one it cannot score."""
+"""The name of its score among a trajectory's further numbers."""
 
 
 def with_model_scores(
@@ -47,8 +47,9 @@ def with_model_scores(
 def with_model_score(outline: Outline, score: float, coef: float) -> Outline:
     """Add the reward model's score to the outline's reward; FAILED where it cannot be added."""
     if not fits_float32(score) or not fits_float32(coef * score):
-        failure = f"{SCORE}: its score of this {outline.data_source} conversation is {score}, no finite number"
-        return replace(outline, status=Status.FAILED, score=None, failure=failure)
+        cause = Cause.REWARD_MODEL.value
+        failure = f"{cause}: its score of this {outline.data_source} conversation is {score}, no finite number"
+        return replace(outline, status=Status.FAILED, score=None, failure=failure, failure_cause=cause)
     return replace(outline, score_extra=outline.score_extra | {SCORE: score}, model_reward=coef * score)
 
 

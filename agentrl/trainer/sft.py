@@ -181,7 +181,7 @@ def build_checkpoints(
     return CheckpointManager(
         Path(config.trainer.default_local_dir) / CHECKPOINTS,
         keep=config.trainer.max_ckpt_to_keep,
-        fingerprint=order_of(config, train),
+        fingerprint={**order_of(config, train), **config.trainer.checkpoint.fingerprint},
         background=config.trainer.checkpoint.async_save,
         store=store,
         best_by=best_by(config.trainer, validates=validates),

@@ -36,6 +36,7 @@ class Outcome:
     status: str
     seconds: float
     metrics: Mapping[str, float] = field(default_factory=dict)
+    failed: bool = False
 
 
 def run_jobs(jobs: Sequence[Job[ConfigT]], work: Callable[[ConfigT], Mapping[str, float]]) -> None:
@@ -53,7 +54,7 @@ def run_jobs(jobs: Sequence[Job[ConfigT]], work: Callable[[ConfigT], Mapping[str
             outcomes.append(run_one(job, work))
     finally:
         print(table(outcomes), flush=True)
-    failed = [outcome for outcome in outcomes if outcome.status.startswith("failed")]
+    failed = [outcome for outcome in outcomes if outcome.failed]
     if failed:
         names = "; ".join(outcome.name for outcome in failed)
         raise UserError(f"{len(failed)} of {len(jobs)} jobs failed: {names}. The same command goes on with them")
@@ -61,7 +62,7 @@ def run_jobs(jobs: Sequence[Job[ConfigT]], work: Callable[[ConfigT], Mapping[str
 
 def run_one(job: Job[ConfigT], work: Callable[[ConfigT], Mapping[str, float]]) -> Outcome:
     """Do one job, and tell a UserError of it at once."""
-    begun, metrics = time.monotonic(), dict[str, float]()
+    begun, metrics, failed = time.monotonic(), dict[str, float](), False
     try:
         metrics = dict(work(job.config))
         status = "done"
@@ -69,8 +70,8 @@ def run_one(job: Job[ConfigT], work: Callable[[ConfigT], Mapping[str, float]]) -
         status = "was done before"
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        status = f"failed: {first_line(error)[:80]}"
-    return Outcome(job.name, job.config.trainer.default_local_dir, status, time.monotonic() - begun, metrics)
+        status, failed = f"failed: {first_line(error)[:80]}", True
+    return Outcome(job.name, job.config.trainer.default_local_dir, status, time.monotonic() - begun, metrics, failed)
 
 
 def table(outcomes: Sequence[Outcome]) -> str:

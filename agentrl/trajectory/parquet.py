@@ -109,6 +109,7 @@ SCHEMA = pa.schema(
         "baseline": pa.bool_(),  # drawn greedily beside the others, and not trained on
         "attempt": pa.int32(),  # number of the try that this is the record of, from 0
         "ground_truth": pa.string(),  # JSON of the row's; null where it is longer than LONGEST_TRUTH
+        "failure_cause": pa.string(),  # what `failure` is counted under; null where the status says it
     }
 )
 
@@ -116,7 +117,7 @@ ROW_GROUP_TOKENS = 1 << 18
 """Tokens that are read together where one trajectory is looked at."""
 LONGEST_TRUTH = 10_000
 """Characters of a ground truth that is recorded: a program's tests, which may be more than its trajectory, are not."""
-ADDED = ("policy", "reward_parts", "baseline", "attempt", "ground_truth")
+ADDED = ("policy", "reward_parts", "baseline", "attempt", "ground_truth", "failure_cause")
 """Columns that files of earlier versions lack."""
 
 
@@ -191,6 +192,7 @@ def fill_rewards(path: Path, outlines: Sequence[Outline], turn_reward_coef: floa
     columns: dict[str, list[object]] = {
         "status": [outline.status.value for outline in outlines],
         "failure": [_text(outline.failure) for outline in outlines],
+        "failure_cause": [_text(outline.failure_cause) for outline in outlines],
         "score": [outline.score for outline in outlines],
         "reward": [outline.reward(turn_reward_coef) for outline in outlines],
         "reward_parts": [list(parts.items()) for parts in rewards],
@@ -247,6 +249,7 @@ def to_row(trajectory: Trajectory, step: int, split: str, turn_reward_coef: floa
         "baseline": trajectory.baseline,
         "attempt": trajectory.attempt,
         "ground_truth": _truth(trajectory.ground_truth),
+        "failure_cause": _text(trajectory.failure_cause),
     }
 
 
@@ -338,6 +341,7 @@ def from_row(row: dict[str, Any]) -> Trajectory:
         messages=[_message(message) for message in row["messages"]],
         status=Status(row["status"]),
         failure=row["failure"],
+        failure_cause=row.get("failure_cause"),
         score=row["score"],
         score_extra=row["score_extra"],
         metrics=row["metrics"],

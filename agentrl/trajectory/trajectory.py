@@ -53,6 +53,17 @@ class Status(StrEnum):
     """Infrastructure, not the policy, was at fault; it carries no reward and is not trained on."""
 
 
+class Cause(StrEnum):
+    """Causes of failures that are no error's class."""
+
+    TIMEOUT = "timeout"
+    """The trajectory's deadline passed."""
+    SCORER = "scorer"
+    """Its scorer failed, or was too slow."""
+    REWARD_MODEL = "reward_model"
+    """The reward model could not read it, or gave no finite number."""
+
+
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
     """Version of the weights that sampled tokens [start, end) of a transcript (in a `Generation`: of its new ids)."""
@@ -246,7 +257,10 @@ class Trajectory:
     """The conversation as messages, for scoring and for people; training uses the transcripts only."""
     status: Status = Status.COMPLETED
     failure: str | None = None
-    """`kind: message` of what went wrong when status is FAILED."""
+    """`cause: message` of what went wrong when status is FAILED, for people."""
+    failure_cause: str | None = None
+    """Short name under which a failure is counted, e.g. the class of an error or a `Cause`; None: that of the status.
+    """
     score: float | None = None
     """The reward function's value; None until it has been scored."""
     score_extra: dict[str, float] = field(default_factory=dict)
@@ -262,6 +276,11 @@ class Trajectory:
     """Number of this try, the first is 0; those before it failed, and nothing of them is in this record."""
     ground_truth: JSON = None
     """Ground truth of the row, for people."""
+
+    def fail(self, cause: str, message: object, status: Status = Status.FAILED) -> None:
+        """End as a failure that is counted under `cause`: without a score, and never trained on."""
+        self.status, self.score = status, None
+        self.failure, self.failure_cause = f"{cause}: {message}", str(cause)
 
     @property
     def turn_rewards(self) -> list[float]:
@@ -298,6 +317,7 @@ class Trajectory:
             data_source=self.data_source,
             status=self.status,
             failure=self.failure,
+            failure_cause=self.failure_cause,
             score=self.score,
             score_extra=self.score_extra,
             turn_reward=self.turn_reward,
@@ -342,6 +362,13 @@ class Outline:
     agent_name: str = ""
     baseline: bool = False
     """Same as `Trajectory.baseline`."""
+    failure_cause: str | None = None
+    """Same as `Trajectory.failure_cause`."""
+
+    @property
+    def cause(self) -> str:
+        """Cause of a trajectory without a score, or how it ended."""
+        return self.failure_cause or self.status.value
 
     @property
     def numbers(self) -> dict[str, float]:

@@ -169,6 +169,8 @@ class Settings:
     param_offload: bool = False
     """Parameters, and the optimizer's state between steps, lie in host memory while they are not needed."""
     use_torch_compile: bool = False
+    checkpoint_writer: str = "safetensors"
+    """Name of a `StateWriterFactory`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,6 +56,7 @@ class CriticWorker(TrainableWorker[torch.Tensor]):
             freeze_vision_tower=actor_config.freeze_vision_tower,
             param_offload=actor_config.fsdp_config.param_offload,
             use_torch_compile=actor_config.use_torch_compile,
+            checkpoint_writer=actor_config.checkpoint.writer,
         )
         make = cast(CriticBackendFactory, CRITIC_BACKENDS.get(critic_config.strategy))
         self.backend = configured(make, critic_config.strategy_options, f"{CRITIC_BACKENDS.key}_options")(settings)

@@ -19,7 +19,8 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from agentrl.checkpoint.state import WorkerState
+from agentrl.checkpoint.state import StateWriterFactory
+from agentrl.config.registries import CHECKPOINT_WRITERS
 from agentrl.model.compiled import compile_layers, text_layers
 from agentrl.model.heads import PolicyModel, ScoreModel, ValueModel
 from agentrl.model.scores import Compare
@@ -66,7 +67,8 @@ class Learner(Generic[Found]):
         self.max_tokens = settings.max_tokens * mesh.parallel.sequence
         """Tokens of a micro-batch, at most."""
         self.offload = Offload(root, self.device, enabled=settings.param_offload)
-        self.state = WorkerState(self.params, self.optim)
+        make_state = cast(StateWriterFactory, CHECKPOINT_WRITERS.get(settings.checkpoint_writer))
+        self.state = make_state(self.params, self.optim)
         self._root = root
         self._kept: list[torch.Tensor] = []
 
@@ -80,7 +82,7 @@ class Learner(Generic[Found]):
         """
 
     def mark(self) -> Mapping[str, JSON]:
-        """Return what a checkpoint of the trained parameters alone means nothing without (see `WorkerState.save`)."""
+        """Return what a checkpoint of the trained parameters alone means nothing without (see `StateWriter.save`)."""
         return {}
 
     def at_work(self) -> AbstractContextManager[None]:

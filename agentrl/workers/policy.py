@@ -109,6 +109,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
             replays_experts=actor_config.router_replay.mode != "disabled",
             param_offload=actor_config.fsdp_config.param_offload,
             use_torch_compile=actor_config.use_torch_compile,
+            checkpoint_writer=actor_config.checkpoint.writer,
             seed=seed,
             temperature=temperature,
             log_prob_max_tokens=log_prob_max_tokens,

@@ -88,6 +88,7 @@ def policy_settings(config: TuningConfig, device: str | torch.device, total_step
         grad_clip=config.grad_clip,
         max_tokens=config.data.max_token_len_per_gpu,
         param_offload=config.model.fsdp_config.param_offload,
+        checkpoint_writer=config.trainer.checkpoint.writer,
         seed=config.data.seed,
     )
 

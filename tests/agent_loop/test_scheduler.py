@@ -14,7 +14,7 @@ from agentrl.agent_loop import AgentLoop, Episode, Request, agent_names, get_loo
 from agentrl.agent_loop.limits import seed_of
 from agentrl.agent_loop.registry import instantiate
 from agentrl.engines.contract import EngineError, SamplingParams
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.trajectory import Status, Trajectory
 from tests.agent_loop.conftest import Bench, call, sample
 
@@ -35,7 +35,33 @@ async def test_a_lasting_fault_is_a_failure_and_never_a_zero(bench: MakeBench) -
     (t,) = await bench(lambda session, turn: EngineError("gone")).run(sample())
     assert t.status is Status.FAILED
     assert t.score is None
-    assert t.failure == "EngineError: gone"
+    assert (t.failure, t.failure_cause) == ("EngineError: gone", "EngineError")
+
+
+class Lost(InfrastructureError):
+    """A kind of failure of a user's own."""
+
+
+async def test_an_errors_class_is_the_cause_and_its_message_is_not(bench: MakeBench) -> None:
+    class Fails(AgentLoop):
+        """Fails by an error, then as it says itself, without a message's form, and with a cause."""
+
+        async def run(self, episode: Episode) -> None:
+            attempt = episode.trajectory.attempt
+            await episode.start(episode.sample.prompt)
+            if attempt == 0:
+                raise Lost("https://here: gone")
+            episode.finish(Status.FAILED)
+            episode.trajectory.failure = "https://there: gone"
+            if attempt > 1:
+                episode.trajectory.fail("world_lost", "https://there: gone")
+
+    b = bench([])
+    b.scheduler.loops = {**b.scheduler.loops, "tool_agent": Fails()}
+    (t,) = await b.run(sample())
+    assert (t.failure, t.failure_cause) == ("world_lost: https://there: gone", "world_lost")
+    retried = {name: count for name, count in t.metrics.items() if name.startswith("retries/")}
+    assert (t.metrics["retries"], retried) == (2.0, {"retries/Lost": 1.0, "retries/failed": 1.0})
 
 
 async def test_the_trajectory_deadline_says_what_it_waited_for(bench: MakeBench) -> None:

@@ -166,7 +166,6 @@ def test_server_urls_that_are_none(given: str, expected: str) -> None:
         ("health_check_interval=0", "greater than 0"),
         ("max_server_restarts=-1", "greater than or equal to 0"),
         ("free_cache_engine=maybe", "a valid boolean"),
-        ("update_weights_transport=nccl", "'auto', 'tensor', 'distributed' or 'disk'"),
         ("update_weights_bucket_megabytes=0", "greater than 0"),
         ("update_weights_checksum=2", "a valid boolean"),
         ("agent.openai_proxy.target=agents/mine.py", "package.module:function or path/to/file.py:function"),

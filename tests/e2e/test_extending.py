@@ -58,15 +58,15 @@ def small(policy_dir: Path) -> list[str]:
 
 
 def test_every_command_is_accepted(folder: Path) -> None:
-    assert len(trainings()) == 13
+    assert len(trainings()) == 16
     (folder / "accept.py").write_text(ACCEPT)
     done = forked(["accept.py", *map(shlex.join, (words[2:] for words in trainings()))], folder)
     assert done.returncode == 0, done.stderr
 
 
 def test_the_parts_train_together(folder: Path, policy_dir: Path) -> None:
-    """Every key of the page in one run, but for the loop's, which takes the place of tools and interaction."""
-    others = ("agent_loop_config_path", "agent_name")
+    """Every key of the page in one run, but SGLang's and the loop's, which takes the place of tools and interaction."""
+    others = ("agent_loop_config_path", "agent_name", "name=sglang", "server_urls", "update_weights_transport")
     together = [word for words in trainings() for word in words[6:] if not any(other in word for other in others)]
     head = ["-m", "agentrl.train", "--config-path", ".", "--config-name", "my_logged_run"]
     room = ["data.max_response_length=120", "actor_rollout_ref.rollout.multi_turn.max_tokens_per_turn=16"]
@@ -82,6 +82,7 @@ def test_the_parts_train_together(folder: Path, policy_dir: Path) -> None:
     assert "train/1/0/" in (done / "long_turns.txt").read_text()
     assert "Are you sure?" in shown, "the interaction"
     assert "How many metres are 2 miles?" in shown, "the sampler's first row"
+    assert [file.name for file in done.glob("checkpoints/step_*/policy/*")] == ["all.safetensors"], "the writer"
 
 
 def test_the_loop_trains(folder: Path, policy_dir: Path) -> None:

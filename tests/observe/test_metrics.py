@@ -14,7 +14,7 @@ from agentrl.algorithms.groups import Groups
 from agentrl.observe import metrics as module
 from agentrl.reward.prompt_scores import pass_at_k
 from agentrl.tool import ErrorKind
-from agentrl.trajectory import Status, ToolCallRecord, Trajectory
+from agentrl.trajectory import Cause, Status, ToolCallRecord, Trajectory
 from agentrl.trajectory.collate import from_trajectories
 from tests.trajectory.written import Writer, tool_trajectory
 
@@ -149,7 +149,7 @@ def test_p99_is_the_smallest_value_that_99_percent_do_not_exceed() -> None:
 
 
 def test_endings_and_causes() -> None:
-    failed = [Writer("p").ends(None, Status.FAILED, f"EngineError: request {n}") for n in range(2)]
+    failed = [Writer("p").ends(None, Status.FAILED, f"request {n}: gone", "EngineError") for n in range(2)]
     cut = Writer("p").says("a").ends(0.0, Status.LENGTH)
     metrics = step_metrics([*failed, cut, scored(1.0)])
     assert (metrics["status/failed"], metrics["status/length"], metrics["status/completed"]) == (0.5, 0.25, 0.25)
@@ -158,13 +158,18 @@ def test_endings_and_causes() -> None:
 
 
 def test_every_trajectory_without_a_score_has_a_cause() -> None:
-    late = Writer("p").says("a").ends(None, Status.TIMEOUT, "timeout: 60 s passed waiting for the engine")
+    late = Writer("p").says("a").ends(None, Status.TIMEOUT, "60 s passed, waiting for: the engine", Cause.TIMEOUT)
     aborted = Writer("p").says("a").ends(None, Status.ABORTED)
     metrics = step_metrics([late, aborted, aborted, scored(1.0)])
     assert {name: value for name, value in metrics.items() if name.startswith("failure/")} == {
         "failure/timeout": 1.0,
         "failure/aborted": 2.0,
     }
+
+
+def test_no_cause_is_read_out_of_a_message() -> None:
+    of_a_loop = Writer("p").ends(None, Status.FAILED, "https://here: gone")
+    assert step_metrics([of_a_loop, scored(1.0)])["failure/failed"] == 1
 
 
 def test_calls_and_turns_are_taken_over_the_same_trajectories() -> None:

@@ -39,7 +39,7 @@ def full_trajectory() -> Trajectory:
 
 
 def test_round_trip(tmp_path: Path) -> None:
-    failed = Trajectory("u2", 7, status=Status.FAILED, failure="EngineError: gone")
+    failed = Trajectory("u2", 7, status=Status.FAILED, failure="EngineError: gone", failure_cause="EngineError")
     path = write_trajectories(tmp_path, [full_trajectory(), failed], step=12, split="train", turn_reward_coef=1.0)
     assert path.name == "train_000012.parquet"
     back = read_trajectories(path)

@@ -87,8 +87,15 @@ class Player:
         self._turn(role, text, start, [])
         return self
 
-    def ends(self, score: float | None, status: Status = Status.COMPLETED, failure: str | None = None) -> Trajectory:
+    def ends(
+        self,
+        score: float | None,
+        status: Status = Status.COMPLETED,
+        failure: str | None = None,
+        cause: str | None = None,
+    ) -> Trajectory:
         self.trajectory.score, self.trajectory.status, self.trajectory.failure = score, status, failure
+        self.trajectory.failure_cause = cause
         return self.trajectory
 
     def _turn(self, role: str, text: str, start: int, calls: list[ToolCallRecord]) -> None:

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from agentrl.config.formats import unknown_format
-from agentrl.config.registries import CALL_FORMATS, ENGINES, TURN_OBSERVERS
+from agentrl.config.registries import CALL_FORMATS, ENGINES, STOP_CONDITIONS, TURN_OBSERVERS, WEIGHT_TRANSPORTS
 from agentrl.config.rules import ConflictsWith, Names, NamesEach, NamesFile, NotAmong, OnlyWith, Place, Values
 from agentrl.config.section import Section
 from agentrl.config.sections.parallel import DEVICE
@@ -119,6 +119,14 @@ class MultiTurnConfig(Section):
     """Tool calls in one message that are run; the rest get an error as their answer."""
     max_malformed: int = Field(4, ge=0)
     """Malformed calls after which the trajectory ends."""
+    stop_conditions: Annotated[
+        list[str],
+        BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+        Names(STOP_CONDITIONS),
+    ] = []
+    """Further conditions that end a trajectory of any loop. They are asked after each assistant turn, and again when
+    its calls are answered. answer_tag: the turn has </answer>. One of yours is a function of the episode and the reply
+    that returns a Status or None (docs/extending.md)."""
     force_final_answer: bool = True
     """At the turn limit with calls answered: one last generation, whose calls are not run."""
     tool_timeout: Annotated[float, OnlyWith("tool_config_path", "interaction_config_path")] = Field(30.0, gt=0)
@@ -249,10 +257,11 @@ class RolloutConfig(Section):
     """Free the servers' weights and KV cache while the policy is updated, for a policy on the same GPU. Off, since it
     costs time in every step and helps only where both do not fit; it needs CUDA and torch_memory_saver. With
     async_training.max_staleness above 0 the servers stand still meanwhile, and tools go on (docs/async.md)."""
-    update_weights_transport: Annotated[Literal["auto", "tensor", "distributed", "disk"], SGLANG] = "auto"
+    update_weights_transport: Annotated[str, Names(WEIGHT_TRANSPORTS), SGLANG] = "auto"
     """How SGLang servers get the policy's weights. tensor: by handles to shared memory (CUDA IPC on a GPU), on the same
     machine only; distributed: broadcast by torch.distributed (nccl, gloo); disk: by files, in a folder that every
-    server sees under the same path; auto: tensor for servers on this machine, distributed for others."""
+    server sees under the same path; auto: tensor for servers on this machine, distributed for others; or a function
+    of yours from a `SenderSetting` to a `WeightSender` (docs/extending.md)."""
     update_weights_bucket_megabytes: Annotated[int, SGLANG] = Field(512, gt=0)
     """Tensors are sent in buckets (with disk: files) of so many MiB: smaller ones take less memory, larger ones fewer
     calls."""

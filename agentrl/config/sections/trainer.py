@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from agentrl.config.registries import ADVANTAGE_ESTIMATORS, LOGGERS
-from agentrl.config.rules import ConflictsWith, NamesEach, Needs, OnlyWith, ReadBy
+from agentrl.config.registries import ADVANTAGE_ESTIMATORS, CHECKPOINT_WRITERS, LOGGERS
+from agentrl.config.rules import ConflictsWith, Names, NamesEach, Needs, OnlyWith, ReadBy
 from agentrl.config.section import Section
 from agentrl.config.sections.checks import ChecksConfig
 
@@ -33,6 +33,15 @@ class CheckpointConfig(Section):
 
     async_save: bool = False
     """Go on with the next step when the weights are copied to host memory, and write them meanwhile."""
+    writer: Annotated[str, Names(CHECKPOINT_WRITERS)] = "safetensors"
+    """Writes and reads weights and optimizer state. safetensors: a file of each rank, which any number of ranks reads.
+    One of yours is a class with the methods of `StateWriter` (docs/extending.md). A checkpoint is read by the writer
+    that wrote it. It is for the strategies of agentrl; others write their own files."""
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """Return what the fingerprint of a checkpoint says of its writer; nothing of the default."""
+        return {} if self.writer == "safetensors" else {"checkpoint.writer": self.writer}
 
 
 Device = Literal["auto", "cpu", "cuda"]

@@ -8,20 +8,18 @@ import socket
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import cast
 from urllib.parse import urlsplit
 
 import torch
 
+from agentrl.config.registries import WEIGHT_TRANSPORTS
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.contract import EngineError
 from agentrl.engines.servers.client import ServerClient, ServerFailed, ServerInfo
 from agentrl.engines.servers.process import ServerProcess
-from agentrl.engines.servers.sync.checksum import ExpectedChecksums
-from agentrl.engines.servers.sync.disk import DiskSender
-from agentrl.engines.servers.sync.distributed import DistributedSender
-from agentrl.engines.servers.sync.tensor import TensorSender
-from agentrl.engines.servers.sync.update import WeightSender
-from agentrl.errors import ConfigError
+from agentrl.engines.servers.sync.update import ExpectedChecksums, SenderSetting, WeightSender
+from agentrl.system.user_code import user_code
 
 ROLLOUT = "actor_rollout_ref.rollout"
 LOOK_EVERY = 0.5
@@ -76,22 +74,19 @@ def weight_sender(
     rollout = config.actor_rollout_ref.rollout
     # A server on a CPU computes in float32.
     dtype = torch.float32 if device == "cpu" else getattr(torch, config.actor_rollout_ref.model.dtype)
+    setting = SenderSetting(
+        dtype=dtype,
+        bucket_bytes=rollout.update_weights_bucket_megabytes << 20,
+        device=device,
+        urls=urls,
+        local=all(map(is_this_machine, urls)),
+        folder=folder,
+        checksums=checksums if rollout.update_weights_checksum else None,
+    )
     transport = rollout.update_weights_transport
-    local = all(map(is_this_machine, urls))
-    if transport == "auto":
-        transport = "tensor" if local else "distributed"
-    if transport == "tensor" and not local:
-        raise ConfigError(
-            f"{ROLLOUT}.update_weights_transport=tensor hands over memory, and {', '.join(urls)} are not all on this "
-            "machine; use distributed or disk"
-        )
-    size = rollout.update_weights_bucket_megabytes << 20
-    expected = checksums if rollout.update_weights_checksum else None
-    if transport == "tensor":
-        return TensorSender(dtype, size, device, checksums=expected)
-    if transport == "distributed":
-        return DistributedSender(dtype, size, "nccl" if device == "cuda" else "gloo", checksums=expected)
-    return DiskSender(dtype, size, folder / "weights", checksums=expected)
+    build = cast(Callable[[SenderSetting], WeightSender], WEIGHT_TRANSPORTS.get(transport))
+    with user_code(f"weight transport {transport}", build):
+        return build(setting)
 
 
 def is_this_machine(url: str) -> bool:

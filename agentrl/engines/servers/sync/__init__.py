@@ -3,6 +3,6 @@
 from agentrl.engines.servers.sync.disk import DiskSender
 from agentrl.engines.servers.sync.distributed import DistributedSender
 from agentrl.engines.servers.sync.tensor import TensorSender
-from agentrl.engines.servers.sync.update import WeightSender, WeightUpdateFailed
+from agentrl.engines.servers.sync.update import SenderSetting, WeightSender, WeightUpdateFailed
 
-__all__ = ["DiskSender", "DistributedSender", "TensorSender", "WeightSender", "WeightUpdateFailed"]
+__all__ = ["DiskSender", "DistributedSender", "SenderSetting", "TensorSender", "WeightSender", "WeightUpdateFailed"]

@@ -7,25 +7,11 @@ Otherwise servers are compared with one another.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
-from typing import Protocol
+from collections.abc import Mapping
 
 from agentrl.engines.contract import EngineError
 from agentrl.engines.servers.client import WeightChecksums, WeightReceiver
-from agentrl.engines.servers.sync.buckets import Bucket
-from agentrl.engines.servers.sync.update import Comparison, Update
-
-
-class ExpectedChecksums(Protocol):
-    """Checksums that a server must answer, taken while buckets are sent. Each server software has its own class."""
-
-    def add(self, bucket: Bucket) -> None:
-        """Take note of a bucket before it is sent."""
-        ...
-
-    def of(self, parameters: Collection[str]) -> Mapping[str, str] | None:
-        """Return the checksums of a server's parameters by name; None where their layout is unknown."""
-        ...
+from agentrl.engines.servers.sync.update import Comparison, ExpectedChecksums, Update
 
 
 async def compare(update: Update, expected: ExpectedChecksums) -> Comparison:

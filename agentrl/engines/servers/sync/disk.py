@@ -15,11 +15,17 @@ from safetensors.torch import save_file
 
 from agentrl.engines.servers.client import WeightReceiver
 from agentrl.engines.servers.sync.buckets import Bucket
-from agentrl.engines.servers.sync.checksum import ExpectedChecksums, compare
+from agentrl.engines.servers.sync.checksum import compare
 from agentrl.engines.servers.sync.filling import Filling
-from agentrl.engines.servers.sync.update import Comparison, Update
+from agentrl.engines.servers.sync.update import Comparison, ExpectedChecksums, SenderSetting, Update
 from agentrl.engines.weights import Weights
 from agentrl.system.publish import flush_to_disk, published_directory
+
+
+def build(setting: SenderSetting) -> DiskSender:
+    """Send by files in the run's folder."""
+    folder = setting.folder / "weights"
+    return DiskSender(setting.dtype, setting.bucket_bytes, folder, checksums=setting.checksums)
 
 
 class DiskSender:

@@ -23,14 +23,20 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from agentrl.engines.contract import RequestError
 from agentrl.engines.servers.client import GroupInvitation, ServerInfo, WeightReceiver
-from agentrl.engines.servers.sync.checksum import ExpectedChecksums, compare
+from agentrl.engines.servers.sync.checksum import compare
 from agentrl.engines.servers.sync.filling import Filling
-from agentrl.engines.servers.sync.update import Comparison, Update
+from agentrl.engines.servers.sync.update import Comparison, ExpectedChecksums, SenderSetting, Update
 from agentrl.engines.weights import Weights
 from agentrl.parallel.store import listening_store
 
 GRACE = 10.0
 """Seconds for servers to answer after the group was broken off."""
+
+
+def build(setting: SenderSetting) -> DistributedSender:
+    """Broadcast by nccl between GPUs, else by gloo."""
+    backend: Literal["gloo", "nccl"] = "nccl" if setting.device == "cuda" else "gloo"
+    return DistributedSender(setting.dtype, setting.bucket_bytes, backend, checksums=setting.checksums)
 
 
 class DistributedSender:

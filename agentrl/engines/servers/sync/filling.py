@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from agentrl.engines.servers.sync.buckets import Bucket, buckets, buffer_bytes
-from agentrl.engines.servers.sync.checksum import ExpectedChecksums
+from agentrl.engines.servers.sync.update import ExpectedChecksums
 from agentrl.engines.weights import Weights
 from agentrl.system.thread_state import torch_state
 from agentrl.system.threads import OwnThread

@@ -16,10 +16,21 @@ import torch.multiprocessing
 
 from agentrl.engines.contract import EngineError
 from agentrl.engines.servers.client import WeightReceiver
-from agentrl.engines.servers.sync.checksum import ExpectedChecksums, compare
+from agentrl.engines.servers.sync.checksum import compare
 from agentrl.engines.servers.sync.filling import Filling
-from agentrl.engines.servers.sync.update import Comparison, Update
+from agentrl.engines.servers.sync.update import Comparison, ExpectedChecksums, SenderSetting, Update
 from agentrl.engines.weights import Weights
+from agentrl.errors import ConfigError
+
+
+def build(setting: SenderSetting) -> TensorSender:
+    """Hand over memory. Raises ConfigError where a server runs on another machine."""
+    if not setting.local:
+        raise ConfigError(
+            "actor_rollout_ref.rollout.update_weights_transport=tensor hands over memory, and "
+            f"{', '.join(setting.urls)} are not all on this machine; use distributed or disk"
+        )
+    return TensorSender(setting.dtype, setting.bucket_bytes, setting.device, checksums=setting.checksums)
 
 
 class TensorSender:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from agentrl.engines.contract import EngineError
 from agentrl.engines.servers.client import ServerInfo, WeightReceiver
+from agentrl.engines.servers.sync.buckets import Bucket
 from agentrl.engines.weights import Weights
 
 if TYPE_CHECKING:
@@ -15,6 +18,38 @@ if TYPE_CHECKING:
 
 Comparison = Literal["sent", "servers", "none"]
 """Counterpart of the servers' checksums: the weights sent, one another, or nothing (one server only)."""
+
+
+class ExpectedChecksums(Protocol):
+    """Checksums that a server must answer, taken while buckets are sent. Each server software has its own class."""
+
+    def add(self, bucket: Bucket) -> None:
+        """Take note of a bucket before it is sent."""
+        ...
+
+    def of(self, parameters: Collection[str]) -> Mapping[str, str] | None:
+        """Return the checksums of a server's parameters by name; None where their layout is unknown."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SenderSetting:
+    """Arguments of a weight transport: a function from this to a `WeightSender`, which the config names."""
+
+    dtype: torch.dtype
+    """Type of the servers' weights."""
+    bucket_bytes: int
+    """Most bytes that are sent at once, by `update_weights_bucket_megabytes`."""
+    device: str
+    """Kind of the servers' device: cpu or cuda."""
+    urls: Sequence[str]
+    """Addresses of the servers."""
+    local: bool
+    """True: all servers run on this machine."""
+    folder: Path
+    """The run's own, for files."""
+    checksums: Callable[[], ExpectedChecksums] | None
+    """Makes the expected checksums of a send; None: what arrives is not verified."""
 
 
 class WeightSender(Protocol):
