@@ -141,6 +141,8 @@ class Overlapping(OnRollouts):
 
     def updated(self, outlines: Sequence[Outline]) -> None:
         """See `TrajectorySource`: prompts of later steps are drawn already, so no sampler learns."""
+        if self.flow.updating:  # it made no weights
+            self.loop.run(self._end_update())
 
     def next_batch(self, step: int, *, show: bool = False) -> Rollout:
         """Wait for the batch of `step`: groups that are due first, in the order of their prompts.
@@ -476,7 +478,6 @@ class Overlapping(OnRollouts):
         await self.rollouts.stop_groups()
 
     async def _state(self) -> dict[str, JSON]:
-        await self._end_update()
         return self.prompts.state() | {
             "flow": self.flow.state(),
             "ledger": self.record.ledger.state(),

@@ -26,8 +26,9 @@ from agentrl.trajectory.sample import Sample
 class TrajectorySource(Protocol):
     """Source of the trajectories of each step.
 
-    One step asks, in this order: `next_batch`, `metrics`, `rest`, then (when the update is done) `publish`. Validation
-    and checkpoints fall between two steps. All calls come from one thread; each raises what `Rollouts` raises.
+    One step asks, in this order: `next_batch`, `metrics`, `rest`, then, when the update is done, `publish` (if it made
+    weights, or the source `needs_weights`) and `updated`. Validation and checkpoints fall between two steps; `state`
+    may be asked for at any time. All calls come from one thread; each raises what `Rollouts` raises.
     """
 
     @property
@@ -74,7 +75,7 @@ class TrajectorySource(Protocol):
         ...
 
     def updated(self, outlines: Sequence[Outline]) -> None:
-        """Take note that the policy was updated with a batch, whose step had these trajectories."""
+        """Take note that a step's update has ended, whether or not it made weights; its step had these trajectories."""
         ...
 
     def metrics(self) -> Metrics:
@@ -88,7 +89,7 @@ class TrajectorySource(Protocol):
     def state(self) -> dict[str, JSON]:
         """Return, as JSON values, what a run continued after the current step needs: the position in the data.
 
-        A checkpoint holds these keys beside its own.
+        A checkpoint holds these keys beside its own. Nothing changes by it, also while an update is under way.
         """
         ...
 

@@ -168,6 +168,7 @@ class Bench:
             self.change()
         if changes or self.source.needs_weights:
             self.source.publish(self.weights(), self.version)
+        self.source.updated(made.outlines)
         return made
 
     def change(self) -> None:
@@ -381,6 +382,25 @@ def test_a_validation_is_by_the_weights_of_its_step_alone(opened: Opened) -> Non
         for step in range(3, 7):
             bench.step(step)
         assert bench.overlapping.record.ledger.counts[Fate.TRAINED] == 6 * B
+
+
+@pytest.mark.parametrize("changes", [True, False])
+def test_asking_for_the_state_changes_nothing(opened: Opened, changes: bool) -> None:
+    with opened(1, 1) as bench:
+        made = bench.source.next_batch(1)
+        flow = bench.overlapping.flow
+        assert bench.source.state() == bench.source.state() and bench.overlapping.flow is flow
+        assert flow.updating, "the update of step 1 has not ended"
+        if changes:
+            bench.version = 1
+            bench.change()
+            bench.source.publish(bench.weights(), 1)
+        bench.source.updated(made.outlines)
+        ended = bench.overlapping.flow
+        assert (ended.version, ended.served, ended.updating) == (changes, changes, False)
+        state = bench.source.state()
+        assert state == bench.source.state() and as_mapping(state["flow"])["updating"] is False
+        bench.step(2)
 
 
 def test_without_a_journal_what_was_begun_begins_anew(opened: Opened, config: Config, tmp_path: Path) -> None:
