@@ -131,6 +131,13 @@ DIVERGENCES = Registry(
     functions=True,
 )
 """Functions of log-probs of the policy and of a teacher [M, S] that return the divergence of each row [M]."""
+GROUP_FILTERS = Registry(
+    "filter of groups",
+    "algorithm.filter_groups.rule",
+    {"differ": "agentrl.algorithms.filtering:differ"},
+    functions=True,
+)
+"""Functions of a prompt's trajectories that say whether these teach (see `agentrl.algorithms.filtering`)."""
 AGENT_LOOPS = Registry(
     "agent loop",
     "agent_name",

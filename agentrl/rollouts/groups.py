@@ -13,16 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from agentrl.algorithms.groups import all_equal
-from agentrl.config import Config
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.rollouts.contract import Audience, Rollout, Rollouts, Task
 from agentrl.rollouts.flow import Outcome
 from agentrl.rollouts.journal import Journal
-from agentrl.rollouts.refilling import value_of
 from agentrl.system.answers import Entry
 from agentrl.system.loop_thread import LoopThread
-from agentrl.trajectory import Status, Trajectory, exclusion
+from agentrl.trajectory import Outline, Status, Trajectory, exclusion
 from agentrl.trajectory.sample import Sample
 from agentrl.trajectory.staleness import oldest_version
 
@@ -163,19 +160,19 @@ class GroupRollouts(Rollouts, Protocol):
         ...
 
 
-def outcome_of(config: Config, trajectories: Sequence[Trajectory]) -> Outcome:
-    """Judge a group by how its trajectories ended."""
+def outcome_of(
+    trajectories: Sequence[Trajectory | Outline], teaches: Callable[[Sequence[Outline]], bool] | None
+) -> Outcome:
+    """Judge a group by how its trajectories ended. `teaches`: see `load_filter`."""
     if not any(exclusion(one) is None for one in trajectories):
         return Outcome.TIMEOUT if any(one.status is Status.TIMEOUT for one in trajectories) else Outcome.FAILED
-    keys = config.algorithm.filter_groups
-    if not keys.refill:
+    if teaches is None:
         return Outcome.SCORED
-    coef = config.algorithm.turn_reward_coef
-    found = [value_of(one.outline(), keys.metric, coef) for one in trajectories if not one.baseline]
-    values = [value for value in found if value is not None]
-    if len(values) < 2:
+    outlines = (one if isinstance(one, Outline) else one.outline() for one in trajectories)
+    compared = [one for one in outlines if not one.baseline and exclusion(one) is None]
+    if len(compared) < 2:
         return Outcome.FAILED
-    return Outcome.FILTERED if all_equal(values) else Outcome.SCORED
+    return Outcome.SCORED if teaches(compared) else Outcome.FILTERED
 
 
 def oldest_trained(trajectories: Sequence[Trajectory]) -> int | None:

@@ -18,6 +18,7 @@ from agentrl.agent_loop.limits import seed_of
 from agentrl.agent_loop.observer import Observers
 from agentrl.agent_loop.privilege import privilege_of
 from agentrl.agent_loop.stopping import load_stop_conditions
+from agentrl.algorithms.filtering import load_filter
 from agentrl.chat import Chat
 from agentrl.checks.report import Report
 from agentrl.checks.transcripts import check_record, count_text, drawn_from
@@ -178,6 +179,8 @@ class LocalRollouts:
         self.turn_reward_coef = 0.0 if training is None else training.algorithm.turn_reward_coef
         """Not read where nothing is trained."""
         self.saving = None if training is None else Saving(training)
+        self.teaches = None if training is None else load_filter(training.algorithm)
+        """Rule of groups; None: each group that can be trained on is."""
         self.replays_experts = training is not None and training.actor_rollout_ref.actor.router_replay.mode == "R3"
         self.privileged = training is not None and training.distillation.is_privileged
         self.needs_weights = False
@@ -301,8 +304,8 @@ class LocalRollouts:
         if log is not None and self._can_resume(work.sample):
             requests = self._logged(requests, log)
         trajectories = await self.scheduler.run(requests, lambda _: on_end())
-        outcome, oldest = outcome_of(self.config, trajectories), oldest_trained(trajectories)
-        is_replaced = outcome is not Outcome.SCORED and self.config.algorithm.filter_groups.refill
+        outcome, oldest = outcome_of(trajectories, self.teaches), oldest_trained(trajectories)
+        is_replaced = outcome is not Outcome.SCORED and self.teaches is not None
         if not is_replaced:
             self._ended[work.ordinal] = trajectories
         record = record_of(work.ordinal, work.sample, outcome, oldest, trajectories, whole=not is_replaced)

@@ -309,9 +309,9 @@ class Overlapping(OnRollouts):
             f"step {self.flow.step + 1}: {len(self.flow.left)} groups were replaced since the step before, more than "
             f"algorithm.filter_groups.max_num_gen_batches={keys.max_num_gen_batches} or rollout.agent."
             f"max_failed_fraction allows, and {len(self.flow.ready)} of the {self.flow.settings.batch_size} that "
-            f"data.train_batch_size asks for are there. {counts[Fate.FILTERED]} are those whose trajectories are equal "
-            f"in algorithm.filter_groups.metric={keys.metric}, and {failed} those of which fewer than two can be "
-            f"compared. {ADVICE}"
+            f"data.train_batch_size asks for are there. {counts[Fate.FILTERED]} are left out by "
+            f"algorithm.filter_groups.rule={keys.rule} (metric={keys.metric}), and {failed} as fewer than two of their "
+            f"trajectories can be trained on. {ADVICE}"
         )
 
     def _take(self, batch: Batch, *, again: bool = False) -> None:

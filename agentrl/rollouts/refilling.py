@@ -1,16 +1,16 @@
 """The source that goes on drawing prompts until a step's batch is full of groups that teach (dynamic sampling).
 
 A step draws one generation batch of prompts after another. A group of which fewer than two trajectories can be trained
-on, or whose trajectories are all equal in `algorithm.filter_groups.metric`, is left out; of the others the first ones
-drawn are the step's batch, and what is left over is dropped. All that was drawn is recorded and counted in the step's
-metrics; only the batch is trained on.
+on, or that does not teach by `algorithm.filter_groups.rule` (`agentrl.algorithms.filtering`), is left out; of the
+others the first ones drawn are the step's batch, and what is left over is dropped. All that was drawn is recorded and
+counted in the step's metrics; only the batch is trained on.
 
 What it adds to a step's metrics:
 
 | name | what it is |
 |---|---|
 | `refill/gen_batches` | generation batches that the step drew |
-| `refill/groups_equal` | prompts that were left out, as their trajectories do not differ |
+| `refill/groups_equal` | prompts that were left out by the rule, as their trajectories do not differ, say |
 | `refill/groups_failed` | prompts that were left out, as fewer than two of their trajectories can be compared |
 | `refill/groups_surplus` | groups that would teach, and for which the batch had no place |
 """
@@ -18,19 +18,22 @@ What it adds to a step's metrics:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, groupby
+from operator import attrgetter
+from statistics import mean
 
-from agentrl.algorithms.groups import all_equal
+from agentrl.algorithms.filtering import load_filter
 from agentrl.config import Config
 from agentrl.config.sections.algorithm import FilterGroupsConfig
 from agentrl.data.loader import Loader
 from agentrl.errors import TrainingError
 from agentrl.rollouts.contract import Rollout, Rollouts, check_failures, training
+from agentrl.rollouts.flow import Outcome
+from agentrl.rollouts.groups import outcome_of
 from agentrl.rollouts.source import TakingTurns
 from agentrl.system.metrics import Metrics, Numbers
-from agentrl.trajectory import Outline
 from agentrl.trajectory.batch import Sequences
 
 ADVICE = (
@@ -46,6 +49,7 @@ class Refilling(TakingTurns):
     def __init__(self, config: Config, loader: Loader, rollouts: Rollouts) -> None:
         super().__init__(config, loader, rollouts)
         self._numbers: Numbers = {}
+        self._teaches = load_filter(config.algorithm)
 
     def next_batch(self, step: int, *, show: bool = False) -> Rollout:
         """Draw and run prompts until the batch is full.
@@ -65,11 +69,15 @@ class Refilling(TakingTurns):
             parts.append(self.rollouts.run(part, samples, prompts, show=show and not parts))
             sampled = [outline for outline in parts[-1].outlines if not outline.baseline]
             check_failures(self.config, step, sampled)
-            drawn.add(sampled, keys.metric, coef)
+            for group, outlines in groupby(sampled, attrgetter("group")):
+                its = list(outlines)
+                drawn.outcomes[group] = outcome = outcome_of(its, self._teaches)
+                if outcome is Outcome.FILTERED:
+                    drawn.rewards[mean(one.reward(coef) or 0.0 for one in its)] += 1
             prompts += len(samples)
         self._numbers = {
             "gen_batches": float(len(parts)),
-            "groups_equal": float(sum(drawn.equal.values())),
+            "groups_equal": float(drawn.filtered),
             "groups_failed": float(drawn.failed),
             "groups_surplus": float(len(drawn.teaching) - size),
         }
@@ -84,59 +92,37 @@ class Refilling(TakingTurns):
 
 @dataclass(slots=True)
 class Drawn:
-    """Fates of the prompts that a step has drawn."""
+    """Outcomes of the prompts that a step has drawn, in the order in which they were drawn."""
 
-    teaching: list[int] = field(default_factory=list)
-    """Groups whose trajectories differ, in the order in which they were drawn."""
-    equal: Counter[float] = field(default_factory=Counter)
-    """Groups whose trajectories do not, by the value that they share."""
-    failed: int = 0
-    """Groups of which fewer than two trajectories can be compared."""
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    rewards: Counter[float] = field(default_factory=Counter)
+    """Mean rewards of the groups that the rule leaves out."""
 
-    def add(self, outlines: Iterable[Outline], metric: str, turn_reward_coef: float) -> None:
-        """Judge the groups of trajectories, all of a group's at once."""
-        groups: dict[int, list[float]] = {}
-        for outline in outlines:
-            found = groups.setdefault(outline.group, [])
-            value = value_of(outline, metric, turn_reward_coef)
-            if value is not None:
-                found.append(value)
-        for group, values in groups.items():
-            if len(values) < 2:
-                self.failed += 1
-            elif all_equal(values):
-                self.equal[values[0]] += 1
-            else:
-                self.teaching.append(group)
+    @property
+    def teaching(self) -> list[int]:
+        """Groups that can be trained on."""
+        return [group for group, outcome in self.outcomes.items() if outcome is Outcome.SCORED]
+
+    @property
+    def filtered(self) -> int:
+        """Groups that the rule leaves out."""
+        return sum(outcome is Outcome.FILTERED for outcome in self.outcomes.values())
+
+    @property
+    def failed(self) -> int:
+        """Groups of which fewer than two trajectories can be compared."""
+        return len(self.outcomes) - len(self.teaching) - self.filtered
 
     def shortage(self, size: int, prompts: int, keys: FilterGroupsConfig) -> str:
         """Write what was found where the batch of `size` groups cannot be filled, and what to do."""
-        common = ", ".join(f"{count} by {value:g} each" for value, count in self.equal.most_common(3))
+        common = ", ".join(f"{count} of mean reward {value:g}" for value, count in self.rewards.most_common(3))
         return (
             f"{prompts} prompts were drawn (algorithm.filter_groups.max_num_gen_batches={keys.max_num_gen_batches}), "
-            f"and {len(self.teaching)} of the {size} groups that data.train_batch_size asks for differ in "
-            f"algorithm.filter_groups.metric={keys.metric}. Left out are {sum(self.equal.values())} groups whose "
-            f"trajectories are equal{f' ({common})' if common else ''}, and {self.failed} of which fewer than two can "
-            f"be compared. {ADVICE}"
+            f"and {len(self.teaching)} of the {size} groups that data.train_batch_size asks for teach by "
+            f"algorithm.filter_groups.rule={keys.rule} (metric={keys.metric}). It leaves out {self.filtered} others"
+            f"{f' ({common})' if common else ''}, and {self.failed} are left out as fewer than two of their "
+            f"trajectories can be trained on. {ADVICE}"
         )
-
-
-def value_of(outline: Outline, metric: str, turn_reward_coef: float) -> float | None:
-    """Return the number by which a trajectory is compared; None where it is not trained on.
-
-    Raises TrainingError when its scorer gave no such number.
-    """
-    reward = outline.reward(turn_reward_coef)
-    if reward is None or metric == "reward":
-        return reward
-    if metric in outline.score_extra:
-        return outline.score_extra[metric]
-    if metric in ("score", "acc"):
-        return outline.score
-    raise TrainingError(
-        f"algorithm.filter_groups.metric={metric}: the scorer of data_source {outline.data_source!r} gave no number of "
-        f"that name, found {', '.join(sorted({'reward', 'score', *outline.score_extra}))}"
-    )
 
 
 def joined(parts: Sequence[Rollout], groups: set[int]) -> Rollout:

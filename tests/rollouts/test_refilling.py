@@ -13,7 +13,7 @@ import pytest
 from agentrl.agent_loop.base import Episode
 from agentrl.config import Config, load_config
 from agentrl.data.loader import make_loader
-from agentrl.errors import ConfigError, DataError, TrainingError
+from agentrl.errors import CodeError, ConfigError, DataError, TrainingError
 from agentrl.quickstart.tiny_policy import make_tiny_policy
 from agentrl.rollouts.context import load_chat, load_context, open_rows
 from agentrl.rollouts.contract import Rollout
@@ -156,6 +156,45 @@ def test_a_metric_of_the_scorers_decides(opened: Opened) -> None:
         source.next_batch(1)
 
 
+OWN = """
+from collections.abc import Sequence
+from pydantic import BaseModel
+
+class Options(BaseModel):
+    least: float = 0.0
+
+def scored(group, config, options: Options):
+    assert [one.uid[-1] for one in group] == ["0", "1"], "both can be trained on"
+    return max(one.score for one in group) >= options.least
+
+def forgets(group, config):
+    group[0].score >= 0.5
+
+def fails(group, config):
+    return group[7].score
+"""
+
+
+def test_a_rule_of_the_users_decides(opened: Opened, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    rule = f"algorithm.filter_groups.rule={tmp_path}/own.py"
+    with opened(f"{rule}:scored") as source:
+        assert prompts(source.next_batch(1)) == [0, 0, 1, 1]
+        assert prompts(source.next_batch(2)) == [0, 0, 2, 2], "of row 4 a trajectory failed"
+        assert numbers(source) == {
+            "refill/gen_batches": 1,
+            "refill/groups_equal": 0,
+            "refill/groups_failed": 1,
+            "refill/groups_surplus": 0,
+        }
+    with opened(f"{rule}:scored", "algorithm.filter_groups.options.least=1") as source:
+        assert prompts(source.next_batch(1)) == [0, 0, 3, 3]
+        assert numbers(source)["refill/groups_equal"] == 3
+    for name, said in (("forgets", r"own\.forgets\): expected true or false, found None"), ("fails", "IndexError")):
+        with opened(f"{rule}:{name}") as source, pytest.raises(CodeError, match=said):
+            source.next_batch(1)
+
+
 def test_a_step_that_is_never_filled_says_what_was_found(opened: Opened) -> None:
     bound = "algorithm.filter_groups.max_num_gen_batches="
     with opened(f"{bound}1") as source:
@@ -163,7 +202,7 @@ def test_a_step_that_is_never_filled_says_what_was_found(opened: Opened) -> None
             source.next_batch(7)
         text = str(error.value)
     assert text.startswith(f"step 7: 3 prompts were drawn ({bound}1), and 1 of the 2 groups")
-    assert "Left out are 2 groups whose trajectories are equal (2 by 0 each), and 0 of which" in text
+    assert "It leaves out 2 others (2 of mean reward 0), and 0 are left out as fewer than two" in text
     with opened(f"{bound}2") as source:
         assert len(prompts(source.next_batch(1))) == B * N, "the bound may be reached"
     with opened(f"{bound}0", "data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=4") as source:
@@ -195,6 +234,8 @@ def test_too_many_failures_end_a_step_before_its_batch_is_full(opened: Opened) -
     [
         ("actor_rollout_ref.rollout.n=1", r"rollout\.n=1: set it to 2 or more"),
         ("reward_model.enable=true", r"needs algorithm\.filter_groups\.metric=score"),
+        ("algorithm.filter_groups.rule=diffr", r"unknown filter of groups 'diffr'; did you mean 'differ'"),
+        ("algorithm.filter_groups.options.least=1", r"options: least set, and .*differ has no options"),
         ("algorithm.filter_groups.refill=false", r"gen_batch_size=3 has no effect: it needs .*refill=true"),
     ],
 )

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from agentrl.config.registries import ADVANTAGE_ESTIMATORS, POLICY_LOSSES
+from agentrl.config.registries import ADVANTAGE_ESTIMATORS, GROUP_FILTERS, POLICY_LOSSES
 from agentrl.config.rules import Names, OnlyWith, ReadBy
 from agentrl.config.section import Section
 
@@ -58,8 +58,13 @@ class FilterGroupsConfig(Section):
     with KL loss or entropy bonus nothing is left out. `refill` samples other prompts in their place."""
     refill: bool = False
     """Dynamic sampling (DAPO, arXiv:2503.14476, section 3.2): a step draws generation batches of prompts until
-    data.train_batch_size of them have trajectories that differ in `metric`, and trains on these, the first ones drawn.
-    What is left over is dropped. Needs rollout.n above 1."""
+    data.train_batch_size of them teach by `rule`, and trains on these, the first ones drawn. What is left over is
+    dropped. Needs rollout.n above 1."""
+    rule: Annotated[str, REFILL, Names(GROUP_FILTERS, options="options")] = "differ"
+    """Rule by which `refill` chooses the prompts that teach, of those with two trajectories or more that can be trained
+    on. differ: their trajectories differ in `metric`."""
+    options: Annotated[dict[str, Any], REFILL] = Field(default_factory=dict)
+    """Options of a rule of yours that takes some."""
     metric: Annotated[str, REFILL] = "reward"
     """Number by which `refill` compares the trajectories of a prompt: reward, all that they are trained on but the KL;
     score, the scorer's alone; or one that the scorer gives beside it, e.g. acc (where it gives no acc, the score)."""
