@@ -7,14 +7,13 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from agentrl.chat import Chat
-from agentrl.config import Config
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.weights import Weights
 from agentrl.errors import TrainingError
 from agentrl.observe.display import Display
 from agentrl.remote.router import ServerAccess
 from agentrl.rollouts.context import RunContext
-from agentrl.rollouts.contract import Rollouts
+from agentrl.rollouts.groups import GroupRollouts
 from agentrl.rollouts.local import open_local_rollouts
 from agentrl.rollouts.reward_servers import open_reward_servers
 
@@ -28,7 +27,7 @@ def open_rollouts(
     run_dir: Path,
     display: Display,
     nodes: Callable[[], Sequence[str]] = tuple,
-) -> Iterator[Rollouts]:
+) -> Iterator[GroupRollouts]:
     """Open rollouts in this process, or under Ray, which must be up, in workers of their own; close them at the end.
 
     `nodes`: names Ray's nodes for the workers; they are used unless `rollout.nnodes` asks for devices of their own.
@@ -51,19 +50,16 @@ def _on_ray(
     display: Display,
     nodes: Callable[[], Sequence[str]],
     servers: ServerAccess | None,
-) -> Iterator[Rollouts]:
-    from agentrl.rollouts.ray import RayRollouts  # Ray is an extra
-    from agentrl.rollouts.ray_groups import RayGroups
+) -> Iterator[GroupRollouts]:
+    from agentrl.rollouts.ray_groups import RayGroups  # Ray is an extra
 
-    separate = config.actor_rollout_ref.rollout.nnodes > 0
-    overlaps = isinstance(config, Config) and config.async_training.max_staleness > 0
-    kind = RayGroups if overlaps else RayRollouts
-    places = None if separate else nodes
-    with closing(kind(config, device, run_dir, display, places, context.objects, context.first, servers)) as workers:
+    places = None if config.actor_rollout_ref.rollout.nnodes > 0 else nodes
+    opened = RayGroups(config, device, run_dir, display, places, context.objects, context.first, servers)
+    with closing(opened) as workers:
         yield workers
 
 
-def send_first_weights(config: RolloutsConfig, rollouts: Rollouts, weights: Weights, display: Display) -> None:
+def send_first_weights(config: RolloutsConfig, rollouts: GroupRollouts, weights: Weights, display: Display) -> None:
     """Send an engine the weights that the run starts from, where it has others. Raises TrainingError."""
     try:
         with display.stage("send weights"):

@@ -46,7 +46,7 @@ class Fate(StrEnum):
     FAILED = "failed"
     TIMEOUT = "timeout"
     CANCELLED = "cancelled"
-    """The run ended before a batch took it."""
+    """The run ended before a batch took it, or the only batch that could take it had no place for it."""
 
 
 FATES = {
@@ -76,12 +76,17 @@ class Settings:
     TIMEOUT ones take their places in batches."""
     most_left: int | None = None
     """Groups that may leave before a batch is taken; None: any number. With one more the flow `is_exhausted`."""
+    at_once: int | None = None
+    """Prompts that begin together, while no group is open, and of which a batch takes the first ones that it has a
+    place for, with a bound of 0; None: as many as the batch has places."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.max_staleness < 0:
             raise ValueError(f"batch_size is {self.batch_size} and max_staleness {self.max_staleness}")
         if not min(self.max_staleness, 1) <= self.depth <= self.max_staleness:
             raise ValueError(f"depth is {self.depth}; expected 1 to {self.max_staleness}, the bound, or 0 where it is")
+        if self.at_once is not None and (self.max_staleness or self.at_once < 1):
+            raise ValueError(f"at_once is {self.at_once}; expected 1 or more, with max_staleness=0")
         if not 1 <= self.publish_every <= self.max_staleness + 1:
             raise ValueError(f"publish_every is {self.publish_every}; expected 1 to {self.max_staleness + 1}")
 
@@ -158,6 +163,8 @@ class Flow:
 
         Near the last step they are as many as the remaining steps take.
         """
+        if self.settings.at_once is not None:
+            return 0 if any(group.outcome is None for group in self.groups) else self.settings.at_once
         batches = min(1 + self.settings.depth, self.settings.last_step - self.step)
         return batches * self.settings.batch_size - len(self.groups)
 
@@ -166,13 +173,16 @@ class Flow:
         """Another prompt may begin now."""
         if self.paused or self.room <= 0:
             return False
+        if self.settings.at_once is not None:  # none is late: the batch takes some, and the others leave
+            return True
         return self.late((*self.groups, self._next()), self.version + self.updating) is None
 
-    def admit(self) -> Flow:
-        """Begin the prompt `next_ordinal`."""
-        if not self.can_admit:
-            raise RuntimeError(f"prompt {self.next_ordinal} may not begin yet")
-        return replace(self, groups=(*self.groups, self._next()), next_ordinal=self.next_ordinal + 1)
+    def admit(self, count: int = 1) -> Flow:
+        """Begin `count` prompts from `next_ordinal` on; several only with a bound of 0, where all have one version."""
+        if not self.can_admit or count > (1 if self.settings.max_staleness else self.room):
+            raise RuntimeError(f"{count} prompts from {self.next_ordinal} on may not begin yet")
+        begun = (self._next(ahead) for ahead in range(count))
+        return replace(self, groups=(*self.groups, *begun), next_ordinal=self.next_ordinal + count)
 
     def begin(self, ordinal: int, version: int | None = None) -> Flow:
         """Let the first trajectory of an open group begin: none of its tokens will be older than what is served now.
@@ -219,20 +229,26 @@ class Flow:
         return sorted((one for one in self.groups if one.outcome is not None), key=attrgetter("since", "ordinal"))
 
     def take(self) -> Batch | Wait:
-        """Take the batch of the next step, those ready groups that are due first; or say what it waits for."""
+        """Take the batch of the next step, those ready groups that are due first; or say what it waits for.
+
+        With `at_once` no later batch could take the groups that it has no place for: they are CANCELLED.
+        """
         size = self.settings.batch_size
         if self.updating or self.step >= self.settings.last_step:
             raise RuntimeError(f"no batch can be taken after step {self.step} (updating: {self.updating})")
         ready = self.ready
         running = [one for one in self.groups if one.outcome is None]
-        if len(ready) < size:
+        if len(ready) < size or (self.settings.at_once is not None and running):
             return Wait(tuple(one.ordinal for one in running))
         taken = {one.ordinal: one for one in sorted(ready[:size], key=attrgetter("ordinal"))}
         rest = tuple(one for one in self.groups if one.ordinal not in taken)
+        fates = {ordinal: FATES[one.outcome] for ordinal, one in taken.items() if one.outcome is not None}
+        if self.settings.at_once is not None:
+            fates |= {one.ordinal: Fate.CANCELLED for one in rest}
+            rest = ()
         late = self.late(rest, self.version + 1)
         if late is not None:
             return Wait(tuple(one.ordinal for one in running if one.since <= late))
-        fates = {ordinal: FATES[one.outcome] for ordinal, one in taken.items() if one.outcome is not None}
         return Batch(
             replace(self, step=self.step + 1, updating=True, groups=rest, left=()),
             dict(sorted([*fates.items(), *self.left])),
@@ -334,8 +350,8 @@ class Flow:
                 return Flow(settings, step, version, served, next_ordinal, updating, paused, groups, gone)
         raise TypeError(f"expected the state of a flow, found {state!r:.200}")
 
-    def _next(self) -> Group:
-        return Group(self.next_ordinal, self.served)
+    def _next(self, ahead: int = 0) -> Group:
+        return Group(self.next_ordinal + ahead, self.served)
 
     def _place(self, ordinal: int) -> int:
         return bisect_left(self.groups, ordinal, key=attrgetter("ordinal"))

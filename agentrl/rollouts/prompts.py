@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
 from agentrl.data.loader import Loader
 from agentrl.system.json_value import JSON, as_mapping
+from agentrl.trajectory import Outline
 from agentrl.trajectory.sample import Sample
 
 
@@ -42,6 +43,10 @@ class Prompts:
             with self._lock:
                 self._drawn.append(drawn)
                 self._next += len(drawn.samples)
+
+    def update(self, outlines: Sequence[Outline]) -> None:
+        """Tell a sampler that learns of a step's trajectories; see `Loader.update`."""
+        self._loader.update(outlines)
 
     @property
     def end(self) -> int:

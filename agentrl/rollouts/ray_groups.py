@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 import ray
 
+from agentrl.config import Config
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import WorkerDied
 from agentrl.observe.display import Display
 from agentrl.remote.router import ServerAccess
 from agentrl.rollouts.context import FirstRows
-from agentrl.rollouts.contract import Rollout, Task
+from agentrl.rollouts.contract import Audience, Rollout, Task
 from agentrl.rollouts.groups import EndedGroup, GroupWork, Log, Packed
 from agentrl.rollouts.journal import Journal
 from agentrl.rollouts.local import LocalRollouts
@@ -104,11 +105,14 @@ class RayGroups(RayRollouts):
     ) -> None:
         """See `RayRollouts`."""
         self.loop = LoopThread("groups")
-        self.audience = display
+        self.audience: Audience = display
         self.on_loss: Callable[[], object] = lambda: None
         rollout = config.actor_rollout_ref.rollout
         self.samples_on = nodes is None or (rollout.name == "sglang" and not rollout.free_cache_engine)
         self._held = self._released = self._is_open = False
+        self._follows = isinstance(config, Config) and config.async_training.max_staleness > 0
+        """Groups are run singly, and workers are asked what happens to them; otherwise each is asked for its part of a
+        step alone, and the place of one that dies is waited for."""
         self._keys = itertools.count()
         self._begun: dict[int, _Open] = {}
         """By the key that names a group to its worker."""
@@ -241,7 +245,7 @@ class RayGroups(RayRollouts):
         self.loop.close()
 
     def _replace(self, number: int, death: str) -> None:
-        if self._nodes is not None or not self._is_open:  # not open: all start, and are waited for
+        if not self._follows or self._nodes is not None or not self._is_open:  # not open: all start at once
             super()._replace(number, death)
             if self._is_open:
                 self.loop.run(self._welcome())
@@ -307,6 +311,8 @@ class RayGroups(RayRollouts):
 
     async def _ask_all(self) -> None:
         """Have each worker asked what happens to its groups, those that are new, too."""
+        if not self._follows:
+            return
         for number in self._living():
             actor = self._actors[number]
             if number not in self._followed or self._followed[number].actor is not actor:

@@ -1,4 +1,4 @@
-"""When trajectories are run: what a step is trained on, which prompts it drew, and what a checkpoint keeps of both.
+"""When trajectories are run: the contract of what a step is trained on, and of what a checkpoint keeps of it.
 
 The training loop knows a `TrajectorySource` and nothing below it. The source owns the stream of prompts, because only
 it knows which of them have been begun: where rollouts and updates take turns, exactly those of the step; where they
@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Protocol
 
 from agentrl.checks.report import Report
-from agentrl.config import Config
-from agentrl.data.loader import Loader
 from agentrl.engines.weights import SyncReport, Weights
-from agentrl.errors import DataError
-from agentrl.rollouts.contract import Rollout, Rollouts, training, validation
-from agentrl.system.json_value import JSON, as_list, as_mapping, as_object
+from agentrl.rollouts.async_source import AsyncSource as TakingTurns
+from agentrl.rollouts.contract import Rollout
+from agentrl.system.json_value import JSON
 from agentrl.system.metrics import Metrics
 from agentrl.trajectory import Outline
 from agentrl.trajectory.sample import Sample
+
+__all__ = ["TakingTurns", "TrajectorySource"]
+"""`TakingTurns` is the name under which plugins subclass the source of runs with a bound of 0."""
 
 
 class TrajectorySource(Protocol):
@@ -111,87 +112,3 @@ class TrajectorySource(Protocol):
     def revive(self) -> None:
         """Replace workers that died; `load_state` and `publish` follow."""
         ...
-
-
-class OnRollouts:
-    """Base of sources: the part that their `Rollouts` answer as they are."""
-
-    rollouts: Rollouts
-
-    @property
-    def needs_weights(self) -> bool:
-        """See `TrajectorySource`."""
-        return self.rollouts.needs_weights
-
-    def fill_rewards(self, files: Sequence[tuple[Path, int]], outlines: Sequence[Outline]) -> None:
-        """See `TrajectorySource`."""
-        self.rollouts.fill_rewards(files, outlines)
-
-    def rest(self) -> None:
-        """See `TrajectorySource`."""
-        self.rollouts.rest()
-
-    def checked(self) -> Report:
-        """See `TrajectorySource`."""
-        return self.rollouts.checked()
-
-
-class TakingTurns(OnRollouts):
-    """The synchronous source: the step's prompts begin and end in `next_batch`, and nothing runs between two calls."""
-
-    max_staleness: int | None = 0
-    """See `TrajectorySource`."""
-
-    def __init__(self, config: Config, loader: Loader, rollouts: Rollouts) -> None:
-        self.config, self.loader, self.rollouts = config, loader, rollouts
-        self.served = 0
-
-    def next_batch(self, step: int, *, show: bool = False) -> Rollout:
-        """Run the next prompts of the data, rollout.n trajectories each."""
-        return self.rollouts.run(training(self.config, step), next(self.loader), show=show)
-
-    def validate(
-        self, samples: Sequence[Sample], step: int, *, greedy: bool, show: bool = False, first: int = 0
-    ) -> Rollout:
-        """See `TrajectorySource`."""
-        task = validation(self.config, step, greedy=greedy, first=first)
-        return self.rollouts.run(task, samples, first, show=show)
-
-    def publish(self, weights: Weights, version: int) -> SyncReport:
-        """See `TrajectorySource`."""
-        self.served = version
-        return self.rollouts.update_weights(weights, version)
-
-    def updated(self, outlines: Sequence[Outline]) -> None:
-        """Tell the sampler of the step's trajectories."""
-        self.loader.update(outlines)
-
-    def metrics(self) -> Metrics:
-        """See `TrajectorySource`."""
-        return self.rollouts.metrics()
-
-    def state(self) -> dict[str, JSON]:
-        """Return the loader's position: nothing is in flight between two steps."""
-        return {"loader": self.loader.state_dict()}
-
-    def load_state(self, state: Mapping[str, JSON]) -> None:
-        """See `TrajectorySource`. Raises DataError, too, for a state with prompts that were begun ahead."""
-        begun = as_list(as_object(state.get("flow")).get("groups"))
-        if begun:
-            raise DataError(
-                "the checkpoint was made with async_training.max_staleness above 0 and holds "
-                f"{len(begun)} prompts that were begun and not trained on: go on with "
-                "async_training.max_staleness=1 or more, or start anew with trainer.resume_mode=disable"
-            )
-        self.loader.load_state_dict(as_mapping(state["loader"]))
-
-    def revive(self) -> None:
-        """See `TrajectorySource`."""
-        self.rollouts.revive()
-
-    def saved(self) -> None:
-        """See `TrajectorySource`."""
-
-    def report(self) -> str | None:
-        """See `TrajectorySource`: a step's prompts end within it."""
-        return None

@@ -16,18 +16,15 @@ from agentrl.data.loader import Loader, make_loader
 from agentrl.errors import ConfigError
 from agentrl.observe.display import Display
 from agentrl.observe.tracking import Tracker
+from agentrl.rollouts.async_source import AsyncSource, settings_of
 from agentrl.rollouts.build import open_rollouts, send_first_weights
 from agentrl.rollouts.context import (
     fit_prompts,
     load_chat,
     show_first_prompts,
 )
-from agentrl.rollouts.contract import Rollouts
-from agentrl.rollouts.flow import Settings
 from agentrl.rollouts.groups import GroupRollouts
-from agentrl.rollouts.overlapping import Overlapping
-from agentrl.rollouts.refilling import Refilling
-from agentrl.rollouts.source import TakingTurns, TrajectorySource
+from agentrl.rollouts.source import TrajectorySource
 from agentrl.runtime.device import resolve_device
 from agentrl.runtime.profiler import check_profile_steps
 from agentrl.runtime.ray.session import ray_session
@@ -103,31 +100,17 @@ def build(config: Config, inputs: Inputs, display: Display, kind: type[Trainer] 
 
 
 @contextmanager
-def open_source(config: Config, loader: Loader, rollouts: Rollouts, total_steps: int) -> Iterator[TrajectorySource]:
+def open_source(
+    config: Config, loader: Loader, rollouts: GroupRollouts, total_steps: int
+) -> Iterator[TrajectorySource]:
     """Make the source of trajectories that the config asks for; at the end, cancel what it has begun."""
-    keys = config.async_training
-    if keys.max_staleness == 0:
-        kind = Refilling if config.algorithm.filter_groups.refill else TakingTurns
-        yield kind(config, loader, rollouts)
-        return
-    if loader.learns:
+    bound = config.async_training.max_staleness
+    if bound and loader.learns:
         raise ConfigError(
             f"data.sampler.name={config.data.sampler.name} learns from each step, and with "
-            f"async_training.max_staleness={keys.max_staleness} prompts are drawn before: take 0, or another sampler"
+            f"async_training.max_staleness={bound} prompts are drawn before: take 0, or another sampler"
         )
-    assert isinstance(rollouts, GroupRollouts)
-    batch, filters = config.data.train_batch_size, config.algorithm.filter_groups
-    drawn = filters.max_num_gen_batches * config.data.drawn_at_once
-    settings = Settings(
-        batch,
-        total_steps,
-        keys.max_staleness,
-        keys.depth,
-        keys.publish_every,
-        replaces=filters.refill,
-        most_left=max(drawn - batch, 0) if filters.refill and drawn else None,
-    )
-    with closing(Overlapping(config, loader, rollouts, settings)) as source:
+    with closing(AsyncSource(config, loader, rollouts, settings_of(config, total_steps))) as source:
         yield source
 
 

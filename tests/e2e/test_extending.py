@@ -31,7 +31,7 @@ import agentrl.trainer.build
 from my_source import OneStepLate
 from agentrl.train import main
 
-agentrl.trainer.build.TakingTurns = OneStepLate
+agentrl.trainer.build.AsyncSource = OneStepLate
 sys.exit(main(sys.argv[1:]))
 """
 """No key names a source: what the page says to edit, done to the running process."""

@@ -200,6 +200,31 @@ def test_it_waits_for_those_that_are_due() -> None:
     assert fate is Fate.OPEN and isinstance(taken, Batch) and taken.fates == {8: Fate.TIMEOUT}
 
 
+@pytest.mark.parametrize("size, at_once", [(1, 1), (2, 1), (2, 3), (3, 2)])
+def test_prompts_that_begin_together_fill_a_batch_and_what_it_has_no_place_for_leaves(size: int, at_once: int) -> None:
+    for outcomes in product((Outcome.SCORED, Outcome.FILTERED, Outcome.FAILED), repeat=2 * at_once):
+        flow = Flow(Settings(size, ENDLESS, replaces=True, at_once=at_once), version=4, served=4)
+        ended: list[Outcome] = []
+        while len(ended) < len(outcomes) and isinstance(flow.take(), Wait):
+            flow = flow.admit(flow.room)
+            assert len(flow.groups) <= size - 1 + at_once
+            for ordinal in range(len(ended), len(ended) + at_once):
+                assert flow.take() == Wait(tuple(range(ordinal, flow.next_ordinal))), "until all have ended"
+                assert not flow.can_admit, "none begins while one is open"
+                flow, _ = flow.finish(ordinal, outcomes[ordinal], None)
+            ended = [*outcomes[: flow.next_ordinal]]
+        scored = [ordinal for ordinal, outcome in enumerate(ended) if outcome is Outcome.SCORED]
+        taken = flow.take()
+        if len(scored) < size:
+            assert taken == Wait(()) and [one.ordinal for one in flow.groups] == scored
+            continue
+        assert isinstance(taken, Batch) and list(taken.ordinals) == scored[:size], "the first ones"
+        lost = {ordinal: FATES[outcome] for ordinal, outcome in enumerate(ended) if outcome is not Outcome.SCORED}
+        surplus = dict.fromkeys(scored[size:], Fate.CANCELLED)
+        assert taken.fates == lost | surplus | dict.fromkeys(scored[:size], Fate.TRAINED), "each prompt has one fate"
+        assert not taken.flow.groups and not taken.flow.left and taken.flow.updating
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("bound", [1, 2])
 def test_late_groups_are_those_whose_batch_comes_after_their_deadline(size: int, bound: int) -> None:
@@ -217,12 +242,16 @@ def test_late_groups_are_those_whose_batch_comes_after_their_deadline(size: int,
 def test_settings_that_cannot_hold_are_refused(K: int, D: int, T: int) -> None:
     with pytest.raises(ValueError, match=r"expected|max_staleness"):
         Settings(4, 9, K, D, T)
+    with pytest.raises(ValueError, match=r"at_once is 3; expected 1 or more, with max_staleness=0"):
+        Settings(4, 9, 1, 1, at_once=3)
 
 
 def test_what_cannot_happen_is_refused() -> None:
     flow = Flow(Settings(1, 1)).admit()
     for wrong in (
         flow.admit,
+        lambda: Flow(Settings(2, 9, 1, 1)).admit(2),
+        lambda: Flow(Settings(2, 9)).admit(3),
         lambda: flow.finish(3, Outcome.SCORED, 0),
         lambda: flow.finish(0, Outcome.SCORED, 1),
         lambda: flow.updated(1),

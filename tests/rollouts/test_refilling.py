@@ -15,15 +15,15 @@ from agentrl.config import Config, load_config
 from agentrl.data.loader import make_loader
 from agentrl.errors import CodeError, ConfigError, DataError, TrainingError
 from agentrl.quickstart.tiny_policy import make_tiny_policy
+from agentrl.rollouts.async_source import AsyncSource
 from agentrl.rollouts.context import load_chat, load_context, open_rows
 from agentrl.rollouts.contract import Rollout
 from agentrl.rollouts.local import open_local_rollouts
 from agentrl.rollouts.objects import UserObjects
-from agentrl.rollouts.refilling import Refilling
 from agentrl.system.json_value import JSON
 from agentrl.trajectory import Status, Trajectory
 from agentrl.trajectory.parquet import read_trajectories
-from tests.rollouts.test_overlapping import Silent, equal
+from tests.rollouts.test_async_source import Silent, equal
 
 B, GENERATED, N, ROWS = 2, 3, 2, 12
 
@@ -82,20 +82,20 @@ def config_of(policy_dir: Path, folder: Path, *more: str) -> Config:
     )
 
 
-Opened = Callable[..., AbstractContextManager[Refilling]]
+Opened = Callable[..., AbstractContextManager[AsyncSource]]
 
 
 @pytest.fixture
 def opened(policy_dir: Path, tmp_path: Path) -> Opened:
     @contextmanager
-    def open_one(*more: str) -> Iterator[Refilling]:
+    def open_one(*more: str) -> Iterator[AsyncSource]:
         config = config_of(policy_dir, tmp_path, *more)
         context = load_context(config, UserObjects(loops={"short": short}, reward=score))
         chat = load_chat(config)
         context.bind(chat)
         data = open_rows(config, str(tmp_path / "rows.parquet"), None, context)
         with open_local_rollouts(config, "cpu", chat, context, tmp_path / "run", Silent()) as rollouts:
-            yield Refilling(config, make_loader(data, config.data), rollouts)
+            yield AsyncSource(config, make_loader(data, config.data), rollouts)
 
     return open_one
 
@@ -106,7 +106,7 @@ def prompts(rollout: Rollout) -> list[int]:
     return rollout.batch.group.tolist()
 
 
-def numbers(source: Refilling) -> dict[str, float]:
+def numbers(source: AsyncSource) -> dict[str, float]:
     return {name: value for name, value in source.metrics().items() if name.startswith("refill/")}
 
 
@@ -141,7 +141,9 @@ def test_groups_that_find_no_place_are_dropped_and_the_data_go_on_behind_all_tha
     with opened("data.gen_batch_size=9") as source:
         assert prompts(source.next_batch(1)) == [0, 0, 3, 3]
         assert numbers(source)["refill/groups_surplus"] == 1, "row 6"
-        assert source.state()["loader"] == source.loader.state_dict()
+        again = make_loader(source.prompts._loader.dataset, source.config.data)
+        next(again)
+        assert source.state() == {"loader": again.state_dict()}
 
 
 def test_a_metric_of_the_scorers_decides(opened: Opened) -> None:
@@ -201,8 +203,9 @@ def test_a_step_that_is_never_filled_says_what_was_found(opened: Opened) -> None
         with pytest.raises(TrainingError) as error:
             source.next_batch(7)
         text = str(error.value)
-    assert text.startswith(f"step 7: 3 prompts were drawn ({bound}1), and 1 of the 2 groups")
-    assert "It leaves out 2 others (2 of mean reward 0), and 0 are left out as fewer than two" in text
+    assert text.startswith("step 7: 2 groups were replaced") and f"{bound}1" in text
+    assert "1 of the 2 that data.train_batch_size asks for are there. 2 are left out by" in text
+    assert "rule=differ (metric=reward; 2 of mean reward 0), and 0 as fewer than two" in text
     with opened(f"{bound}2") as source:
         assert len(prompts(source.next_batch(1))) == B * N, "the bound may be reached"
     with opened(f"{bound}0", "data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=4") as source:

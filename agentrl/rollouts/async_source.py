@@ -1,16 +1,20 @@
-"""The source whose trajectories go on while the policy is updated.
+"""The source of a training's trajectories, at every bound.
 
-Groups are tasks on an event loop, and `agentrl.rollouts.flow` says which may begin and which batch takes them.
-Everything of the flow happens on the loop's thread, so nothing is locked. Where groups run, in this process or in
-workers under Ray, is known to `GroupRollouts` alone; the flow, the ledger and the journal lie here.
+Which prompts may begin and which batch takes them says `agentrl.rollouts.flow`. Where they run, in this process or in
+workers under Ray, is known to the rollouts alone.
 
-An engine with devices of its own samples while the policy is updated, and takes new weights while its requests run.
-Any other shares its processor, or its memory, with the update: it is held, and keys and values are dropped, from taking
-a batch until the next one is asked for. Tools go on meanwhile. What an embedded engine samples so depends on the order
-of events on the loop alone, not on how long updates take: where tools answer on the loop, too, the numbers of a run
-repeat.
+With `async_training.max_staleness=0` rollouts and updates take turns: prompts begin together and end in `next_batch`,
+which asks for more of them until the batch is full (dynamic sampling). Nothing outlives a step, so no ledger and no
+journal is written. All that was drawn is recorded and counted in the step's metrics; only the batch is trained on.
 
-What it adds to a step's metrics where the bound is above 0 (`refill/*` with `algorithm.filter_groups.refill`):
+With a bound above 0 trajectories go on while the policy is updated. Groups are tasks on an event loop then, and
+everything of the flow happens on the loop's thread, so nothing is locked. An engine with devices of its own samples
+while the policy is updated, and takes new weights while its requests run. Any other shares its processor, or its
+memory, with the update: it is held, and keys and values are dropped, from taking a batch until the next one is asked
+for. Tools go on meanwhile. What an embedded engine samples so depends on the order of events on the loop alone, not on
+how long updates take: where tools answer on the loop, too, the numbers of a run repeat.
+
+What it adds to a step's metrics (`async/*` with a bound above 0, `refill/*` with `algorithm.filter_groups.refill`):
 
 | name | what it is |
 |---|---|
@@ -23,37 +27,52 @@ What it adds to a step's metrics where the bound is above 0 (`refill/*` with `al
 | `async/journal_bytes` | disk that the journal takes (`agentrl.rollouts.journal`) |
 | `async/turns_resumed` | turns of unfinished prompts that this run took from the journal of the one before |
 | `async/begun_anew` | trajectories, or whole prompts, that began anew though something of them was there |
-| `refill/groups_equal`, `refill/groups_failed` | prompts that were replaced since the batch before, by the reason |
+| `refill/groups_equal` | prompts that were left out by the rule, as their trajectories do not differ, say |
+| `refill/groups_failed` | prompts that were left out, as fewer than two of their trajectories can be compared |
+| `refill/gen_batches` | with a bound of 0: generation batches that the step drew |
+| `refill/groups_surplus` | with a bound of 0: groups that would teach, and for which the batch had no place |
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import chain, groupby
+from operator import attrgetter
+from pathlib import Path
+from statistics import mean
 
+from agentrl.algorithms.filtering import load_filter
+from agentrl.checks.report import Report
 from agentrl.config import Config
 from agentrl.data.loader import Loader
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import DataError, TrainingError
-from agentrl.rollouts.contract import Progress, Rollout, Task, training, validation
+from agentrl.rollouts.contract import Progress, Rollout, Task, check_failures, training, validation
 from agentrl.rollouts.flow import Batch, Fate, Flow, Settings, Wait
-from agentrl.rollouts.groups import GroupRollouts, GroupWork
+from agentrl.rollouts.groups import GroupRollouts, GroupWork, outcome_of
 from agentrl.rollouts.journal import identity, validity
 from agentrl.rollouts.prompts import Prompts
 from agentrl.rollouts.record import Record
-from agentrl.rollouts.refilling import ADVICE
-from agentrl.rollouts.source import OnRollouts
 from agentrl.system.answers import Entry
 from agentrl.system.cancellation import leaked_cancellation_fails
-from agentrl.system.json_value import JSON, as_mapping
+from agentrl.system.json_value import JSON, as_list, as_mapping, as_object
 from agentrl.system.metrics import Metrics, Numbers
 from agentrl.trajectory import Outline
+from agentrl.trajectory.batch import Sequences
 from agentrl.trajectory.sample import Sample
 from agentrl.trajectory.staleness import publish_lag, staleness
+
+ADVICE = (
+    "Where most are left out the prompts are too hard or too easy for this policy: take others, raise "
+    "actor_rollout_ref.rollout.n or the temperature, or name a metric that tells trajectories apart. Where it only "
+    "takes longer, raise max_num_gen_batches (0: no limit) or data.gen_batch_size"
+)
 
 
 class _Idle:
@@ -106,15 +125,34 @@ class _Log:
             raise
 
 
-class Overlapping(OnRollouts):
-    """`TrajectorySource` that begins trajectories of later steps before a step's update has ended.
+def settings_of(config: Config, total_steps: int) -> Settings:
+    """Return the bounds that the config asks for."""
+    keys, filters, batch = config.async_training, config.algorithm.filter_groups, config.data.train_batch_size
+    if not keys.max_staleness:  # nothing begins for later steps, so that no step has to be the last one
+        at_once = config.data.drawn_at_once if filters.refill else None
+        return Settings(batch, sys.maxsize, replaces=filters.refill, at_once=at_once)
+    drawn = filters.max_num_gen_batches * config.data.drawn_at_once
+    return Settings(
+        batch,
+        total_steps,
+        keys.max_staleness,
+        keys.depth,
+        keys.publish_every,
+        replaces=filters.refill,
+        most_left=max(drawn - batch, 0) if filters.refill and drawn else None,
+    )
 
-    With a bound of 0 it takes turns.
+
+class AsyncSource:
+    """`TrajectorySource` that begins trajectories of later steps before a step's update has ended, as far as the bound
+    allows: with 0 it takes turns.
     """
 
-    rollouts: GroupRollouts
-
-    def __init__(self, config: Config, loader: Loader, rollouts: GroupRollouts, settings: Settings) -> None:
+    def __init__(
+        self, config: Config, loader: Loader, rollouts: GroupRollouts, settings: Settings | None = None
+    ) -> None:
+        """`settings`: see `settings_of`; None: those of a bound of 0."""
+        settings = settings_of(config, 0) if settings is None else settings
         self.config, self.rollouts, self.loop = config, rollouts, rollouts.loop
         self.flow = Flow(settings)
         self.prompts = Prompts(loader)
@@ -133,14 +171,33 @@ class Overlapping(OnRollouts):
         self._weights: Weights | None = None
         """Weights that `publish` was last given."""
         self._numbers: Numbers = {}
+        self._teaches = load_filter(config.algorithm)
         self._on_end: Callable[[], None] | None = None
         """Called when a trajectory of training has ended, while a batch is waited for."""
         self._shown = ExitStack()
         self._lane: Progress | None = None
         """The rollouts' own line on the display, beside the trainer's stages."""
 
+    @property
+    def needs_weights(self) -> bool:
+        """See `TrajectorySource`."""
+        return self.rollouts.needs_weights
+
+    def fill_rewards(self, files: Sequence[tuple[Path, int]], outlines: Sequence[Outline]) -> None:
+        """See `TrajectorySource`."""
+        self.rollouts.fill_rewards(files, outlines)
+
+    def rest(self) -> None:
+        """See `TrajectorySource`."""
+        self.rollouts.rest()
+
+    def checked(self) -> Report:
+        """See `TrajectorySource`."""
+        return self.rollouts.checked()
+
     def updated(self, outlines: Sequence[Outline]) -> None:
-        """See `TrajectorySource`: prompts of later steps are drawn already, so no sampler learns."""
+        """See `TrajectorySource`. A sampler that learns is told: with a bound of 0 it has drawn for no later step."""
+        self.prompts.update(outlines)
         if self.flow.updating:  # it made no weights
             self.loop.run(self._end_update())
 
@@ -149,9 +206,10 @@ class Overlapping(OnRollouts):
 
         Raises TrainingError when too many groups were replaced.
         """
-        task = training(self.config, step)
+        task, settings = training(self.config, step), self.flow.settings
+        if not settings.max_staleness:
+            return self._in_turn(task, show=show)
         self.record.begin()
-        settings = self.flow.settings
         # In flight, others begin when this batch is taken.
         ahead = settings.batch_size if self.rollouts.samples_on and step < settings.last_step else 0
         batch: Batch | None = None
@@ -167,9 +225,61 @@ class Overlapping(OnRollouts):
         if packed.versions and staleness(min(packed.versions), version) > settings.max_staleness:
             oldest = min(packed.versions)
             raise RuntimeError(f"a token of version {oldest} is too old for version {version}: {settings}")
-        if settings.max_staleness:
-            self._numbers |= self._measured(packed.versions, version)
+        self._numbers |= self._measured(packed.versions, version)
         return packed.rollout
+
+    def _in_turn(self, task: Task, *, show: bool) -> Rollout:
+        """Run prompts until their groups fill the batch of a step, to which nothing of another step is near.
+
+        Raises TrainingError when they do not after `max_num_gen_batches`, when too many trajectories failed, and for a
+        trajectory without the metric.
+        """
+        if self.flow.updating:  # no update came, and another batch is asked for
+            self.flow = self.flow.updated(self.flow.version)
+        parts, first, most = list[Rollout](), self.flow.next_ordinal, self.config.algorithm.filter_groups
+        try:
+            while isinstance(batch := self.flow.take(), Wait):
+                if len(parts) == most.max_num_gen_batches > 0 and self.flow.settings.replaces:
+                    raise TrainingError(self._shortage(task.step, self._rewards_left_out(parts, first)))
+                begun = self.flow.next_ordinal
+                self.prompts.draw_to(begun + self.flow.room)
+                self.flow = self.flow.admit(self.flow.room)
+                samples = [self.prompts[ordinal] for ordinal in range(begun, self.flow.next_ordinal)]
+                part = replace(task, part=f"_{len(parts):03d}") if parts else task
+                parts.append(self.rollouts.run(part, samples, begun - first, show=show and not parts))
+                self._end_groups(task.step, range(begun, self.flow.next_ordinal), first, parts[-1].outlines)
+        except BaseException:
+            self.flow, _ = self.flow.cancel()
+            raise
+        if self.flow.settings.replaces:
+            surplus = sum(fate is Fate.CANCELLED for fate in batch.fates.values())
+            self._numbers = {
+                "refill/gen_batches": float(len(parts)),
+                **self._replaced(),
+                "refill/groups_surplus": float(surplus),
+            }
+        self.flow = batch.flow
+        self.prompts.forget_before(self.flow.next_ordinal)
+        return (
+            joined(parts, {ordinal - first for ordinal in batch.ordinals}) if self.flow.settings.replaces else parts[0]
+        )
+
+    def _end_groups(self, step: int, begun: range, first: int, outlines: Sequence[Outline]) -> None:
+        """End the prompts that were `begun`; groups of trajectories are numbered from the prompt `first` on."""
+        if self.flow.settings.replaces:  # else the step checks, when they are recorded
+            check_failures(self.config, step, [outline for outline in outlines if not outline.baseline])
+        groups = {first + number: list(group) for number, group in groupby(outlines, attrgetter("group"))}
+        for ordinal in begun:
+            outcome = outcome_of(groups.get(ordinal, []), self._teaches)
+            self.flow, _ = self.flow.finish(ordinal, outcome, None)
+
+    def _replaced(self) -> Numbers:
+        """Count the groups that left since the batch before."""
+        left = Counter(fate for _, fate in self.flow.left)
+        return {
+            "refill/groups_equal": float(left[Fate.FILTERED]),
+            "refill/groups_failed": float(left.total() - left[Fate.FILTERED]),
+        }
 
     def validate(
         self, samples: Sequence[Sample], step: int, *, greedy: bool, show: bool = False, first: int = 0
@@ -213,7 +323,12 @@ class Overlapping(OnRollouts):
         return metrics
 
     def state(self) -> dict[str, JSON]:
-        """Return flow and ledger, and the position in the data before the oldest prompt that no batch has taken."""
+        """Return flow and ledger, and the position in the data before the oldest prompt that no batch has taken.
+
+        With a bound of 0 that is the loader's: between two steps nothing is begun.
+        """
+        if not self.flow.settings.max_staleness:
+            return {"loader": self.prompts.state()["loader"]}
         return self.loop.run(self._state())
 
     def load_state(self, state: Mapping[str, JSON]) -> None:
@@ -222,17 +337,21 @@ class Overlapping(OnRollouts):
         Prompts that had been begun and have not ended go on, by the weights of `publish`. Raises DataError when
         the data are others, the ledger disagrees with them, or more was begun than the settings allow.
         """
+        if not self.flow.settings.max_staleness:
+            self._load_in_turn(state)
+            return
         self.loop.run(self._load(state))
         self.prompts.draw_to(max(self.flow.next_ordinal, self.record.end))
         self.record.check_prompts(state, self.prompts.__getitem__)
 
     def saved(self) -> None:
         """See `TrajectorySource`."""
-        self.loop.run(self._saved())
+        if self.flow.settings.max_staleness:
+            self.loop.run(self._saved())
 
     def report(self) -> str | None:
-        """See `TrajectorySource`."""
-        return self.record.text()
+        """See `TrajectorySource`; None with a bound of 0, where a step's prompts end within it."""
+        return self.record.text() if self.flow.settings.max_staleness else None
 
     def revive(self) -> None:
         """See `TrajectorySource`."""
@@ -251,18 +370,16 @@ class Overlapping(OnRollouts):
         """Take the batch; None: more prompts must be drawn, or processes replaced, to go on."""
         await self._end_update()
         await self._offer()
-        self._numbers, settings = {}, self.flow.settings
+        self._numbers = {}
         if (batch := self.record.again(self.flow)) is not None:
             self._take(batch, again=True)
             await self._release()
             return batch
-        total = None if settings.max_staleness else settings.batch_size * task.each
-        if settings.max_staleness:
-            task = replace(task, name="wait for a batch")
-            if self._lane is None:
-                self._lane = self._shown.enter_context(self.rollouts.audience.stage("rollouts"))
+        task = replace(task, name="wait for a batch")
+        if self._lane is None:
+            self._lane = self._shown.enter_context(self.rollouts.audience.stage("rollouts"))
         try:
-            with self.rollouts.observed(task, total) as self._on_end:
+            with self.rollouts.observed(task, None) as self._on_end:
                 await self._go_on()
                 self._admit()
                 await self._idle.waits()
@@ -272,8 +389,7 @@ class Overlapping(OnRollouts):
                     self._changed.clear()
                     await self._changed.wait()
                 self.rollouts.check()
-                if settings.max_staleness:
-                    self._numbers |= await self._idle.shares()
+                self._numbers |= await self._idle.shares()
                 self._take(found)
                 await self._begin_update()
         except BaseException:
@@ -292,7 +408,7 @@ class Overlapping(OnRollouts):
         if self._error is not None:
             raise self._error
         if self.flow.is_exhausted or self._most_failed():
-            raise TrainingError(self._shortage())
+            raise TrainingError(self._shortage(self.flow.step + 1))
         return self.flow.take()
 
     def _most_failed(self) -> bool:
@@ -302,16 +418,28 @@ class Overlapping(OnRollouts):
         allowed = self.config.actor_rollout_ref.rollout.agent.max_failed_fraction
         return failed >= self.flow.settings.batch_size and failed > allowed * ended
 
-    def _shortage(self) -> str:
+    def _rewards_left_out(self, parts: Sequence[Rollout], first: int) -> str:
+        """Write the commonest mean rewards of the groups of a step that the rule left out."""
+        coef, left = self.config.algorithm.turn_reward_coef, dict(self.flow.left)
+        outlines = (outline for part in parts for outline in part.outlines if not outline.baseline)
+        rewards = Counter(
+            mean(one.reward(coef) or 0.0 for one in group)
+            for number, group in groupby(outlines, attrgetter("group"))
+            if left.get(first + number) is Fate.FILTERED
+        )
+        return ", ".join(f"{count} of mean reward {value:g}" for value, count in rewards.most_common(3))
+
+    def _shortage(self, step: int, rewards: str = "") -> str:
+        """Write what was found where the batch of a step cannot be filled, and what to do."""
         keys, counts = self.config.algorithm.filter_groups, Counter(fate for _, fate in self.flow.left)
-        failed = len(self.flow.left) - counts[Fate.FILTERED]
         return (
-            f"step {self.flow.step + 1}: {len(self.flow.left)} groups were replaced since the step before, more than "
+            f"step {step}: {len(self.flow.left)} groups were replaced since the step before, more than "
             f"algorithm.filter_groups.max_num_gen_batches={keys.max_num_gen_batches} or rollout.agent."
             f"max_failed_fraction allows, and {len(self.flow.ready)} of the {self.flow.settings.batch_size} that "
             f"data.train_batch_size asks for are there. {counts[Fate.FILTERED]} are left out by "
-            f"algorithm.filter_groups.rule={keys.rule} (metric={keys.metric}), and {failed} as fewer than two of their "
-            f"trajectories can be trained on. {ADVICE}"
+            f"algorithm.filter_groups.rule={keys.rule} (metric={keys.metric}{rewards and f'; {rewards}'}), and "
+            f"{counts.total() - counts[Fate.FILTERED]} as fewer than two of their trajectories can be trained on. "
+            f"{ADVICE}"
         )
 
     def _take(self, batch: Batch, *, again: bool = False) -> None:
@@ -320,9 +448,7 @@ class Overlapping(OnRollouts):
             self._running.pop(ordinal, None)
         self.record.taken(batch.flow.step, self.flow.version, batch.fates, again=again)
         if self.flow.settings.replaces:
-            left = Counter(fate for _, fate in self.flow.left)
-            self._numbers["refill/groups_equal"] = float(left[Fate.FILTERED])
-            self._numbers["refill/groups_failed"] = float(left.total() - left[Fate.FILTERED])
+            self._numbers |= self._replaced()
         self.flow = batch.flow
         self.prompts.forget_before(min((one.ordinal for one in self.flow.groups), default=self.flow.next_ordinal))
 
@@ -347,7 +473,7 @@ class Overlapping(OnRollouts):
         await self._go_on()
 
     async def _end_validation(self) -> None:
-        if not self.rollouts.samples_on:
+        if self.flow.settings.max_staleness and not self.rollouts.samples_on:
             await self._hold()
         self.flow = self.flow.go_on()
         if self.rollouts.samples_on and self._running:
@@ -355,7 +481,8 @@ class Overlapping(OnRollouts):
 
     def _send(self, weights: Weights) -> SyncReport:
         """Have the engine, which is held or can do it in flight, sample by `weights`."""
-        report = self.rollouts.update_weights(weights, self.flow.version, in_flight=True)
+        in_flight = self.flow.settings.max_staleness > 0
+        report = self.rollouts.update_weights(weights, self.flow.version, in_flight=in_flight)
         self._released = False
         self.loop.run(self._published())
         return report
@@ -429,14 +556,12 @@ class Overlapping(OnRollouts):
                 return
             self.record.forget(ordinal)
         self.flow = self.record.resumed(self.flow, ordinal)
-        # Names and seeds are those of taking turns, where the step's batch is the next one of the data.
+        # Names and seeds are those with a bound of 0, where the step's batch is the next one of the data.
         work = GroupWork(ordinal, sample, training(self.config, ordinal // size + 1), ordinal % size)
         self._running[ordinal] = asyncio.create_task(self._run(work))
 
     async def _run(self, work: GroupWork) -> None:
-        log = None
-        if self.flow.settings.max_staleness:
-            log = _Log(self.record, work.ordinal, identity(work.sample), self._fail)
+        log = _Log(self.record, work.ordinal, identity(work.sample), self._fail)
 
         def on_begin(version: int) -> None:
             if not self.record.has_turns(work.ordinal):
@@ -505,3 +630,31 @@ class Overlapping(OnRollouts):
         self.prompts.load(state, self.flow.next_ordinal)
         self.record.load(state, self.flow)
         self._loaded = True
+
+    def _load_in_turn(self, state: Mapping[str, JSON]) -> None:
+        if begun := as_list(as_object(state.get("flow")).get("groups")):
+            raise DataError(
+                "the checkpoint was made with async_training.max_staleness above 0 and holds "
+                f"{len(begun)} prompts that were begun and not trained on: go on with "
+                "async_training.max_staleness=1 or more, or start anew with trainer.resume_mode=disable"
+            )
+        self.flow = Flow(self.flow.settings)
+        self.prompts.load({"loader": state["loader"]}, 0)
+        self._loaded = True
+
+
+def joined(parts: Sequence[Rollout], groups: set[int]) -> Rollout:
+    """Join the rollouts of a step, each after the other; the batch holds the sequences of `groups` alone."""
+    batches = [_of_groups(part.batch, groups) for part in parts if part.batch is not None]
+    read = [part.conversations for part in parts if part.conversations is not None]
+    return Rollout(
+        list(chain.from_iterable(part.outlines for part in parts)),
+        batches[0].joined(batches[1:]),
+        parts[0].shown,
+        read[0].joined(read[1:]) if read else None,
+        list(chain.from_iterable(part.files for part in parts)),
+    )
+
+
+def _of_groups(batch: Sequences, groups: set[int]) -> Sequences:
+    return batch.select([row for row, group in enumerate(batch.group.tolist()) if group in groups])

@@ -1,4 +1,4 @@
-"""The source whose trajectories go on while the policy is updated, with the embedded engine and a tiny policy."""
+"""The source of trajectories at every bound, with the embedded engine and a tiny policy."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import CodeError, DataError, TrainingError
 from agentrl.model.packed import load_model
 from agentrl.quickstart.tiny_policy import make_tiny_policy
+from agentrl.rollouts.async_source import AsyncSource
 from agentrl.rollouts.context import load_chat, load_context, open_rows
-from agentrl.rollouts.contract import Progress, Rollout
+from agentrl.rollouts.contract import Progress, Rollout, training, validation
 from agentrl.rollouts.flow import Fate, Settings
 from agentrl.rollouts.ledger import LedgerFile, RecordedBatch
 from agentrl.rollouts.local import LocalRollouts, open_local_rollouts
 from agentrl.rollouts.objects import UserObjects
-from agentrl.rollouts.overlapping import Overlapping
 from agentrl.rollouts.record import Record
-from agentrl.rollouts.source import TakingTurns, TrajectorySource
+from agentrl.rollouts.source import TrajectorySource
 from agentrl.system.answers import Entry
 from agentrl.system.deadline import Clock
 from agentrl.system.json_value import JSON, as_mapping
@@ -135,12 +135,12 @@ class Bench:
 
     @property
     def rollouts(self) -> LocalRollouts:
-        assert isinstance(self.overlapping.rollouts, LocalRollouts)
-        return self.overlapping.rollouts
+        assert isinstance(self.own.rollouts, LocalRollouts)
+        return self.own.rollouts
 
     @property
-    def overlapping(self) -> Overlapping:
-        assert isinstance(self.source, Overlapping)
+    def own(self) -> AsyncSource:
+        assert isinstance(self.source, AsyncSource)
         return self.source
 
     @property
@@ -211,7 +211,7 @@ Opened = Callable[..., AbstractContextManager[Bench]]
 
 @pytest.fixture
 def opened(config: Config, policy_dir: Path, tmp_path: Path) -> Opened:
-    """Open a bench with a bound (None: the source that takes turns), its depth and more.
+    """Open a bench with a bound, its depth and more.
 
     refill: groups are replaced, and so many of them may leave before a batch.
     freed: the engine's memory is freed for updates.
@@ -220,7 +220,7 @@ def opened(config: Config, policy_dir: Path, tmp_path: Path) -> Opened:
 
     @contextmanager
     def open_one(
-        bound: int | None,
+        bound: int,
         depth: int = 0,
         every: int = 1,
         steps: int = 6,
@@ -239,11 +239,8 @@ def opened(config: Config, policy_dir: Path, tmp_path: Path) -> Opened:
         loader = make_loader(data, config.data)
         with open_local_rollouts(config, "cpu", chat, context, tmp_path / folder, Silent()) as rollouts:
             policy = load_model(str(policy_dir), dtype="float32", device="cpu")
-            if bound is None:
-                yield Bench(TakingTurns(config, loader, rollouts), data, policy)
-                return
             settings = Settings(B, steps, bound, depth, every, bool(refill), refill or None)
-            source = Overlapping(config, loader, rollouts, settings)
+            source = AsyncSource(config, loader, rollouts, settings)
             with closing(source):
                 yield Bench(source, data, policy)
 
@@ -262,22 +259,35 @@ def equal(one: RaggedBatch, other: RaggedBatch) -> bool:
     return all(torch.equal(getattr(one, name), getattr(other, name)) for name in names)
 
 
-def test_with_a_bound_of_0_it_takes_turns_bit_for_bit(opened: Opened) -> None:
-    with opened(None) as turns:
+def test_with_a_bound_of_0_each_batch_is_what_the_next_rows_give_in_turn(
+    opened: Opened, config: Config, tmp_path: Path
+) -> None:
+    with opened(0) as bench:
         for step in range(1, 5):
-            turns.step(step, changes=step != 2)
-        samples = turns.samples(4)
-        validated = [turns.source.validate(samples, 4, greedy=greedy) for greedy in (False, True)]
+            bench.step(step, changes=step != 2)
+            assert bench.source.state()["loader"] == bench.own.prompts.state()["loader"]
+            assert not bench.rollouts.loop.run(bench.rollouts.engine.health()).paused, "the engine is never held"
+        state, samples = bench.source.state(), bench.samples(4)
+        assert state.keys() == {"loader"} and bench.source.report() is None
+        bench.source.saved()
+        validated = [bench.source.validate(samples, 4, greedy=greedy) for greedy in (False, True)]
+    assert not (tmp_path / "run" / "ledger.jsonl").exists() and not (tmp_path / "run" / "journal").exists()
     with opened(0) as same:
+        loader = make_loader(same.dataset, config.data)
         for step in range(1, 5):
-            same.step(step, changes=step != 2)
-        again = [same.source.validate(samples, 4, greedy=greedy) for greedy in (False, True)]
-    assert same.uids == turns.uids
-    assert all(map(equal, same.batches, turns.batches))
-    for one, other in zip(again, validated, strict=True):
-        assert [(o.uid, o.score, o.num_sampled) for o in one.outlines] == [
-            (o.uid, o.score, o.num_sampled) for o in other.outlines
-        ]
+            made = same.rollouts.run(training(config, step), next(loader))
+            assert made.batch is not None and equal(made.batch.load(), bench.batches[step - 1])
+            assert [one.uid for one in made.outlines] == bench.uids[step - 1]
+            if step != 2:
+                same.version += 1
+                same.change()
+                same.rollouts.update_weights(same.weights(), same.version)
+        assert state["loader"] == loader.state_dict()
+        for greedy, one in zip((False, True), validated, strict=True):
+            made = same.rollouts.run(validation(config, 4, greedy=greedy), samples)
+            assert [(o.uid, o.score, o.num_sampled) for o in one.outlines] == [
+                (o.uid, o.score, o.num_sampled) for o in made.outlines
+            ]
 
 
 @pytest.mark.slice(1, "matrix")
@@ -292,11 +302,8 @@ def test_no_token_is_above_the_bound_and_every_prompt_has_one_fate(
             assert rollouts.loop.run(rollouts.engine.health()).paused, "nothing is sampled until the next batch"
             with pytest.raises(TimeoutError):
                 rollouts.loop.run(asyncio.wait_for(passes(rollouts.scheduler.clock), 0.01))
-        counts = bench.overlapping.record.ledger.counts
-        assert (
-            bench.overlapping.report()
-            == f"{6 * B} prompts, each once: {6 * B} trained (ledger.jsonl names them by step)"
-        )
+        counts = bench.own.record.ledger.counts
+        assert bench.own.report() == f"{6 * B} prompts, each once: {6 * B} trained (ledger.jsonl names them by step)"
     stale = bench.staleness()
     assert max(map(max, stale)) <= bound
     assert any(len(ages) > 1 for ages in stale), "some trajectories went on under further weights"
@@ -353,7 +360,7 @@ def test_a_step_that_changes_nothing_wakes_the_engine_with_the_weights_of_before
         for step in range(1, 5):
             bench.step(step, changes=step % 2 == 0)
         versions = [sorted({*b.version[b.mask].tolist()}) for b in bench.batches]
-        assert bench.overlapping.record.ledger.counts[Fate.TRAINED] == 4 * B
+        assert bench.own.record.ledger.counts[Fate.TRAINED] == 4 * B
     assert versions[-1][-1] == 1 and bench.version == 2
 
 
@@ -361,8 +368,8 @@ def test_closed_while_the_engine_is_asleep(opened: Opened) -> None:
     with opened(2, 2, freed=True) as bench:
         bench.source.next_batch(1)
         bench.source.rest()
-        assert bench.source.needs_weights and bench.overlapping._running
-    counts = bench.overlapping.record.ledger.counts
+        assert bench.source.needs_weights and bench.own._running
+    counts = bench.own.record.ledger.counts
     assert (counts[Fate.TRAINED], counts[Fate.CANCELLED]) == (B, counts.total() - B) and counts[Fate.CANCELLED]
 
 
@@ -371,32 +378,32 @@ def test_a_validation_is_by_the_weights_of_its_step_alone(opened: Opened) -> Non
         samples = bench.samples(3)
         for step in range(1, 3):
             bench.step(step)
-        assert bench.overlapping.flow.served == 0, "every third version is published"
+        assert bench.own.flow.served == 0, "every third version is published"
         rollouts = bench.rollouts
-        running = dict(bench.overlapping._running)
+        running = dict(bench.own._running)
         bench.source.validate(samples, 2, greedy=False)
         (file,) = rollouts.record_dir.glob("val_000002*.parquet")
         validated = read_trajectories(file)
         assert {span.version for one in validated for span in one.transcripts[0].versions} == {2}
-        assert bench.overlapping._running.keys() == running.keys(), "none began meanwhile, and none is lost"
+        assert bench.own._running.keys() == running.keys(), "none began meanwhile, and none is lost"
         for step in range(3, 7):
             bench.step(step)
-        assert bench.overlapping.record.ledger.counts[Fate.TRAINED] == 6 * B
+        assert bench.own.record.ledger.counts[Fate.TRAINED] == 6 * B
 
 
 @pytest.mark.parametrize("changes", [True, False])
 def test_asking_for_the_state_changes_nothing(opened: Opened, changes: bool) -> None:
     with opened(1, 1) as bench:
         made = bench.source.next_batch(1)
-        flow = bench.overlapping.flow
-        assert bench.source.state() == bench.source.state() and bench.overlapping.flow is flow
+        flow = bench.own.flow
+        assert bench.source.state() == bench.source.state() and bench.own.flow is flow
         assert flow.updating, "the update of step 1 has not ended"
         if changes:
             bench.version = 1
             bench.change()
             bench.source.publish(bench.weights(), 1)
         bench.source.updated(made.outlines)
-        ended = bench.overlapping.flow
+        ended = bench.own.flow
         assert (ended.version, ended.served, ended.updating) == (changes, changes, False)
         state = bench.source.state()
         assert state == bench.source.state() and as_mapping(state["flow"])["updating"] is False
@@ -410,7 +417,7 @@ def test_without_a_journal_what_was_begun_begins_anew(opened: Opened, config: Co
             bench.step(step)
         state: dict[str, JSON] = {"step": 3, "version": 3, **bench.source.state()}
         version = bench.version
-        assert bench.overlapping.flow.groups, "some were begun"
+        assert bench.own.flow.groups, "some were begun"
     with opened(2, 2, steps=6, folder="elsewhere") as resumed:
         for loaded, begin in ((first, 0), (state, version)):
             resumed.version = begin
@@ -420,11 +427,11 @@ def test_without_a_journal_what_was_begun_begins_anew(opened: Opened, config: Co
             resumed.step(step)
         rollouts, loader = resumed.rollouts, make_loader(resumed.dataset, config.data)
         with pytest.raises(DataError, match=r"prompts that were begun .* async_training.max_staleness=1 or more"):
-            TakingTurns(config, loader, rollouts).load_state(state)
+            AsyncSource(config, loader, rollouts).load_state(state)
         flow = as_mapping(state["flow"])
         more = {**flow, "groups": [[ordinal, 3, None] for ordinal in range(7)]}
         with pytest.raises(DataError, match=r"holds 7 prompts .* async_training.depth=1 at most 6 may be"):
-            Overlapping(config, loader, rollouts, Settings(B, 6, 1, 1)).load_state({**state, "flow": more})
+            AsyncSource(config, loader, rollouts, Settings(B, 6, 1, 1)).load_state({**state, "flow": more})
     assert_each_once(bench.uids + resumed.uids, 6)
     assert min(int(b.version[b.mask].min()) for b in resumed.batches) >= version
 
@@ -451,7 +458,7 @@ def test_groups_that_teach_nothing_are_replaced(opened: Opened, tmp_path: Path, 
         killed(bench, tmp_path / "killed", 0)
         for step in range(4, 6):
             bench.step(step)
-        counts = bench.overlapping.record.ledger.counts
+        counts = bench.own.record.ledger.counts
         lines = LedgerFile(tmp_path / "run").read()
     for made in bench.scores:
         assert all(one != other for one, other in zip(made[::N], made[1::N], strict=True))
@@ -465,7 +472,7 @@ def test_groups_that_teach_nothing_are_replaced(opened: Opened, tmp_path: Path, 
         for step in range(3, 6):
             resumed.step(step)
         again = LedgerFile(tmp_path / "killed").read()
-        ledger = resumed.overlapping.record.ledger
+        ledger = resumed.own.record.ledger
     assert resumed.uids[0] == bench.uids[2] and equal(resumed.batches[0], bench.batches[2])
     assert again[:3] == lines[:3] and ledger.counts[Fate.TRAINED] == 5 * B
     fates = [one for line in again for one in line.fates]
@@ -477,9 +484,9 @@ def test_too_many_replaced_groups_end_the_run_with_what_to_do(opened: Opened) ->
     with opened(1, 1, steps=5, refill=4, scorer=teaches_nothing) as bench:
         with pytest.raises(TrainingError, match=r"step 1: 5 groups were replaced .* 0 of the 3 .* too hard or"):
             bench.step(1)
-        assert not bench.overlapping._running
-        counts = bench.overlapping.record.ledger.counts
-        assert counts[Fate.FILTERED] == 5 and counts.total() == bench.overlapping.flow.next_ordinal
+        assert not bench.own._running
+        counts = bench.own.record.ledger.counts
+        assert counts[Fate.FILTERED] == 5 and counts.total() == bench.own.flow.next_ordinal
 
 
 def killed(bench: Bench, folder: Path, cut: int) -> None:
@@ -494,7 +501,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew_and_says_so(opened
     with opened(2, 2) as bench:
         bench.step(1, changes=False)
         killed(bench, tmp_path / "killed", 0)
-        journal = bench.overlapping.record.journal
+        journal = bench.own.record.journal
         assert len(journal.ended) >= B and journal.unfinished, "trained on, and open"
         begun = len(journal.ended) + len(journal.unfinished)
     with opened(2, 2, folder="killed") as anew, opened(2, 2, folder="another") as fresh:
@@ -526,9 +533,7 @@ def test_killed_at_any_point_it_takes_the_same_batches_again(
                 state: dict[str, JSON] = {"step": 2, "version": 2, **bench.source.state()}
                 bench.source.saved()
         killed(bench, tmp_path / "killed", cut)
-        ended = bench.overlapping.record.journal.ended.keys() - {
-            o for o in range(99) if bench.overlapping.record.ledger.has(o)
-        }
+        ended = bench.own.record.journal.ended.keys() - {o for o in range(99) if bench.own.record.ledger.has(o)}
     lost = 1 if cut else 0
     if twice:
         with opened(2, 2, steps=7, loop=counted, folder="killed") as again:
@@ -542,7 +547,7 @@ def test_killed_at_any_point_it_takes_the_same_batches_again(
             resumed.step(step)
             if step == 5:
                 resumed.source.saved()
-        found = resumed.overlapping.record
+        found = resumed.own.record
         assert [batch.step for batch in LedgerFile(found.journal.folder.parent).read()] == list(range(1, 8))
         assert found.journal.size == sum(path.stat().st_size for path in found.journal.folder.iterdir())
     assert_each_once(bench.uids[:2] + resumed.uids, 7)
@@ -575,7 +580,7 @@ class Life:
 
     def begin(self, bench: Bench, patch: pytest.MonkeyPatch, folder: Path) -> None:
         """Watch the engine, and leave in `folder` what a SIGKILL would; the run then ends."""
-        engine, record = bench.rollouts.engine, bench.overlapping.record
+        engine, record = bench.rollouts.engine, bench.own.record
         generate, answered = engine.generate, record.answered
 
         async def counted(ids: Sequence[int], params: SamplingParams, session: str) -> Generation:
@@ -640,7 +645,7 @@ def test_killed_in_the_middle_of_trajectories_no_finished_turn_is_sampled_twice(
             except CodeError:
                 assert life.is_over
             assert life.is_over == (turns > 0)
-            numbers = bench.overlapping._numbers
+            numbers = bench.own._numbers
     assert numbers["async/begun_anew"] == 0 and max(map(max, bench.staleness(after=2))) <= 2
     asked = Counter((session, ids) for life in lives for session, ids, _ in life.turns)
     assert max(asked.values()) == 1, "no finished turn is sampled twice"
@@ -716,17 +721,17 @@ def test_what_began_between_two_kills_goes_on_after_the_second(opened: Opened, t
                 bench.step(2)
                 state |= {"step": 2, "version": 2, **bench.source.state()}
                 bench.source.saved()
-                assert [one.ordinal for one in bench.overlapping.flow.groups] == list(range(6, 12))
+                assert [one.ordinal for one in bench.own.flow.groups] == list(range(6, 12))
             else:
                 bench.goes_on(state, 2)
             for step in range(3, last + 1):
                 bench.step(step)
             if now == 1:
-                wait_for(partial(wait_behind_a_turn, bench.overlapping.record))
-                assert all(bench.overlapping.record.journal.unfinished[one].oldest == 3 for one in slow)
+                wait_for(partial(wait_behind_a_turn, bench.own.record))
+                assert all(bench.own.record.journal.unfinished[one].oldest == 3 for one in slow)
             if now < 2:
                 bench.rollouts.loop.run(lives[now].ends(bench, tmp_path / f"life{now + 1}"))
-            numbers = bench.overlapping._numbers
+            numbers = bench.own._numbers
     assert numbers["async/begun_anew"] == 0 and numbers["async/turns_resumed"] == len(slow) * N
     asked = Counter((session, ids) for life in lives for session, ids, _ in life.turns)
     assert max(asked.values()) == 1, "no finished turn is sampled twice"
@@ -736,13 +741,13 @@ def test_an_engine_with_devices_of_its_own_samples_while_the_policy_is_updated(o
     with opened(2, 2, every=2, steps=7) as bench:
         asked = flying(bench)
         # Nothing would end if the engine were held.
-        bench.until = lambda: all(one.outcome is not None for one in bench.overlapping.flow.groups)
+        bench.until = lambda: all(one.outcome is not None for one in bench.own.flow.groups)
         sampled = []
         for step in range(1, 8):
             bench.step(step, changes=step != 3)
             sampled.append(bench.rollouts.loop.run(bench.rollouts.engine.health()).paused)
-        counts = bench.overlapping.record.ledger.counts
-        metrics = bench.overlapping._numbers
+        counts = bench.own.record.ledger.counts
+        metrics = bench.own._numbers
     assert not any(sampled), "it is never held"
     assert_each_once(bench.uids, 7)
     assert counts[Fate.TRAINED] == 7 * B
@@ -761,7 +766,7 @@ def test_rows_that_are_others_now_are_named(opened: Opened, tmp_path: Path) -> N
     with opened(2, 2, steps=6) as bench:
         bench.step(1)
         state: dict[str, JSON] = {"step": 1, "version": 1, **bench.source.state()}
-        begun = sorted(group.ordinal for group in bench.overlapping.flow.groups)
+        begun = sorted(group.ordinal for group in bench.own.flow.groups)
     table = pq.read_table(tmp_path / "rows.parquet").to_pylist()
     for row in table:
         row["prompt"][0]["content"] = row["prompt"][0]["content"].replace("2?", "3?")
@@ -803,7 +808,7 @@ def test_a_full_disk_at_the_ledger_is_told(opened: Opened, monkeypatch: pytest.M
     with opened(1, 1) as bench:
         with pytest.raises(TrainingError, match="the disk is full"):
             bench.step(1)
-        assert bench.overlapping.record.ledger.counts == {Fate.CANCELLED: 2 * B}
+        assert bench.own.record.ledger.counts == {Fate.CANCELLED: 2 * B}
 
 
 @pytest.mark.parametrize("every", [1, 2])
@@ -822,7 +827,7 @@ def test_weights_are_released_before_the_update_of_a_batch_that_is_taken_again(
         asked = flying(resumed)
         resumed.goes_on(state, 2)
         for step in (3, 4, 5):
-            assert resumed.overlapping.record.plan
+            assert resumed.own.record.plan
             asked.clear()
             resumed.source.next_batch(step)
             assert asked[-1:] == ["release"], "after what was sent was compared, where it was"
@@ -869,10 +874,10 @@ def test_where_the_ledger_lost_its_last_lines_nothing_of_later_weights_is_traine
         flying(resumed)
         resumed.goes_on(state, 2)
         for step in range(3, 10):
-            version = resumed.overlapping.flow.version
+            version = resumed.own.flow.version
             resumed.step(step)
             assert int(resumed.batches[-1].version.max()) <= version, "by weights that this run has not made"
-        assert resumed.overlapping.record.ledger.counts[Fate.TRAINED] == 9 * B
+        assert resumed.own.record.ledger.counts[Fate.TRAINED] == 9 * B
 
 
 def test_an_error_of_a_users_code_ends_all_and_is_raised(opened: Opened) -> None:
@@ -890,7 +895,7 @@ def test_an_error_of_a_users_code_ends_all_and_is_raised(opened: Opened) -> None
         with pytest.raises(CodeError, match=r"forgotten[\s\S]*trajectory train/2/1/0"):
             for step in range(1, 4):
                 bench.step(step)
-        assert not bench.overlapping._running
+        assert not bench.own._running
         assert not bench.rollouts.scheduler.running
         assert len(set(ended)) == len(ended)
-        assert bench.overlapping.flow.groups == () and bench.overlapping.record.ledger.counts[Fate.CANCELLED]
+        assert bench.own.flow.groups == () and bench.own.record.ledger.counts[Fate.CANCELLED]
