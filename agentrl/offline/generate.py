@@ -40,7 +40,7 @@ from agentrl.trajectory.sample import Sample
 
 if TYPE_CHECKING:
     from agentrl.engines.weights import Weights
-    from agentrl.rollouts.contract import Rollouts
+    from agentrl.rollouts.runner import RolloutRunner
 
 ROLLOUT = "actor_rollout_ref.rollout"
 ADDED = (
@@ -126,7 +126,7 @@ def run(
             stage.advance(len(samples))
 
 
-def respond(config: GenerateConfig, rollouts: Rollouts, samples: Sequence[Sample], first: int) -> list[Trajectory]:
+def respond(config: GenerateConfig, rollouts: RolloutRunner, samples: Sequence[Sample], first: int) -> list[Trajectory]:
     """Run the trajectories of all samples, n a sample, in order. Raises TrainingError when too many failed."""
     from agentrl.rollouts.contract import responses
 

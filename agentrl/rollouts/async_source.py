@@ -55,10 +55,11 @@ from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import DataError, TrainingError
 from agentrl.rollouts.contract import Progress, Rollout, Task, check_failures, training, validation
 from agentrl.rollouts.flow import Batch, Fate, Flow, Settings, Wait
-from agentrl.rollouts.groups import GroupRollouts, GroupWork, outcome_of
+from agentrl.rollouts.groups import GroupWork, outcome_of
 from agentrl.rollouts.journal import identity, validity
 from agentrl.rollouts.prompts import Prompts
 from agentrl.rollouts.record import Record
+from agentrl.rollouts.runner import RolloutRunner
 from agentrl.system.answers import Entry
 from agentrl.system.cancellation import leaked_cancellation_fails
 from agentrl.system.json_value import JSON, as_list, as_mapping, as_object
@@ -78,7 +79,7 @@ ADVICE = (
 class _Idle:
     """Shares of time in which the trainer waits and the engines have nothing to do; on the loop's thread."""
 
-    def __init__(self, rollouts: GroupRollouts) -> None:
+    def __init__(self, rollouts: RolloutRunner) -> None:
         self._rollouts = rollouts
         self._began = time.monotonic()
         self._asked: float | None = None
@@ -149,7 +150,7 @@ class AsyncSource:
     """
 
     def __init__(
-        self, config: Config, loader: Loader, rollouts: GroupRollouts, settings: Settings | None = None
+        self, config: Config, loader: Loader, rollouts: RolloutRunner, settings: Settings | None = None
     ) -> None:
         """`settings`: see `settings_of`; None: those of a bound of 0."""
         settings = settings_of(config, 0) if settings is None else settings
@@ -291,7 +292,7 @@ class AsyncSource:
             self._send(self._weights)
         self.loop.run(self._offer())
         try:
-            return self.rollouts.run_beside(
+            return self.rollouts.run(
                 task, samples, first, show=show, before=self._begin_validation, after=self._end_validation
             )
         except BaseException:

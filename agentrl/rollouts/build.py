@@ -13,9 +13,9 @@ from agentrl.errors import TrainingError
 from agentrl.observe.display import Display
 from agentrl.remote.router import ServerAccess
 from agentrl.rollouts.context import RunContext
-from agentrl.rollouts.groups import GroupRollouts
 from agentrl.rollouts.local import open_local_rollouts
 from agentrl.rollouts.reward_servers import open_reward_servers
+from agentrl.rollouts.runner import RolloutRunner
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def open_rollouts(
     run_dir: Path,
     display: Display,
     nodes: Callable[[], Sequence[str]] = tuple,
-) -> Iterator[GroupRollouts]:
+) -> Iterator[RolloutRunner]:
     """Open rollouts in this process, or under Ray, which must be up, in workers of their own; close them at the end.
 
     `nodes`: names Ray's nodes for the workers; they are used unless `rollout.nnodes` asks for devices of their own.
@@ -50,7 +50,7 @@ def _on_ray(
     display: Display,
     nodes: Callable[[], Sequence[str]],
     servers: ServerAccess | None,
-) -> Iterator[GroupRollouts]:
+) -> Iterator[RolloutRunner]:
     from agentrl.rollouts.ray_groups import RayGroups  # Ray is an extra
 
     places = None if config.actor_rollout_ref.rollout.nnodes > 0 else nodes
@@ -59,7 +59,7 @@ def _on_ray(
         yield workers
 
 
-def send_first_weights(config: RolloutsConfig, rollouts: GroupRollouts, weights: Weights, display: Display) -> None:
+def send_first_weights(config: RolloutsConfig, rollouts: RolloutRunner, weights: Weights, display: Display) -> None:
     """Send an engine the weights that the run starts from, where it has others. Raises TrainingError."""
     try:
         with display.stage("send weights"):

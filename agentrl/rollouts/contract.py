@@ -1,7 +1,7 @@
-"""Tasks and results of rollouts, and the contract of those who run them.
+"""Tasks and results of rollouts.
 
-`Rollouts` says where trajectories run: in this process (`agentrl.rollouts.local`) or in workers under Ray
-(`agentrl.rollouts.ray`). When they begin, and in which batch they end, is a `TrajectorySource`'s
+A `RolloutRunner` (`agentrl.rollouts.runner`) says where trajectories run: in this process (`agentrl.rollouts.local`) or
+in workers under Ray (`agentrl.rollouts.ray`). When they begin, and in which batch they end, is a `TrajectorySource`'s
 (`agentrl.rollouts.source`).
 """
 
@@ -14,17 +14,13 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from agentrl.algorithms.declared import declared_by_estimator
-from agentrl.checks.report import Report
 from agentrl.config import Config
 from agentrl.config.sections.rollout import RolloutConfig, ValKwargs
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.contract import SamplingParams
-from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import TrainingError
-from agentrl.system.metrics import Metrics
 from agentrl.trajectory import Outline, Trajectory
 from agentrl.trajectory.batch import Sequences
-from agentrl.trajectory.sample import Sample
 
 GREEDY = SamplingParams(1, temperature=0.0)
 
@@ -143,48 +139,3 @@ def check_failures(config: Config, step: int, outlines: Sequence[Outline]) -> No
             f"step {step}: {len(unscored)} of {len(outlines)} trajectories failed, more than "
             f"actor_rollout_ref.rollout.agent.max_failed_fraction allows. Causes: {'; '.join(causes[:5])}"
         )
-
-
-class Rollouts(Protocol):
-    """Runs trajectories to their end. Calls come from one thread and return when they are done.
-
-    A call raises the error that ended it (UserError for what the user can mend), and WorkerDied when a process died
-    once more than trainer.max_worker_restarts allows. An interrupt (Ctrl-C) first ends what it runs.
-    """
-
-    @property
-    def needs_weights(self) -> bool:
-        """The engine's memory is lent (`rest`): it generates nothing before the next `update_weights`."""
-        ...
-
-    def run(self, task: Task, samples: Sequence[Sample], first: int = 0, *, show: bool = False) -> Rollout:
-        """Run, score and record the trajectories of `samples`, whose prompts are numbered from `first`."""
-        ...
-
-    def respond(self, task: Task, samples: Sequence[Sample], first: int = 0) -> list[Trajectory]:
-        """Run and score the trajectories of `samples`, and return them whole, in order of the prompts."""
-        ...
-
-    def fill_rewards(self, files: Sequence[tuple[Path, int]], outlines: Sequence[Outline]) -> None:
-        """Write the reward model's part of rewards into the files of a rollout, whose outlines these are now."""
-        ...
-
-    def update_weights(self, weights: Weights, version: int) -> SyncReport:
-        """Have the engine generate by `weights` from now on. Raises TrainingError when it cannot take them."""
-        ...
-
-    def rest(self) -> None:
-        """Lend the engine's memory to the policy until `update_weights`, where the two share a device."""
-        ...
-
-    def metrics(self) -> Metrics:
-        """Take the numbers of engine, tools, interactions and scorers since they were last taken."""
-        ...
-
-    def checked(self) -> Report:
-        """Take what checks found of trajectories and the engine's weights since it was last taken."""
-        ...
-
-    def revive(self) -> None:
-        """Replace workers that died while nothing was asked of them. Their weights must be sent anew."""
-        ...

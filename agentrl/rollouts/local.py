@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +38,7 @@ from agentrl.rollouts.flow import Outcome
 from agentrl.rollouts.groups import EndedGroup, GroupWork, Log, Packed, oldest_trained, outcome_of, sampled_by_version
 from agentrl.rollouts.idle import IdleWatch
 from agentrl.rollouts.journal import Journal, record_of, trajectories_in
+from agentrl.rollouts.runner import Hook
 from agentrl.rollouts.saving import Saving
 from agentrl.rollouts.trial import try_once
 from agentrl.runtime.profiler import nvtx_range, profiled, rollout_profile
@@ -145,7 +146,7 @@ def after_kill_of(tools: ToolSet, interactions: Mapping[str, Interaction]) -> di
 
 
 class LocalRollouts:
-    """`GroupRollouts` by a scheduler and an engine that live on one event loop, `loop`.
+    """`RolloutRunner` by a scheduler and an engine that live on one event loop, `loop`.
 
     Args:
         record_dir: where trajectories are written, in the run's folder.
@@ -184,7 +185,7 @@ class LocalRollouts:
         self.replays_experts = training is not None and training.actor_rollout_ref.actor.router_replay.mode == "R3"
         self.privileged = training is not None and training.distillation.is_privileged
         self.needs_weights = False
-        """See `Rollouts.needs_weights`."""
+        """See `RolloutRunner.needs_weights`."""
         self.on_loss: Callable[[], object] = lambda: None
         """Never called: in one process nothing can die but the run itself."""
         self.is_broken = False
@@ -206,7 +207,7 @@ class LocalRollouts:
 
     @property
     def samples_on(self) -> bool:
-        """See `GroupRollouts.samples_on`."""
+        """See `RolloutRunner.samples_on`."""
         return self._in_flight is not None
 
     @property
@@ -215,9 +216,19 @@ class LocalRollouts:
         frees = self.config.actor_rollout_ref.rollout.free_cache_engine
         return self.engine if isinstance(self.engine, InFlightEngine) and not frees else None
 
-    def run(self, task: Task, samples: Sequence[Sample], first: int = 0, *, show: bool = False) -> Rollout:
-        """See `Rollouts.run`."""
-        return self.pack_trajectories(task, self.respond(task, samples, first), first * task.each, show=show)
+    def run(
+        self,
+        task: Task,
+        samples: Sequence[Sample],
+        first: int = 0,
+        *,
+        show: bool = False,
+        before: Hook | None = None,
+        after: Hook | None = None,
+    ) -> Rollout:
+        """See `RolloutRunner.run`. All of it is one coroutine, so that the engine's order repeats."""
+        found = self.respond(task, samples, first, before=before, after=after)
+        return self.pack_trajectories(task, found, first * task.each, show=show)
 
     def pack_trajectories(
         self, task: Task, trajectories: list[Trajectory], first: int = 0, *, show: bool = False
@@ -243,18 +254,31 @@ class LocalRollouts:
             self._write(task, trajectories),
         )
 
-    def respond(self, task: Task, samples: Sequence[Sample], first: int = 0) -> list[Trajectory]:
-        """See `Rollouts.respond`."""
-        return self.loop.run(self.responses(task, samples, first))
+    def respond(
+        self,
+        task: Task,
+        samples: Sequence[Sample],
+        first: int = 0,
+        *,
+        before: Hook | None = None,
+        after: Hook | None = None,
+    ) -> list[Trajectory]:
+        """See `RolloutRunner.respond`, and `run` for the hooks."""
+        return self.loop.run(self._respond(task, samples, first, before, after))
 
-    async def responses(self, task: Task, samples: Sequence[Sample], first: int = 0) -> list[Trajectory]:
-        """See `Rollouts.respond`; on the event loop."""
+    async def _respond(
+        self, task: Task, samples: Sequence[Sample], first: int, before: Hook | None, after: Hook | None
+    ) -> list[Trajectory]:
+        if before is not None:
+            await before()
         requests = [
             request for group, sample in enumerate(samples, first) for request in self.requests(task, group, sample)
         ]
         with self.observed(task, len(requests)) as on_end:
             trajectories = await self.scheduler.run(requests, lambda _: on_end())
         self.check()
+        if after is not None:
+            await after()
         return trajectories
 
     def requests(self, task: Task, group: int, sample: Sample) -> list[Request]:
@@ -273,7 +297,7 @@ class LocalRollouts:
         ]
 
     def fill_rewards(self, files: Sequence[tuple[Path, int]], outlines: Sequence[Outline]) -> None:
-        """See `Rollouts.fill_rewards`."""
+        """See `RolloutRunner.fill_rewards`."""
         done = 0
         for path, count in files:
             if path.exists():
@@ -285,7 +309,7 @@ class LocalRollouts:
     async def run_group(
         self, work: GroupWork, on_begin: Callable[[int], None], on_end: Callable[[], None], log: Log | None
     ) -> EndedGroup:
-        """See `GroupRollouts.run_group`."""
+        """See `RolloutRunner.run_group`."""
         is_begun = False
 
         def begins() -> None:
@@ -331,7 +355,7 @@ class LocalRollouts:
         ]
 
     async def stop_groups(self) -> None:
-        """See `GroupRollouts.stop_groups`."""
+        """See `RolloutRunner.stop_groups`."""
         self._ended.clear()
 
     def hand_over(self, ordinal: int) -> list[Trajectory] | None:
@@ -339,57 +363,37 @@ class LocalRollouts:
         return self._ended.pop(ordinal, None)
 
     async def hold(self) -> None:
-        """See `GroupRollouts.hold`."""
+        """See `RolloutRunner.hold`."""
         if not self._held:
             self._held = True
             self.scheduler.clock.stop()
             await self.engine.pause("retract")
 
     async def go_on(self) -> None:
-        """See `GroupRollouts.go_on`."""
+        """See `RolloutRunner.go_on`."""
         if self._held:
             self._held = False
             self.scheduler.clock.go_on()
             await self.engine.resume()
 
     async def release_weights(self) -> None:
-        """See `GroupRollouts.release_weights`."""
+        """See `RolloutRunner.release_weights`."""
         await self._check_weights()
         if self._in_flight is not None:
             await self._in_flight.release_weights()
 
     async def offer_weights(self, weights: Weights, version: int) -> None:
-        """See `GroupRollouts.offer_weights`."""
+        """See `RolloutRunner.offer_weights`."""
         if self._in_flight is not None:
             await self._in_flight.offer_weights(weights, version)
 
     async def idle_seconds(self) -> float:
-        """See `GroupRollouts.idle_seconds`."""
+        """See `RolloutRunner.idle_seconds`."""
         self.idle.begin()
         return self.idle.total
 
-    def run_beside(
-        self,
-        task: Task,
-        samples: Sequence[Sample],
-        first: int,
-        *,
-        show: bool,
-        before: Callable[[], Awaitable[None]],
-        after: Callable[[], Awaitable[None]],
-    ) -> Rollout:
-        """See `GroupRollouts.run_beside`. All of it is one coroutine, so that the engine's order repeats."""
-
-        async def work() -> list[Trajectory]:
-            await before()
-            trajectories = await self.responses(task, samples, first)
-            await after()
-            return trajectories
-
-        return self.pack_trajectories(task, self.loop.run(work()), first * task.each, show=show)
-
     def pack(self, task: Task, ordinals: Sequence[int], journal: Journal, *, show: bool = False) -> Packed:
-        """See `GroupRollouts.pack`."""
+        """See `RolloutRunner.pack`."""
         groups = [
             self._ended.pop(one) if one in self._ended else trajectories_in(journal.record(one)) for one in ordinals
         ]
@@ -408,10 +412,10 @@ class LocalRollouts:
         return Packed(made, sampled_by_version(trajectories))
 
     def mend(self) -> None:
-        """See `GroupRollouts.mend`."""
+        """See `RolloutRunner.mend`."""
 
     def update_weights(self, weights: Weights, version: int, *, in_flight: bool = False) -> SyncReport:
-        """See `GroupRollouts.update_weights`."""
+        """See `RolloutRunner.update_weights`."""
         watched, passed = self._watch_weights.watched(weights, self.engine)
         try:
             report = self.loop.run(self._update(watched, version, in_flight=in_flight))
@@ -440,13 +444,13 @@ class LocalRollouts:
                 self.scheduler.clock.go_on()
 
     def rest(self) -> None:
-        """See `Rollouts.rest`."""
+        """See `RolloutRunner.rest`."""
         if self.config.actor_rollout_ref.rollout.free_cache_engine:
             self.loop.run(self.engine.sleep())
             self.needs_weights = True
 
     def metrics(self) -> Metrics:
-        """See `Rollouts.metrics`."""
+        """See `RolloutRunner.metrics`."""
         return self.loop.run(self._take_metrics())
 
     def stop(self) -> None:
@@ -459,7 +463,7 @@ class LocalRollouts:
         """Do nothing: in one process nothing can die but the run itself."""
 
     async def _take_metrics(self) -> Metrics:
-        """See `Rollouts.metrics`; a coroutine, since users' tools and interactions are bound to the loop's thread."""
+        """Take them in a coroutine, since users' tools and interactions are bound to the loop's thread."""
         metrics, context = Metrics(), self.scheduler.context
         metrics.max("rollout/loop_delay_seconds", self.delay.take())
         metrics.add((await self.engine.health()).metrics, "engine/")
@@ -479,7 +483,7 @@ class LocalRollouts:
             self.audience.warn(f"{error}\n  Its numbers are left out")
 
     def checked(self) -> Report:
-        """See `Rollouts.checked`."""
+        """See `RolloutRunner.checked`."""
         self.loop.run(self._check_weights())
         report, self._report = self._report, Report()
         return report

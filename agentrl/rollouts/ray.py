@@ -78,7 +78,7 @@ class Starting:
 
 
 class RayRollouts:
-    """`Rollouts` over all workers.
+    """`RolloutRunner` over all workers.
 
     Where one dies, all wait until a new one has taken its place.
 
@@ -112,7 +112,7 @@ class RayRollouts:
             ) from error
         self._first, self._servers = first, servers
         self.needs_weights = False
-        """See `Rollouts.needs_weights`."""
+        """See `RolloutRunner.needs_weights`."""
         self._restarts = config.trainer.max_worker_restarts
         self._nodes = nodes
         self._groups = [] if nodes is not None else self._placed()
@@ -138,16 +138,16 @@ class RayRollouts:
             raise
 
     def run(self, task: Task, samples: Sequence[Sample], first: int = 0, *, show: bool = False) -> Rollout:
-        """See `Rollouts.run`. The batches are stored ones."""
+        """See `RolloutRunner.run`. The batches are stored ones."""
         return self._joined(self._shared(partial(run_part, show=show), task, samples, first))
 
     def respond(self, task: Task, samples: Sequence[Sample], first: int = 0) -> list[Trajectory]:
-        """See `Rollouts.respond`."""
+        """See `RolloutRunner.respond`."""
         answers = self._shared(LocalRollouts.respond, task, samples, first)
         return list(itertools.chain.from_iterable(answers))
 
     def fill_rewards(self, files: Sequence[tuple[Path, int]], outlines: Sequence[Outline]) -> None:
-        """See `Rollouts.fill_rewards`. Every worker fills in the files that it wrote."""
+        """See `RolloutRunner.fill_rewards`. Every worker fills in the files that it wrote."""
         ends = itertools.accumulate(count for _, count in files)
         calls = []
         for file, until in zip(files, ends, strict=True):
@@ -157,7 +157,7 @@ class RayRollouts:
             self._call(calls, what="filling in rewards")
 
     def update_weights(self, weights: Weights, version: int, *, in_flight: bool = False) -> SyncReport:
-        """See `Rollouts.update_weights`. The workers read the weights together from the ranks that hold them."""
+        """See `RolloutRunner.update_weights`. The workers read the weights together from the ranks that hold them."""
         self._weights = weights, version
         self.needs_weights = False
         if isinstance(weights.read, WeightReader):
@@ -169,24 +169,24 @@ class RayRollouts:
         )
 
     def rest(self) -> None:
-        """See `Rollouts.rest`."""
+        """See `RolloutRunner.rest`."""
         if self.config.actor_rollout_ref.rollout.free_cache_engine:
             self._everyone(LocalRollouts.rest)
             self.needs_weights = True
 
     def metrics(self) -> Metrics:
-        """Merge the metrics of all workers by their kinds. See `Rollouts.metrics`."""
+        """Merge the metrics of all workers by their kinds. See `RolloutRunner.metrics`."""
         return Metrics.merged(self._everyone(LocalRollouts.metrics))
 
     def checked(self) -> Report:
-        """Join the reports of all workers. See `Rollouts.checked`."""
+        """Join the reports of all workers. See `RolloutRunner.checked`."""
         joined = Report()
         for report in self._everyone(LocalRollouts.checked):
             joined.add(report)
         return joined
 
     def revive(self) -> None:
-        """See `Rollouts.revive`."""
+        """See `RolloutRunner.revive`."""
         self._weights = None
         for number in self._living():
             try:

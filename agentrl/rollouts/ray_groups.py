@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,6 +36,7 @@ from agentrl.rollouts.local import LocalRollouts
 from agentrl.rollouts.objects import UserObjects
 from agentrl.rollouts.ray import ROOM_TOLD, SILENT, SILENT_FOR, SILENT_TOLD, RayRollouts, Starting
 from agentrl.rollouts.ray_worker import RolloutWorker, Work, pack_part
+from agentrl.rollouts.runner import Hook
 from agentrl.rollouts.worker_groups import Answered, GroupBegan, GroupEnded, GroupEvent, GroupFailed, TrajectoryEnded
 from agentrl.runtime.ray.pool import ROOM_WITHIN, ask, end, raised
 from agentrl.runtime.ray.session import death_of
@@ -86,7 +87,7 @@ class _Followed:
 
 
 class RayGroups(RayRollouts):
-    """`GroupRollouts` over all workers.
+    """`RolloutRunner` over all workers.
 
     Where one with devices of its own dies and others live, they go on, with its groups, too; the new one takes part
     from the first weights on that are sent once it has started.
@@ -127,11 +128,11 @@ class RayGroups(RayRollouts):
 
     @property
     def is_broken(self) -> bool:
-        """See `GroupRollouts.is_broken`."""
+        """See `RolloutRunner.is_broken`."""
         return any(self._is_of(number, one) and one.has_ended for number, one in list(self._followed.items()))
 
     def mend(self) -> None:
-        """See `GroupRollouts.mend`."""
+        """See `RolloutRunner.mend`."""
         for number, one in sorted(self._followed.items()):
             if not self._is_of(number, one):
                 continue
@@ -143,7 +144,7 @@ class RayGroups(RayRollouts):
     async def run_group(
         self, work: GroupWork, on_begin: Callable[[int], None], on_end: Callable[[], None], log: Log | None
     ) -> EndedGroup:
-        """See `GroupRollouts.run_group`: the group runs in the worker that has fewest."""
+        """See `RolloutRunner.run_group`: the group runs in the worker that has fewest."""
         while True:
             key, actor = next(self._keys), await self._least_busy()
             outcome = asyncio.get_running_loop().create_future()
@@ -158,36 +159,36 @@ class RayGroups(RayRollouts):
                 del self._begun[key]
 
     async def stop_groups(self) -> None:
-        """See `GroupRollouts.stop_groups`."""
+        """See `RolloutRunner.stop_groups`."""
         self._unrecorded.clear()
         for call in [actor.stop_groups.remote() for actor in self._ready()]:
             with suppress(*GONE):  # told where its groups are followed
                 await call
 
     async def hold(self) -> None:
-        """See `GroupRollouts.hold`."""
+        """See `RolloutRunner.hold`."""
         if not self._held:
             self._held = True
             await self._have(_hold)
 
     async def go_on(self) -> None:
-        """See `GroupRollouts.go_on`."""
+        """See `RolloutRunner.go_on`."""
         if self._held:
             self._held = False
             await self._have(_go_on)
 
     async def release_weights(self) -> None:
-        """See `GroupRollouts.release_weights`."""
+        """See `RolloutRunner.release_weights`."""
         self._released = True
         await self._have(_release_weights)
 
     async def offer_weights(self, weights: Weights, version: int) -> None:
-        """See `GroupRollouts.offer_weights`. A worker that takes another's place is sent these."""
+        """See `RolloutRunner.offer_weights`. A worker that takes another's place is sent these."""
         self._weights, self._released = (weights, version), False
         await self._have(partial(_offer_weights, weights=weights, version=version))
 
     def update_weights(self, weights: Weights, version: int, *, in_flight: bool = False) -> SyncReport:
-        """See `GroupRollouts.update_weights`."""
+        """See `RolloutRunner.update_weights`."""
         self._released = False
         joins = self._join()
         report = super().update_weights(weights, version, in_flight=in_flight)
@@ -196,33 +197,35 @@ class RayGroups(RayRollouts):
         return report
 
     async def idle_seconds(self) -> float:
-        """See `GroupRollouts.idle_seconds`: as far as workers have told of it."""
+        """See `RolloutRunner.idle_seconds`: as far as workers have told of it."""
         return self._idle
 
     @contextmanager
     def observed(self, task: Task, total: int | None) -> Iterator[Callable[[], None]]:
-        """See `GroupRollouts.observed`."""
+        """See `RolloutRunner.observed`."""
         with self.display.stage(task.name, total=total) as stage:
             yield partial(stage.advance, 1)
 
-    def run_beside(
+    def run(
         self,
         task: Task,
         samples: Sequence[Sample],
-        first: int,
+        first: int = 0,
         *,
-        show: bool,
-        before: Callable[[], Awaitable[None]],
-        after: Callable[[], Awaitable[None]],
+        show: bool = False,
+        before: Hook | None = None,
+        after: Hook | None = None,
     ) -> Rollout:
-        """See `GroupRollouts.run_beside`."""
-        self.loop.run(_awaited(before))
-        made = self.run(task, samples, first, show=show)
-        self.loop.run(_awaited(after))
+        """See `RolloutRunner.run`."""
+        if before is not None:
+            self.loop.run(_awaited(before))
+        made = super().run(task, samples, first, show=show)
+        if after is not None:
+            self.loop.run(_awaited(after))
         return made
 
     def pack(self, task: Task, ordinals: Sequence[int], journal: Journal, *, show: bool = False) -> Packed:
-        """See `GroupRollouts.pack`. Each worker makes the part of some groups, wherever they ran."""
+        """See `RolloutRunner.pack`. Each worker makes the part of some groups, wherever they ran."""
         stored: list[ray.ObjectRef[bytes] | ray.ObjectRef[list[Trajectory]]] = [
             self._unrecorded.pop(one) if one in self._unrecorded else ray.put(journal.record(one)) for one in ordinals
         ]
@@ -238,7 +241,7 @@ class RayGroups(RayRollouts):
         return Packed(self._joined([one.part for one in parts]), versions)
 
     def check(self) -> None:
-        """See `GroupRollouts.check`. A worker checks its own tools after each group."""
+        """See `RolloutRunner.check`. A worker checks its own tools after each group."""
 
     def close(self) -> None:
         super().close()
@@ -425,7 +428,7 @@ async def _ask(one: _Open, key: int, work: GroupWork) -> None:
             one.outcome.set_exception(error)
 
 
-async def _awaited(work: Callable[[], Awaitable[None]]) -> None:
+async def _awaited(work: Hook) -> None:
     await work()
 
 

@@ -175,7 +175,7 @@ class PackedPart:
 
 
 def run_part(rollouts: LocalRollouts, task: Task, samples: Sequence[Sample], first: int, show: bool) -> RolloutPart:
-    """Run a task as `Rollouts.run`, and put its batches into the object store."""
+    """Run a task as `RolloutRunner.run`, and put its batches into the object store."""
     return _stored(rollouts.run(task, samples, first, show=show), rollouts)
 
 

@@ -29,7 +29,7 @@ class TrajectorySource(Protocol):
 
     One step asks, in this order: `next_batch`, `metrics`, `rest`, then, when the update is done, `publish` (if it made
     weights, or the source `needs_weights`) and `updated`. Validation and checkpoints fall between two steps; `state`
-    may be asked for at any time. All calls come from one thread; each raises what `Rollouts` raises.
+    may be asked for at any time. All calls come from one thread; each raises what `RolloutRunner` raises.
     """
 
     @property

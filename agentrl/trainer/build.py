@@ -23,7 +23,7 @@ from agentrl.rollouts.context import (
     load_chat,
     show_first_prompts,
 )
-from agentrl.rollouts.groups import GroupRollouts
+from agentrl.rollouts.runner import RolloutRunner
 from agentrl.rollouts.source import TrajectorySource
 from agentrl.runtime.device import resolve_device
 from agentrl.runtime.profiler import check_profile_steps
@@ -101,7 +101,7 @@ def build(config: Config, inputs: Inputs, display: Display, kind: type[Trainer] 
 
 @contextmanager
 def open_source(
-    config: Config, loader: Loader, rollouts: GroupRollouts, total_steps: int
+    config: Config, loader: Loader, rollouts: RolloutRunner, total_steps: int
 ) -> Iterator[TrajectorySource]:
     """Make the source of trajectories that the config asks for; at the end, cancel what it has begun."""
     bound = config.async_training.max_staleness

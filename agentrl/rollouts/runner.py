@@ -1,0 +1,149 @@
+"""The contract of whoever runs trajectories, in this process or in workers under Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+from agentrl.checks.report import Report
+from agentrl.engines.weights import SyncReport, Weights
+from agentrl.rollouts.contract import Audience, Rollout, Task
+from agentrl.rollouts.groups import EndedGroup, GroupWork, Log, Packed
+from agentrl.rollouts.journal import Journal
+from agentrl.system.loop_thread import LoopThread
+from agentrl.system.metrics import Metrics
+from agentrl.trajectory import Outline, Trajectory
+from agentrl.trajectory.sample import Sample
+
+Hook = Callable[[], Awaitable[None]]
+
+
+class RolloutRunner(Protocol):
+    """Runs the trajectories of prompts: a round of prompts to its end, or single groups beside one another and updates.
+
+    Coroutines are called on `loop`, everything else from one other thread, while no update is under way; other calls
+    return when they are done. A call raises the error that ended it (UserError for what the user can mend), and
+    WorkerDied when a process died once more than trainer.max_worker_restarts allows. An interrupt (Ctrl-C) first ends
+    what it runs.
+    """
+
+    loop: LoopThread
+    audience: Audience
+    run_dir: Path
+    on_loss: Callable[[], object]
+    """Called on `loop` when groups cannot go on until `mend` is called."""
+
+    @property
+    def needs_weights(self) -> bool:
+        """The engine's memory is lent (`rest`): it generates nothing before the next `update_weights`."""
+        ...
+
+    def run(
+        self,
+        task: Task,
+        samples: Sequence[Sample],
+        first: int = 0,
+        *,
+        show: bool = False,
+        before: Hook | None = None,
+        after: Hook | None = None,
+    ) -> Rollout:
+        """Run, score and record the trajectories of `samples`, whose prompts are numbered from `first`.
+
+        Groups that are under way go on beside them. `before` and `after` are awaited on `loop` around them.
+        """
+        ...
+
+    def respond(self, task: Task, samples: Sequence[Sample], first: int = 0) -> list[Trajectory]:
+        """Run and score the trajectories of `samples`, and return them whole, in order of the prompts."""
+        ...
+
+    def fill_rewards(self, files: Sequence[tuple[Path, int]], outlines: Sequence[Outline]) -> None:
+        """Write the reward model's part of rewards into the files of a rollout, whose outlines these are now."""
+        ...
+
+    def update_weights(self, weights: Weights, version: int, *, in_flight: bool = False) -> SyncReport:
+        """Have the engine generate by `weights` from now on. Raises TrainingError when it cannot take them.
+
+        `in_flight`: requests go on, of an engine that can do so.
+        """
+        ...
+
+    def rest(self) -> None:
+        """Lend the engine's memory to the policy until `update_weights`, where the two share a device."""
+        ...
+
+    def metrics(self) -> Metrics:
+        """Take the numbers of engine, tools, interactions and scorers since they were last taken."""
+        ...
+
+    def checked(self) -> Report:
+        """Take what checks found of trajectories and the engine's weights since it was last taken."""
+        ...
+
+    def revive(self) -> None:
+        """Replace workers that died while nothing was asked of them. Their weights must be sent anew."""
+        ...
+
+    @property
+    def samples_on(self) -> bool:
+        """The engine is not held while the policy is updated: its processors and its memory are its own."""
+        ...
+
+    @property
+    def is_broken(self) -> bool:
+        """A process died that `mend` is to replace."""
+        ...
+
+    async def run_group(
+        self, work: GroupWork, on_begin: Callable[[int], None], on_end: Callable[[], None], log: Log | None
+    ) -> EndedGroup:
+        """Run and score a prompt's trajectories.
+
+        `on_begin(version)`: the first of them began, by weights no older than `version`; called again where a process
+        died and they begin in another. `on_end()`: one has ended. `log`: what they are answered is taken down in it,
+        and what is there already is given again.
+        """
+        ...
+
+    async def stop_groups(self) -> None:
+        """Wait until groups whose `run_group` was cancelled have ended everywhere, and forget those that had ended."""
+        ...
+
+    async def hold(self) -> None:
+        """Keep the engine from sampling; what it has sampled of running requests stays. Deadlines stand still."""
+        ...
+
+    async def go_on(self) -> None:
+        """Let the engine sample again after `hold`."""
+        ...
+
+    async def release_weights(self) -> None:
+        """Read the weights that were last given no more, for they are about to change."""
+        ...
+
+    async def offer_weights(self, weights: Weights, version: int) -> None:
+        """Allow, after `release_weights`, to read weights for processes that come back; others keep what they have."""
+        ...
+
+    async def idle_seconds(self) -> float:
+        """Return the seconds in which the engines had nothing to do since this was first called, on average."""
+        ...
+
+    def observed(self, task: Task, total: int | None) -> AbstractContextManager[Callable[[], None]]:
+        """Show, watch and profile, on `loop`, what a coroutine waits for; it calls what this yields for each end."""
+        ...
+
+    def pack(self, task: Task, ordinals: Sequence[int], journal: Journal, *, show: bool = False) -> Packed:
+        """Make the batch of groups that have ended, numbered from 0; those that ended elsewhere are in the journal."""
+        ...
+
+    def check(self) -> None:
+        """Raise the error of tools that answer no call any more, or of a call that is on no cassette."""
+        ...
+
+    def mend(self) -> None:
+        """Replace processes that died. Raises WorkerDied when that is not allowed any more."""
+        ...
