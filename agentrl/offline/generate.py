@@ -131,7 +131,7 @@ def respond(config: GenerateConfig, rollouts: RolloutRunner, samples: Sequence[S
     from agentrl.rollouts.contract import responses
 
     agent, greedy = config.actor_rollout_ref.rollout.agent, not config.actor_rollout_ref.rollout.do_sample
-    trajectories = rollouts.respond(responses(config, greedy=greedy), samples, first)
+    trajectories = rollouts.run(responses(config, greedy=greedy), samples, first).whole
     failed = [trajectory for trajectory in trajectories if trajectory.status in UNANSWERED]
     if len(failed) > agent.max_failed_fraction * len(trajectories):
         causes = sorted({trajectory.failure or trajectory.status for trajectory in failed})

@@ -3,9 +3,8 @@
 Which prompts may begin and which batch takes them says `agentrl.rollouts.flow`. Where they run, in this process or in
 workers under Ray, is known to the rollouts alone.
 
-With `async_training.max_staleness=0` rollouts and updates take turns: prompts begin together and end in `next_batch`,
-which asks for more of them until the batch is full (dynamic sampling). Nothing outlives a step, so no ledger and no
-journal is written. All that was drawn is recorded and counted in the step's metrics; only the batch is trained on.
+With `async_training.max_staleness=0` rollouts and updates take turns (`agentrl.rollouts.filling`). Nothing outlives a
+step, so no ledger and no journal is written.
 
 With a bound above 0 trajectories go on while the policy is updated. Groups are tasks on an event loop then, and
 everything of the flow happens on the loop's thread, so nothing is locked. An engine with devices of its own samples
@@ -42,10 +41,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import chain, groupby
-from operator import attrgetter
 from pathlib import Path
-from statistics import mean
 
 from agentrl.algorithms.filtering import load_filter
 from agentrl.checks.report import Report
@@ -53,9 +49,10 @@ from agentrl.config import Config
 from agentrl.data.loader import Loader
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import DataError, TrainingError
-from agentrl.rollouts.contract import Progress, Rollout, Task, check_failures, training, validation
+from agentrl.rollouts.contract import Progress, Rollout, Task, training, validation
+from agentrl.rollouts.filling import fill_batch, most_failed, replaced, shortage
 from agentrl.rollouts.flow import Batch, Fate, Flow, Settings, Wait
-from agentrl.rollouts.groups import GroupWork, outcome_of
+from agentrl.rollouts.groups import GroupWork
 from agentrl.rollouts.journal import identity, validity
 from agentrl.rollouts.prompts import Prompts
 from agentrl.rollouts.record import Record
@@ -65,15 +62,8 @@ from agentrl.system.cancellation import leaked_cancellation_fails
 from agentrl.system.json_value import JSON, as_list, as_mapping, as_object
 from agentrl.system.metrics import Metrics, Numbers
 from agentrl.trajectory import Outline
-from agentrl.trajectory.batch import Sequences
 from agentrl.trajectory.sample import Sample
 from agentrl.trajectory.staleness import publish_lag, staleness
-
-ADVICE = (
-    "Where most are left out the prompts are too hard or too easy for this policy: take others, raise "
-    "actor_rollout_ref.rollout.n or the temperature, or name a metric that tells trajectories apart. Where it only "
-    "takes longer, raise max_num_gen_batches (0: no limit) or data.gen_batch_size"
-)
 
 
 class _Idle:
@@ -133,15 +123,8 @@ def settings_of(config: Config, total_steps: int) -> Settings:
         at_once = config.data.drawn_at_once if filters.refill else None
         return Settings(batch, sys.maxsize, replaces=filters.refill, at_once=at_once)
     drawn = filters.max_num_gen_batches * config.data.drawn_at_once
-    return Settings(
-        batch,
-        total_steps,
-        keys.max_staleness,
-        keys.depth,
-        keys.publish_every,
-        replaces=filters.refill,
-        most_left=max(drawn - batch, 0) if filters.refill and drawn else None,
-    )
+    left = max(drawn - batch, 0) if filters.refill and drawn else None
+    return Settings(batch, total_steps, keys.max_staleness, keys.depth, keys.publish_every, filters.refill, left)
 
 
 class AsyncSource:
@@ -209,7 +192,11 @@ class AsyncSource:
         """
         task, settings = training(self.config, step), self.flow.settings
         if not settings.max_staleness:
-            return self._in_turn(task, show=show)
+            if self.flow.updating:  # no update came, and another batch is asked for
+                self.loop.run(self._end_update())
+            parts = self.config, self.flow, self.prompts, self.rollouts, task
+            self.flow, rollout, self._numbers = fill_batch(*parts, teaches=self._teaches, show=show)
+            return rollout
         self.record.begin()
         # In flight, others begin when this batch is taken.
         ahead = settings.batch_size if self.rollouts.samples_on and step < settings.last_step else 0
@@ -226,61 +213,8 @@ class AsyncSource:
         if packed.versions and staleness(min(packed.versions), version) > settings.max_staleness:
             oldest = min(packed.versions)
             raise RuntimeError(f"a token of version {oldest} is too old for version {version}: {settings}")
-        self._numbers |= self._measured(packed.versions, version)
+        self._numbers |= measured(self.flow, self.record, packed.versions, version)
         return packed.rollout
-
-    def _in_turn(self, task: Task, *, show: bool) -> Rollout:
-        """Run prompts until their groups fill the batch of a step, to which nothing of another step is near.
-
-        Raises TrainingError when they do not after `max_num_gen_batches`, when too many trajectories failed, and for a
-        trajectory without the metric.
-        """
-        if self.flow.updating:  # no update came, and another batch is asked for
-            self.flow = self.flow.updated(self.flow.version)
-        parts, first, most = list[Rollout](), self.flow.next_ordinal, self.config.algorithm.filter_groups
-        try:
-            while isinstance(batch := self.flow.take(), Wait):
-                if len(parts) == most.max_num_gen_batches > 0 and self.flow.settings.replaces:
-                    raise TrainingError(self._shortage(task.step, self._rewards_left_out(parts, first)))
-                begun = self.flow.next_ordinal
-                self.prompts.draw_to(begun + self.flow.room)
-                self.flow = self.flow.admit(self.flow.room)
-                samples = [self.prompts[ordinal] for ordinal in range(begun, self.flow.next_ordinal)]
-                part = replace(task, part=f"_{len(parts):03d}") if parts else task
-                parts.append(self.rollouts.run(part, samples, begun - first, show=show and not parts))
-                self._end_groups(task.step, range(begun, self.flow.next_ordinal), first, parts[-1].outlines)
-        except BaseException:
-            self.flow, _ = self.flow.cancel()
-            raise
-        if self.flow.settings.replaces:
-            surplus = sum(fate is Fate.CANCELLED for fate in batch.fates.values())
-            self._numbers = {
-                "refill/gen_batches": float(len(parts)),
-                **self._replaced(),
-                "refill/groups_surplus": float(surplus),
-            }
-        self.flow = batch.flow
-        self.prompts.forget_before(self.flow.next_ordinal)
-        return (
-            joined(parts, {ordinal - first for ordinal in batch.ordinals}) if self.flow.settings.replaces else parts[0]
-        )
-
-    def _end_groups(self, step: int, begun: range, first: int, outlines: Sequence[Outline]) -> None:
-        """End the prompts that were `begun`; groups of trajectories are numbered from the prompt `first` on."""
-        if self.flow.settings.replaces:  # else the step checks, when they are recorded
-            check_failures(self.config, step, [outline for outline in outlines if not outline.baseline])
-        groups = {first + number: list(group) for number, group in groupby(outlines, attrgetter("group"))}
-        for ordinal in begun:
-            outcome = outcome_of(groups.get(ordinal, []), self._teaches)
-            self.flow, _ = self.flow.finish(ordinal, outcome, None)
-
-    def _replaced(self) -> Numbers:
-        """Count the groups that left since the batch before."""
-        left = Counter(fate for _, fate in self.flow.left)
-        return {
-            "refill/groups_equal": float(left[Fate.FILTERED]),
-            "refill/groups_failed": float(left.total() - left[Fate.FILTERED]),
-        }
 
     def validate(
         self, samples: Sequence[Sample], step: int, *, greedy: bool, show: bool = False, first: int = 0
@@ -339,7 +273,14 @@ class AsyncSource:
         the data are others, the ledger disagrees with them, or more was begun than the settings allow.
         """
         if not self.flow.settings.max_staleness:
-            self._load_in_turn(state)
+            if begun := as_list(as_object(state.get("flow")).get("groups")):
+                raise DataError(
+                    "the checkpoint was made with async_training.max_staleness above 0 and holds "
+                    f"{len(begun)} prompts that were begun and not trained on: go on with "
+                    "async_training.max_staleness=1 or more, or start anew with trainer.resume_mode=disable"
+                )
+            self.flow, self._loaded = Flow(self.flow.settings), True
+            self.prompts.load({"loader": state["loader"]}, 0)
             return
         self.loop.run(self._load(state))
         self.prompts.draw_to(max(self.flow.next_ordinal, self.record.end))
@@ -385,11 +326,11 @@ class AsyncSource:
                 self._admit()
                 await self._idle.waits()
                 while isinstance(found := self._found(), Wait):
-                    if self.rollouts.is_broken or self._needs_prompts:
+                    is_short = self.flow.can_admit and self.flow.next_ordinal >= self.prompts.end
+                    if self.rollouts.is_broken or (is_short and not self._held):
                         return None
                     self._changed.clear()
                     await self._changed.wait()
-                self.rollouts.check()
                 self._numbers |= await self._idle.shares()
                 self._take(found)
                 await self._begin_update()
@@ -400,48 +341,12 @@ class AsyncSource:
             self._on_end = None
         return found
 
-    @property
-    def _needs_prompts(self) -> bool:
-        """Another prompt may begin, and none is drawn."""
-        return not self._held and self.flow.can_admit and self.flow.next_ordinal >= self.prompts.end
-
     def _found(self) -> Batch | Wait:
         if self._error is not None:
             raise self._error
-        if self.flow.is_exhausted or self._most_failed():
-            raise TrainingError(self._shortage(self.flow.step + 1))
+        if self.flow.is_exhausted or most_failed(self.config, self.flow):
+            raise TrainingError(shortage(self.config, self.flow, self.flow.step + 1))
         return self.flow.take()
-
-    def _most_failed(self) -> bool:
-        """Say whether a batch's worth of groups was replaced as they failed, too large a part of all."""
-        failed = sum(fate is not Fate.FILTERED for _, fate in self.flow.left)
-        ended = len(self.flow.left) + len(self.flow.ready)
-        allowed = self.config.actor_rollout_ref.rollout.agent.max_failed_fraction
-        return failed >= self.flow.settings.batch_size and failed > allowed * ended
-
-    def _rewards_left_out(self, parts: Sequence[Rollout], first: int) -> str:
-        """Write the commonest mean rewards of the groups of a step that the rule left out."""
-        coef, left = self.config.algorithm.turn_reward_coef, dict(self.flow.left)
-        outlines = (outline for part in parts for outline in part.outlines if not outline.baseline)
-        rewards = Counter(
-            mean(one.reward(coef) or 0.0 for one in group)
-            for number, group in groupby(outlines, attrgetter("group"))
-            if left.get(first + number) is Fate.FILTERED
-        )
-        return ", ".join(f"{count} of mean reward {value:g}" for value, count in rewards.most_common(3))
-
-    def _shortage(self, step: int, rewards: str = "") -> str:
-        """Write what was found where the batch of a step cannot be filled, and what to do."""
-        keys, counts = self.config.algorithm.filter_groups, Counter(fate for _, fate in self.flow.left)
-        return (
-            f"step {step}: {len(self.flow.left)} groups were replaced since the step before, more than "
-            f"algorithm.filter_groups.max_num_gen_batches={keys.max_num_gen_batches} or rollout.agent."
-            f"max_failed_fraction allows, and {len(self.flow.ready)} of the {self.flow.settings.batch_size} that "
-            f"data.train_batch_size asks for are there. {counts[Fate.FILTERED]} are left out by "
-            f"algorithm.filter_groups.rule={keys.rule} (metric={keys.metric}{rewards and f'; {rewards}'}), and "
-            f"{counts.total() - counts[Fate.FILTERED]} as fewer than two of their trajectories can be trained on. "
-            f"{ADVICE}"
-        )
 
     def _take(self, batch: Batch, *, again: bool = False) -> None:
         """Go over to the state after the batch."""
@@ -449,25 +354,9 @@ class AsyncSource:
             self._running.pop(ordinal, None)
         self.record.taken(batch.flow.step, self.flow.version, batch.fates, again=again)
         if self.flow.settings.replaces:
-            self._numbers |= self._replaced()
+            self._numbers |= replaced(self.flow)
         self.flow = batch.flow
         self.prompts.forget_before(min((one.ordinal for one in self.flow.groups), default=self.flow.next_ordinal))
-
-    def _measured(self, versions: Counter[int], current: int) -> Numbers:
-        numbers: Numbers = {
-            "async/publish_lag": float(publish_lag(current, self.flow.served)),
-            "async/open": float(sum(group.outcome is None for group in self.flow.groups)),
-            "async/ready": float(sum(group.outcome is not None for group in self.flow.groups)),
-            "async/trained": float(self.record.ledger.counts[Fate.TRAINED]),
-            "async/journal_bytes": float(self.record.journal.size),
-            "async/turns_resumed": float(self.record.turns),
-            "async/begun_anew": float(self.record.journal.anew),
-        }
-        if tokens := versions.total():
-            ages = {staleness(version, current): count for version, count in versions.items()}
-            numbers["async/staleness_mean"] = sum(age * count for age, count in ages.items()) / tokens
-            numbers["async/staleness_max"] = float(max(ages))
-        return numbers
 
     async def _begin_validation(self) -> None:
         self.flow = self.flow.pause()
@@ -632,30 +521,20 @@ class AsyncSource:
         self.record.load(state, self.flow)
         self._loaded = True
 
-    def _load_in_turn(self, state: Mapping[str, JSON]) -> None:
-        if begun := as_list(as_object(state.get("flow")).get("groups")):
-            raise DataError(
-                "the checkpoint was made with async_training.max_staleness above 0 and holds "
-                f"{len(begun)} prompts that were begun and not trained on: go on with "
-                "async_training.max_staleness=1 or more, or start anew with trainer.resume_mode=disable"
-            )
-        self.flow = Flow(self.flow.settings)
-        self.prompts.load({"loader": state["loader"]}, 0)
-        self._loaded = True
 
-
-def joined(parts: Sequence[Rollout], groups: set[int]) -> Rollout:
-    """Join the rollouts of a step, each after the other; the batch holds the sequences of `groups` alone."""
-    batches = [_of_groups(part.batch, groups) for part in parts if part.batch is not None]
-    read = [part.conversations for part in parts if part.conversations is not None]
-    return Rollout(
-        list(chain.from_iterable(part.outlines for part in parts)),
-        batches[0].joined(batches[1:]),
-        parts[0].shown,
-        read[0].joined(read[1:]) if read else None,
-        list(chain.from_iterable(part.files for part in parts)),
-    )
-
-
-def _of_groups(batch: Sequences, groups: set[int]) -> Sequences:
-    return batch.select([row for row, group in enumerate(batch.group.tolist()) if group in groups])
+def measured(flow: Flow, record: Record, versions: Counter[int], current: int) -> Numbers:
+    """Count what goes on beside the update; `versions`: tokens of the batch by version, `current`: the policy's."""
+    numbers: Numbers = {
+        "async/publish_lag": float(publish_lag(current, flow.served)),
+        "async/open": float(sum(group.outcome is None for group in flow.groups)),
+        "async/ready": float(sum(group.outcome is not None for group in flow.groups)),
+        "async/trained": float(record.ledger.counts[Fate.TRAINED]),
+        "async/journal_bytes": float(record.journal.size),
+        "async/turns_resumed": float(record.turns),
+        "async/begun_anew": float(record.journal.anew),
+    }
+    if tokens := versions.total():
+        ages = {staleness(version, current): count for version, count in versions.items()}
+        numbers["async/staleness_mean"] = sum(age * count for age, count in ages.items()) / tokens
+        numbers["async/staleness_max"] = float(max(ages))
+    return numbers

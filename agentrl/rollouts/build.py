@@ -54,9 +54,8 @@ def _on_ray(
     from agentrl.rollouts.ray_groups import RayGroups  # Ray is an extra
 
     places = None if config.actor_rollout_ref.rollout.nnodes > 0 else nodes
-    opened = RayGroups(config, device, run_dir, display, places, context.objects, context.first, servers)
-    with closing(opened) as workers:
-        yield workers
+    with closing(RayGroups(config, device, run_dir, display, places, context.objects, context.first, servers)) as one:
+        yield one
 
 
 def send_first_weights(config: RolloutsConfig, rollouts: RolloutRunner, weights: Weights, display: Display) -> None:

@@ -127,6 +127,8 @@ class Rollout:
     """Conversations that the reward model reads; None without a reward model."""
     files: list[tuple[Path, int]] = field(default_factory=list)
     """Files that they were written to, and of how many of the outlines, in order, each holds some or all."""
+    whole: list[Trajectory] = field(default_factory=list)
+    """All of them, whole and not in outline, where they are generated for their texts (`Task.split`)."""
 
 
 def check_failures(config: Config, step: int, outlines: Sequence[Outline]) -> None:

@@ -223,8 +223,8 @@ class LocalRollouts:
         first: int = 0,
         *,
         show: bool = False,
-        before: Hook | None = None,
-        after: Hook | None = None,
+        before: Hook = None,
+        after: Hook = None,
     ) -> Rollout:
         """See `RolloutRunner.run`. All of it is one coroutine, so that the engine's order repeats."""
         found = self.respond(task, samples, first, before=before, after=after)
@@ -246,6 +246,8 @@ class LocalRollouts:
                 experts=self.replays_experts,
                 privileged=self.privileged,
             )
+        if task.split == "generate":
+            return Rollout([], whole=trajectories)
         return Rollout(
             [trajectory.outline() for trajectory in trajectories],
             batch,
@@ -255,31 +257,24 @@ class LocalRollouts:
         )
 
     def respond(
-        self,
-        task: Task,
-        samples: Sequence[Sample],
-        first: int = 0,
-        *,
-        before: Hook | None = None,
-        after: Hook | None = None,
+        self, task: Task, samples: Sequence[Sample], first: int = 0, *, before: Hook = None, after: Hook = None
     ) -> list[Trajectory]:
-        """See `RolloutRunner.respond`, and `run` for the hooks."""
-        return self.loop.run(self._respond(task, samples, first, before, after))
-
-    async def _respond(
-        self, task: Task, samples: Sequence[Sample], first: int, before: Hook | None, after: Hook | None
-    ) -> list[Trajectory]:
-        if before is not None:
-            await before()
+        """Run and score the trajectories of `samples`; see `RolloutRunner.run`."""
         requests = [
             request for group, sample in enumerate(samples, first) for request in self.requests(task, group, sample)
         ]
-        with self.observed(task, len(requests)) as on_end:
-            trajectories = await self.scheduler.run(requests, lambda _: on_end())
-        self.check()
-        if after is not None:
-            await after()
-        return trajectories
+
+        async def work() -> list[Trajectory]:
+            if before is not None:
+                await before()
+            with self.observed(task, len(requests)) as on_end:
+                trajectories = await self.scheduler.run(requests, lambda _: on_end())
+            self.check()
+            if after is not None:
+                await after()
+            return trajectories
+
+        return self.loop.run(work())
 
     def requests(self, task: Task, group: int, sample: Sample) -> list[Request]:
         """Ask for the trajectories of one prompt."""
@@ -328,6 +323,7 @@ class LocalRollouts:
         if log is not None and self._can_resume(work.sample):
             requests = self._logged(requests, log)
         trajectories = await self.scheduler.run(requests, lambda _: on_end())
+        self.check()
         outcome, oldest = outcome_of(trajectories, self.teaches), oldest_trained(trajectories)
         is_replaced = outcome is not Outcome.SCORED and self.teaches is not None
         if not is_replaced:

@@ -38,7 +38,7 @@ from agentrl.runtime.ray.stored import StoredBatch
 from agentrl.runtime.ray.watch import GONE
 from agentrl.runtime.stall import Stall
 from agentrl.system.metrics import Metrics
-from agentrl.trajectory import Outline, Trajectory
+from agentrl.trajectory import Outline
 from agentrl.trajectory.sample import Sample
 
 if TYPE_CHECKING:
@@ -140,11 +140,6 @@ class RayRollouts:
     def run(self, task: Task, samples: Sequence[Sample], first: int = 0, *, show: bool = False) -> Rollout:
         """See `RolloutRunner.run`. The batches are stored ones."""
         return self._joined(self._shared(partial(run_part, show=show), task, samples, first))
-
-    def respond(self, task: Task, samples: Sequence[Sample], first: int = 0) -> list[Trajectory]:
-        """See `RolloutRunner.respond`."""
-        answers = self._shared(LocalRollouts.respond, task, samples, first)
-        return list(itertools.chain.from_iterable(answers))
 
     def fill_rewards(self, files: Sequence[tuple[Path, int]], outlines: Sequence[Outline]) -> None:
         """See `RolloutRunner.fill_rewards`. Every worker fills in the files that it wrote."""
@@ -447,6 +442,7 @@ def joined(parts: Sequence[RolloutPart]) -> Rollout:
         next((part.shown for part in parts if part.shown is not None), None),
         StoredBatch.of(read) if read else None,
         list(itertools.chain.from_iterable(part.files for part in parts)),
+        list(itertools.chain.from_iterable(part.whole for part in parts)),
     )
 
 

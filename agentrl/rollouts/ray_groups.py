@@ -213,15 +213,13 @@ class RayGroups(RayRollouts):
         first: int = 0,
         *,
         show: bool = False,
-        before: Hook | None = None,
-        after: Hook | None = None,
+        before: Hook = None,
+        after: Hook = None,
     ) -> Rollout:
         """See `RolloutRunner.run`."""
-        if before is not None:
-            self.loop.run(_awaited(before))
+        self.loop.run(_awaited(before))
         made = super().run(task, samples, first, show=show)
-        if after is not None:
-            self.loop.run(_awaited(after))
+        self.loop.run(_awaited(after))
         return made
 
     def pack(self, task: Task, ordinals: Sequence[int], journal: Journal, *, show: bool = False) -> Packed:
@@ -239,9 +237,6 @@ class RayGroups(RayRollouts):
         parts = self._call(calls, what="packing a batch")
         versions: Counter[int] = sum((one.versions for one in parts), Counter())
         return Packed(self._joined([one.part for one in parts]), versions)
-
-    def check(self) -> None:
-        """See `RolloutRunner.check`. A worker checks its own tools after each group."""
 
     def close(self) -> None:
         super().close()
@@ -429,7 +424,8 @@ async def _ask(one: _Open, key: int, work: GroupWork) -> None:
 
 
 async def _awaited(work: Hook) -> None:
-    await work()
+    if work is not None:
+        await work()
 
 
 def _hold(rollouts: LocalRollouts) -> None:

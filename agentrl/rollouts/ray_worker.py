@@ -162,6 +162,7 @@ class RolloutPart:
     conversations: Index | None
     shown: Trajectory | None
     files: list[tuple[Path, int]]
+    whole: list[Trajectory]
     worker: int
     """Number of the worker, from 0."""
 
@@ -195,4 +196,4 @@ def pack_part(
 
 def _stored(made: Rollout, rollouts: LocalRollouts) -> RolloutPart:
     batch, read = (None if one is None else put_batch(one.load()) for one in (made.batch, made.conversations))
-    return RolloutPart(made.outlines, batch, read, made.shown, made.files, rollouts.share[0] - 1)
+    return RolloutPart(made.outlines, batch, read, made.shown, made.files, made.whole, rollouts.share[0] - 1)

@@ -14,10 +14,10 @@ from agentrl.rollouts.groups import EndedGroup, GroupWork, Log, Packed
 from agentrl.rollouts.journal import Journal
 from agentrl.system.loop_thread import LoopThread
 from agentrl.system.metrics import Metrics
-from agentrl.trajectory import Outline, Trajectory
+from agentrl.trajectory import Outline
 from agentrl.trajectory.sample import Sample
 
-Hook = Callable[[], Awaitable[None]]
+Hook = Callable[[], Awaitable[None]] | None
 
 
 class RolloutRunner(Protocol):
@@ -47,17 +47,13 @@ class RolloutRunner(Protocol):
         first: int = 0,
         *,
         show: bool = False,
-        before: Hook | None = None,
-        after: Hook | None = None,
+        before: Hook = None,
+        after: Hook = None,
     ) -> Rollout:
         """Run, score and record the trajectories of `samples`, whose prompts are numbered from `first`.
 
         Groups that are under way go on beside them. `before` and `after` are awaited on `loop` around them.
         """
-        ...
-
-    def respond(self, task: Task, samples: Sequence[Sample], first: int = 0) -> list[Trajectory]:
-        """Run and score the trajectories of `samples`, and return them whole, in order of the prompts."""
         ...
 
     def fill_rewards(self, files: Sequence[tuple[Path, int]], outlines: Sequence[Outline]) -> None:
@@ -100,7 +96,7 @@ class RolloutRunner(Protocol):
     async def run_group(
         self, work: GroupWork, on_begin: Callable[[int], None], on_end: Callable[[], None], log: Log | None
     ) -> EndedGroup:
-        """Run and score a prompt's trajectories.
+        """Run and score a prompt's trajectories. Raises the error of tools that answer no call any more.
 
         `on_begin(version)`: the first of them began, by weights no older than `version`; called again where a process
         died and they begin in another. `on_end()`: one has ended. `log`: what they are answered is taken down in it,
@@ -138,10 +134,6 @@ class RolloutRunner(Protocol):
 
     def pack(self, task: Task, ordinals: Sequence[int], journal: Journal, *, show: bool = False) -> Packed:
         """Make the batch of groups that have ended, numbered from 0; those that ended elsewhere are in the journal."""
-        ...
-
-    def check(self) -> None:
-        """Raise the error of tools that answer no call any more, or of a call that is on no cassette."""
         ...
 
     def mend(self) -> None:

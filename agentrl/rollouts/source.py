@@ -20,8 +20,7 @@ from agentrl.system.metrics import Metrics
 from agentrl.trajectory import Outline
 from agentrl.trajectory.sample import Sample
 
-__all__ = ["TakingTurns", "TrajectorySource"]
-"""`TakingTurns` is the name under which plugins subclass the source of runs with a bound of 0."""
+__all__ = ["TakingTurns", "TrajectorySource"]  # plugins subclass TakingTurns
 
 
 class TrajectorySource(Protocol):

@@ -133,7 +133,6 @@ class WorkerGroups:
                 ended = await self._rollouts.run_group(
                     work, lambda version: self._tell(GroupBegan(key, version)), lambda: self._trajectory_ended(key), log
                 )
-            self._rollouts.check()
             trajectories = self._rollouts.hand_over(work.ordinal)
             self._tell(GroupEnded(key, ended, trajectories if ended.record is None else None))
         except Exception as error:

@@ -16,7 +16,7 @@ BOUNDS: dict[str, float] = {
     "private functions used once": 427,
     "functions used once": 1039,
     "lines of the core": 57711,
-    "lines of tests": 68948,
+    "lines of tests": 69046,
     "files under 30 lines": 71,
     "docstrings that only point": 147,
     "hard words in 1,000 of docs": 2.7,

@@ -1,0 +1,126 @@
+"""Batches: how one is filled within a step where rollouts and updates take turns, and what is said where none can be.
+
+A step draws one generation batch of prompts after another, until enough groups teach; without dynamic sampling the
+first one is the batch. All that was drawn is recorded and counted in the step's metrics; the batch alone is trained on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import chain, groupby
+from operator import attrgetter
+from statistics import mean
+
+from agentrl.config import Config
+from agentrl.errors import TrainingError
+from agentrl.rollouts.contract import Rollout, Task, check_failures
+from agentrl.rollouts.flow import Fate, Flow, Wait
+from agentrl.rollouts.groups import outcome_of
+from agentrl.rollouts.prompts import Prompts
+from agentrl.rollouts.runner import RolloutRunner
+from agentrl.system.metrics import Numbers
+from agentrl.trajectory import Outline
+
+ADVICE = (
+    "Where most are left out the prompts are too hard or too easy for this policy: take others, raise "
+    "actor_rollout_ref.rollout.n or the temperature, or name a metric that tells trajectories apart. Where it only "
+    "takes longer, raise max_num_gen_batches (0: no limit) or data.gen_batch_size"
+)
+
+
+def fill_batch(
+    config: Config,
+    flow: Flow,
+    prompts: Prompts,
+    runner: RolloutRunner,
+    task: Task,
+    *,
+    teaches: Callable[[Sequence[Outline]], bool] | None,
+    show: bool,
+) -> tuple[Flow, Rollout, Numbers]:
+    """Begin prompts together, and wait for their end, until their groups fill the batch of a step.
+
+    Returns the state after it, the rollout, and the metrics of dynamic sampling. Raises TrainingError when they do not
+    after `max_num_gen_batches`, when too many trajectories failed, and for a trajectory without the metric.
+    """
+    parts, first, most = list[Rollout](), flow.next_ordinal, config.algorithm.filter_groups.max_num_gen_batches
+    while isinstance(batch := flow.take(), Wait):
+        if teaches is not None and len(parts) == most > 0:
+            raise TrainingError(shortage(config, flow, task.step, rewards_left_out(config, flow, parts, first)))
+        begun = range(flow.next_ordinal, flow.next_ordinal + flow.room)
+        prompts.draw_to(begun.stop)
+        flow = flow.admit(len(begun))
+        samples, part = [prompts[one] for one in begun], f"_{len(parts):03d}" if parts else task.part
+        parts.append(runner.run(replace(task, part=part), samples, begun.start - first, show=show and not parts))
+        outlines = parts[-1].outlines
+        if teaches is not None:  # else the step checks, when they are recorded
+            check_failures(config, task.step, [outline for outline in outlines if not outline.baseline])
+        groups = {first + number: list(group) for number, group in groupby(outlines, attrgetter("group"))}
+        for ordinal in begun:
+            flow, _ = flow.finish(ordinal, outcome_of(groups.get(ordinal, []), teaches), None)
+    prompts.forget_before(flow.next_ordinal)
+    if teaches is None:
+        return batch.flow, parts[0], {}
+    surplus = sum(fate is Fate.CANCELLED for fate in batch.fates.values())
+    numbers = {"refill/gen_batches": float(len(parts)), **replaced(flow), "refill/groups_surplus": float(surplus)}
+    return batch.flow, joined(parts, {ordinal - first for ordinal in batch.ordinals}), numbers
+
+
+def replaced(flow: Flow) -> Numbers:
+    """Count the groups that left since the batch before."""
+    left = Counter(fate for _, fate in flow.left)
+    return {
+        "refill/groups_equal": float(left[Fate.FILTERED]),
+        "refill/groups_failed": float(left.total() - left[Fate.FILTERED]),
+    }
+
+
+def most_failed(config: Config, flow: Flow) -> bool:
+    """Say whether a batch's worth of groups was replaced as they failed, too large a part of all."""
+    failed = replaced(flow)["refill/groups_failed"]
+    allowed = config.actor_rollout_ref.rollout.agent.max_failed_fraction
+    return failed >= flow.settings.batch_size and failed > allowed * (len(flow.left) + len(flow.ready))
+
+
+def rewards_left_out(config: Config, flow: Flow, parts: Sequence[Rollout], first: int) -> str:
+    """Write the commonest mean rewards of the groups that the rule left out; `parts` begin with the prompt `first`."""
+    coef, left = config.algorithm.turn_reward_coef, dict(flow.left)
+    outlines = (outline for part in parts for outline in part.outlines if not outline.baseline)
+    rewards = Counter(
+        mean(one.reward(coef) or 0.0 for one in group)
+        for number, group in groupby(outlines, attrgetter("group"))
+        if left.get(first + number) is Fate.FILTERED
+    )
+    return ", ".join(f"{count} of mean reward {value:g}" for value, count in rewards.most_common(3))
+
+
+def shortage(config: Config, flow: Flow, step: int, rewards: str = "") -> str:
+    """Write what was found where the batch of a step cannot be filled, and what to do."""
+    keys, counts = config.algorithm.filter_groups, Counter(fate for _, fate in flow.left)
+    return (
+        f"step {step}: {len(flow.left)} groups were replaced since the step before, more than "
+        f"algorithm.filter_groups.max_num_gen_batches={keys.max_num_gen_batches} or rollout.agent.max_failed_fraction "
+        f"allows, and {len(flow.ready)} of the {flow.settings.batch_size} that data.train_batch_size asks for are "
+        f"there. {counts[Fate.FILTERED]} are left out by algorithm.filter_groups.rule={keys.rule} "
+        f"(metric={keys.metric}{rewards and f'; {rewards}'}), and {counts.total() - counts[Fate.FILTERED]} as fewer "
+        f"than two of their trajectories can be trained on. {ADVICE}"
+    )
+
+
+def joined(parts: Sequence[Rollout], groups: set[int]) -> Rollout:
+    """Join the rollouts of a step, each after the other; the batch holds the sequences of `groups` alone."""
+    batches = [
+        part.batch.select([row for row, group in enumerate(part.batch.group.tolist()) if group in groups])
+        for part in parts
+        if part.batch is not None
+    ]
+    read = [part.conversations for part in parts if part.conversations is not None]
+    return Rollout(
+        list(chain.from_iterable(part.outlines for part in parts)),
+        batches[0].joined(batches[1:]),
+        parts[0].shown,
+        read[0].joined(read[1:]) if read else None,
+        list(chain.from_iterable(part.files for part in parts)),
+    )
