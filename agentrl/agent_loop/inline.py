@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from agentrl.agent_loop.base import AgentLoop, Episode, Reply
-from agentrl.agent_loop.stopping import after_calls, after_turn, token_limit, turn_limit
+from agentrl.agent_loop.stopping import after_calls, after_turn, turn_limit
 from agentrl.chat import ParsedCall
 from agentrl.trajectory import Message, Status, ToolCallRecord
 from agentrl.trajectory.picture import joined
@@ -36,8 +36,8 @@ class InlineLoop(AgentLoop):
         episode.finish(await self._converse(episode))
 
     async def _converse(self, episode: Episode) -> Status:
-        if (full := token_limit(episode)) is not None:
-            return full
+        if episode.budget_left <= 0:
+            return Status.LENGTH
         while True:
             reply = await episode.generate(stop=self.stops)
             if (ended := after_turn(episode, reply)) is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentrl.agent_loop.base import AgentLoop, Episode
-from agentrl.agent_loop.stopping import after_turn, token_limit
+from agentrl.agent_loop.stopping import after_turn
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message, Status
 from agentrl.trajectory.sample import Sample
@@ -17,7 +17,7 @@ class SingleTurnLoop(AgentLoop):
 
     async def run(self, episode: Episode) -> None:
         await episode.start(*self.first_prompt(episode.sample, []))
-        if (full := token_limit(episode)) is not None:
-            return episode.finish(full)
+        if episode.budget_left <= 0:
+            return episode.finish(Status.LENGTH)
         reply = await episode.generate()
         episode.finish(after_turn(episode, reply) or Status.COMPLETED)

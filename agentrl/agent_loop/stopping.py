@@ -21,25 +21,9 @@ CUT = {"stop": None, "length": Status.LENGTH, "abort": Status.ABORTED}
 """Statuses by the kind of the finish reason."""
 
 
-def turn_cut(episode: Episode, reply: Reply) -> Status | None:
-    """End where the turn was cut short, and as MALFORMED where the policy made up an image."""
-    return Status.MALFORMED if reply.forged else CUT[reply.finish_reason.kind]
-
-
-def malformed_calls(episode: Episode, reply: Reply) -> Status | None:
-    """End after more than `max_malformed` malformed calls."""
-    count = sum(call.error in MALFORMED for call in episode.trajectory.tool_calls)
-    return Status.MALFORMED if count > episode.context.limits.max_malformed else None
-
-
 def turn_limit(episode: Episode, reply: Reply) -> Status | None:
     """End at `max_assistant_turns`."""
     return Status.TURN_LIMIT if episode.assistant_turns >= episode.context.limits.max_assistant_turns else None
-
-
-def token_limit(episode: Episode) -> Status | None:
-    """End where no token is left of the budget."""
-    return Status.LENGTH if episode.budget_left <= 0 else None
 
 
 def answer_tag(episode: Episode, reply: Reply) -> Status | None:
@@ -48,13 +32,17 @@ def answer_tag(episode: Episode, reply: Reply) -> Status | None:
 
 
 def after_turn(episode: Episode, reply: Reply) -> Status | None:
-    """Ask the conditions of a turn that was just recorded, then the user's."""
-    return turn_cut(episode, reply) or chosen(episode, reply)
+    """End where the turn was cut short, as MALFORMED where the policy made up an image, or by a chosen condition."""
+    ended = Status.MALFORMED if reply.forged else CUT[reply.finish_reason.kind]
+    return chosen(episode, reply) if ended is None and episode.context.stop_conditions else ended
 
 
 def after_calls(episode: Episode, reply: Reply) -> Status | None:
-    """Ask the conditions of a turn whose calls were just answered, then the user's."""
-    return malformed_calls(episode, reply) or chosen(episode, reply)
+    """End after more than `max_malformed` malformed calls, or by a chosen condition; the turn's calls are answered."""
+    count = sum(call.error in MALFORMED for call in episode.trajectory.tool_calls)
+    if count > episode.context.limits.max_malformed:
+        return Status.MALFORMED
+    return chosen(episode, reply) if episode.context.stop_conditions else None
 
 
 def chosen(episode: Episode, reply: Reply) -> Status | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from agentrl.agent_loop.base import AgentLoop, Episode
 from agentrl.agent_loop.dialogue import Dialogue
-from agentrl.agent_loop.stopping import after_calls, after_turn, token_limit, turn_limit
+from agentrl.agent_loop.stopping import after_calls, after_turn, turn_limit
 from agentrl.agent_loop.tool_calls import FINAL_ANSWER_REQUEST
 from agentrl.trajectory import Message, Status
 
@@ -29,8 +29,8 @@ class ToolAgentLoop(AgentLoop):
 
     async def _converse(self, episode: Episode, dialogue: Dialogue) -> Status:
         limits = episode.context.limits
-        if (full := token_limit(episode)) is not None:
-            return full
+        if episode.budget_left <= 0:
+            return Status.LENGTH
         while True:
             reply = await episode.generate()
             if (ended := after_turn(episode, reply)) is not None:

@@ -236,8 +236,7 @@ def _endings(trajectories: Sequence[Outline]) -> Numbers:
     metrics: Numbers = {
         f"status/{status}": _mean(trajectory.status is status for trajectory in trajectories) for status in Status
     }
-    failed = [trajectory for trajectory in trajectories if trajectory.score is None]
-    causes = Counter(trajectory.cause for trajectory in failed)
+    causes = Counter([trajectory.cause for trajectory in trajectories if trajectory.score is None])
     return metrics | {f"failure/{cause}": float(count) for cause, count in causes.items()}
 
 
