@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from agentrl.agent_loop.base import AgentLoop, Episode, Reply
-from agentrl.agent_loop.stopping import after_calls, after_turn, turn_limit
+from agentrl.agent_loop.stopping import after_calls, after_turn
 from agentrl.chat import ParsedCall
 from agentrl.trajectory import Message, Status, ToolCallRecord
 from agentrl.trajectory.picture import joined
@@ -36,6 +36,7 @@ class InlineLoop(AgentLoop):
         episode.finish(await self._converse(episode))
 
     async def _converse(self, episode: Episode) -> Status:
+        limits = episode.context.limits
         if episode.budget_left <= 0:
             return Status.LENGTH
         while True:
@@ -46,15 +47,15 @@ class InlineLoop(AgentLoop):
             if call is None:
                 return Status.COMPLETED
             (record,), _ = await episode.answer_calls((call,))
-            at_limit = turn_limit(episode, reply)
-            last = at_limit is not None and episode.context.limits.force_final_answer
+            at_limit = episode.assistant_turns >= limits.max_assistant_turns
+            last = at_limit and limits.force_final_answer
             room = await self.respond(episode, reply, record, last)
             if (ended := after_calls(episode, reply)) is not None:
                 return ended
             if not room:
                 return Status.LENGTH
-            if at_limit is not None:
-                return await self._last_answer(episode) if last else at_limit
+            if at_limit:
+                return await self._last_answer(episode) if last else Status.TURN_LIMIT
 
     async def _last_answer(self, episode: Episode) -> Status:
         reply = await episode.generate(stop=self.stops)

@@ -21,11 +21,6 @@ CUT = {"stop": None, "length": Status.LENGTH, "abort": Status.ABORTED}
 """Statuses by the kind of the finish reason."""
 
 
-def turn_limit(episode: Episode, reply: Reply) -> Status | None:
-    """End at `max_assistant_turns`."""
-    return Status.TURN_LIMIT if episode.assistant_turns >= episode.context.limits.max_assistant_turns else None
-
-
 def answer_tag(episode: Episode, reply: Reply) -> Status | None:
     """End as COMPLETED at a turn with `</answer>`: its calls are not run, and no interaction is asked."""
     return Status.COMPLETED if "</answer>" in reply.message.text else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from agentrl.agent_loop.base import AgentLoop, Episode
 from agentrl.agent_loop.dialogue import Dialogue
-from agentrl.agent_loop.stopping import after_calls, after_turn, turn_limit
+from agentrl.agent_loop.stopping import after_calls, after_turn
 from agentrl.agent_loop.tool_calls import FINAL_ANSWER_REQUEST
 from agentrl.trajectory import Message, Status
 
@@ -41,14 +41,14 @@ class ToolAgentLoop(AgentLoop):
                 if (ended := after_calls(episode, reply)) is not None:
                     await episode.observe(messages)
                     return ended
-                if turn_limit(episode, reply) is not None:
+                if episode.assistant_turns >= limits.max_assistant_turns:
                     return await self._last_answer(episode, dialogue, messages)
                 room = await episode.observe(messages)
             else:
                 answer = await dialogue.respond()
                 if answer is None:
                     return Status.COMPLETED
-                if dialogue.turns > limits.max_user_turns or turn_limit(episode, reply) is not None:
+                if dialogue.turns > limits.max_user_turns or episode.assistant_turns >= limits.max_assistant_turns:
                     return Status.TURN_LIMIT
                 room = await dialogue.show(answer)
             if not room:
