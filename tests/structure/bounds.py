@@ -15,7 +15,7 @@ BOUNDS: dict[str, float] = {
     "parameters of the widest function": 15,
     "private functions used once": 424,
     "functions used once": 1032,
-    "lines of the core": 57698,
+    "lines of the core": 57694,
     "lines of tests": 69046,
     "files under 30 lines": 71,
     "docstrings that only point": 132,
