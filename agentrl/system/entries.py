@@ -1,6 +1,6 @@
 """Entries of the YAML files that name user code (tools, interactions, agent loops), and that code by its name.
 
-Every fault is a ConfigError that says which file, which entry, what was expected and what was found.
+Every fault is a ConfigError that names the file, the entry, the expected and the found value.
 """
 
 from __future__ import annotations

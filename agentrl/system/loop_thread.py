@@ -21,8 +21,8 @@ HURRIED_SECONDS = 5.0
 class LoopThread:
     """An event loop that lives from construction to `close`, so that tasks may outlive a single `run`.
 
-    Unlike `asyncio.Runner` it works where the calling thread runs an event loop already (a notebook), and tasks go on
-    while the calling thread does something else.
+    Unlike `asyncio.Runner` it works where the calling thread runs an event loop already (a notebook), and tasks
+    continue while the calling thread does something else.
     """
 
     def __init__(self, name: str, around: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
@@ -41,7 +41,7 @@ class LoopThread:
 
         An exception of a signal handler in the waiting thread (KeyboardInterrupt) cancels `work` and is raised once
         `work` has ended; a second one is raised at once. SystemExit or KeyboardInterrupt of any other task on the loop
-        cancels `work`, too, and is raised here, or by the next `run` when none waits.
+        cancels `work`, too, and is raised here, or by the next `run` when no `run` waits.
 
         Raises RuntimeError on the loop's own thread, where waiting would never end.
         """
@@ -121,7 +121,7 @@ class LoopThread:
             self._fail(self._error)
 
     def _fail(self, error: BaseException) -> None:
-        """Have those that wait raise `error`, or the next one."""
+        """Have all waiting `run` calls raise `error`, or the next `run`."""
         self._error = None if self._running else error
         for running in list(self._running):
             running.error = error
@@ -134,7 +134,7 @@ class LoopThread:
                 self._run_until_end()
         except BaseException as error:
             self._error = error
-            self._run_until_end()  # for those that wait, and to close
+            self._run_until_end()  # for waiting `run` calls, and to close
 
     def _run_until_end(self) -> None:
         while not self._ending:
@@ -145,7 +145,7 @@ class LoopThread:
 
 
 class DelayWatch:
-    """The longest time by which an event loop came late to what was due, for something held it.
+    """Longest delay of an event loop's callbacks past their due time, a sign that something blocked the loop.
 
     All methods but `late` run on the loop's thread.
     """
@@ -165,7 +165,7 @@ class DelayWatch:
         self._look()
 
     def take(self) -> float:
-        """Return the longest delay since it was last taken, in seconds; one that lasts still counts."""
+        """Return the longest delay since the last call, in seconds; a delay that lasts still counts."""
         longest, self._longest = max(self._longest, self.late()), 0.0
         return longest
 
@@ -183,7 +183,7 @@ class DelayWatch:
 
 
 class _Running(Generic[T_co]):
-    """A coroutine on its way, and what the waiting thread is told of it. All methods run on the loop's thread."""
+    """A running coroutine, and the outcome that the waiting thread receives. All methods run on the loop's thread."""
 
     def __init__(self, work: Coroutine[object, None, T_co]) -> None:
         self.work = work
@@ -204,7 +204,7 @@ class _Running(Generic[T_co]):
             self.outcome.set_exception(asyncio.CancelledError())
 
     def _settle(self, task: asyncio.Task[T_co]) -> None:
-        # CancelledError is no exception of a task, and asyncio's is another class than that of concurrent.futures.
+        # CancelledError is no exception of a task, and the class of asyncio differs from the one in concurrent.futures.
         raised = asyncio.CancelledError() if task.cancelled() else task.exception()
         if self.error is not None or raised is not None:
             self.outcome.set_exception(self.error or raised)

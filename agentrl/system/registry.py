@@ -76,7 +76,7 @@ class Registry:
     def get(self, name: str, key: str | None = None) -> object:
         """The object of a short name or a target; `key` names the config key where it is not `self.key`.
 
-        Raises ConfigError with the known names, why loading failed, or what the object must be.
+        Raises ConfigError with the known names, the reason why loading failed, or the required type.
         """
         key = key or self.key
         found = self._registered.get(name)
@@ -97,7 +97,7 @@ class Registry:
     def check(self, name: str, options: Mapping[str, object], key: str | None = None, options_key: str = "") -> None:
         """Raises ConfigError for a name that `get` refuses, and for options (`options_key`) that it does not take.
 
-        A built-in choice that needs no options, and is given none, is not imported.
+        A built-in choice that needs no options, and gets no options, is not imported.
         """
         if options or name not in self._built_in or name in self._needing_options:
             read_options(self.get(name, key), options, options_key or key or self.key)
@@ -123,7 +123,7 @@ def options_model(found: object) -> type[pydantic.BaseModel] | None:
     function = found.__init__ if isinstance(found, type) else found  # type: ignore[misc]
     if not callable(function) or "options" not in (parameters := inspect.signature(function).parameters):
         return None
-    # This annotation alone: others may name what is imported for type checkers only.
+    # This annotation alone: others may name imports for type checkers only.
     annotated = SimpleNamespace(__annotations__={"options": parameters["options"].annotation})
     hint = typing.get_type_hints(annotated, globalns=getattr(inspect.unwrap(function), "__globals__", {}))["options"]
     models = [one for one in (hint, *typing.get_args(hint)) if isinstance(one, type)]
@@ -131,9 +131,10 @@ def options_model(found: object) -> type[pydantic.BaseModel] | None:
 
 
 def read_options(found: object, values: Mapping[str, object], key: str) -> pydantic.BaseModel | None:
-    """Check `values`, the mapping under the config key `key`, as options of `found`; None where it takes none.
+    """Check `values`, the mapping under the config key `key`, as options of `found`.
 
-    Raises ConfigError with the wrong key, its nearest one, and what was expected.
+    Returns None where `found` takes no options. Raises ConfigError with the wrong key, its nearest one, and the
+    expected type.
     """
     model = options_model(found)
     if model is None:
