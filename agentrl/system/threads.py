@@ -128,7 +128,8 @@ _LONG_TEXTS = DaemonThreads("work on long texts")
 async def beside_loop(size: int, work: Callable[[], T]) -> T:
     """Return `work()`, called in a thread where its texts have at least LONG_TEXT characters.
 
-    The event loop continues meanwhile. `work` must change nothing that others read: a caller that is cancelled leaves it running.
+    The event loop continues meanwhile. `work` must change nothing that others read: a caller that is cancelled leaves
+    it running.
     """
     return work() if size < LONG_TEXT else await _LONG_TEXTS.run(work)
 
