@@ -7,7 +7,7 @@ and no gradient.
 
 An estimator is a function of `EstimatorColumns` and `AlgorithmConfig` that returns `Advantages`, a policy loss one of
 `LossColumns` and `ActorConfig` that returns a `TokenLoss`. Both may have a parameter `options` annotated with a
-pydantic model, and `declare` what they need beside the basic columns. Configs name them by the registries in
+pydantic model, and `declare` further columns next to the basic ones. Configs name them by the registries in
 `agentrl.config.registries`. Nothing here imports torch before an algorithm is used.
 """
 

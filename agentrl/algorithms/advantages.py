@@ -52,7 +52,7 @@ def compute_advantages(
 
 
 def estimator_columns(batch: RaggedBatch, n: int, declared: Collection[Extra] = ()) -> EstimatorColumns:
-    """Take the columns of a batch that has old_logprobs; of the optional ones those that are `declared`."""
+    """Take the columns of a batch that has old_logprobs; of the optional columns only the `declared` ones."""
     assert batch.old_logprobs is not None, "the policy's log-probs come first"
 
     def optional(name: Extra) -> Tensor | None:
@@ -97,7 +97,7 @@ def zero_advantage_sequences(batch: RaggedBatch) -> list[int]:
 
 
 def group_counts(batch: RaggedBatch, n: int) -> dict[str, int]:
-    """Count groups, groups_of_one, and groups_equal: those of two or more whose rewards are all the same."""
+    """Count groups, groups_of_one, and groups_equal: groups of two or more whose rewards are all the same."""
     groups = Groups.of(estimator_columns(batch, n))
     return {
         "groups": len(groups.size),

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def declared_by_estimator(config: Config) -> Declaration:
-    """Return what the advantage estimator declares. Raises ConfigError when it cannot be loaded."""
+    """Return the columns that the advantage estimator declares. Raises ConfigError when it cannot be loaded."""
     return declaration_of(ADVANTAGE_ESTIMATORS.get(config.algorithm.adv_estimator))
 
 
 def declared_by_loss(config: Config) -> Declaration:
-    """Return what the policy loss declares. Raises ConfigError when it cannot be loaded."""
+    """Return the columns that the policy loss declares. Raises ConfigError when it cannot be loaded."""
     return declaration_of(POLICY_LOSSES.get(config.actor_rollout_ref.actor.policy_loss.loss_mode))
 
 

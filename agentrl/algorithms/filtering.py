@@ -49,9 +49,9 @@ def value_of(outline: Outline, config: AlgorithmConfig) -> float:
 
 
 def load_filter(config: AlgorithmConfig) -> Callable[[Sequence[Outline]], bool] | None:
-    """Load the rule of groups; None where groups are trained on whatever they are.
+    """Load the rule of groups; None where groups are trained on without a filter.
 
-    Raises ConfigError for a rule that cannot be loaded; what is returned raises CodeError for errors of the rule.
+    Raises ConfigError for a rule that cannot be loaded; the returned filter raises CodeError for errors of the rule.
     """
     keys = config.filter_groups
     if not keys.refill:

@@ -42,10 +42,10 @@ class GdpoOptions(BaseModel):
 def gdpo(columns: EstimatorColumns, config: AlgorithmConfig, options: GdpoOptions) -> Advantages:
     """GDPO (arXiv:2601.05242): each reward normalised in its group apart, their weighted sum whitened over the batch.
 
-    A_i = whiten(sum_k w_k (r_{k,i} - mean(r_k)) / (std(r_k) + 1e-6)) over the batch's policy tokens, the mean and the
-    unbiased std over the group; without `norm_adv_by_std_in_grpo` the differences are not divided. The mean is 0 with
-    n = 1. Groups in which every reward is equal get what 0 becomes in the whitening; lone survivors take no part, and
-    get 0. Raises TrainingError where a scorer did not give one of `reward_keys`.
+    A_i = whiten(sum_k w_k (r_{k,i} - mean(r_k)) / (std(r_k) + 1e-6)) over the batch's policy tokens, with the mean and
+    the unbiased std over the group. Without `norm_adv_by_std_in_grpo` the differences are not divided. The mean is 0
+    with n = 1. Groups in which every reward is equal get what 0 becomes in the whitening; lone survivors take no part,
+    and get 0. Raises TrainingError where a scorer did not give one of `reward_keys`.
     """
     groups = Groups.of(columns)
     total = torch.zeros_like(groups.totals)

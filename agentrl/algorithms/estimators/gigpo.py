@@ -22,12 +22,12 @@ class GigpoOptions(BaseModel):
     """`algorithm.adv_options.*` of gigpo."""
 
     step_advantage_w: float = Field(1.0, ge=0)
-    """Weight of the turn's advantage beside the trajectory's."""
+    """Weight of the turn's advantage; the trajectory's has weight 1."""
     step_gamma: float = Field(0.95, ge=0, le=1)
     """Discount of the rewards of later turns, in a turn's advantage."""
     over_turns: bool = False
     """Count a trajectory once for each of its turns in the mean and deviation of its group, as the authors' code does
-    by default; false: once, as the paper's equation 3."""
+    by default. If false, count it once, as the paper's equation 3."""
 
 
 @declare("state", keys=("norm_adv_by_std_in_grpo",))
