@@ -49,12 +49,12 @@ def update_file(path: Path) -> Path:
 
 
 def image_file(dir: Path, digest: str) -> Path:
-    """Return the place of an image's file, whose digest is in hexadecimal, beside the folder `dir` of trajectories."""
+    """Return the path of an image's file, named by its hexadecimal digest, next to the folder `dir` of trajectories."""
     return dir.absolute().with_name(IMAGES) / digest
 
 
 def remove_former(path: Path, names: list[str]) -> None:
-    """Remove what an earlier run of the step left: files of other numbers of workers, and the update of `path`.
+    """Remove files of an earlier run of the step: files of other numbers of workers, and the update of `path`.
 
     names: all files that the step has now, `path` among them.
     """

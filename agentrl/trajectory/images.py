@@ -28,7 +28,7 @@ class Images:
 
     @staticmethod
     def of(sequences: Iterable[Sequence[PlacedImage]]) -> Images | None:
-        """Collect the images of each sequence, in order; None when there are none."""
+        """Collect the images of each sequence, in order; None when there are no images."""
         known: dict[bytes, int] = {}
         images: list[Image] = []
         places: list[tuple[int, int, int]] = []
@@ -57,7 +57,7 @@ class Images:
         return np.cumsum(self.tokens) - self.tokens
 
     def select(self, rows: Sequence[int], size: int) -> Images | None:
-        """Take the images of the sequences `rows` of `size`, numbered anew in that order; None when there are none."""
+        """Take the images of the sequences `rows` of `size`, numbered again in that order; None without images."""
         counts = np.bincount(self.sequence, minlength=size)
         firsts = np.cumsum(counts) - counts
         taken = [np.arange(firsts[row], firsts[row] + counts[row]) for row in rows]

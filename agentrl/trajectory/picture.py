@@ -50,7 +50,7 @@ class Picture:
     _is_rgb: bool = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Read the header only. Raises DataError for what is no such file, or holds too many pixels."""
+        """Read the header only. Raises DataError for bytes that are no such file, or hold too many pixels."""
         with _opened(self.data) as image:
             width, height = image.size
             if width * height > MAX_PIXELS:
