@@ -24,9 +24,9 @@ UNKNOWN_HINT = {
 
 
 class Dataset(ABC):
-    """A fixed sequence of samples, of which some may be left out. `skipped` counts those by on_bad_row=skip.
+    """A fixed sequence of samples; some may be left out. `skipped` counts those by on_bad_row=skip.
 
-    Positions are those of the samples that are left; an index counts all.
+    Positions count the remaining samples; an index counts all.
     """
 
     def __init__(self, files: Sequence[str], on_bad_row: Literal["error", "skip"]) -> None:

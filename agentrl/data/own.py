@@ -32,7 +32,7 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Sample:
-        """Return a sample; an empty `agent_name` means the default loop. Raises DataError for one that is bad."""
+        """Return a sample; an empty `agent_name` means the default loop. Raises DataError for a bad sample."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Pairs of conversations, of which one is preferred: rows of messages as token ids and masks."""
+"""Pairs of conversations, one preferred over the other: rows of messages as token ids and masks."""
 
 from __future__ import annotations
 

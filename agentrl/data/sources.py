@@ -110,7 +110,7 @@ def _holds_dictionary(column_type: pa.DataType) -> bool:
 
 
 def _open_hub(name: str) -> Table:
-    """Load `hf:owner/name[/config][:split]`, or a folder of a saved data set behind `hf:`; the split is train."""
+    """Load `hf:owner/name[/config][:split]`, or a folder of a saved data set after `hf:`; the split is train."""
     try:
         import datasets
     except ImportError as error:
