@@ -1,9 +1,9 @@
 """The experts of a mixture that tokens are sent to: recorded in one forward pass, replayed in another.
 
 A tiny difference of two kernels, or of two versions of the weights, can swap two experts that a router finds about
-equally good, and the token's log-prob then is that of another network. With replay the update sends each token to the
-experts that it was sent to when the policy before the update read it (R2), or already when it was sampled (R3,
-arXiv:2510.11370); how much each counts, the gate value, is still the router's own, and has a gradient.
+equally good. The token's log-prob then comes from another network. With replay, the update sends each token to recorded
+experts: from when the policy before the update read it (R2), or from when it was sampled (R3, arXiv:2510.11370). The
+weight of each expert, the gate value, is still the router's own, and has a gradient.
 """
 
 from __future__ import annotations
@@ -80,16 +80,16 @@ class Routes:
         return self._part.sum_over_ranks(torch.stack(rows))
 
     def recorded(self) -> torch.Tensor:
-        """Return what was chosen, [P, L, k] on the CPU: uint8 where that can number the experts, else int16."""
+        """Return the chosen experts, [P, L, k] on the CPU: uint8 where that can number the experts, else int16."""
         return self._small(self._all()).cpu()
 
     def of_tokens(self) -> torch.Tensor:
-        """Return what was chosen for the T tokens of the batch that was placed, [T, L, k] of these types."""
+        """Return the chosen experts for the T tokens of the placed batch, [T, L, k] of these types."""
         assert self._layout is not None and self._part is not None, "place was called"
         return self._small(self._part.spread(self._all().movedim(0, -1))[..., self._layout.expand].movedim(-1, 0))
 
     def _all(self) -> torch.Tensor:
-        """Join what was chosen in all layers, [P, L, k] int64."""
+        """Join the chosen experts of all layers, [P, L, k] int64."""
         return torch.stack([self._chosen[layer] for layer in sorted(self._chosen)], dim=1)
 
     def _small(self, experts: torch.Tensor) -> torch.Tensor:
@@ -178,7 +178,7 @@ class _Router:
 
 
 class _Choice(TorchFunctionMode):
-    """Within the block, the k largest of scores [P, experts] are those of `given` [P, k] int64, if that is there."""
+    """Within the block, the k largest of scores [P, experts] are `given` [P, k] int64, if that is there."""
 
     def __init__(self, experts: int, k: int, given: torch.Tensor | None) -> None:
         super().__init__()

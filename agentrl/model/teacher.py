@@ -109,8 +109,10 @@ def read_head(
     mesh: Mesh,
     trust_remote_code: bool,
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Load a teacher's head alone, whole on every rank: a function from hidden states [M, H] to logits [M, V] float32,
-    divided by the temperature, of the ids below `vocab`.
+    """Load a teacher's head alone, whole on every rank.
+
+    It is a function from hidden states [M, H] to logits [M, V] float32 of the ids below `vocab`, divided by the
+    temperature.
 
     The rest of the model is in memory, sharded, while it is read. Raises ConfigError.
     """
