@@ -26,7 +26,7 @@ class Optim:
     """Steps the named parameters `params` of a model; `matrices` names those that Muon may take.
 
     The learning rates are set before each step from the schedule (`lr_factor`), never kept from the last one. What it
-    remembers lies on the device `home` between steps; None: beside the parameters.
+    remembers lies on the device `home` between steps; None: next to the parameters.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Optim:
             optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return what is remembered between steps, sharded as it is here, by the name `<parameter>/<state>`.
+        """Return the state between steps, sharded as it is here, by the name `<parameter>/<state>`.
 
         A state is float32 in its parameter's shape [*], or a scalar (AdamW's count of steps).
         """
@@ -108,7 +108,7 @@ class Optim:
         raise ValueError(f"{name} of shape {list(shape)} is not the state of a parameter")
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take over `state`, tensors [S] of `empty_state` that were filled; parameters without an entry start anew."""
+        """Take over `state`, filled tensors [S] of `empty_state`; parameters without an entry start afresh."""
         for _, optimizer in self._optimizers:
             optimizer.state.clear()
         for key, value in state.items():
