@@ -1,10 +1,10 @@
-"""The errors that end a run with a message for its user, and the one that stands for what may pass."""
+"""The errors that end a run with a message for its user, and the error for faults that may pass."""
 
 
 class UserError(Exception):
     """Something the user gave is wrong: a file, a row, a key, a model.
 
-    The message says where (file, row, key), what was expected, what was found and what to do. The command-line
+    The message names the place (file, row, key), the expected and the found value, and the remedy. The command-line
     entry points print it without a traceback and exit with status 2.
     """
 
@@ -22,7 +22,7 @@ class CheckpointError(UserError):
 
 
 class TrainingError(UserError):
-    """Training cannot go on, e.g. the loss is not finite."""
+    """Training cannot continue, e.g. the loss is not finite."""
 
 
 class WorkerDied(TrainingError):
@@ -30,7 +30,7 @@ class WorkerDied(TrainingError):
 
 
 class NothingLeft(UserError):
-    """The run is done: no step is left to train. Commands tell it and exit with status 0."""
+    """The run is done: no step is left to train. Commands print it and exit with status 0."""
 
 
 class CodeError(UserError):
@@ -61,5 +61,5 @@ class InfrastructureError(RuntimeError):
 
 
 def first_line(error: Exception) -> str:
-    """First line of the message, for messages that go on for pages."""
+    """First line of the message, for messages of several pages."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

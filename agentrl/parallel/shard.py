@@ -37,6 +37,6 @@ def shard(root: nn.Module, model: PreTrainedModel, mesh: Mesh, *, autocast: bool
 
 
 def _heads(model: PreTrainedModel) -> tuple[int, int]:
-    """Count the attention heads of queries, and those of keys and values."""
+    """Count the attention heads of queries, and the heads of keys and values."""
     config = model.config.get_text_config()
     return config.num_attention_heads, getattr(config, "num_key_value_heads", None) or config.num_attention_heads
