@@ -40,7 +40,7 @@ def pictures(folder: Folder, digests: Iterable[str]) -> dict[str, str]:
 
 
 def kind_of(data: bytes) -> str | None:
-    """Return the name of an image's format; None for what is none, or holds more pixels than are decoded anywhere."""
+    """Return the name of an image's format; None for other data, and for too many pixels to decode."""
     kind = next((name for beginning, name in FORMATS if beginning.match(data)), None)
     try:
         Picture(data)

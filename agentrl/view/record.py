@@ -41,7 +41,7 @@ BY_TOKEN = ("ids", "mask", "logprobs")
 
 
 def trajectory(run: Run, part: Part, row: int) -> Record:
-    """Read one trajectory. Raises DataError where there is none."""
+    """Read one trajectory. Raises DataError without a trajectory there."""
     table, place = _row_of(run, part, row)
     values = {} if part.update is None else _update_of(run, part, part.update, row)
     plain = table.drop_columns([name for name in BY_TOKEN if name in table.column_names]).slice(place, 1)
@@ -90,7 +90,7 @@ def _group_of(run: Run, name: str, stamp: Stamp, row: int) -> tuple[pa.Table, in
 
 
 def _update_of(run: Run, part: Part, update: str, row: int) -> dict[str, pa.Scalar]:
-    """Return what the update computed for the trajectory by column: of the rows with its uid, the one in its order."""
+    """Return the update's values for the trajectory by column: of the rows with its uid, the row in its order."""
     try:
         uids = run.folder.parquet(part.file).read(["uid"])["uid"].to_pylist()
         theirs = run.folder.parquet(update).read(["uid"])["uid"].to_pylist()
@@ -205,7 +205,7 @@ def common_beginning(one: Record, other: Record) -> int | None:
 
 
 def length(record: Record) -> int:
-    """Count the tokens of the first context window, or the turns where there is none."""
+    """Count the tokens of the first context window, or the turns without a window."""
     return len(_units(record))
 
 
