@@ -1,7 +1,7 @@
 """Names and commands of verl: its launch commands, and the names that files written for it import.
 
-`python -m agentrl.verl.main_ppo` runs a command, `python -m agentrl.verl check` tells of it before. Files that import
-these names run when their import lines are changed (docs/verl_classes.md).
+`python -m agentrl.verl.main_ppo` runs a command; `python -m agentrl.verl check` describes its effect beforehand. Files
+that import these names run when their import lines are changed (docs/verl_classes.md).
 """
 
 from __future__ import annotations

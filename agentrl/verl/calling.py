@@ -15,7 +15,7 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 
 
 def fitting(function: Callable[..., object], offered: Mapping[str, T]) -> dict[str, T]:
-    """Return those of `offered` that the function names as parameters; all of them where it has `**kwargs`."""
+    """Return the entries of `offered` that the function names as parameters; all of them where it has `**kwargs`."""
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return dict(offered)
@@ -24,7 +24,7 @@ def fitting(function: Callable[..., object], offered: Mapping[str, T]) -> dict[s
 
 
 async def call(function: Callable[..., object], /, *arguments: object, **offered: object) -> object:
-    """Call a function with `arguments` and those of `offered` that it takes, and await its answer where that is due."""
+    """Call a function with `arguments` and the entries of `offered` that it takes, and await a coroutine's answer."""
     answer = function(*arguments, **fitting(function, offered))
     return await answer if inspect.isawaitable(answer) else answer
 

@@ -1,7 +1,7 @@
 """verl's dialect: its keys (`keys/`), and the YAML files and classes that its commands and YAML files name.
 
 A YAML file that says `dialect: verl` is written in verl's keys, and has verl's defaults. `dialect: verl-0.2` is the
-dialect of verl's first releases: the same keys, of which their code made something else.
+dialect of verl's first releases: the same keys, with other meanings in their code.
 
 A class of a recipe whose file is there, and finds what it imports, is the user's own, with its imports changed, and is
 loaded as it is. Else, as in a checkout of the recipes, ours stands for it.
@@ -151,7 +151,7 @@ def _is_users(name: str) -> bool:
     except ModuleNotFoundError:
         return False
     except Exception:
-        return True  # what is wrong with it is told where it is loaded
+        return True  # its faults are reported where it is loaded
     return name.startswith("recipe.")
 
 

@@ -14,7 +14,7 @@ from agentrl.verl.calling import waited
 from agentrl.verl.tools import BaseTool, OpenAIFunctionToolSchema, ToolResponse
 
 FOR_THE_QUEUE = 60.0
-"""Seconds that a request has beside its program's."""
+"""Seconds that a request has in addition to its program's."""
 NO_OUTPUT = "no stdout here"
 """Answer for a program that was stopped, in verl's words, which its users' policies know."""
 SCHEMA = {

@@ -1,6 +1,6 @@
 """Reading launch scripts without running them: variables are substituted, nothing is executed.
 
-What a script would compute (`$(...)`, variables from outside, values set under a condition) is unknown.
+A value that a script would compute (`$(...)`, variables from outside, values set under a condition) is unknown.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 UNKNOWN = "\x00"
-"""Stands in a text for what is not known before the script runs."""
+"""Replaces, in a text, a part that is unknown before the script runs."""
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
 _DOCUMENT = re.compile(r"\s*(['\"]?)(\w+)\1")
@@ -44,11 +44,11 @@ class Token(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A simple command with its variables substituted; `UNKNOWN` stands in words for what is not known."""
+    """A simple command with its variables substituted; `UNKNOWN` replaces unknown parts of words."""
 
     words: list[str]
     written: list[str]
-    """The words as they are written, those of arrays in full; as many as `words`."""
+    """The words as they are written, words of arrays in full; as many as `words`."""
     line: int
 
 
@@ -59,8 +59,11 @@ class Variables:
     values: dict[str, list[str]] = field(default_factory=lambda: {"HOME": [str(Path.home())], "PWD": [str(Path.cwd())]})
 
     def set(self, name: str, value: list[str], *, appends: bool, is_certain: bool) -> None:
-        """Assign a value; what is set under a condition is known only where it changes nothing, and what is appended
-        to an array under one is an unknown word more."""
+        """Assign a value.
+
+        A value set under a condition is known only where it changes nothing; a value appended to an array under a
+        condition is one more unknown word.
+        """
         old = self.values.get(name)
         if appends:
             is_text = len(value) == 1 and old is not None and len(old) == 1
@@ -266,7 +269,7 @@ def _home(word: str, variables: Variables) -> tuple[str | None, int]:
 
 
 def _items(piece: str, variables: Variables) -> list[str]:
-    """Return the items of an array in quotes, or of the script's arguments, of which there are none."""
+    """Return the items of an array in quotes, or of the script's arguments, which are empty."""
     name = re.sub(r"\W|\[@\]", "", piece)
     return variables.values.get(name, [UNKNOWN]) if name else []
 

@@ -1,7 +1,7 @@
 """verl's loop of tool calls and user turns as states, for files that change a part of it.
 
 The states are verl's: a prompt is rendered, an answer sampled and parsed, its calls run, the interaction asked. Calls
-go through the run's tools, with their limits, deadlines and records, whichever method a subclass changes.
+go through the run's tools, with their limits, deadlines and records, in any method that a subclass changes.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class RunsInteraction:
     async def generate_response(
         self, instance_id: str, messages: list[Message], **kwargs: object
     ) -> tuple[bool, str, float, Mapping[str, object]]:
-        """Ask the interaction. Raises ValueError for one that writes the history anew."""
+        """Ask the interaction. Raises ValueError for an interaction that rewrites the history."""
         assert self._dialogue.interaction is not None
         session = self._dialogue.episode.session
         answer = await ask(self._dialogue.interaction, "generate_response", session, list(messages))
@@ -183,7 +183,7 @@ class ToolAgentLoop(AgentLoopBase):
         return AgentState.TERMINATED if agent_data.interaction is None else AgentState.INTERACTING
 
     def _is_over(self, data: AgentData, ignore_length: bool) -> bool:
-        """Say whether a limit ends the trajectory behind an answer."""
+        """Check whether a limit ends the trajectory after an answer."""
         if not ignore_length and len(data.response_mask) >= self.response_length:
             return True
         if self.max_assistant_turns and data.assistant_turns >= self.max_assistant_turns:

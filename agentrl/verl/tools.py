@@ -23,7 +23,7 @@ from agentrl.verl.calling import call, fitting, stand_in
 
 
 class _Schema(BaseModel):
-    """Part of an OpenAI schema; what JSON schema has beside the declared fields (`items`, `minimum`) is kept."""
+    """Part of an OpenAI schema; fields of JSON schema outside the declared ones (`items`, `minimum`) are kept."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -110,7 +110,7 @@ class ToolResponse(BaseModel):
         return value
 
     def is_empty(self) -> bool:
-        """Say whether it has neither text nor image nor video."""
+        """Check whether it has neither text nor image nor video."""
         return not (self.text or self.image or self.video)
 
     def is_text_only(self) -> bool:
@@ -126,7 +126,7 @@ class BaseTool:
     """
 
     def __init__(self, config: dict[str, JSON], tool_schema: OpenAIFunctionToolSchema | None) -> None:
-        """Take the YAML's config and schema. Raises TypeError where neither it nor the class has a schema."""
+        """Take the YAML's config and schema. Raises TypeError where neither the YAML nor the class has a schema."""
         self.config = config
         self.tool_schema: OpenAIFunctionToolSchema | None = tool_schema
         self.tool_schema = tool_schema or self.get_openai_tool_schema()
@@ -150,7 +150,7 @@ class BaseTool:
     async def execute(
         self, instance_id: str, parameters: dict[str, JSON], **kwargs: Any
     ) -> tuple[ToolResponse, float, Mapping[str, object]]:
-        """Answer a call: what the policy is shown, a reward or None, and metrics."""
+        """Answer a call: the text for the policy, a reward or None, and metrics."""
         raise NotImplementedError(f"{type(self).__name__}.execute")
 
     async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
@@ -195,7 +195,7 @@ class AgentData:
     response_ids: list[int] = field(default_factory=list)
     """Tokens of the last assistant turn."""
     response_mask: list[int] = field(default_factory=list)
-    """Mask of the tokens behind the first prompt: 1 where the policy sampled it."""
+    """Mask of the tokens after the first prompt: 1 where the policy sampled it."""
     response_logprobs: list[float] = field(default_factory=list)
     turn_scores: list[float] = field(default_factory=list)
     tool_rewards: list[float] = field(default_factory=list)
@@ -204,7 +204,7 @@ class AgentData:
     tool_calls: list[FunctionCall] = field(default_factory=list)
     """Calls of the last assistant turn."""
     extra_fields: dict[str, object] = field(default_factory=dict)
-    """Whatever tools keep here is seen by later calls of the trajectory, and by scorers in `extra_info`."""
+    """Values that tools keep here are seen by later calls of the trajectory, and by scorers in `extra_info`."""
 
     @staticmethod
     def of(episode: Episode) -> AgentData:

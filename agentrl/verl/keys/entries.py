@@ -11,10 +11,10 @@ from agentrl.errors import ConfigError
 from agentrl.system.json_value import JSON
 
 VERL_0_2 = "verl-0.2"
-"""The dialect of verl 0.2 and what was made of it, whose code takes other things from the same keys."""
+"""The dialect of verl 0.2 and its forks, whose code reads the same keys otherwise."""
 Kind = Literal["same", "translated", "noted", "refused"]
-"""same: a key of ours with the same meaning; translated: other keys or values of ours stand for it; noted: accepted,
-and without effect on the result; refused: it would change the result, and is not here."""
+"""same: a key of ours with the same meaning. translated: other keys or values of ours replace it. noted: accepted, and
+without effect on the result. refused: it would change the result, and is not here."""
 Values = Mapping[str, JSON]
 """Values of a whole config by dotted path, interpolations resolved."""
 
@@ -78,7 +78,7 @@ def only(pattern: str, text: str, *values: JSON) -> VerlKey:
 
 
 def refused(pattern: str, text: str) -> VerlKey:
-    """Make an entry of a key that is refused whatever its value is."""
+    """Make an entry of a key that is refused at any value."""
     return VerlKey(pattern, text, ())
 
 

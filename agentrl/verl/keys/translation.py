@@ -1,4 +1,4 @@
-"""Translation of a config that is written in verl's keys, and what is told of it."""
+"""Translation of a config in verl's keys, and the report of the changes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Translation(Reading):
 
 @functools.cache
 def known_keys() -> frozenset[str]:
-    """Read the keys that verl's releases and forks have; `.*` stands behind one that may get keys of its own."""
+    """Read the keys that verl's releases and forks have; `.*` follows a key that may get keys of its own."""
     return frozenset(Path(__file__).with_name("known_keys.txt").read_text(encoding="utf-8").split())
 
 
@@ -68,7 +68,7 @@ def is_known(key: str) -> bool:
 
 @functools.cache
 def entry_of(key: str) -> VerlKey | None:
-    """Find the table's entry for a key of verl's; None where there is none.
+    """Find the table's entry for a key of verl's; None for an unknown key.
 
     A pattern accepts only keys that verl has: a misspelled one is a stranger.
     """
@@ -135,8 +135,8 @@ def _ours(entry: VerlKey, key: str, values: Values) -> dict[str, JSON]:
 def spelled(unknown: Values, values: Values, schema: type[Section]) -> Translation:
     """Judge keys that the schema does not have, where verl's spellings are not asked for.
 
-    What has no effect is noted; what another key stands for is refused with the name of that key. A key of verl's that
-    ends one of the schema's is a shortened one of those, and so a stranger.
+    A key without effect is noted; a key that another key replaces is refused with the name of that key. A key of verl's
+    that ends one of the schema's is a shortened one of those, and so a stranger.
     """
     found, leaves = Translation(), leaf_keys(schema)
     for key in unknown:
@@ -177,7 +177,7 @@ def spellings(found: Translation, values: Values, *, has_dialect: bool) -> list[
 
 
 def summary(found: Translation, typed: Collection[str] | None, *, every: bool) -> list[str]:
-    """Write the note of all keys without effect, and one for what is arranged differently.
+    """Write a note of all keys without effect, and a note of the keys that are arranged differently.
 
     Args:
         typed: the keys that are told of; None: all.

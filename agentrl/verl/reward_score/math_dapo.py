@@ -122,7 +122,7 @@ def _in_dollars(line: str) -> str:
 
 
 def _in_box(line: str) -> str:
-    """Take the first \\boxed{ and the last } behind it out of a line."""
+    """Take the first \\boxed{ and the last } after it out of a line."""
     before, box, inside = line.partition("\\boxed{")
     content, brace, behind = inside.rpartition("}")
     return f"{before}{content}{behind}" if box and brace else line

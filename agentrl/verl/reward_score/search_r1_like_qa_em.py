@@ -30,7 +30,7 @@ def subem_check(prediction: str, golden_answers: str | Sequence[str]) -> int:
 
 
 def extract_solution(solution_str: str) -> str | None:
-    """Return what the last `<answer>...</answer>` holds; None without one."""
+    """Return the content of the last `<answer>...</answer>`; None without one."""
     found, place = None, 0
     while (begin := solution_str.find("<answer>", place)) >= 0:
         begin += len("<answer>")
@@ -41,7 +41,7 @@ def extract_solution(solution_str: str) -> str | None:
 
 
 def count_answer_tags(text: str) -> tuple[int, int]:
-    """Count the tags that open and those that close."""
+    """Count the opening and the closing tags."""
     return text.count("<answer>"), text.count("</answer>")
 
 
