@@ -39,7 +39,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Another trainer's way to write configs, as functions: those that its trainer has no use for are left out."""
+    """Another trainer's way to write configs, as functions; functions that its trainer has no use for are left out."""
 
     whole: Callable[[Mapping[str, JSON], type[Section]], Reading] | None = None
     """Reads a whole config that says `dialect: NAME`, by its values (interpolations resolved) and the schema."""

@@ -26,7 +26,7 @@ class Key:
 
     field: FieldInfo
     rules: tuple[tuple[Rule, str], ...]
-    """Its own rules and those of the sections around it, outermost first, each with the path of the section that
+    """Its own rules and the rules of the sections around it, outermost first, each with the path of the section that
     declares it."""
 
 

@@ -76,8 +76,8 @@ def load_config(
 ) -> SchemaT:
     """Load `configs/<config_name>.yaml` with the overrides and flags of a command line.
 
-    `--help` and `--cfg job` print and raise SystemExit(0). Raises ConfigError with a line for each wrong key: first for
-    keys that do not exist and for values of the wrong kind, then for keys that do not fit together.
+    `--help` and `--cfg job` print and raise SystemExit(0). Raises ConfigError with a line for each wrong key. Unknown
+    keys and values of the wrong kind come first, then keys that do not fit together.
     """
     command = parse_command_line(argv, config_name, schema)
     if command.multirun:
@@ -128,7 +128,7 @@ def shown_config(config: Section, package: str | None) -> str:
 
 
 def show_info(command: CommandLine, schema: type[Section]) -> None:
-    """Have Hydra tell how it puts the config together, without our checks."""
+    """Have Hydra print how it puts the config together, without our checks."""
     assert command.info is not None
     searched, _, texts = read_overrides(command, schema)
     with initialize_config_dir(str(searched[0]), version_base="1.3"):
@@ -230,7 +230,7 @@ def keys_of(
 
 
 def spelled(values: dict[str, JSON], schema: type[Section]) -> tuple[list[str], list[Reading]]:
-    """Take the keys that are not ours out of `values`, and let dialects read them: those that nobody knows, readings.
+    """Take the keys that are not ours out of `values`, and let dialects read them; return unknown keys, and readings.
 
     Where all keys are ours no dialect is looked up.
     """
@@ -249,7 +249,7 @@ def spelled(values: dict[str, JSON], schema: type[Section]) -> tuple[list[str], 
 
 
 def say(texts: Iterable[str]) -> None:
-    """Log what the user should know of the config."""
+    """Log the notes about the config for the user."""
     for text in texts:
         logger.warning("%s", text)
 
@@ -270,13 +270,13 @@ def translated_keys(
 
 
 def run_folder(tree: DictConfig, values: dict[str, JSON], known: Collection[str]) -> list[str]:
-    """Set the run's folder to that of hydra.run.dir, if it is given; write the message where that cannot be."""
+    """Set the run's folder to hydra.run.dir, if it is given; write the message where that cannot be."""
     run_dir = given_dir(tree, RUN_DIR)
     return [] if run_dir is None else same_folder(values, resolved(run_dir, tree), known)
 
 
 def same_folder(values: dict[str, JSON], run_dir: str, known: Collection[str]) -> list[str]:
-    """Set the run's folder to that of hydra.run.dir; write the message where that cannot be."""
+    """Set the run's folder to hydra.run.dir; write the message where that cannot be."""
     if FOLDER not in known:
         return [f"hydra.run.dir={run_dir}: this command has no run's folder; leave hydra.run.dir out"]
     if values.get(FOLDER, run_dir) != run_dir:
@@ -286,23 +286,22 @@ def same_folder(values: dict[str, JSON], run_dir: str, known: Collection[str]) -
 
 
 def set_of(values: Mapping[str, JSON], schema: type[Section], typed: Collection[str]) -> set[str]:
-    """Find the keys that count as given where a file holds every key: those that differ from the default, and those
-    on the command line."""
+    """Find the keys given in a file that holds every key: with values other than the default, or on the command line."""
     default = flatten(defaults(schema), leaf_keys(schema))
     return {key for key, value in values.items() if value != default.get(key, MISSING) or is_at(key, typed)}
 
 
 def folders_of(command: CommandLine) -> list[Path]:
-    """List the folders of YAML files in the order in which they are searched: that of the file to start from first.
+    """List the folders of YAML files in the order in which they are searched, with the start file's folder first.
 
-    Raises ConfigError where the file is in none of them, and for a folder that is not there.
+    Raises ConfigError where no folder has the file, and for a folder that is not there.
     """
     own = given_folders(command)
-    ours = [configs_dir(), *sorted(PACKAGE.glob("*/configs"))]  # those of the rooms behind
+    ours = [configs_dir(), *sorted(PACKAGE.glob("*/configs"))]  # folders of the annexes last
     first = own[:1] if command.config_path is not None else [*ours, *own]
     places = [*first, *(path for path in [*own, *ours] if path not in first)]
     name = command.config_name.removesuffix(".yaml")
-    # A file beside others of one's own is theirs: ours of the same name is not taken instead.
+    # A file next to others of one's own is theirs: ours of the same name is not taken instead.
     start = next((path for path in [*first, *own] if (path / f"{name}.yaml").is_file()), None)
     if start is None:
         advice = ". --config-dir adds a folder without a file to start from" if command.config_path is not None else ""
@@ -323,7 +322,7 @@ def given_folders(command: CommandLine) -> list[Path]:
 
 
 def no_start(name: str, starts: Iterable[Path], places: Iterable[Path]) -> str:
-    """Write the message for a file to start from that is in none of `starts`, with all the files in `places`."""
+    """Write the message for a start file that is in no folder of `starts`, with all the files in `places`."""
     there = {path: ", ".join(sorted(file.stem for file in path.glob("*.yaml"))) or "none" for path in places}
     return (
         f"--config-name {name}: no such file in {' or '.join(map(str, starts))}{advice(name)}; there are "
@@ -368,7 +367,7 @@ def hydras_own() -> DictConfig:
 
 
 def with_search_path(searched: Sequence[Path], overrides: Sequence[str]) -> list[str]:
-    """Add the folders behind the first to what the overrides say of hydra.searchpath."""
+    """Add the folders after the first to the value of hydra.searchpath in the overrides."""
     ours, others = [f"file://{path}" for path in searched[1:]], []
     for text in overrides:
         override = read_override(text)
@@ -386,7 +385,7 @@ def applies(key: str, own: DictConfig, schema: type[Section]) -> bool:
 
 
 def known_by(schema: type[Section]) -> Mapping[str, FieldInfo]:
-    """Map the keys that may stand in a YAML file, those that are not read included, to their fields."""
+    """Map the keys that may be written in a YAML file, also the ignored ones, to their fields."""
     return {**(leaf_keys(schema.ignored) if schema.ignored is not None else {}), **leaf_keys(schema)}
 
 
@@ -418,7 +417,10 @@ class Override:
 
     @staticmethod
     def parse(text: str, searched: Sequence[Path], schema: type[Section], *, multirun: bool = False) -> Override:
-        """Read one override; `multirun`: of a sweep. Raises ConfigError and Hydra's errors for one that is none."""
+        """Read one override; `multirun`: of a sweep.
+
+        Raises ConfigError and Hydra's errors for a text that is no override.
+        """
         text = long_key(text, schema)
         override = read_override(text)
         if override.is_sweep_override():
@@ -474,9 +476,9 @@ def checked(keys: Keys, schema: type[SchemaT]) -> SchemaT:
 
 
 def corrected(values: Mapping[str, JSON], keys: Keys) -> dict[str, JSON]:
-    """Return the correction for stale tokens where they are trained on and the user chose none.
+    """Return the correction for stale tokens where they are trained on and the user chose no correction.
 
-    In a dialect its trainer's defaults hold, and a file that holds every key says what was chosen.
+    In a dialect its trainer's defaults hold, and a file that holds every key shows the choice.
     """
     if keys.is_translated or not values.get(STALENESS):
         return {}

@@ -56,8 +56,8 @@ class Job(Generic[SchemaT]):
 def load_jobs(argv: Sequence[str], config_name: str, schema: type[SchemaT]) -> list[Job[SchemaT]]:
     """Load the config of each job that a command line asks for: one, and with --multirun one for each combination.
 
-    Jobs have run folders and names of their own. Flags and errors are those of `load_config`; an error of a job's
-    config names the job, before any job begins.
+    Jobs have run folders and names of their own. Flags and errors are the same as for `load_config`; an error of a
+    job's config names the job, before any job begins.
     """
     command = parse_command_line(argv, config_name, schema)
     if not command.multirun:
@@ -89,7 +89,7 @@ def named(swept: Sequence[str]) -> Iterator[None]:
 
 
 def split(command: CommandLine, schema: type[Section]) -> tuple[list[str], Iterator[list[str]]]:
-    """Split overrides into those of all jobs and, for each job, one value of each of the others.
+    """Split overrides into the common ones of all jobs and, for each job, one value of each of the others.
 
     Where no key has several values there is one job. Raises ConfigError for an empty range, and for values that cannot
     be listed.
