@@ -286,7 +286,7 @@ def same_folder(values: dict[str, JSON], run_dir: str, known: Collection[str]) -
 
 
 def set_of(values: Mapping[str, JSON], schema: type[Section], typed: Collection[str]) -> set[str]:
-    """Find the keys given in a file that holds every key: with values other than the default, or on the command line."""
+    """Find the keys given in a file that holds every key: by a value other than the default, or on the command line."""
     default = flatten(defaults(schema), leaf_keys(schema))
     return {key for key, value in values.items() if value != default.get(key, MISSING) or is_at(key, typed)}
 
