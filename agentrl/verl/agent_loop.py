@@ -99,7 +99,7 @@ class MergedTokens:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One request to the engine, and what it sampled."""
+    """One request to the engine, and the tokens it sampled."""
 
     prompt: list[int]
     generation: Generation
@@ -183,7 +183,7 @@ class ServerManager:
 
 
 def _ends(given: dict[str, object]) -> tuple[list[int], tuple[str, ...], list[int]]:
-    """Take what ends a turn out of sampling parameters: numbers of tokens, texts and ids."""
+    """Take the ends of a turn out of sampling parameters: numbers of tokens, texts and ids."""
     most = [(name, given.pop(name, None)) for name in ("max_tokens", "max_new_tokens")]
     stop = tuple(map(str, _several("stop", given.pop("stop", None))))
     ids = _several("stop_token_ids", given.pop("stop_token_ids", None))
@@ -244,12 +244,12 @@ class AgentLoopBase(ABC):
 
     @classmethod
     def adapted_class(cls) -> type[AgentLoop]:
-        """Return the loop that stands for this class."""
+        """Return the loop that replaces this class."""
         return stand_in(AdaptedLoop, cls)
 
     @classmethod
     def init_class(cls, config: DictConfig, tokenizer: Any, processor: Any = None, **kwargs: Any) -> None:
-        """Set up what all objects of the class share; called with each object that is made."""
+        """Set up the state shared by all objects of the class; called with each object that is made."""
         cls._class_initialized = True
 
     @abstractmethod
@@ -277,7 +277,7 @@ class AgentLoopBase(ABC):
         """
         if images or videos:
             raise ValueError("apply_chat_template: a loop of verl's contract is given no images or videos here")
-        ids = self._render(messages, tools, True)  # not in a thread: what answers at once repeats exactly
+        ids = self._render(messages, tools, True)  # not in a thread: without waiting, the order repeats exactly
         return ids[len(self.system_prompt) :] if remove_system_prompt else ids
 
     async def process_vision_info(self, messages: Sequence[Mapping[str, object]]) -> dict[str, object]:
@@ -490,7 +490,7 @@ class AdaptedLoop(AgentLoop):
         )
 
     def _tell(self, episode: Episode, outputs: Sequence[AgentLoopOutput]) -> None:
-        """Keep what scorers are shown, and the loop's own score."""
+        """Keep the fields for scorers, and the loop's own score."""
         trajectory = episode.trajectory
         for output in outputs:
             trajectory.for_scorers.update(output.extra_fields)

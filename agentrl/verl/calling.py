@@ -33,7 +33,7 @@ _stand_ins: dict[type, type] = {}
 
 
 def stand_in(adapter: type[T], wrapped: type) -> type[T]:
-    """Make the subclass of `adapter` that stands for `wrapped`, under its name; always the same one."""
+    """Make the subclass of `adapter` that replaces `wrapped`, under its name; always the same class."""
     if wrapped not in _stand_ins:
         names = {"wrapped": wrapped, "__module__": wrapped.__module__, "__qualname__": wrapped.__qualname__}
         _stand_ins[wrapped] = type(wrapped.__name__, (adapter,), {**names, "__doc__": wrapped.__doc__})

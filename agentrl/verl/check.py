@@ -170,7 +170,7 @@ def page(report: Report) -> str:
 
 
 def check(arguments: Sequence[str]) -> int:
-    """Print what becomes of the commands of a script, or of one command; return 0 if all of them run here, else 1.
+    """Print the fate of the commands of a script, or of one command; return 0 if all of them run here, else 1.
 
     Raises ConfigError for a script without a training command.
     """

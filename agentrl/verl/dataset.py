@@ -60,7 +60,7 @@ class RLHFDataset:
 
     @classmethod
     def adapted_class(cls) -> type[AdaptedSamples]:
-        """Return the samples of ours that stand for this class."""
+        """Return our class of samples that replaces this class."""
         return stand_in(AdaptedSamples, cls)
 
     def _download(self, use_origin_parquet: bool = False) -> None:

@@ -24,7 +24,7 @@ class BaseInteraction:
 
     @classmethod
     def adapted_class(cls) -> type[Interaction]:
-        """Return the interaction that stands for this class."""
+        """Return the interaction that replaces this class."""
         return stand_in(AdaptedInteraction, cls)
 
     async def start_interaction(self, instance_id: str | None = None, **kwargs: Any) -> str:

@@ -1,4 +1,4 @@
-"""verl's launch modules, and what each starts from here."""
+"""verl's launch modules, each with the command that it starts here."""
 
 from __future__ import annotations
 

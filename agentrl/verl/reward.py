@@ -1,4 +1,4 @@
-"""verl's reward managers: those by name that differ from ours, and users' own as managers of ours."""
+"""verl's reward managers: named ones that differ from ours, and users' own as managers of ours."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ class AbstractRewardManager(ABC):
 
     @classmethod
     def adapted_class(cls) -> type[RewardManager]:
-        """Return the reward manager that stands for this class."""
+        """Return the reward manager that replaces this class."""
         return stand_in(AdaptedRewardManager, cls)
 
     @abstractmethod
@@ -261,12 +261,12 @@ class RewardManagerBase(ABC):
 
     @classmethod
     def init_class(cls, config: DictConfig, tokenizer: Any) -> None:
-        """Set up what all objects of the class share."""
+        """Set up the state shared by all objects of the class."""
         cls._class_initialized = True
 
     @classmethod
     def adapted_class(cls) -> type[RewardManager]:
-        """Return the reward manager that stands for this class."""
+        """Return the reward manager that replaces this class."""
         return stand_in(AdaptedRewardLoop, cls)
 
     @abstractmethod

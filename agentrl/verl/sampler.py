@@ -45,7 +45,7 @@ class AbstractSampler(ABC):
 
     @classmethod
     def adapted_class(cls) -> type[Sampler]:
-        """Return the sampler that stands for this class."""
+        """Return the sampler that replaces this class."""
         return stand_in(AdaptedSampler, cls)
 
     @abstractmethod

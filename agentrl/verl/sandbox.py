@@ -38,7 +38,7 @@ class _Execute:
         self._places = asyncio.Semaphore(most)
 
     async def remote(self, function: Callable[..., object], *arguments: object, **named: object) -> object:
-        """Run a function in a thread, with at most `num_workers` at once; return or raise what it does."""
+        """Run a function in a thread, with at most `num_workers` at once; return its result or raise its error."""
         async with self._places:
             return await asyncio.to_thread(function, *arguments, **named)
 

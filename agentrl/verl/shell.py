@@ -75,7 +75,7 @@ class Variables:
 
 
 def commands(text: str) -> list[Command]:
-    """List the simple commands of a script, in the order in which they stand."""
+    """List the simple commands of a script, in their order."""
     variables, found, depth = Variables(), [], 0
     for tokens in _simple_commands(list(_tokens(text))):
         words = [token.text for token in tokens]
@@ -173,7 +173,7 @@ def _tokens(text: str) -> Iterator[Token]:
 
 
 def _is_word(word: str, char: str) -> bool:
-    """Say whether `word` is one before `char`: a number before a redirection is a file's."""
+    """Check whether `word` is one before `char`: a number before a redirection is a file's."""
     return bool(word) and not (word.isdigit() and char in "<>")
 
 
@@ -194,7 +194,7 @@ def _operator(text: str, position: int) -> str:
 
 
 def _part(text: str, position: int) -> int:
-    """Find the end of what begins at a position: a quotation, a substitution, or one character."""
+    """Find the end of the item at a position: a quotation, a substitution, or one character."""
     char, following = text[position], text[position + 1 : position + 2]
     if char == "\\":
         return position + 2
@@ -305,7 +305,7 @@ def _unquoted(piece: str, variables: Variables) -> str:
 
 
 def _value(piece: str, variables: Variables) -> str:
-    """Return the value of a substitution; `UNKNOWN` for what would have to be run, or comes from outside."""
+    """Return the value of a substitution; `UNKNOWN` for a command, or for a value from outside."""
     if piece == "$":
         return piece
     if piece.startswith("$((") and piece.endswith("))"):

@@ -112,7 +112,7 @@ class ToolAgentLoop(AgentLoopBase):
 
     @classmethod
     def adapted_class(cls) -> type[AgentLoop]:
-        """Return the loop that stands for this class."""
+        """Return the loop that replaces this class."""
         return stand_in(AdaptedToolLoop, cls)
 
     async def run(self, sampling_params: dict[str, JSON], **kwargs: Any) -> AgentLoopOutput:
@@ -191,7 +191,7 @@ class ToolAgentLoop(AgentLoopBase):
         return bool(self.max_user_turns) and data.user_turns >= (self.max_user_turns or 0)
 
     async def _handle_processing_tools_state(self, agent_data: AgentData) -> AgentState:
-        """Run the calls of the last answer at the same time, and append what they answer."""
+        """Run the calls of the last answer at the same time, and append their answers."""
         begun = time.perf_counter()
         calls = agent_data.tool_calls[: self.max_parallel_calls]
         answers = await asyncio.gather(*(self._answered(one, agent_data) for one in calls))
@@ -222,7 +222,7 @@ class ToolAgentLoop(AgentLoopBase):
         return await tool.execute(instance_id, arguments, agent_data=agent_data)
 
     async def _handle_interacting_state(self, agent_data: AgentData) -> AgentState:
-        """Ask the interaction, and append what it says."""
+        """Ask the interaction, and append its answer."""
         given = {name: value for name, value in agent_data.interaction_kwargs.items() if name != "name"}
         should_end, text, score, _ = await agent_data.interaction.generate_response(
             agent_data.request_id, agent_data.messages, **given
@@ -236,7 +236,7 @@ class ToolAgentLoop(AgentLoopBase):
         return AgentState.TERMINATED if is_over else AgentState.GENERATING
 
     def _append(self, data: AgentData, messages: list[Message]) -> bool:
-        """Append what stands for messages, and a generation prompt. Returns False where the response is full."""
+        """Append the tokens of messages, and a generation prompt. Returns False where the response is full."""
         chat = self.server_manager.episode.context.chat
         new = chat.bridge(data.prompt_ids, messages, self.tool_schemas or None)
         if len(data.response_mask) + len(new) >= self.response_length:

@@ -67,7 +67,7 @@ class ToolParser(ABC):
 
     @classmethod
     def adapted_class(cls) -> type[ParserFormat]:
-        """Return the chat format that stands for this class."""
+        """Return the chat format that replaces this class."""
         return stand_in(ParserFormat, cls)
 
 

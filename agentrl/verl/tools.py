@@ -114,14 +114,14 @@ class ToolResponse(BaseModel):
         return not (self.text or self.image or self.video)
 
     def is_text_only(self) -> bool:
-        """Say whether it has text and nothing else."""
+        """Check whether it has text and nothing else."""
         return bool(self.text) and not (self.image or self.video)
 
 
 class BaseTool:
     """Base class of a tool, as verl's: `create`, `execute`, `release` for each call of the policy.
 
-    Name the class in the tools' YAML (`class_name`). Its rewards are rewards of the turn that called it, and its
+    Name the class in the tools' YAML (`class_name`). Its rewards count as rewards of the turn that called it. Its
     `calc_reward` is for its own use: as in verl, nothing else calls it.
     """
 
@@ -136,7 +136,7 @@ class BaseTool:
 
     @classmethod
     def adapted_class(cls) -> type[Tool]:
-        """Return the tool that stands for this class."""
+        """Return the tool that replaces this class."""
         return stand_in(AdaptedTool, cls)
 
     def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema | None:
@@ -170,7 +170,7 @@ class FunctionCall(BaseModel):
 
 @dataclass
 class AgentData:
-    """A trajectory so far: the state of a `ToolAgentLoop`, and what tools see of any loop (`agent_data` of `execute`).
+    """A trajectory so far: the state of a `ToolAgentLoop`, and the tools' view of any loop (`agent_data` of `execute`).
 
     All but `extra_fields` are copies where another loop runs.
     """
@@ -237,7 +237,7 @@ class AdaptedTool(Tool):
     wrapped: ClassVar[type[BaseTool]]
 
     def __init__(self, config: dict[str, JSON] | None = None, schema: ToolSchema | None = None) -> None:
-        """Make the user's tool. Raises what its constructor raises."""
+        """Make the user's tool. Raises the errors of its constructor."""
         given = None if schema is None else OpenAIFunctionToolSchema.model_validate(schema)
         self.inner = self.wrapped(dict(config or {}), given)
         own = self.inner.tool_schema
@@ -256,7 +256,7 @@ class AdaptedTool(Tool):
         return self.inner.execute
 
     async def create(self, instance_id: str, **create_kwargs: JSON) -> None:
-        """Keep what each call's own `create` is given."""
+        """Keep the arguments of each call's own `create`."""
         self._create_kwargs[instance_id] = create_kwargs
 
     async def release(self, instance_id: str) -> None:

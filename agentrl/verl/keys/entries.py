@@ -1,4 +1,4 @@
-"""Entries of the table of verl's keys: what becomes of a key, or of all keys that match a pattern."""
+"""Entries of the table of verl's keys: the treatment of a key, or of all keys that match a pattern."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class VerlKey:
     pattern: str
     """Pattern of fnmatch, where * matches dots, too; of the keys that verl has, unless they are refused."""
     text: str
-    """The note for an accepted value, which says what stands for the key, and the reason in the refusal of another."""
+    """The note for an accepted value, which names the key's replacement, or the reason in the refusal of another value.
+    """
     accepted: tuple[JSON, ...] | None = None
     """Values that are noted; None: every value. Others are refused."""
     ours: tuple[str, ...] = ()
@@ -53,7 +54,7 @@ class VerlKey:
         return "refused" if self.accepted == () else "noted"
 
     def matches(self, key: str) -> bool:
-        """Say whether the entry is about this key."""
+        """Check whether the entry is about this key."""
         return fnmatch.fnmatchcase(key, self.pattern)
 
     @property
@@ -68,7 +69,7 @@ def noted(pattern: str, text: str) -> VerlKey:
 
 
 def arranged(pattern: str, text: str, *quiet: JSON) -> VerlKey:
-    """Make an entry of a key that arranges devices otherwise than they are here; `quiet` values ask for nothing."""
+    """Make an entry of a key that arranges devices differently from here; `quiet` values ask for nothing."""
     return VerlKey(pattern, text, is_loud=True, asks=lambda value: value not in quiet)
 
 

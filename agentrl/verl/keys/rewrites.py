@@ -92,7 +92,7 @@ def aggregation(value: JSON, values: Values) -> dict[str, JSON]:
 
 
 def is_weighed(values: Values) -> bool:
-    """Say whether verl multiplies the loss by importance weights: PPO's ratio stands for them in bypass mode."""
+    """Check whether verl multiplies the loss by importance weights: PPO's ratio replaces them in bypass mode."""
     bypass = is_bypassed(values) and values.get(f"{CORRECTION}.loss_type") != "reinforce"
     return bool(values.get(f"{CORRECTION}.rollout_is")) and not bypass
 
@@ -225,12 +225,12 @@ def is_of_first_releases(values: Values) -> bool:
 
 
 def is_search_r1s(values: Values) -> bool:
-    """Say whether a config is one of Search-R1's fork, whose YAML alone has this key."""
+    """Check whether a config is one of Search-R1's fork, whose YAML alone has this key."""
     return f"{ROLLOUT}.n_agent" in values
 
 
 def first_releases(values: Values) -> str:
-    """Write what holds of a command of verl's first releases, or of Search-R1's fork of one."""
+    """Write the differences of a command of verl's first releases, or of Search-R1's fork of one."""
     fork = is_search_r1s(values)
     name = "Search-R1's fork of verl" if fork else "verl 0.2"
     is_on = kl_in_reward(values.get("algorithm.use_kl_in_reward"), values)["algorithm.use_kl_in_reward"]
@@ -325,7 +325,7 @@ def reward_manager(value: JSON, values: Values) -> dict[str, JSON]:
 
 
 def is_fully_async(values: Values) -> bool:
-    """Say whether a config is one of verl's fully asynchronous trainer."""
+    """Check whether a config is one of verl's fully asynchronous trainer."""
     return "async_training.staleness_threshold" in values
 
 
@@ -353,7 +353,7 @@ def v1_ahead(values: Values) -> tuple[int, int]:
 
 
 def v1_trainer(value: JSON, values: Values) -> dict[str, JSON]:
-    """Translate the mode of verl's newer trainer, and what bounds staleness in it."""
+    """Translate the mode of verl's newer trainer, and its bounds of staleness."""
     bound, depth = v1_ahead(values)
     parts = number(values, f"{V1}.separate_async.parameter_sync_step", 4)
     batch, mini = number(values, "data.train_batch_size", 1024), number(values, f"{ACTOR}.ppo_mini_batch_size", 256)
@@ -392,7 +392,7 @@ def staleness_of(values: Values) -> int:
 
 
 def fully_async(value: JSON, values: Values) -> dict[str, JSON]:
-    """Translate what bounds staleness in verl's fully asynchronous trainer, which counts in parts of a publication."""
+    """Translate the bounds of staleness in verl's fully asynchronous trainer, counted in parts of a publication."""
     return {"data.train_batch_size": batch_of(values), **overlapping(staleness_of(values), period_of(values))}
 
 
@@ -446,7 +446,7 @@ def checkpoints(value: JSON, values: Values) -> dict[str, JSON]:
 
 
 def is_bypassed(values: Values) -> bool:
-    """Say whether verl takes the engine's log-probs for those before the update.
+    """Check whether verl takes the engine's log-probs for those before the update.
 
     Earlier releases of its fully asynchronous trainer say by two keys of `async_training` that it does not.
     """
@@ -488,7 +488,7 @@ def z_loss(value: JSON, _: Values) -> dict[str, JSON]:
 
 
 def told_experts(value: JSON, values: Values) -> dict[str, JSON]:
-    """Check that the engine's experts are asked for where they are replayed, as verl's R3 needs both."""
+    """Check that the engine's experts are requested where they are replayed, as verl's R3 needs both."""
     modes = (
         values.get(f"{ACTOR}.{backend}router_replay.mode") for backend in ("", "megatron.", "mindspeed.", "veomni.")
     )
@@ -504,7 +504,7 @@ DAPOS_OWN = "reward_model.overlong_buffer.enable"
 def generation_batch(value: JSON, values: Values) -> dict[str, JSON]:
     """Translate the size of a generation batch; without dynamic sampling DAPO's recipe trains on all of it."""
     if is_fully_async(values) or v1_mode(values) != "sync":
-        return {}  # prompts are drawn one by one, or as many at a time as are wanted
+        return {}  # prompts are drawn one by one, or as many at a time as the batch needs
     if value in (None, values.get("data.train_batch_size")):
         return {}
     if not values.get("algorithm.filter_groups.enable"):
@@ -696,7 +696,7 @@ def servers(value: JSON, values: Values) -> dict[str, JSON]:
 
 
 def engine(value: JSON, _: Values) -> dict[str, JSON]:
-    """Translate the engine: SGLang's servers stand for all that verl has."""
+    """Translate the engine: SGLang's servers replace all engines of verl."""
     return {f"{ROLLOUT}.name": "sglang" if value in ("vllm", "trtllm", "hf", "dynamo", "???", None) else value}
 
 
@@ -842,7 +842,7 @@ def override_config(value: JSON, _: Values) -> dict[str, JSON]:
 
 
 def model_path(key: str) -> Translate:
-    """Translate a model's path, in which ~ stands for the home directory."""
+    """Translate a model's path, in which ~ means the home directory."""
     return lambda value, _: {} if value is None else {key: str(Path(str(value)).expanduser())}
 
 
@@ -856,7 +856,7 @@ def sampler(value: JSON, values: Values) -> dict[str, JSON]:
 
 
 GENERATIVE: dict[str, JSON] = {"reward_model.timeout": 1800.0, "reward_model.max_concurrent": 256}
-"""Ours where a function asks a reward model: verl sets it no deadline, and calls as many at once as there are."""
+"""Our values where a function asks a reward model: verl sets it no deadline, and makes all calls at once."""
 
 
 def reward_model(value: JSON, values: Values) -> dict[str, JSON]:
@@ -1004,7 +1004,7 @@ def teacher_key(value: JSON, _: Values) -> dict[str, JSON]:
 
 
 def teacher_path(value: JSON, values: Values) -> dict[str, JSON]:
-    """Translate a teacher's model: the teacher of all rows, or of those with its key."""
+    """Translate a teacher's model: the teacher of all rows, or of the rows with its key."""
     names = teacher_names(values)
     if not values.get("distillation.enabled") or not value or not names:
         return {}

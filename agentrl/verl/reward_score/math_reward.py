@@ -44,7 +44,7 @@ def remove_boxed(s: str) -> str:
 
 
 def is_equiv(str1: str | None, str2: str | None, verbose: bool = False) -> bool:
-    """Say whether two answers are the same text once they are rewritten."""
+    """Check whether two answers are the same text once they are rewritten."""
     if str1 is None or str2 is None:
         return str1 is str2
     try:
