@@ -1,4 +1,4 @@
-"""Checks of a whole config: the rules of its keys, and what no key can say alone."""
+"""Checks of a whole config: the rules of its keys, and checks across keys."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def remarks(config: Section) -> Iterator[str]:
 
 
 def remarks_on_filters(config: Config) -> Iterator[str]:
-    """Yield what training on tokens of a filtered distribution does."""
+    """Warn about training on tokens of a filtered distribution."""
     rollout = config.actor_rollout_ref.rollout
     on = [f"top_p={rollout.top_p:g}"] if rollout.top_p < 1 else []
     on += [f"top_k={rollout.top_k}"] if rollout.top_k > 0 else []
@@ -153,7 +153,7 @@ def check_context(config: RolloutsConfig) -> Iterator[str]:
 
 
 def check_servers(config: RolloutsConfig) -> Iterator[str]:
-    """Check that each rollout worker has a server, and that SGLang is there for servers that are started."""
+    """Check that each rollout worker has a server, and that SGLang is installed for servers that the run starts."""
     rollout, workers = config.actor_rollout_ref.rollout, config.rollout_workers
     if rollout.server_urls is not None and len(rollout.server_urls) < workers:
         yield (
@@ -174,7 +174,7 @@ def no_sglang(key: str, section: str) -> str:
 
 
 def check_reward_servers(config: Config) -> Iterator[str]:
-    """Check that a generative reward model's servers can be started, and reached by those who score."""
+    """Check that a generative reward model's servers can be started, and that scorers can reach them."""
     keys, ray_init = config.reward_model, config.ray_init
     if not keys.generates or keys.rollout.server_urls is not None:
         return
@@ -189,7 +189,7 @@ def check_reward_servers(config: Config) -> Iterator[str]:
 
 
 def is_installed(package: str) -> bool:
-    """Say whether a package can be imported, without importing it.
+    """Check whether a package can be imported, without importing it.
 
     A mere folder of that name, without `__init__.py`, does not count.
     """
@@ -331,7 +331,7 @@ def check_correction(config: Config) -> Iterator[str]:
 
 
 def check_published(config: Config) -> Iterator[str]:
-    """Check that published weights are not those before the update, and that a resumed run has them again."""
+    """Check that published weights differ from the weights before the update, and that a resumed run has them again."""
     keys, every = config.async_training, config.async_training.publish_every
     if config.algorithm.rollout_correction.proximal != "published":
         return
@@ -433,7 +433,7 @@ def check_distillation(config: Config) -> Iterator[str]:
 
 
 def check_own_teacher(config: Config) -> Iterator[str]:
-    """Check that an estimator that reads a teacher has one, and that the policy teaches itself what it can."""
+    """Check that an estimator that reads a teacher has one, and that the policy as its own teacher is supported."""
     keys = config.distillation
     if config.algorithm.adv_estimator == "rlsd" and not keys.teachers:
         yield (
@@ -501,7 +501,7 @@ def check_adapters(model: ModelConfig, section: str, parallel: Parallel, fsdp_co
 
 
 def check_greedy(config: GenerateConfig) -> Iterator[str]:
-    """Check that one response to a prompt is asked for where it is greedy."""
+    """Check that greedy generation asks for one response to a prompt."""
     rollout = config.actor_rollout_ref.rollout
     if not rollout.do_sample and rollout.n > 1:
         yield (

@@ -10,7 +10,7 @@ FURTHER = ("auto", "none")
 
 
 def families() -> tuple[str, ...]:
-    """List the families of the renderers package, which is imported for it.
+    """List the families of the renderers package; imports the package.
 
     Without gpt-oss, which its own chat template writes: that renderer downloads a vocabulary.
     """

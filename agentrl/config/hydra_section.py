@@ -28,7 +28,7 @@ TAKEN = {
     "hydra.output_subdir": "only null",
     f"{PARAMS}<key>": "values of a key, with --multirun",
 }
-"""The keys that are taken, and what each is here."""
+"""The accepted keys, each with its meaning here."""
 OF_SWEEPS = ("hydra.sweep.", PARAMS)
 """Beginnings of the keys that are read with --multirun only. A YAML file may have them for its sweeps."""
 FILLED_IN = ("hydra.runtime.", "hydra.overrides.", "hydra.job.config_name", "hydra.job.override_dirname")
@@ -48,7 +48,7 @@ def read_override(text: str) -> Override:
 
 
 def is_of_hydra(override: Override) -> bool:
-    """Say whether an override sets a key, or a group, of Hydra's own."""
+    """Check whether an override sets a key, or a group, of Hydra's own."""
     return override.key_or_group.startswith(("hydra.", "hydra/"))
 
 

@@ -93,7 +93,7 @@ def nested(flat: Mapping[str, JSON]) -> dict[str, JSON]:
 
 
 def holds_mapping(field: FieldInfo | None) -> bool:
-    """Say whether the key's value is a mapping."""
+    """Check whether the key's value is a mapping."""
     return field is not None and get_origin(field.annotation) is dict
 
 

@@ -60,11 +60,11 @@ logger = logging.getLogger(__name__)
 SchemaT = TypeVar("SchemaT", Config, SFTConfig, PreferencesConfig, GenerateConfig, EvaluateConfig)
 
 RECIPES = {"recipe/data": "data.train_files", "recipe/policy": "actor_rollout_ref.model.path"}
-"""Config groups that hold only while their key says `quickstart`: what suits the tiny policy suits no other."""
+"""Config groups that hold only while their key says `quickstart`: values for the tiny policy suit no other."""
 FOLDER = "trainer.default_local_dir"
 STALENESS = "async_training.max_staleness"
 EVERY_KEY = "every_key"
-"""The key by which a YAML file says that it holds every key: one with its default value was then not given."""
+"""The key by which a YAML file says that it holds every key: a default value in it does not count as given."""
 IDLE = "without_effect"
 """The list of the keys of such a file that have no effect with the others, as a dialect allows: not given, too."""
 
@@ -89,7 +89,7 @@ def load_config(
 
 
 def load_command(command: CommandLine, schema: type[SchemaT]) -> SchemaT:
-    """Load the config of a command that asks for one job, as `load_config` does."""
+    """Load the config of a command for one job, as `load_config` does."""
     with told_as_config_errors():
         if command.info is not None:
             show_info(command, schema)
@@ -103,7 +103,7 @@ def load_command(command: CommandLine, schema: type[SchemaT]) -> SchemaT:
 
 @contextmanager
 def told_as_config_errors() -> Iterator[None]:
-    """Raise ConfigError for what Hydra, OmegaConf and the YAML parser raise."""
+    """Raise ConfigError for errors of Hydra, OmegaConf and the YAML parser."""
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:
@@ -114,7 +114,10 @@ def told_as_config_errors() -> Iterator[None]:
 
 
 def shown_config(config: Section, package: str | None) -> str:
-    """Write what `--cfg job` prints: the whole config, or the section `package`. Raises ConfigError for no section."""
+    """Write the output of `--cfg job`: the whole config, or the section `package`.
+
+    Raises ConfigError for no section.
+    """
     if package is None:
         return config_to_yaml(config)
     tree: JSON = config_to_dict(config)
@@ -169,7 +172,7 @@ class Keys:
     given: Collection[str]
     """The keys that the user gave, not a recipe of ours."""
     typed: Collection[str] = ()
-    """The keys and sections that stand on the command line."""
+    """The keys and sections on the command line."""
     faults: Sequence[str] = ()
     """Messages for overrides that are wrong by themselves."""
     tree: DictConfig | None = None
@@ -210,7 +213,7 @@ def compose_keys(command: CommandLine, schema: type[Section]) -> Keys:
 def keys_of(
     tree: DictConfig, own: DictConfig, overrides: Sequence[Override], schema: type[Section], faults: list[str]
 ) -> Keys:
-    """Take the keys out of what Hydra composed. `own`: the tree without the quickstart's recipes."""
+    """Take the keys out of the tree that Hydra composed. `own`: the tree without the quickstart's recipes."""
     typed = [override.key for override in overrides]
     deleted = [override.deletes for override in overrides if override.deletes is not None]
     known = known_by(schema)
@@ -333,7 +336,7 @@ def no_start(name: str, starts: Iterable[Path], places: Iterable[Path]) -> str:
 def compose_trees(
     searched: Sequence[Path], name: str, texts: list[str], schema: type[Section]
 ) -> tuple[DictConfig, DictConfig]:
-    """Compose the tree with the quickstart's recipes that apply, and the one without any, which is the user's own."""
+    """Compose two trees: with the quickstart's recipes that apply, and without any, which is the user's own."""
     tree = hydra_compose(searched, name, texts)
     chosen = tree.hydra.runtime.choices
     recipes = [
@@ -351,7 +354,7 @@ def compose_trees(
 
 
 def hydra_compose(searched: Sequence[Path], name: str, overrides: list[str]) -> DictConfig:
-    """Compose one YAML file, those it builds on, and overrides; the tree has Hydra's own section `hydra`, too."""
+    """Compose one YAML file, the files it builds on, and overrides; the tree has Hydra's own section `hydra`, too."""
     with initialize_config_dir(str(searched[0]), version_base="1.3"):
         try:
             return compose(name, overrides=with_search_path(searched, overrides), return_hydra_config=True)
@@ -379,7 +382,7 @@ def with_search_path(searched: Sequence[Path], overrides: Sequence[str]) -> list
 
 
 def applies(key: str, own: DictConfig, schema: type[Section]) -> bool:
-    """Say whether the recipe of `key` applies: the key is there, and says `quickstart`."""
+    """Check whether the recipe of `key` applies: the key is there, and says `quickstart`."""
     field = leaf_keys(schema).get(key)
     return field is not None and OmegaConf.select(own, key, default=field.default) == "quickstart"
 
@@ -400,7 +403,7 @@ def without_hydra(tree: DictConfig) -> DictConfig:
 
 
 def is_at(key: str, places: Collection[str]) -> bool:
-    """Say whether the key, or a section around it, is among `places`."""
+    """Check whether the key, or a section around it, is among `places`."""
     return any(key == place or key.startswith(f"{place}.") for place in places)
 
 
@@ -522,7 +525,7 @@ def resolve(keys: Keys, schema: type[Section]) -> dict[str, JSON]:
 
 
 def is_section(key: str, leaves: Iterable[str]) -> bool:
-    """Say whether there are keys under `key`."""
+    """Check whether there are keys under `key`."""
     return any(leaf.startswith(f"{key}.") for leaf in leaves)
 
 

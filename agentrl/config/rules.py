@@ -106,7 +106,7 @@ class Condition:
         )
 
     def holds(self, value: JSON) -> bool:
-        """Say whether the key's value fulfils the condition."""
+        """Check whether the key's value fulfils the condition."""
         if self.values is not None:
             return value in self.values
         if self.above is not None:
@@ -215,8 +215,10 @@ class Needs(Rule):
 
 
 class ConflictsWith(Rule):
-    """The key and the others must not be set at once; `why` says so, and what to do. A switch that is off counts as
-    unset."""
+    """The key and the others must not be set at once; `why` gives the reason and the remedy.
+
+    A switch that is off counts as unset.
+    """
 
     def __init__(self, *others: str, why: str) -> None:
         self.others, self.why = others, why
@@ -234,7 +236,7 @@ class ConflictsWith(Rule):
 
 
 class NotAmong(Rule):
-    """Entries of a mapping that cannot be given, by their name in `known_as`, each with what to do instead."""
+    """Entries of a mapping that cannot be given, by their name in `known_as`, each with a remedy."""
 
     def __init__(self, instead: Mapping[str, str], known_as: Callable[[str], str] = str) -> None:
         self.instead, self.known_as = instead, known_as
@@ -261,7 +263,7 @@ class NamesFile(Rule):
         self.unless = unless
 
     def is_name(self, value: str) -> bool:
-        """Say whether the value is a file's name."""
+        """Check whether the value is a file's name."""
         return not any(tag in value for tag in self.unless)
 
     def text(self, place: Place) -> str:
@@ -306,7 +308,7 @@ class Names(Rule):
 
 
 class NamesEach(Names):
-    """The entries of a list are names of a registry, whose options stand under their names in the mapping `options`."""
+    """The entries of a list are names of a registry; their options are under their names in the mapping `options`."""
 
     def faults(self, key: str, values: Values, place: Place) -> list[str]:
         assert self.options is not None
