@@ -26,7 +26,7 @@ class TrainingError(UserError):
 
 
 class WorkerDied(TrainingError):
-    """A worker's process is gone, and with it what it had learnt since the last checkpoint."""
+    """A worker's process has died, and everything it learnt since the last checkpoint is lost."""
 
 
 class NothingLeft(UserError):
@@ -36,13 +36,13 @@ class NothingLeft(UserError):
 class CodeError(UserError):
     """Code that a user gave (a loop, an interaction, a tool, a scorer, an agent) is wrong, and would fail again.
 
-    The message's first line names the code and what it did, the next ones the places in it, the innermost last.
+    The message's first line names the code and its error; the next lines name the places in it, the innermost last.
     """
 
     def __init__(self, message: str, place: str = "", *, of_contract: bool = False) -> None:
         """Args:
         place: the file and line to look at, `path:line`.
-        of_contract: the code gave what its contract forbids; else it raised.
+        of_contract: the code gave a value that its contract forbids; else it raised.
         """
         super().__init__(message)
         self.place, self.of_contract = place, of_contract
@@ -56,7 +56,7 @@ class CodeError(UserError):
 class InfrastructureError(RuntimeError):
     """An engine, a server, a network or a process failed, not the code that asked it: the trajectory is tried again.
 
-    Code of a user's may raise it for what may pass.
+    User code may raise it for faults that may pass.
     """
 
 

@@ -85,7 +85,7 @@ def estimator_columns(batch: RaggedBatch, n: int, declared: Collection[Extra] = 
 
 
 def reads_teacher(config: AlgorithmConfig) -> bool:
-    """Say whether the estimator itself makes something of the teachers' log-probs."""
+    """Check whether the estimator itself makes something of the teachers' log-probs."""
     return "teacher_logprobs" in declaration_of(ADVANTAGE_ESTIMATORS.get(config.adv_estimator)).columns
 
 

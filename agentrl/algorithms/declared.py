@@ -22,7 +22,7 @@ def declared_by_loss(config: Config) -> Declaration:
 
 
 def needs_reference(config: Config) -> bool:
-    """Say whether KLs are measured against a reference, or the estimator or the loss reads its log-probs."""
+    """Check whether KLs are measured against a reference, or the estimator or the loss reads its log-probs."""
     if config.algorithm.use_kl_in_reward or config.actor_rollout_ref.actor.use_kl_loss:
         return True
     return any("ref_logprobs" in one.columns for one in (declared_by_estimator(config), declared_by_loss(config)))

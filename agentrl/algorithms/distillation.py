@@ -107,7 +107,7 @@ class TeacherLoss:
 
     @property
     def reads_distributions(self) -> bool:
-        """Say whether `compare` has to be called with the policy's distributions."""
+        """Check whether `compare` has to be called with the policy's distributions."""
         return self.function is not None
 
     def compare(self, micro: RaggedBatch) -> Callable[[Tensor, Tensor], Tensor]:

@@ -25,7 +25,7 @@ KEYS = "algorithm.filter_groups"
 
 
 def differ(group: Sequence[Outline], config: AlgorithmConfig) -> bool:
-    """Say whether the trajectories differ in `filter_groups.metric`."""
+    """Check whether the trajectories differ in `filter_groups.metric`."""
     return not all_equal([value_of(one, config) for one in group])
 
 

@@ -17,7 +17,7 @@ EQUAL = 1e-6
 
 
 def all_equal(rewards: Sequence[float]) -> bool:
-    """Say whether a group's rewards, at least one, are all the same, as `Groups.equal` does."""
+    """Check whether a group's rewards, at least one, are all the same, as `Groups.equal` does."""
     high, low = max(rewards), min(rewards)
     return high - low <= EQUAL * max(abs(high), abs(low))
 

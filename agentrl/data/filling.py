@@ -21,7 +21,7 @@ Path = tuple[str, ...]
 
 
 def holds_filling(column_type: pa.DataType) -> bool:
-    """Say whether a column has arguments of calls as structs."""
+    """Check whether a column has arguments of calls as structs."""
     fields = [column_type.field(index) for index in range(column_type.num_fields)]
     own = any(field.name == "arguments" and pa.types.is_struct(field.type) for field in fields)
     return own or any(holds_filling(field.type) for field in fields)
@@ -94,7 +94,7 @@ def _parameters(tools: str) -> dict[str, JSON]:
 
 
 def _nullable(schema: JSON) -> bool:
-    """Say whether a JSON schema may hold null; true where it does not say."""
+    """Check whether a JSON schema may hold null; true where it does not say."""
     keys = as_object(schema)
     kinds = keys.get("type")
     if keys.get("nullable") is True or kinds is None:

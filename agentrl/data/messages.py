@@ -160,7 +160,7 @@ def _further(fields: Mapping[str, object], read: Set[str], prefix: str) -> Itera
 
 
 def calls_in_text(messages: Sequence[Message]) -> bool:
-    """Say whether a tool answers an assistant turn that has no tool_calls."""
+    """Check whether a tool answers an assistant turn that has no tool_calls."""
     pairs = itertools.pairwise(messages)
     return any(
         message["role"] == "tool" and before["role"] == "assistant" and not before.get("tool_calls")
@@ -303,6 +303,6 @@ def _check_answers(messages: Sequence[Message]) -> None:
 
 
 def has_images(messages: Sequence[Message]) -> bool:
-    """Say whether a message has a part that is an image."""
+    """Check whether a message has a part that is an image."""
     contents = (message.get("content") for message in messages)
     return any(part.get("type") == "image" for content in contents if isinstance(content, list) for part in content)

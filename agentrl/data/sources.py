@@ -56,7 +56,7 @@ def expand(files: str | Sequence[str]) -> list[str]:
 
 
 def is_json(file: str) -> bool:
-    """Say whether a file is named as JSON lines or JSON are."""
+    """Check whether a file is named as JSON lines or JSON are."""
     return not file.startswith(HUB) and file.lower().endswith(_JSON)
 
 
@@ -104,7 +104,7 @@ def open_table(file: str) -> Table:
 
 
 def _holds_dictionary(column_type: pa.DataType) -> bool:
-    """Say whether a type holds a dictionary-encoded one at some depth below it."""
+    """Check whether a type holds a dictionary-encoded one at some depth below it."""
     inside = [column_type.field(index).type for index in range(column_type.num_fields)]
     return any(pa.types.is_dictionary(one) or _holds_dictionary(one) for one in inside)
 

@@ -168,7 +168,7 @@ def _without_adapters(model: PreTrainedModel, excluded: str | list[str] | None) 
 
 
 def _is_named(name: str, named: str | list[str] | None) -> bool:
-    """Say whether a layer is one of those named: by a regular expression, or by names or their last parts."""
+    """Check whether a layer is one of those named: by a regular expression, or by names or their last parts."""
     if isinstance(named, str):
         return re.fullmatch(named, name) is not None
     return any(name == one or name.endswith(f".{one}") for one in named or ())

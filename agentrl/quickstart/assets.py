@@ -51,7 +51,7 @@ class WarmUp:
 
 
 def with_quickstart_data(config: Config, display: Display) -> Config:
-    """Make the rows where they are asked for, and name their files in the config. Raises UserError."""
+    """Make the rows where the config asks for them, and name their files in the config. Raises UserError."""
     data, model, turns = config.data, config.actor_rollout_ref.model, config.actor_rollout_ref.rollout.multi_turn
     if NAME not in (data.train_files, data.val_files, model.path):
         return config
@@ -68,7 +68,7 @@ def with_quickstart_data(config: Config, display: Display) -> Config:
 
 
 def with_quickstart_policy(config: Config, display: Display) -> Config:
-    """Make the warmed-up policy where it is asked for, of the rows that are made, and name it in the config.
+    """Make the warmed-up policy where the config asks for it, from the generated rows, and name it in the config.
 
     Raises UserError.
     """

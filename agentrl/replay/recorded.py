@@ -1,4 +1,4 @@
-"""A recorded trajectory, and what its tokens were sampled with: seeds, parameters and weights."""
+"""A recorded trajectory, with the seeds, parameters and weights that its tokens were sampled with."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ ONE_PROCESS = ("trainer.nnodes=1", "trainer.n_gpus_per_node=1", "actor_rollout_r
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One replay, as it is asked for."""
+    """The request for one replay."""
 
     run: Path
     uid: str
@@ -85,7 +85,7 @@ def config_of(run: Path, device: str | None = None) -> Config:
 
 
 def _again(asked: Asked, config: Config, recorded: Recorded, chat: Chat) -> list[Comparison]:
-    """Sample the trajectory again, print what became of each stretch, and return them in order."""
+    """Sample the trajectory again, print the outcome of each stretch, and return them in order."""
     stretches = recorded.stretches()
     # All weights are looked for before the first are loaded.
     wanted = {one.version: asked.checkpoint or checkpoint_of(asked.run, one.version) for one in stretches}
@@ -173,7 +173,7 @@ async def _closed(engine: EmbeddedEngine, work: Coroutine[None, None, T]) -> T:
 
 
 def line_of(one: Comparison) -> str:
-    """Write what became of a stretch in a line."""
+    """Write the outcome of a stretch in a line."""
     stretch = one.stretch
     tokens = stretch.end - stretch.start
     kept = ", sampled from keys and values of older weights, in part, and here without them" if stretch.kept else ""

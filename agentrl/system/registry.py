@@ -66,7 +66,7 @@ class Registry:
         return decorate
 
     def is_built_in(self, name: str) -> bool:
-        """Say whether `name` is one of ours."""
+        """Check whether `name` is one of ours."""
         return name in self._built_in
 
     def names(self) -> list[str]:

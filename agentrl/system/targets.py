@@ -20,7 +20,7 @@ MOST_LISTED = 20
 
 
 def is_target(name: str) -> bool:
-    """Say whether `name` has the form of a target."""
+    """Check whether `name` has the form of a target."""
     return _TARGET.fullmatch(name) is not None
 
 
@@ -51,7 +51,7 @@ def member(holder: object, name: str, where: str, key: str) -> object:
 
 
 def _is_own(value: object, holder: object) -> bool:
-    """Say whether a module or class defines `value` itself, rather than imports it."""
+    """Check whether a module or class defines `value` itself, rather than imports it."""
     place = holder.__name__ if isinstance(holder, ModuleType) else holder.__module__
     return not isinstance(value, ModuleType) and getattr(value, "__module__", place) == place
 

@@ -52,7 +52,7 @@ class Sequences(Protocol):
     def __len__(self) -> int: ...
 
     def has(self, field: str) -> bool:
-        """Say whether the optional field of `RaggedBatch` is there."""
+        """Check whether the optional field of `RaggedBatch` is there."""
         ...
 
     def select(self, indices: Sequence[int]) -> Self:
