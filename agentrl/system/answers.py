@@ -1,7 +1,7 @@
 """Journal of a trajectory's calls: each answer is written as it comes, so that a kill loses no answer.
 
 After a kill the trajectory's code runs again from its start. It is given the recorded answers until they run out; then
-it continues live. A call is known by who is asked, the method, the arguments, and how many equal ones came before it,
+it continues live. A call is identified by its callee, method and arguments, and by the number of equal calls before it,
 never by the order in which answers came. A call that differs from the recorded ones is a mismatch, and the trajectory
 restarts.
 """
@@ -74,7 +74,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Codec(Generic[T]):
-    """Way to write an answer, and to read it. `write` raises TypeError or ValueError for what it has no form for."""
+    """Way to write an answer, and to read it.
+
+    `write` raises TypeError or ValueError for an answer without a written form.
+    """
 
     write: Callable[[T], bytes]
     read: Callable[[bytes], T]
@@ -130,7 +133,7 @@ class Answers:
 
         The start of a call is not recorded where the callee resumes by answers, since such a call may be made again.
         `strict`: a call that is not recorded is a mismatch as long as recorded answers of `who` are left. Raises
-        Diverged, and what `perform` raises.
+        Diverged, and the errors of `perform`.
         """
         if self.mismatch is not None:
             raise Diverged(self.mismatch)
@@ -165,7 +168,7 @@ class Answers:
             self._add(Entry(self.trajectory, Kind.ANSWERED, who, key, nth, codec.versions(answer), content))
 
     def failed(self, cause: str) -> None:
-        """Take down that a try ended in a fault. The next one is another trajectory of the same name."""
+        """Take down that a try ended in a fault. The next try is another trajectory of the same name."""
         self._is_writing = True
         self._add(Entry(self.trajectory, Kind.FAILED, nth=len(self.causes), content=cause.encode(errors="replace")))
         self.causes.append(cause)
@@ -180,11 +183,11 @@ class Answers:
         self._forget()
 
     def stop(self) -> None:
-        """Take nothing more down: what comes is the end of a try, by a cancellation or a fault."""
+        """Record nothing more: further events are the end of a try, by a cancellation or a fault."""
         self._is_writing = False
 
     def _lost(self) -> str | None:
-        """Say which session cannot come back; None: all can."""
+        """Name the session that cannot be resumed; None: all can."""
         for one in self._recorded.values():
             comes_back = self._after_kill.get(one.who, "answers")
             if comes_back == "none":

@@ -1,4 +1,4 @@
-"""Cancellation that was asked for, and cancellation that leaks out of something awaited.
+"""Cancellation by request, and cancellation that leaks out of an awaited object.
 
 A task that awaits a cancelled future, or a library that cancels a scope of its own, raises CancelledError although
 nobody cancelled the task. Taken for a cancellation, such an error would end the task without a word to its waiters.

@@ -176,5 +176,5 @@ class Cassette:
 
 
 def _plain(value: object) -> float | str:
-    """Convert a value that JSON has no form for: numbers of numpy and the like to floats, anything else to text."""
+    """Convert a value that JSON has no form for: numbers of numpy and the like to floats, other values to text."""
     return float(value) if hasattr(value, "__float__") else str(value)

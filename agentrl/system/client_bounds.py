@@ -2,8 +2,8 @@
 
 A body costs only the bytes that have arrived, so a large declared length costs nobody anything. A body has to come at a
 minimum rate. Of one address, only so many bodies may be on their way for longer than a moment: the oldest gives way to
-a new one. One address may have as many of the bytes that a server holds as are still free, so that there is always room
-for another one (dynamic thresholds; Choudhury and Hahne 1998).
+a new one. One address may have as many of a server's bytes as are still free, so that another address always finds room
+(dynamic thresholds; Choudhury and Hahne 1998).
 
 `sandbox/client_bounds.py` and `agentrl/system/client_bounds.py` are one text, as the sandbox imports nothing of
 agentrl; a test compares them.
@@ -34,7 +34,7 @@ HALF_SENT = 1024
 sooner, clients come again at once, which costs the server more than their waiting.
 """
 FRESH = 5.0
-"""Seconds in which a body that is sent at once has come and been read, by a busy server, too."""
+"""Seconds within which a body sent at once has arrived and been read, by a busy server, too."""
 ANSWER_SECONDS = 60.0
 """Seconds that a client has to read an answer."""
 

@@ -128,7 +128,7 @@ class Clock:
 
 
 class _Timeout:
-    """An `asyncio.timeout` that stands in `left` as long as it is open."""
+    """An `asyncio.timeout` that is listed in `left` as long as it is open."""
 
     __slots__ = ("_left", "_seconds", "_timeout")
 

@@ -68,8 +68,8 @@ def read_entries(path: str | Path, key: str, *, bare: bool = False) -> list[Entr
     """Read the entries of a YAML file: a mapping with the one key `key`, a list of mappings; with `bare`, only the
     list.
 
-    A relative path is looked for in the working directory, else in the package's `configs/`. Raises ConfigError: no
-    such file, not YAML, a key twice, another shape.
+    A relative path is searched in the working directory, else in the package's `configs/`. Raises ConfigError: no such
+    file, not YAML, a key twice, another shape.
     """
     file = Path(find_file(key, str(path)))
     try:
@@ -100,7 +100,7 @@ def read_entries(path: str | Path, key: str, *, bare: bool = False) -> list[Entr
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML loader that refuses a key that stands twice in one mapping, where plain YAML silently takes the last."""
+    """YAML loader that refuses a repeated key in one mapping, where plain YAML silently takes the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         seen: set[str] = set()

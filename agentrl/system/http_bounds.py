@@ -1,9 +1,9 @@
 """Bounds on the bytes that a client can send to a server, for any framing and any pace.
 
 Two parts. `BodyLimit` refuses, in the server's own words, headers and bodies that are too long and bodies of unclear
-length. It also refuses bodies that do not come in time or find no room (`client_bounds`). `metered` bounds what never
-becomes a body: extensions of chunks, trailers, requests that do not begin. `sandbox.gate` does the same for a server
-that imports nothing of this package.
+length. It also refuses bodies that do not come in time or find no room (`client_bounds`). `metered` bounds bytes that
+never become a body: extensions of chunks, trailers, requests that do not begin. `sandbox.gate` does the same for a
+server that imports nothing of this package.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class BodyLimit:
             app = self.refusal(*problem) if problem else self.app
             await app(scope, received, sent)
         except ClientDisconnect:
-            pass  # it left before its body had come: nobody is there to be answered, and nothing is wrong here
+            pass  # the client left before its body had come: nobody waits for an answer, and nothing is wrong here
         finally:
             body.end()
 

@@ -26,7 +26,7 @@ class LoopThread:
     """
 
     def __init__(self, name: str, around: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
-        """`around()` is entered in the thread for its whole life; what entering it raises is raised by `run`."""
+        """`around()` is entered in the thread for its whole life; `run` raises its errors."""
         self._around = around
         self._loop = asyncio.new_event_loop()
         self._running: set[_Running[object]] = set()
@@ -151,10 +151,10 @@ class DelayWatch:
     """
 
     SECONDS = 0.05
-    """Time between two looks, if nothing else is said."""
+    """Time between two looks, by default."""
 
     def __init__(self, interval: float = SECONDS) -> None:
-        """`interval`: seconds between two looks; what holds the loop for less may be missed."""
+        """`interval`: seconds between two looks; shorter blocks of the loop may be missed."""
         self._interval = interval
         self._longest = 0.0
         self._due: float | None = None
@@ -189,7 +189,7 @@ class _Running(Generic[T_co]):
         self.work = work
         self.outcome: concurrent.futures.Future[T_co] = concurrent.futures.Future()
         self.error: BaseException | None = None
-        """Raised in place of what `work` comes to."""
+        """Raised in place of the result of `work`."""
         self._task: asyncio.Task[T_co] | None = None
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -199,7 +199,7 @@ class _Running(Generic[T_co]):
     def cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
-        elif not self.outcome.done():  # the interrupt came before it was begun
+        elif not self.outcome.done():  # the interrupt came before `work` began
             self.work.close()
             self.outcome.set_exception(asyncio.CancelledError())
 

@@ -1,4 +1,4 @@
-"""Numbers by name, each with the kind that says what several values of it come to."""
+"""Numbers by name, each with the kind that says how several values merge."""
 
 from __future__ import annotations
 

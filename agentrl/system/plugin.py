@@ -51,7 +51,7 @@ def check_base(name: str, found: object, base: Base | None) -> None:
 
 
 def adapted(found: object) -> object:
-    """Return what stands for `found` under this package's contracts: mostly itself.
+    """Return the adapter of `found` under this package's contracts: mostly `found` itself.
 
     A class that is written for another contract has a classmethod `adapted_class`, which returns the class that does.
     """
@@ -108,7 +108,7 @@ def describe(error: pydantic.ValidationError, known: Iterable[str] = ()) -> str:
             faults.append(f"unknown key {key!r}{nearest(key, known)}")
         elif item["type"] == "missing":
             faults.append(f"key {key!r} is missing")
-        elif item["type"] == "value_error":  # a validator's own words: it knows what of the value may be shown
+        elif item["type"] == "value_error":  # a validator's own words: it knows which parts of the value may be shown
             faults.append(f"{key}: {item['ctx']['error']}".removeprefix(": "))
         else:
             faults.append(f"{key}: {item['msg']}, found {item['input']!r}")

@@ -20,7 +20,7 @@ Made = TypeVar("Made")
 
 
 class Registry:
-    """Objects of one kind by name; built-in ones are imported when they are first asked for.
+    """Objects of one kind by name; built-in ones are imported on first use.
 
     A registry knows nothing of the kind's type, so that configs name what they never import: the room that asks for an
     object casts it to its contract.
@@ -145,7 +145,7 @@ def read_options(found: object, values: Mapping[str, object], key: str) -> pydan
             )
         return None
     known = [*model.model_fields, *(field.alias for field in model.model_fields.values() if field.alias)]
-    if model.model_config.get("extra") != "allow":  # pydantic's own default is to ignore what it does not know
+    if model.model_config.get("extra") != "allow":  # pydantic's own default is to ignore unknown fields
         for name in values:
             if name not in known:
                 raise ConfigError(f"{key}: unknown key {name!r}{nearest(str(name), known)}; known are {_listed(known)}")
@@ -156,7 +156,7 @@ def read_options(found: object, values: Mapping[str, object], key: str) -> pydan
 
 
 def configured(found: Callable[..., Made], values: Mapping[str, object], key: str) -> Callable[..., Made]:
-    """`found` with its parameter `options` set to what `read_options` makes of `values`, where it has one."""
+    """Return `found` with its parameter `options` set to the result of `read_options` on `values`, where it has one."""
     options = read_options(found, values, key)
     return found if options is None else partial(found, options=options)
 

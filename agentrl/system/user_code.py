@@ -2,7 +2,7 @@
 
 Faults of the infrastructure are a closed list; they may pass, and are tried again. Any other error out of a loop, an
 interaction, a tool, a scorer or an agent is an error of that code, which would only come again. It becomes a CodeError
-that says where. Errors that pass through this package's code alone are not the user's, and stay what they are.
+that says where. Errors that pass through this package's code alone are not the user's, and stay unchanged.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ MISTAKES = frozenset(
 )
 """Errors (top-level package, name) of such clients about a URL or a header that cannot be sent: errors of the code."""
 BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_IOERR")
-"""Beginnings of SQLite's names of errors that may pass; its OperationalError stands for wrong queries, too."""
+"""Beginnings of SQLite's names of errors that may pass; its OperationalError includes wrong queries, too."""
 LATER = (408, 425, 429)
 """HTTP statuses below 500 that mean: not now."""
 CONTENT = (400, 413, 422)
@@ -164,7 +164,7 @@ class user_code:
     """Context for a call of `code`, called `what` in messages: raise CodeError in place of its errors.
 
     Faults, UserErrors, the classes of `passing`, and errors that no user code had a part in stay as they are. A
-    CancelledError that nobody asked for is a fault (see `agentrl.system.cancellation`).
+    CancelledError without a request to cancel is a fault (see `agentrl.system.cancellation`).
     """
 
     __slots__ = ("_code", "_passing", "_what")
