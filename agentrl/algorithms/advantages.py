@@ -30,8 +30,9 @@ def compute_advantages(
 ) -> RaggedBatch:
     """Add advantages and returns [T] float32 by `config.adv_estimator`, 0 where the policy did not sample.
 
-    Needs old_logprobs and the columns that the estimator declares. n: trajectories asked for of each prompt. numbers:
-    by trajectory, what its scorer gave. Raises TrainingError when the estimator does not return one number a token.
+    Needs old_logprobs and the columns that the estimator declares. n: trajectories requested for each prompt. numbers:
+    by trajectory, the further numbers of its scorer. Raises TrainingError when the estimator does not return one number
+    a token.
     """
     found = cast(Estimator, ADVANTAGE_ESTIMATORS.get(config.adv_estimator))
     declared = declaration_of(found).columns

@@ -161,7 +161,7 @@ class TeacherLoss:
     def by_token(self, micro: RaggedBatch, logprobs: Tensor, divergence: Tensor | None) -> Tensor:
         """Return the term by token, [T] with gradient, without `coef`: 0 where there is no teacher.
 
-        logprobs [T]: the policy's. divergence [T]: what `compare` gave, where it has to be called.
+        logprobs [T]: the policy's. divergence [T]: the result of `compare`, where it has to be called.
         """
         told = taught(micro)
         if self.function is None:

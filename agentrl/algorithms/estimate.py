@@ -51,14 +51,14 @@ def estimate(
 ) -> tuple[dict[str, torch.Tensor], Estimate]:
     """Compute the columns advantages, returns and rewards [T] float32, and the columns of the rollout's correction.
 
-    The rewards include `further_rewards` (see `add_rewards`) and, with a `kl_coef`, less so much of the KL to the
-    reference. n: trajectories requested for each prompt. For an estimator that declares them: greedy_rewards,
-    the reward of each prompt's greedy trajectory, and numbers, the further numbers of each trajectory's scorer. With
-    `successes`, a set of trajectories, there is the column success, too: 1 on their tokens, 0 on others. version: of
-    the policy before the update. distillation: the teachers, if any; the advantages include their terms, too (see
-    `with_teacher_advantages`). Needs old_logprobs where `rollout_correction.proximal` is recomputed, with a `kl_coef`
-    ref_logprobs, with teachers their columns, and the columns that the estimator declares (see `compute_advantages`).
-    Raises TrainingError when rewards, or the KL in them, are not finite.
+    The rewards include `further_rewards` (see `add_rewards`); with a `kl_coef`, that multiple of the KL to the
+    reference is subtracted. n: trajectories requested for each prompt. For an estimator that declares them:
+    greedy_rewards, the reward of each prompt's greedy trajectory, and numbers, the further numbers of each trajectory's
+    scorer. With `successes`, a set of trajectories, there is the column success, too: 1 on their tokens, 0 on others.
+    version: of the policy before the update. distillation: the teachers, if any; the advantages include their terms,
+    too (see `with_teacher_advantages`). Needs old_logprobs where `rollout_correction.proximal` is recomputed, with a
+    `kl_coef` ref_logprobs, with teachers their columns, and the columns that the estimator declares (see
+    `compute_advantages`). Raises TrainingError when rewards, or the KL in them, are not finite.
     """
     batch, corrections, metrics = corrected(batch, config, version)
     if further_rewards is not None:

@@ -68,7 +68,7 @@ class KLController(Protocol):
         ...
 
     def load_state_dict(self, state: Mapping[str, JSON]) -> None:
-        """Take over what `state_dict` returned."""
+        """Take over the result of `state_dict`."""
         ...
 
 

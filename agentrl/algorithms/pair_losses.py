@@ -80,7 +80,7 @@ def sppo(pairs: Pairs, options: SppoOptions) -> Tensor:
 
 
 def pair_weights(loss: PairLoss, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the loss of each pair, and what its log-probs weigh in its gradient; each [P] float64.
+    """Return the loss of each pair, and the weights of its log-probs in its gradient; each [P] float64.
 
     The gradient of a pair's loss is the gradient of -(w_c log p(chosen) + w_r log p(rejected)), with the weights w = -d
     loss / d log-ratio held fixed. So the two responses need not be computed together.

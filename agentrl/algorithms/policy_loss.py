@@ -77,9 +77,9 @@ class PolicyLoss:
         """Compute the loss of a micro-batch with advantages.
 
         logprobs, entropy and squared_probs [T] float with gradient, the last two where they are declared. Without
-        old_logprobs the policy's own, detached, stand in. The correction is the batch's column, or computed here, from
-        its staleness, where the proximal policy is not recomputed. Raises TrainingError when the loss does not return
-        one number a token.
+        old_logprobs the policy's own, detached, replace them. The correction is the batch's column, or computed here,
+        from its staleness, where the proximal policy is not recomputed. Raises TrainingError when the loss does not
+        return one number a token.
         """
         further = {"ref_logprobs": micro.ref_logprobs, "entropy": entropy, "squared_probs": squared_probs}
         columns = self._columns(micro, logprobs, further)

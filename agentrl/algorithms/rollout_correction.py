@@ -1,8 +1,8 @@
 """Correction for tokens that another policy sampled than the one whose gradient is taken.
 
-The engine computes otherwise than the trainer, and with rollouts that overlap updates it has older weights. Decoupled
-PPO (arXiv:2110.00641) keeps two ratios apart. The loss's own ratio compares the trained policy with a *proximal* one;
-the importance weight compares the proximal policy with the policy that sampled.
+The engine's kernels differ from the trainer's, and with rollouts that overlap updates the engine has older weights.
+Decoupled PPO (arXiv:2110.00641) keeps two ratios apart. The loss's own ratio compares the trained policy with a
+*proximal* one; the importance weight compares the proximal policy with the policy that sampled.
 
     L_t = w_t * loss_t(log p - log p_proximal),   w_t = f(log p_proximal - log p_engine)
 
@@ -66,7 +66,7 @@ def correct(log_ratio: Tensor, mask: Tensor, offsets: Tensor, config: RolloutCor
 def kept(
     log_ratio: Tensor, mask: Tensor, offsets: Tensor, reject: Mapping[Criterion, float | tuple[float, float]]
 ) -> Tensor:
-    """Say which tokens keep all bounds of `reject`, [T] bool; log_ratio [T] float, 0 where mask [T] bool is False.
+    """Find the tokens that keep all bounds of `reject`, [T] bool; log_ratio [T] float, 0 where mask [T] bool is False.
 
     With l the log-ratio, clamped to +-20: `token` bounds exp(l), `sequence` exp(sum of l), `geometric` exp(mean of l),
     each over the policy tokens of the sequence; `veto` is the least value of exp(l) that any of them may have.

@@ -59,8 +59,8 @@ def decoupled_gae(columns: EstimatorColumns, config: AlgorithmConfig, options: D
 def _lambda(lengths: Tensor, options: DecoupledOptions) -> Tensor:
     """Compute the policy's lambda of trajectories of `lengths` [N] policy tokens, and warn where it is close to 0.
 
-    The formula is made for answers of hundreds of tokens. On short ones the policy follows the critic alone, which
-    has learnt nothing yet, and forgets within a few steps what it could do.
+    The formula is made for answers of hundreds of tokens. On short ones the policy follows only the critic, which is
+    still untrained, and unlearns within a few steps.
     """
     if options.lam_policy is not None:
         return torch.full(lengths.shape, options.lam_policy, dtype=torch.float64, device=lengths.device)

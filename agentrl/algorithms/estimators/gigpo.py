@@ -32,7 +32,7 @@ class GigpoOptions(BaseModel):
 
 @declare("state", keys=("norm_adv_by_std_in_grpo",))
 def gigpo(columns: EstimatorColumns, config: AlgorithmConfig, options: GigpoOptions) -> Advantages:
-    """GiGPO (arXiv:2505.10978): the trajectory's advantage among its group, and the turn's among those in its state.
+    """GiGPO (arXiv:2505.10978): the trajectory's advantage in its group, and the turn's among turns in the same state.
 
     A_{i,k} = N(R_i over the group's trajectories) + w N(G_{i,k} over the group's turns that were taken in this state)
     G_{i,k} = sum_{l >= k} step_gamma^(l - k) r_{i,l}                r_{i,l} the rewards of trajectory i's turn l

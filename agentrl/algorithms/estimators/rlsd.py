@@ -23,7 +23,7 @@ class RlsdOptions(BaseModel):
     mix: float = Field(0.5, ge=0, le=1)
     """Share of the weighted advantage at the start of the training; 0: GRPO."""
     decay_steps: int = Field(50, ge=0)
-    """Updates of the policy in which that share falls to 0, evenly; 0: it stays."""
+    """Updates of the policy in which that share falls linearly to 0; 0: it stays."""
 
 
 @declare("teacher_logprobs", keys=("norm_adv_by_std_in_grpo",), compares_group=True)

@@ -23,7 +23,7 @@ class ClipCovOptions(BaseModel):
     clip_cov_ratio: float = Field(0.0002, gt=0, le=1)
     """Part of the policy tokens that are held back, at most; one at least."""
     clip_cov_lb: float = 1.0
-    """They are drawn from those whose covariance lies above this."""
+    """They are drawn from the tokens whose covariance is above this."""
     clip_cov_ub: float = 5.0
     """And below this."""
 

@@ -1,4 +1,4 @@
-"""TOPR: importance weights, tapered, and only against what went wrong."""
+"""TOPR: importance weights, tapered, and only against failed responses."""
 
 from __future__ import annotations
 
