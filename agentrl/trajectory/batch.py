@@ -92,7 +92,7 @@ class RaggedBatch:
     trajectory: torch.Tensor = field(metadata=_SEQUENCE)  # [N] int64, sequences of one trajectory share it
     policy: torch.Tensor = field(metadata=_SEQUENCE)  # [N] int32, index in `policies`; -1 where no policy sampled
     policies: tuple[str, ...]
-    """Names; `version` counts each policy's weights apart."""
+    """Names; `version` counts each policy's weights separately."""
     state: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] int64, a hash; -1 where mask is False
     experts: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T, L, k] uint8 or int16, to replay
     old_logprobs: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, before the update

@@ -37,8 +37,8 @@ def from_trajectories(
     `token_turns`, `version` from `token_versions`. With `states`, `state` comes from `token_states`; with `experts`,
     they come from `token_experts`. With `privileged` there are the prompts of privileged teachers.
 
-    Raises ValueError when a record is unsound: a sampled token of no version or no assistant turn; and ConfigError when
-    experts are not told.
+    Raises ValueError when a record is unsound: a sampled token of no version or no assistant turn. Raises ConfigError
+    when the engine reported no experts.
     """
     rows = list(_rows(trajectories, first, turn_reward_coef, states))
     transcripts = [row.transcript for row in rows]
@@ -142,8 +142,8 @@ def token_rewards(trajectory: Trajectory, turn_reward_coef: float) -> list[list[
     The score, and the penalty for an overlong response, are on the trajectory's last policy token, not on a tool answer
     after it. A turn's reward, times `turn_reward_coef`, is on the last policy token before that turn's end: in an
     assistant turn itself, or in the policy turn that an observed turn answers. A reward from before the policy wrote
-    anything is on its first token. Turn rewards that the score counts too lie on their turns, and are subtracted at the
-    end.
+    anything is on its first token. Turn rewards that the score counts too stay on their turns, and are subtracted at
+    the end.
 
     Raises ValueError when there is no score or no policy token.
     """

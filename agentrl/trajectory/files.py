@@ -21,7 +21,7 @@ _NAME = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class FileName:
-    """Name of a file, taken apart."""
+    """Parts of a file's name."""
 
     stem: str
     """Name without its ending."""
@@ -32,7 +32,7 @@ class FileName:
 
     @staticmethod
     def read(name: str) -> FileName | None:
-        """Take a name apart; None where it is of no such file."""
+        """Split a name into its parts; None where it is of no such file."""
         match = _NAME.fullmatch(name)
         return match and FileName(match["stem"], match["split"], int(match["step"]), match["part"])
 

@@ -86,7 +86,7 @@ SCHEMA = pa.schema(
         "status": pa.string(),
         "failure": pa.string(),
         "score": pa.float64(),
-        "reward": pa.float64(),  # `Outline.reward`: what it is trained on as a whole; null where it is not
+        "reward": pa.float64(),  # `Outline.reward`: its whole reward in training; null where it is not trained on
         "model_reward": pa.float64(),  # the reward model's part of it; null without one
         "reward_parts": pa.map_(
             pa.string(), pa.float64()
@@ -109,7 +109,7 @@ SCHEMA = pa.schema(
         "baseline": pa.bool_(),  # drawn greedily next to the others, and not trained on
         "attempt": pa.int32(),  # number of the try that this is the record of, from 0
         "ground_truth": pa.string(),  # JSON of the row's; null where it is longer than LONGEST_TRUTH
-        "failure_cause": pa.string(),  # what `failure` is counted under; null where the status says it
+        "failure_cause": pa.string(),  # the name that `failure` is counted under; null where the status says it
     }
 )
 

@@ -124,7 +124,7 @@ def image_part(picture: Picture) -> Part:
 
 
 def pictures_in(messages: Sequence[Message]) -> Iterator[Picture]:
-    """Yield the pictures of messages in the order in which they stand."""
+    """Yield the pictures of messages in order."""
     for message in messages:
         content = message.get("content")
         if isinstance(content, list):

@@ -81,7 +81,7 @@ class Image:
     grid: tuple[int, int, int]
     """Frames (1), rows and columns of patches."""
     tokens: int
-    """How many tokens of the vocabulary's image token stand for it."""
+    """Number of the vocabulary's image tokens that represent it."""
     digest: bytes
     """A hash of its content."""
     encoded: bytes
@@ -225,7 +225,7 @@ class Turn:
     role: str
     text: str
     transcript: int
-    """Index of the transcript this turn stands in."""
+    """Index of the transcript that holds this turn."""
     start: int
     end: int
     """Token span [start, end) in that transcript."""
@@ -258,7 +258,7 @@ class Trajectory:
     """The conversation as messages, for scoring and for people; training uses the transcripts only."""
     status: Status = Status.COMPLETED
     failure: str | None = None
-    """`cause: message` of what went wrong when status is FAILED, for people."""
+    """`cause: message` of the failure when status is FAILED, for people."""
     failure_cause: str | None = None
     """Short name under which a failure is counted, e.g. the class of an error or a `Cause`; None: the status.
     """
@@ -274,7 +274,7 @@ class Trajectory:
     """True: drawn greedily next to the others of its prompt. Its reward is the baseline for their rewards; it is
     recorded and not trained on."""
     attempt: int = 0
-    """Number of this try, the first is 0; those before it failed, and nothing of them is in this record."""
+    """Number of this try, the first is 0; earlier tries failed, and nothing of them is in this record."""
     ground_truth: JSON = None
     """Ground truth of the row, for people."""
 
