@@ -70,7 +70,7 @@ def check_types(schema: pa.Schema, prompt_key: str, image_key: str | None, file:
 
 
 def check_names(schema: pa.Schema, columns: Iterable[str], file: str) -> None:
-    """Raise DataError when one of `columns`, or a field in one, is there twice: no row could say which is meant."""
+    """Raise DataError when one of `columns`, or a field in one, is there twice, and so is ambiguous."""
     for name in columns:
         twice = name if schema.names.count(name) > 1 else _twice(schema.field(name).type, name)
         if twice is not None:
@@ -131,7 +131,7 @@ def holds_images(column_type: pa.DataType) -> bool:
 
 
 def typed_columns(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
-    """Iterate over name and type of every optional column, those inside `extra_info` under their dotted names."""
+    """Iterate over name and type of every optional column; columns inside `extra_info` have dotted names."""
     for name in (*TEXT, *MAPPINGS):
         if name in schema.names:
             yield name, schema.field(name).type

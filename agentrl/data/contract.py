@@ -24,7 +24,7 @@ UNKNOWN_HINT = {
 
 
 class Dataset(ABC):
-    """A fixed sequence of samples; some may be left out. `skipped` counts those by on_bad_row=skip.
+    """A fixed sequence of samples; some may be left out. `skipped` counts samples left out by on_bad_row=skip.
 
     Positions count the remaining samples; an index counts all.
     """
@@ -112,7 +112,7 @@ class Dataset(ABC):
 
 
 def unknown_name(kind: str, name: str, place: str, known: Collection[str]) -> str:
-    """Write the message for a name that nothing is registered under; an empty one is missing."""
+    """Write the message for a name without an entry in the registry; an empty name is missing."""
     listed = ", ".join(known) or "none"
     if not name:
         return (

@@ -1,8 +1,8 @@
 """Placement of a row's images in its messages.
 
-A row's `images` column has, as verl's, a list of {bytes, path}, of paths or of bytes; in a message `<image>` stands for
-the next of them. A content may also be a list of parts {"type": "text", "text": ...} and {"type": "image"}. An image
-part takes the next image of the column, or its own, under `image`.
+A row's `images` column has, as verl's, a list of {bytes, path}, of paths or of bytes; in a message `<image>` marks the
+place of the next image. A content may also be a list of parts {"type": "text", "text": ...} and {"type": "image"}. An
+image part takes the next image of the column, or its own, under `image`.
 """
 
 from __future__ import annotations

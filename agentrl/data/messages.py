@@ -39,7 +39,7 @@ class Unfit(Exception):
     """Messages that cannot be used: the place in them, the expected and the found value."""
 
     def __init__(self, place: str, expected: str, found: object) -> None:
-        """`place`: empty for the whole, else such as `message 2`, counted from 0."""
+        """`place`: empty for the whole, else e.g. `message 2`, counted from 0."""
         self.place, self.expected, self.found = place, expected, short(found)
         super().__init__(f"{place}: expected {expected}, found {self.found}".removeprefix(": "))
 

@@ -76,8 +76,8 @@ def load_transcripts(
 
     Raises DataError, naming file, row and column, for a row that is no transcript, and with truncation=error for a
     transcript of more than data.max_length tokens. Raises it, too, when no transcript is left. Raises ConfigError when
-    the chat format would not show, or not learn, what transcripts like the first without and the first with tool calls
-    say.
+    the chat format would not show, or not learn, content of typical transcripts. The first transcript without tool
+    calls and the first with them are tried.
     """
     reader, tokenizer = RowReader(config), Tokenizer(config, chat)
 
@@ -330,7 +330,7 @@ def _lost(turn: Message, text: str) -> Iterator[str]:
 
 
 def _letters(text: str) -> str:
-    """Reduce a text to what tokenizers and templates leave as it is."""
+    """Reduce a text to the characters that tokenizers and templates keep."""
     return "".join(unicodedata.normalize("NFKC", text).split())
 
 

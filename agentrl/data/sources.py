@@ -28,7 +28,7 @@ class Table:
     bytes: int
     """On the disk."""
     batches: Callable[[list[str], int], Iterator[pa.RecordBatch]]
-    """Reads the columns of these names in batches of at most so many rows. Raises what reading raises."""
+    """Reads the columns of these names in batches of at most so many rows. Raises the errors of reading."""
 
 
 def expand(files: str | Sequence[str]) -> list[str]:

@@ -29,7 +29,7 @@ class RowReader:
     """
 
     def __init__(self, file: str, prompt_key: str, image_key: str | None = None) -> None:
-        """Open it. Raises DataError when it is missing, cannot be read or lacks what every row needs."""
+        """Open it. Raises DataError when it is missing, cannot be read or lacks a column that every row needs."""
         self.file = file
         self._table = open_table(file)
         self.rows, self.bytes = self._table.rows, self._table.bytes
