@@ -92,8 +92,8 @@ def packed_attention(
     """Attend as transformers asks for it: query [1, H, P, D], key [1, K, P, D], value [1, K, P, E] -> [1, P, H, E].
 
     Keys and values of different width (multi-head latent attention) are filled up with zeros, which change nothing.
-    Dropout is never applied: the log-probs of sampling and of the update must agree. Raises ValueError when the
-    model asks for something that is not implemented, or was called without a layout.
+    Dropout is never applied: the log-probs of sampling and of the update must agree. Raises ValueError when the model
+    wants a feature that is not implemented, or was called without a layout.
     """
     layout = cast(AttentionLayout | None, kwargs.get(LAYOUT))
     if layout is None:

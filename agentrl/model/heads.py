@@ -33,8 +33,8 @@ class PolicyModel(nn.Module):
     """Log-probs of tokens under `base`, a causal language model.
 
     With `autocast` the forward pass computes in bfloat16 on float32 weights. `lora`: the adapters in `base`. `group`:
-    the ranks that split the tokens of each forward pass; all must be given the same tokens. `experts`: what
-    `follow_routes` gave for `base`.
+    the ranks that split the tokens of each forward pass; all must be given the same tokens. `experts`: the result of
+    `follow_routes` for `base`.
     """
 
     def __init__(

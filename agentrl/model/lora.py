@@ -63,7 +63,7 @@ class Lora:
             inject_adapter_in_model(self.config, model)
         except ValueError as error:
             raise ConfigError(f"target_modules={config.target_modules}: {error}") from error
-        self.config.target_modules = sorted(self.config.target_modules or ())  # what peft found, in no order
+        self.config.target_modules = sorted(self.config.target_modules or ())  # layers that peft found, in no order
         model.eval()
         _start(model, seed)
         if config.lora_adapter_path is not None:

@@ -126,7 +126,7 @@ def check_fits(
 ) -> None:
     """Raise ConfigError where config.json describes another model than the weights of its folder are.
 
-    report: what loading says of the weights' names. wanted: names of the required weights. Weights of further layers
+    report: the loader's report on the weights' names. wanted: names of the required weights. Weights of further layers
     are refused, and others that the model has not are left.
     """
     names, config = dict(model.named_parameters()).keys(), model.config.get_text_config()
@@ -162,7 +162,7 @@ def _is_of_layer(name: str, first: int, names: Collection[str]) -> bool:
 
 @contextlib.contextmanager
 def loading(path: str, override: Mapping[str, JSON] = {}) -> Iterator[None]:
-    """Turn errors of loading inside the block into a ConfigError that names `path`, and what overrides its config."""
+    """Turn errors of loading inside the block into a ConfigError that names `path`, and the overrides of its config."""
     try:
         yield
     except (OSError, ValueError, KeyError, SafetensorError) as error:
@@ -298,7 +298,7 @@ def longest_context(model: PreTrainedModel) -> int | None:
 
 
 def _longrope_limit(model: PreTrainedModel) -> int | None:
-    """Length beyond which LongRoPE (arXiv:2402.13753) rotates all sequences of a batch in another way; else None."""
+    """Length beyond which LongRoPE (arXiv:2402.13753) rotates all sequences of a batch in another way, or None."""
     ropes = [rope for rope in _rotations(model) if rope.get("rope_type") == "longrope"]
     limits = (rope["original_max_position_embeddings"] for rope in ropes)
     return min((limit for limit in limits if limit is not None), default=None)
@@ -542,8 +542,10 @@ def _score(
     asked: Mapping[str, bool],
     compare: Compare | None,
 ) -> torch.Tensor:
-    """Score M states: [1 to 5, M] float32, the log-probs of the targets and, in the order of `asked`, what it asks for,
-    and what `compare` gives.
+    """Score M states: [1 to 5, M] float32.
+
+    The rows are the log-probs of the targets, the requested scores in the order of `asked`, and the results of
+    `compare`.
 
     hidden [M, D], targets and their places [M] int64.
     """

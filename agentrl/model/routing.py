@@ -29,13 +29,13 @@ ROUTES = "agentrl_routes"
 class Routes:
     """The experts of the P tokens of a forward pass in each of L layers with experts, k each.
 
-    Made without `given` it records what routers choose; else they choose what it says.
+    Made without `given` it records the routers' choices; else it prescribes them.
     """
 
     def __init__(self, given: torch.Tensor | None = None, *, with_sums: bool = False) -> None:
         """given: [T, L, k] of an integer type, on the model's device, of the tokens of a batch; see `place`.
 
-        with_sums: keep what `sums` reads.
+        with_sums: keep the inputs of `sums`.
         """
         self.given, self.with_sums = given, with_sums
         self._logits: dict[int, tuple[torch.Tensor, bool]] = {}
@@ -46,7 +46,7 @@ class Routes:
         self._experts = 0
 
     def place(self, layout: PackedLayout, part: Slice) -> None:
-        """Say which of the T tokens of a batch the P tokens of the forward pass are."""
+        """Map the T tokens of a batch to the P tokens of the forward pass."""
         self._layout, self._part = layout, part
         if self.given is not None:
             self._replayed = part.cut(self.given[layout.stored].movedim(0, -1)).movedim(-1, 0)

@@ -30,8 +30,8 @@ class TokenScores(NamedTuple):
     divergence: torch.Tensor | None = None
     """[T] float32: the result of a `Compare`. None without a `Compare`."""
     experts: torch.Tensor | None = None
-    """[T, L, k] uint8 or int16: the k experts that each token was sent to in the L layers with experts. None where they
-    were not asked for."""
+    """[T, L, k] uint8 or int16: the k experts that each token was sent to in the L layers with experts. None where
+    nobody asked for them."""
     router: torch.Tensor | None = None
     """[L, E + 1] float32, sums over the T tokens: the probability that the router of each layer gives each of its E
-    experts. The last entry is the square of the logsumexp of its logits. None where they were not asked for."""
+    experts. The last entry is the square of the logsumexp of its logits. None where nobody asked for them."""

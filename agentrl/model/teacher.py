@@ -1,4 +1,4 @@
-"""A frozen teacher: what it says of tokens that another model sampled."""
+"""A frozen teacher: its scores of tokens that another model sampled."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Scope = Literal["sampled", "top_k", "full"]
 
 
 class TeacherModel(nn.Module):
-    """A causal language model `base` that says what `agentrl.algorithms.distillation` lists as a teacher's scores.
+    """A causal language model `base` that gives a teacher's scores, as listed in `agentrl.algorithms.distillation`.
 
-    temperature: of the softmax. vocab: ids of the policy's vocabulary; those beyond them count as impossible. group:
-    the ranks that split the tokens of each forward pass; all must be given the same tokens.
+    temperature: of the softmax. vocab: ids of the policy's vocabulary; the teacher's other ids count as impossible.
+    group: the ranks that split the tokens of each forward pass; all must be given the same tokens.
     """
 
     def __init__(
