@@ -39,7 +39,7 @@ class Ended(Exception):
 
     def __init__(self, status: int) -> None:
         self.is_late = status == -signal.SIGALRM
-        """The time was over; else it was the memory, as a rule."""
+        """The time was over; otherwise it was the memory, as a rule."""
         super().__init__(f"the process ended with status {status}")
 
 
@@ -117,7 +117,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def answer_all(answer: Answering) -> None:
-    """Answer requests in a child process until there are no more, or one takes too much; what it yields is sent."""
+    """Answer requests in a child process until there are no more, or one takes too much; yielded lines are sent."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process, wherever it is
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGALRM,))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

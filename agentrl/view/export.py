@@ -170,7 +170,7 @@ def _hide_turn(turn: Record, hidden: Hidden) -> None:
 
 
 def _hidden_ids(window: Record, turns: Sequence[Record], hidden: Hidden) -> npt.NDArray[np.int32]:
-    """Ids of a context window, -1 in the place of those whose texts are hidden."""
+    """Ids of a context window, -1 in the place of tokens whose texts are hidden."""
     ids = np.array(window["ids"], np.int32)
     if "ids" in hidden.left_out:
         return np.full_like(ids, -1)

@@ -104,14 +104,14 @@ class Folder:
             raise self.damaged(name, error) from error
 
     def dataset(self, name: str) -> ds.Dataset:
-        """Open a parquet file such that only the columns and rows asked for are read. Raises DataError."""
+        """Open a parquet file such that only the requested columns and rows are read. Raises DataError."""
         try:
             return ds.dataset(self.at(name), format="parquet", filesystem=None if self.is_local else self._fs)
         except (pa.ArrowException, OSError) as error:
             raise self.damaged(name, error) from error
 
     def damaged(self, name: str, error: Exception) -> DataError:
-        """Say in words that a parquet file cannot be read."""
+        """Write the error for a parquet file that cannot be read."""
         return DataError(
             f"{self.url}/{name}: want a parquet file, but it cannot be read as one ({first_line(error)}). It was "
             "damaged or cut after it was written: copy it again, or remove it"

@@ -50,7 +50,7 @@ class Part:
 def recorded(files: Mapping[str, Stamp], below: str = "", updates: Mapping[str, str] | None = None) -> list[Part]:
     """Find the parts that a run recorded, from the names of its files of trajectories.
 
-    below: where they lie. updates: places of the files of updates, by their names.
+    below: their folder. updates: places of the files of updates, by their names.
     """
     found = list[Part]()
     for file, stamp in files.items():
@@ -175,7 +175,7 @@ def _row(
 
 
 def _responses(table: pa.Table, step: int) -> Iterator[Row]:
-    """Yield rows of SCHEMA, one a response, from what `agentrl.generate` wrote."""
+    """Yield rows of SCHEMA, one a response, from a file of `agentrl.generate`."""
     for number, row in enumerate(table.to_pylist(maps_as_pydicts="lossy")):
         records = row.get("trajectories")
         if isinstance(records, list):

@@ -156,7 +156,7 @@ class Question:
         return self.where or self.regex or self.text
 
     def too_long(self, seconds: float) -> str:
-        """Say in words that it takes too long before any file is read."""
+        """Write the error that the question takes too long before any file is read."""
         return f"the question {self.asked!r:.200} alone takes more than {seconds:.0f} seconds"
 
     @property
@@ -238,7 +238,7 @@ def _place(run: Run, parts: Sequence[Part]) -> dict[str, object]:
 
 
 def _keep_best(answer: Answer, question: Question) -> None:
-    """Sort by the order asked for, and keep the first rows."""
+    """Sort by the requested order, and keep the first rows."""
     if question.order:
         name = question.order.removeprefix("-")
         known = [row for row in answer.rows if row[name] is not None]

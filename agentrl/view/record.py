@@ -161,7 +161,7 @@ def of_window(record: Record, number: int) -> Record:
 
 
 def pieces(run: Run, record: Record, first: int, cut: int | None = None) -> list[dict[str, JSON]]:
-    """Texts of the first context window from token `first` on, told apart by who wrote them and at token `cut`.
+    """Texts of the first context window from token `first` on, separated by author and at token `cut`.
 
     Without tokens, a piece is a turn, and `first` counts turns.
     """
@@ -192,7 +192,7 @@ def pieces(run: Run, record: Record, first: int, cut: int | None = None) -> list
 
 
 def common_beginning(one: Record, other: Record) -> int | None:
-    """Count the tokens that two first context windows begin with alike, or the turns where one has no tokens.
+    """Count the tokens that two first context windows share at the start, or the turns where one has no tokens.
 
     None where all of both is alike.
     """

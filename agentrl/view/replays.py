@@ -39,7 +39,7 @@ State: TypeAlias = Literal["running", "done", "failed", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A replay as a page asks for it."""
+    """A page's request for a replay."""
 
     place: Place
     turn: int | None = None
@@ -53,7 +53,7 @@ class Wanted:
 
 
 class Replay:
-    """One child process, and what became of it."""
+    """One child process, and its outcome."""
 
     def __init__(self, wanted: Wanted, uid: str, window: int, command: list[str], environment: dict[str, str]) -> None:
         """window: number of the context window shown next to the result's."""
@@ -78,11 +78,11 @@ class Replay:
             os.setpriority(os.PRIO_PGRP, self._process.pid, NICE)
 
     def wait(self) -> int:
-        """Wait for the process's end, reading what it says; return its exit status."""
+        """Wait for the process's end, reading its output; return its exit status."""
         reader = threading.Thread(target=self._read, daemon=True)
         reader.start()
         os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
-        self._kill(signal.SIGKILL)  # what it started may hold its output open; its id is still its own
+        self._kill(signal.SIGKILL)  # its children may hold its output open; its id is still its own
         reader.join()
         return self._process.wait()
 
@@ -108,7 +108,7 @@ class Replay:
 
     @property
     def goes_on(self) -> bool:
-        """True until the process has ended, and what it made is there."""
+        """True until the process has ended, and its result is there."""
         return not self._ended
 
     def end(self) -> None:
@@ -133,7 +133,7 @@ class Replay:
         }
 
     def complaint(self, status: int) -> str:
-        """Return the command's own sentence, or the end of what it said."""
+        """Return the command's own sentence, or the end of its output."""
         _, found, sentence = f"\n{self._said}".rpartition("\nerror: ")
         return sentence.strip() if found else self._said[-2000:].strip() or f"the command ended with status {status}"
 
@@ -190,7 +190,7 @@ class Replays:
             return len(self._all) - 1
 
     def _watch(self, replay: Replay, run: Run, out: Path) -> None:
-        """Wait for its end, and take what it made."""
+        """Wait for the replay's end, and take its result."""
         status = replay.wait()
         try:
             if replay.state == "cancelled":

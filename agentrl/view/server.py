@@ -65,7 +65,7 @@ class ReplayBody(BaseModel):
 
 
 def page_text(*, follow: bool, replay: bool) -> str:
-    """Render the one page, whose scripts show everything else."""
+    """Render the one page, whose scripts show the data."""
     environment = Environment(loader=PackageLoader("agentrl.view", "pages"), autoescape=True)
     return environment.get_template("page.html").render(follow=follow, replay=replay, scripts=SCRIPTS)
 
@@ -78,7 +78,7 @@ def make_app(
     follow: bool = False,
     replays: Replays | None = None,
 ) -> FastAPI:
-    """Make the server's application; `token` opens it. Without `replays` it reads, and does nothing else.
+    """Make the server's application; `token` opens it. Without `replays` it only reads.
 
     names: names for the machine in an address, apart from localhost and its numbers.
     """
@@ -198,7 +198,7 @@ def _add_questions(app: FastAPI, viewer: Viewer) -> None:
 
 
 def _add_replays(app: FastAPI, replays: Replays) -> None:
-    """Add what starts processes."""
+    """Add the requests that start processes."""
 
     @app.get("/api/run/{number}/replay")
     def options(number: Number) -> Response:

@@ -22,7 +22,7 @@ TokenText: TypeAlias = tuple[str, str, bool]
 
 
 class TokenTexts:
-    """The vocabulary of a run; without a tokenizer, ids stand for themselves."""
+    """The vocabulary of a run; without a tokenizer, the ids are shown."""
 
     def __init__(self, tokenizer: Tokenizer | None, origin: str) -> None:
         """origin: its source, or why there is no tokenizer."""
@@ -43,7 +43,7 @@ class TokenTexts:
         return {str(id): self._describe(id) for id in set(ids)}
 
     def text(self, ids: Sequence[int]) -> str:
-        """Join the bytes of the tokens to a text; ids stand for themselves without a tokenizer."""
+        """Join the bytes of the tokens to a text; without a tokenizer, write the ids."""
         if self._tokenizer is None:
             return " ".join(f"#{id}" for id in ids)
         return b"".join(bytes.fromhex(self._describe(id)[1]) for id in ids).decode("utf-8", "replace")

@@ -41,7 +41,7 @@ class Viewer:
         return len(self._runs) + len(self._kept) - 1
 
     def overview(self) -> Record:
-        """Runs with their sets, newest numbers and versions, and what can be asked."""
+        """Runs with their sets, newest numbers and versions, and the possible questions."""
         return {
             "runs": [self._summary(number, run) for number, run in enumerate(self._runs)],
             "differing": self._differing(),
@@ -153,7 +153,7 @@ class Viewer:
         return next((window for window, pair in enumerate(pairs) if common_beginning(*pair) is not None), 0)
 
     def side_by_side(self, places: Sequence[Place], window: int | None = None) -> Record:
-        """Trajectories with what they have in common told apart from where they part.
+        """Trajectories with their common part separated from where they differ.
 
         window: number of the context window, the only one that is shown; None: the first.
         """
