@@ -23,10 +23,10 @@ NEVER_NEGATIVE = ("step", "exp_avg_sq")
 
 
 class Optim:
-    """Steps the named parameters `params` of a model; `matrices` names those that Muon may take.
+    """Steps the named parameters `params` of a model; `matrices` names the parameters that Muon may take.
 
-    The learning rates are set before each step from the schedule (`lr_factor`), never kept from the last one. What it
-    remembers lies on the device `home` between steps; None: next to the parameters.
+    The learning rates are set before each step from the schedule (`lr_factor`), never kept from the last one. Its state
+    stays on the device `home` between steps; None: next to the parameters.
     """
 
     def __init__(
@@ -91,11 +91,11 @@ class Optim:
         return _REMEMBERED[type(self._of(self._params[name]))]
 
     def empty_state(self, name: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        """Make a tensor for `load_state`, not filled, for what `state` names `name`: placed as its parameter is.
+        """Make a tensor for `load_state`, not filled, for the entry `name` of `state`: placed as its parameter is.
 
         `shape`: the parameter's, or () for a scalar; `dtype`: as in `state`.
 
-        Raises ValueError for what cannot be the state of a parameter.
+        Raises ValueError for a tensor that cannot be the state of a parameter.
         """
         owner, _, kind = name.rpartition("/")
         param = self._params.get(owner)
