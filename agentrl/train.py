@@ -57,9 +57,9 @@ def training(
 
     Args:
         config: a config; or overrides of `configs/train.yaml`: values by dotted key, or texts as on the command line.
-        loops: agent loops by name, beside the registered ones: a class, an object, or `async def loop(episode)`.
-        tools: tool objects and plain functions, beside those of multi_turn.tool_config_path.
-        interactions: beside those of multi_turn.interaction_config_path.
+        loops: agent loops by name, next to the registered ones: a class, an object, or `async def loop(episode)`.
+        tools: tool objects and plain functions, in addition to multi_turn.tool_config_path.
+        interactions: in addition to multi_turn.interaction_config_path.
         reward: a scoring function, in place of the scorers by data source.
 
     Raises UserError, before the first step for any config that cannot work.

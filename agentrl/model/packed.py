@@ -455,7 +455,7 @@ def token_logprobs(
 
     Args:
         ids: [T] int64. offsets: [N + 1] int64.
-        temperature: above 0; 0 stands for greedy sampling, whose log-probs are those of temperature 1.
+        temperature: above 0; 0 means greedy sampling, whose log-probs are taken at temperature 1.
         compare: called with the distributions of a chunk of tokens at a time; again in the backward pass.
         needed: [T] bool, the tokens whose log-prob is wanted; None: all. Others cost no vocabulary projection.
         chunk_tokens: tokens whose logits are alive at once; None: chosen by `_CHUNK_LOGITS`.

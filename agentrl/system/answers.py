@@ -89,8 +89,8 @@ class Answers:
 
     Args:
         write: takes down an entry.
-        after_kill: by who is asked; whoever is not in it comes back by answers.
-        on_anew: told why the trajectory begins anew.
+        after_kill: by callee; a callee that is absent resumes by answers.
+        on_anew: called with the reason when the trajectory restarts.
     """
 
     def __init__(

@@ -29,10 +29,10 @@ class Registry:
         what: names the kind in messages, e.g. "policy loss".
         key: the config key whose value is such a name.
         built_in: each name with its `module:object`.
-        base: `module:Class` of which every choice must be a subclass; None: the caller checks what it needs.
+        base: `module:Class`, the base class of every choice; None: the caller checks what it needs.
         functions: every choice must be callable.
         needing_options: the built-in choices with an option that has no default.
-        targets: allow `module:object` and `path/to/file.py:object` beside names. False where names come from data,
+        targets: allow `module:object` and `path/to/file.py:object` next to names. False where names come from data,
             which nobody trusts with an import.
     """
 

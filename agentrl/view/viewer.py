@@ -155,7 +155,7 @@ class Viewer:
     def side_by_side(self, places: Sequence[Place], window: int | None = None) -> Record:
         """Trajectories with their common part separated from where they differ.
 
-        window: number of the context window, the only one that is shown; None: the first.
+        window: number of the context window to show, alone; None: the first.
         """
         if not 0 < len(places) <= MOST_SIDE_BY_SIDE:
             raise DataError(f"want 1 to {MOST_SIDE_BY_SIDE} trajectories side by side, not {len(places)}")

@@ -180,7 +180,7 @@ def summary(found: Translation, typed: Collection[str] | None, *, every: bool) -
     """Write a note of all keys without effect, and a note of the keys that are arranged differently.
 
     Args:
-        typed: the keys that are told of; None: all.
+        typed: the keys to report; None: all.
         every: name each key, not only their number.
     """
     noted = {key: why for key, why in found.noted.items() if typed is None or key in typed}
