@@ -1,8 +1,8 @@
 """The one way in which losses by token become a scalar.
 
 `aggregate` adds the tokens up and divides by denominators counted beforehand over the whole mini-batch. Each
-micro-batch therefore adds exactly its share, and the gradient depends neither on the cut into micro-batches, nor on the
-ranks once the two counts are summed over them:
+micro-batch therefore adds exactly its share. The gradient does not depend on the cut into micro-batches or, once the
+two counts are summed over ranks, into ranks:
 
     scale = LossScale.of(mini.policy_tokens, config.loss_agg_mode, norm_length)   # once a mini-batch
     for micro in micro_batches:                                                   # whole sequences of `mini`

@@ -69,9 +69,9 @@ def kept(
     """Find the tokens that keep all bounds of `reject`, [T] bool; log_ratio [T] float, 0 where mask [T] bool is False.
 
     With l the log-ratio, clamped to +-20: `token` bounds exp(l), `sequence` exp(sum of l), `geometric` exp(mean of l),
-    each over the policy tokens of the sequence; `veto` is the least value of exp(l) that any of them may have.
-    k2 = l^2 / 2 and k3 = exp(l) - 1 - l bound the token, or their sum, mean or maximum over the sequence's policy
-    tokens. All bounds are inclusive.
+    each over the policy tokens of the sequence. `veto` is the least value of exp(l) that any of them may have. k2 = l^2
+    / 2 and k3 = exp(l) - 1 - l bound the token, or their sum, mean or maximum over the sequence's policy tokens. All
+    bounds are inclusive.
     """
     change = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     divergence: dict[str, Callable[[], Tensor]] = {
@@ -100,7 +100,7 @@ def ages(version: Tensor, current: int) -> Tensor:
 def interpolated(logprobs: Tensor, rollout_logprobs: Tensor, staleness: Tensor) -> Tensor:
     """Estimate the proximal policy's log-probs [T] between the log-probs of the engine and of the trained policy.
 
-    log p_engine + s / (s + 1) (log p - log p_engine): a token that is s versions stale was sampled s + 1 versions
+    log p_engine + s / (s + 1) (log p - log p_engine). A token that is s versions stale was sampled s + 1 versions
     before the update's result. The proximal policy is one version before that result. staleness [T] int64.
     """
     part = (staleness / (staleness + 1)).to(logprobs.dtype)

@@ -24,7 +24,7 @@ def families() -> tuple[str, ...]:
 
 
 def unknown_format(name: str, known: list[str]) -> str | None:
-    """Write the message for a format neither a family nor among `known` tool-call formats; None for others.
+    """Write the message for a format that is no family and not among `known` tool-call formats; None for others.
 
     `name` is as the config has it, with `template:` before a tool-call format or without.
     """

@@ -15,8 +15,8 @@ OVERRIDE_KEY = "actor_rollout_ref.model.override_config"
 def read_config(path: str, override: Mapping[str, JSON], *, trust_remote_code: bool = False) -> PretrainedConfig:
     """Read the config of the model at `path`; values of `override` replace the file's values, sections merged.
 
-    Raises ConfigError for a name that is neither in the file nor in the config's class, since it would change nothing.
-    Errors of transformers pass.
+    Raises ConfigError for a name that both the file and the config's class lack, since it would change nothing. Errors
+    of transformers pass.
     """
     config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     if not override:

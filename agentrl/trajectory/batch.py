@@ -76,8 +76,8 @@ class Sequences(Protocol):
 class RaggedBatch:
     """T tokens of N sequences in a row, without padding.
 
-    A token field's entry t belongs to ids[t]: `logprobs[t]` is log p(ids[t] | the tokens before it in its sequence),
-    so the first token of a sequence never carries one. `mask` is True where the policy sampled the token, and `version`
+    A token field's entry t belongs to ids[t]: `logprobs[t]` is log p(ids[t] | the tokens before it in its sequence). So
+    the first token of a sequence never has a log-prob. `mask` is True where the policy sampled the token, and `version`
     and `turn` are -1 where it is False.
     """
 

@@ -140,10 +140,10 @@ def token_rewards(trajectory: Trajectory, turn_reward_coef: float) -> list[list[
     """Give each token of every transcript its reward, 0 but on some policy tokens. Their sum is `Outline.reward`.
 
     The score, and the penalty for an overlong response, are on the trajectory's last policy token, not on a tool answer
-    after it. A turn's reward, times `turn_reward_coef`, is on the last policy token before that turn's end: in an
-    assistant turn itself, or in the policy turn that an observed turn answers. A reward from before the policy wrote
-    anything is on its first token. Turn rewards that the score counts too stay on their turns, and are subtracted at
-    the end.
+    after it. A turn's reward, times `turn_reward_coef`, is on the last policy token before that turn's end. This token
+    is in an assistant turn itself, or in the policy turn that an observed turn answers. A reward from before the policy
+    wrote anything is on its first token. Turn rewards that the score counts too stay on their turns, and are subtracted
+    at the end.
 
     Raises ValueError when there is no score or no policy token.
     """

@@ -110,7 +110,7 @@ class ToolResponse(BaseModel):
         return value
 
     def is_empty(self) -> bool:
-        """Check whether it has neither text nor image nor video."""
+        """Check whether it has no text, no image and no video."""
         return not (self.text or self.image or self.video)
 
     def is_text_only(self) -> bool:
@@ -126,7 +126,7 @@ class BaseTool:
     """
 
     def __init__(self, config: dict[str, JSON], tool_schema: OpenAIFunctionToolSchema | None) -> None:
-        """Take the YAML's config and schema. Raises TypeError where neither the YAML nor the class has a schema."""
+        """Take the YAML's config and schema. Raises TypeError where both the YAML and the class lack a schema."""
         self.config = config
         self.tool_schema: OpenAIFunctionToolSchema | None = tool_schema
         self.tool_schema = tool_schema or self.get_openai_tool_schema()

@@ -49,7 +49,7 @@ HEADERS = {
 }
 Next = Callable[[Request], Awaitable[Response]]
 Number: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 63)]
-"""Number in a request. Larger numbers name nothing, and neither JSON's writer nor the files' readers take them."""
+"""Number in a request. Larger numbers name nothing; JSON's writer and the files' readers do not take them."""
 PLACE = re.compile(r"(\d{1,18})/(.+)/(\d{1,18})")
 
 
