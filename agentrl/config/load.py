@@ -114,10 +114,7 @@ def told_as_config_errors() -> Iterator[None]:
 
 
 def shown_config(config: Section, package: str | None) -> str:
-    """Write the output of `--cfg job`: the whole config, or the section `package`.
-
-    Raises ConfigError for no section.
-    """
+    """Write the output of `--cfg job`: the config, or the section `package`. Raises ConfigError for no section."""
     if package is None:
         return config_to_yaml(config)
     tree: JSON = config_to_dict(config)
@@ -420,10 +417,7 @@ class Override:
 
     @staticmethod
     def parse(text: str, searched: Sequence[Path], schema: type[Section], *, multirun: bool = False) -> Override:
-        """Read one override; `multirun`: of a sweep.
-
-        Raises ConfigError and Hydra's errors for a text that is no override.
-        """
+        """Read one override; `multirun`: of a sweep. Raises ConfigError and Hydra's errors for another text."""
         text = long_key(text, schema)
         override = read_override(text)
         if override.is_sweep_override():

@@ -88,8 +88,7 @@ ADVANTAGE_ESTIMATORS = Registry(
     },
     functions=True,
 )
-"""Functions from `EstimatorColumns` to `Advantages`, which declare the further columns that they need
-(`agentrl.config.declaration`).
+"""Functions from `EstimatorColumns` to `Advantages`, which declare further columns (`agentrl.config.declaration`).
 """
 POLICY_LOSSES = Registry(
     "policy loss",

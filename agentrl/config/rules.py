@@ -123,8 +123,7 @@ class Condition:
 class OnlyWith(Rule):
     """The key has an effect only where one of the conditions holds. Set elsewhere, it is refused.
 
-    Conditions on keys that a config does not have are left out there; without any condition left the rule does not
-    apply.
+    Conditions on keys that a config does not have are left out; without a condition the rule does not apply.
 
     Args:
         because: the reason, which follows "as".
@@ -215,10 +214,7 @@ class Needs(Rule):
 
 
 class ConflictsWith(Rule):
-    """The key and the others must not be set at once; `why` gives the reason and the remedy.
-
-    A switch that is off counts as unset.
-    """
+    """The key and the others must not be set at once; `why` gives reason and remedy. An off switch counts as unset."""
 
     def __init__(self, *others: str, why: str) -> None:
         self.others, self.why = others, why

@@ -135,10 +135,7 @@ class FurtherFields:
 
 
 def further_fields(message: Message) -> Iterator[str]:
-    """Yield the fields of a message that are not read here.
-
-    Fields of its calls and parts are named `tool_calls.NAME` and `content.NAME`; empty fields do not count.
-    """
+    """Yield the filled fields of a message that are not read here, also as `tool_calls.NAME` and `content.NAME`."""
     yield from _further(message, READ.get(message["role"], READ_BY_ALL), "")
     for call in message.get("tool_calls") or ():
         yield from _further(call, IN_CALLS, "tool_calls.")

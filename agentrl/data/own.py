@@ -41,10 +41,7 @@ class ConfiguredSamples(Samples, Protocol):
     """Samples that depend on the run's config."""
 
     def configure(self, config: RolloutsConfig, max_samples: int | None) -> None:
-        """Read the config; called once, before anything else.
-
-        max_samples: the number of samples to use, None for all.
-        """
+        """Read the config; called once, before anything else. max_samples: samples to use, None for all."""
         ...
 
 

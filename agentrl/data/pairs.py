@@ -100,9 +100,8 @@ def load_pairs(
 ) -> tuple[list[Pair], int]:
     """Tokenise every row for a policy: (pairs, number of pairs left out because one of the two is too long).
 
-    `remarks` receives the kinds of content of conversations that are not learnt, with their numbers (see
-    `Transcripts.unlearnt`). Raises DataError as `load_transcripts` does, and where no assistant turn follows the common
-    beginning.
+    `remarks` receives the kinds of content that are not learnt, with their numbers (see `Transcripts.unlearnt`). Raises
+    DataError as `load_transcripts` does, and where no assistant turn follows the common beginning.
     """
     reader, tokenizer = PairReader(config), Tokenizer(config, chat)
     remarks = Counter() if remarks is None else remarks

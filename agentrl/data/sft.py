@@ -76,8 +76,7 @@ def load_transcripts(
 
     Raises DataError, naming file, row and column, for a row that is no transcript, and with truncation=error for a
     transcript of more than data.max_length tokens. Raises it, too, when no transcript is left. Raises ConfigError when
-    the chat format would not show, or not learn, content of typical transcripts. The first transcript without tool
-    calls and the first with them are tried.
+    the chat format would not show, or not learn, content of typical transcripts: the first without and with tool calls.
     """
     reader, tokenizer = RowReader(config), Tokenizer(config, chat)
 
@@ -198,10 +197,8 @@ class Tokenizer:
     ) -> SFTSample | None:
         """Tokenise a transcript; None for a transcript that is too long and may be skipped.
 
-        Raises DataError that names the place.
-
-        The first `shown` turns of the assistant are not learnt, and neither are turns with `weight` 0 (see
-        `with_one_flag`).
+        Raises DataError that names the place. The first `shown` turns of the assistant are not learnt, and neither are
+        turns with `weight` 0 (see `with_one_flag`).
         """
         calls = any(message.get("tool_calls") for message in messages)
         if calls not in self._checked:

@@ -511,8 +511,7 @@ def predicting_states(
 ) -> tuple[torch.Tensor, torch.Tensor, Slice]:
     """Compute the last hidden states from which the needed tokens are predicted. See `token_logprobs`.
 
-    Returns the states [M, H] that predict the needed tokens of this rank's slice, the places [M] int64 of these tokens,
-    the slice.
+    Returns the states [M, H] that predict the needed tokens of this rank's slice, their places [M] int64, the slice.
     """
     hidden, layout, part = stored_hidden_states(model, ids, offsets, images, group, routes)
     # A sequence's first token is predicted by nothing; token t of the rest is predicted by the state before it.
@@ -544,10 +543,8 @@ def _score(
 ) -> torch.Tensor:
     """Score M states: [1 to 5, M] float32.
 
-    The rows are the log-probs of the targets, the requested scores in the order of `asked`, and the results of
-    `compare`.
-
-    hidden [M, D], targets and their places [M] int64.
+    The rows are log-probs of the targets, the scores in `asked`, and the results of `compare`. hidden [M, D], targets
+    and their places [M] int64.
     """
     logits = token_logits(model, hidden)
     if temperature != 1.0:

@@ -111,10 +111,8 @@ def read_head(
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """Load a teacher's head alone, whole on every rank.
 
-    It is a function from hidden states [M, H] to logits [M, V] float32 of the ids below `vocab`, divided by the
-    temperature.
-
-    The rest of the model is in memory, sharded, while it is read. Raises ConfigError.
+    It maps hidden states [M, H] to logits [M, V] float32 of the ids below `vocab`, divided by the temperature. The rest
+    of the model is in memory, sharded, while it is read. Raises ConfigError.
     """
     loaded_on = "cpu" if torch.device(device).type == "cpu" or mesh.fsdp is None else device
     base = open_model(path, dtype=dtype, device=loaded_on, trust_remote_code=trust_remote_code)

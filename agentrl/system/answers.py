@@ -74,10 +74,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Codec(Generic[T]):
-    """Way to write an answer, and to read it.
-
-    `write` raises TypeError or ValueError for an answer without a written form.
-    """
+    """Way to write an answer, and to read it. `write` raises TypeError or ValueError where it has no form."""
 
     write: Callable[[T], bytes]
     read: Callable[[bytes], T]
@@ -236,10 +233,7 @@ def digest(*parts: bytes) -> str:
 
 
 def as_json(value: object) -> bytes:
-    """Write a value as JSON, numbers of other libraries as floats.
-
-    Raises TypeError for a value that has no JSON form.
-    """
+    """Write a value as JSON, numbers of other libraries as floats. Raises TypeError where JSON has no form."""
     return json.dumps(value, default=_number).encode()
 
 

@@ -69,10 +69,7 @@ class _SourceLine(TypedDict):
 
 
 class Cassette:
-    """File of recorded answers.
-
-    Each answer is written as soon as it is recorded, so that a killed run loses no answer.
-    """
+    """File of recorded answers. Each answer is written at once, so that a killed run loses no answer."""
 
     def __init__(self, path: str | Path, mode: Mode) -> None:
         """Open `path` to record or to replay. Raises ConfigError: nothing to replay, no cassette, or a path that cannot

@@ -218,10 +218,7 @@ class Patient(asyncio.Protocol):
             self._start_timer()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer bytes that are no HTTP.
-
-        Where it is the body of a request under way, the app's own answer goes nowhere.
-        """
+        """Answer bytes that are no HTTP. In the body of a request under way, the app's own answer goes nowhere."""
         under_way = self.cycle if self.is_under_way else None
         super().send_400_response(msg)  # type: ignore[misc]  # uvicorn's
         if under_way is not None:

@@ -26,8 +26,7 @@ MAX_BODIES = 1 << 30
 class BodyLimit:
     """ASGI middleware that refuses requests by their body and headers.
 
-    Unclear length gives 400, more than `most` bytes 413, too large headers 431, a body that does not come in time 408,
-    a body without room 429.
+    Unclear length gives 400, more than `most` bytes 413, too large headers 431, a late body 408, lack of room 429.
 
     A refusal ends the connection; so does any answer that is sent before the whole body has come, because nobody reads
     the rest.

@@ -23,10 +23,7 @@ OTHER_PACKAGES = ("data_prep", "sandbox")
 
 
 def import_object(name: str, base: Base | None = None) -> object:
-    """Import `my.module.Thing`.
-
-    Raises ConfigError that names the missing part, the nearest name, or the module that hides it.
-    """
+    """Import `my.module.Thing`. Raises ConfigError with the missing part, the nearest name, or the hiding module."""
     module_name, _, attribute = name.rpartition(".")
     if not module_name or not all(part.isidentifier() for part in name.split(".")):
         raise ConfigError(f"expected a dotted name like `my.module.Name`, or path/to/file.py:Name, found {name!r}")

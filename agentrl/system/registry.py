@@ -133,8 +133,7 @@ def options_model(found: object) -> type[pydantic.BaseModel] | None:
 def read_options(found: object, values: Mapping[str, object], key: str) -> pydantic.BaseModel | None:
     """Check `values`, the mapping under the config key `key`, as options of `found`.
 
-    Returns None where `found` takes no options. Raises ConfigError with the wrong key, its nearest one, and the
-    expected type.
+    Returns None where `found` takes no options. Raises ConfigError with the wrong key, its nearest one, and the type.
     """
     model = options_model(found)
     if model is None:

@@ -101,8 +101,7 @@ def is_fault(error: BaseException) -> bool:
 def read_traceback(output: str) -> tuple[str, bool] | None:
     """Read the last traceback that a Python program wrote: the line that names the error, and whether it is a fault.
 
-    Return None where `output` has no traceback, or the traceback of a group of errors. The errors that it was raised
-    `from` count, as in `is_fault`.
+    None without a traceback, or for a group of errors. The errors that it was raised `from` count, as in `is_fault`.
     """
     *before, last = output.split(TRACEBACK)
     if not before:

@@ -117,8 +117,7 @@ class Transcript:
     """[n, L, k] uint8 or int16, the experts of the first n tokens in the L layers that have some, as the engine reports
     them. The last sampled token and the observed tokens after it have no entry. Not stored with the trajectory."""
     teacher_prompt: list[int] = field(default_factory=list, compare=False)
-    """Prompt that a privileged teacher reads in this one's place; empty: no privileged prompt. Not stored with the
-    trajectory."""
+    """Prompt that a privileged teacher reads in this one's place, or empty. Not stored with the trajectory."""
 
     def __len__(self) -> int:
         return len(self.ids)

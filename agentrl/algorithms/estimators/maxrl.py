@@ -21,8 +21,7 @@ def maxrl(columns: EstimatorColumns, config: AlgorithmConfig) -> Advantages:
 
     Divided by the share of successes, the gradient moves from the gradient of the success rate towards the gradient of
     its logarithm as n grows. A prompt that is seldom solved therefore weighs more. A group without success has
-    advantage 0. A_i = R_i with n = 1. Raises TrainingError for a negative reward, since shares of negative rewards mean
-    nothing.
+    advantage 0. A_i = R_i with n = 1. Raises TrainingError for a negative reward.
     """
     groups = Groups.of(columns)
     if (groups.totals < 0).any():
