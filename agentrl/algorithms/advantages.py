@@ -31,7 +31,7 @@ def compute_advantages(
     """Add advantages and returns [T] float32 by `config.adv_estimator`, 0 where the policy did not sample.
 
     Needs old_logprobs and the columns that the estimator declares. n: trajectories requested for each prompt. numbers:
-    by trajectory, its scorer's numbers. Raises TrainingError unless the estimator returns one a token.
+    by trajectory, its scorer's numbers. Raises TrainingError unless the estimator returns one number a token.
     """
     found = cast(Estimator, ADVANTAGE_ESTIMATORS.get(config.adv_estimator))
     declared = declaration_of(found).columns
