@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        """Import `run_training`, `train` and `training` when they are first asked for: what only needs a part of the
-        package, such as a tool, must not wait for the config's libraries."""
+        """Import `run_training`, `train` and `training` on first use: code that only needs a part of the package, e.g.
+        a tool, must not wait for the config's libraries."""
         if name not in ("run_training", "train", "training"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module = importlib.import_module("agentrl.train")

@@ -19,7 +19,7 @@ COMMANDS = {
     "replay": "begin recorded trajectories again from a turn",
     "verl": "check launch scripts made for verl",
 }
-"""Modules of the package that are commands, with what they do."""
+"""Modules of the package that are commands, with their purpose."""
 
 
 def usage() -> str:

@@ -1,10 +1,10 @@
-"""The errors that end a run with a message for its user, and the one that stands for what may pass."""
+"""The errors that end a run with a message for its user, and the error for faults that may pass."""
 
 
 class UserError(Exception):
     """Something the user gave is wrong: a file, a row, a key, a model.
 
-    The message says where (file, row, key), what was expected, what was found and what to do. The command-line
+    The message names the place (file, row, key), the expected and the found value, and the remedy. The command-line
     entry points print it without a traceback and exit with status 2.
     """
 
@@ -22,27 +22,27 @@ class CheckpointError(UserError):
 
 
 class TrainingError(UserError):
-    """Training cannot go on, e.g. the loss is not finite."""
+    """Training cannot continue, e.g. the loss is not finite."""
 
 
 class WorkerDied(TrainingError):
-    """A worker's process is gone, and with it what it had learnt since the last checkpoint."""
+    """A worker's process has died, and everything it learnt since the last checkpoint is lost."""
 
 
 class NothingLeft(UserError):
-    """The run is done: no step is left to train. Commands tell it and exit with status 0."""
+    """The run is done: no step is left to train. Commands print it and exit with status 0."""
 
 
 class CodeError(UserError):
     """Code that a user gave (a loop, an interaction, a tool, a scorer, an agent) is wrong, and would fail again.
 
-    The message's first line names the code and what it did, the next ones the places in it, the innermost last.
+    The message's first line names the code and its error; the next lines name the places in it, the innermost last.
     """
 
     def __init__(self, message: str, place: str = "", *, of_contract: bool = False) -> None:
         """Args:
         place: the file and line to look at, `path:line`.
-        of_contract: the code gave what its contract forbids; else it raised.
+        of_contract: the code gave a value that its contract forbids; else it raised.
         """
         super().__init__(message)
         self.place, self.of_contract = place, of_contract
@@ -56,10 +56,10 @@ class CodeError(UserError):
 class InfrastructureError(RuntimeError):
     """An engine, a server, a network or a process failed, not the code that asked it: the trajectory is tried again.
 
-    Code of a user's may raise it for what may pass.
+    User code may raise it for faults that may pass.
     """
 
 
 def first_line(error: Exception) -> str:
-    """First line of the message, for messages that go on for pages."""
+    """First line of the message, for messages of several pages."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,4 +1,4 @@
-"""`python -m agentrl.preferences data.train_files=... model.path=...`: training on pairs, of which one is preferred.
+"""`python -m agentrl.preferences data.train_files=... model.path=...`: training on pairs, one response preferred.
 
 It trains a policy by DPO and its relatives, or with `trains=reward_model` a reward model.
 """

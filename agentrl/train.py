@@ -57,12 +57,12 @@ def training(
 
     Args:
         config: a config; or overrides of `configs/train.yaml`: values by dotted key, or texts as on the command line.
-        loops: agent loops by name, beside the registered ones: a class, an object, or `async def loop(episode)`.
-        tools: tool objects and plain functions, beside those of multi_turn.tool_config_path.
-        interactions: beside those of multi_turn.interaction_config_path.
+        loops: agent loops by name, next to the registered ones: a class, an object, or `async def loop(episode)`.
+        tools: tool objects and plain functions, in addition to multi_turn.tool_config_path.
+        interactions: in addition to multi_turn.interaction_config_path.
         reward: a scoring function, in place of the scorers by data source.
 
-    Raises UserError, before the first step for whatever cannot work.
+    Raises UserError, before the first step for any config that cannot work.
     """
     config = as_config(config)
     # Imported late, so that --help and config errors wait for nothing.
@@ -100,9 +100,9 @@ def main(argv: Sequence[str] | None = None, config_name: str = "train") -> int:
 class CallableModule(ModuleType):
     """This module, which can be called as the function of its name.
 
-    `agentrl.train` must be both: `python -m agentrl.train` needs a module of that name, and users a function. Whoever
-    imports the module, anywhere, has Python set the package's attribute `train` to it, so a function there would be
-    hidden sooner or later. A module that can be called is never hidden by itself. Type checkers are shown the function.
+    `agentrl.train` must be both: `python -m agentrl.train` needs a module of that name, and users a function. On any
+    import of the module, Python sets the package's attribute `train` to it, so a function there would be hidden sooner
+    or later. A module that can be called is never hidden by itself. Type checkers are shown the function.
     """
 
     __call__ = staticmethod(train)

@@ -30,8 +30,8 @@ def compute_advantages(
 ) -> RaggedBatch:
     """Add advantages and returns [T] float32 by `config.adv_estimator`, 0 where the policy did not sample.
 
-    Needs old_logprobs and the columns that the estimator declares. n: trajectories asked for of each prompt. numbers:
-    by trajectory, what its scorer gave. Raises TrainingError when the estimator does not return one number a token.
+    Needs old_logprobs and the columns that the estimator declares. n: trajectories requested for each prompt. numbers:
+    by trajectory, its scorer's numbers. Raises TrainingError unless the estimator returns one number a token.
     """
     found = cast(Estimator, ADVANTAGE_ESTIMATORS.get(config.adv_estimator))
     declared = declaration_of(found).columns
@@ -52,7 +52,7 @@ def compute_advantages(
 
 
 def estimator_columns(batch: RaggedBatch, n: int, declared: Collection[Extra] = ()) -> EstimatorColumns:
-    """Take the columns of a batch that has old_logprobs; of the optional ones those that are `declared`."""
+    """Take the columns of a batch that has old_logprobs; of the optional columns only the `declared` ones."""
     assert batch.old_logprobs is not None, "the policy's log-probs come first"
 
     def optional(name: Extra) -> Tensor | None:
@@ -85,7 +85,7 @@ def estimator_columns(batch: RaggedBatch, n: int, declared: Collection[Extra] = 
 
 
 def reads_teacher(config: AlgorithmConfig) -> bool:
-    """Say whether the estimator itself makes something of the teachers' log-probs."""
+    """Check whether the estimator itself makes something of the teachers' log-probs."""
     return "teacher_logprobs" in declaration_of(ADVANTAGE_ESTIMATORS.get(config.adv_estimator)).columns
 
 
@@ -97,7 +97,7 @@ def zero_advantage_sequences(batch: RaggedBatch) -> list[int]:
 
 
 def group_counts(batch: RaggedBatch, n: int) -> dict[str, int]:
-    """Count groups, groups_of_one, and groups_equal: those of two or more whose rewards are all the same."""
+    """Count groups, groups_of_one, and groups_equal: groups of two or more whose rewards are all the same."""
     groups = Groups.of(estimator_columns(batch, n))
     return {
         "groups": len(groups.size),

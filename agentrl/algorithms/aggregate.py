@@ -1,8 +1,8 @@
 """The one way in which losses by token become a scalar.
 
 `aggregate` adds the tokens up and divides by denominators counted beforehand over the whole mini-batch. Each
-micro-batch therefore adds exactly its share, and the gradient does not depend on how the mini-batch is cut into
-micro-batches (nor, once the two counts are summed over ranks, into ranks):
+micro-batch therefore adds exactly its share. The gradient does not depend on the cut into micro-batches or, once the
+two counts are summed over ranks, into ranks:
 
     scale = LossScale.of(mini.policy_tokens, config.loss_agg_mode, norm_length)   # once a mini-batch
     for micro in micro_batches:                                                   # whole sequences of `mini`
@@ -38,7 +38,7 @@ class LossScale:
 
     @classmethod
     def of(cls, policy_tokens: Tensor, mode: LossAggMode, norm_length: int | None = None) -> LossScale:
-        """Count over a mini-batch: policy_tokens [N] int64, those of each sequence.
+        """Count over a mini-batch: policy_tokens [N] int64, the policy tokens of each sequence.
 
         `norm_length` is needed by, and only used in, seq-mean-token-sum-norm: a number that stays the same over the
         whole run, as the longest response allowed. Raises ValueError when it is missing there.

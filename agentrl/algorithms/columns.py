@@ -24,7 +24,7 @@ class EstimatorColumns:
     old_logprobs: Tensor  # [T] float32, the policy's before the update
     rollout_logprobs: Tensor  # [T] float32, the engine's
     n: int
-    """Trajectories that were asked for of each prompt; those that failed are not here."""
+    """Trajectories requested for each prompt; failed ones are not here."""
     ref_logprobs: Tensor | None = None  # [T] float32, the reference policy's
     values: Tensor | None = None  # [T] float32, the critic's, of the state before each token
     entropy: Tensor | None = None  # [T] float32 in nats, of the policy before the update
@@ -34,14 +34,14 @@ class EstimatorColumns:
     numbers: Sequence[Mapping[str, float]] | None = None
     """By sequence, the numbers that its trajectory's scorer gave, `score` among them."""
     correction: Tensor | None = None  # [T] float32, the token's weight in the loss, where there is one
-    teacher_logprobs: Tensor | None = None  # [T] float32, the teacher's; NaN where the token has none
+    teacher_logprobs: Tensor | None = None  # [T] float32, the teacher's; NaN where the token has no teacher
 
 
 class Advantages(NamedTuple):
     """Result of an estimator; entries where mask is False do not count."""
 
     advantages: Tensor  # [T] float
-    returns: Tensor  # [T] float, what a critic learns
+    returns: Tensor  # [T] float, the critic's targets
 
 
 @dataclass(frozen=True, slots=True)

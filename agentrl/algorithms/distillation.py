@@ -8,8 +8,8 @@
 | top_k | 2 k: the ids of its k likeliest tokens (whole numbers, exact below 2^24), then their log-probs |
 | full | width of its last hidden state, from which its head makes all log-probs, a chunk of tokens at a time |
 
-`teacher` [T] int32 is the index of the sequence's teacher, -1 where it has none. What stands beside tokens that the
-policy did not sample is never read.
+`teacher` [T] int32 is the index of the sequence's teacher, -1 without a teacher. Entries of tokens that the policy did
+not sample are never read.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def taught(batch: RaggedBatch) -> Tensor:
 
 
 def sampled_logprobs(batch: RaggedBatch) -> Tensor:
-    """Take the teacher's log-prob of each sampled token, [T] float32; 0 where there is none."""
+    """Take the teacher's log-prob of each sampled token, [T] float32; 0 without a teacher."""
     scores = batch.teacher_scores
     assert scores is not None, "the teacher's scores come first"
     of_samples = scores[:, 0] if scores.ndim == 2 else scores  # a rank without sequences has [0]
@@ -53,7 +53,7 @@ def sampled_logprobs(batch: RaggedBatch) -> Tensor:
 
 
 def teacher_logprobs(batch: RaggedBatch) -> Tensor:
-    """Take the teacher's log-prob of each sampled token, [T] float32; NaN where there is none."""
+    """Take the teacher's log-prob of each sampled token, [T] float32; NaN without a teacher."""
     return torch.where(taught(batch), sampled_logprobs(batch), math.nan)
 
 
@@ -64,7 +64,7 @@ def with_teacher_advantages(
 
     Not `mixed`: the advantages stay as they are, for their estimator has read the teacher.
 
-    A = policy_loss_coef * A - coef * k(log p_S - log p_T), where k is the estimator, cut off at max_divergence; with k1
+    A = policy_loss_coef * A - coef * k(log p_S - log p_T), where k is the estimator, cut off at max_divergence. With k1
     it is the advantage of MiMo-V2-Flash (arXiv:2601.02780): each token answers for its own log-ratio alone. Metrics:
     distill/kl, the k1 estimate of KL(policy || teacher) by token, and distill/taught_fraction, the part of the policy
     tokens that have a teacher.
@@ -95,7 +95,7 @@ class TeacherLoss:
 
     @staticmethod
     def of(config: DistillationConfig, heads: Sequence[Head] = ()) -> TeacherLoss | None:
-        """Make the term; None where the teacher is none of the loss. Raises ConfigError for a wrong divergence."""
+        """Make the term; None where the loss has no teacher. Raises ConfigError for a wrong divergence."""
         if not config.in_loss:
             return None
         if config.scope == "sampled":
@@ -107,12 +107,13 @@ class TeacherLoss:
 
     @property
     def reads_distributions(self) -> bool:
-        """Say whether `compare` has to be called with the policy's distributions."""
+        """Check whether `compare` has to be called with the policy's distributions."""
         return self.function is not None
 
     def compare(self, micro: RaggedBatch) -> Callable[[Tensor, Tensor], Tensor]:
-        """Make the function of some of the policy's distributions, log-probs [M, V], and of the places [M] int64 of
-        their tokens in `micro`, that returns their divergences from the teacher [M], 0 where there is none.
+        """Make the function that returns divergences from the teacher [M], 0 without a teacher.
+
+        It takes the policy's log-probs [M, V] at some tokens, and the places [M] int64 of these tokens in `micro`.
 
         Only a few distributions at a time have to be in memory. Raises TrainingError when the divergence does not
         return one number a row.
@@ -153,14 +154,14 @@ class TeacherLoss:
         return found
 
     def policy_loss(self, by_token: Tensor) -> Tensor:
-        """Weigh the policy loss [T] that stands beside the term."""
+        """Weigh the policy loss [T] next to the distillation term."""
         coef = self.config.policy_loss_coef
         return by_token if coef == 1 else torch.zeros_like(by_token) if coef == 0 else coef * by_token
 
     def by_token(self, micro: RaggedBatch, logprobs: Tensor, divergence: Tensor | None) -> Tensor:
         """Return the term by token, [T] with gradient, without `coef`: 0 where there is no teacher.
 
-        logprobs [T]: the policy's. divergence [T]: what `compare` gave, where it has to be called.
+        logprobs [T]: the policy's. divergence [T]: the result of `compare`, where it has to be called.
         """
         told = taught(micro)
         if self.function is None:
@@ -175,7 +176,7 @@ class TeacherLoss:
 
 
 def bounded(divergences: Tensor, config: DistillationConfig) -> Tensor:
-    """Cut off what is further from 0 than `max_divergence`: [T]."""
+    """Cut off divergences further from 0 than `max_divergence`: [T]."""
     most = config.max_divergence
     return divergences if most is None else divergences.clamp(-most, most)
 

@@ -18,14 +18,14 @@ class ForwardKLOptions(BaseModel):
     """`divergence_options.*` of forward_kl."""
 
     min_logprob: float | None = Field(None, lt=0)
-    """Log-probs below count as it, the policy's then without a gradient; null: none."""
+    """Log-probs below count as it, the policy's then without a gradient; null: no bound."""
 
 
 WHOLE = ForwardKLOptions()
 
 
 def forward_kl(student: Tensor, teacher: Tensor, options: ForwardKLOptions = WHOLE) -> Tensor:
-    """KL(teacher || student) = sum of p_T (log p_T - log p_S), which covers whatever the teacher may say.
+    """KL(teacher || student) = sum of p_T (log p_T - log p_S), which covers every token that the teacher may say.
 
     student and teacher [R, V]: log-probs; the result is [R].
     """
@@ -35,7 +35,7 @@ def forward_kl(student: Tensor, teacher: Tensor, options: ForwardKLOptions = WHO
 
 
 def reverse_kl(student: Tensor, teacher: Tensor) -> Tensor:
-    """KL(student || teacher) = sum of p_S (log p_S - log p_T), which leaves out what the teacher would not say.
+    """KL(student || teacher) = sum of p_S (log p_S - log p_T), which leaves out tokens that the teacher would not say.
 
     student and teacher [R, V]: log-probs; the result is [R].
     """

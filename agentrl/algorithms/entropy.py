@@ -14,8 +14,8 @@ CHANGE = 0.005
 class EntropyControl:
     """Coefficient that keeps the entropy from falling below `target` (arXiv:2505.22312, adaptive entropy control).
 
-    In step k with entropy e_k the bonus weighs c_k where e_k <= target, else 0; then c_(k+1) is c_k + CHANGE where
-    e_k < target, and c_k - CHANGE, but not below 0, where e_k > target.
+    In step k with entropy e_k the bonus weighs c_k where e_k <= target, else 0. Then c_(k+1) is c_k + CHANGE where e_k
+    < target, and c_k - CHANGE, but not below 0, where e_k > target.
     """
 
     coef: float
@@ -31,7 +31,7 @@ class EntropyControl:
         return weight
 
     def restore(self, coef: JSON) -> None:
-        """Take over the coefficient of a checkpoint. Raises TypeError for what is no number."""
+        """Take over the coefficient of a checkpoint. Raises TypeError for a value that is no number."""
         if not isinstance(coef, int | float):
             raise TypeError(f"expected a number as coefficient of the entropy, found {coef!r:.100}")
         self.coef = coef

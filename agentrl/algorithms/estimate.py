@@ -30,7 +30,7 @@ class Estimate:
     zero_advantage: list[int]
     """Indices of sequences without advantage; see `zero_advantage_sequences`."""
     kl: float
-    """KL to the reference that was taken off the rewards, mean over sequences; 0 where none was."""
+    """KL to the reference that was subtracted from the rewards, mean over sequences; 0 without a KL penalty."""
     trajectory: list[int]
     """The trajectory of each sequence."""
     observed: list[int]
@@ -49,16 +49,16 @@ def estimate(
     version: int = 0,
     distillation: DistillationConfig | None = None,
 ) -> tuple[dict[str, torch.Tensor], Estimate]:
-    """Compute the columns advantages, returns and rewards [T] float32, and those of the rollout's correction.
+    """Compute the columns advantages, returns and rewards [T] float32, and the columns of the rollout's correction.
 
-    The rewards include `further_rewards` (see `add_rewards`) and, with a `kl_coef`, less so much of the KL to the
-    reference. n: trajectories that were asked for of each prompt. For an estimator that declares them: greedy_rewards,
-    by prompt those of the trajectories that were drawn greedily, and numbers, by trajectory what its scorer gave. With
-    `successes`, trajectories, there is the column success, too: 1 on their tokens, 0 on others. version: of the policy
-    before the update. distillation: the teachers, where there are some; the advantages are theirs, too (see
-    `with_teacher_advantages`). Needs old_logprobs where `rollout_correction.proximal` is recomputed, with a `kl_coef`
-    ref_logprobs, with teachers their columns, and those that the estimator declares (see `compute_advantages`). Raises
-    TrainingError when rewards, or the KL in them, are not finite.
+    The rewards include `further_rewards` (see `add_rewards`); with a `kl_coef`, that multiple of the KL to the
+    reference is subtracted. n: trajectories requested for each prompt. For an estimator that declares them:
+    greedy_rewards, the reward of each prompt's greedy trajectory, and numbers, the further numbers of each trajectory's
+    scorer. With `successes`, a set of trajectories, there is the column success, too: 1 on their tokens, 0 on others.
+    version: of the policy before the update. distillation: the teachers, if any; the advantages include their terms,
+    too (see `with_teacher_advantages`). Needs old_logprobs where `rollout_correction.proximal` is recomputed, with a
+    `kl_coef` ref_logprobs, with teachers their columns, and the columns that the estimator declares (see
+    `compute_advantages`). Raises TrainingError when rewards, or the KL in them, are not finite.
     """
     batch, corrections, metrics = corrected(batch, config, version)
     if further_rewards is not None:
@@ -96,9 +96,9 @@ def corrected(
 ) -> tuple[RaggedBatch, dict[str, torch.Tensor], dict[str, float]]:
     """Return (the batch with the proximal policy's old_logprobs, columns [T] that the policy's loss reads, metrics).
 
-    Where the policy's own log-probs are not recomputed the engine's stand in for estimators and for the KL in the
-    reward, and the loss itself corrects, by the log-probs that it has; it is told each token's staleness. The metrics
-    are then those of the update.
+    Where the policy's own log-probs are not recomputed, the engine's log-probs replace them in estimators and in the
+    reward's KL. The loss itself then corrects, by its own log-probs and each token's staleness. The metrics then come
+    from the update.
     """
     correction, staleness = config.rollout_correction, ages(batch.version, version)
     if not correction.needs_pass:

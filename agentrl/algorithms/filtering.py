@@ -25,7 +25,7 @@ KEYS = "algorithm.filter_groups"
 
 
 def differ(group: Sequence[Outline], config: AlgorithmConfig) -> bool:
-    """Say whether the trajectories differ in `filter_groups.metric`."""
+    """Check whether the trajectories differ in `filter_groups.metric`."""
     return not all_equal([value_of(one, config) for one in group])
 
 
@@ -49,9 +49,9 @@ def value_of(outline: Outline, config: AlgorithmConfig) -> float:
 
 
 def load_filter(config: AlgorithmConfig) -> Callable[[Sequence[Outline]], bool] | None:
-    """Load the rule of groups; None where groups are trained on whatever they are.
+    """Load the rule of groups; None where groups are trained on without a filter.
 
-    Raises ConfigError for a rule that cannot be loaded; what is returned raises CodeError for errors of the rule.
+    Raises ConfigError for a rule that cannot be loaded; the returned filter raises CodeError for errors of the rule.
     """
     keys = config.filter_groups
     if not keys.refill:

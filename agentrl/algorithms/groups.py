@@ -17,7 +17,7 @@ EQUAL = 1e-6
 
 
 def all_equal(rewards: Sequence[float]) -> bool:
-    """Say whether a group's rewards, at least one, are all the same, as `Groups.equal` does."""
+    """Check whether a group's rewards, at least one, are all the same, as `Groups.equal` does."""
     high, low = max(rewards), min(rewards)
     return high - low <= EQUAL * max(abs(high), abs(low))
 
@@ -42,7 +42,7 @@ class Groups:
     group: Tensor  # [M] int64, the group (0..G-1) of each trajectory
     totals: Tensor  # [M] float64, the sum of the trajectory's token rewards
     size: Tensor  # [G] int64, trajectories of the group
-    teaches: Tensor  # [G] bool, False for a lone survivor: a group of one of which more were asked for
+    teaches: Tensor  # [G] bool, False for a lone survivor: a group of size 1 although n > 1
 
     @staticmethod
     def of(columns: EstimatorColumns) -> Groups:
@@ -93,7 +93,7 @@ class Groups:
         return Advantages(advantages, advantages)
 
     def turns(self, columns: EstimatorColumns) -> PolicyTurns:
-        """Tell turns apart by the trajectories' records, over all sequences of a trajectory."""
+        """Separate turns by the trajectories' records, over all sequences of a trajectory."""
         order, offsets = self.policy_order(columns, columns.turn)
         owner, turn = segment_ids(offsets), columns.turn[order]
         first = torch.ones_like(turn, dtype=torch.bool)
@@ -121,7 +121,7 @@ def temporal_differences(columns: EstimatorColumns, gamma: float) -> tuple[Tenso
     """Compute delta_t = r_t + gamma V_{t+1} - V_t over policy tokens alone (arXiv:1506.02438, eq. 10).
 
     Returns `Groups.policy_order` (order [P] int64, offsets), and in that order values and deltas, [P] float64. The
-    value behind a trajectory's last policy token is 0.
+    value after a trajectory's last policy token is 0.
     """
     assert columns.values is not None, "declared"
     order, offsets = Groups.of(columns).policy_order(columns)

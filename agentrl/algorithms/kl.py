@@ -44,9 +44,9 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, kind: KLType) -> Tensor:
 def kl_loss(logprobs: Tensor, ref_logprobs: Tensor, kind: KLLossType) -> Tensor:
     """Estimate KL(policy || reference) by token for a loss: [T] float, from log-probs [T] float.
 
-    Without a +, `kl_penalty` and its own gradient, which for k1 is 0 in expectation and for k3 that of the reverse
-    divergence. With a +, the value of `kl_penalty` and the gradient of k2, which is the KL's for tokens that the policy
-    sampled.
+    Without a +, return `kl_penalty` with its own gradient. For k1 that gradient is 0 in expectation; for k3 it is the
+    gradient of the reverse divergence. With a +, return the value of `kl_penalty` with the gradient of k2, which is the
+    gradient of the KL for tokens that the policy sampled.
     """
     if not kind.endswith("+"):
         return kl_penalty(logprobs, ref_logprobs, cast("KLType", kind))
@@ -64,11 +64,11 @@ class KLController(Protocol):
         """Adapt to a step whose mean KL over so many sequences was `kl`."""
 
     def state_dict(self) -> dict[str, float]:
-        """Return what a checkpoint holds of it."""
+        """Return the state for a checkpoint."""
         ...
 
     def load_state_dict(self, state: Mapping[str, JSON]) -> None:
-        """Take over what `state_dict` returned."""
+        """Take over the result of `state_dict`."""
         ...
 
 

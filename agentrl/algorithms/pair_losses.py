@@ -1,4 +1,4 @@
-"""Losses of pairs of responses, of which one is preferred.
+"""Losses of pairs of responses, one preferred over the other.
 
 Each is a function of `Pairs`, P pairs, and returns the loss of each pair, [P], differentiable in the log-ratios.
 """
@@ -73,17 +73,17 @@ class SppoOptions(BaseModel):
 def sppo(pairs: Pairs, options: SppoOptions) -> Tensor:
     """SPPO (arXiv:2405.00675, eq. 4.7): (chosen - 1 / (2 beta))^2 + (rejected + 1 / (2 beta))^2; [P] float64.
 
-    The chosen response counts as one that always wins, the rejected one as one that never does.
+    The chosen response counts as always winning, the rejected one as never winning.
     """
     aim = 1 / (2 * options.beta)
     return (pairs.chosen - aim).square() + (pairs.rejected + aim).square()
 
 
 def pair_weights(loss: PairLoss, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the loss of each pair, and what its log-probs weigh in its gradient; each [P] float64.
+    """Return the loss of each pair, and the weights of its log-probs in its gradient; each [P] float64.
 
-    The gradient of a pair's loss is that of -(w_c log p(chosen) + w_r log p(rejected)), with the weights
-    w = -d loss / d log-ratio held fixed. So the two responses need not be computed together.
+    The gradient of a pair's loss is the gradient of -(w_c log p(chosen) + w_r log p(rejected)), with the weights w = -d
+    loss / d log-ratio held fixed. So the two responses need not be computed together.
     """
     with torch.enable_grad():
         chosen, rejected = (each.detach().double().requires_grad_() for each in pairs[:2])

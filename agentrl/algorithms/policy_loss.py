@@ -28,10 +28,10 @@ OPTIONS = "actor_rollout_ref.actor.policy_loss.options"
 
 
 def loss_columns(correction: RolloutCorrectionConfig) -> tuple[str, ...]:
-    """Name the columns of a batch that its loss makes, beside its gradient.
+    """Name the columns of a batch that its loss makes, next to its gradient.
 
-    They are the ratio to the proximal policy and the tokens that a bound holds, and, where the correction is the loss's
-    own, its weight and the tokens whose weight is its bound.
+    They are the ratio to the proximal policy and the tokens that a bound holds. Where the correction is the loss's own,
+    its weight and the tokens whose weight is its bound come in addition.
     """
     return ("ratio", "clipped") if correction.needs_pass else ("ratio", "clipped", "correction", "correction_clipped")
 
@@ -45,11 +45,11 @@ class MicroLoss:
     """Scalar int64: the policy tokens whose advantage is not 0. The others have no gradient that a clip could cut off,
     and whether sequences of such tokens alone are computed changes no number."""
     sums: dict[str, Tensor]
-    """Scalars over these tokens: those of `TokenLoss`, and ppo_kl, the sum of old - new log-prob."""
+    """Scalars over these tokens: the sums of `TokenLoss`, and ppo_kl, the sum of old - new log-prob."""
     correction: dict[str, Tensor]
     """Sums of `tally`, where the correction is the loss's own; else empty."""
     columns: dict[str, Tensor]
-    """[T] without gradient, those of `loss_columns` that the loss has."""
+    """[T] without gradient, the columns of `loss_columns` that the loss has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ class PolicyLoss:
         """Compute the loss of a micro-batch with advantages.
 
         logprobs, entropy and squared_probs [T] float with gradient, the last two where they are declared. Without
-        old_logprobs the policy's own, detached, stand in. The correction is the batch's column, or computed here, from
-        its staleness, where the proximal policy is not recomputed. Raises TrainingError when the loss does not return
-        one number a token.
+        old_logprobs the policy's own, detached, replace them. The correction is the batch's column, or computed here,
+        from its staleness, where the proximal policy is not recomputed. Raises TrainingError when the loss does not
+        return one number a token.
         """
         further = {"ref_logprobs": micro.ref_logprobs, "entropy": entropy, "squared_probs": squared_probs}
         columns = self._columns(micro, logprobs, further)

@@ -25,19 +25,19 @@ def segment_max(values: Tensor, offsets: Tensor) -> Tensor:
 
 
 def following(values: Tensor, offsets: Tensor) -> Tensor:
-    """Take for each of `values` [T] the next one of its sequence: [T] of the same dtype, 0 behind the last."""
+    """Take for each of `values` [T] the next one of its sequence: [T] of the same dtype, 0 after the last."""
     shifted = torch.cat([values[1:], values.new_zeros(1)])[: len(values)]
     shifted[offsets[1:][offsets.diff() > 0] - 1] = 0.0
     return shifted
 
 
 def suffix_sums(values: Tensor, offsets: Tensor, discount: float | Tensor) -> Tensor:
-    """Compute y[t] = values[t] + discount * y[t + 1] [T] float64, started anew in every sequence; values [T] float.
+    """Compute y[t] = values[t] + discount * y[t + 1] [T] float64, separately in every sequence; values [T] float.
 
     discount: one number, or [T] float64 with one for each sequence.
 
-    By doubling: after step k an entry covers the 2**k tokens from its own on, so a sequence of L tokens takes
-    log2(L) passes over the whole batch in place of L.
+    By doubling: after step k an entry covers the 2**k tokens from its own on. A sequence of L tokens takes log2(L)
+    passes over the whole batch in place of L.
     """
     result = values.double()
     if result.numel() == 0:

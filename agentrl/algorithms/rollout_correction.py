@@ -1,8 +1,8 @@
 """Correction for tokens that another policy sampled than the one whose gradient is taken.
 
-The engine computes otherwise than the trainer, and with rollouts that overlap updates it has older weights. Decoupled
-PPO (arXiv:2110.00641) keeps two ratios apart: the loss's own, of the policy that is trained to a *proximal* one,
-and the importance weight of the proximal policy against the one that sampled.
+The engine's kernels differ from the trainer's, and with rollouts that overlap updates the engine has older weights.
+Decoupled PPO (arXiv:2110.00641) keeps two ratios apart. The loss's own ratio compares the trained policy with a
+*proximal* one; the importance weight compares the proximal policy with the policy that sampled.
 
     L_t = w_t * loss_t(log p - log p_proximal),   w_t = f(log p_proximal - log p_engine)
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from agentrl.config.sections.algorithm import Criterion, RolloutCorrectionConfig
 
 AGES = 8
-"""Staleness is counted apart up to AGES - 2; what is older counts together."""
+"""Staleness is counted separately up to AGES - 2; all larger values count together."""
 LEAST_ESS = 0.9
 """Effective sample size, a part of the policy tokens, down to which `tempered` weighs by more than the token."""
 HALVINGS = 12
@@ -66,12 +66,12 @@ def correct(log_ratio: Tensor, mask: Tensor, offsets: Tensor, config: RolloutCor
 def kept(
     log_ratio: Tensor, mask: Tensor, offsets: Tensor, reject: Mapping[Criterion, float | tuple[float, float]]
 ) -> Tensor:
-    """Say which tokens keep all bounds of `reject`, [T] bool; log_ratio [T] float, 0 where mask [T] bool is False.
+    """Find the tokens that keep all bounds of `reject`, [T] bool; log_ratio [T] float, 0 where mask [T] bool is False.
 
     With l the log-ratio, clamped to +-20: `token` bounds exp(l), `sequence` exp(sum of l), `geometric` exp(mean of l),
-    each over the policy tokens of the sequence; `veto` is the least that exp(l) may be of any of them. k2 = l^2 / 2 and
-    k3 = exp(l) - 1 - l bound the token, or their sum, mean or maximum over the sequence's policy tokens. All bounds are
-    inclusive.
+    each over the policy tokens of the sequence. `veto` is the least value of exp(l) that any of them may have. k2 = l^2
+    / 2 and k3 = exp(l) - 1 - l bound the token, or their sum, mean or maximum over the sequence's policy tokens. All
+    bounds are inclusive.
     """
     change = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     divergence: dict[str, Callable[[], Tensor]] = {
@@ -93,15 +93,15 @@ def kept(
 
 
 def ages(version: Tensor, current: int) -> Tensor:
-    """Return how stale each token is in the update that starts from weights `current`: [T] int64, 0 where none is."""
+    """Return each token's staleness in the update that starts from `current`: [T] int64, 0 without a version."""
     return torch.where(version >= 0, current - version, 0).long()
 
 
 def interpolated(logprobs: Tensor, rollout_logprobs: Tensor, staleness: Tensor) -> Tensor:
-    """Estimate the proximal policy's log-probs [T] between the engine's and those of the policy that is trained.
+    """Estimate the proximal policy's log-probs [T] between the log-probs of the engine and of the trained policy.
 
-    log p_engine + s / (s + 1) (log p - log p_engine): a token that is s versions stale was sampled s + 1 versions
-    before the one that the update makes, and the proximal policy is one before that. staleness [T] int64.
+    log p_engine + s / (s + 1) (log p - log p_engine). A token that is s versions stale was sampled s + 1 versions
+    before the update's result. The proximal policy is one version before that result. staleness [T] int64.
     """
     part = (staleness / (staleness + 1)).to(logprobs.dtype)
     return rollout_logprobs + part * (logprobs.detach() - rollout_logprobs)
@@ -125,7 +125,7 @@ def tally(gap: Tensor, corrected: Corrected, mask: Tensor, staleness: Tensor) ->
 def correction_metrics(sums: Mapping[str, float], config: RolloutCorrectionConfig) -> dict[str, float]:
     """Reduce sums of `tally` to metrics: over all tokens, and by staleness under `<name>/staleness_<s>`.
 
-    `rollout/logprob_gap_mean_abs` and `_kl` always; where the loss is weighed or tokens are rejected also the
+    `rollout/logprob_gap_mean_abs` and `_kl` always. Where the loss is weighed or tokens are rejected, also the
     correction's weight_mean, ess ((sum of w)^2 / (n sum of w^2), a part of the n tokens), clipped_frac and masked_frac.
     """
     found: dict[str, float] = {}
@@ -152,8 +152,8 @@ def _tempered(
     """Return (weights [T], where they are a bound [T] bool): exp(l + a (S - l)), within the bounds of `config`.
 
     l is the token's log-ratio, S the sum over its sequence's policy tokens. The strength a, the same for all tokens, is
-    the largest in [0, 1] that leaves an effective sample size of `LEAST_ESS`: 1 weighs by sequence, 0 by token, which
-    is what is taken where no a leaves so much.
+    the largest in [0, 1] that leaves an effective sample size of `LEAST_ESS`. 1 weighs by sequence, 0 by token; 0 is
+    the fallback where every a leaves too little.
     """
     others = _over(log_ratio, "seq_sum", mask, offsets) - log_ratio
 

@@ -1,9 +1,9 @@
-"""Losses of the routers of a mixture of experts, beside what the policy learns: balance, and small logits.
+"""Losses of the routers of a mixture of experts, in addition to the policy loss: balance, and small logits.
 
 Both are sums over the L layers with experts, as where they come from (arXiv:2101.03961, arXiv:2202.08906) and in
 Megatron. The balancing loss of a layer is E sum_e f_e p_e, with f_e the share of the choices that fell on expert e of
-E, and p_e its mean probability: 1 where all are used alike. f is counted over the whole mini-batch before its first
-micro-batch, and no gradient goes through it; so the loss is a mean over tokens, and micro-batches and ranks add up.
+E, and p_e its mean probability. It is 1 where all are used alike. f is counted over the whole mini-batch before its
+first micro-batch, and no gradient flows through it. So the loss is a mean over tokens, and parts add up.
 """
 
 from __future__ import annotations

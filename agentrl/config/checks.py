@@ -1,4 +1,4 @@
-"""Checks of a whole config: the rules of its keys, and what no key can say alone."""
+"""Checks of a whole config: the rules of its keys, and checks across keys."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def idle_keys(config: Section, given: Collection[str]) -> dict[str, str]:
 
 
 def remarks(config: Section) -> Iterator[str]:
-    """Yield what is allowed and seldom meant."""
+    """Yield settings that are allowed and seldom meant."""
     if isinstance(config, Config):
         yield from remarks_on_filters(config)
         yield from remarks_on_groups(config)
@@ -88,7 +88,7 @@ def remarks(config: Section) -> Iterator[str]:
 
 
 def remarks_on_filters(config: Config) -> Iterator[str]:
-    """Yield what training on tokens of a filtered distribution does."""
+    """Warn about training on tokens of a filtered distribution."""
     rollout = config.actor_rollout_ref.rollout
     on = [f"top_p={rollout.top_p:g}"] if rollout.top_p < 1 else []
     on += [f"top_k={rollout.top_k}"] if rollout.top_k > 0 else []
@@ -104,7 +104,7 @@ def remarks_on_filters(config: Config) -> Iterator[str]:
 
 
 def remarks_on_groups(config: Config) -> Iterator[str]:
-    """Yield what an estimator that compares a prompt's trajectories does with one of them."""
+    """Describe the treatment of a single trajectory by an estimator that compares a prompt's trajectories."""
     estimator, n = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n
     if n == 1 and estimator in COMPARING and not config.trainer.val_only:
         yield (
@@ -153,7 +153,7 @@ def check_context(config: RolloutsConfig) -> Iterator[str]:
 
 
 def check_servers(config: RolloutsConfig) -> Iterator[str]:
-    """Check that each rollout worker has a server, and that SGLang is there for servers that are started."""
+    """Check that each rollout worker has a server, and that SGLang is installed for servers that the run starts."""
     rollout, workers = config.actor_rollout_ref.rollout, config.rollout_workers
     if rollout.server_urls is not None and len(rollout.server_urls) < workers:
         yield (
@@ -165,7 +165,7 @@ def check_servers(config: RolloutsConfig) -> Iterator[str]:
 
 
 def no_sglang(key: str, section: str) -> str:
-    """Say that `key` starts servers that are not there; those that are, `section` names."""
+    """Write the message that `key` starts servers without SGLang installed; `section` may name running servers."""
     return (
         f"{key} starts SGLang servers, and SGLang is not installed here. On a machine with a GPU: "
         "pip install 'agentrl[sglang]'; on a CPU: make setup-sglang. Or attach to servers that run already: "
@@ -174,7 +174,7 @@ def no_sglang(key: str, section: str) -> str:
 
 
 def check_reward_servers(config: Config) -> Iterator[str]:
-    """Check that a generative reward model's servers can be started, and reached by those who score."""
+    """Check that a generative reward model's servers can be started, and that scorers can reach them."""
     keys, ray_init = config.reward_model, config.ray_init
     if not keys.generates or keys.rollout.server_urls is not None:
         return
@@ -189,7 +189,7 @@ def check_reward_servers(config: Config) -> Iterator[str]:
 
 
 def is_installed(package: str) -> bool:
-    """Say whether a package can be imported, without importing it.
+    """Check whether a package can be imported, without importing it.
 
     A mere folder of that name, without `__init__.py`, does not count.
     """
@@ -255,7 +255,7 @@ def check_batches(config: Config) -> Iterator[str]:
 
 
 def check_async(config: Config) -> Iterator[str]:
-    """Check that the bound on staleness can hold, and that something runs trajectories beside updates."""
+    """Check that the bound on staleness can hold, and that something runs trajectories during updates."""
     keys, rollout = config.async_training, config.actor_rollout_ref.rollout
     bound = keys.max_staleness
     if bound == 0:
@@ -281,7 +281,7 @@ def check_async(config: Config) -> Iterator[str]:
 
 
 def check_freed_memory(config: Config) -> Iterator[str]:
-    """Check that nothing is wanted of servers beside updates that they cannot do while their memory is freed."""
+    """Check that nothing is wanted of servers during updates that they cannot do while their memory is freed."""
     keys, freed = config.async_training, f"{ROLLOUT}.free_cache_engine=true"
     nodes = config.actor_rollout_ref.rollout.nnodes
     if keys.keep_kv_cache:
@@ -302,7 +302,7 @@ def check_freed_memory(config: Config) -> Iterator[str]:
 
 
 def check_correction(config: Config) -> Iterator[str]:
-    """Check that the importance weight has bounds in order and is not counted twice, and that what is read is known."""
+    """Check that the importance weight has bounds in order and is not counted twice, and that its inputs are known."""
     keys, loss = config.algorithm.rollout_correction, config.actor_rollout_ref.actor.policy_loss.loss_mode
     if keys.rollout_is_lower is not None and keys.rollout_is_lower > keys.rollout_is_threshold:
         yield (
@@ -331,7 +331,7 @@ def check_correction(config: Config) -> Iterator[str]:
 
 
 def check_published(config: Config) -> Iterator[str]:
-    """Check that published weights are not those before the update, and that a resumed run has them again."""
+    """Check that published weights differ from the weights before the update, and that a resumed run has them again."""
     keys, every = config.async_training, config.async_training.publish_every
     if config.algorithm.rollout_correction.proximal != "published":
         return
@@ -348,7 +348,7 @@ def check_published(config: Config) -> Iterator[str]:
 
 
 def check_replay(config: Config) -> Iterator[str]:
-    """Check that something tells the experts that are to be replayed, and that layers run as they are written."""
+    """Check that something reports the experts to replay, and that layers run as they are written."""
     actor, engine = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.name
     mode, correction = actor.router_replay.mode, config.algorithm.rollout_correction
     if mode == "disabled":
@@ -407,7 +407,7 @@ def check_validation(config: Config) -> Iterator[str]:
 
 
 def check_distillation(config: Config) -> Iterator[str]:
-    """Check that the teachers can give what is compared, and that it teaches something."""
+    """Check that the teachers can give the compared values, and that distillation teaches something."""
     keys = config.distillation
     if not keys.teachers:
         return
@@ -433,7 +433,7 @@ def check_distillation(config: Config) -> Iterator[str]:
 
 
 def check_own_teacher(config: Config) -> Iterator[str]:
-    """Check that an estimator that reads a teacher has one, and that the policy teaches itself what it can."""
+    """Check that an estimator that reads a teacher has one, and that the policy as its own teacher is supported."""
     keys = config.distillation
     if config.algorithm.adv_estimator == "rlsd" and not keys.teachers:
         yield (
@@ -501,7 +501,7 @@ def check_adapters(model: ModelConfig, section: str, parallel: Parallel, fsdp_co
 
 
 def check_greedy(config: GenerateConfig) -> Iterator[str]:
-    """Check that one response to a prompt is asked for where it is greedy."""
+    """Check that greedy generation asks for one response to a prompt."""
     rollout = config.actor_rollout_ref.rollout
     if not rollout.do_sample and rollout.n > 1:
         yield (

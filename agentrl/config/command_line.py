@@ -129,7 +129,7 @@ class CommandLine:
     show_config: bool
     """Print the config and end."""
     config_dir: Path | None = None
-    """A folder that is searched too, after that of `config_name` and before ours."""
+    """A folder that is searched too, after the folder of `config_name` and before ours."""
     package: str | None = None
     """The section that is printed; None: the whole config."""
     info: str | None = None
@@ -153,7 +153,7 @@ def parse_command_line(argv: Sequence[str], config_name: str, schema: type[Secti
     parser.add_argument("--multirun", "-m", action="store_true")
     parser.add_argument("overrides", nargs="*")
     args, unknown = parser.parse_known_intermixed_args(list(argv))
-    if unknown := [word for word in unknown if word.startswith("-")]:  # Words behind the first are among them.
+    if unknown := [word for word in unknown if word.startswith("-")]:  # Words after the first are among them.
         dashed = [word.lstrip("-") for word in unknown if "=" in word]
         told = f"overrides have no dashes: {' '.join(dashed)}" if dashed else "--help lists the flags"
         parser.error(f"unknown flags {' '.join(unknown)}; {told}")

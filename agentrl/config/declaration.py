@@ -22,20 +22,20 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """Needs of an algorithm beside the basic columns."""
+    """Needs of an algorithm in addition to the basic columns."""
 
     columns: frozenset[Extra] = frozenset()
     """Columns that it is given; the others are None. `values` makes a critic, `ref_logprobs` a reference policy, and
     `greedy_rewards` (an estimator's) has one more trajectory of each prompt drawn, greedily. `state` (an estimator's)
-    says in which state each turn was taken, `numbers` (an estimator's) what the scorer gave each trajectory, and
-    `teacher_logprobs` (an estimator's) what the teachers of `distillation` say, which then do nothing else to the
-    advantages."""
+    identifies the state in which each turn was taken; `numbers` (an estimator's) are the scorer's further numbers of
+    each trajectory. `teacher_logprobs` (an estimator's) are the log-probs by the teachers of `distillation`, which then
+    do nothing else to the advantages."""
     keys: frozenset[str] = frozenset()
     """Keys of its config section (`algorithm`, `actor_rollout_ref.actor`) that it reads. With an algorithm that
     does not read a key that only some do, the key is refused, as it would have no effect."""
     compares_group: bool = False
-    """An estimator: advantages are relative to the other trajectories of the prompt, so that a group of equal rewards
-    has none (see algorithm.filter_groups)."""
+    """An estimator: advantages are relative to the other trajectories of the prompt, so a group of equal rewards has no
+    advantage (see algorithm.filter_groups)."""
     advantage_only: bool = False
     """A policy loss: tokens whose advantage is 0 have no gradient, so that sequences of such tokens alone need not be
     computed (see algorithm.filter_groups)."""
@@ -58,9 +58,9 @@ def declare(
     """Decorate an estimator or a policy loss with its `Declaration`; one without needs nothing more.
 
     select: for a loss that treats some tokens otherwise by how they compare with the others. A loss sees a micro-batch,
-    and its result must not depend on how the batch is cut; so this function, of (columns, config, seed, options), is
-    called once a step, on all tokens and without the declared columns, before the update: columns.logprobs are the
-    policy's then, seed differs by step. It returns [T] bool, which the loss is given as columns.selected.
+    and its result must not depend on how the batch is cut. So this function, of (columns, config, seed, options), is
+    called once a step before the update, on all tokens and without the declared columns. columns.logprobs are the
+    policy's then; seed differs by step. It returns [T] bool, which the loss is given as columns.selected.
     """
     declaration = Declaration(frozenset(columns), frozenset(keys), compares_group, advantage_only, select)
 
@@ -72,6 +72,6 @@ def declare(
 
 
 def declaration_of(algorithm: object) -> Declaration:
-    """Return what an estimator or a policy loss declares."""
+    """Return the declaration of an estimator or a policy loss."""
     found = getattr(algorithm, "declaration", None)
     return found if isinstance(found, Declaration) else Declaration()

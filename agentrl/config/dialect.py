@@ -16,7 +16,7 @@ from agentrl.system.entries import Entry
 from agentrl.system.json_value import JSON
 
 DIALECT = "dialect"
-"""The key by which a YAML file says in which dialect the whole of it is written."""
+"""The key by which a YAML file names the dialect of all its keys."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Another trainer's way to write configs, as functions: those that its trainer has no use for are left out."""
+    """Another trainer's way to write configs, as functions; functions that its trainer has no use for are left out."""
 
     whole: Callable[[Mapping[str, JSON], type[Section]], Reading] | None = None
     """Reads a whole config that says `dialect: NAME`, by its values (interpolations resolved) and the schema."""
@@ -49,9 +49,9 @@ class Dialect:
     """Reads the keys of a config in our own words that are not ours, by them, all values that are, and the schema."""
     entry: Callable[[Entry], Entry] = lambda entry: entry
     """Puts a class of ours in the place of the trainer's in an entry of a YAML file of tools, interactions or loops.
-    Raises ConfigError for a class that nothing stands for."""
+    Raises ConfigError for a class without a replacement."""
     advice: Callable[[str], str] = lambda name: ""
-    """Writes what to do about one of the trainer's YAML files, or choices GROUP@PACKAGE, that is not here."""
+    """Writes advice about one of the trainer's YAML files, or choices GROUP@PACKAGE, that is not here."""
 
 
 def dialect_of(name: str) -> Dialect:
@@ -68,7 +68,7 @@ def all_dialects() -> list[Dialect]:
 
 
 def advice(name: str) -> str:
-    """Write what dialects advise about a YAML file, or a choice GROUP@PACKAGE, that is not here."""
+    """Write the advice of dialects about a YAML file, or a choice GROUP@PACKAGE, that is not here."""
     return "".join(dialect.advice(name) for dialect in all_dialects())
 
 

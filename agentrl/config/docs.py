@@ -97,7 +97,7 @@ def _listed(paths: Iterable[str]) -> str:
 
 
 def _text(key: Key, keys: Collection[str]) -> str:
-    """Describe a key: its own text, then its rules, those of the sections around it first."""
+    """Describe a key: its own text, then its rules, with the rules of the sections around it first."""
     rules = [rule.text(Place(section, keys)) for rule, section in key.rules]
     return " ".join(f"{key.field.description or ''} {' '.join(rules)}".split())
 

@@ -6,11 +6,11 @@ from difflib import get_close_matches
 from typing import get_args
 
 FURTHER = ("auto", "none")
-"""Names beside the families and the registered tool-call formats."""
+"""Names in addition to the families and the registered tool-call formats."""
 
 
 def families() -> tuple[str, ...]:
-    """List the families of the renderers package, which is imported for it.
+    """List the families of the renderers package; imports the package.
 
     Without gpt-oss, which its own chat template writes: that renderer downloads a vocabulary.
     """
@@ -24,7 +24,7 @@ def families() -> tuple[str, ...]:
 
 
 def unknown_format(name: str, known: list[str]) -> str | None:
-    """Write the message for a format that is neither a family nor among `known` tool-call formats, if it is none.
+    """Write the message for a format that is no family and not among `known` tool-call formats; None for others.
 
     `name` is as the config has it, with `template:` before a tool-call format or without.
     """

@@ -1,4 +1,4 @@
-"""Hydra's own keys, `hydra.*`: those that mean something here, and why others are refused."""
+"""Hydra's own keys, `hydra.*`: the supported ones, and why others are refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TAKEN = {
     "hydra.output_subdir": "only null",
     f"{PARAMS}<key>": "values of a key, with --multirun",
 }
-"""The keys that are taken, and what each is here."""
+"""The accepted keys, each with its meaning here."""
 OF_SWEEPS = ("hydra.sweep.", PARAMS)
 """Beginnings of the keys that are read with --multirun only. A YAML file may have them for its sweeps."""
 FILLED_IN = ("hydra.runtime.", "hydra.overrides.", "hydra.job.config_name", "hydra.job.override_dirname")
@@ -48,12 +48,12 @@ def read_override(text: str) -> Override:
 
 
 def is_of_hydra(override: Override) -> bool:
-    """Say whether an override sets a key, or a group, of Hydra's own."""
+    """Check whether an override sets a key, or a group, of Hydra's own."""
     return override.key_or_group.startswith(("hydra.", "hydra/"))
 
 
 def fault_of(override: Override, *, multirun: bool) -> str | None:
-    """Write the message for an override of a key of Hydra's own that is not taken; None for one that is."""
+    """Write the message for an override of a key of Hydra's own that is not taken; None for a supported override."""
     key = override.key_or_group
     if key.startswith(OF_SWEEPS) and not multirun:
         return f"{key} is read with --multirun only"
@@ -80,7 +80,7 @@ def faults_of_yaml(tree: DictConfig, default: DictConfig) -> list[str]:
 
 
 def refused(key: str, value: object) -> str | None:
-    """Write the message for a key of Hydra's own with a value that is not taken; None for one that is."""
+    """Write the message for a key of Hydra's own with a value that is not taken; None for a supported one."""
     if key == "hydra.job.chdir" and value:
         return (
             "hydra.job.chdir=true: the working directory stays as it is, so that relative paths of the config mean the "
@@ -119,7 +119,7 @@ def given_dir(tree: DictConfig, name: str) -> str | None:
 
 
 def resolved(text: str, tree: DictConfig, job: Mapping[str, str] = {}) -> str:
-    """Fill in what is Hydra's own (`${hydra.job.name}`, `${now:%Y}`); interpolations of our keys are left as they are.
+    """Fill in Hydra's own interpolations (`${hydra.job.name}`, `${now:%Y}`), and leave our keys' as they are.
 
     job: values of a sweep's job, by their names under `hydra.job`.
     """

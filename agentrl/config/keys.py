@@ -26,7 +26,7 @@ class Key:
 
     field: FieldInfo
     rules: tuple[tuple[Rule, str], ...]
-    """Its own rules and those of the sections around it, outermost first, each with the path of the section that
+    """Its own rules and the rules of the sections around it, outermost first, each with the path of the section that
     declares it."""
 
 
@@ -93,7 +93,7 @@ def nested(flat: Mapping[str, JSON]) -> dict[str, JSON]:
 
 
 def holds_mapping(field: FieldInfo | None) -> bool:
-    """Say whether the key's value is a mapping."""
+    """Check whether the key's value is a mapping."""
     return field is not None and get_origin(field.annotation) is dict
 
 

@@ -60,11 +60,11 @@ logger = logging.getLogger(__name__)
 SchemaT = TypeVar("SchemaT", Config, SFTConfig, PreferencesConfig, GenerateConfig, EvaluateConfig)
 
 RECIPES = {"recipe/data": "data.train_files", "recipe/policy": "actor_rollout_ref.model.path"}
-"""Config groups that hold only while their key says `quickstart`: what suits the tiny policy suits no other."""
+"""Config groups that hold only while their key says `quickstart`: values for the tiny policy suit no other."""
 FOLDER = "trainer.default_local_dir"
 STALENESS = "async_training.max_staleness"
 EVERY_KEY = "every_key"
-"""The key by which a YAML file says that it holds every key: one with its default value was then not given."""
+"""The key by which a YAML file says that it holds every key: a default value in it does not count as given."""
 IDLE = "without_effect"
 """The list of the keys of such a file that have no effect with the others, as a dialect allows: not given, too."""
 
@@ -76,8 +76,8 @@ def load_config(
 ) -> SchemaT:
     """Load `configs/<config_name>.yaml` with the overrides and flags of a command line.
 
-    `--help` and `--cfg job` print and raise SystemExit(0). Raises ConfigError with a line for each wrong key: first for
-    keys that do not exist and for values of the wrong kind, then for keys that do not fit together.
+    `--help` and `--cfg job` print and raise SystemExit(0). Raises ConfigError with a line for each wrong key. Unknown
+    keys and values of the wrong kind come first, then keys that do not fit together.
     """
     command = parse_command_line(argv, config_name, schema)
     if command.multirun:
@@ -89,7 +89,7 @@ def load_config(
 
 
 def load_command(command: CommandLine, schema: type[SchemaT]) -> SchemaT:
-    """Load the config of a command that asks for one job, as `load_config` does."""
+    """Load the config of a command for one job, as `load_config` does."""
     with told_as_config_errors():
         if command.info is not None:
             show_info(command, schema)
@@ -103,7 +103,7 @@ def load_command(command: CommandLine, schema: type[SchemaT]) -> SchemaT:
 
 @contextmanager
 def told_as_config_errors() -> Iterator[None]:
-    """Raise ConfigError for what Hydra, OmegaConf and the YAML parser raise."""
+    """Raise ConfigError for errors of Hydra, OmegaConf and the YAML parser."""
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:
@@ -114,7 +114,7 @@ def told_as_config_errors() -> Iterator[None]:
 
 
 def shown_config(config: Section, package: str | None) -> str:
-    """Write what `--cfg job` prints: the whole config, or the section `package`. Raises ConfigError for no section."""
+    """Write the output of `--cfg job`: the config, or the section `package`. Raises ConfigError for no section."""
     if package is None:
         return config_to_yaml(config)
     tree: JSON = config_to_dict(config)
@@ -128,7 +128,7 @@ def shown_config(config: Section, package: str | None) -> str:
 
 
 def show_info(command: CommandLine, schema: type[Section]) -> None:
-    """Have Hydra tell how it puts the config together, without our checks."""
+    """Have Hydra print how it puts the config together, without our checks."""
     assert command.info is not None
     searched, _, texts = read_overrides(command, schema)
     with initialize_config_dir(str(searched[0]), version_base="1.3"):
@@ -169,7 +169,7 @@ class Keys:
     given: Collection[str]
     """The keys that the user gave, not a recipe of ours."""
     typed: Collection[str] = ()
-    """The keys and sections that stand on the command line."""
+    """The keys and sections on the command line."""
     faults: Sequence[str] = ()
     """Messages for overrides that are wrong by themselves."""
     tree: DictConfig | None = None
@@ -210,7 +210,7 @@ def compose_keys(command: CommandLine, schema: type[Section]) -> Keys:
 def keys_of(
     tree: DictConfig, own: DictConfig, overrides: Sequence[Override], schema: type[Section], faults: list[str]
 ) -> Keys:
-    """Take the keys out of what Hydra composed. `own`: the tree without the quickstart's recipes."""
+    """Take the keys out of the tree that Hydra composed. `own`: the tree without the quickstart's recipes."""
     typed = [override.key for override in overrides]
     deleted = [override.deletes for override in overrides if override.deletes is not None]
     known = known_by(schema)
@@ -230,7 +230,7 @@ def keys_of(
 
 
 def spelled(values: dict[str, JSON], schema: type[Section]) -> tuple[list[str], list[Reading]]:
-    """Take the keys that are not ours out of `values`, and let dialects read them: those that nobody knows, readings.
+    """Take the keys that are not ours out of `values`, and let dialects read them; return unknown keys, and readings.
 
     Where all keys are ours no dialect is looked up.
     """
@@ -249,7 +249,7 @@ def spelled(values: dict[str, JSON], schema: type[Section]) -> tuple[list[str], 
 
 
 def say(texts: Iterable[str]) -> None:
-    """Log what the user should know of the config."""
+    """Log the notes about the config for the user."""
     for text in texts:
         logger.warning("%s", text)
 
@@ -270,13 +270,13 @@ def translated_keys(
 
 
 def run_folder(tree: DictConfig, values: dict[str, JSON], known: Collection[str]) -> list[str]:
-    """Set the run's folder to that of hydra.run.dir, if it is given; write the message where that cannot be."""
+    """Set the run's folder to hydra.run.dir, if it is given; write the message where that cannot be."""
     run_dir = given_dir(tree, RUN_DIR)
     return [] if run_dir is None else same_folder(values, resolved(run_dir, tree), known)
 
 
 def same_folder(values: dict[str, JSON], run_dir: str, known: Collection[str]) -> list[str]:
-    """Set the run's folder to that of hydra.run.dir; write the message where that cannot be."""
+    """Set the run's folder to hydra.run.dir; write the message where that cannot be."""
     if FOLDER not in known:
         return [f"hydra.run.dir={run_dir}: this command has no run's folder; leave hydra.run.dir out"]
     if values.get(FOLDER, run_dir) != run_dir:
@@ -286,23 +286,22 @@ def same_folder(values: dict[str, JSON], run_dir: str, known: Collection[str]) -
 
 
 def set_of(values: Mapping[str, JSON], schema: type[Section], typed: Collection[str]) -> set[str]:
-    """Find the keys that count as given where a file holds every key: those that differ from the default, and those
-    on the command line."""
+    """Find the keys given in a file that holds every key: by a value other than the default, or on the command line."""
     default = flatten(defaults(schema), leaf_keys(schema))
     return {key for key, value in values.items() if value != default.get(key, MISSING) or is_at(key, typed)}
 
 
 def folders_of(command: CommandLine) -> list[Path]:
-    """List the folders of YAML files in the order in which they are searched: that of the file to start from first.
+    """List the folders of YAML files in the order in which they are searched, with the start file's folder first.
 
-    Raises ConfigError where the file is in none of them, and for a folder that is not there.
+    Raises ConfigError where no folder has the file, and for a folder that is not there.
     """
     own = given_folders(command)
-    ours = [configs_dir(), *sorted(PACKAGE.glob("*/configs"))]  # those of the rooms behind
+    ours = [configs_dir(), *sorted(PACKAGE.glob("*/configs"))]  # folders of the annexes last
     first = own[:1] if command.config_path is not None else [*ours, *own]
     places = [*first, *(path for path in [*own, *ours] if path not in first)]
     name = command.config_name.removesuffix(".yaml")
-    # A file beside others of one's own is theirs: ours of the same name is not taken instead.
+    # A file next to others of one's own is theirs: ours of the same name is not taken instead.
     start = next((path for path in [*first, *own] if (path / f"{name}.yaml").is_file()), None)
     if start is None:
         advice = ". --config-dir adds a folder without a file to start from" if command.config_path is not None else ""
@@ -323,7 +322,7 @@ def given_folders(command: CommandLine) -> list[Path]:
 
 
 def no_start(name: str, starts: Iterable[Path], places: Iterable[Path]) -> str:
-    """Write the message for a file to start from that is in none of `starts`, with all the files in `places`."""
+    """Write the message for a start file that is in no folder of `starts`, with all the files in `places`."""
     there = {path: ", ".join(sorted(file.stem for file in path.glob("*.yaml"))) or "none" for path in places}
     return (
         f"--config-name {name}: no such file in {' or '.join(map(str, starts))}{advice(name)}; there are "
@@ -334,7 +333,7 @@ def no_start(name: str, starts: Iterable[Path], places: Iterable[Path]) -> str:
 def compose_trees(
     searched: Sequence[Path], name: str, texts: list[str], schema: type[Section]
 ) -> tuple[DictConfig, DictConfig]:
-    """Compose the tree with the quickstart's recipes that apply, and the one without any, which is the user's own."""
+    """Compose two trees: with the quickstart's recipes that apply, and without any, which is the user's own."""
     tree = hydra_compose(searched, name, texts)
     chosen = tree.hydra.runtime.choices
     recipes = [
@@ -352,7 +351,7 @@ def compose_trees(
 
 
 def hydra_compose(searched: Sequence[Path], name: str, overrides: list[str]) -> DictConfig:
-    """Compose one YAML file, those it builds on, and overrides; the tree has Hydra's own section `hydra`, too."""
+    """Compose one YAML file, the files it builds on, and overrides; the tree has Hydra's own section `hydra`, too."""
     with initialize_config_dir(str(searched[0]), version_base="1.3"):
         try:
             return compose(name, overrides=with_search_path(searched, overrides), return_hydra_config=True)
@@ -368,7 +367,7 @@ def hydras_own() -> DictConfig:
 
 
 def with_search_path(searched: Sequence[Path], overrides: Sequence[str]) -> list[str]:
-    """Add the folders behind the first to what the overrides say of hydra.searchpath."""
+    """Add the folders after the first to the value of hydra.searchpath in the overrides."""
     ours, others = [f"file://{path}" for path in searched[1:]], []
     for text in overrides:
         override = read_override(text)
@@ -380,13 +379,13 @@ def with_search_path(searched: Sequence[Path], overrides: Sequence[str]) -> list
 
 
 def applies(key: str, own: DictConfig, schema: type[Section]) -> bool:
-    """Say whether the recipe of `key` applies: the key is there, and says `quickstart`."""
+    """Check whether the recipe of `key` applies: the key is there, and says `quickstart`."""
     field = leaf_keys(schema).get(key)
     return field is not None and OmegaConf.select(own, key, default=field.default) == "quickstart"
 
 
 def known_by(schema: type[Section]) -> Mapping[str, FieldInfo]:
-    """Map the keys that may stand in a YAML file, those that are not read included, to their fields."""
+    """Map the keys that may be written in a YAML file, also the ignored ones, to their fields."""
     return {**(leaf_keys(schema.ignored) if schema.ignored is not None else {}), **leaf_keys(schema)}
 
 
@@ -401,7 +400,7 @@ def without_hydra(tree: DictConfig) -> DictConfig:
 
 
 def is_at(key: str, places: Collection[str]) -> bool:
-    """Say whether the key, or a section around it, is among `places`."""
+    """Check whether the key, or a section around it, is among `places`."""
     return any(key == place or key.startswith(f"{place}.") for place in places)
 
 
@@ -418,7 +417,7 @@ class Override:
 
     @staticmethod
     def parse(text: str, searched: Sequence[Path], schema: type[Section], *, multirun: bool = False) -> Override:
-        """Read one override; `multirun`: of a sweep. Raises ConfigError and Hydra's errors for one that is none."""
+        """Read one override; `multirun`: of a sweep. Raises ConfigError and Hydra's errors for another text."""
         text = long_key(text, schema)
         override = read_override(text)
         if override.is_sweep_override():
@@ -474,9 +473,9 @@ def checked(keys: Keys, schema: type[SchemaT]) -> SchemaT:
 
 
 def corrected(values: Mapping[str, JSON], keys: Keys) -> dict[str, JSON]:
-    """Return the correction for stale tokens where they are trained on and the user chose none.
+    """Return the correction for stale tokens where they are trained on and the user chose no correction.
 
-    In a dialect its trainer's defaults hold, and a file that holds every key says what was chosen.
+    In a dialect its trainer's defaults hold, and a file that holds every key shows the choice.
     """
     if keys.is_translated or not values.get(STALENESS):
         return {}
@@ -520,7 +519,7 @@ def resolve(keys: Keys, schema: type[Section]) -> dict[str, JSON]:
 
 
 def is_section(key: str, leaves: Iterable[str]) -> bool:
-    """Say whether there are keys under `key`."""
+    """Check whether there are keys under `key`."""
     return any(leaf.startswith(f"{key}.") for leaf in leaves)
 
 

@@ -17,7 +17,7 @@ Overrides = Mapping[str, Value] | Sequence[str]
 
 
 def as_config(given: Config | Overrides) -> Config:
-    """Return a config as it is, or load that of training with overrides.
+    """Return a config as it is, or load the training config with overrides.
 
     Raises ConfigError as `load_config`, and for a value of a type that no key has.
     """

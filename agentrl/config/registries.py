@@ -44,7 +44,7 @@ CALL_FORMATS = Registry(
     "actor_rollout_ref.rollout.multi_turn.format",
     {name: f"agentrl.chat.formats.{name}:FORMAT" for name in _FORMATS},
 )
-"""How models write tool calls; beside these, the families of the `renderers` package are chosen by the same key."""
+"""How models write tool calls; in addition, the same key chooses the families of the `renderers` package."""
 
 _FSDP = "agentrl.workers.fsdp:FSDPPolicy"
 POLICY_BACKENDS = Registry("training strategy", "actor_rollout_ref.actor.strategy", {"fsdp": _FSDP, "fsdp2": _FSDP})
@@ -88,7 +88,7 @@ ADVANTAGE_ESTIMATORS = Registry(
     },
     functions=True,
 )
-"""Functions from `EstimatorColumns` to `Advantages`, which declare what more they need (`agentrl.config.declaration`).
+"""Functions from `EstimatorColumns` to `Advantages`, which declare further columns (`agentrl.config.declaration`).
 """
 POLICY_LOSSES = Registry(
     "policy loss",

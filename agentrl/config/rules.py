@@ -1,6 +1,6 @@
-"""Rules that a key declares beside its type: `Annotated[float, OnlyWith("use_kl_loss=true")]`.
+"""Rules that a key declares next to its type: `Annotated[float, OnlyWith("use_kl_loss=true")]`.
 
-A rule names other keys as its own section does, or as one of the sections around it, the whole config last:
+A rule names other keys relative to its own section, or to one of the sections around it, the whole config last.
 `OnlyWith("data.val_files")` at `trainer.test_freq` means the root's `data.val_files`.
 """
 
@@ -43,7 +43,7 @@ class Values:
 
     all: Mapping[str, JSON]
     given: Collection[str]
-    """Without those that are set to a default which asks for nothing: null, false, 0 or something empty."""
+    """Without keys that are set to a default which asks for nothing: null, false, 0 or something empty."""
 
     def names(self, key: str) -> list[str]:
         """Return the text, or the list of texts, that the key's type allows; empty for null."""
@@ -106,7 +106,7 @@ class Condition:
         )
 
     def holds(self, value: JSON) -> bool:
-        """Say whether the key's value fulfils the condition."""
+        """Check whether the key's value fulfils the condition."""
         if self.values is not None:
             return value in self.values
         if self.above is not None:
@@ -123,7 +123,7 @@ class Condition:
 class OnlyWith(Rule):
     """The key has an effect only where one of the conditions holds. Set elsewhere, it is refused.
 
-    Conditions on keys that a config does not have are left out there; with none left the rule does not apply.
+    Conditions on keys that a config does not have are left out; without a condition the rule does not apply.
 
     Args:
         because: the reason, which follows "as".
@@ -156,10 +156,10 @@ class OnlyWith(Rule):
 
 
 class ReadBy(OnlyWith):
-    """The key has an effect only with an algorithm that reads it: a built-in one that is named here, or a user's own
-    that declares it.
+    """The key has an effect only with an algorithm that reads it.
 
-    Built-in ones are named, so that none is imported, and torch with it, to judge a key.
+    Built-in algorithms are named here, so that judging a key imports no algorithm, and with it torch. A user's own
+    algorithm declares the key.
 
     Args:
         registries: of the algorithms that may read it; their `key` is where the config names one.
@@ -181,7 +181,7 @@ class ReadBy(OnlyWith):
         return f"{super()._needed(place)}, or an algorithm of yours that declares it"
 
     def faults(self, key: str, values: Values, place: Place) -> list[str]:
-        """See `Rule.faults`. A choice that does not exist is told at its own key."""
+        """See `Rule.faults`. A choice that does not exist is reported at its own key."""
         found = super().faults(key, values, place)
         for registry in self.registries if found else ():
             name = str(values.all[registry.key])
@@ -214,8 +214,7 @@ class Needs(Rule):
 
 
 class ConflictsWith(Rule):
-    """The key and the others must not be set at once; `why` says so, and what to do. A switch that is off counts as
-    unset."""
+    """The key and the others must not be set at once; `why` gives reason and remedy. An off switch counts as unset."""
 
     def __init__(self, *others: str, why: str) -> None:
         self.others, self.why = others, why
@@ -233,7 +232,7 @@ class ConflictsWith(Rule):
 
 
 class NotAmong(Rule):
-    """Entries of a mapping that cannot be given, by their name in `known_as`, each with what to do instead."""
+    """Entries of a mapping that cannot be given, by their name in `known_as`, each with a remedy."""
 
     def __init__(self, instead: Mapping[str, str], known_as: Callable[[str], str] = str) -> None:
         self.instead, self.known_as = instead, known_as
@@ -260,7 +259,7 @@ class NamesFile(Rule):
         self.unless = unless
 
     def is_name(self, value: str) -> bool:
-        """Say whether the value is a file's name."""
+        """Check whether the value is a file's name."""
         return not any(tag in value for tag in self.unless)
 
     def text(self, place: Place) -> str:
@@ -278,7 +277,7 @@ class NamesFile(Rule):
 class Names(Rule):
     """The value, or each one of a list, is a name of a registry, or a target where the registry takes them.
 
-    `options`: the key of the options of what is named, a mapping; None: it takes none.
+    `options`: the key of the named object's options, a mapping; None: it takes no options.
     """
 
     def __init__(self, registry: Choices, options: str | None = None) -> None:
@@ -305,7 +304,7 @@ class Names(Rule):
 
 
 class NamesEach(Names):
-    """The entries of a list are names of a registry, whose options stand under their names in the mapping `options`."""
+    """The entries of a list are names of a registry; their options are under their names in the mapping `options`."""
 
     def faults(self, key: str, values: Values, place: Place) -> list[str]:
         assert self.options is not None

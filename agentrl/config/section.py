@@ -22,4 +22,4 @@ class Section(BaseModel):
     short_keys: ClassVar[Mapping[str, str]] = {}
     """Beginnings of keys of a whole config that the command line takes for longer ones."""
     ignored: ClassVar[type[Section] | None] = None
-    """Another whole config, whose further keys may stand in YAML files of this one and are not read."""
+    """Another whole config, whose further keys may occur in YAML files of this one and are not read."""

@@ -37,7 +37,7 @@ SET_BY = {
     "ssl_keyfile": "agentrl speaks plain HTTP to it",
     "ssl_certfile": "agentrl speaks plain HTTP to it",
 }
-"""SGLang's arguments that a user may not give, and what to do instead."""
+"""SGLang's arguments that a user may not give, each with the alternative."""
 
 
 def check_extra(extra: Iterable[str]) -> None:

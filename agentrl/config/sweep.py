@@ -54,10 +54,10 @@ class Job(Generic[SchemaT]):
 
 
 def load_jobs(argv: Sequence[str], config_name: str, schema: type[SchemaT]) -> list[Job[SchemaT]]:
-    """Load the config of each job that a command line asks for: one, and with --multirun one for each combination.
+    """Load the config of each job of a command line: one job, or with --multirun one for each combination.
 
-    Jobs have run folders and names of their own. Flags and errors are those of `load_config`; an error of a job's
-    config names the job, before any job begins.
+    Jobs have run folders and names of their own. Flags and errors are the same as for `load_config`; an error of a
+    job's config names the job, before any job begins.
     """
     command = parse_command_line(argv, config_name, schema)
     if not command.multirun:
@@ -89,7 +89,7 @@ def named(swept: Sequence[str]) -> Iterator[None]:
 
 
 def split(command: CommandLine, schema: type[Section]) -> tuple[list[str], Iterator[list[str]]]:
-    """Split overrides into those of all jobs and, for each job, one value of each of the others.
+    """Split overrides into the common ones of all jobs and, for each job, one value of each of the others.
 
     Where no key has several values there is one job. Raises ConfigError for an empty range, and for values that cannot
     be listed.
@@ -124,7 +124,7 @@ def split(command: CommandLine, schema: type[Section]) -> tuple[list[str], Itera
 
 
 def in_own_folders(jobs: list[tuple[list[str], Keys]], schema: type[Section]) -> list[tuple[list[str], Keys]]:
-    """Give jobs that would share a run folder, or a name, folders and names below it, by what they sweep over.
+    """Give separate folders and names to jobs that would share a run folder or a name, by the values they sweep over.
 
     hydra.sweep.dir and hydra.sweep.subdir, where they are given, name the folders.
     """
@@ -144,7 +144,7 @@ def in_own_folders(jobs: list[tuple[list[str], Keys]], schema: type[Section]) ->
 
 
 def swept_folder(keys: Keys, number: int, own: str) -> str | None:
-    """Return a job's folder by hydra.sweep.dir and hydra.sweep.subdir; None where neither is given."""
+    """Return a job's folder by hydra.sweep.dir and hydra.sweep.subdir; None where neither key is set."""
     assert keys.tree is not None
     if given_dir(keys.tree, SWEEP_DIR) is None and given_dir(keys.tree, SUBDIR) is None:
         return None
@@ -155,7 +155,7 @@ def swept_folder(keys: Keys, number: int, own: str) -> str | None:
 
 
 def folder_name(swept: Sequence[str]) -> str:
-    """Make a folder's name of a job's overrides, the same in each sweep; a hash stands for what no folder can hold."""
+    """Make a folder's name of a job's overrides, the same in each sweep; a hash replaces text unfit for names."""
     text = ",".join(override.lstrip("+") for override in swept)
     name = re.sub(r"[^\w.,=+-]", "_", text)[:LONGEST]
     return name if name == text else f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

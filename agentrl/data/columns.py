@@ -22,7 +22,7 @@ IN_EXTRA_INFO = ("agent_name", "tools_kwargs", "interaction_kwargs")
 
 @dataclass(frozen=True, slots=True)
 class BadValue:
-    """One row, numbered in its batch, and what is wrong with it."""
+    """One row, numbered in its batch, and its fault."""
 
     row: int
     column: str
@@ -70,7 +70,7 @@ def check_types(schema: pa.Schema, prompt_key: str, image_key: str | None, file:
 
 
 def check_names(schema: pa.Schema, columns: Iterable[str], file: str) -> None:
-    """Raise DataError when one of `columns`, or a field in one, is there twice: no row could say which is meant."""
+    """Raise DataError when one of `columns`, or a field in one, is there twice, and so is ambiguous."""
     for name in columns:
         twice = name if schema.names.count(name) > 1 else _twice(schema.field(name).type, name)
         if twice is not None:
@@ -131,7 +131,7 @@ def holds_images(column_type: pa.DataType) -> bool:
 
 
 def typed_columns(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
-    """Iterate over name and type of every optional column, those inside `extra_info` under their dotted names."""
+    """Iterate over name and type of every optional column; columns inside `extra_info` have dotted names."""
     for name in (*TEXT, *MAPPINGS):
         if name in schema.names:
             yield name, schema.field(name).type
@@ -187,7 +187,7 @@ def unreadable(batch: pa.RecordBatch) -> Iterator[BadValue]:
 
 
 def _may_be_unreadable(column_type: pa.DataType) -> bool:
-    """Say whether a valid value of a type may be none in Python: maps with a key twice, times too far away."""
+    """Check whether a valid value of a type may have no Python form: maps with a key twice, times too far away."""
     if isinstance(column_type, pa.DictionaryType):
         column_type = column_type.value_type
     if pa.types.is_map(column_type) or pa.types.is_temporal(column_type):
@@ -196,7 +196,7 @@ def _may_be_unreadable(column_type: pa.DataType) -> bool:
 
 
 def bad_prompts(batch: pa.RecordBatch, prompt_key: str) -> Iterator[BadValue]:
-    """Find prompts that are empty, or have a message that is none. Plain messages are checked without Python rows."""
+    """Find prompts that are empty, or have an invalid message. Plain messages are checked without Python rows."""
     prompt = batch.column(prompt_key)
     if is_text(prompt.type):
         yield from _bad_messages(prompt, range(len(prompt)), prompt_key)
@@ -249,7 +249,7 @@ def names_in(batch: pa.RecordBatch, default_agent_loop: str) -> Iterator[tuple[s
     """Iterate over (column, name, rows that have it) for every data source, agent loop, tool and interaction that rows
     name.
 
-    The name is empty for interaction_kwargs that have none.
+    The name is empty for interaction_kwargs without one.
     """
     size = batch.num_rows
     sources = [array for _, array in candidates(batch, "data_source")]

@@ -24,9 +24,9 @@ UNKNOWN_HINT = {
 
 
 class Dataset(ABC):
-    """A fixed sequence of samples, of which some may be left out. `skipped` counts those by on_bad_row=skip.
+    """A fixed sequence of samples; some may be left out. `skipped` counts samples left out by on_bad_row=skip.
 
-    Positions are those of the samples that are left; an index counts all.
+    Positions count the remaining samples; an index counts all.
     """
 
     def __init__(self, files: Sequence[str], on_bad_row: Literal["error", "skip"]) -> None:
@@ -112,7 +112,7 @@ class Dataset(ABC):
 
 
 def unknown_name(kind: str, name: str, place: str, known: Collection[str]) -> str:
-    """Write the message for a name that nothing is registered under; an empty one is missing."""
+    """Write the message for a name without an entry in the registry; an empty name is missing."""
     listed = ", ".join(known) or "none"
     if not name:
         return (

@@ -27,7 +27,7 @@ from agentrl.trajectory.sample import AGENT_ALIASES, Sample
 class ParquetDataset(Dataset):
     """Rows of many files, in the order of the files. `ds[i]` decodes one row; memory does not grow with the files.
 
-    `skipped` counts rows left out by on_bad_row=skip. Positions are those of the rows that are left.
+    `skipped` counts rows left out by on_bad_row=skip. Positions count the remaining rows.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class ParquetDataset(Dataset):
             (kind, name)
             for kind, names in known.items()
             for name in self._names[kind]
-            if (name or names)  # interaction_kwargs without a name ask for none where none is configured
+            if (name or names)  # without a name and a configured interaction, interaction_kwargs ask for nothing
             and name not in names
             and not (kind == "agent_name" and AGENT_ALIASES.get(name) in names)
         }

@@ -1,7 +1,7 @@
-"""Arguments of calls in columns of structs, where Arrow gives each call the members of all, null where it has none.
+"""Arguments of calls in columns of structs, where Arrow gives each call the members of all, with null for absent ones.
 
-A null that was meant and one that was filled in look the same. A member is a call's own if some call of that name in
-the file gives it, and the row's tools, if it has any, do not say that it cannot be null.
+An intended null and a filled-in null look the same. A member is a call's own if some call of that name in the file
+gives it. The row's tools, if any, must not say that it cannot be null.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Path = tuple[str, ...]
 
 
 def holds_filling(column_type: pa.DataType) -> bool:
-    """Say whether a column has arguments of calls as structs."""
+    """Check whether a column has arguments of calls as structs."""
     fields = [column_type.field(index) for index in range(column_type.num_fields)]
     own = any(field.name == "arguments" and pa.types.is_struct(field.type) for field in fields)
     return own or any(holds_filling(field.type) for field in fields)
@@ -34,14 +34,14 @@ class Filling:
         self._given: set[Path] = set()
 
     def note(self, messages: object) -> None:
-        """Note what the calls of a row's messages give."""
+        """Note the members that the calls of a row's messages give."""
         for name, function in _functions(messages):
             self._given.update(_given(function["arguments"], (name,)))
 
     def without(self, messages: object, tools: object = None) -> object:
         """Drop the members of arguments that no call of that name gives, from messages in place; return them.
 
-        tools: the row's OpenAI schemas, as a list or in JSON text; None where there are none.
+        tools: the row's OpenAI schemas, as a list or in JSON text; None without tools.
         """
         text = tools if isinstance(tools, str) else json.dumps(tools, default=str)
         for name, function in _functions(messages):
@@ -84,7 +84,7 @@ def _given(value: JSON, path: Path) -> Iterator[Path]:
 
 @lru_cache(4096)
 def _parameters(tools: str) -> dict[str, JSON]:
-    """Return the schemas of the tools' parameters, by name; what is no tool is left for the check of the column."""
+    """Return the schemas of the tools' parameters, by name; entries that are no tool are left to the column's check."""
     try:
         schemas = as_list(parse_json(tools))
     except ValueError:
@@ -94,7 +94,7 @@ def _parameters(tools: str) -> dict[str, JSON]:
 
 
 def _nullable(schema: JSON) -> bool:
-    """Say whether a JSON schema may hold null; true where it does not say."""
+    """Check whether a JSON schema may hold null; true where it does not say."""
     keys = as_object(schema)
     kinds = keys.get("type")
     if keys.get("nullable") is True or kinds is None:

@@ -1,8 +1,8 @@
 """Placement of a row's images in its messages.
 
-A row's `images` column has, as verl's, a list of {bytes, path}, of paths or of bytes; in a message `<image>` stands for
-the next of them. A content may also be a list of parts {"type": "text", "text": ...} and {"type": "image"}, of which
-the latter takes the next image of the column, or its own, under `image`.
+A row's `images` column has, as verl's, a list of {bytes, path}, of paths or of bytes; in a message `<image>` marks the
+place of the next image. A content may also be a list of parts {"type": "text", "text": ...} and {"type": "image"}. An
+image part takes the next image of the column, or its own, under `image`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ PLACEHOLDER = "<image>"
 def with_images(messages: list[Message], images: Sequence[object], folder: Path) -> list[Message]:
     """Put a Picture into each place of the messages. Without images `<image>` is text.
 
-    Raises DataError when images and places are not as many, an image cannot be read, or its path leads out of `folder`,
-    which is that of the data file.
+    Raises DataError when images and places differ in number, an image cannot be read, or its path leads out of
+    `folder`, the folder of the data file.
     """
     if not images and all(isinstance(message.get("content"), str | None) for message in messages):
         return messages

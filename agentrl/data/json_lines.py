@@ -112,7 +112,7 @@ class JsonDataset(OwnDataset):
         max_samples: int | None = None,
         on_bad_row: Literal["error", "skip"] = "error",
     ) -> None:
-        """Read all files. Raises DataError for one that cannot be read, and where there is no row."""
+        """Read all files. Raises DataError for a file that cannot be read, and for files without a row."""
         names = expand(files)
         if other := next((name for name in names if not is_json(name)), None):
             raise DataError(f"{other} is no JSON file, and others of one list are: give files of one kind")
@@ -145,7 +145,7 @@ def check_row(row: Mapping[str, JSON], prompt_key: str, image_key: str | None) -
 
 
 def _expected(name: str, value: JSON) -> str | None:
-    """Say what a column must hold instead of `value`; None where it may hold that."""
+    """Describe the value that a column must hold instead of `value`; None where it may hold that."""
     base = name.removeprefix("extra_info.")
     if base in TEXT:
         return None if isinstance(value, str) else "text"

@@ -59,7 +59,7 @@ class Loader:
         return [self.dataset[index] for index in indices]
 
     def update(self, outlines: Sequence[Outline]) -> None:
-        """Tell the sampler of the trajectories of a step, whose groups count the rows drawn since the last call."""
+        """Pass the trajectories of a step to the sampler; their groups count the rows drawn since the last call."""
         if not self.learns:
             return
         drawn, self._drawn = self._drawn, []
@@ -73,7 +73,7 @@ class Loader:
         return {"sampler": type(self.sampler).__name__, "state": state, "fingerprint": self.dataset.fingerprint}
 
     def load_state_dict(self, state: Mapping[str, JSON]) -> None:
-        """Go on where the state was taken. Raises DataError when it belongs to other data or another order."""
+        """Continue where the state was taken. Raises DataError when it belongs to other data or another order."""
         if state["fingerprint"] != self.dataset.fingerprint:
             raise DataError(
                 "the checkpoint was made with other data: the files, their rows or the rows left out have changed. "

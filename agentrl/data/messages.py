@@ -1,4 +1,4 @@
-"""Check of messages that come from a file: the one place that says what a row's conversation may be."""
+"""Check of messages from a file: the one place that defines a row's conversation."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ EMPTY: tuple[object, ...] = (None, "", [], {})
 
 
 class Unfit(Exception):
-    """Messages that cannot be used: the place in them, what was expected there and what was found."""
+    """Messages that cannot be used: the place in them, the expected and the found value."""
 
     def __init__(self, place: str, expected: str, found: object) -> None:
-        """`place`: empty for the whole, else such as `message 2`, counted from 0."""
+        """`place`: empty for the whole, else e.g. `message 2`, counted from 0."""
         self.place, self.expected, self.found = place, expected, short(found)
         super().__init__(f"{place}: expected {expected}, found {self.found}".removeprefix(": "))
 
@@ -48,7 +48,7 @@ def read_messages(value: object) -> list[Message]:
     """Return the messages of a row, given as a list or as that list in JSON text. Raises Unfit.
 
     Other names become ours: `function_call`, `reasoning`, `thinking`, the role `function`, and calls without `function`
-    around name and arguments. Further fields stay, for a template that reads them. A tool's answer behind an assistant
+    around name and arguments. Further fields stay, for a template that reads them. A tool's answer after an assistant
     turn without tool_calls passes: its calls may be in its text.
     """
     try:
@@ -66,8 +66,8 @@ def read_messages(value: object) -> list[Message]:
 def with_one_flag(messages: Sequence[Message]) -> list[Message]:
     """Replace the fields that say whether a message is learnt by one: `weight`, 0 where any of them says not.
 
-    A message that is not the assistant's is never learnt, so that 1 stays there, to be told. Raises Unfit for a flag
-    that is neither 0 nor 1, false nor true.
+    A message that is not the assistant's is never learnt; a 1 stays there, so that the user is warned. Raises Unfit for
+    a flag other than 0, 1, false and true.
     """
     return [_with_one_flag(message, f"message {index}") for index, message in enumerate(messages)]
 
@@ -93,7 +93,7 @@ def without_flag(messages: Sequence[Message]) -> list[Message]:
 
 
 def told_fields(unread: Mapping[str, int]) -> dict[str, int]:
-    """Say of fields that they are not read: what is said to their counts."""
+    """Write the warning about fields that are not read, from their counts."""
     return {
         f"messages with the field {name}, which neither agentrl nor the chat template reads": count
         for name, count in unread.items()
@@ -104,7 +104,7 @@ class FurtherFields:
     """Fields of messages that are not read here: in how many conversations each is, and the first of them."""
 
     def __init__(self, further: Callable[[Message], Iterable[str]] | None = None) -> None:
-        """`further`: names the fields of a message; by default those of `further_fields`."""
+        """`further`: names the fields of a message; by default `further_fields`."""
         self._further = further or further_fields
         self.counts: Counter[str] = Counter()
         self._first: dict[str, list[Message]] = {}
@@ -135,8 +135,7 @@ class FurtherFields:
 
 
 def further_fields(message: Message) -> Iterator[str]:
-    """Yield the fields of a message that are not read here, those of its calls and parts as `tool_calls.NAME` and
-    `content.NAME`; empty ones are none."""
+    """Yield the filled fields of a message that are not read here, also as `tool_calls.NAME` and `content.NAME`."""
     yield from _further(message, READ.get(message["role"], READ_BY_ALL), "")
     for call in message.get("tool_calls") or ():
         yield from _further(call, IN_CALLS, "tool_calls.")
@@ -158,7 +157,7 @@ def _further(fields: Mapping[str, object], read: Set[str], prefix: str) -> Itera
 
 
 def calls_in_text(messages: Sequence[Message]) -> bool:
-    """Say whether a tool answers an assistant turn that has no tool_calls."""
+    """Check whether a tool answers an assistant turn that has no tool_calls."""
     pairs = itertools.pairwise(messages)
     return any(
         message["role"] == "tool" and before["role"] == "assistant" and not before.get("tool_calls")
@@ -167,7 +166,7 @@ def calls_in_text(messages: Sequence[Message]) -> bool:
 
 
 def without_nulls(value: object) -> object:
-    """Drop the null fields of mappings: a parquet struct has every key that any row has, null where it had none."""
+    """Drop the null fields of mappings: a parquet struct has every key that any row has, null in rows without it."""
     if isinstance(value, dict):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -280,7 +279,7 @@ def _check_arguments(arguments: object, place: str) -> None:
 
 
 def _check_answers(messages: Sequence[Message]) -> None:
-    """Check that each tool answer stands behind an assistant turn, and answers a call of it that no other answers."""
+    """Check that each tool answer follows an assistant turn, and answers a call of it that no other answers."""
     asked: list[str | None] | None = None
     in_text = False
     for index, message in enumerate(messages):
@@ -301,6 +300,6 @@ def _check_answers(messages: Sequence[Message]) -> None:
 
 
 def has_images(messages: Sequence[Message]) -> bool:
-    """Say whether a message has a part that is an image."""
+    """Check whether a message has a part that is an image."""
     contents = (message.get("content") for message in messages)
     return any(part.get("type") == "image" for content in contents if isinstance(content, list) for part in content)

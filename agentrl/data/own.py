@@ -32,7 +32,7 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Sample:
-        """Return a sample; an empty `agent_name` means the default loop. Raises DataError for one that is bad."""
+        """Return a sample; an empty `agent_name` means the default loop. Raises DataError for a bad sample."""
         ...
 
 
@@ -41,7 +41,7 @@ class ConfiguredSamples(Samples, Protocol):
     """Samples that depend on the run's config."""
 
     def configure(self, config: RolloutsConfig, max_samples: int | None) -> None:
-        """Read the config; called once, before anything else. max_samples: those used of them, None for all."""
+        """Read the config; called once, before anything else. max_samples: samples to use, None for all."""
         ...
 
 
@@ -77,7 +77,7 @@ class OwnDataset(Dataset):
 
     @cached_property
     def _digest(self) -> str:
-        """Over the samples that are left when it is first asked for."""
+        """Over the samples that are left at its first use."""
         digest = hashlib.sha256()
         for sample in self:
             digest.update(repr(sample).encode())

@@ -1,4 +1,4 @@
-"""Pairs of conversations, of which one is preferred: rows of messages as token ids and masks."""
+"""Pairs of conversations, one preferred over the other: rows of messages as token ids and masks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Pair:
     """Two conversations in a row: the preferred one, then the other one."""
 
     ids: npt.NDArray[np.int32]  # [T]
-    mask: npt.NDArray[np.bool_]  # [T], True on the assistant's tokens after what both begin with
+    mask: npt.NDArray[np.bool_]  # [T], True on the assistant's tokens after the common beginning
     rejected_at: int
     """Number of tokens before the other conversation."""
     reference: npt.NDArray[np.float32] | None = None  # [T], log-probs under the reference; None: not yet computed
@@ -98,10 +98,10 @@ def load_pairs(
     progress: Callable[[int], object],
     remarks: Counter[str] | None = None,
 ) -> tuple[list[Pair], int]:
-    """Tokenise every row for a policy: (pairs, number of those left out because one of the two is too long).
+    """Tokenise every row for a policy: (pairs, number of pairs left out because one of the two is too long).
 
-    `remarks` receives what conversations hold that is not learnt, and in how many (see `Transcripts.unlearnt`). Raises
-    DataError as `load_transcripts` does, and where no assistant turn follows what both begin with.
+    `remarks` receives the kinds of content that are not learnt, with their numbers (see `Transcripts.unlearnt`). Raises
+    DataError as `load_transcripts` does, and where no assistant turn follows the common beginning.
     """
     reader, tokenizer = PairReader(config), Tokenizer(config, chat)
     remarks = Counter() if remarks is None else remarks
@@ -130,7 +130,7 @@ def load_scored_pairs(
     progress: Callable[[int], object],
     remarks: Counter[str] | None = None,
 ) -> tuple[list[Pair], int]:
-    """Tokenise every row as a reward model reads it: (pairs, number of those left out because one is too long).
+    """Tokenise every row as a reward model reads it: (pairs, number of pairs left out because one is too long).
 
     The masks mark each conversation's last token, whose score is the conversation's. `remarks`: as in `load_pairs`.
     """

@@ -31,7 +31,7 @@ class Sampler(ABC):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches of an epoch, of which `trainer.total_epochs` makes steps."""
+        """Batches of an epoch; `trainer.total_epochs` turns them into steps."""
         return len(self.data) // self.batch_size
 
     @abstractmethod
@@ -55,11 +55,11 @@ class Sampler(ABC):
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where the state was taken. Raises DataError where that cannot be."""
+        """Continue where the state was taken. Raises DataError where that cannot be."""
 
 
 class EpochSampler(Sampler):
-    """Epochs that hold every row once. What is left of one when it is less than a batch is dropped."""
+    """Epochs that hold every row once. The rest of an epoch, smaller than a batch, is dropped."""
 
     def __init__(self, data: Dataset, batch_size: int, seed: int) -> None:
         super().__init__(data, batch_size, seed)

@@ -62,7 +62,7 @@ class Transcripts:
     too_long: int
     """Number of rows left out because they are longer than data.max_length."""
     unlearnt: dict[str, int]
-    """Number of transcripts, of those in `samples`, with what is in the row and not learnt: by what it is."""
+    """Number of transcripts in `samples` with content of the row that is not learnt, by kind of content."""
 
 
 def load_transcripts(
@@ -71,12 +71,12 @@ def load_transcripts(
     """Read and tokenise every row; 5 bytes a token are kept.
 
     The messages column holds a list of {role, content, tool_calls, ...}, or that list in JSON text (see
-    `read_messages`); the tools column, which may be absent, the OpenAI schemas of a row's tools in JSON text.
+    `read_messages`). The tools column, which may be absent, holds the OpenAI schemas of a row's tools in JSON text.
     `progress` is called with the number of rows just done.
 
-    Raises DataError, naming file, row and column, for a row that is no transcript, and with truncation=error for one
-    that is longer than data.max_length tokens; and when no transcript is left. Raises ConfigError when the chat format
-    would not show, or not learn, what transcripts like the first without and the first with tool calls say.
+    Raises DataError, naming file, row and column, for a row that is no transcript, and with truncation=error for a
+    transcript of more than data.max_length tokens. Raises it, too, when no transcript is left. Raises ConfigError when
+    the chat format would not show, or not learn, content of typical transcripts: the first without and with tool calls.
     """
     reader, tokenizer = RowReader(config), Tokenizer(config, chat)
 
@@ -114,9 +114,9 @@ def read_files(
     read: Callable[[Row, str], Made | None],
     progress: Callable[[int], object],
 ) -> tuple[list[Made], int]:
-    """Return (what `read` makes of each row and its place, number of rows of which it makes nothing, too long ones).
+    """Return (results of `read`, each with its place; number of rows without a result; number of too long rows).
 
-    columns: those that must be there. Raises DataError when nothing is left.
+    columns: the required columns. Raises DataError when nothing is left.
     """
     made, rows = [], 0
     for file in expand(files):
@@ -195,10 +195,10 @@ class Tokenizer:
     def sample(
         self, messages: list[Message], tools: list[ToolSchema] | None, where: str, *, shown: int = 0
     ) -> SFTSample | None:
-        """Tokenise a transcript; None for one that is too long and may be skipped. Raises DataError that names the
-        place.
+        """Tokenise a transcript; None for a transcript that is too long and may be skipped.
 
-        The first `shown` turns of the assistant are not learnt, nor are those with `weight` 0 (see `with_one_flag`).
+        Raises DataError that names the place. The first `shown` turns of the assistant are not learnt, and neither are
+        turns with `weight` 0 (see `with_one_flag`).
         """
         calls = any(message.get("tool_calls") for message in messages)
         if calls not in self._checked:
@@ -228,7 +228,7 @@ class Tokenizer:
         return SFTSample(np.asarray(ids, dtype=np.int32), _of_turns(np.asarray(mask, dtype=np.bool_), taught))
 
     def remarks(self) -> dict[str, int]:
-        """Return the number of transcripts with what is in the row and not learnt: by what it is."""
+        """Return the number of transcripts with content of the row that is not learnt, by kind of content."""
         known = self._chat.remarks.copy()
         unread = self._further.unread(lambda messages: self._chat.render_training(messages)[0])
         self._chat.remarks = known  # Writing them without a field is no reading.
@@ -249,7 +249,7 @@ class RowReader:
         self._tools: dict[str, list[ToolSchema]] = {}
 
     def messages(self, row: Row, column: str, where: str) -> list[Message]:
-        """Read a column of messages, with at most `weight` of the fields that say what is learnt. Raises DataError."""
+        """Read a column of messages, in which `weight` is the only allowed field about learning. Raises DataError."""
         try:
             messages = with_one_flag(read_messages(row[column]))
             if has_images(messages):
@@ -290,10 +290,10 @@ def _is_schema(tool: object) -> TypeGuard[ToolSchema]:
 
 
 def unlearnt(chat: Chat, messages: Sequence[Message], ids: Sequence[int], mask: Sequence[int]) -> Iterator[str]:
-    """Yield what a transcript says and its tokens `ids` [T], of which `mask` [T] marks those of the assistant, do not.
+    """Yield the kinds of content that a transcript has and its learnt tokens lack.
 
-    Templates leave out what they have no place for: text beside calls, all but one call, reasoning. Blanks are not
-    compared, nor turns that are not to be learnt.
+    `ids` [T] are its tokens; `mask` [T] marks the assistant's. Templates leave out content that they have no place for:
+    text next to calls, all but one call, reasoning. Blanks, and turns that are not to be learnt, are not compared.
     """
     if any(message["role"] != "assistant" and message.get("weight") for message in messages):
         yield "a message marked to be learnt (weight, train or loss) that is not the assistant's, and is only shown"
@@ -309,7 +309,7 @@ def unlearnt(chat: Chat, messages: Sequence[Message], ids: Sequence[int], mask: 
 
 
 def _lost(turn: Message, text: str) -> Iterator[str]:
-    """Yield what an assistant turn says and the letters of its learnt tokens do not."""
+    """Yield the kinds of content that an assistant turn has and its learnt text lacks."""
     said = _letters(content_text(turn.get("content")))
     if turn.get("tool_calls") and said not in text:
         yield "text beside tool calls, which the chat template does not write"
@@ -327,7 +327,7 @@ def _lost(turn: Message, text: str) -> Iterator[str]:
 
 
 def _letters(text: str) -> str:
-    """Reduce a text to what tokenizers and templates leave as it is."""
+    """Reduce a text to the characters that tokenizers and templates keep."""
     return "".join(unicodedata.normalize("NFKC", text).split())
 
 

@@ -28,7 +28,7 @@ class Table:
     bytes: int
     """On the disk."""
     batches: Callable[[list[str], int], Iterator[pa.RecordBatch]]
-    """Reads the columns of these names in batches of at most so many rows. Raises what reading raises."""
+    """Reads the columns of these names in batches of at most so many rows. Raises the errors of reading."""
 
 
 def expand(files: str | Sequence[str]) -> list[str]:
@@ -56,7 +56,7 @@ def expand(files: str | Sequence[str]) -> list[str]:
 
 
 def is_json(file: str) -> bool:
-    """Say whether a file is named as JSON lines or JSON are."""
+    """Check whether a file is named as JSON lines or JSON are."""
     return not file.startswith(HUB) and file.lower().endswith(_JSON)
 
 
@@ -104,13 +104,13 @@ def open_table(file: str) -> Table:
 
 
 def _holds_dictionary(column_type: pa.DataType) -> bool:
-    """Say whether a type holds a dictionary-encoded one at some depth below it."""
+    """Check whether a type holds a dictionary-encoded one at some depth below it."""
     inside = [column_type.field(index).type for index in range(column_type.num_fields)]
     return any(pa.types.is_dictionary(one) or _holds_dictionary(one) for one in inside)
 
 
 def _open_hub(name: str) -> Table:
-    """Load `hf:owner/name[/config][:split]`, or a folder of a saved data set behind `hf:`; the split is train."""
+    """Load `hf:owner/name[/config][:split]`, or a folder of a saved data set after `hf:`; the split is train."""
     try:
         import datasets
     except ImportError as error:

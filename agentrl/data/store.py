@@ -1,9 +1,9 @@
 """Rows of one parquet file, laid out so that any of them can be read alone.
 
 Parquet is compressed by column and row group, so one row costs a row group, and many writers make row groups of a
-million rows. The file is therefore read once, in small batches, and the columns that rows need are written as Arrow IPC
-to a temporary file (in TMPDIR), which is memory-mapped and has no name. Memory stays flat whatever the file's size; a
-row read in a random order touches its own bytes only.
+million rows. The file is therefore read once, in small batches. The columns that rows need are written as Arrow IPC to
+a temporary file (in TMPDIR), which is memory-mapped and has no name. Memory stays flat for a file of any size; a row
+read in a random order touches its own bytes only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class RowReader:
     """
 
     def __init__(self, file: str, prompt_key: str, image_key: str | None = None) -> None:
-        """Open it. Raises DataError when it is missing, cannot be read or lacks what every row needs."""
+        """Open it. Raises DataError when it is missing, cannot be read or lacks a column that every row needs."""
         self.file = file
         self._table = open_table(file)
         self.rows, self.bytes = self._table.rows, self._table.bytes
@@ -78,7 +78,7 @@ class RowStore:
         self._ends.append(len(self) + batch.num_rows)
 
     def finish(self) -> None:
-        """Map what was written; the temporary file loses its name and is freed with this object."""
+        """Map the written file; the temporary file loses its name and is freed with this object."""
         if self._writer is not None:
             self._writer.close()
             self._temporary.flush()

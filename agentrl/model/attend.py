@@ -121,7 +121,7 @@ def attend_part_plainly(
 
 
 def join_parts(out: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor) -> None:
-    """Join to an output and its log-sum-exp, in place, those of the same queries over further keys.
+    """Join an output and its log-sum-exp, in place, with the results of the same queries over further keys.
 
     out and part [S, D], lse and part_lse [S] float32, S any shape. By log-sum-exp the two softmaxes are one over all
     keys (arXiv:2205.14135, section 3.1).

@@ -1,9 +1,9 @@
 """Attention of packed sequences: the function that Hugging Face models call, and how it runs on each device.
 
-The model is fed one row of packed tokens; a layout object travels to every layer through the forward's keyword
-arguments (which, unlike a context variable, are still there when gradient checkpointing runs the layer again). The
-name is registered with transformers as an attention implementation but not as a mask implementation, for which
-transformers makes no mask at all.
+The model is fed one row of packed tokens. A layout object travels to every layer through the forward's keyword
+arguments; unlike a context variable, they are still there when gradient checkpointing runs the layer again. The name is
+registered with transformers as an attention implementation but not as a mask implementation, for which transformers
+makes no mask at all.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LAYOUT = "agentrl_layout"
 # Keyword arguments of attention functions that change the result and that this one does not implement.
 _UNSUPPORTED = ("position_bias", "indices")
 
-# torch 2.11 takes fewer heads of keys than of queries as they come; later ones have to be told of them.
+# torch 2.11 takes fewer heads of keys than of queries without a flag; later versions need the flag.
 _varlen = (
     functools.partial(varlen_attn, enable_gqa=True)
     if "enable_gqa" in inspect.signature(varlen_attn).parameters
@@ -92,8 +92,8 @@ def packed_attention(
     """Attend as transformers asks for it: query [1, H, P, D], key [1, K, P, D], value [1, K, P, E] -> [1, P, H, E].
 
     Keys and values of different width (multi-head latent attention) are filled up with zeros, which change nothing.
-    Dropout is never applied: the log-probs of sampling and of the update must agree. Raises ValueError when the
-    model asks for something that is not implemented, or was called without a layout.
+    Dropout is never applied: the log-probs of sampling and of the update must agree. Raises ValueError when the model
+    wants a feature that is not implemented, or was called without a layout.
     """
     layout = cast(AttentionLayout | None, kwargs.get(LAYOUT))
     if layout is None:
@@ -144,7 +144,7 @@ class PackedAttention:
             if rule.softcap is not None or rule.sinks is not None:
                 mask = self._block_mask(rule.window, query.device)
                 return attend_flex(query, key, value, rule, mask, _compiled_flex())
-            if query.shape[-1] % 8 == 0 and query.shape[-1] <= 256:  # what the kernel takes
+            if query.shape[-1] % 8 == 0 and query.shape[-1] <= 256:  # head sizes that the kernel takes
                 return self._attend_cuda(query, key, value, rule)
         if query.is_cuda or rule.window is not None or rule.softcap is not None:
             return attend_by_node(self.layout, query, key, value, rule)
@@ -182,7 +182,7 @@ def flat_block_mask(layout: PackedLayout, window: int | None, device: torch.devi
     sequence = torch.repeat_interleave(lengths, output_size=size)
 
     def seen(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        """Tell from their places if a query may see a key: scalars int64 (flex attention maps them) -> scalar bool."""
+        """Decide by places if a query may see a key: scalars int64 (flex attention maps them) -> scalar bool."""
         inside = (sequence[query] == sequence[key]) & (query >= key)
         return inside if window is None else inside & (query - key < window)
 

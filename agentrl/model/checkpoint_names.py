@@ -45,7 +45,7 @@ class CheckpointNames:
     def named(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the given weights [S] under the names, and in the shapes S, that they have in checkpoints.
 
-        At most one tensor is held at a time, or those that a checkpoint has as one.
+        At most one tensor is held at a time, or all tensors that a checkpoint joins in one.
         """
         waiting: dict[str, dict[str, torch.Tensor]] = {}
         for name, tensor in tensors:
@@ -103,10 +103,10 @@ class CheckpointNames:
 
 
 def _conversions(model: PreTrainedModel) -> list[WeightTransform]:
-    """Conversions from checkpoint to model: those with which it was loaded, or those of its class."""
+    """Conversions from checkpoint to model: as the model was loaded, or else as its class defines them."""
     loaded = getattr(model, "_weight_conversions", None)
     if loaded is not None:
         return list(loaded)
-    # Whether a checkpoint had a prefix is only known of one that was loaded.
+    # Only a loaded model shows whether its checkpoint had a prefix.
     known = get_model_conversion_mapping(model, add_legacy=False)
     return [transform for transform in known if not isinstance(transform, PrefixChange)]

@@ -25,7 +25,7 @@ few ranges of sizes.
 
 
 def text_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """List the decoder layers, without those of a vision tower. Call it before `shard`, which changes classes."""
+    """List the decoder layers, without the layers of a vision tower. Call it before `shard`, which changes classes."""
     tower = vision_tower(model)
     inside = set() if tower is None else set(tower.modules())
     return [layer for layer in decoder_layers(model) if layer not in inside]

@@ -2,7 +2,7 @@
 
 transformers computes them grouped by expert (`grouped_mm`), in the precision of the weights, since autocast does not
 know the call. With float32 weights the largest part of a mixture of experts would then run in float32. The function
-registered here in its place casts the weights as autocast casts those of other layers; without autocast it calls
+registered here in its place casts the weights as autocast casts the weights of other layers; without autocast it calls
 transformers' own.
 """
 

@@ -33,8 +33,8 @@ class PolicyModel(nn.Module):
     """Log-probs of tokens under `base`, a causal language model.
 
     With `autocast` the forward pass computes in bfloat16 on float32 weights. `lora`: the adapters in `base`. `group`:
-    the ranks that split the tokens of each forward pass; all must be given the same tokens. `experts`: what
-    `follow_routes` gave for `base`.
+    the ranks that split the tokens of each forward pass; all must be given the same tokens. `experts`: the result of
+    `follow_routes` for `base`.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class PolicyModel(nn.Module):
         return params if self.lora is None else self.lora.plain(params)
 
     def mark(self, params: Params) -> dict[str, JSON]:
-        """Describe the frozen part of the model, which a checkpoint of the trained parameters needs beside it.
+        """Describe the frozen part of the model, which a checkpoint of the trained parameters needs, too.
 
         See `save_state`. Empty without adapters.
         """
@@ -127,7 +127,7 @@ class PolicyModel(nn.Module):
 
 
 def step_of_vision(base: PreTrainedModel, images: Images | None) -> torch.Tensor | None:
-    """Run the vision tower of a sharded model on a made-up image where a rank's share has none.
+    """Run the vision tower of a sharded model on a made-up image where a rank's share has no image.
 
     All ranks gather the tower's weights together, and other ranks may have images: a rank that left it out would make
     them wait forever. Returns a scalar 0 with the tower's gradient, or None where nothing had to be run.
@@ -139,7 +139,7 @@ def step_of_vision(base: PreTrainedModel, images: Images | None) -> torch.Tensor
 
 
 def freeze_vision(base: PreTrainedModel) -> None:
-    """Freeze the vision tower of a model. Raises ConfigError where it has none."""
+    """Freeze the vision tower of a model. Raises ConfigError for a model without one."""
     tower = vision_tower(base)
     if tower is None:
         raise ConfigError(
@@ -159,7 +159,7 @@ def load_policy(
 ) -> PolicyModel:
     """Load the policy to be trained, with adapters drawn by `seed` if the config has them. Raises ConfigError.
 
-    Trained weights are float32. Frozen ones beside adapters stay in the config's dtype.
+    Trained weights are float32. Frozen weights next to adapters stay in the config's dtype.
     """
     base = open_model(
         config.path,
@@ -203,7 +203,7 @@ class ValueModel(nn.Module):
         """Compute values: ids [T] int64, offsets [N + 1] int64 -> [T] float32.
 
         Entry t is the value of the state before ids[t], that is, of the tokens before it in its sequence; 0 at each
-        sequence's first token. So it is aligned with log-probs: a token's baseline stands beside the token.
+        sequence's first token. So values are aligned with log-probs: a token's baseline has the token's index.
         """
         with torch.autocast(ids.device.type, torch.bfloat16, enabled=self.autocast):
             nothing = step_of_vision(self.base, images)

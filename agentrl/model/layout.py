@@ -32,7 +32,7 @@ class PackedLayout:
     positions: torch.Tensor
     """[P] int64: position of each stored token in its sequence."""
     expand: torch.Tensor
-    """[T] int64: the stored token that stands for each of the T tokens."""
+    """[T] int64: the stored token that represents each of the T tokens."""
     longest: int
     """Length of the longest sequence."""
 

@@ -42,7 +42,7 @@ class Lora:
     """Adapters of one model. A is drawn by `seed` and B zero, or both are read from `lora_adapter_path`."""
 
     def __init__(self, model: PreTrainedModel, config: ModelConfig, seed: int) -> None:
-        """Put adapters into the model. They are float32 whatever the model is; all other parameters are frozen.
+        """Put adapters into the model. They are float32 for a model of any dtype; all other parameters are frozen.
 
         Raises ConfigError when target_modules or lora_adapter_path do not fit the model.
         """
@@ -63,7 +63,7 @@ class Lora:
             inject_adapter_in_model(self.config, model)
         except ValueError as error:
             raise ConfigError(f"target_modules={config.target_modules}: {error}") from error
-        self.config.target_modules = sorted(self.config.target_modules or ())  # what peft found, in no order
+        self.config.target_modules = sorted(self.config.target_modules or ())  # layers that peft found, in no order
         model.eval()
         _start(model, seed)
         if config.lora_adapter_path is not None:
@@ -111,7 +111,7 @@ class Lora:
         save_file(tensors, directory / _WEIGHTS, metadata={"format": "pt"})
 
     def mark(self, params: Mapping[str, nn.Parameter]) -> dict[str, JSON]:
-        """Describe what a checkpoint's adapters belong to: their scale, and the weights beside them.
+        """Describe the base of a checkpoint's adapters: their scale, and the base weights.
 
         The weights are identified by a checksum of the first layer with adapters, the same in float32 and bfloat16.
         Every rank must call it.
@@ -122,7 +122,7 @@ class Lora:
         return {"lora_alpha": self.config.lora_alpha, "path": f"weights with checksum {checksum:08x}"}
 
     def _start_from(self, path: Path) -> None:
-        """Take over adapters in peft's format. Raises ConfigError when they are not those of the config."""
+        """Take over adapters in peft's format. Raises ConfigError when they do not match the config."""
         theirs = _read_config(path)
         self._check_config(path, theirs)
         try:
@@ -159,7 +159,7 @@ class Lora:
 
 
 def _without_adapters(model: PreTrainedModel, excluded: str | list[str] | None) -> list[str] | None:
-    """List the layers that get no adapters: those named, and those of a frozen vision tower; None where all do."""
+    """List the layers that get no adapters: the named ones, and a frozen vision tower's; None where all do."""
     tower = vision_tower(model)
     frozen = tower is not None and not any(param.requires_grad for param in tower.parameters())
     inside = set(map(id, tower.modules())) if tower is not None and frozen else set()
@@ -168,7 +168,7 @@ def _without_adapters(model: PreTrainedModel, excluded: str | list[str] | None) 
 
 
 def _is_named(name: str, named: str | list[str] | None) -> bool:
-    """Say whether a layer is one of those named: by a regular expression, or by names or their last parts."""
+    """Check whether a layer is one of those named: by a regular expression, or by names or their last parts."""
     if isinstance(named, str):
         return re.fullmatch(named, name) is not None
     return any(name == one or name.endswith(f".{one}") for one in named or ())
@@ -185,8 +185,8 @@ def _is_adapter(name: str) -> bool:
 def _targets(model: PreTrainedModel, targets: str | list[str]) -> list[str]:
     """List the layers that are named; all-linear: every linear one but the head.
 
-    Neither a router nor the experts of a mixture, where all of a layer's are one parameter, are linear layers: peft
-    would wrap these, and here they get no adapters.
+    A router is no linear layer, and neither are the experts of a mixture where one parameter holds all of a layer's.
+    peft would wrap these; here they get no adapters.
     """
     if targets != "all-linear":
         assert isinstance(targets, list)
@@ -198,7 +198,7 @@ def _targets(model: PreTrainedModel, targets: str | list[str]) -> list[str]:
 
 
 def fused_experts(model: PreTrainedModel) -> bool:
-    """Say whether the model has experts of which a layer's are one parameter, [experts, ...]."""
+    """Check whether the model keeps all experts of a layer in one parameter, [experts, ...]."""
     return any(name.rpartition(".")[0].endswith("experts") and p.ndim == 3 for name, p in model.named_parameters())
 
 
@@ -221,7 +221,7 @@ def _check_targets(model: PreTrainedModel, targets: str | list[str]) -> None:
 
 
 def _start(model: PreTrainedModel, seed: int) -> None:
-    """Draw the adapters anew in float32 on the CPU, the same for a model on any device, `meta` included, and dtype."""
+    """Draw the adapters in float32 on the CPU: the same for a model of any device (`meta`, too) and dtype."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for name, module in model.named_modules():

@@ -1,8 +1,8 @@
 """Causal language models on packed sequences, without padding: hidden states and log-probs of tokens.
 
 T tokens of N sequences lie in a row; offsets [N + 1] say where each begins. No sequence sees another, and positions
-start anew in each. Beginnings that sequences share are computed once (see `agentrl.model.layout`); the result and the
-gradient are those of separate sequences.
+restart in each. Shared prefixes of sequences are computed once (see `agentrl.model.layout`); the result and the
+gradient equal those from separate sequences.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ a GPU longer than the products."""
 
 
 _LAYER = re.compile(r"([^0-9]*\.)(\d{1,9})(\..*)")
-"""Name of a weight of a layer: the text before its number, the number, the text behind."""
+"""Name of a weight of a layer: the text before its number, the number, the text after."""
 
 
 def load_model(
@@ -126,8 +126,8 @@ def check_fits(
 ) -> None:
     """Raise ConfigError where config.json describes another model than the weights of its folder are.
 
-    report: what loading says of the weights' names. wanted: names of those that must be there. Weights of further
-    layers are refused, and others that the model has not are left.
+    report: the loader's report on the weights' names. wanted: names of the required weights. Weights of further layers
+    are refused, and others that the model has not are left.
     """
     names, config = dict(model.named_parameters()).keys(), model.config.get_text_config()
     layers = config.num_hidden_layers
@@ -155,14 +155,14 @@ def check_fits(
 
 
 def _is_of_layer(name: str, first: int, names: Collection[str]) -> bool:
-    """Say whether a name is that of a weight of layer `first` or later, as `names` have one of layer 0."""
+    """Check whether a name belongs to a weight of layer `first` or later, as `names` have one of layer 0."""
     found = _LAYER.fullmatch(name)
     return found is not None and int(found[2]) >= first and f"{found[1]}0{found[3]}" in names
 
 
 @contextlib.contextmanager
 def loading(path: str, override: Mapping[str, JSON] = {}) -> Iterator[None]:
-    """Turn errors of loading inside the block into a ConfigError that names `path`, and what overrides its config."""
+    """Turn errors of loading inside the block into a ConfigError that names `path`, and the overrides of its config."""
     try:
         yield
     except (OSError, ValueError, KeyError, SafetensorError) as error:
@@ -176,7 +176,7 @@ def loading(path: str, override: Mapping[str, JSON] = {}) -> Iterator[None]:
 def use_packed_attention(model: PreTrainedModel) -> PreTrainedModel:
     """Select packed attention for a model made elsewhere, switch dropout off, and check the model for it.
 
-    Raises ConfigError when the packed forward would not compute what the model's own forward does.
+    Raises ConfigError when the packed forward would not compute the same as the model's own forward.
     """
     if _text_config(model)._attn_implementation == IMPLEMENTATION:
         return model
@@ -298,7 +298,7 @@ def longest_context(model: PreTrainedModel) -> int | None:
 
 
 def _longrope_limit(model: PreTrainedModel) -> int | None:
-    """Length beyond which LongRoPE (arXiv:2402.13753) rotates all sequences of a batch in another way; else None."""
+    """Length beyond which LongRoPE (arXiv:2402.13753) rotates all sequences of a batch in another way, or None."""
     ropes = [rope for rope in _rotations(model) if rope.get("rope_type") == "longrope"]
     limits = (rope["original_max_position_embeddings"] for rope in ropes)
     return min((limit for limit in limits if limit is not None), default=None)
@@ -455,7 +455,7 @@ def token_logprobs(
 
     Args:
         ids: [T] int64. offsets: [N + 1] int64.
-        temperature: above 0; 0 stands for greedy sampling, whose log-probs are those of temperature 1.
+        temperature: above 0; 0 means greedy sampling, whose log-probs are taken at temperature 1.
         compare: called with the distributions of a chunk of tokens at a time; again in the backward pass.
         needed: [T] bool, the tokens whose log-prob is wanted; None: all. Others cost no vocabulary projection.
         chunk_tokens: tokens whose logits are alive at once; None: chosen by `_CHUNK_LOGITS`.
@@ -494,7 +494,7 @@ def token_logprobs(
 
 
 def _named(rows: torch.Tensor, **asked: bool) -> TokenScores:
-    """Name rows [R, T]: the log-probs, and in order what is asked for beside them."""
+    """Name rows [R, T]: the log-probs, then the requested further rows in order."""
     names = ["logprobs", *(name for name, is_asked in asked.items() if is_asked)]
     # Copies, as FSDP warns of views.
     return TokenScores(**{name: row.clone() for name, row in zip(names, rows, strict=True)})
@@ -511,7 +511,7 @@ def predicting_states(
 ) -> tuple[torch.Tensor, torch.Tensor, Slice]:
     """Compute the last hidden states from which the needed tokens are predicted. See `token_logprobs`.
 
-    Returns the states [M, H] of those that this rank's slice holds, the places [M] int64 of their tokens, the slice.
+    Returns the states [M, H] that predict the needed tokens of this rank's slice, their places [M] int64, the slice.
     """
     hidden, layout, part = stored_hidden_states(model, ids, offsets, images, group, routes)
     # A sequence's first token is predicted by nothing; token t of the rest is predicted by the state before it.
@@ -541,10 +541,10 @@ def _score(
     asked: Mapping[str, bool],
     compare: Compare | None,
 ) -> torch.Tensor:
-    """Score M states: [1 to 5, M] float32, the log-probs of the targets and, in the order of `asked`, what it asks for,
-    and what `compare` gives.
+    """Score M states: [1 to 5, M] float32.
 
-    hidden [M, D], targets and their places [M] int64.
+    The rows are log-probs of the targets, the scores in `asked`, and the results of `compare`. hidden [M, D], targets
+    and their places [M] int64.
     """
     logits = token_logits(model, hidden)
     if temperature != 1.0:

@@ -13,10 +13,10 @@ OVERRIDE_KEY = "actor_rollout_ref.model.override_config"
 
 
 def read_config(path: str, override: Mapping[str, JSON], *, trust_remote_code: bool = False) -> PretrainedConfig:
-    """Read the config of the model at `path`; values of `override` replace those of its file, sections merged.
+    """Read the config of the model at `path`; values of `override` replace the file's values, sections merged.
 
-    Raises ConfigError for a name that neither the file nor the config's class has, for it would change nothing, and
-    what transformers raises.
+    Raises ConfigError for a name that both the file and the config's class lack, since it would change nothing. Errors
+    of transformers pass.
     """
     config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     if not override:
@@ -34,7 +34,7 @@ def read_config(path: str, override: Mapping[str, JSON], *, trust_remote_code: b
 
 
 def merged(old: Mapping[str, JSON], new: Mapping[str, JSON]) -> dict[str, JSON]:
-    """Replace values of `old` by those of `new`; sections that both have are merged."""
+    """Replace values of `old` by values of `new`; sections that both have are merged."""
     result = dict(old)
     for name, value in new.items():
         section = result.get(name)

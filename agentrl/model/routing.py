@@ -1,9 +1,9 @@
 """The experts of a mixture that tokens are sent to: recorded in one forward pass, replayed in another.
 
 A tiny difference of two kernels, or of two versions of the weights, can swap two experts that a router finds about
-equally good, and the token's log-prob then is that of another network. With replay the update sends each token to the
-experts that it was sent to when the policy before the update read it (R2), or already when it was sampled (R3,
-arXiv:2510.11370); how much each counts, the gate value, is still the router's own, and has a gradient.
+equally good. The token's log-prob then comes from another network. With replay, the update sends each token to recorded
+experts: from when the policy before the update read it (R2), or from when it was sampled (R3, arXiv:2510.11370). The
+weight of each expert, the gate value, is still the router's own, and has a gradient.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ ROUTES = "agentrl_routes"
 class Routes:
     """The experts of the P tokens of a forward pass in each of L layers with experts, k each.
 
-    Made without `given` it records what routers choose; else they choose what it says.
+    Made without `given` it records the routers' choices; else it prescribes them.
     """
 
     def __init__(self, given: torch.Tensor | None = None, *, with_sums: bool = False) -> None:
         """given: [T, L, k] of an integer type, on the model's device, of the tokens of a batch; see `place`.
 
-        with_sums: keep what `sums` reads.
+        with_sums: keep the inputs of `sums`.
         """
         self.given, self.with_sums = given, with_sums
         self._logits: dict[int, tuple[torch.Tensor, bool]] = {}
@@ -46,7 +46,7 @@ class Routes:
         self._experts = 0
 
     def place(self, layout: PackedLayout, part: Slice) -> None:
-        """Say which of the T tokens of a batch the P tokens of the forward pass are."""
+        """Map the T tokens of a batch to the P tokens of the forward pass."""
         self._layout, self._part = layout, part
         if self.given is not None:
             self._replayed = part.cut(self.given[layout.stored].movedim(0, -1)).movedim(-1, 0)
@@ -80,16 +80,16 @@ class Routes:
         return self._part.sum_over_ranks(torch.stack(rows))
 
     def recorded(self) -> torch.Tensor:
-        """Return what was chosen, [P, L, k] on the CPU: uint8 where that can number the experts, else int16."""
+        """Return the chosen experts, [P, L, k] on the CPU: uint8 where that can number the experts, else int16."""
         return self._small(self._all()).cpu()
 
     def of_tokens(self) -> torch.Tensor:
-        """Return what was chosen for the T tokens of the batch that was placed, [T, L, k] of these types."""
+        """Return the chosen experts for the T tokens of the placed batch, [T, L, k] of these types."""
         assert self._layout is not None and self._part is not None, "place was called"
         return self._small(self._part.spread(self._all().movedim(0, -1))[..., self._layout.expand].movedim(-1, 0))
 
     def _all(self) -> torch.Tensor:
-        """Join what was chosen in all layers, [P, L, k] int64."""
+        """Join the chosen experts of all layers, [P, L, k] int64."""
         return torch.stack([self._chosen[layer] for layer in sorted(self._chosen)], dim=1)
 
     def _small(self, experts: torch.Tensor) -> torch.Tensor:
@@ -178,7 +178,7 @@ class _Router:
 
 
 class _Choice(TorchFunctionMode):
-    """Within the block, the k largest of scores [P, experts] are those of `given` [P, k] int64, if that is there."""
+    """Within the block, the k largest of scores [P, experts] are `given` [P, k] int64, if that is there."""
 
     def __init__(self, experts: int, k: int, given: torch.Tensor | None) -> None:
         super().__init__()

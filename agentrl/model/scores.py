@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 
 Compare = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Function of some of the distributions, log-probs [M, V] float32, and of the places [M] int64 of their tokens, to a
-number for each, [M] float; differentiable in the log-probs."""
+"""Function of some distributions, log-probs [M, V] float32, and of the places [M] int64 of their tokens. It returns a
+number for each, [M] float, differentiable in the log-probs."""
 
 
 class TokenScores(NamedTuple):
@@ -23,15 +23,15 @@ class TokenScores(NamedTuple):
     entropy: torch.Tensor | None = None
     """[T] float32, in nats. None where it was not needed."""
     varentropy: torch.Tensor | None = None
-    """[T] float32: variance of -log p under the distribution, of which the entropy is the mean. None where it was not
+    """[T] float32: variance of -log p under the distribution; the mean of -log p is the entropy. None where it was not
     needed."""
     squared_probs: torch.Tensor | None = None
     """[T] float32: sum of the squared probabilities over the vocabulary. None where it was not needed."""
     divergence: torch.Tensor | None = None
-    """[T] float32: what a `Compare` gave. None where there was none."""
+    """[T] float32: the result of a `Compare`. None without a `Compare`."""
     experts: torch.Tensor | None = None
-    """[T, L, k] uint8 or int16: the k experts that each token was sent to in the L layers with experts. None where they
-    were not asked for."""
+    """[T, L, k] uint8 or int16: the k experts that each token was sent to in the L layers with experts. None where
+    nobody asked for them."""
     router: torch.Tensor | None = None
     """[L, E + 1] float32, sums over the T tokens: the probability that the router of each layer gives each of its E
-    experts, and last the square of the logsumexp of its logits. None where they were not asked for."""
+    experts. The last entry is the square of the logsumexp of its logits. None where nobody asked for them."""

@@ -1,9 +1,9 @@
 """Reading a checkpoint into a sharded model: no rank ever holds the whole of it.
 
-A rank makes its model on the device `meta`, where weights have shapes and no numbers, shards it, and then reads from
-the safetensors its own slice of each weight. The reading is transformers' own, with its names, files and conversions:
-it fills a shell, a bare model of the same class whose weights are the sharded ones, and what it read is moved from
-there into the model, whatever adapters, wrappers and hooks this has.
+A rank makes its model on the device `meta`, where weights have shapes and no numbers. It shards the model, then reads
+its own slice of each weight from the safetensors. The reading is transformers' own, with its names, files and
+conversions. It fills a shell, a bare model of the same class whose weights are the sharded ones. The loaded weights are
+moved from there into the model, with all its adapters, wrappers and hooks.
 """
 
 from __future__ import annotations

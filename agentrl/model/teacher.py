@@ -1,4 +1,4 @@
-"""A frozen teacher: what it says of tokens that another model sampled."""
+"""A frozen teacher: its scores of tokens that another model sampled."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Scope = Literal["sampled", "top_k", "full"]
 
 
 class TeacherModel(nn.Module):
-    """A causal language model `base` that says what `agentrl.algorithms.distillation` lists as a teacher's scores.
+    """A causal language model `base` that gives a teacher's scores, as listed in `agentrl.algorithms.distillation`.
 
-    temperature: of the softmax. vocab: ids of the policy's vocabulary; those beyond them count as impossible. group:
-    the ranks that split the tokens of each forward pass; all must be given the same tokens.
+    temperature: of the softmax. vocab: ids of the policy's vocabulary; the teacher's other ids count as impossible.
+    group: the ranks that split the tokens of each forward pass; all must be given the same tokens.
     """
 
     def __init__(
@@ -109,10 +109,10 @@ def read_head(
     mesh: Mesh,
     trust_remote_code: bool,
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Load a teacher's head alone, whole on every rank: a function from hidden states [M, H] to logits [M, V] float32,
-    divided by the temperature, of the ids below `vocab`.
+    """Load a teacher's head alone, whole on every rank.
 
-    The rest of the model is in memory, sharded, while it is read. Raises ConfigError.
+    It maps hidden states [M, H] to logits [M, V] float32 of the ids below `vocab`, divided by the temperature. The rest
+    of the model is in memory, sharded, while it is read. Raises ConfigError.
     """
     loaded_on = "cpu" if torch.device(device).type == "cpu" or mesh.fsdp is None else device
     base = open_model(path, dtype=dtype, device=loaded_on, trust_remote_code=trust_remote_code)

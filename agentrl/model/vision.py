@@ -1,9 +1,9 @@
 """Images in the packed forward, by the methods that Hugging Face's vision-language models have.
 
-The vision tower runs once over the images of a batch, each once however many sequences hold it, and its features take
-the places of the embeddings of the image tokens. Which tokens those are is said by `Images`, never by ids: an image
-token that the policy sampled is a token like any other. Where a model rotates by position in three dimensions
-(arXiv:2409.12191), positions are those of its own `get_rope_index`, sequence by sequence.
+The vision tower runs once over the images of a batch, each image once for all sequences that hold it. Its features
+replace the embeddings of the image tokens. `Images` identifies these tokens, never ids: an image token that the policy
+sampled is a token like any other. Where a model rotates by position in three dimensions (arXiv:2409.12191), positions
+come from its own `get_rope_index`, sequence by sequence.
 
 Supported are models that take patches and a grid of them (`get_image_features(pixel_values, image_grid_thw)`):
 Qwen2-VL, Qwen2.5-VL, Qwen3-VL, GLM-4V and alike.
@@ -27,7 +27,7 @@ from agentrl.trajectory import Image, PlacedImage
 from agentrl.trajectory.images import Images, Ints
 
 FIRST_FEATURE = 1 << 31
-"""First number that stands for an image token where common beginnings are looked for: no vocabulary is so large."""
+"""First number that represents an image token in the search for common beginnings: no vocabulary is so large."""
 
 
 def auto_class(config: PretrainedConfig) -> type[AutoModelForCausalLM | AutoModelForImageTextToText]:
@@ -47,7 +47,7 @@ def takes_images(model: PreTrainedModel) -> bool:
 
 class _ImageFeatures(Protocol):
     pooler_output: torch.Tensor | Sequence[torch.Tensor]
-    """[F, H], or those of each image."""
+    """[F, H], or one tensor for each image."""
 
 
 class _VisionLanguageModel(Protocol):
@@ -77,7 +77,7 @@ def _base(model: PreTrainedModel) -> _VisionLanguageModel:
 
 
 def vision_tower(model: PreTrainedModel) -> nn.Module | None:
-    """Find the module that makes features of images; None where there is none."""
+    """Find the module that makes features of images; None without one."""
     return model.get_encoder(modality="image") if takes_images(model) else None
 
 
@@ -88,7 +88,7 @@ class Features:
     rows: torch.Tensor
     """[F, H]; these take the place of embeddings."""
     deep: list[torch.Tensor] = field(default_factory=list)
-    """[F, H] each; they are added behind the first decoder layers (Qwen3-VL's deepstack)."""
+    """[F, H] each; they are added after the first decoder layers (Qwen3-VL's deepstack)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def _concatenated(features: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tens
 
 
 def image_rows(images: Images, offsets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Find the K tokens of a batch that stand for images, and their rows of the features.
+    """Find the K tokens of a batch that represent images, and their rows of the features.
 
     offsets [N + 1] int64. Returns (places in the batch, ascending; rows), both [K] int64 on the CPU.
     """
@@ -208,7 +208,7 @@ def sample_image(model: PreTrainedModel) -> Image:
 
 
 def image_probe(model: PreTrainedModel) -> tuple[torch.Tensor, Images] | None:
-    """Make two sequences to try a model with: one of 8 tokens, one of 24 with an image. None where it takes none.
+    """Make two sequences to try a model with: one of 8 tokens, one of 24 with an image. None where it takes no images.
 
     Returns ids [32] int64 on the model's device, and the image.
     """

@@ -1,7 +1,7 @@
 """Muon: momentum whose update is orthogonalised, for the matrices of the hidden layers.
 
-torch.optim.Muon is not used because it runs one matrix at a time and always in bfloat16, which CPUs without bfloat16
-arithmetic emulate at a twentieth of the speed, and because it does not gather sharded matrices.
+torch.optim.Muon runs one matrix at a time and always in bfloat16, which CPUs without bfloat16 arithmetic emulate at a
+twentieth of the speed. It also does not gather sharded matrices. So it is not used.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Muon(torch.optim.Optimizer):
 def orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
     """Bring all singular values of matrices [N, R, C] near 1 (0.7 to 1.2), and keep the singular vectors: [N, R, C].
 
-    Five quintic Newton-Schulz iterations X <- aX + (bA + cA^2)X with A = XX^T; bfloat16 on an accelerator, which it
-    was made to bear, float32 on the CPU.
+    Five quintic Newton-Schulz iterations X <- aX + (bA + cA^2)X with A = XX^T, in float32 on the CPU. On an accelerator
+    they run in bfloat16, which the iteration was designed to tolerate.
     """
     a, b, c = _COEFFICIENTS
     x = matrices.float() if matrices.device.type == "cpu" else matrices.bfloat16()

@@ -23,10 +23,10 @@ NEVER_NEGATIVE = ("step", "exp_avg_sq")
 
 
 class Optim:
-    """Steps the named parameters `params` of a model; `matrices` names those that Muon may take.
+    """Steps the named parameters `params` of a model; `matrices` names the parameters that Muon may take.
 
-    The learning rates are set before each step from the schedule (`lr_factor`), never kept from the last one. What it
-    remembers lies on the device `home` between steps; None: beside the parameters.
+    The learning rates are set before each step from the schedule (`lr_factor`), never kept from the last one. Its state
+    stays on the device `home` between steps; None: next to the parameters.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Optim:
             optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return what is remembered between steps, sharded as it is here, by the name `<parameter>/<state>`.
+        """Return the state between steps, sharded as it is here, by the name `<parameter>/<state>`.
 
         A state is float32 in its parameter's shape [*], or a scalar (AdamW's count of steps).
         """
@@ -91,11 +91,11 @@ class Optim:
         return _REMEMBERED[type(self._of(self._params[name]))]
 
     def empty_state(self, name: str, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        """Make a tensor for `load_state`, not filled, for what `state` names `name`: placed as its parameter is.
+        """Make a tensor for `load_state`, not filled, for the entry `name` of `state`: placed as its parameter is.
 
         `shape`: the parameter's, or () for a scalar; `dtype`: as in `state`.
 
-        Raises ValueError for what cannot be the state of a parameter.
+        Raises ValueError for a tensor that cannot be the state of a parameter.
         """
         owner, _, kind = name.rpartition("/")
         param = self._params.get(owner)
@@ -108,7 +108,7 @@ class Optim:
         raise ValueError(f"{name} of shape {list(shape)} is not the state of a parameter")
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take over `state`, tensors [S] of `empty_state` that were filled; parameters without an entry start anew."""
+        """Take over `state`, filled tensors [S] of `empty_state`; parameters without an entry start afresh."""
         for _, optimizer in self._optimizers:
             optimizer.state.clear()
         for key, value in state.items():

@@ -1,4 +1,4 @@
-"""Learning rates as a pure function of the step: a resumed run needs no state to go on with the same rates."""
+"""Learning rates as a pure function of the step: a resumed run needs no state to continue with the same rates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentrl.config.sections.optim import OptimConfig
 def lr_factor(config: OptimConfig, step: int, total_steps: int) -> float:
     """Factor of the learning rates at `step` of `total_steps`, both counted from 1.
 
-    Warm-up rises in `lr_warmup_steps` equal parts (with lr_warmup_steps_ratio: in that part of `total_steps`) and
+    Warm-up rises in `lr_warmup_steps` equal parts (with lr_warmup_steps_ratio: in that part of `total_steps`). It
     reaches 1 at the step after them (step s: s / (warmup + 1)), so no step is spent at rate 0. From there constant
     stays at 1, linear and cosine fall so that they would reach `min_lr_ratio` one step after the last. Steps past the
     last get `min_lr_ratio`.

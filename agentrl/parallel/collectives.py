@@ -1,4 +1,4 @@
-"""The ranks of the process group, and what they tell each other; with one rank all of it is a no-op."""
+"""The ranks of the process group, and their exchanges; with one rank all of it is a no-op."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def placed_like(tensor: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
-    """Shard `tensor` [S], of which every rank holds the whole, as `param` [S] is, on its device."""
+    """Shard `tensor` [S], held whole by every rank, as `param` [S] is, on its device."""
     tensor = tensor.to(param.device)
     if not isinstance(param, DTensor):
         return tensor

@@ -1,4 +1,4 @@
-"""Offloading: parameters and optimizer state lie in host memory while their role does not work."""
+"""Offloading: parameters and optimizer state are in host memory while their role does not work."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Offload:
     def _leave(self) -> None:
         if self._enabled:
             if isinstance(self._root, FSDPModule):
-                self._root.reshard()  # the outermost module keeps what it gathered until its backward pass
+                self._root.reshard()  # the outermost module keeps its gathered parameters until its backward pass
             self._move(torch.device("cpu"))
             give_back(self._device)
 
@@ -83,10 +83,10 @@ def move_state(optimizer: torch.optim.Optimizer, device: torch.device | None) ->
 
 
 def offloading(checkpoint: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a function that checkpoints a layer: the saved input lies in host memory until the backward pass."""
+    """Wrap a function that checkpoints a layer: the saved input stays in host memory until the backward pass."""
 
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        # Page-locked memory is what CUDA copies fast from.
+        # CUDA copies fast from page-locked memory.
         with save_on_cpu(pin_memory=torch.cuda.is_available()):
             return checkpoint(*args, **kwargs)
 

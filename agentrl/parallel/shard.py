@@ -21,8 +21,8 @@ def shard(root: nn.Module, model: PreTrainedModel, mesh: Mesh, *, autocast: bool
     """Shard `root`, a module around `model`, in place over `mesh`: each decoder layer for itself, then the rest.
 
     Only `root`'s own forward gathers the embeddings and the head, so every forward must go through it. With `autocast`
-    (to bfloat16) the layers are gathered in bfloat16, and gradients are added up in float32. Returns what
-    `split_layers` does. Raises ConfigError when the model's heads cannot be handed out so.
+    (to bfloat16) the layers are gathered in bfloat16, and gradients are added up in float32. Returns the result of
+    `split_layers`. Raises ConfigError when the model's heads cannot be handed out so.
     """
     if mesh.fsdp is None:
         return set()
@@ -37,6 +37,6 @@ def shard(root: nn.Module, model: PreTrainedModel, mesh: Mesh, *, autocast: bool
 
 
 def _heads(model: PreTrainedModel) -> tuple[int, int]:
-    """Count the attention heads of queries, and those of keys and values."""
+    """Count the attention heads of queries, and the heads of keys and values."""
     config = model.config.get_text_config()
     return config.num_attention_heads, getattr(config, "num_key_value_heads", None) or config.num_attention_heads

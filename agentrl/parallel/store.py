@@ -10,9 +10,9 @@ from torch._C._distributed_c10d import TCPStore
 
 
 def listening_store(listening: socket.socket, ranks: int, timeout: timedelta) -> TCPStore:
-    """Make the store of a group of `ranks` behind a socket that listens, which it takes over.
+    """Make the store of a group of `ranks` on a listening socket, which it takes over.
 
-    By itself torch listens at every address of the machine, whatever host it is given. `timeout` bounds its calls.
+    By itself torch listens at every address of the machine, for any host. `timeout` bounds its calls.
     """
     address, port = listening.getsockname()[:2]
     host = "localhost" if ipaddress.ip_address(address).is_unspecified else address

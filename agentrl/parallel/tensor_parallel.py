@@ -20,8 +20,8 @@ _SPLIT = ("colwise", "rowwise", "colwise_gather_output", "rowwise_split_input")
 def split_layers(model: PreTrainedModel, mesh: DeviceMesh) -> set[str]:
     """Split `model` in place over the one-dimensional `mesh`, before it is sharded.
 
-    Returns the parameters that every rank has whole but uses for its own heads only, as norms of queries and keys are:
-    their gradients are to be added up over `mesh`. (transformers' own hook would add up what is accumulated already.)
+    Returns the parameters that every rank has whole but uses for its own heads only, as norms of queries and keys are.
+    Their gradients must be added up over `mesh`. (transformers' own hook would add up the accumulated gradients.)
 
     Raises ConfigError when there is no plan for the model, or its sizes cannot be split so.
     """

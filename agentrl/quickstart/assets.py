@@ -1,7 +1,7 @@
 """The quickstart's assets: made-up tasks, and a tiny policy that can do them but usually does not.
 
-The policy is trained from nothing on conversations that solve the tasks, then for a short while on conversations most
-of which go wrong. What the warm-up leaves to be learnt is to use the tools rather than to guess.
+The policy is trained from nothing on conversations that solve the tasks, then for a short while on conversations that
+mostly fail. After the warm-up, the policy still has to learn to use the tools rather than to guess.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TOKENIZER_ROWS = 1000
 HEADS = 6
 """Attention heads of a layer. With 3 some policies do not learn, in the warm-up, to copy a name into a call."""
 POLICY = "warmed-up"
-"""Not `policy`: that is what a run calls the one it has trained, should both be told to use one directory."""
+"""Not `policy`: a run gives that name to its trained policy, and both may be pointed at one directory."""
 STAMP = "quickstart.json"
 """File of the settings that data, and policy, were made with; written when they are whole."""
 
@@ -51,7 +51,7 @@ class WarmUp:
 
 
 def with_quickstart_data(config: Config, display: Display) -> Config:
-    """Make the rows where they are asked for, and name their files in the config. Raises UserError."""
+    """Make the rows where the config asks for them, and name their files in the config. Raises UserError."""
     data, model, turns = config.data, config.actor_rollout_ref.model, config.actor_rollout_ref.rollout.multi_turn
     if NAME not in (data.train_files, data.val_files, model.path):
         return config
@@ -68,7 +68,7 @@ def with_quickstart_data(config: Config, display: Display) -> Config:
 
 
 def with_quickstart_policy(config: Config, display: Display) -> Config:
-    """Make the warmed-up policy where it is asked for, of the rows that are made, and name it in the config.
+    """Make the warmed-up policy where the config asks for it, from the generated rows, and name it in the config.
 
     Raises UserError.
     """

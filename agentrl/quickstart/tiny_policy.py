@@ -1,8 +1,8 @@
 """A tiny policy made from nothing: a byte-level tokenizer, a compact chat template and a small Qwen3-shaped model.
 
 It is small enough to learn tool use on two CPU cores, and any text can be written with it, so tests use it too. Its
-chat template shows each tool as one line, because the full JSON schemas cost hundreds of tokens at this vocabulary,
-and is prefix-stable: what has been rendered never changes when messages are added.
+chat template shows each tool as one line, because the full JSON schemas cost hundreds of tokens at this vocabulary. It
+is prefix-stable: rendered text never changes when messages are added.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from agentrl.system.command import exit_status
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line; exits with a message where it is none."""
+    """Read the command line; exits with a message for a wrong one."""
     parser = argparse.ArgumentParser(prog="python -m agentrl.replay", description=__doc__)
     parser.add_argument("run", type=Path, help="folder of a run, e.g. runs/quickstart")
     parser.add_argument("--uid", required=True, help="name of a trajectory, e.g. train/12/3/1")

@@ -87,7 +87,10 @@ def params_at(recorded: Recorded, seed: int, most: int, chat: Chat) -> SamplingP
 
 
 def beginning(transcript: Transcript, end: int, images: Sequence[PlacedImage]) -> Transcript:
-    """Copy the first `end` tokens of a transcript. images: those of all of it, which a record has without pixels."""
+    """Copy the first `end` tokens of a transcript.
+
+    images: all images of the transcript, which a record has without pixels.
+    """
     return Transcript(
         ids=transcript.ids[:end],
         mask=transcript.mask[:end],
@@ -122,7 +125,7 @@ def as_trajectory(recorded: Recorded, compared: Sequence[Comparison], chat: Chat
 
 
 def unscored(old: Trajectory, transcripts: list[Transcript], turns: list[Turn]) -> Trajectory:
-    """Return `old` with other tokens and turns, and so without what was measured of it."""
+    """Return `old` with other tokens and turns, and so without its measurements."""
     messages = list(itertools.takewhile(lambda one: one["role"] != "assistant", old.messages))
     messages += [Message(role=turn.role, content=turn.text) for turn in turns]
     return Trajectory(

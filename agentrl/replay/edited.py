@@ -1,4 +1,4 @@
-"""A recorded trajectory in which another text stands, and that goes on from there."""
+"""A recorded trajectory with an edited text, continued from there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory import Message, Status, Trajectory, Transcript, Turn
 
 NAME = "replay edited"
-"""Name of the session that goes on from an edit."""
+"""Name of the session that continues from an edit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Parts of the run by which a trajectory goes on."""
+    """Parts of the run by which a trajectory continues."""
 
     engine: RolloutEngine
     version: int
@@ -44,7 +44,7 @@ class Parts:
 
 
 async def go_on(recorded: Recorded, edit: Edit, parts: Parts, told: Callable[[Turn], None]) -> Trajectory:
-    """Make the edit, and go on from there by the policy and the run's tools; the context window alone is returned.
+    """Make the edit, and continue from there by the policy and the run's tools; the context window alone is returned.
 
     told: called with each turn. Raises DataError where the edit cannot be made.
     """
@@ -109,7 +109,7 @@ async def _sample(window: Transcript, params: SamplingParams, engine: RolloutEng
 
 
 def sampled_before(recorded: Recorded, at: int) -> Stretch:
-    """Return what was sampled last before turn `at`, in its transcript. Raises DataError where there is nothing."""
+    """Return the last sampled stretch before turn `at`, in its transcript. Raises DataError where there is nothing."""
     turns, stretches = recorded.trajectory.turns, recorded.stretches()
     found: dict[int, Stretch] = {}
     for place, turn in enumerate(turns):

@@ -1,4 +1,4 @@
-"""A recorded trajectory, and what its tokens were sampled with: seeds, parameters and weights."""
+"""A recorded trajectory, with the seeds, parameters and weights that its tokens were sampled with."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Stretch:
     version: int
     seed: int
     kept: bool = False
-    """The run sampled it from keys and values of older weights, in part; here they are computed anew."""
+    """The run sampled it from keys and values of older weights, in part; here they are computed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Recorded:
     """The run kept keys and values over changes of weights."""
 
     def stretches(self) -> list[Stretch]:
-        """List what was sampled, in order. Raises DataError where no seed is recorded."""
+        """List the sampled stretches, in order. Raises DataError where no seed is recorded."""
         found = []
         for index, turn in enumerate(self.trajectory.turns):
             if turn.role != "assistant" or turn.end == turn.start:
@@ -66,7 +66,7 @@ class Recorded:
 
 
 def find(run: Path, uid: str, config: Config) -> Recorded:
-    """Find a trajectory by its name. Raises DataError where the run holds none of that name."""
+    """Find a trajectory by its name. Raises DataError where the run holds no trajectory of that name."""
     folder = run / TRAJECTORIES
     files = trajectory_files(folder)
     if not files:
@@ -118,7 +118,7 @@ def checkpoint_of(run: Path, version: int) -> Path | None:
 
 
 def version_of(checkpoint: Path) -> int:
-    """Return the version of a checkpoint's weights. Raises CheckpointError where it is none."""
+    """Return the version of a checkpoint's weights. Raises CheckpointError without one."""
     state = verified(checkpoint).state
     found = state.get("version", state.get("step"))
     if not isinstance(found, int):

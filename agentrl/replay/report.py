@@ -1,4 +1,4 @@
-"""One replay as the command makes it: the run's config, its weights in an engine, and what is told."""
+"""One replay as the command makes it: the run's config, its weights in an engine, and the printed report."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ ONE_PROCESS = ("trainer.nnodes=1", "trainer.n_gpus_per_node=1", "actor_rollout_r
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One replay, as it is asked for."""
+    """The request for one replay."""
 
     run: Path
     uid: str
     checkpoint: Path | None = None
-    """Weights to sample by; None: those that sampled the trajectory."""
+    """Weights to sample by; None: the weights that sampled the trajectory."""
     edit: Edit | None = None
     device: str | None = None
     """Device in place of the run's."""
     out: Path | None = None
-    """Folder that the trajectory is written into, as it was sampled again or goes on."""
+    """Folder that the trajectory is written into, as sampled again or continued."""
 
 
 def run_replay(asked: Asked) -> bool:
-    """Replay a trajectory, print what was found, and return whether a token differs. Raises UserError."""
+    """Replay a trajectory, print the findings, and return whether a token differs. Raises UserError."""
     config = config_of(asked.run, asked.device)
     recorded = find(asked.run, asked.uid, config)
     format = config.actor_rollout_ref.rollout.multi_turn.format
@@ -73,7 +73,7 @@ def run_replay(asked: Asked) -> bool:
 def config_of(run: Path, device: str | None = None) -> Config:
     """Load a run's config for this process alone, and such that nothing of the run is written.
 
-    Raises ConfigError where there is none.
+    Raises ConfigError for a run without a config.
     """
     if not (run / "config.yaml").is_file():
         raise ConfigError(f"{run}: want the folder of a run, with its config.yaml")
@@ -85,7 +85,7 @@ def config_of(run: Path, device: str | None = None) -> Config:
 
 
 def _again(asked: Asked, config: Config, recorded: Recorded, chat: Chat) -> list[Comparison]:
-    """Sample the trajectory again, print what became of each stretch, and return them in order."""
+    """Sample the trajectory again, print the outcome of each stretch, and return them in order."""
     stretches = recorded.stretches()
     # All weights are looked for before the first are loaded.
     wanted = {one.version: asked.checkpoint or checkpoint_of(asked.run, one.version) for one in stretches}
@@ -109,7 +109,7 @@ async def _compared(
 
 
 def _edited(asked: Asked, edit: Edit, config: Config, recorded: Recorded, chat: Chat) -> Trajectory:
-    """Make the edit, go on from it, and print what follows."""
+    """Make the edit, continue from it, and print the turns that follow."""
     version = sampled_before(recorded, edit.turn).version
     weights = asked.checkpoint or checkpoint_of(asked.run, version)
     number = version if asked.checkpoint is None else version_of(asked.checkpoint)
@@ -130,14 +130,17 @@ def _edited(asked: Asked, edit: Edit, config: Config, recorded: Recorded, chat: 
 
 
 def print_turn(turn: Turn) -> None:
-    """Print a turn of a trajectory that goes on."""
+    """Print a turn of a continued trajectory."""
     print(f"--- {turn.role}\n{turn.text}")
     for call in turn.calls:
         print(f"calls {call.name}({json.dumps(call.arguments, ensure_ascii=False)})")
 
 
 def open_engine(config: Config, chat: Chat, checkpoint: Path | None) -> EmbeddedEngine:
-    """Make an embedded engine with the run's first weights, or those of a checkpoint. Raises CheckpointError."""
+    """Make an embedded engine with the run's first weights, or with the weights of a checkpoint.
+
+    Raises CheckpointError.
+    """
     model, device = config.actor_rollout_ref.model, resolve_device(config.trainer.device, print)
     limits = LoopLimits.from_config(config)
     engine = EmbeddedEngine(
@@ -170,7 +173,7 @@ async def _closed(engine: EmbeddedEngine, work: Coroutine[None, None, T]) -> T:
 
 
 def line_of(one: Comparison) -> str:
-    """Write what became of a stretch in a line."""
+    """Write the outcome of a stretch in a line."""
     stretch = one.stretch
     tokens = stretch.end - stretch.start
     kept = ", sampled from keys and values of older weights, in part, and here without them" if stretch.kept else ""

@@ -1,9 +1,9 @@
-"""Answers to a trajectory's calls, written down as they come, so that a kill costs none of them.
+"""Journal of a trajectory's calls: each answer is written as it comes, so that a kill loses no answer.
 
-In the process after the kill the trajectory's code runs again from its start and is given what was answered until that
-runs out; then it goes on live. A call is known by who is asked, the method, the arguments, and how many equal ones came
-before it, never by the order in which answers came. What the code asks otherwise than before is a mismatch, and the
-trajectory begins anew.
+After a kill the trajectory's code runs again from its start. It is given the recorded answers until they run out; then
+it continues live. A call is identified by its callee, method and arguments, and by the number of equal calls before it,
+never by the order in which answers came. A call that differs from the recorded ones is a mismatch, and the trajectory
+restarts.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ T = TypeVar("T")
 AfterKill = Literal["answers", "calls", "none"]
 """How a trajectory's session with a tool or an interaction comes back in the process after a kill.
 
-answers: it keeps nothing that a later call needs, so what it answered is given again; calls: the same calls are made
-again and must be answered the same; none: it cannot, and the trajectory begins anew."""
+answers: the callee keeps nothing that a later call needs, so the recorded answer is given again; calls: the same calls
+are made again and must be answered the same; none: resuming is impossible, and the trajectory restarts."""
 
 
 def check_after_kill(word: object, *, remembers: bool = False) -> None:
-    """Raise ConfigError for a word that is no `AfterKill`, and for `answers` of one that `remembers` earlier calls."""
+    """Raise ConfigError for a word that is no `AfterKill`, and for `answers` where `remembers` earlier calls."""
     if word not in get_args(AfterKill):
         raise ConfigError(f"after_kill is {word!r}; expected one of {', '.join(get_args(AfterKill))}")
     if remembers and word == "answers":
@@ -41,17 +41,17 @@ def check_after_kill(word: object, *, remembers: bool = False) -> None:
 
 
 class Diverged(InfrastructureError):
-    """Error of a trajectory that is not what was written down of it, and begins anew."""
+    """The trajectory's code differs from its journal; the trajectory restarts."""
 
 
 class Kind(StrEnum):
-    """Event that an entry tells of."""
+    """Kind of event that an entry records."""
 
     BEGUN = "begun"
-    """A call was made to one that does not come back by answers, and may have had an effect."""
+    """A call was made to a callee that does not resume by answers; the call may have had an effect."""
     ANSWERED = "answered"
     FAILED = "failed"
-    """The try `nth` ended in a fault, `content`; what was answered in it counts no more."""
+    """The try `nth` ended in a fault, `content`; answers within that try are void."""
     ANEW = "anew"
     """Nothing before it counts."""
 
@@ -74,7 +74,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Codec(Generic[T]):
-    """Way to write an answer, and to read it. `write` raises TypeError or ValueError for what it has no form for."""
+    """Way to write an answer, and to read it. `write` raises TypeError or ValueError where it has no form."""
 
     write: Callable[[T], bytes]
     read: Callable[[bytes], T]
@@ -86,8 +86,8 @@ class Answers:
 
     Args:
         write: takes down an entry.
-        after_kill: by who is asked; whoever is not in it comes back by answers.
-        on_anew: told why the trajectory begins anew.
+        after_kill: by callee; a callee that is absent resumes by answers.
+        on_anew: called with the reason when the trajectory restarts.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Answers:
         self.causes: list[str] = []
         """Faults that ended the tries before this one."""
         self.mismatch: str | None = None
-        """Why this try is no more what was written down of it."""
+        """Why this try differs from its journal."""
         self._is_writing = True
         self._counts: Counter[str] = Counter()
         self._recorded: dict[tuple[str, int], Entry] = {}
@@ -126,11 +126,11 @@ class Answers:
         *,
         strict: bool = False,
     ) -> T:
-        """Return the recorded answer to a call, or that of `perform`, which is taken down.
+        """Return the recorded answer to a call, or perform the call and record its answer.
 
-        A call to one that comes back by answers may be made again, so that its start is not taken down. `strict`: a
-        call that is not recorded is a mismatch as long as recorded answers of `who` are left. Raises Diverged, and what
-        `perform` raises.
+        The start of a call is not recorded where the callee resumes by answers, since such a call may be made again.
+        `strict`: a call that is not recorded is a mismatch as long as recorded answers of `who` are left. Raises
+        Diverged, and the errors of `perform`.
         """
         if self.mismatch is not None:
             raise Diverged(self.mismatch)
@@ -155,7 +155,7 @@ class Answers:
         return answer
 
     def take_down(self, who: str, key: str, nth: int, answer: T, codec: Codec[T]) -> None:
-        """Write an answer. With one that has no form in which it could be given again the trajectory begins anew."""
+        """Write an answer. An answer that has no form in which it could be given again makes the trajectory restart."""
         try:
             content = codec.write(answer)
         except (TypeError, ValueError):
@@ -165,14 +165,14 @@ class Answers:
             self._add(Entry(self.trajectory, Kind.ANSWERED, who, key, nth, codec.versions(answer), content))
 
     def failed(self, cause: str) -> None:
-        """Take down that a try ended in a fault. The next one is another trajectory of the same name."""
+        """Take down that a try ended in a fault. The next try is another trajectory of the same name."""
         self._is_writing = True
         self._add(Entry(self.trajectory, Kind.FAILED, nth=len(self.causes), content=cause.encode(errors="replace")))
         self.causes.append(cause)
         self._forget()
 
     def begin_anew(self, why: str) -> None:
-        """Forget what was answered, and take that down."""
+        """Forget all answers, and record the restart."""
         self._is_writing = True
         self._add(Entry(self.trajectory, Kind.ANEW))
         self._on_anew(why)
@@ -180,11 +180,11 @@ class Answers:
         self._forget()
 
     def stop(self) -> None:
-        """Take nothing more down: what comes is the end of a try, by a cancellation or a fault."""
+        """Record nothing more: further events are the end of a try, by a cancellation or a fault."""
         self._is_writing = False
 
     def _lost(self) -> str | None:
-        """Say which session cannot come back; None: all can."""
+        """Name the session that cannot be resumed; None: all can."""
         for one in self._recorded.values():
             comes_back = self._after_kill.get(one.who, "answers")
             if comes_back == "none":
@@ -217,7 +217,7 @@ async def answered(
     perform: Callable[[], Awaitable[T]],
     codec: Codec[T],
 ) -> T:
-    """Ask `perform`, or what was recorded; without `answers` nothing is."""
+    """Return the recorded answer, or perform the call; without `answers` nothing is recorded."""
     if answers is None:
         return await perform()
     text = json.dumps([who, method, arguments], skipkeys=True, default=str)
@@ -233,7 +233,7 @@ def digest(*parts: bytes) -> str:
 
 
 def as_json(value: object) -> bytes:
-    """Write a value as JSON, numbers of other libraries as floats. Raises TypeError for what has no such form."""
+    """Write a value as JSON, numbers of other libraries as floats. Raises TypeError where JSON has no form."""
     return json.dumps(value, default=_number).encode()
 
 

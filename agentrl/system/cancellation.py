@@ -1,7 +1,7 @@
-"""Cancellation that was asked for, and cancellation that leaks out of something awaited.
+"""Cancellation by request, and cancellation that leaks out of an awaited object.
 
 A task that awaits a cancelled future, or a library that cancels a scope of its own, raises CancelledError although
-nobody cancelled the task. Taken for a cancellation it would end the task without a word to whoever waits for it.
+nobody cancelled the task. Taken for a cancellation, such an error would end the task without a word to its waiters.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from agentrl.errors import InfrastructureError
 
 
 def is_being_cancelled() -> bool:
-    """Check whether the running task was asked to end; false where none runs."""
+    """Check whether the running task was asked to end; false where no task runs."""
     try:
         task = asyncio.current_task()
     except RuntimeError:  # a thread without an event loop

@@ -1,10 +1,10 @@
 """Cassettes: recorded answers of tools and interactions, replayed in another run without their servers.
 
-A call is identified by the tool or interaction, its arguments and, where that one keeps state for a trajectory, the
-calls before it: the row's create_kwargs and the trajectory's earlier calls. A call that was made several times is
+A call is identified by the tool or interaction and by its arguments. Where the tool or interaction keeps state for a
+trajectory, the row's create_kwargs and the trajectory's earlier calls count, too. A call that was made several times is
 answered as it was in the trajectory of the same name, else as it was the first time.
 
-The file holds one JSON object a line: the tools of sources first (such as those of an MCP server), then the answers.
+The file holds one JSON object a line: the tools of sources first (e.g. of an MCP server), then the answers.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _SourceLine(TypedDict):
 
 
 class Cassette:
-    """File of recorded answers. Each is written as soon as it is recorded, so that a killed run loses none."""
+    """File of recorded answers. Each answer is written at once, so that a killed run loses no answer."""
 
     def __init__(self, path: str | Path, mode: Mode) -> None:
         """Open `path` to record or to replay. Raises ConfigError: nothing to replay, no cassette, or a path that cannot
@@ -173,5 +173,5 @@ class Cassette:
 
 
 def _plain(value: object) -> float | str:
-    """Convert a value that JSON has no form for: numbers of numpy and the like to floats, anything else to text."""
+    """Convert a value that JSON has no form for: numbers of numpy and the like to floats, other values to text."""
     return float(value) if hasattr(value, "__float__") else str(value)

@@ -17,7 +17,7 @@ def configs_dir() -> Path:
 
 
 def find_file(key: str, name: str) -> str:
-    """Find a file in the working directory, else in `configs/`. Raises ConfigError where it is in neither."""
+    """Find a file in the working directory, else in `configs/`. Raises ConfigError where both lack it."""
     for folder in (Path(), configs_dir()):
         if is_there(folder / Path(name).expanduser()):
             return str(folder / Path(name).expanduser())

@@ -1,10 +1,10 @@
 """Deadlines of single calls that the code inside can see, and that stand still while it waits in a queue.
 
-Code under a deadline can then give up in good order, and tell a server how long it has.
+Code under a deadline can then give up in good order, and pass its remaining time to a server.
 
 A trajectory's deadline is a plain `asyncio.timeout` on purpose: it bounds how long one trajectory may hold up its step,
-waits for a queue included. Were it seen here, a call would be cut short for it and be taken for a fault of the server,
-by which the trajectory would be tried again.
+waits for a queue included. If this module saw that deadline, it would cut a call short. The cut call would count as a
+fault of the server, and the trajectory would be tried again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class within:
         self._left = seconds
         """Seconds left when the clock was stopped; valid while `_waiting` is not 0."""
         self._waiting = 0
-        """Number of waits inside; the clock goes on when the last of them ends."""
+        """Number of waits inside; the clock resumes when the last of them ends."""
         self._running = True
 
     async def __aenter__(self) -> asyncio.Timeout:
@@ -61,7 +61,7 @@ class within:
             self._reschedule(self._end)
 
     def _reschedule(self, when: float | None) -> None:
-        # A wait inside may end behind the block, in a task of its own; asyncio refuses to move a deadline that is over.
+        # A wait inside may outlast the block, in a task of its own; asyncio refuses to move a deadline that is over.
         if self._running and not self._timeout.expired():
             self._timeout.reschedule(when)
 
@@ -128,7 +128,7 @@ class Clock:
 
 
 class _Timeout:
-    """An `asyncio.timeout` that stands in `left` as long as it is open."""
+    """An `asyncio.timeout` that is listed in `left` as long as it is open."""
 
     __slots__ = ("_left", "_seconds", "_timeout")
 

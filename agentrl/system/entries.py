@@ -1,6 +1,6 @@
 """Entries of the YAML files that name user code (tools, interactions, agent loops), and that code by its name.
 
-Every fault is a ConfigError that says which file, which entry, what was expected and what was found.
+Every fault is a ConfigError that names the file, the entry, the expected and the found value.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def read_entries(path: str | Path, key: str, *, bare: bool = False) -> list[Entr
     """Read the entries of a YAML file: a mapping with the one key `key`, a list of mappings; with `bare`, only the
     list.
 
-    A relative path is looked for in the working directory, else in the package's `configs/`. Raises ConfigError: no
-    such file, not YAML, a key twice, another shape.
+    A relative path is searched in the working directory, else in the package's `configs/`. Raises ConfigError: no such
+    file, not YAML, a key twice, another shape.
     """
     file = Path(find_file(key, str(path)))
     try:
@@ -100,7 +100,7 @@ def read_entries(path: str | Path, key: str, *, bare: bool = False) -> list[Entr
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML loader that refuses a key that stands twice in one mapping, where plain YAML silently takes the last."""
+    """YAML loader that refuses a repeated key in one mapping, where plain YAML silently takes the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         seen: set[str] = set()

@@ -1,9 +1,9 @@
-"""Bounds on what a client can send to a server, however it is framed and however slowly it comes.
+"""Bounds on the bytes that a client can send to a server, for any framing and any pace.
 
-Two parts. `BodyLimit` refuses, in the server's own words, headers and bodies that are too long, bodies whose length is
-unclear, and those that do not come in time or find no room (`client_bounds`). `metered` bounds what never becomes a
-body: extensions of chunks, trailers, requests that do not begin. `sandbox.gate` does the same for a server that imports
-nothing of this package.
+Two parts. `BodyLimit` refuses, in the server's own words, headers and bodies that are too long and bodies of unclear
+length. It also refuses bodies that do not come in time or find no room (`client_bounds`). `metered` bounds bytes that
+never become a body: extensions of chunks, trailers, requests that do not begin. `sandbox.gate` does the same for a
+server that imports nothing of this package.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ MAX_BODIES = 1 << 30
 
 
 class BodyLimit:
-    """ASGI middleware that refuses a request of unclear length (400), with more than `most` bytes (413) or too large
-    headers (431), and one whose body does not come in time (408) or has no room (429).
+    """ASGI middleware that refuses requests by their body and headers.
+
+    Unclear length gives 400, more than `most` bytes 413, too large headers 431, a late body 408, lack of room 429.
 
     A refusal ends the connection; so does any answer that is sent before the whole body has come, because nobody reads
     the rest.
@@ -48,7 +49,7 @@ class BodyLimit:
             if body.taken > self.most:
                 raise HTTPException(413, self._too_large)
             if body.complete:
-                body.end()  # what is held from here on is the app's own
+                body.end()  # bytes held from here on are the app's own
             return message
 
         async def sent(message: Message) -> None:
@@ -60,7 +61,7 @@ class BodyLimit:
             app = self.refusal(*problem) if problem else self.app
             await app(scope, received, sent)
         except ClientDisconnect:
-            pass  # it left before its body had come: nobody is there to be answered, and nothing is wrong here
+            pass  # the client left before its body had come: nobody waits for an answer, and nothing is wrong here
         finally:
             body.end()
 
@@ -98,7 +99,7 @@ def metered(most: int) -> type[asyncio.Protocol]:
     """Make the protocol for `uvicorn.Config(http=...)` of a server whose bodies have `most` bytes at most.
 
     It closes a connection that has sent more than MAX_HEADERS without a request, or for one request more than chunks of
-    few bytes can make of its body; and those that `Patient` closes.
+    few bytes can make of its body. It also closes the connections that `Patient` closes.
     """
 
     class Metered(Patient, AutoHTTPProtocol):  # type: ignore[valid-type,misc]

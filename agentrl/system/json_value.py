@@ -20,7 +20,7 @@ def as_list(value: JSON) -> list[JSON]:
 
 
 def as_mapping(value: JSON) -> Mapping[str, JSON]:
-    """Return a value that can only be a mapping, as one. Raises TypeError when it is something else."""
+    """Return a value that can only be a mapping, as one. Raises TypeError when it is no mapping."""
     if not isinstance(value, Mapping):
         raise TypeError(f"expected a mapping, found {value!r:.200}")
     return value

@@ -21,12 +21,12 @@ HURRIED_SECONDS = 5.0
 class LoopThread:
     """An event loop that lives from construction to `close`, so that tasks may outlive a single `run`.
 
-    Unlike `asyncio.Runner` it works where the calling thread runs an event loop already (a notebook), and tasks go on
-    while the calling thread does something else.
+    Unlike `asyncio.Runner` it works where the calling thread runs an event loop already (a notebook), and tasks
+    continue while the calling thread does something else.
     """
 
     def __init__(self, name: str, around: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
-        """`around()` is entered in the thread for its whole life; what entering it raises is raised by `run`."""
+        """`around()` is entered in the thread for its whole life; `run` raises its errors."""
         self._around = around
         self._loop = asyncio.new_event_loop()
         self._running: set[_Running[object]] = set()
@@ -41,7 +41,7 @@ class LoopThread:
 
         An exception of a signal handler in the waiting thread (KeyboardInterrupt) cancels `work` and is raised once
         `work` has ended; a second one is raised at once. SystemExit or KeyboardInterrupt of any other task on the loop
-        cancels `work`, too, and is raised here, or by the next `run` when none waits.
+        cancels `work`, too, and is raised here, or by the next `run` when no `run` waits.
 
         Raises RuntimeError on the loop's own thread, where waiting would never end.
         """
@@ -121,7 +121,7 @@ class LoopThread:
             self._fail(self._error)
 
     def _fail(self, error: BaseException) -> None:
-        """Have those that wait raise `error`, or the next one."""
+        """Have all waiting `run` calls raise `error`, or the next `run`."""
         self._error = None if self._running else error
         for running in list(self._running):
             running.error = error
@@ -134,7 +134,7 @@ class LoopThread:
                 self._run_until_end()
         except BaseException as error:
             self._error = error
-            self._run_until_end()  # for those that wait, and to close
+            self._run_until_end()  # for waiting `run` calls, and to close
 
     def _run_until_end(self) -> None:
         while not self._ending:
@@ -145,16 +145,16 @@ class LoopThread:
 
 
 class DelayWatch:
-    """The longest time by which an event loop came late to what was due, for something held it.
+    """Longest delay of an event loop's callbacks past their due time, a sign that something blocked the loop.
 
     All methods but `late` run on the loop's thread.
     """
 
     SECONDS = 0.05
-    """Time between two looks, if nothing else is said."""
+    """Time between two looks, by default."""
 
     def __init__(self, interval: float = SECONDS) -> None:
-        """`interval`: seconds between two looks; what holds the loop for less may be missed."""
+        """`interval`: seconds between two looks; shorter blocks of the loop may be missed."""
         self._interval = interval
         self._longest = 0.0
         self._due: float | None = None
@@ -165,7 +165,7 @@ class DelayWatch:
         self._look()
 
     def take(self) -> float:
-        """Return the longest delay since it was last taken, in seconds; one that lasts still counts."""
+        """Return the longest delay since the last call, in seconds; a delay that lasts still counts."""
         longest, self._longest = max(self._longest, self.late()), 0.0
         return longest
 
@@ -183,13 +183,13 @@ class DelayWatch:
 
 
 class _Running(Generic[T_co]):
-    """A coroutine on its way, and what the waiting thread is told of it. All methods run on the loop's thread."""
+    """A running coroutine, and the outcome that the waiting thread receives. All methods run on the loop's thread."""
 
     def __init__(self, work: Coroutine[object, None, T_co]) -> None:
         self.work = work
         self.outcome: concurrent.futures.Future[T_co] = concurrent.futures.Future()
         self.error: BaseException | None = None
-        """Raised in place of what `work` comes to."""
+        """Raised in place of the result of `work`."""
         self._task: asyncio.Task[T_co] | None = None
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -199,12 +199,12 @@ class _Running(Generic[T_co]):
     def cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
-        elif not self.outcome.done():  # the interrupt came before it was begun
+        elif not self.outcome.done():  # the interrupt came before `work` began
             self.work.close()
             self.outcome.set_exception(asyncio.CancelledError())
 
     def _settle(self, task: asyncio.Task[T_co]) -> None:
-        # CancelledError is no exception of a task, and asyncio's is another class than that of concurrent.futures.
+        # CancelledError is no exception of a task, and the class of asyncio differs from the one in concurrent.futures.
         raised = asyncio.CancelledError() if task.cancelled() else task.exception()
         if self.error is not None or raised is not None:
             self.outcome.set_exception(self.error or raised)

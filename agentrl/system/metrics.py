@@ -1,4 +1,4 @@
-"""Numbers by name, each with the kind that says what several values of it come to."""
+"""Numbers by name, each with the kind that says how several values merge."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class _Number:
 class Metrics(Mapping[str, float]):
     """A recorder that reads as a mapping of plain floats.
 
-    Each number is recorded by the method that names its kind, by which it is merged with what else is recorded under
-    the same name, here or by another process: `sum` for counts, `mean` for averages and rates, `max` for peaks.
+    The method that records a number names its kind: `sum` for counts, `mean` for averages and rates, `max` for peaks.
+    The kind merges all records of one name, here or by another process.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Metrics(Mapping[str, float]):
         self._record(name, _Number("sum", float(value)))
 
     def mean(self, name: str, value: float, weight: float = 1.0) -> None:
-        """Average over values, of which this is one; `weight` > 0, e.g. the number of calls that it is a mean of."""
+        """Average over values, including this one; `weight` > 0, e.g. the number of calls that `value` averages."""
         self._record(name, _Number("mean", float(value) * weight, weight))
 
     def max(self, name: str, value: float) -> None:

@@ -38,9 +38,9 @@ def finite(value: object) -> float | None:
 
 
 def finite_numbers(what: str, values: Mapping[str, object] | Mapping[object, object]) -> dict[str, float]:
-    """Keep the finite numbers among values beside a score, which may be texts, too.
+    """Keep the finite numbers among the values next to a score, which may be texts, too.
 
-    `what` gave them: the first number of a name that is not finite is told.
+    `what` names their source: the first number of a name that is not finite is logged.
     """
     kept = {}
     for name, value in values.items():

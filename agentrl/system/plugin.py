@@ -1,4 +1,4 @@
-"""Import of user code by dotted names, and the words for what is wrong with a name or a value."""
+"""Import of user code by dotted names, and messages about wrong names and values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pydantic
 from agentrl.errors import ConfigError
 
 Base = type | tuple[type, ...]
-"""Class, or several, of which a loaded class must be a subclass."""
+"""Class that a loaded class must be a subclass of; or a tuple of such classes."""
 
 SHARED_NAMESPACES = ("tools", "interactions")
 """Top-level folders without `__init__.py`: the package's and a user's of the same name are one namespace package."""
@@ -23,7 +23,7 @@ OTHER_PACKAGES = ("data_prep", "sandbox")
 
 
 def import_object(name: str, base: Base | None = None) -> object:
-    """Import `my.module.Thing`. Raises ConfigError: what is missing, what is nearest, or what hides it."""
+    """Import `my.module.Thing`. Raises ConfigError with the missing part, the nearest name, or the hiding module."""
     module_name, _, attribute = name.rpartition(".")
     if not module_name or not all(part.isidentifier() for part in name.split(".")):
         raise ConfigError(f"expected a dotted name like `my.module.Name`, or path/to/file.py:Name, found {name!r}")
@@ -42,13 +42,13 @@ def import_object(name: str, base: Base | None = None) -> object:
 def check_base(name: str, found: object, base: Base | None) -> None:
     """Raise ConfigError where `found`, the object that `name` names, is no subclass of `base`, if there is one."""
     if base is not None and not _is_subclass(found, base):
-        # A room exports what is in its `contract`, and users import it from there.
+        # A room exports the names in its `contract`, and users import them from there.
         wanted = " or ".join(f"{one.__module__.removesuffix('.contract')}.{one.__name__}" for one in _each(base))
         raise ConfigError(f"{name} must be a subclass of {wanted}, found {found!r:.200}")
 
 
 def adapted(found: object) -> object:
-    """Return what stands for `found` under this package's contracts: mostly itself.
+    """Return the adapter of `found` under this package's contracts: mostly `found` itself.
 
     A class that is written for another contract has a classmethod `adapted_class`, which returns the class that does.
     """
@@ -57,7 +57,7 @@ def adapted(found: object) -> object:
 
 
 def import_module(name: str) -> ModuleType:
-    """Import a module. Raises ConfigError that tells a missing module from an error inside it."""
+    """Import a module. Raises a ConfigError that separates a missing module from an error inside it."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -91,7 +91,7 @@ def _each(base: Base) -> tuple[type, ...]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Format the closest of `known` as `; did you mean 'x'?`; empty where none is close."""
+    """Format the closest of `known` as `; did you mean 'x'?`; empty where no name is close."""
     close = difflib.get_close_matches(name, list(known), 1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
@@ -105,7 +105,7 @@ def describe(error: pydantic.ValidationError, known: Iterable[str] = ()) -> str:
             faults.append(f"unknown key {key!r}{nearest(key, known)}")
         elif item["type"] == "missing":
             faults.append(f"key {key!r} is missing")
-        elif item["type"] == "value_error":  # a validator's own words: it knows what of the value may be shown
+        elif item["type"] == "value_error":  # a validator's own words: it knows which parts of the value may be shown
             faults.append(f"{key}: {item['ctx']['error']}".removeprefix(": "))
         else:
             faults.append(f"{key}: {item['msg']}, found {item['input']!r}")

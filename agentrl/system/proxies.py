@@ -1,4 +1,4 @@
-"""Proxies: those that an environment names, which are not for this machine's own addresses, and those of a key."""
+"""Proxies: from the environment, never for this machine's own addresses, or from a config key."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def spare_own_addresses(environment: MutableMapping[str, str]) -> None:
 
 
 def named_proxies(environment: Mapping[str, str]) -> str:
-    """Write the proxies that an environment names, without credentials; empty where it names none."""
+    """Write the proxies that an environment names, without credentials; empty without any."""
     found = {name.lower(): value for name, value in environment.items() if name.lower() in VARIABLES and value}
     return ", ".join(f"{name}={shown(value)}" for name, value in sorted(found.items()))
 
 
 def proxy_note(said: str, environment: Mapping[str, str]) -> str:
-    """Write what is to be added to a message about a connection where the environment names a proxy."""
+    """Write the addition to a message about a connection where the environment names a proxy."""
     named = named_proxies(environment)
     return f" (the environment names a proxy: {named})" if named and re.search("(?i)connect|proxy", said) else ""
 
 
 def proxy_url(value: str, name: str) -> str:
-    """Return the URL of a proxy: `value` itself, or what the environment variable `value` holds.
+    """Return the URL of a proxy: `value` itself, or the content of the environment variable `value`.
 
     Raises ConfigError, without the variable's value, that begins with `name`.
     """

@@ -1,6 +1,6 @@
 """Files that a kill leaves whole.
 
-A file that appears whole or not at all is written beside its place, flushed to the disk, then renamed into it; another
+A file that appears whole or not at all is written next to its place, flushed to the disk, then renamed into it; another
 is only appended to.
 """
 

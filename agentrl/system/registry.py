@@ -20,7 +20,7 @@ Made = TypeVar("Made")
 
 
 class Registry:
-    """Objects of one kind by name; built-in ones are imported when they are first asked for.
+    """Objects of one kind by name; built-in ones are imported on first use.
 
     A registry knows nothing of the kind's type, so that configs name what they never import: the room that asks for an
     object casts it to its contract.
@@ -29,10 +29,10 @@ class Registry:
         what: names the kind in messages, e.g. "policy loss".
         key: the config key whose value is such a name.
         built_in: each name with its `module:object`.
-        base: `module:Class` of which every choice must be a subclass; None: the caller checks what it needs.
+        base: `module:Class`, the base class of every choice; None: the caller checks what it needs.
         functions: every choice must be callable.
         needing_options: the built-in choices with an option that has no default.
-        targets: allow `module:object` and `path/to/file.py:object` beside names. False where names come from data,
+        targets: allow `module:object` and `path/to/file.py:object` next to names. False where names come from data,
             which nobody trusts with an import.
     """
 
@@ -66,7 +66,7 @@ class Registry:
         return decorate
 
     def is_built_in(self, name: str) -> bool:
-        """Say whether `name` is one of ours."""
+        """Check whether `name` is one of ours."""
         return name in self._built_in
 
     def names(self) -> list[str]:
@@ -76,7 +76,7 @@ class Registry:
     def get(self, name: str, key: str | None = None) -> object:
         """The object of a short name or a target; `key` names the config key where it is not `self.key`.
 
-        Raises ConfigError with the known names, why loading failed, or what the object must be.
+        Raises ConfigError with the known names, the reason why loading failed, or the required type.
         """
         key = key or self.key
         found = self._registered.get(name)
@@ -97,7 +97,7 @@ class Registry:
     def check(self, name: str, options: Mapping[str, object], key: str | None = None, options_key: str = "") -> None:
         """Raises ConfigError for a name that `get` refuses, and for options (`options_key`) that it does not take.
 
-        A built-in choice that needs no options, and is given none, is not imported.
+        A built-in choice that needs no options, and gets no options, is not imported.
         """
         if options or name not in self._built_in or name in self._needing_options:
             read_options(self.get(name, key), options, options_key or key or self.key)
@@ -123,7 +123,7 @@ def options_model(found: object) -> type[pydantic.BaseModel] | None:
     function = found.__init__ if isinstance(found, type) else found  # type: ignore[misc]
     if not callable(function) or "options" not in (parameters := inspect.signature(function).parameters):
         return None
-    # This annotation alone: others may name what is imported for type checkers only.
+    # This annotation alone: others may name imports for type checkers only.
     annotated = SimpleNamespace(__annotations__={"options": parameters["options"].annotation})
     hint = typing.get_type_hints(annotated, globalns=getattr(inspect.unwrap(function), "__globals__", {}))["options"]
     models = [one for one in (hint, *typing.get_args(hint)) if isinstance(one, type)]
@@ -131,9 +131,9 @@ def options_model(found: object) -> type[pydantic.BaseModel] | None:
 
 
 def read_options(found: object, values: Mapping[str, object], key: str) -> pydantic.BaseModel | None:
-    """Check `values`, the mapping under the config key `key`, as options of `found`; None where it takes none.
+    """Check `values`, the mapping under the config key `key`, as options of `found`.
 
-    Raises ConfigError with the wrong key, its nearest one, and what was expected.
+    Returns None where `found` takes no options. Raises ConfigError with the wrong key, its nearest one, and the type.
     """
     model = options_model(found)
     if model is None:
@@ -144,7 +144,7 @@ def read_options(found: object, values: Mapping[str, object], key: str) -> pydan
             )
         return None
     known = [*model.model_fields, *(field.alias for field in model.model_fields.values() if field.alias)]
-    if model.model_config.get("extra") != "allow":  # pydantic's own default is to ignore what it does not know
+    if model.model_config.get("extra") != "allow":  # pydantic's own default is to ignore unknown fields
         for name in values:
             if name not in known:
                 raise ConfigError(f"{key}: unknown key {name!r}{nearest(str(name), known)}; known are {_listed(known)}")
@@ -155,7 +155,7 @@ def read_options(found: object, values: Mapping[str, object], key: str) -> pydan
 
 
 def configured(found: Callable[..., Made], values: Mapping[str, object], key: str) -> Callable[..., Made]:
-    """`found` with its parameter `options` set to what `read_options` makes of `values`, where it has one."""
+    """Return `found` with its parameter `options` set to the result of `read_options` on `values`, where it has one."""
     options = read_options(found, values, key)
     return found if options is None else partial(found, options=options)
 

@@ -20,7 +20,7 @@ MOST_LISTED = 20
 
 
 def is_target(name: str) -> bool:
-    """Say whether `name` has the form of a target."""
+    """Check whether `name` has the form of a target."""
     return _TARGET.fullmatch(name) is not None
 
 
@@ -51,7 +51,7 @@ def member(holder: object, name: str, where: str, key: str) -> object:
 
 
 def _is_own(value: object, holder: object) -> bool:
-    """Say whether a module or class defines `value` itself, rather than imports it."""
+    """Check whether a module or class defines `value` itself, rather than imports it."""
     place = holder.__name__ if isinstance(holder, ModuleType) else holder.__module__
     return not isinstance(value, ModuleType) and getattr(value, "__module__", place) == place
 
@@ -59,8 +59,8 @@ def _is_own(value: object, holder: object) -> bool:
 def load_file(path: str) -> ModuleType:
     """The module of a Python file, which is run once. Raises ConfigError.
 
-    A text that `take_files` was given is run in place of the file: all processes of a run have the same code, also
-    where the file was edited meanwhile.
+    Text that `take_files` received runs in place of the file: all processes of a run have the same code, also where the
+    file was edited meanwhile.
     """
     given = str(Path(path).expanduser())
     name = "agentrl_user_" + Path(path).stem + "_" + hashlib.blake2b(given.encode(), digest_size=4).hexdigest()
@@ -95,5 +95,5 @@ def _source(given: str) -> str:
 
 
 def plain_name(module: str) -> str:
-    """A module's name for messages: that of a user's file is its stem."""
+    """A module's name for messages; for a user's file, its stem."""
     return _USERS.sub(r"\1", module)

@@ -22,7 +22,7 @@ def read_text(path: str | Path) -> str:
 
 
 def is_there(path: str | Path) -> bool:
-    """Say whether `read_text` finds a file."""
+    """Check whether `read_text` finds a file."""
     return str(path) in _taken or Path(path).is_file()
 
 

@@ -9,7 +9,7 @@ import torch
 
 
 def torch_state() -> Callable[[], AbstractContextManager[None]]:
-    """Capture the calling thread's torch settings; entering what the result returns sets them in another thread.
+    """Capture the calling thread's torch settings; entering the returned context sets them in another thread.
 
     They are the number of threads, grad and inference mode, autocast, the default device, and CUDA's current device
     and stream. The default dtype, deterministic algorithms, and matmul precision are the process's, not a thread's.
@@ -23,7 +23,7 @@ def torch_state() -> Callable[[], AbstractContextManager[None]]:
 
     @contextmanager
     def entered() -> Iterator[None]:
-        # Asking sets this thread's number, too, as far as it is the process's. Setting it anew where it is right
+        # Asking sets this thread's number, too, as far as it is the process's. Setting it again where it is right
         # already would switch off MKL's dynamic choice for all threads, and with it change numbers.
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)

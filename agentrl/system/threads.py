@@ -1,9 +1,9 @@
-"""Blocking calls beside the event loop, in daemon threads.
+"""Blocking calls outside the event loop, in daemon threads.
 
-A thread cannot be killed. When the caller stops waiting (a deadline, a cancellation) its thread runs on until the
-function returns, and is counted as abandoned; daemon threads keep no process from ending. Each call (or, for an object
-with state, each object) has a thread of its own rather than one of a pool, so that calls that never return take no
-worker from those that do.
+A thread cannot be killed. When the caller stops waiting (a deadline, a cancellation), its thread runs until the
+function returns, and is counted as abandoned. Daemon threads keep no process from ending. Each call (or, for an object
+with state, each object) has a thread of its own rather than one of a pool. Calls that never return therefore take no
+worker from other calls.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from agentrl.errors import InfrastructureError
 P = ParamSpec("P")
 T = TypeVar("T")
 LONG_TEXT = 16_384
-"""Characters of a text from which on it is encoded beside the event loop: as many take about the 5 ms that the
-interpreter leaves a thread before another one may run, so with fewer the event loop would stand still as long."""
+"""Characters of a text from which on it is encoded outside the event loop. As many take about the 5 ms that the
+interpreter leaves a thread before another one may run. With fewer the event loop would stand still as long."""
 
 
 class AbandonedThreads(InfrastructureError):
@@ -102,7 +102,7 @@ class OwnThread:
         return future
 
     def end(self) -> None:
-        """Let the thread end once it has run what was submitted."""
+        """Let the thread end once it has run all submitted work."""
         self._jobs.put(None)
 
     @property
@@ -126,10 +126,10 @@ _LONG_TEXTS = DaemonThreads("work on long texts")
 
 
 async def beside_loop(size: int, work: Callable[[], T]) -> T:
-    """Return `work()`, called in a thread where its texts have LONG_TEXT characters or more, so that the event loop
-    goes on.
+    """Return `work()`, called in a thread where its texts have at least LONG_TEXT characters.
 
-    It must change nothing that others read: a caller that is cancelled leaves it running.
+    The event loop continues meanwhile. `work` must change nothing that others read: a caller that is cancelled leaves
+    it running.
     """
     return work() if size < LONG_TEXT else await _LONG_TEXTS.run(work)
 

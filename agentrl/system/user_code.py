@@ -1,8 +1,8 @@
 """Attribution of failures in user code: to that code, or to the infrastructure that it asked.
 
-Faults of the infrastructure are a closed list; they may pass, and are tried again. Whatever else comes out of a loop,
-an interaction, a tool, a scorer or an agent is an error of that code, which would only come again: a CodeError that
-says where. Errors that pass through this package's code alone are not the user's, and stay what they are.
+Faults of the infrastructure are a closed list; they may pass, and are tried again. Any other error out of a loop, an
+interaction, a tool, a scorer or an agent is an error of that code, which would only come again. It becomes a CodeError
+that says where. Errors that pass through this package's code alone are not the user's, and stay unchanged.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ FAULTS = (
 )
 """Exception classes of Python and of this package by which the infrastructure fails.
 
-RecursionError is among them because any parser raises it for a text that is nested deeply enough, and a policy may
-write one: it must not be able to end a run."""
+RecursionError is among them because any parser raises it for a text that is nested deeply enough. A policy may write
+such a text, which must not be able to end a run."""
 PATHS = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 """Kinds of OSError about a path that is not as the code expects: errors of the code."""
 CLIENTS = frozenset(
@@ -53,7 +53,7 @@ CLIENTS = frozenset(
 )
 """Base classes (top-level package, name) of the errors of clients of servers, and of GPUs.
 
-Compared by name, so that none of these packages is imported for it."""
+Compared by name, so that no such package is imported for it."""
 MISTAKES = frozenset(
     {
         *(("httpx", "UnsupportedProtocol"), ("httpx", "LocalProtocolError"), ("urllib3", "LocationValueError")),
@@ -63,7 +63,7 @@ MISTAKES = frozenset(
 )
 """Errors (top-level package, name) of such clients about a URL or a header that cannot be sent: errors of the code."""
 BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_IOERR")
-"""Beginnings of SQLite's names of errors that may pass; its OperationalError stands for wrong queries, too."""
+"""Beginnings of SQLite's names of errors that may pass; its OperationalError includes wrong queries, too."""
 LATER = (408, 425, 429)
 """HTTP statuses below 500 that mean: not now."""
 CONTENT = (400, 413, 422)
@@ -83,9 +83,9 @@ LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "pla
 
 
 def is_fault(error: BaseException) -> bool:
-    """Check whether the infrastructure failed: by the error's class, or by that of an error it was raised `from`.
+    """Check whether the infrastructure failed: by the error's class, or by the class of an error it was raised `from`.
 
-    One of `MISTAKES` among these makes it none. A group of errors is a fault where all of them are.
+    An error of `MISTAKES` is never a fault. A group of errors is a fault where all of them are.
     """
     if isinstance(error, BaseExceptionGroup):
         return all(map(is_fault, error.exceptions))
@@ -101,7 +101,7 @@ def is_fault(error: BaseException) -> bool:
 def read_traceback(output: str) -> tuple[str, bool] | None:
     """Read the last traceback that a Python program wrote: the line that names the error, and whether it is a fault.
 
-    None where there is none, or one of a group of errors. The errors that it was raised `from` count, as in `is_fault`.
+    None without a traceback, or for a group of errors. The errors that it was raised `from` count, as in `is_fault`.
     """
     *before, last = output.split(TRACEBACK)
     if not before:
@@ -126,7 +126,7 @@ def _classes(kind: type) -> set[tuple[str, str]]:
 def _classes_named(name: str) -> set[tuple[str, str]]:
     """Return the classes of an error by its name in a traceback.
 
-    One that this process has not loaded is taken for the error of a client where its package has such.
+    A class that this process has not loaded is taken for the error of a client where its package has such.
     """
     module, _, leaf = name.rpartition(".")
     kind = vars(sys.modules.get(module or "builtins", re)).get(leaf)  # `vars`, so that a lazy module imports nothing
@@ -163,7 +163,7 @@ class user_code:
     """Context for a call of `code`, called `what` in messages: raise CodeError in place of its errors.
 
     Faults, UserErrors, the classes of `passing`, and errors that no user code had a part in stay as they are. A
-    CancelledError that nobody asked for is a fault (see `agentrl.system.cancellation`).
+    CancelledError without a request to cancel is a fault (see `agentrl.system.cancellation`).
     """
 
     __slots__ = ("_code", "_passing", "_what")
@@ -198,7 +198,7 @@ async def await_user_code(
 def collect_numbers(
     what: str, code: Callable[[], Mapping[str, float]], on_error: Callable[[CodeError], None]
 ) -> Metrics:
-    """Return the metrics that `code` gives (see `Metrics.of`); on an error of it, call `on_error` and return none."""
+    """Return the metrics that `code` gives (see `Metrics.of`); on its error, call `on_error` and return no metrics."""
     try:
         with user_code(what, code):
             return Metrics.of(code())
@@ -256,7 +256,7 @@ def _package(code: Code) -> str:
 
 
 def _name(code: Code) -> str:
-    """Return `package.module.Class.method`; the class is that of the object."""
+    """Return `package.module.Class.method`, with the class of the object."""
     owner = getattr(code, "__self__", None)
     if owner is not None and not inspect.ismodule(owner):
         kind = owner if isinstance(owner, type) else type(owner)

@@ -1,4 +1,4 @@
-"""The record of what was sampled, and the data made of it."""
+"""The record of sampled text, and the data made of it."""
 
 from agentrl.trajectory.message import Content, FunctionCall, Message, Part, ToolCall
 from agentrl.trajectory.trajectory import (

@@ -36,7 +36,7 @@ class Sequences(Protocol):
 
     @property
     def policy(self) -> torch.Tensor:
-        """Index in `policies` of the policy that sampled each sequence's tokens, [N] int32; -1 where none did."""
+        """Index in `policies` of the policy that sampled each sequence, [N] int32; -1 without sampled tokens."""
         ...
 
     @property
@@ -52,7 +52,7 @@ class Sequences(Protocol):
     def __len__(self) -> int: ...
 
     def has(self, field: str) -> bool:
-        """Say whether the optional field of `RaggedBatch` is there."""
+        """Check whether the optional field of `RaggedBatch` is there."""
         ...
 
     def select(self, indices: Sequence[int]) -> Self:
@@ -64,7 +64,7 @@ class Sequences(Protocol):
         ...
 
     def joined(self, others: Sequence[Self]) -> Self:
-        """Put the sequences of `others` behind these. All must have the same optional fields."""
+        """Append the sequences of `others`. All must have the same optional fields."""
         ...
 
     def load(self) -> RaggedBatch:
@@ -76,8 +76,8 @@ class Sequences(Protocol):
 class RaggedBatch:
     """T tokens of N sequences in a row, without padding.
 
-    A token field's entry t belongs to ids[t]: `logprobs[t]` is log p(ids[t] | the tokens before it in its sequence),
-    so the first token of a sequence never carries one. `mask` is True where the policy sampled the token, and `version`
+    A token field's entry t belongs to ids[t]: `logprobs[t]` is log p(ids[t] | the tokens before it in its sequence). So
+    the first token of a sequence never has a log-prob. `mask` is True where the policy sampled the token, and `version`
     and `turn` are -1 where it is False.
     """
 
@@ -92,7 +92,7 @@ class RaggedBatch:
     trajectory: torch.Tensor = field(metadata=_SEQUENCE)  # [N] int64, sequences of one trajectory share it
     policy: torch.Tensor = field(metadata=_SEQUENCE)  # [N] int32, index in `policies`; -1 where no policy sampled
     policies: tuple[str, ...]
-    """Names; `version` counts each policy's weights apart."""
+    """Names; `version` counts each policy's weights separately."""
     state: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] int64, a hash; -1 where mask is False
     experts: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T, L, k] uint8 or int16, to replay
     old_logprobs: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, before the update
@@ -107,7 +107,7 @@ class RaggedBatch:
     selected: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] bool, by the policy's loss
     returns: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32
     success: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, 1: of a trajectory that succeeds
-    teacher: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] int32, index; -1 where there is none
+    teacher: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] int32, index; -1 without a teacher
     teacher_scores: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T, 1 + X] float32, a teacher's
     greedy_rewards: torch.Tensor | None = field(default=None, metadata=_SEQUENCE)  # [N] float32, NaN: unknown
     ratio: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, NaN: unknown
@@ -115,7 +115,7 @@ class RaggedBatch:
     correction_clipped: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, likewise
     row: torch.Tensor | None = field(default=None, metadata=_SEQUENCE)  # [N] int64, in the batch of the whole step
     images: Images | None = None
-    """The images of all sequences; None where there are none."""
+    """The images of all sequences; None without images."""
     teacher_prompts: TeacherPrompts | None = None
     """Prompts that a privileged teacher reads; None where no teacher is."""
 
@@ -154,8 +154,8 @@ class RaggedBatch:
     ) -> RaggedBatch:
         """Build a batch of tokens that no policy sampled, for supervised learning or a reward model.
 
-        offsets [N + 1] int64, ids [T] int64, mask [T] bool (what is learnt), group and trajectory [N] int64. Log-probs
-        and rewards are 0; version, turn and policy are -1.
+        offsets [N + 1] int64, ids [T] int64, mask [T] bool (the tokens to learn), group and trajectory [N] int64.
+        Log-probs and rewards are 0; version, turn and policy are -1.
         """
         tokens = torch.full((len(ids),), -1, dtype=torch.int32)
         return RaggedBatch(
@@ -206,7 +206,7 @@ class RaggedBatch:
         return replace(self, **changes)
 
     def as_taught(self) -> RaggedBatch:
-        """Put each sequence behind its teacher's prompt, where it has one, in place of the policy's.
+        """Put each sequence after its teacher's prompt, where it has one, in place of the policy's.
 
         Its sampled tokens are the same, in the same order; of the columns there are ids and mask alone.
         """
@@ -239,7 +239,7 @@ def join_policies(parts: Sequence[tuple[torch.Tensor, tuple[str, ...]]]) -> tupl
     Names come in the order in which they first appear. -1 stays -1.
     """
     names = tuple(dict.fromkeys(name for _, policies in parts for name in policies))
-    # The entry behind the last name is what the index -1 finds.
+    # The entry after the last name is the one at index -1.
     codes = [torch.tensor([*map(names.index, policies), -1], dtype=torch.int32) for _, policies in parts]
     return torch.cat([code[policy.long()] for code, (policy, _) in zip(codes, parts, strict=True)]), names
 

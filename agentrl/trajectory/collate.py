@@ -17,7 +17,7 @@ from agentrl.trajectory.images import Images
 from agentrl.trajectory.teacher_prompts import TeacherPrompts
 
 NO_EXPERTS = torch.zeros(0, dtype=torch.uint8)
-"""The experts of no token, which can be joined to those of any."""
+"""The experts of no token, which can be joined to any experts."""
 
 
 def from_trajectories(
@@ -32,13 +32,13 @@ def from_trajectories(
     """Make a batch with one sequence for every transcript that holds policy tokens, in order; it may be empty.
 
     Left out, never trained on as a zero: trajectories that FAILED, have no score or no policy token (see `left_out`),
-    those that are a `baseline`, and transcripts without policy tokens. `group` is the trajectory's, `trajectory` its
-    position in `trajectories`, counted from `first`. `rewards` are those of `token_rewards`, `turn` those of
-    `token_turns`, `version` those of `token_versions`, with `states` `state` those of `token_states`, and with
-    `experts` these those of `token_experts`. With `privileged` there are the prompts of privileged teachers.
+    trajectories that are a `baseline`, and transcripts without policy tokens. `group` is the trajectory's, `trajectory`
+    its position in `trajectories`, counted from `first`. `rewards` come from `token_rewards`, `turn` from
+    `token_turns`, `version` from `token_versions`. With `states`, `state` comes from `token_states`; with `experts`,
+    they come from `token_experts`. With `privileged` there are the prompts of privileged teachers.
 
-    Raises ValueError when a record is unsound: a sampled token of no version or no assistant turn; and ConfigError when
-    experts are not told.
+    Raises ValueError when a record is unsound: a sampled token of no version or no assistant turn. Raises ConfigError
+    when the engine reported no experts.
     """
     rows = list(_rows(trajectories, first, turn_reward_coef, states))
     transcripts = [row.transcript for row in rows]
@@ -112,8 +112,8 @@ def _joined(by_sequence: Iterable[Sequence[float]], dtype: torch.dtype) -> torch
 def token_experts(transcript: Transcript) -> torch.Tensor:
     """Return the experts of each token of a transcript, [T, L, k] uint8 or int16, which must hold a sampled one.
 
-    The last sampled token and those behind it, which no log-prob depends on, have those of the first. Raises
-    ConfigError when the engine did not tell them.
+    No log-prob depends on the last sampled token and the tokens after it; they get the experts of the first token.
+    Raises ConfigError when the engine did not report experts.
     """
     found = transcript.experts
     if found is None or not len(found):
@@ -140,10 +140,10 @@ def token_rewards(trajectory: Trajectory, turn_reward_coef: float) -> list[list[
     """Give each token of every transcript its reward, 0 but on some policy tokens. Their sum is `Outline.reward`.
 
     The score, and the penalty for an overlong response, are on the trajectory's last policy token, not on a tool answer
-    behind it. A turn's reward, times
-    `turn_reward_coef`, is on the last policy token before that turn's end: an assistant turn's own, or that of the
-    policy turn which an observed turn answers. One from before the policy wrote anything is on its first token. Turn
-    rewards that the score counts too lie on their turns, and are taken off at the end.
+    after it. A turn's reward, times `turn_reward_coef`, is on the last policy token before that turn's end. This token
+    is in an assistant turn itself, or in the policy turn that an observed turn answers. A reward from before the policy
+    wrote anything is on its first token. Turn rewards that the score counts too stay on their turns, and are subtracted
+    at the end.
 
     Raises ValueError when there is no score or no policy token.
     """
@@ -180,10 +180,10 @@ def token_turns(trajectory: Trajectory) -> list[list[int]]:
 
 
 def token_states(trajectory: Trajectory) -> list[list[int]]:
-    """Give each token of every transcript a hash of the state in which its turn was taken, -1 where none sampled it.
+    """Give each token of every transcript a hash of its turn's state, -1 for tokens that no turn sampled.
 
-    The state is the turn's own (`Turn.state`), or else the text that was observed in the transcript since the assistant
-    turn before; for the first turn of a transcript without such text it is the prompt.
+    The state is the turn's own (`Turn.state`), or else the text observed in the transcript since the assistant turn
+    before. For the first turn of a transcript without such text it is the prompt.
     """
     states = [[-1] * len(transcript) for transcript in trajectory.transcripts]
     observed: dict[int, list[str]] = {}

@@ -21,7 +21,7 @@ _NAME = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class FileName:
-    """Name of a file, taken apart."""
+    """Parts of a file's name."""
 
     stem: str
     """Name without its ending."""
@@ -32,7 +32,7 @@ class FileName:
 
     @staticmethod
     def read(name: str) -> FileName | None:
-        """Take a name apart; None where it is of no such file."""
+        """Split a name into its parts; None where it is of no such file."""
         match = _NAME.fullmatch(name)
         return match and FileName(match["stem"], match["split"], int(match["step"]), match["part"])
 
@@ -49,12 +49,12 @@ def update_file(path: Path) -> Path:
 
 
 def image_file(dir: Path, digest: str) -> Path:
-    """Return the place of an image's file, whose digest is in hexadecimal, beside the folder `dir` of trajectories."""
+    """Return the path of an image's file, named by its hexadecimal digest, next to the folder `dir` of trajectories."""
     return dir.absolute().with_name(IMAGES) / digest
 
 
 def remove_former(path: Path, names: list[str]) -> None:
-    """Remove what an earlier run of the step left: files of other numbers of workers, and the update of `path`.
+    """Remove files of an earlier run of the step: files of other numbers of workers, and the update of `path`.
 
     names: all files that the step has now, `path` among them.
     """

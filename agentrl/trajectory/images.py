@@ -19,7 +19,7 @@ class Images:
 
     patches: npt.NDArray[np.float32]  # [P, D], as the model's image processor makes them
     grid: Ints  # [I, 3]: frames, rows and columns of patches
-    tokens: Ints  # [I]: tokens that stand for each
+    tokens: Ints  # [I]: number of tokens of each image
     digests: tuple[bytes, ...]
     """A hash of each image's content; equal only where the images are."""
     sequence: Ints  # [M], ascending
@@ -28,7 +28,7 @@ class Images:
 
     @staticmethod
     def of(sequences: Iterable[Sequence[PlacedImage]]) -> Images | None:
-        """Collect the images of each sequence, in order; None when there are none."""
+        """Collect the images of each sequence, in order; None when there are no images."""
         known: dict[bytes, int] = {}
         images: list[Image] = []
         places: list[tuple[int, int, int]] = []
@@ -53,11 +53,11 @@ class Images:
 
     @property
     def features(self) -> Ints:
-        """First row of each image among the features of all, [I] int64; a feature row stands for a token."""
+        """First row of each image among the features of all, [I] int64; each token of an image has one feature row."""
         return np.cumsum(self.tokens) - self.tokens
 
     def select(self, rows: Sequence[int], size: int) -> Images | None:
-        """Take the images of the sequences `rows` of `size`, numbered anew in that order; None when there are none."""
+        """Take the images of the sequences `rows` of `size`, numbered again in that order; None without images."""
         counts = np.bincount(self.sequence, minlength=size)
         firsts = np.cumsum(counts) - counts
         taken = [np.arange(firsts[row], firsts[row] + counts[row]) for row in rows]

@@ -24,7 +24,7 @@ class FunctionCall(TypedDict):
 
     name: str
     arguments: NotRequired[dict[str, JSON] | str]
-    """A JSON object, or its text; of a malformed call, what the policy wrote."""
+    """A JSON object, or its text; for a malformed call, the policy's text."""
 
 
 class ToolCall(TypedDict):

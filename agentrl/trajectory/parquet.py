@@ -1,8 +1,8 @@
 """Trajectories as parquet: one row a trajectory, readable by pandas, and back to `Trajectory` objects.
 
-A file is there whole or not at all, and a step done again replaces what is there of it; `files` has their names.
-Log-probs are stored as float32, which is what engines compute. Text that is not valid Unicode (lone surrogates) is
-stored with U+FFFD in its place.
+A file is there whole or not at all, and repeating a step replaces its files; `files` has their names.
+Log-probs are stored as float32, which is what engines compute. Text that is not valid Unicode (lone surrogates)
+is stored with U+FFFD in its place.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ SCHEMA = pa.schema(
         "status": pa.string(),
         "failure": pa.string(),
         "score": pa.float64(),
-        "reward": pa.float64(),  # `Outline.reward`: what it is trained on as a whole; null where it is not
+        "reward": pa.float64(),  # `Outline.reward`: its whole reward in training; null where it is not trained on
         "model_reward": pa.float64(),  # the reward model's part of it; null without one
         "reward_parts": pa.map_(
             pa.string(), pa.float64()
@@ -106,10 +106,10 @@ SCHEMA = pa.schema(
         "policy": pa.list_(pa.string()),
         "score_extra": pa.map_(pa.string(), pa.float64()),
         "metrics": pa.map_(pa.string(), pa.float64()),
-        "baseline": pa.bool_(),  # drawn greedily beside the others, and not trained on
+        "baseline": pa.bool_(),  # drawn greedily next to the others, and not trained on
         "attempt": pa.int32(),  # number of the try that this is the record of, from 0
         "ground_truth": pa.string(),  # JSON of the row's; null where it is longer than LONGEST_TRUTH
-        "failure_cause": pa.string(),  # what `failure` is counted under; null where the status says it
+        "failure_cause": pa.string(),  # the name that `failure` is counted under; null where the status says it
     }
 )
 
@@ -133,9 +133,9 @@ def write_trajectories(
 ) -> Path:
     """Write the file of a step's trajectories in `dir` and return its path.
 
-    share: (number, count) of this worker among those that each write a file of their own. Without `turn_reward_coef`
-    the reward column is null: a reward model has yet to score, and `fill_rewards` comes after it. Files of the same
-    step that another number of workers wrote are removed, as are those of updates to what was there. Raises
+    share: (number, count) of this worker among the workers that each write a file of their own. Without
+    `turn_reward_coef` the reward column is null: a reward model has yet to score, and `fill_rewards` comes after it.
+    Files of the same step by another number of workers are removed, and so are updates to the replaced files. Raises
     TrainingError on a full disk.
     """
     number, count = share
@@ -151,7 +151,7 @@ def write_trajectories(
 
 
 def write_images(dir: Path, trajectories: Sequence[Trajectory]) -> None:
-    """Write the files of the trajectories' images beside `dir`, each once; those that are there are marked as used.
+    """Write the files of the trajectories' images next to `dir`, each once; existing files are marked as used.
 
     Raises TrainingError on a full disk.
     """

@@ -50,7 +50,7 @@ class Picture:
     _is_rgb: bool = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Read the header only. Raises DataError for what is no such file, or holds too many pixels."""
+        """Read the header only. Raises DataError for bytes that are no such file, or hold too many pixels."""
         with _opened(self.data) as image:
             width, height = image.size
             if width * height > MAX_PIXELS:
@@ -124,7 +124,7 @@ def image_part(picture: Picture) -> Part:
 
 
 def pictures_in(messages: Sequence[Message]) -> Iterator[Picture]:
-    """Yield the pictures of messages in the order in which they stand."""
+    """Yield the pictures of messages in order."""
     for message in messages:
         content = message.get("content")
         if isinstance(content, list):

@@ -35,5 +35,5 @@ class Sample:
 
     @property
     def interaction(self) -> str | None:
-        """Name of its interaction; None where `interaction_kwargs` names none."""
+        """Name of its interaction; None where `interaction_kwargs` has no name."""
         return self.interaction_kwargs.get("name") or None

@@ -2,8 +2,8 @@
 
 - **Version** v counts the training steps that changed the policy, however many mini-batches each had. A step that
   changes nothing (the critic's warm-up, an empty batch) keeps v.
-- A sampled token has the version of the weights that sampled it. In the update that starts from weights v it is
-  v - version **stale**; a trajectory is as stale as its oldest sampled token, a group as its oldest trajectory.
+- A sampled token has the version of the weights that sampled it. In the update that starts from weights v it is v -
+  version **stale**. A trajectory is as stale as its oldest sampled token, a group as its oldest trajectory.
 - A group's **deadline** is the last v whose update may use it.
 - **Publish lag** is how many versions have been made and not sent to the engine: versions made - version served.
 """
@@ -26,7 +26,7 @@ def deadline(oldest: int, max_staleness: int) -> int:
 
 
 def publish_lag(made: int, served: int) -> int:
-    """Return how many versions were made since the one that the engine serves."""
+    """Return the number of versions made since the version that the engine serves."""
     return made - served
 
 

@@ -23,17 +23,17 @@ class TeacherPrompts:
 
     @staticmethod
     def of(transcripts: Iterable[Transcript]) -> TeacherPrompts:
-        """Collect those of each transcript, in order."""
+        """Collect the prompts of each transcript, in order."""
         found = [(np.array(one.teacher_prompt, np.int64), one.prompt_length) for one in transcripts]
         return TeacherPrompts(tuple(ids for ids, _ in found), np.array([length for _, length in found], np.int64))
 
     def select(self, rows: Sequence[int]) -> TeacherPrompts:
-        """Take those of the sequences `rows`, in that order."""
+        """Take the prompts of the sequences `rows`, in that order."""
         return TeacherPrompts(tuple(self.ids[row] for row in rows), self.replaced[np.array(rows, np.int64)])
 
     @staticmethod
     def concat(parts: Sequence[TeacherPrompts]) -> TeacherPrompts:
-        """Put those of batches after each other."""
+        """Concatenate the prompts of batches."""
         return TeacherPrompts(
             tuple(ids for part in parts for ids in part.ids), np.concatenate([part.replaced for part in parts])
         )

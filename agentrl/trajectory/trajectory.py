@@ -1,4 +1,4 @@
-"""The record of what was sampled.
+"""The record of sampled text.
 
 Invariant: a transcript's ids are the ids that the engine was given and returned, in order. Nothing here decodes or
 re-encodes; nothing is ever removed or replaced. A token's mask is 1 exactly when the policy sampled it, and its
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     """Numbers of experts."""
 
 COUNTED = "counted_turn_reward"
-"""Name, among a scorer's further numbers, of the turn rewards that its score counts already: the score pays these, and
-they are not paid again beside it."""
+"""Name, among a scorer's further numbers, of the turn rewards that its score counts already. The score pays these, and
+they are not paid a second time."""
 
 OVERLONG = "dapo_overlong_penalty"
-"""Name, among a scorer's further numbers, of what is added to the reward beside the score: 0 or, for a response close
-to its limit, a number below 0 (`agentrl.reward.dapo`)."""
+"""Name, among a scorer's further numbers, of the length penalty added to the score. It is 0 or, for a response close to
+its limit, a number below 0 (`agentrl.reward.dapo`)."""
 
 POLICY = "policy"
 """The name of the policy of a run that trains one."""
@@ -48,7 +48,7 @@ class Status(StrEnum):
     TIMEOUT = "timeout"
     """The trajectory's deadline passed."""
     ABORTED = "aborted"
-    """The engine was told to abort it."""
+    """The engine received an abort request."""
     FAILED = "failed"
     """Infrastructure, not the policy, was at fault; it carries no reward and is not trained on."""
 
@@ -81,7 +81,7 @@ class Image:
     grid: tuple[int, int, int]
     """Frames (1), rows and columns of patches."""
     tokens: int
-    """How many tokens of the vocabulary's image token stand for it."""
+    """Number of the vocabulary's image tokens that represent it."""
     digest: bytes
     """A hash of its content."""
     encoded: bytes
@@ -110,14 +110,14 @@ class Transcript:
     versions: list[VersionSpan] = field(default_factory=list)
     prompt_length: int = 0
     images: list[PlacedImage] = field(default_factory=list)
-    """In the order of their places. An image token that is in none of them was sampled: a token like any other."""
+    """In the order of their places. An image token outside them was sampled: a token like any other."""
     policy: str = POLICY
     """Name of the policy that sampled the tokens with mask 1; `versions` counts this policy's weights."""
     experts: Experts | None = field(default=None, compare=False)
-    """[n, L, k] uint8 or int16, the experts of the first n tokens in the L layers that have some, as the engine tells
-    them: of all but the last sampled one and what was observed behind it. Not stored with the trajectory."""
+    """[n, L, k] uint8 or int16, the experts of the first n tokens in the L layers that have some, as the engine reports
+    them. The last sampled token and the observed tokens after it have no entry. Not stored with the trajectory."""
     teacher_prompt: list[int] = field(default_factory=list, compare=False)
-    """Prompt that a privileged teacher reads in this one's place; empty: none. Not stored with the trajectory."""
+    """Prompt that a privileged teacher reads in this one's place, or empty. Not stored with the trajectory."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -150,7 +150,7 @@ class Transcript:
     ) -> None:
         """Append tokens that the policy sampled. versions: one version, or spans relative to `ids` that cover it.
 
-        experts: [n, L, k], of all n tokens before the last one of `ids`, those of the transcript included. Raises
+        experts: [n, L, k], of all n tokens before the last one of `ids`, tokens of the transcript included. Raises
         ValueError when the lengths do not agree or the spans do not cover the ids.
         """
         if len(ids) != len(logprobs):
@@ -203,7 +203,7 @@ class ToolCallRecord:
     """A tool call that the policy made, and its outcome."""
 
     name: str
-    """The name the policy wrote; empty when none could be read."""
+    """The name the policy wrote; empty when it was unreadable."""
     arguments: dict[str, JSON] | None
     """None when they could not be parsed."""
     response: str
@@ -224,7 +224,7 @@ class Turn:
     role: str
     text: str
     transcript: int
-    """Index of the transcript this turn stands in."""
+    """Index of the transcript that holds this turn."""
     start: int
     end: int
     """Token span [start, end) in that transcript."""
@@ -237,8 +237,8 @@ class Turn:
     seed: int | None = None
     """Seed with which an assistant turn was sampled: with its place in the transcript it makes each random number."""
     state: str | None = None
-    """State that an assistant turn was taken in, as an interaction or a loop names it; None: what was observed since
-    the turn before stands for it. Not stored with the trajectory."""
+    """State that an assistant turn was taken in, as an interaction or a loop names it; None: the text observed since
+    the turn before replaces it. Not stored with the trajectory."""
 
 
 @dataclass(slots=True)
@@ -257,9 +257,9 @@ class Trajectory:
     """The conversation as messages, for scoring and for people; training uses the transcripts only."""
     status: Status = Status.COMPLETED
     failure: str | None = None
-    """`cause: message` of what went wrong when status is FAILED, for people."""
+    """`cause: message` of the failure when status is FAILED, for people."""
     failure_cause: str | None = None
-    """Short name under which a failure is counted, e.g. the class of an error or a `Cause`; None: that of the status.
+    """Short name under which a failure is counted, e.g. the class of an error or a `Cause`; None: the status.
     """
     score: float | None = None
     """The reward function's value; None until it has been scored."""
@@ -270,10 +270,10 @@ class Trajectory:
     metrics: dict[str, float] = field(default_factory=dict)
     """Counts and seconds that the loop measured: generate_seconds, tool_seconds, drift counts, retries."""
     baseline: bool = False
-    """True: drawn greedily beside the others of its prompt. Its reward is what theirs are compared with; it is recorded
-    and not trained on."""
+    """True: drawn greedily next to the others of its prompt. Its reward is the baseline for their rewards; it is
+    recorded and not trained on."""
     attempt: int = 0
-    """Number of this try, the first is 0; those before it failed, and nothing of them is in this record."""
+    """Number of this try, the first is 0; earlier tries failed, and nothing of them is in this record."""
     ground_truth: JSON = None
     """Ground truth of the row, for people."""
 
@@ -293,7 +293,7 @@ class Trajectory:
 
     @property
     def overlong_penalty(self) -> float:
-        """Part of the reward, at most 0, that a response close to its limit is paid beside the score."""
+        """Part of the reward, at most 0, that a response close to its limit is paid in addition to the score."""
         return self.score_extra.get(OVERLONG, 0.0)
 
     @property
@@ -353,7 +353,7 @@ class Outline:
     """Without arguments and responses."""
     assistant_turns: int
     prompt_length: int
-    """Tokens of the first prompt; 0 where none was rendered."""
+    """Tokens of the first prompt; 0 when no prompt was rendered."""
     response_length: int
     """Tokens after it, of all transcripts."""
     num_sampled: int

@@ -1,8 +1,8 @@
-"""Records of what an update made of each token: a file of `updates/` for each file of `trajectories/`.
+"""Records of an update's values for each token: a file of `updates/` for each file of `trajectories/`.
 
 A row for each row of the trajectories' file, in its order. Each column but `uid` has one list for each transcript, with
-a value for each of its tokens: null where the policy did not sample it, or where the trajectory was not trained on. A
-column that a run does not compute is absent.
+a value for each of its tokens. The value is null where the policy did not sample the token, or where the trajectory was
+not trained on. A column that a run does not compute is absent.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RecordFile:
 
 
 def write_updates(batch: RaggedBatch, files: Sequence[RecordFile]) -> dict[str, str]:
-    """Write the columns of a batch for the files of its trajectories; those that are not on this machine are passed.
+    """Write the columns of a batch for the files of its trajectories; files on other machines are passed.
 
     Returns by uid how a trajectory's trained tokens differ from the recorded ones: nothing of it is written then.
     Raises TrainingError on a full disk.

@@ -1,7 +1,7 @@
 """Names and commands of verl: its launch commands, and the names that files written for it import.
 
-`python -m agentrl.verl.main_ppo` runs a command, `python -m agentrl.verl check` tells of it before. Files that import
-these names run when their import lines are changed (docs/verl_classes.md).
+`python -m agentrl.verl.main_ppo` runs a command; `python -m agentrl.verl check` describes its effect beforehand. Files
+that import these names run when their import lines are changed (docs/verl_classes.md).
 """
 
 from __future__ import annotations
@@ -62,18 +62,18 @@ REPLACED = {
     "initialize_system_prompt": "AgentLoopBase has its ids as self.system_prompt",
     "build_gpt_oss_tool_response_text": "ToolAgentLoop appends what tools answer by the run's chat format",
 }
-"""Names of verl's that are not here, and what to take."""
+"""Names of verl's that are not here, with their replacements."""
 
 
 def __getattr__(name: str) -> NoReturn:
-    """Raise ImportError for a name of verl's that is not here: it says what to take."""
+    """Raise ImportError for a name of verl's that is not here: the message names the replacement."""
     if name in REPLACED:
         raise ImportError(f"agentrl.verl has no {name}: {REPLACED[name]} (docs/verl_classes.md)")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def finalize_specified_token_logprobs(*args: object, **kwargs: object) -> NoReturn:
-    """Raise ValueError: the engine gives log-probs of what it sampled, and of no other tokens."""
+    """Raise ValueError: the engine gives log-probs of its sampled tokens, and of no other tokens."""
     raise ValueError("finalize_specified_token_logprobs: the engine gives no log-probs but of what it sampled")
 
 

@@ -1,8 +1,8 @@
 """verl's contract of an agent loop, which makes token ids itself, and the loop of ours that a class of it becomes.
 
-Such a loop may arrange ids as it likes, so what it returns is compared with what the engine sampled for it: an id that
-its mask marks as the policy's must be the engine's at that place, after the very ids before it. Log-probs and versions
-of weights are the engine's, never the loop's.
+Such a loop may arrange ids as it likes, so its output is compared with the ids that the engine sampled for it. An id
+that its mask marks as the policy's must be the engine's at that place, after the very ids before it. Log-probs and
+versions of weights are the engine's, never the loop's.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class AgentLoopMetrics(BaseModel):
 
 
 class AgentLoopOutput(BaseModel):
-    """One sequence of a trajectory: ids of the prompt, ids behind it, and which of these the policy sampled (1)."""
+    """One sequence of a trajectory: ids of the prompt, ids after it, and which of these the policy sampled (1)."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -99,7 +99,7 @@ class MergedTokens:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One request to the engine, and what it sampled."""
+    """One request to the engine, and the tokens it sampled."""
 
     prompt: list[int]
     generation: Generation
@@ -114,7 +114,7 @@ class ServerManager:
     episode: Episode
     sampled: list[Sampled] = field(default_factory=list)
     requests: int = 0
-    """Number of requests so far, those that run included: each has a seed of its own."""
+    """Number of requests so far, running ones included: each has a seed of its own."""
     calls: dict[int, list[ToolCallRecord]] = field(default_factory=dict)
     """Records of tool calls by the index in `sampled` of the answer that they were read from."""
     sessions: dict[str, str] = field(default_factory=dict)
@@ -152,7 +152,7 @@ class ServerManager:
         return TokenOutput(token_ids=list(generation.ids), log_probs=list(generation.logprobs), stop_reason=reason)
 
     def _params(self, given: dict[str, object], length: int) -> SamplingParams | None:
-        """Read the parameters of a request behind `length` ids; None where there is no room for another token."""
+        """Read the parameters of a request after `length` ids; None where there is no room for another token."""
         episode = self.episode
         limits, run, chat = episode.context.limits, episode.params, episode.context.chat
         for name in ("temperature", "top_p", "top_k"):
@@ -183,7 +183,7 @@ class ServerManager:
 
 
 def _ends(given: dict[str, object]) -> tuple[list[int], tuple[str, ...], list[int]]:
-    """Take what ends a turn out of sampling parameters: numbers of tokens, texts and ids."""
+    """Take the ends of a turn out of sampling parameters: numbers of tokens, texts and ids."""
     most = [(name, given.pop(name, None)) for name in ("max_tokens", "max_new_tokens")]
     stop = tuple(map(str, _several("stop", given.pop("stop", None))))
     ids = _several("stop_token_ids", given.pop("stop_token_ids", None))
@@ -244,12 +244,12 @@ class AgentLoopBase(ABC):
 
     @classmethod
     def adapted_class(cls) -> type[AgentLoop]:
-        """Return the loop that stands for this class."""
+        """Return the loop that replaces this class."""
         return stand_in(AdaptedLoop, cls)
 
     @classmethod
     def init_class(cls, config: DictConfig, tokenizer: Any, processor: Any = None, **kwargs: Any) -> None:
-        """Set up what all objects of the class share; called with each object that is made."""
+        """Set up the state shared by all objects of the class; called with each object that is made."""
         cls._class_initialized = True
 
     @abstractmethod
@@ -277,11 +277,11 @@ class AgentLoopBase(ABC):
         """
         if images or videos:
             raise ValueError("apply_chat_template: a loop of verl's contract is given no images or videos here")
-        ids = self._render(messages, tools, True)  # not in a thread: what answers at once repeats exactly
+        ids = self._render(messages, tools, True)  # not in a thread: without waiting, the order repeats exactly
         return ids[len(self.system_prompt) :] if remove_system_prompt else ids
 
     async def process_vision_info(self, messages: Sequence[Mapping[str, object]]) -> dict[str, object]:
-        """Return the images and videos of messages: none, as rows with images do not reach such a loop."""
+        """Return the images and videos of messages: always empty, as rows with images do not reach such a loop."""
         return {}
 
     async def process_multi_modal_info(self, messages: Sequence[Mapping[str, object]]) -> dict[str, object]:
@@ -289,7 +289,7 @@ class AgentLoopBase(ABC):
         return {}
 
     def _get_mm_processor_kwargs(self, audio_data: Sequence[object] | None = None) -> dict[str, JSON]:
-        """Return the arguments of a processor: none, as there is no processor."""
+        """Return the arguments of a processor: always empty, as there is no processor."""
         return dict(self.mm_processor_kwargs)
 
     def _assert_mm_supported(self, has_multi_modal: bool) -> None:
@@ -317,7 +317,7 @@ class AgentLoopBase(ABC):
         response_logprobs: list[float] | None = None,
         tools: Sequence[Mapping[str, object]] | None = None,
     ) -> tuple[MergedTokens, list[int], list[float] | None]:
-        """Append what stands in `updated_messages` behind `previous_messages`, and a generation prompt."""
+        """Append the messages in `updated_messages` after `previous_messages`, and a generation prompt."""
         chat = self.server_manager.episode.context.chat
         added = cast(Sequence[Message], updated_messages[len(previous_messages) :])
         new = chat.bridge(runtime_token_ids, added, cast("Sequence[ToolSchema] | None", tools))
@@ -331,7 +331,7 @@ class AgentLoopBase(ABC):
         response_logprobs: list[float] | None = None,
         assistant_logprobs: list[float] | None = None,
     ) -> tuple[MergedTokens, list[int], list[float] | None]:
-        """Append what the policy sampled."""
+        """Append the ids that the policy sampled."""
         return _merged(runtime_token_ids, assistant_token_ids, 1, response_mask, response_logprobs, assistant_logprobs)
 
     def _render(
@@ -446,7 +446,7 @@ class AdaptedLoop(AgentLoop):
                 raise self._error(self._unsampled(episode, place, id, len(prompt), server))
         messages = episode.sample.prompt
         episode.start_ids(prompt, messages, teacher_prompt=await episode.teacher_prompt(messages))
-        episode.inside_turn = True  # the loop's own ids need not be what the template would write
+        episode.inside_turn = True  # the loop's own ids may differ from the template's
         last = await self._append(episode, server, response, mask, origins[len(prompt) :])
         if is_cut or (last is not None and last.kind == "length"):
             return Status.LENGTH
@@ -490,7 +490,7 @@ class AdaptedLoop(AgentLoop):
         )
 
     def _tell(self, episode: Episode, outputs: Sequence[AgentLoopOutput]) -> None:
-        """Keep what scorers are shown, and the loop's own score."""
+        """Keep the fields for scorers, and the loop's own score."""
         trajectory = episode.trajectory
         for output in outputs:
             trajectory.for_scorers.update(output.extra_fields)
@@ -508,9 +508,9 @@ class AdaptedLoop(AgentLoop):
 
 
 def find_origins(ids: Sequence[int], sampled: Sequence[Sampled]) -> list[int | None]:
-    """Find which request sampled each id: [T] indices into `sampled`, None for ids that none sampled at that place.
+    """Find which request sampled each id: [T] indices into `sampled`, None for ids that no request sampled there.
 
-    A request's ids count as far as `ids` begins with its prompt and goes on with what it sampled.
+    A request's ids count as far as `ids` begins with its prompt and continues with its sampled ids.
     """
     origins: list[int | None] = [None] * len(ids)
     for index, one in enumerate(sampled):
@@ -526,7 +526,7 @@ def find_origins(ids: Sequence[int], sampled: Sequence[Sampled]) -> list[int | N
 
 
 def _part(generation: Generation, begin: int, end: int) -> Generation:
-    """Take the ids [begin, end) of a generation; one that is not taken to its end was cut."""
+    """Take the ids [begin, end) of a generation; a generation that is not taken to its end was cut."""
     spans = [
         VersionSpan(span.version, max(span.start, begin) - begin, min(span.end, end) - begin)
         for span in generation.versions

@@ -1,7 +1,7 @@
 """AReaL's names of the keys of asynchronous training, read as ours.
 
-Names and meanings are those of AReaL's `areal/api/cli_args.py`, and of the two keys that its older releases have in the
-place of `actor.rejection_sampling`.
+Names and meanings follow AReaL's `areal/api/cli_args.py`, and the two keys that its older releases have in the place of
+`actor.rejection_sampling`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _proximal(found: Values) -> dict[str, JSON]:
 
 
 def _weights(found: Values) -> dict[str, JSON]:
-    """Weigh tokens by the ratio of the proximal policy to the one that sampled, bounded or rejected as asked."""
+    """Weigh tokens by the ratio of the proximal policy to the policy that sampled, bounded or rejected as asked."""
     own = _rejection(found)
     if own is None:
         return _weighed("token", UNBOUNDED, None, "truncate")
@@ -126,11 +126,11 @@ GROUPS: Mapping[tuple[str, ...], Callable[[Values], dict[str, JSON]]] = {
     ("rollout.max_concurrent_rollouts",): _concurrent,
     CORRECTED: _proximal,
 }
-"""Keys that are read together, and what makes ours of those that are given."""
+"""Keys that are read together, and the function that makes our keys from the given ones."""
 
 
 def read_areal(unknown: Values, values: Values, schema: type[Section]) -> Reading:
-    """Replace AReaL's keys in a training's config by ours; a line for each group of them says what was read as what."""
+    """Replace AReaL's keys in a training's config by ours; a line for each group of keys reports the translation."""
     reading = Reading(strangers=list(unknown))
     for names, make in GROUPS.items():
         found = {name: unknown[name] for name in names if name in unknown}

@@ -15,7 +15,7 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 
 
 def fitting(function: Callable[..., object], offered: Mapping[str, T]) -> dict[str, T]:
-    """Return those of `offered` that the function names as parameters; all of them where it has `**kwargs`."""
+    """Return the entries of `offered` that the function names as parameters; all of them where it has `**kwargs`."""
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return dict(offered)
@@ -24,7 +24,7 @@ def fitting(function: Callable[..., object], offered: Mapping[str, T]) -> dict[s
 
 
 async def call(function: Callable[..., object], /, *arguments: object, **offered: object) -> object:
-    """Call a function with `arguments` and those of `offered` that it takes, and await its answer where that is due."""
+    """Call a function with `arguments` and the entries of `offered` that it takes, and await a coroutine's answer."""
     answer = function(*arguments, **fitting(function, offered))
     return await answer if inspect.isawaitable(answer) else answer
 
@@ -33,7 +33,7 @@ _stand_ins: dict[type, type] = {}
 
 
 def stand_in(adapter: type[T], wrapped: type) -> type[T]:
-    """Make the subclass of `adapter` that stands for `wrapped`, under its name; always the same one."""
+    """Make the subclass of `adapter` that replaces `wrapped`, under its name; always the same class."""
     if wrapped not in _stand_ins:
         names = {"wrapped": wrapped, "__module__": wrapped.__module__, "__qualname__": wrapped.__qualname__}
         _stand_ins[wrapped] = type(wrapped.__name__, (adapter,), {**names, "__doc__": wrapped.__doc__})

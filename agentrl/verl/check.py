@@ -1,4 +1,4 @@
-"""`python -m agentrl.verl check SCRIPT_OR_COMMAND`: what of a launch command is the same here, and what is not.
+"""`python -m agentrl.verl check SCRIPT_OR_COMMAND`: the parts of a command that are the same here, or not.
 
 Nothing is run: of a script, variables are substituted; of the config, keys and types are judged, and no code of the
 user's that it names is imported.
@@ -54,9 +54,9 @@ class Report:
     """The keys of its arguments."""
     translation: Translation
     values: Mapping[str, JSON]
-    """verl's keys and values, those of its arguments."""
+    """verl's keys and values, from its arguments."""
     faults: list[str]
-    """Messages about keys and values that are wrong beside that."""
+    """Messages about further wrong keys and values."""
     missing: list[str]
     """Packages that are not installed on this machine, each with the command that installs it."""
     equivalent: list[str]
@@ -92,7 +92,7 @@ def launch_of(command: Command) -> Launch | None:
 
 
 def judge(launch: Launch) -> Report:
-    """Judge one training command. Raises ConfigError for one that cannot be put together."""
+    """Judge one training command. Raises ConfigError for a command that cannot be put together."""
     if launch.module not in CONFIGS:
         raise ConfigError(
             f"{launch.module} is a recipe's own trainer, which is not part of agentrl; there are "
@@ -170,7 +170,7 @@ def page(report: Report) -> str:
 
 
 def check(arguments: Sequence[str]) -> int:
-    """Print what becomes of the commands of a script, or of one command; return 0 if all of them run here, else 1.
+    """Print the fate of the commands of a script, or of one command; return 0 if all of them run here, else 1.
 
     Raises ConfigError for a script without a training command.
     """

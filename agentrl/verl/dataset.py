@@ -27,15 +27,15 @@ KINDS = {
     "tools_kwargs": Mapping,
     "interaction_kwargs": Mapping,
 }
-"""Fields of a row that are read, beside messages and images."""
+"""Fields of a row that are read, in addition to messages and images."""
 
 
 class RLHFDataset:
     """Base class of a data set, as verl's: rows of parquet and JSON files, in a `datasets.Dataset`, `dataframe`.
 
-    A subclass changes `_read_files_and_tokenize`, `maybe_filter_out_long_prompts`, `_build_messages` or
-    `__getitem__`. Rows whose prompt is too long are left out (or refused) behind it, as data.filter_overlong_prompts
-    says; `processor` is None.
+    A subclass changes `_read_files_and_tokenize`, `maybe_filter_out_long_prompts`, `_build_messages` or `__getitem__`.
+    Rows whose prompt is too long are left out (or refused) after it, as data.filter_overlong_prompts says; `processor`
+    is None.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class RLHFDataset:
 
     @classmethod
     def adapted_class(cls) -> type[AdaptedSamples]:
-        """Return the samples of ours that stand for this class."""
+        """Return our class of samples that replaces this class."""
         return stand_in(AdaptedSamples, cls)
 
     def _download(self, use_origin_parquet: bool = False) -> None:
@@ -80,7 +80,7 @@ class RLHFDataset:
         self.dataframe = self.maybe_filter_out_long_prompts(self.dataframe)
 
     def maybe_filter_out_long_prompts(self, dataframe: Any = None) -> Any:
-        """Return the rows as they are: long prompts are found behind the data set."""
+        """Return the rows as they are: long prompts are found after the data set."""
         return dataframe
 
     def __len__(self) -> int:
@@ -175,7 +175,7 @@ def sample_of(row: Mapping[str, Any], place: str, index: int, image_key: str | N
 
 
 def _without_pictures(messages: object) -> tuple[object, list[object]]:
-    """Put <image> where a message's contents hold a picture; return the pictures in their order beside them."""
+    """Put <image> where a message's contents hold a picture; return the messages, and the pictures in their order."""
     if not isinstance(messages, list):
         return messages, []
     pictures: list[object] = []

@@ -1,10 +1,10 @@
 """verl's dialect: its keys (`keys/`), and the YAML files and classes that its commands and YAML files name.
 
 A YAML file that says `dialect: verl` is written in verl's keys, and has verl's defaults. `dialect: verl-0.2` is the
-dialect of verl's first releases: the same keys, of which their code made something else.
+dialect of verl's first releases: the same keys, with other meanings in their code.
 
-A class of a recipe whose file is there, and finds what it imports, is the user's own, with its imports changed, and is
-loaded as it is. Else, as in a checkout of the recipes, ours stands for it.
+A class of a recipe is the user's own if its file is there and its imports succeed; it is loaded as it is, with its
+imports changed. Otherwise, as in a checkout of the recipes, our class replaces it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ OWN_CODE = (
 
 @dataclass(frozen=True, slots=True)
 class VerlClass:
-    """A class of verl's, and what stands for it."""
+    """A class of verl's, and its replacement."""
 
     ours: str = ""
     """Dotted name; empty where nothing of ours does the same."""
@@ -68,7 +68,7 @@ class VerlClass:
     config: Mapping[str, JSON] = field(default_factory=dict)
     """Further keys of our class."""
     why: str = OWN_CODE
-    """Advice where nothing stands for it."""
+    """Advice for a class without a replacement."""
 
 
 _SANDBOX_TOOL = VerlClass("tools.code_interpreter.CodeInterpreterTool", SANDBOX)
@@ -109,7 +109,7 @@ VERL_CLASSES: dict[str, VerlClass] = {
 def translated(entry: Entry) -> Entry:
     """Return an entry of tools, interactions or loops with our class and keys in place of verl's.
 
-    Any other entry is returned as it is. Raises ConfigError for a class of verl's that nothing stands for.
+    Any other entry is returned as it is. Raises ConfigError for a class of verl's without a replacement.
     """
     key = "_target_" if "_target_" in entry.values else "class_name"
     name = entry.values.get(key)
@@ -144,14 +144,14 @@ def _config(config: Mapping[str, object], known: VerlClass) -> dict[str, object]
 
 
 def _is_users(name: str) -> bool:
-    """Say whether a class of a recipe is in a file that can be imported; verl's own classes never are a user's."""
+    """Check whether a class of a recipe is in a file that can be imported; verl's own classes never are a user's."""
     try:
         if name.startswith("recipe."):
             importlib.import_module(name.rpartition(".")[0])
     except ModuleNotFoundError:
         return False
     except Exception:
-        return True  # what is wrong with it is told where it is loaded
+        return True  # its faults are reported where it is loaded
     return name.startswith("recipe.")
 
 

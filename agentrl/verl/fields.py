@@ -6,7 +6,7 @@ from agentrl.trajectory.sample import Sample
 
 
 def sample_fields(sample: Sample) -> dict[str, object]:
-    """Return what a row of the data set holds, in containers of its own."""
+    """Return the fields of a row of the data set, in containers of its own."""
     return {
         "raw_prompt": [dict(message) for message in sample.prompt],
         "data_source": sample.data_source,

@@ -24,7 +24,7 @@ class BaseInteraction:
 
     @classmethod
     def adapted_class(cls) -> type[Interaction]:
-        """Return the interaction that stands for this class."""
+        """Return the interaction that replaces this class."""
         return stand_in(AdaptedInteraction, cls)
 
     async def start_interaction(self, instance_id: str | None = None, **kwargs: Any) -> str:
@@ -86,7 +86,7 @@ class AdaptedInteraction(Interaction):
 
 
 def _problem(should_end: object, text: object, score: object, extra: object) -> str | None:
-    """Say what is wrong with an answer; None where nothing is."""
+    """Describe the fault of an answer; None where nothing is."""
     if not hasattr(should_end, "__bool__"):
         return f"whether the dialogue ends must be true or false, found {should_end!r:.100}"
     if not isinstance(text, str | None):

@@ -1,4 +1,4 @@
-"""verl's launch modules, and what each starts from here."""
+"""verl's launch modules, each with the command that it starts here."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ OF_FIRST_RELEASES = (
     "trainer.val_generations_to_log_to_wandb",
     "trainer.remove_previous_ckpt_in_save",
 )
-"""Keys that show a command of verl's first releases: the first names of others, and those that are gone."""
+"""Keys that show a command of verl's first releases: the first names of others, and keys that were removed later."""
 OWN_FOLDERS = ("config", "verl/trainer/config")
 """Folders of verl's own YAML files, which are ours here."""
 
@@ -82,9 +82,9 @@ def arguments(argv: Sequence[str], config_name: str) -> list[str]:
 
 
 def is_of_first_releases(words: Sequence[str]) -> bool:
-    """Say whether a command has a key of verl's first releases alone, and none that only later ones have.
+    """Check whether a command has a key of verl's first releases alone, and no key that only later ones have.
 
-    What is added by + shows nothing, as any release takes it.
+    A key added by + shows nothing, as any release takes it.
     """
     given = {word.partition("=")[0]: word.partition("=")[2] for word in words}
     marks = [key for key in OF_FIRST_RELEASES if given.get(key) not in (None, "null")]

@@ -1,4 +1,4 @@
-"""verl's reward managers: those by name that differ from ours, and users' own as managers of ours."""
+"""verl's reward managers: named ones that differ from ours, and users' own as managers of ours."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class DataProtoItem:
 class DataProto:
     """Trajectories as verl's reward managers read them.
 
-    batch: `prompts` [n, P] int64 with zeros before, `responses` and `response_mask` [n, R] int64 with zeros behind,
+    batch: `prompts` [n, P] int64 with zeros before, `responses` and `response_mask` [n, R] int64 with zeros after,
     `input_ids`, `attention_mask` and `position_ids` [n, P + R] int64. non_tensor_batch: numpy object arrays [n].
     """
 
@@ -150,7 +150,7 @@ class DataProto:
     @overload
     def __getitem__(self, index: slice | Iterable[int]) -> DataProto: ...
     def __getitem__(self, index: int | np.integer | slice | Iterable[int]) -> DataProtoItem | DataProto:
-        """Return a row, or a `DataProto` of those that a slice, list or array of indices names."""
+        """Return a row, or a `DataProto` of the rows that a slice, list or array of indices names."""
         if isinstance(index, int | np.integer):
             return self._item(range(len(self))[int(index)])
         rows = list(range(len(self))[index]) if isinstance(index, slice) else [int(one) for one in index]
@@ -238,7 +238,7 @@ class AbstractRewardManager(ABC):
 
     @classmethod
     def adapted_class(cls) -> type[RewardManager]:
-        """Return the reward manager that stands for this class."""
+        """Return the reward manager that replaces this class."""
         return stand_in(AdaptedRewardManager, cls)
 
     @abstractmethod
@@ -261,12 +261,12 @@ class RewardManagerBase(ABC):
 
     @classmethod
     def init_class(cls, config: DictConfig, tokenizer: Any) -> None:
-        """Set up what all objects of the class share."""
+        """Set up the state shared by all objects of the class."""
         cls._class_initialized = True
 
     @classmethod
     def adapted_class(cls) -> type[RewardManager]:
-        """Return the reward manager that stands for this class."""
+        """Return the reward manager that replaces this class."""
         return stand_in(AdaptedRewardLoop, cls)
 
     @abstractmethod
@@ -356,7 +356,7 @@ class _Adapted(GroupRewardManager):
         }
 
     def _compute_score(self, loop: asyncio.AbstractEventLoop) -> Callable[..., object]:
-        """Return the user's own function, or one that asks the scorers by data source from another thread."""
+        """Return the user's own function, or a function that asks the scorers by data source from another thread."""
         if self.custom.path is not None:
             own, kwargs = load_function(self.custom.path, self.custom.name), self.custom.reward_kwargs
 
@@ -380,7 +380,7 @@ class _Adapted(GroupRewardManager):
 
 
 class AdaptedRewardManager(_Adapted):
-    """A reward manager of ours around one that is called with a DataProto."""
+    """A reward manager of ours around a manager that is called with a DataProto."""
 
     wrapped: ClassVar[type[AbstractRewardManager]]
 

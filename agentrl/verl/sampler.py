@@ -45,16 +45,16 @@ class AbstractSampler(ABC):
 
     @classmethod
     def adapted_class(cls) -> type[Sampler]:
-        """Return the sampler that stands for this class."""
+        """Return the sampler that replaces this class."""
         return stand_in(AdaptedSampler, cls)
 
     @abstractmethod
     def __iter__(self) -> Iterator[int]:
-        """Begin an epoch; behind `load_state_dict`, where a class has it, go on with the rest of one."""
+        """Begin an epoch; after `load_state_dict`, where a class has it, continue with the rest of one."""
 
 
 class AbstractCurriculumSampler(AbstractSampler):
-    """Base class of a sampler that is told of each step's trajectories.
+    """Base class of a sampler that receives each step's trajectories.
 
     A run resumes exactly where it has `state_dict` (JSON values) and `load_state_dict`, and is refused otherwise.
     """
@@ -84,7 +84,7 @@ class AdaptedSampler(Sampler):
         self._iterator = iter(self.inner)
 
     def next_batch(self) -> Sequence[int]:
-        """Take the next rows; what is left of an epoch when it is less than a batch is dropped."""
+        """Take the next rows; the rest of an epoch, smaller than a batch, is dropped."""
         batch = self._drawn()
         if len(batch) < self.batch_size:
             self._iterator = iter(self.inner)

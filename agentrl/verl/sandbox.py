@@ -14,7 +14,7 @@ from agentrl.verl.calling import waited
 from agentrl.verl.tools import BaseTool, OpenAIFunctionToolSchema, ToolResponse
 
 FOR_THE_QUEUE = 60.0
-"""Seconds that a request has beside its program's."""
+"""Seconds that a request has in addition to its program's."""
 NO_OUTPUT = "no stdout here"
 """Answer for a program that was stopped, in verl's words, which its users' policies know."""
 SCHEMA = {
@@ -38,7 +38,7 @@ class _Execute:
         self._places = asyncio.Semaphore(most)
 
     async def remote(self, function: Callable[..., object], *arguments: object, **named: object) -> object:
-        """Run a function in a thread, with at most `num_workers` at once; return or raise what it does."""
+        """Run a function in a thread, with at most `num_workers` at once; return its result or raise its error."""
         async with self._places:
             return await asyncio.to_thread(function, *arguments, **named)
 

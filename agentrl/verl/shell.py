@@ -1,6 +1,6 @@
 """Reading launch scripts without running them: variables are substituted, nothing is executed.
 
-What a script would compute (`$(...)`, variables from outside, values set under a condition) is unknown.
+A value that a script would compute (`$(...)`, variables from outside, values set under a condition) is unknown.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 UNKNOWN = "\x00"
-"""Stands in a text for what is not known before the script runs."""
+"""Replaces, in a text, a part that is unknown before the script runs."""
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
 _DOCUMENT = re.compile(r"\s*(['\"]?)(\w+)\1")
@@ -44,11 +44,11 @@ class Token(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A simple command with its variables substituted; `UNKNOWN` stands in words for what is not known."""
+    """A simple command with its variables substituted; `UNKNOWN` replaces unknown parts of words."""
 
     words: list[str]
     written: list[str]
-    """The words as they are written, those of arrays in full; as many as `words`."""
+    """The words as they are written, words of arrays in full; as many as `words`."""
     line: int
 
 
@@ -59,8 +59,11 @@ class Variables:
     values: dict[str, list[str]] = field(default_factory=lambda: {"HOME": [str(Path.home())], "PWD": [str(Path.cwd())]})
 
     def set(self, name: str, value: list[str], *, appends: bool, is_certain: bool) -> None:
-        """Assign a value; what is set under a condition is known only where it changes nothing, and what is appended
-        to an array under one is an unknown word more."""
+        """Assign a value.
+
+        A value set under a condition is known only where it changes nothing; a value appended to an array under a
+        condition is one more unknown word.
+        """
         old = self.values.get(name)
         if appends:
             is_text = len(value) == 1 and old is not None and len(old) == 1
@@ -72,7 +75,7 @@ class Variables:
 
 
 def commands(text: str) -> list[Command]:
-    """List the simple commands of a script, in the order in which they stand."""
+    """List the simple commands of a script, in their order."""
     variables, found, depth = Variables(), [], 0
     for tokens in _simple_commands(list(_tokens(text))):
         words = [token.text for token in tokens]
@@ -170,7 +173,7 @@ def _tokens(text: str) -> Iterator[Token]:
 
 
 def _is_word(word: str, char: str) -> bool:
-    """Say whether `word` is one before `char`: a number before a redirection is a file's."""
+    """Check whether `word` is one before `char`: a number before a redirection is a file's."""
     return bool(word) and not (word.isdigit() and char in "<>")
 
 
@@ -191,7 +194,7 @@ def _operator(text: str, position: int) -> str:
 
 
 def _part(text: str, position: int) -> int:
-    """Find the end of what begins at a position: a quotation, a substitution, or one character."""
+    """Find the end of the item at a position: a quotation, a substitution, or one character."""
     char, following = text[position], text[position + 1 : position + 2]
     if char == "\\":
         return position + 2
@@ -266,7 +269,7 @@ def _home(word: str, variables: Variables) -> tuple[str | None, int]:
 
 
 def _items(piece: str, variables: Variables) -> list[str]:
-    """Return the items of an array in quotes, or of the script's arguments, of which there are none."""
+    """Return the items of an array in quotes, or of the script's arguments, which are empty."""
     name = re.sub(r"\W|\[@\]", "", piece)
     return variables.values.get(name, [UNKNOWN]) if name else []
 
@@ -302,7 +305,7 @@ def _unquoted(piece: str, variables: Variables) -> str:
 
 
 def _value(piece: str, variables: Variables) -> str:
-    """Return the value of a substitution; `UNKNOWN` for what would have to be run, or comes from outside."""
+    """Return the value of a substitution; `UNKNOWN` for a command, or for a value from outside."""
     if piece == "$":
         return piece
     if piece.startswith("$((") and piece.endswith("))"):

@@ -1,7 +1,7 @@
 """verl's loop of tool calls and user turns as states, for files that change a part of it.
 
 The states are verl's: a prompt is rendered, an answer sampled and parsed, its calls run, the interaction asked. Calls
-go through the run's tools, with their limits, deadlines and records, whichever method a subclass changes.
+go through the run's tools, with their limits, deadlines and records, in any method that a subclass changes.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class RunsInteraction:
     async def generate_response(
         self, instance_id: str, messages: list[Message], **kwargs: object
     ) -> tuple[bool, str, float, Mapping[str, object]]:
-        """Ask the interaction. Raises ValueError for one that writes the history anew."""
+        """Ask the interaction. Raises ValueError for an interaction that rewrites the history."""
         assert self._dialogue.interaction is not None
         session = self._dialogue.episode.session
         answer = await ask(self._dialogue.interaction, "generate_response", session, list(messages))
@@ -112,7 +112,7 @@ class ToolAgentLoop(AgentLoopBase):
 
     @classmethod
     def adapted_class(cls) -> type[AgentLoop]:
-        """Return the loop that stands for this class."""
+        """Return the loop that replaces this class."""
         return stand_in(AdaptedToolLoop, cls)
 
     async def run(self, sampling_params: dict[str, JSON], **kwargs: Any) -> AgentLoopOutput:
@@ -183,7 +183,7 @@ class ToolAgentLoop(AgentLoopBase):
         return AgentState.TERMINATED if agent_data.interaction is None else AgentState.INTERACTING
 
     def _is_over(self, data: AgentData, ignore_length: bool) -> bool:
-        """Say whether a limit ends the trajectory behind an answer."""
+        """Check whether a limit ends the trajectory after an answer."""
         if not ignore_length and len(data.response_mask) >= self.response_length:
             return True
         if self.max_assistant_turns and data.assistant_turns >= self.max_assistant_turns:
@@ -191,7 +191,7 @@ class ToolAgentLoop(AgentLoopBase):
         return bool(self.max_user_turns) and data.user_turns >= (self.max_user_turns or 0)
 
     async def _handle_processing_tools_state(self, agent_data: AgentData) -> AgentState:
-        """Run the calls of the last answer at the same time, and append what they answer."""
+        """Run the calls of the last answer at the same time, and append their answers."""
         begun = time.perf_counter()
         calls = agent_data.tool_calls[: self.max_parallel_calls]
         answers = await asyncio.gather(*(self._answered(one, agent_data) for one in calls))
@@ -222,7 +222,7 @@ class ToolAgentLoop(AgentLoopBase):
         return await tool.execute(instance_id, arguments, agent_data=agent_data)
 
     async def _handle_interacting_state(self, agent_data: AgentData) -> AgentState:
-        """Ask the interaction, and append what it says."""
+        """Ask the interaction, and append its answer."""
         given = {name: value for name, value in agent_data.interaction_kwargs.items() if name != "name"}
         should_end, text, score, _ = await agent_data.interaction.generate_response(
             agent_data.request_id, agent_data.messages, **given
@@ -236,7 +236,7 @@ class ToolAgentLoop(AgentLoopBase):
         return AgentState.TERMINATED if is_over else AgentState.GENERATING
 
     def _append(self, data: AgentData, messages: list[Message]) -> bool:
-        """Append what stands for messages, and a generation prompt. Returns False where the response is full."""
+        """Append the tokens of messages, and a generation prompt. Returns False where the response is full."""
         chat = self.server_manager.episode.context.chat
         new = chat.bridge(data.prompt_ids, messages, self.tool_schemas or None)
         if len(data.response_mask) + len(new) >= self.response_length:

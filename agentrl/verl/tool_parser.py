@@ -31,7 +31,7 @@ class ToolParser(ABC):
 
     @property
     def stop_token_ids(self) -> list[int]:
-        """Tokens that end a turn beside the template's own."""
+        """Tokens that end a turn, in addition to the template's own."""
         return []
 
     @abstractmethod
@@ -67,12 +67,12 @@ class ToolParser(ABC):
 
     @classmethod
     def adapted_class(cls) -> type[ParserFormat]:
-        """Return the chat format that stands for this class."""
+        """Return the chat format that replaces this class."""
         return stand_in(ParserFormat, cls)
 
 
 class ParserFormat(TemplateFormat):
-    """The tokenizer's own template, behind which a `ToolParser` of a user's reads calls."""
+    """The tokenizer's own template, with calls read by a user's `ToolParser`."""
 
     wrapped: type[ToolParser]
     writes_calls = False
@@ -84,7 +84,7 @@ class ParserFormat(TemplateFormat):
         self.stop_token_ids = tuple(dict.fromkeys([*self.stop_token_ids, *self._calls_of.stop_token_ids]))
 
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None) -> AssistantMessage:
-        """See `Format.parse`. What the parser raises is an error of the user's code."""
+        """See `Format.parse`. An exception of the parser is an error of the user's code."""
         parser = self._calls_of
         found = waited(call(parser.extract_tool_calls, list(ids), tools=None if tools is None else list(tools)))
         if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], str)):

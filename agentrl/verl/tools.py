@@ -23,7 +23,7 @@ from agentrl.verl.calling import call, fitting, stand_in
 
 
 class _Schema(BaseModel):
-    """Part of an OpenAI schema; what JSON schema has beside the declared fields (`items`, `minimum`) is kept."""
+    """Part of an OpenAI schema; fields of JSON schema outside the declared ones (`items`, `minimum`) are kept."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -110,23 +110,23 @@ class ToolResponse(BaseModel):
         return value
 
     def is_empty(self) -> bool:
-        """Say whether it has neither text nor image nor video."""
+        """Check whether it has no text, no image and no video."""
         return not (self.text or self.image or self.video)
 
     def is_text_only(self) -> bool:
-        """Say whether it has text and nothing else."""
+        """Check whether it has text and nothing else."""
         return bool(self.text) and not (self.image or self.video)
 
 
 class BaseTool:
     """Base class of a tool, as verl's: `create`, `execute`, `release` for each call of the policy.
 
-    Name the class in the tools' YAML (`class_name`). Its rewards are rewards of the turn that called it, and its
+    Name the class in the tools' YAML (`class_name`). Its rewards count as rewards of the turn that called it. Its
     `calc_reward` is for its own use: as in verl, nothing else calls it.
     """
 
     def __init__(self, config: dict[str, JSON], tool_schema: OpenAIFunctionToolSchema | None) -> None:
-        """Take the YAML's config and schema. Raises TypeError where neither it nor the class has a schema."""
+        """Take the YAML's config and schema. Raises TypeError where both the YAML and the class lack a schema."""
         self.config = config
         self.tool_schema: OpenAIFunctionToolSchema | None = tool_schema
         self.tool_schema = tool_schema or self.get_openai_tool_schema()
@@ -136,7 +136,7 @@ class BaseTool:
 
     @classmethod
     def adapted_class(cls) -> type[Tool]:
-        """Return the tool that stands for this class."""
+        """Return the tool that replaces this class."""
         return stand_in(AdaptedTool, cls)
 
     def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema | None:
@@ -150,7 +150,7 @@ class BaseTool:
     async def execute(
         self, instance_id: str, parameters: dict[str, JSON], **kwargs: Any
     ) -> tuple[ToolResponse, float, Mapping[str, object]]:
-        """Answer a call: what the policy is shown, a reward or None, and metrics."""
+        """Answer a call: the text for the policy, a reward or None, and metrics."""
         raise NotImplementedError(f"{type(self).__name__}.execute")
 
     async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
@@ -170,7 +170,7 @@ class FunctionCall(BaseModel):
 
 @dataclass
 class AgentData:
-    """A trajectory so far: the state of a `ToolAgentLoop`, and what tools see of any loop (`agent_data` of `execute`).
+    """A trajectory so far: the state of a `ToolAgentLoop`, and the tools' view of any loop (`agent_data` of `execute`).
 
     All but `extra_fields` are copies where another loop runs.
     """
@@ -195,7 +195,7 @@ class AgentData:
     response_ids: list[int] = field(default_factory=list)
     """Tokens of the last assistant turn."""
     response_mask: list[int] = field(default_factory=list)
-    """Mask of the tokens behind the first prompt: 1 where the policy sampled it."""
+    """Mask of the tokens after the first prompt: 1 where the policy sampled it."""
     response_logprobs: list[float] = field(default_factory=list)
     turn_scores: list[float] = field(default_factory=list)
     tool_rewards: list[float] = field(default_factory=list)
@@ -204,7 +204,7 @@ class AgentData:
     tool_calls: list[FunctionCall] = field(default_factory=list)
     """Calls of the last assistant turn."""
     extra_fields: dict[str, object] = field(default_factory=dict)
-    """Whatever tools keep here is seen by later calls of the trajectory, and by scorers in `extra_info`."""
+    """Values that tools keep here are seen by later calls of the trajectory, and by scorers in `extra_info`."""
 
     @staticmethod
     def of(episode: Episode) -> AgentData:
@@ -237,7 +237,7 @@ class AdaptedTool(Tool):
     wrapped: ClassVar[type[BaseTool]]
 
     def __init__(self, config: dict[str, JSON] | None = None, schema: ToolSchema | None = None) -> None:
-        """Make the user's tool. Raises what its constructor raises."""
+        """Make the user's tool. Raises the errors of its constructor."""
         given = None if schema is None else OpenAIFunctionToolSchema.model_validate(schema)
         self.inner = self.wrapped(dict(config or {}), given)
         own = self.inner.tool_schema
@@ -256,7 +256,7 @@ class AdaptedTool(Tool):
         return self.inner.execute
 
     async def create(self, instance_id: str, **create_kwargs: JSON) -> None:
-        """Keep what each call's own `create` is given."""
+        """Keep the arguments of each call's own `create`."""
         self._create_kwargs[instance_id] = create_kwargs
 
     async def release(self, instance_id: str) -> None:

@@ -1,1 +1,1 @@
-"""A local web viewer of what runs recorded: `python -m agentrl.view runs/x`."""
+"""A local web viewer of recorded runs: `python -m agentrl.view runs/x`."""

@@ -90,12 +90,12 @@ def serve(options: argparse.Namespace) -> None:
 
 
 def names_of(host: str) -> set[str]:
-    """Names by which the viewer may be opened: those of this machine where other machines reach it, and --host."""
+    """Names by which the viewer may be opened: this machine's names where other machines reach it, and --host."""
     return {host} if is_loopback(host) else {host, socket.gethostname(), socket.getfqdn()}
 
 
 def may_replay(options: argparse.Namespace) -> bool:
-    """Tell whether pages may start replays: by default where the address is this machine's alone."""
+    """Check whether pages may start replays: by default where the address is this machine's alone."""
     return is_loopback(options.host) if options.replay is None else bool(options.replay)
 
 

@@ -1,8 +1,8 @@
 """The process that answers questions with DuckDB: see `agentrl.view.questions`, whose child it is.
 
 DuckDB reads, of each file, only the columns that a question needs. It runs in memory, cannot open files or load
-extensions, and its regular expressions are RE2's, which take linear time. A question is interrupted at its time limit;
-where a function looks at no interrupt, or takes memory beside DuckDB's own, the process is ended
+extensions, and its regular expressions are RE2's, which take linear time. A question is interrupted at its time limit.
+Where a function ignores interrupts, or takes memory outside DuckDB's own, the process is ended
 (`agentrl.view.children`).
 """
 
@@ -55,7 +55,7 @@ class _TooLong(Exception):
 
 
 def answer(request: Said) -> Iterator[Mapping[str, object]]:
-    """Yield a line that the question has a meaning, and one for each part; or what is wrong with it."""
+    """Yield a line that the question has a meaning, and a line for each part; or a line that names its fault."""
     folder, parts = Folder(str(request["folder"])), TypeAdapter(list[Part]).validate_python(request["parts"])
     try:
         if "row" in request:
@@ -118,7 +118,7 @@ def _update_columns() -> list[str]:
 
 @contextmanager
 def _database() -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open a database in memory that can reach nothing but what is registered in it."""
+    """Open a database in memory that can reach only the tables registered in it."""
     with duckdb.connect(":memory:") as database:
         for setting in SETTINGS:
             database.execute(f"set {setting}")
@@ -144,7 +144,7 @@ def _ask_part(
     begun = time.monotonic()
     try:
         if conditions and question.limit < MOST_ROWS:
-            # Which rows they are takes the columns of the conditions alone: most files have none of them.
+            # Finding these rows takes the columns of the conditions alone: most files have no such row.
             few = _view(columns, values, question, [name for name in COLUMNS if name in question.words])
             found = _execute(database, f"select row from ({few}) {conditions} {last}", question, parameters, seconds)
             rows = found["row"].to_pylist()
@@ -208,14 +208,14 @@ def _view(
 
 
 def _derived(question: Question, of_all: Collection[str]) -> list[str]:
-    """SQL of what is made of a row, and of its group where that is asked for."""
+    """SQL of the columns derived from a row, and from its group where the question asks for it."""
     found = [f'{sql} as "{name}"' for name, (sql, _) in COLUMNS.items() if name in of_all]
     found += [f"{sql} as {name}" for name, (sql, _) in OF_THE_GROUP.items() if name in question.words]
     return [*found, f"{PROMPT} as prompt"] if question.prompt else found
 
 
 def _with_update(base: str, columns: Sequence[str]) -> str:
-    """SQL of a table with `columns` of the update's file beside its own, by uid and, of equal ones, by order."""
+    """SQL of a table with `columns` of the update's file next to its own, by uid and, of equal ones, by order."""
     numbers = "".join(f', u."{name}"' for name in columns)
     nth = "row_number() over (partition by uid order by {}) as nth"
     places = "select *, row_number() over () as place from raw_update"

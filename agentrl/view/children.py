@@ -1,7 +1,7 @@
-"""Child processes that answer requests, each of which the kernel ends when a request takes too much time or memory.
+"""Child processes that answer requests; the kernel ends a child when a request takes too much time or memory.
 
-Both sides write lines of JSON. A child lives on from request to request, as starting one takes a second; one that was
-ended is replaced by the next request. Whatever holds a child up, its own clock ends it: it needs nobody for that.
+Both sides write lines of JSON. A child serves many requests, as starting one takes a second; an ended child is replaced
+by the next request. A child that hangs is ended by its own clock, without help from outside.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Ended(Exception):
 
     def __init__(self, status: int) -> None:
         self.is_late = status == -signal.SIGALRM
-        """The time was over; else it was the memory, as a rule."""
+        """The time was over; otherwise it was the memory, as a rule."""
         super().__init__(f"the process ended with status {status}")
 
 
@@ -57,7 +57,7 @@ class Children:
         self._idle.append(self._start())
 
     def ask(self, request: Mapping[str, object], seconds: float) -> Iterator[Said]:
-        """Yield what a child says to a request. Raises Ended, and UserError where no child is free for too long."""
+        """Yield a child's answers to a request. Raises Ended, and UserError where no child is free for too long."""
         if not self._places.acquire(timeout=seconds):
             raise UserError(f"{MOST} questions are being answered: wait for one of them, and ask again")
         child = None
@@ -117,7 +117,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def answer_all(answer: Answering) -> None:
-    """Answer requests in a child process until there are no more, or one takes too much; what it yields is sent."""
+    """Answer requests in a child process until there are no more, or one takes too much; yielded lines are sent."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process, wherever it is
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGALRM,))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

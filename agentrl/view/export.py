@@ -27,7 +27,7 @@ from agentrl.view.viewer import Place, Viewer
 
 PAGES = Path(__file__).resolve().parent / "pages"
 SCRIPTS = ("dom", "api", "charts", "ribbon", "tables", "parts", "replay", "pages", "app")
-"""Modules of the pages, each of which imports only from those before it."""
+"""Modules of the pages; each imports only from modules before it."""
 MOST = 512
 """Trajectories that are written into one file."""
 BY_ROLE = {"system": "prompts", "user": "prompts", "prompt": "prompts", "assistant": "responses", "tool": "answers"}
@@ -51,7 +51,7 @@ class Hidden:
 
     @staticmethod
     def of(leave_out: Collection[str], mask: Collection[str]) -> Hidden:
-        """Check the names. Raises DataError for one that is none."""
+        """Check the names. Raises DataError for an unknown name."""
         for name in leave_out:
             if name not in COLUMNS:
                 raise DataError(f"leave_out={name}: want one of {', '.join(COLUMNS)}")
@@ -69,7 +69,7 @@ class Hidden:
         return (self.left_out | self.masked) & frozenset(TEXTS)
 
     def text(self, column: str, text: object) -> object:
-        """Return what is shown in a text's place."""
+        """Return the replacement of a text."""
         if column in self.left_out:
             return None
         if column in self.masked and isinstance(text, str):
@@ -79,14 +79,14 @@ class Hidden:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """Choice of trajectories, and of what is not shown of them."""
+    """Choice of trajectories, and of the parts that are hidden."""
 
     places: Sequence[Place]
     hidden: Hidden = field(default_factory=Hidden)
 
 
 def exported(viewer: Viewer, export: Export) -> str:
-    """Write the file's text. Raises DataError for a place that is none, and for too many."""
+    """Write the file's text. Raises DataError for an invalid place, and for too many."""
     places = list(dict.fromkeys(export.places))
     if not 0 < len(places) <= MOST:
         raise DataError(f"want 1 to {MOST} trajectories in one file, not {len(places)}")
@@ -115,7 +115,7 @@ def exported(viewer: Viewer, export: Export) -> str:
 
 
 def overview(viewer: Viewer, numbers: Collection[int], steps: Collection[tuple[int, str, int]]) -> Record:
-    """Return the overview without what is not in the file: paths, numbers of other steps, configs."""
+    """Return the overview without the parts that the file lacks: paths, numbers of other steps, configs."""
     whole = viewer.overview()
     runs = []
     for run in cast(list[Record], whole["runs"]):
@@ -132,7 +132,7 @@ def overview(viewer: Viewer, numbers: Collection[int], steps: Collection[tuple[i
 
 
 def hide(record: Record, hidden: Hidden) -> None:
-    """Take what is hidden out of a trajectory, and round its tokens' numbers."""
+    """Remove the hidden parts from a trajectory, and round its tokens' numbers."""
     hide_row(record, hidden)
     for message in cast(list[Record], record["messages"] or []):
         column = BY_ROLE.get(str(message["role"]), "prompts")
@@ -156,7 +156,7 @@ def hide(record: Record, hidden: Hidden) -> None:
 
 
 def _hide_turn(turn: Record, hidden: Hidden) -> None:
-    """Take what is hidden out of a turn and its calls."""
+    """Remove the hidden parts from a turn and its calls."""
     calls = cast(list[Record], turn["calls"])
     turn["text"] = hidden.text(BY_ROLE.get(str(turn["role"]), "prompts"), turn["text"])
     for call in calls:
@@ -170,7 +170,7 @@ def _hide_turn(turn: Record, hidden: Hidden) -> None:
 
 
 def _hidden_ids(window: Record, turns: Sequence[Record], hidden: Hidden) -> npt.NDArray[np.int32]:
-    """Ids of a context window, -1 in the place of those whose texts are hidden."""
+    """Ids of a context window, -1 in the place of tokens whose texts are hidden."""
     ids = np.array(window["ids"], np.int32)
     if "ids" in hidden.left_out:
         return np.full_like(ids, -1)
@@ -190,7 +190,7 @@ def _rounded(numbers: npt.NDArray[np.float32]) -> list[float | None]:
 
 
 def hide_row(row: Record, hidden: Hidden) -> Record:
-    """Take what is hidden out of the row of a table, in place, and return it."""
+    """Remove the hidden parts from the row of a table, in place, and return it."""
     for column, name in (("uids", "uid"), ("sources", "data_source"), ("failures", "failure")):
         row[name] = hidden.text(column, row.get(name))
     if "responses" in hidden.texts and "tools" in row:
@@ -211,7 +211,7 @@ def hide_row(row: Record, hidden: Hidden) -> Record:
 
 
 def hide_side(side: Record, hidden: Hidden) -> Record:
-    """Take what is hidden out of trajectories side by side."""
+    """Remove the hidden parts from trajectories side by side."""
     for piece in _pieces(side):
         kind = str(piece["kind"])
         column = "responses" if kind in ("policy", "assistant") else BY_ROLE.get(kind, "prompts")
@@ -260,7 +260,10 @@ def _hash(text: str) -> str:
 
 
 def chosen(viewer: Viewer, number: int, where: str, steps: Sequence[int], limit: int) -> list[Place]:
-    """Choose trajectories of a run by a condition and by steps, the newest first. Raises DataError where none is."""
+    """Choose trajectories of a run by a condition and by steps, the newest first.
+
+    Raises DataError where no trajectory matches.
+    """
     found = list[Place]()
     asked: Sequence[int | None] = steps or [None]
     for step in asked:

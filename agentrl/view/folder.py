@@ -18,7 +18,7 @@ MOST_BYTES = 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Size and time of a file's last change, by which another file at its place is told."""
+    """Size and time of a file's last change; they reveal another file at its place."""
 
     size: int
     changed: str
@@ -46,18 +46,18 @@ class Folder:
         return str(self._root)
 
     def exists(self) -> bool:
-        """Tell whether anything is at the address. Raises DataError when the store does not answer."""
+        """Check whether anything is at the address. Raises DataError when the store does not answer."""
         try:
             return bool(self._fs.exists(self._root))
         except Exception as error:
             raise DataError(f"{self.url} cannot be read: {type(error).__name__}: {first_line(error)}") from error
 
     def is_file(self) -> bool:
-        """Tell whether the address itself is a file."""
+        """Check whether the address itself is a file."""
         return bool(self._fs.isfile(self._root))
 
     def files(self, below: str = "") -> dict[str, Stamp]:
-        """List the files right below the folder by name; none where there is no such folder."""
+        """List the files right below the folder by name; empty where there is no such folder."""
         self._fs.invalidate_cache()
         try:
             entries = self._fs.ls(self.at(below), detail=True)
@@ -82,7 +82,7 @@ class Folder:
         return {str(one["name"]).rstrip("/").rpartition("/")[2] for one in entries if one["type"] == "directory"}
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> bytes | None:
-        """Read bytes [start, end) of a file; None where there is none. Raises DataError for too many."""
+        """Read bytes [start, end) of a file; None where there is no such file. Raises DataError for too many."""
         try:
             size = int(self._fs.size(self.at(name)) or 0)
             size = size if end is None else min(size, end)
@@ -95,7 +95,7 @@ class Folder:
             raise DataError(f"{self.url}/{name} cannot be read: {first_line(error)}") from error
 
     def parquet(self, name: str) -> pq.ParquetFile:
-        """Open a parquet file. Raises DataError when it is none."""
+        """Open a parquet file. Raises DataError for another file."""
         try:
             if self.is_local:
                 return pq.ParquetFile(self.at(name), pre_buffer=False)
@@ -104,14 +104,14 @@ class Folder:
             raise self.damaged(name, error) from error
 
     def dataset(self, name: str) -> ds.Dataset:
-        """Open a parquet file such that only the columns and rows asked for are read. Raises DataError."""
+        """Open a parquet file such that only the requested columns and rows are read. Raises DataError."""
         try:
             return ds.dataset(self.at(name), format="parquet", filesystem=None if self.is_local else self._fs)
         except (pa.ArrowException, OSError) as error:
             raise self.damaged(name, error) from error
 
     def damaged(self, name: str, error: Exception) -> DataError:
-        """Say in words that a parquet file cannot be read."""
+        """Write the error for a parquet file that cannot be read."""
         return DataError(
             f"{self.url}/{name}: want a parquet file, but it cannot be read as one ({first_line(error)}). It was "
             "damaged or cut after it was written: copy it again, or remove it"

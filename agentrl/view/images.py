@@ -1,4 +1,4 @@
-"""Files of recorded images as data addresses: of formats that show pixels and nothing else, and of bounded size."""
+"""Files of recorded images as data addresses: of formats that show only pixels, and of bounded size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORMATS = (
     (re.compile(rb"RIFF....WEBP", re.DOTALL), "webp"),
     (re.compile(rb"BM"), "bmp"),
 )
-"""Beginnings of files, and what browsers call them."""
+"""Beginnings of files, with the browsers' names of the formats."""
 DIGEST = re.compile(r"[0-9a-f]{8,128}")
 MOST_BYTES = 1 << 23
 MOST_OF_ALL = 1 << 25
@@ -40,7 +40,7 @@ def pictures(folder: Folder, digests: Iterable[str]) -> dict[str, str]:
 
 
 def kind_of(data: bytes) -> str | None:
-    """Return the name of an image's format; None for what is none, or holds more pixels than are decoded anywhere."""
+    """Return the name of an image's format; None for other data, and for too many pixels to decode."""
     kind = next((name for beginning, name in FORMATS if beginning.match(data)), None)
     try:
         Picture(data)

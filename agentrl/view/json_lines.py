@@ -9,7 +9,7 @@ from agentrl.view.folder import Folder
 
 
 class JsonLines:
-    """Objects of a file that grows by whole lines; one that shrank is read anew."""
+    """Objects of a file that grows by whole lines; a file that shrank is read again."""
 
     def __init__(self, folder: Folder, name: str) -> None:
         self._folder, self._name = folder, name
@@ -20,7 +20,7 @@ class JsonLines:
         """Lines that are no JSON object."""
 
     def refresh(self, size: int | None) -> bool:
-        """Read what was added to the file, `size` bytes long now (None: there is none); tell whether it changed."""
+        """Read the lines added to the file, now of `size` bytes (None: there is no file); return whether it changed."""
         if size is None or size == self._end:
             return False
         if size < self._end or not self._continues():
@@ -42,5 +42,5 @@ class JsonLines:
         return bool(whole)
 
     def _continues(self) -> bool:
-        """Tell whether the file still begins as it did: a run begun anew writes another."""
+        """Check whether the file still begins as it did: a restarted run writes another."""
         return not self._head or self._folder.read(self._name, 0, len(self._head)) == self._head

@@ -1,7 +1,7 @@
 """Files of trajectories in a run, found by their names alone, and how each is read.
 
-Four kinds: what a run records in `trajectories/`; lines of JSON as verl dumps them, and as `trainer.rollout_data_dir`
-writes them; what `agentrl.generate` writes, a part for each row group; and its parts while it goes on.
+Four kinds: records of a run in `trajectories/`; lines of JSON as verl dumps them, and as `trainer.rollout_data_dir`
+writes them; output of `agentrl.generate`, a part for each row group; and its parts while it runs.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ class Part:
     """Parts of one set and step are shown together: `train`, `val_sampled`, `generate`."""
     step: int
     batch: str
-    """A further generation batch of the step, `_001`: its groups are numbered anew."""
+    """A further generation batch of the step, `_001`: its groups are numbered from 0 again."""
     file: str
     """Place below the folder."""
     stamp: Stamp
     row_group: int | None = None
     """Number of a row group of a file that `agentrl.generate` wrote."""
     update: str | None = None
-    """Place below the folder of the file with what the update computed for each token."""
+    """Place, below the folder, of the file with the update's values for each token."""
 
 
 def recorded(files: Mapping[str, Stamp], below: str = "", updates: Mapping[str, str] | None = None) -> list[Part]:
     """Find the parts that a run recorded, from the names of its files of trajectories.
 
-    below: where they lie. updates: places of the files of updates, by their names.
+    below: their folder. updates: places of the files of updates, by their names.
     """
     found = list[Part]()
     for file, stamp in files.items():
@@ -69,7 +69,10 @@ def dumped(files: Mapping[str, Stamp]) -> list[Part]:
 
 
 def generated(folder: Folder, files: Mapping[str, Stamp]) -> list[Part]:
-    """Find the row groups of parquet files with a column `responses`. Raises DataError for what is no such file."""
+    """Find the row groups of parquet files with a column `responses`.
+
+    Raises DataError for a file without that column.
+    """
     found = list[Part]()
     for name, stamp in sorted(files.items()):
         file = folder.parquet(name)
@@ -172,7 +175,7 @@ def _row(
 
 
 def _responses(table: pa.Table, step: int) -> Iterator[Row]:
-    """Yield rows of SCHEMA, one a response, from what `agentrl.generate` wrote."""
+    """Yield rows of SCHEMA, one a response, from a file of `agentrl.generate`."""
     for number, row in enumerate(table.to_pylist(maps_as_pydicts="lossy")):
         records = row.get("trajectories")
         if isinstance(records, list):

@@ -1,7 +1,7 @@
 """Questions to a run's trajectories: SQL conditions, texts and regular expressions, a file at a time.
 
-A child process answers (`agentrl.view.answers`), which the kernel bounds in time and memory. This side says what can be
-asked, and collects what is found.
+A child process answers (`agentrl.view.answers`), which the kernel bounds in time and memory. This side defines the
+questions, and collects the results.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agentrl.view.parts import Part
 from agentrl.view.run import Run
 
 SECONDS = 20.0
-"""Time limit of a question; what was found until then is shown, and said to be a part."""
+"""Time limit of a question; results until then are shown, and marked as a part."""
 MOST_ROWS = 5000
 MOST_CHARACTERS = 2000
 """Longest text of a question. DuckDB's parser takes time and memory by the square of a condition's open brackets:
@@ -68,7 +68,8 @@ COLUMNS: Mapping[str, tuple[str, str]] = {
     "seconds": ("map_extract(metrics, 'generate_seconds')[1]", "time that generating took"),
     "version": ("list_min(list_transform(flatten(versions), lambda s: s.version))", "oldest weights that sampled it"),
 }
-"""SQL and meaning of the columns of a table of trajectories. Beside them a condition may use those of the file."""
+"""SQL and meaning of the columns of a table of trajectories. In addition, a condition may use the columns of the file.
+"""
 OF_THE_GROUP: Mapping[str, tuple[str, str]] = {
     "equal_group": (
         "count(reward) over one_group > 1 and min(reward) over one_group = max(reward) over one_group",
@@ -155,12 +156,12 @@ class Question:
         return self.where or self.regex or self.text
 
     def too_long(self, seconds: float) -> str:
-        """Say in words that it takes too long before any file is read."""
+        """Write the error that the question takes too long before any file is read."""
         return f"the question {self.asked!r:.200} alone takes more than {seconds:.0f} seconds"
 
     @property
     def words(self) -> set[str]:
-        """Names that stand in it, and those that its other conditions read."""
+        """Names in the condition, and names that its other conditions read."""
         read = [
             name for option in CONDITIONS if getattr(self, option) for name in re.findall(r"\w+", CONDITIONS[option])
         ]
@@ -219,7 +220,7 @@ def check(question: Question) -> None:
 
 
 def prompt_of(run: Run, part: Part, row: int) -> str:
-    """Return the text of a trajectory's prompt. Raises DataError where there is none."""
+    """Return the text of a trajectory's prompt. Raises DataError without a prompt."""
     found: dict[str, JSON] = {}
     try:
         for said in CHILDREN.ask({**_place(run, [part]), "row": row}, SECONDS):
@@ -237,7 +238,7 @@ def _place(run: Run, parts: Sequence[Part]) -> dict[str, object]:
 
 
 def _keep_best(answer: Answer, question: Question) -> None:
-    """Sort by the order asked for, and keep the first rows."""
+    """Sort by the requested order, and keep the first rows."""
     if question.order:
         name = question.order.removeprefix("-")
         known = [row for row in answer.rows if row[name] is not None]

@@ -41,7 +41,7 @@ BY_TOKEN = ("ids", "mask", "logprobs")
 
 
 def trajectory(run: Run, part: Part, row: int) -> Record:
-    """Read one trajectory. Raises DataError where there is none."""
+    """Read one trajectory. Raises DataError without a trajectory there."""
     table, place = _row_of(run, part, row)
     values = {} if part.update is None else _update_of(run, part, part.update, row)
     plain = table.drop_columns([name for name in BY_TOKEN if name in table.column_names]).slice(place, 1)
@@ -90,7 +90,7 @@ def _group_of(run: Run, name: str, stamp: Stamp, row: int) -> tuple[pa.Table, in
 
 
 def _update_of(run: Run, part: Part, update: str, row: int) -> dict[str, pa.Scalar]:
-    """Return what the update computed for the trajectory by column: of the rows with its uid, the one in its order."""
+    """Return the update's values for the trajectory by column: of the rows with its uid, the row in its order."""
     try:
         uids = run.folder.parquet(part.file).read(["uid"])["uid"].to_pylist()
         theirs = run.folder.parquet(update).read(["uid"])["uid"].to_pylist()
@@ -161,7 +161,7 @@ def of_window(record: Record, number: int) -> Record:
 
 
 def pieces(run: Run, record: Record, first: int, cut: int | None = None) -> list[dict[str, JSON]]:
-    """Texts of the first context window from token `first` on, told apart by who wrote them and at token `cut`.
+    """Texts of the first context window from token `first` on, separated by author and at token `cut`.
 
     Without tokens, a piece is a turn, and `first` counts turns.
     """
@@ -192,7 +192,7 @@ def pieces(run: Run, record: Record, first: int, cut: int | None = None) -> list
 
 
 def common_beginning(one: Record, other: Record) -> int | None:
-    """Count the tokens that two first context windows begin with alike, or the turns where one has no tokens.
+    """Count the tokens that two first context windows share at the start, or the turns where one has no tokens.
 
     None where all of both is alike.
     """
@@ -205,7 +205,7 @@ def common_beginning(one: Record, other: Record) -> int | None:
 
 
 def length(record: Record) -> int:
-    """Count the tokens of the first context window, or the turns where there is none."""
+    """Count the tokens of the first context window, or the turns without a window."""
     return len(_units(record))
 
 

@@ -1,7 +1,7 @@
 """Replays that pages ask for: `python -m agentrl.replay` as a child process, one at a time, which ends with the viewer.
 
-The command does all of the work, in a process of its own: this one stays without torch, and what a run's config names
-is loaded there alone.
+The command does all of the work, in a process of its own. This process stays without torch, and objects named in a
+run's config are loaded in the command's process alone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ State: TypeAlias = Literal["running", "done", "failed", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A replay as a page asks for it."""
+    """A page's request for a replay."""
 
     place: Place
     turn: int | None = None
@@ -53,10 +53,10 @@ class Wanted:
 
 
 class Replay:
-    """One child process, and what became of it."""
+    """One child process, and its outcome."""
 
     def __init__(self, wanted: Wanted, uid: str, window: int, command: list[str], environment: dict[str, str]) -> None:
-        """window: number of the context window that is shown beside the result's."""
+        """window: number of the context window shown next to the result's."""
         self.wanted, self.uid, self.window = wanted, uid, window
         self.state: State = "running"
         self.result: Place | None = None
@@ -78,11 +78,11 @@ class Replay:
             os.setpriority(os.PRIO_PGRP, self._process.pid, NICE)
 
     def wait(self) -> int:
-        """Wait for the process's end, reading what it says; return its exit status."""
+        """Wait for the process's end, reading its output; return its exit status."""
         reader = threading.Thread(target=self._read, daemon=True)
         reader.start()
         os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
-        self._kill(signal.SIGKILL)  # what it started may hold its output open; its id is still its own
+        self._kill(signal.SIGKILL)  # its children may hold its output open; its id is still its own
         reader.join()
         return self._process.wait()
 
@@ -108,7 +108,7 @@ class Replay:
 
     @property
     def goes_on(self) -> bool:
-        """True until the process has ended, and what it made is there."""
+        """True until the process has ended, and its result is there."""
         return not self._ended
 
     def end(self) -> None:
@@ -133,13 +133,13 @@ class Replay:
         }
 
     def complaint(self, status: int) -> str:
-        """Return the command's own sentence, or the end of what it said."""
+        """Return the command's own sentence, or the end of its output."""
         _, found, sentence = f"\n{self._said}".rpartition("\nerror: ")
         return sentence.strip() if found else self._said[-2000:].strip() or f"the command ended with status {status}"
 
 
 class Replays:
-    """All replays since the viewer began; at most one of them goes on."""
+    """All replays since the viewer began; at most one of them runs."""
 
     def __init__(self, viewer: Viewer) -> None:
         self._viewer = viewer
@@ -149,7 +149,7 @@ class Replays:
         self._threads: list[threading.Thread] = []
 
     def options(self, number: int) -> Record:
-        """Say what a replay of a run's trajectory can be asked for, and what it would call."""
+        """List the possible options of a replay of a run's trajectory, and the tools that it would call."""
         run = self._viewer.run(number)
         config, turns = run.config, "actor_rollout_ref.rollout.multi_turn"
         return {
@@ -160,7 +160,7 @@ class Replays:
         }
 
     def start(self, wanted: Wanted) -> int:
-        """Start a replay, and return its number. Raises UserError where that cannot be, or another goes on."""
+        """Start a replay, and return its number. Raises UserError where that cannot be, or another replay runs."""
         run = self._viewer.run(wanted.place[0])
         if not run.can_replay:
             raise DataError(f"{run.url}: want a run's folder on this machine, with its config.yaml and checkpoints")
@@ -190,7 +190,7 @@ class Replays:
             return len(self._all) - 1
 
     def _watch(self, replay: Replay, run: Run, out: Path) -> None:
-        """Wait for its end, and take what it made."""
+        """Wait for the replay's end, and take its result."""
         status = replay.wait()
         try:
             if replay.state == "cancelled":
@@ -210,15 +210,15 @@ class Replays:
             replay.end()
 
     def answer(self, number: int) -> Record:
-        """State of a replay for its page. Raises DataError where there is none of that number."""
+        """State of a replay for its page. Raises DataError for an unknown number."""
         return self._one(number).answer()
 
     def cancel(self, number: int) -> None:
-        """End a replay. Raises DataError where there is none of that number."""
+        """End a replay. Raises DataError for an unknown number."""
         self._one(number).cancel()
 
     def close(self) -> None:
-        """End what goes on, and remove what was made."""
+        """End the running replay, and remove the files of all replays."""
         for replay in self._all:
             replay.cancel()
         for thread in self._threads:
@@ -237,7 +237,7 @@ def _checkpoints(run: Run) -> dict[str, Path]:
 
 
 def _command(run: Run, uid: str, wanted: Wanted, out: Path) -> list[str]:
-    """Return the command's words. Each value stands with its option, so that none is taken for another option."""
+    """Return the command's words. Each value is joined to its option, so that no value is taken for another option."""
     words = [sys.executable, "-m", "agentrl.replay", str(Path(run.folder.path).absolute())]
     words += [f"--uid={uid}", f"--out={out}"]
     if wanted.turn is not None:
@@ -251,6 +251,9 @@ def _command(run: Run, uid: str, wanted: Wanted, out: Path) -> list[str]:
 
 
 def _environment(wanted: Wanted) -> dict[str, str]:
-    """Return the child's environment. Without the run's own device it sees no GPU, where a run may go on."""
+    """Return the child's environment.
+
+    Without the run's own device the child sees no GPU, since a run may still use it.
+    """
     hidden = {} if wanted.own_device else {"CUDA_VISIBLE_DEVICES": ""}
     return {**os.environ, **hidden, STARTER: str(os.getpid()), "PYTHONUNBUFFERED": "1"}

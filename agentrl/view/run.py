@@ -1,5 +1,6 @@
-"""The index of what is viewed: a run's folder, or files that generate, evaluate and verl wrote. It holds names and
-numbers by step; trajectories are read when they are asked for.
+"""The index of the viewed data: a run's folder, or files written by generate, evaluate and verl.
+
+It holds names and numbers by step; trajectories are read when they are asked for.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Run:
         self._tables: OrderedDict[Hashable, pa.Table] = OrderedDict()
 
     def kept(self, key: Hashable, make: Callable[[], pa.Table]) -> pa.Table:
-        """Return the table of a key, made anew unless it is one of the last few and not large."""
+        """Return the table of a key, made again unless it is one of the last few and not large."""
         with self._lock:
             if key in self._tables:
                 self._tables.move_to_end(key)
@@ -98,7 +99,7 @@ class Run:
         return list(self._names.values())
 
     def part(self, name: str) -> Part:
-        """Look a part up. Raises DataError for a name that is none."""
+        """Look a part up. Raises DataError for an unknown name."""
         try:
             return self._names[name]
         except KeyError:
@@ -107,7 +108,7 @@ class Run:
             ) from None
 
     def of_step(self, set: str, step: int) -> list[Part]:
-        """Return the parts of one set and step. Raises DataError where there are none."""
+        """Return the parts of one set and step. Raises DataError without parts."""
         found = [one for one in self._names.values() if one.set == set and one.step == step]
         if not found:
             raise DataError(f"{self.name}: nothing is recorded of step {step} of {set!r}")
@@ -115,12 +116,12 @@ class Run:
 
     @property
     def can_replay(self) -> bool:
-        """True for a run on this machine, whose checkpoints may lie beside its trajectories."""
+        """True for a run on this machine, whose checkpoints may lie next to its trajectories."""
         return self.kind == "run" and self.folder.is_local
 
     @property
     def config(self) -> Mapping[str, JSON]:
-        """Values of config.yaml by dotted key; empty without one that can be read."""
+        """Values of config.yaml by dotted key; empty without a readable config."""
         if self._config is None:
             text = self.folder.read("config.yaml") if self.kind == "run" else None
             self._config = _config(text) if text is not None and len(text) <= MOST_CONFIG else {}
@@ -136,7 +137,7 @@ class Run:
 
 
 def open_run(url: str, tokens: TokenTexts | None = None) -> Run:
-    """Open what is at a path or an address. Raises DataError in words when it is nothing that can be shown.
+    """Open the data at a path or an address. Raises DataError in words when it is nothing that can be shown.
 
     tokens: how its ids are read, where the tokenizer that is found by itself is not to be used.
     """
@@ -153,7 +154,7 @@ def _open_folder(url: str, folder: Folder) -> Run:
     files, folders = folder.files(), folder.folders()
     above, _, name = url.rstrip("/").rpartition("/")
     if name == TRAJECTORIES and TRAJECTORIES not in folders:
-        return _open_folder(above or ".", Folder(above or "."))  # what belongs to them lies beside them
+        return _open_folder(above or ".", Folder(above or "."))  # files that belong to them lie next to them
 
     def of_run() -> list[Part]:
         updates = {name: f"{UPDATES}/{name}" for name in folder.files(UPDATES)}
@@ -173,7 +174,7 @@ def _open_folder(url: str, folder: Folder) -> Run:
 
 
 def _by_names(url: str, folder: Folder, files: Iterable[str]) -> Run | None:
-    """Open a folder whose files' names tell what they are; None where they do not."""
+    """Open a folder whose files' names reveal their kinds; None where they do not."""
     if any(FileName.read(name) for name in files):
         return Run(url, folder, "trajectories", lambda: recorded(folder.files()))
     if any(LINES.fullmatch(name) for name in files):

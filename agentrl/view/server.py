@@ -1,9 +1,9 @@
-"""The viewer's web server: answers for whoever has the token, on one address.
+"""The viewer's web server: answers for every holder of the token, on one address.
 
 Every answer forbids scripts that are not the viewer's own files. The page and its scripts are the same for everybody;
-whatever is of a run is asked for with the token in a header. A browser sends cookies to every port of a machine, and so
-to other users' servers; a header goes where the page's own script sends it. Hosts are named by their address, or as the
-viewer was told: a name of somebody else's may lead to this machine.
+all data of a run is requested with the token in a header. A browser sends cookies to every port of a machine, and so to
+other users' servers; a header goes where the page's own script sends it. Hosts are named by their address, or by a name
+given to the viewer: a name of somebody else's may lead to this machine.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ HEADERS = {
 }
 Next = Callable[[Request], Awaitable[Response]]
 Number: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 63)]
-"""Number in a request. Larger ones name nothing, and neither JSON's writer nor the files' readers take them."""
+"""Number in a request. Larger numbers name nothing; JSON's writer and the files' readers do not take them."""
 PLACE = re.compile(r"(\d{1,18})/(.+)/(\d{1,18})")
 
 
@@ -65,7 +65,7 @@ class ReplayBody(BaseModel):
 
 
 def page_text(*, follow: bool, replay: bool) -> str:
-    """Render the one page, whose scripts show everything else."""
+    """Render the one page, whose scripts show the data."""
     environment = Environment(loader=PackageLoader("agentrl.view", "pages"), autoescape=True)
     return environment.get_template("page.html").render(follow=follow, replay=replay, scripts=SCRIPTS)
 
@@ -78,16 +78,16 @@ def make_app(
     follow: bool = False,
     replays: Replays | None = None,
 ) -> FastAPI:
-    """Make the server's application; `token` opens it. Without `replays` it reads, and does nothing else.
+    """Make the server's application; `token` opens it. Without `replays` it only reads.
 
-    names: what the machine may be called by in an address, apart from localhost and by its numbers.
+    names: names for the machine in an address, apart from localhost and its numbers.
     """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     page = page_text(follow=follow, replay=replays is not None)
 
     @app.middleware("http")
     async def guard(request: Request, go_on: Next) -> Response:
-        host, path = request.headers.get("host", ""), request.scope["path"]  # that of request.url begins with Host's
+        host, path = request.headers.get("host", ""), request.scope["path"]  # request.url's begins with Host's
         if not is_named(host, names):
             known = ", ".join(["localhost", "an address in numbers", *names])
             text = f"Host is {host[:200]!r}: want {known}. Open the address that the command printed.\n"
@@ -160,7 +160,7 @@ def _add_answers(app: FastAPI, viewer: Viewer) -> None:
 
 
 def _add_questions(app: FastAPI, viewer: Viewer) -> None:
-    """Add what is chosen among all trajectories: searches, and the file of an export."""
+    """Add the answers about all trajectories: searches, and the file of an export."""
 
     @app.get("/api/run/{number}/search")
     async def search(
@@ -198,7 +198,7 @@ def _add_questions(app: FastAPI, viewer: Viewer) -> None:
 
 
 def _add_replays(app: FastAPI, replays: Replays) -> None:
-    """Add what starts processes."""
+    """Add the requests that start processes."""
 
     @app.get("/api/run/{number}/replay")
     def options(number: Number) -> Response:
@@ -227,7 +227,7 @@ def place_of(text: str) -> Place:
 
 
 def is_named(host: str, names: Collection[str]) -> bool:
-    """Tell whether a request's Host is an address in numbers, localhost, or one of the names."""
+    """Check whether a request's Host is an address in numbers, localhost, or one of the names."""
     try:
         parts = urlsplit(f"//{host}")
         name = (parts.hostname or "").rstrip(".") if parts.netloc == host else ""

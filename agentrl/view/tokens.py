@@ -22,10 +22,10 @@ TokenText: TypeAlias = tuple[str, str, bool]
 
 
 class TokenTexts:
-    """The vocabulary of a run; without a tokenizer, ids stand for themselves."""
+    """The vocabulary of a run; without a tokenizer, the ids are shown."""
 
     def __init__(self, tokenizer: Tokenizer | None, origin: str) -> None:
-        """origin: where it is from, or why there is none."""
+        """origin: its source, or why there is no tokenizer."""
         self.origin, self._tokenizer = origin, tokenizer
         self._known: dict[int, TokenText] = {}
         self._added = {} if tokenizer is None else tokenizer.get_added_tokens_decoder()
@@ -43,7 +43,7 @@ class TokenTexts:
         return {str(id): self._describe(id) for id in set(ids)}
 
     def text(self, ids: Sequence[int]) -> str:
-        """Join the bytes of the tokens to a text; ids stand for themselves without a tokenizer."""
+        """Join the bytes of the tokens to a text; without a tokenizer, write the ids."""
         if self._tokenizer is None:
             return " ".join(f"#{id}" for id in ids)
         return b"".join(bytes.fromhex(self._describe(id)[1]) for id in ids).decode("utf-8", "replace")
@@ -72,8 +72,10 @@ class TokenTexts:
 
 
 def _byte_characters() -> dict[str, int]:
-    """Return the bytes by the characters that byte-level vocabularies write for them: as GPT-2's did, printable ones of
-    Latin-1 stand for themselves, the others for the characters from U+0100 on."""
+    """Return the bytes by the characters that byte-level vocabularies write for them.
+
+    As in GPT-2, printable characters of Latin-1 stand for themselves, the others for the characters from U+0100 on.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
@@ -83,7 +85,7 @@ BYTES = _byte_characters()
 
 
 def given_tokens(path: Path) -> TokenTexts:
-    """Read the tokenizer of a model's folder. Raises DataError where it has none."""
+    """Read the tokenizer of a model's folder. Raises DataError for a folder without a tokenizer."""
     if not (path / FILE).is_file():
         raise DataError(f"--tokenizer={path}: want a model's folder with a {FILE}")
     tokens = _load((path / FILE).read_bytes(), str(path / FILE))

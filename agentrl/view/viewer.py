@@ -29,19 +29,19 @@ MOST_SIDE_BY_SIDE = 64
 
 
 class Viewer:
-    """All runs that are viewed; what is asked for is looked up, never taken as a path."""
+    """All viewed runs; a requested run is looked up, never taken as a path."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self._runs = list(runs)
         self._kept: list[Run] = []
 
     def keep(self, run: Run) -> int:
-        """Take what a replay made, so that it can be shown by the number that is returned; it is not among the runs."""
+        """Take the result of a replay, so that it can be shown by the returned number; it is not among the runs."""
         self._kept.append(run)
         return len(self._runs) + len(self._kept) - 1
 
     def overview(self) -> Record:
-        """Runs with their sets, newest numbers and versions, and what can be asked."""
+        """Runs with their sets, newest numbers and versions, and the possible questions."""
         return {
             "runs": [self._summary(number, run) for number, run in enumerate(self._runs)],
             "differing": self._differing(),
@@ -123,7 +123,7 @@ class Viewer:
         return {**asdict(ask(run, parts, question)), "seconds": SECONDS}
 
     def trajectory(self, place: Place) -> Record:
-        """One trajectory, and the rows beside it."""
+        """One trajectory, and its neighbouring rows."""
         number, name, row = place
         run = self.run(number)
         return {"run": number, **trajectory(run, run.part(name), row)}
@@ -153,9 +153,9 @@ class Viewer:
         return next((window for window, pair in enumerate(pairs) if common_beginning(*pair) is not None), 0)
 
     def side_by_side(self, places: Sequence[Place], window: int | None = None) -> Record:
-        """Trajectories with what they have in common told apart from where they part.
+        """Trajectories with their common part separated from where they differ.
 
-        window: number of the context window that is meant, the only one that is shown; None: the first.
+        window: number of the context window to show, alone; None: the first.
         """
         if not 0 < len(places) <= MOST_SIDE_BY_SIDE:
             raise DataError(f"want 1 to {MOST_SIDE_BY_SIDE} trajectories side by side, not {len(places)}")
@@ -194,11 +194,11 @@ class Viewer:
         }
 
     def part(self, number: int, name: str) -> Part:
-        """Look up a part of a run. Raises DataError where there is none."""
+        """Look up a part of a run. Raises DataError for an unknown part."""
         return self.run(number).part(name)
 
     def run(self, number: int) -> Run:
-        """Look a run up. Raises DataError where there is none of that number."""
+        """Look a run up. Raises DataError for an unknown number."""
         found = [*self._runs, *self._kept]
         if not 0 <= number < len(found):
             raise DataError(f"there is no run {number}: {len(self._runs)} are open")

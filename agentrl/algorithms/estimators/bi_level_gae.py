@@ -35,8 +35,8 @@ def bi_level_gae(columns: EstimatorColumns, config: AlgorithmConfig, options: Bi
         d_k = r_k + turn_gamma V_{k+1} - V_k        A_k = d_k + turn_gamma turn_lam A_{k+1}
         d_t = r_t + gamma V_{t+1} - V_t             A_t = d_t + gamma lam A_{t+1}, and A_k at the turn's last token
 
-    Returns = A + V before whitening. Tokens within a turn are discounted by gamma, turns by turn_gamma, so that neither
-    long turns nor many of them alone make the reward at the end fade. With one turn it is gae. Turns are counted in the
+    Returns = A + V before whitening. Tokens within a turn are discounted by gamma, turns by turn_gamma. Long turns and
+    many turns alone therefore do not make the reward at the end fade. With one turn it is gae. Turns are counted in the
     order in which they ended, over all transcripts of a trajectory.
     """
     assert columns.values is not None, "declared"

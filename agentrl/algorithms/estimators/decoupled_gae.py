@@ -32,7 +32,7 @@ class DecoupledOptions(BaseModel):
     lam_policy: float | None = Field(None, ge=0, le=1)
     """Lambda of the advantages (VC-PPO: 0.95); null: by the length of the trajectory (VAPO)."""
     lam_critic: float = Field(1.0, ge=0, le=1)
-    """Lambda of what the critic learns; 1: the discounted rewards to go."""
+    """Lambda of the critic's targets; 1: the discounted rewards to go."""
     length_alpha: float = Field(0.05, gt=0)
     """alpha of the lambda by length."""
 
@@ -41,9 +41,9 @@ class DecoupledOptions(BaseModel):
 def decoupled_gae(columns: EstimatorColumns, config: AlgorithmConfig, options: DecoupledOptions) -> Advantages:
     """Decoupled GAE (VC-PPO, arXiv:2503.01491) with length-adaptive lambda (VAPO, arXiv:2504.05118); whitened.
 
-    delta_t as in gae; A_t = delta_t + gamma lam_policy A_{t+1}; returns_t = V_t + the same sum with lam_critic.
-    Without `lam_policy` it is max(0, 1 - 1 / (alpha l)) in a trajectory of l policy tokens, so that the weights of the
-    deltas add up to about alpha l whatever the length is.
+    delta_t as in gae; A_t = delta_t + gamma lam_policy A_{t+1}; returns_t = V_t + the same sum with lam_critic. Without
+    `lam_policy` it is max(0, 1 - 1 / (alpha l)) in a trajectory of l policy tokens. The weights of the deltas then add
+    up to about alpha l at any length.
     """
     order, offsets, values, delta = temporal_differences(columns, config.gamma)
     lengths = offsets.diff()
@@ -57,10 +57,10 @@ def decoupled_gae(columns: EstimatorColumns, config: AlgorithmConfig, options: D
 
 
 def _lambda(lengths: Tensor, options: DecoupledOptions) -> Tensor:
-    """Compute the policy's lambda of trajectories of `lengths` [N] policy tokens, and warn where it is as good as none.
+    """Compute the policy's lambda of trajectories of `lengths` [N] policy tokens, and warn where it is close to 0.
 
-    The formula is made for answers of hundreds of tokens. On short ones the policy follows the critic alone, which
-    has learnt nothing yet, and forgets within a few steps what it could do.
+    The formula is made for answers of hundreds of tokens. On short ones the policy follows only the critic, which is
+    still untrained, and unlearns within a few steps.
     """
     if options.lam_policy is not None:
         return torch.full(lengths.shape, options.lam_policy, dtype=torch.float64, device=lengths.device)

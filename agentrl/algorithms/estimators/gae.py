@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 def gae(columns: EstimatorColumns, config: AlgorithmConfig) -> Advantages:
     """Generalised advantage estimation (arXiv:1506.02438, eq. 16), whitened over the batch's policy tokens.
 
-    delta_t = r_t + gamma * V_{t+1} - V_t;  A_t = delta_t + gamma * lam * A_{t+1};  returns = A + V before whitening.
-    t counts policy tokens only: the token after the last one before a tool answer is the first one behind it, so
-    neither values nor discounts of observed tokens enter.
+    delta_t = r_t + gamma * V_{t+1} - V_t; A_t = delta_t + gamma * lam * A_{t+1}; returns = A + V before whitening. t
+    counts policy tokens only: the last token before a tool answer is followed by the first one after it. Values and
+    discounts of observed tokens do not enter.
     """
     order, offsets, values, delta = temporal_differences(columns, config.gamma)
     raw = torch.zeros(len(columns.mask), dtype=torch.float64, device=values.device)

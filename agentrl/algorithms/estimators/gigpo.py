@@ -22,17 +22,17 @@ class GigpoOptions(BaseModel):
     """`algorithm.adv_options.*` of gigpo."""
 
     step_advantage_w: float = Field(1.0, ge=0)
-    """Weight of the turn's advantage beside the trajectory's."""
+    """Weight of the turn's advantage; the trajectory's has weight 1."""
     step_gamma: float = Field(0.95, ge=0, le=1)
     """Discount of the rewards of later turns, in a turn's advantage."""
     over_turns: bool = False
     """Count a trajectory once for each of its turns in the mean and deviation of its group, as the authors' code does
-    by default; false: once, as the paper's equation 3."""
+    by default. If false, count it once, as the paper's equation 3."""
 
 
 @declare("state", keys=("norm_adv_by_std_in_grpo",))
 def gigpo(columns: EstimatorColumns, config: AlgorithmConfig, options: GigpoOptions) -> Advantages:
-    """GiGPO (arXiv:2505.10978): the trajectory's advantage among its group, and the turn's among those in its state.
+    """GiGPO (arXiv:2505.10978): the trajectory's advantage in its group, and the turn's among turns in the same state.
 
     A_{i,k} = N(R_i over the group's trajectories) + w N(G_{i,k} over the group's turns that were taken in this state)
     G_{i,k} = sum_{l >= k} step_gamma^(l - k) r_{i,l}                r_{i,l} the rewards of trajectory i's turn l

@@ -18,7 +18,7 @@ def gpg(columns: EstimatorColumns, config: AlgorithmConfig) -> Advantages:
 
     Groups of equal rewards have no gradient and still count in the loss's denominators; alpha makes up for them. Lone
     survivors count nowhere in alpha. With n = 1 the mean is 0. verl 0.9.1 counts rewards that are not 0 in place of
-    trajectories that teach, which is the same where every wrong answer's group is wrong as a whole.
+    trajectories that teach. The two agree where every wrong answer's group is wrong as a whole.
     """
     groups = Groups.of(columns)
     centred = groups.centred(groups.totals, groups.mean(groups.totals))

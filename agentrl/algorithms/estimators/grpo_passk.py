@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def grpo_passk(columns: EstimatorColumns, config: AlgorithmConfig) -> Advantages:
     """Advantage for pass@k, k = n (arXiv:2503.19595): the best of a group gets R_max - R_second, the others 0.
 
-    The best of n is what the group is worth, and only the best one raises it. Two best ones get 0: either would do
+    The value of a group is its best of n, and only the best trajectory raises it. Two best ones get 0: either would do
     without the other. With `norm_adv_by_std_in_grpo` divided by std(R) + 1e-6. A_i = R_i with n = 1.
     """
     groups = Groups.of(columns)

@@ -21,9 +21,9 @@ def grpo_turn(columns: EstimatorColumns, config: AlgorithmConfig) -> Advantages:
     """GRPO with credit by turn: a turn answers only for the rewards that come after it began.
 
     After the process supervision of GRPO (arXiv:2402.03300, section 4.1.3), which gives a token the sum of the
-    normalised rewards of the steps from its own on, and turn-level GRPO for tool-using agents (arXiv:2505.11821), which
-    compares turn k with turn k of the group. Ours: with G_{i,k} the rewards of trajectory i from its turn k on,
-    outcome included,
+    normalised rewards of the steps from its own on. Also after turn-level GRPO for tool-using agents
+    (arXiv:2505.11821), which compares turn k with turn k of the group. Ours: with G_{i,k} the rewards of trajectory i
+    from its turn k on, outcome included,
 
         c_{i,k} = G_{i,k} - mean_j G_{j, min(k, K_j)}        K_j turns in trajectory j
         A_{i,k} = c_{i,k} / (s + 1e-6)                       s^2 = sum_i mean_k c_{i,k}^2 / (group size - 1)

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 def maxrl(columns: EstimatorColumns, config: AlgorithmConfig) -> Advantages:
     """MaxRL (arXiv:2602.02710): A_i = (R_i - mean(R)) / mean(R), for rewards of 0 and 1.
 
-    Divided by the share of successes, the gradient goes from that of the success rate towards that of its logarithm as
-    n grows, so a prompt that is seldom solved weighs more. A group without success has advantage 0. A_i = R_i with
-    n = 1. Raises TrainingError for a negative reward, of which no share can be taken.
+    Divided by the share of successes, the gradient moves from the gradient of the success rate towards the gradient of
+    its logarithm as n grows. A prompt that is seldom solved therefore weighs more. A group without success has
+    advantage 0. A_i = R_i with n = 1. Raises TrainingError for a negative reward.
     """
     groups = Groups.of(columns)
     if (groups.totals < 0).any():

@@ -33,9 +33,9 @@ class OnlineDpoOptions(BaseModel):
 def online_dpo(columns: EstimatorColumns, config: AlgorithmConfig, options: OnlineDpoOptions) -> Advantages:
     """Online DPO (arXiv:2402.04792): the trajectories of a prompt with most and with least reward are a pair.
 
-    A is what the trajectory's log-probs weigh in the gradient of the pair's loss (see `pair_weights`), with sigmoid
-    beta sigmoid(-beta margin) for the best, and less than 0 by as much for the worst; the others have 0. Where
-    several are best or worst all their pairs count, and their mean is taken. The margin is that of the policy
+    A is the weight of the trajectory's log-probs in the gradient of the pair's loss (see `pair_weights`). With sigmoid
+    it is beta sigmoid(-beta margin) for the best, and less than 0 by as much for the worst; the others have 0. Where
+    several are best or worst all their pairs count, and their mean is taken. The margin is measured with the policy
     before the update.
     """
     assert columns.ref_logprobs is not None, "declared"

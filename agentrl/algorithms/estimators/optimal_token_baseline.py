@@ -38,9 +38,9 @@ def optimal_token_baseline(
         B_t = sum_i G_{i,t} W_{i,t} / (sum_i W_{i,t} + 1e-8)
         W_{i,t} = sum_{j <= t} (1 - 2 p_{i,j} + sum_v p_{i,j,v}^2)
 
-    over the trajectories i of the group that have a token t. W stands for the squared norm of the gradient up to t. t
-    counts policy tokens only, through all sequences of a trajectory, so tool answers shift no comparison. B is 0 with
-    n = 1. Where G and B are equal up to rounding, A is exactly 0. Where tokens are weighed
+    over the trajectories i of the group that have a token t. W approximates the squared norm of the gradient up to
+    t. t counts policy tokens only, through all sequences of a trajectory, so tool answers shift no comparison. B is 0
+    with n = 1. Where G and B are equal up to rounding, A is exactly 0. Where tokens are weighed
     (`algorithm.rollout_correction`) the weight's square is a factor of each j's term, as it is of the gradient's norm.
     """
     assert columns.squared_probs is not None, "declared"

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def reinforce_plus_plus_baseline(columns: EstimatorColumns, config: AlgorithmConfig) -> Advantages:
     """REINFORCE++-baseline (arXiv:2501.03262): R_i - mean of its group, whitened over the batch's policy tokens.
 
-    The mean is 0 with n = 1. Groups of equal rewards take part in the whitening and get what 0 becomes there, which is
-    little; lone survivors take no part, and get 0.
+    The mean is 0 with n = 1. Groups of equal rewards take part in the whitening and get the whitened value of 0, which
+    is small; lone survivors take no part, and get 0.
     """
     groups = Groups.of(columns)
     centred = groups.spread(groups.centred(groups.totals, groups.mean(groups.totals)), columns).advantages

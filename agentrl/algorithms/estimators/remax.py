@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def remax(columns: EstimatorColumns, config: AlgorithmConfig) -> Advantages:
     """ReMax (arXiv:2310.10505): A_t = G_t - R(greedy), G_t the rewards from policy token t on.
 
-    R(greedy) is the whole reward of one more trajectory of the prompt, drawn at temperature 0 beside the others. Where
-    the two are equal up to rounding, and where the greedy trajectory failed, A is exactly 0.
+    R(greedy) is the whole reward of one more trajectory of the prompt, drawn at temperature 0 in addition to the
+    others. Where the two are equal up to rounding, and where the greedy trajectory failed, A is exactly 0.
     """
     assert columns.greedy_rewards is not None, "declared"
     order, offsets = Groups.of(columns).policy_order(columns)

@@ -23,17 +23,17 @@ class RlsdOptions(BaseModel):
     mix: float = Field(0.5, ge=0, le=1)
     """Share of the weighted advantage at the start of the training; 0: GRPO."""
     decay_steps: int = Field(50, ge=0)
-    """Updates of the policy in which that share falls to 0, evenly; 0: it stays."""
+    """Updates of the policy in which that share falls linearly to 0; 0: it stays."""
 
 
 @declare("teacher_logprobs", keys=("norm_adv_by_std_in_grpo",), compares_group=True)
 def rlsd(columns: EstimatorColumns, config: AlgorithmConfig, options: RlsdOptions) -> Advantages:
     """RLSD (arXiv:2604.03128, equations 13 to 15 and algorithm 1): GRPO's A, each token's size weighed by a teacher.
 
-    A_t = A ((1 - mix_v) + mix_v w_t), w_t = clip((p_T / p_S)^sign(A), 1 - clip, 1 + clip): p_T is the teacher's
-    probability of the sampled token, p_S the policy's before the update. w_t is above 0, so that A_t has the sign of
-    A whatever the teacher says; a token without a teacher has w_t = 1. mix_v = mix max(0, 1 - v / decay_steps), where
-    v is the newest version of the weights that sampled.
+    A_t = A ((1 - mix_v) + mix_v w_t), w_t = clip((p_T / p_S)^sign(A), 1 - clip, 1 + clip). p_T is the teacher's
+    probability of the sampled token, p_S the probability under the policy before the update. w_t is above 0, so A_t
+    always has the sign of A; a token without a teacher has w_t = 1. mix_v = mix max(0, 1 - v /
+    decay_steps), where v is the newest version of the weights that sampled.
     """
     told = columns.teacher_logprobs
     assert told is not None, "declared"

@@ -23,7 +23,7 @@ class ClipCovOptions(BaseModel):
     clip_cov_ratio: float = Field(0.0002, gt=0, le=1)
     """Part of the policy tokens that are held back, at most; one at least."""
     clip_cov_lb: float = 1.0
-    """They are drawn from those whose covariance lies above this."""
+    """They are drawn from the tokens whose covariance is above this."""
     clip_cov_ub: float = 5.0
     """And below this."""
 
@@ -75,8 +75,8 @@ def largest(columns: LossColumns, config: ActorConfig, seed: int, options: KlCov
 def clip_cov(columns: LossColumns, config: ActorConfig, options: ClipCovOptions) -> TokenLoss:
     """Clip-Cov (arXiv:2505.22617): PPO's clipped loss, and 0 for some tokens of high covariance.
 
-    Likely tokens that turn out well, and unlikely ones that turn out badly, make the policy surer of itself; a few of
-    them, drawn anew each step, have no gradient. Sums: clip_frac, tokens that the ratio's clip cut off; cov_frac, those
+    Likely tokens with good outcomes, and unlikely tokens with bad ones, lower the policy's entropy; a few of them,
+    drawn again each step, have no gradient. Sums: clip_frac, tokens that the ratio's clip cut off; cov_frac, tokens
     with an advantage that are held back.
     """
     assert columns.selected is not None, "declared"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @declare(keys=("clip_ratio", "clip_ratio_low", "clip_ratio_high"), advantage_only=True)
 def geo_mean(columns: LossColumns, config: ActorConfig) -> TokenLoss:
-    """GMPO (arXiv:2507.20673), in a token form like that of `gspo`.
+    """GMPO (arXiv:2507.20673), in a token form as in `gspo`.
 
     With d the log-ratio, d' = min(d, high) where A > 0 and max(d, -low) where A < 0, s the exponential of the mean of
     d' over the sequence's policy tokens:  L_t = -A_t sg[s] exp(d'_t - sg[d'_t]).  Aggregated by seq-mean-token-mean,

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 def gspo(columns: LossColumns, config: ActorConfig) -> TokenLoss:
     """GSPO with a ratio by sequence (arXiv:2507.18071, eq. 7), in its token form GSPO-token (eq. 13, 14).
 
-    s_i = exp(mean of the log-ratio over the sequence's policy tokens);  s_{i,t} = sg[s_i] * p_t / sg[p_t], so every
+    s_i = exp(mean of the log-ratio over the sequence's policy tokens); s_{i,t} = sg[s_i] * p_t / sg[p_t], so every
     token has the sequence's ratio as its value and its own log-prob's gradient. No dual clip. The paper's objective
-    is the one aggregated by seq-mean-token-mean, with clip bounds of about 3e-4. Sums: as `vanilla`.
+    needs the aggregation seq-mean-token-mean and clip bounds of about 3e-4. Sums: as `vanilla`.
     """
     log_ratio = columns.logprobs - columns.old_logprobs
     counts = segment_sum(columns.mask.to(log_ratio.dtype), columns.offsets).clamp(min=1)

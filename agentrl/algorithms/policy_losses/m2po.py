@@ -39,8 +39,8 @@ def m2po(columns: LossColumns, config: ActorConfig, options: M2poOptions) -> Tok
     """M2PO (arXiv:2510.01161): L = -m A r, with r the ratio to the engine that sampled.
 
     m is 0 for the tokens of the largest (log r)^2, as many as it takes for the mean over the rest to fall below the
-    bound. The second moment has no terms that cancel as KL's do, so few outliers are left out, and what is merely stale
-    is learnt from. Sum clip_frac: tokens of m = 0.
+    bound. The second moment has no terms that cancel as KL's do. Few outliers are therefore left out, and tokens that
+    are only stale are learnt from. Sum clip_frac: tokens of m = 0.
     """
     assert columns.selected is not None, "declared"
     change = (columns.logprobs - columns.rollout_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)

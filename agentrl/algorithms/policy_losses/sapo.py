@@ -28,8 +28,8 @@ class SapoOptions(BaseModel):
 def sapo(columns: LossColumns, config: ActorConfig, options: SapoOptions) -> TokenLoss:
     """SAPO (arXiv:2511.20347): L = -A (4 / tau) sigmoid(tau (r - 1)), tau by the sign of A.
 
-    The gradient's weight is 1 at r = 1 and falls off smoothly on both sides. The paper's objective is the one that is
-    aggregated by seq-mean-token-mean.
+    The gradient's weight is 1 at r = 1 and falls off smoothly on both sides. The paper's objective needs the
+    aggregation seq-mean-token-mean.
     """
     ratio = log_ratio(columns).exp()
     tau = torch.full_like(ratio, options.tau_neg).masked_fill(columns.advantages > 0, options.tau_pos)

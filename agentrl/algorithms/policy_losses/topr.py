@@ -1,4 +1,4 @@
-"""TOPR: importance weights, tapered, and only against what went wrong."""
+"""TOPR: importance weights, tapered, and only against failed responses."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def topr(columns: LossColumns, config: ActorConfig) -> TokenLoss:
     """TOPR (arXiv:2503.14286): L = -A log p where A >= 0, and -sg[min(1, p(y) / p_old(y))] A log p where A < 0.
 
-    p(y) is the probability of all policy tokens of the sequence. What went well is learnt like supervised text, however
-    old; what went wrong loses its weight as the policy leaves it, so its log-probs do not fall without end. Sum
+    p(y) is the probability of all policy tokens of the sequence. Good responses are learnt like supervised text, at any
+    age. Bad responses lose their weight as the policy leaves them, so their log-probs do not fall without end. Sum
     clip_frac: tokens with A < 0 whose sequence weighs 1 because the policy has come closer to it.
     """
     change = (columns.logprobs - columns.old_logprobs).detach()

@@ -33,11 +33,11 @@ class TreeAttention(torch.autograd.Function):
 
     query [H, P, D], key and value [K, P, D], sinks [H] or None -> [P, H, D].
 
-    Each node's tokens attend causally to their own node, and in one further call for each shared node all tokens
-    below it attend to its keys. The parts of one token are joined by their log-sum-exp, as blocks of keys are in
-    flash attention (arXiv:2205.14135, section 3.1); for the gradient each part's backward pass is run with the joined
-    output and log-sum-exp (ibid., algorithm 4), which gives that part's exact share. Sinks are one more part, of one
-    key without a value.
+    Each node's tokens attend causally to their own node, and in one further call for each shared node all tokens below
+    it attend to its keys. The parts of one token are joined by their log-sum-exp, as blocks of keys are in flash
+    attention (arXiv:2205.14135, section 3.1). For the gradient, each part's backward pass runs with the joined output
+    and log-sum-exp (ibid., algorithm 4), which gives that part's exact share. Sinks are one more part, of one key
+    without a value.
     """
 
     @staticmethod
@@ -60,7 +60,7 @@ class TreeAttention(torch.autograd.Function):
         for start, end in layout.spans:
             own = (slice(None), slice(None), slice(start, end))
             out[own], total[own] = flash_forward(q[own], k[own], v[own], 0.0, True, scale=scale)
-        # Children lie behind their node, so the queries below a node are one slice, whatever branches there are.
+        # Children follow their node, so the queries below a node are one slice, for any branches.
         for first, last, start, end in layout.shared:
             below, above = (slice(None), slice(None), slice(first, last)), (slice(None), slice(None), slice(start, end))
             join_parts(out[below], total[below], *attend_part(q[below], k[above], v[above], None, rule))
@@ -74,7 +74,7 @@ class TreeAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: _Context, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Gradients of query [H, P, D], key and value [K, P, D] and sinks [H] from that of the output, [P, H, D]."""
+        """Gradients of query [H, P, D], key and value [K, P, D] and sinks [H] from the output's gradient, [P, H, D]."""
         query, key, value, sinks, output, lse = ctx.saved_tensors
         q, k, v = _by_kv_head(query, key, value)
         out, total = output.permute(1, 2, 0, 3), lse.permute(1, 2, 0)

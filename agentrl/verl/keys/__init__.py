@@ -1,1 +1,1 @@
-"""verl's config keys: one table of what each is here, and the translation of verl's commands by it."""
+"""verl's config keys: one table with the meaning of each here, and the translation of verl's commands by it."""

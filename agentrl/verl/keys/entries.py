@@ -1,4 +1,4 @@
-"""Entries of the table of verl's keys: what becomes of a key, or of all keys that match a pattern."""
+"""Entries of the table of verl's keys: the treatment of a key, or of all keys that match a pattern."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from agentrl.errors import ConfigError
 from agentrl.system.json_value import JSON
 
 VERL_0_2 = "verl-0.2"
-"""The dialect of verl 0.2 and what was made of it, whose code takes other things from the same keys."""
+"""The dialect of verl 0.2 and its forks, whose code reads the same keys otherwise."""
 Kind = Literal["same", "translated", "noted", "refused"]
-"""same: a key of ours with the same meaning; translated: other keys or values of ours stand for it; noted: accepted,
-and without effect on the result; refused: it would change the result, and is not here."""
+"""same: a key of ours with the same meaning. translated: other keys or values of ours replace it. noted: accepted, and
+without effect on the result. refused: it would change the result, and is not here."""
 Values = Mapping[str, JSON]
 """Values of a whole config by dotted path, interpolations resolved."""
 
@@ -30,7 +30,8 @@ class VerlKey:
     pattern: str
     """Pattern of fnmatch, where * matches dots, too; of the keys that verl has, unless they are refused."""
     text: str
-    """The note for an accepted value, which says what stands for the key, and the reason in the refusal of another."""
+    """The note for an accepted value, which names the key's replacement, or the reason in the refusal of another value.
+    """
     accepted: tuple[JSON, ...] | None = None
     """Values that are noted; None: every value. Others are refused."""
     ours: tuple[str, ...] = ()
@@ -53,7 +54,7 @@ class VerlKey:
         return "refused" if self.accepted == () else "noted"
 
     def matches(self, key: str) -> bool:
-        """Say whether the entry is about this key."""
+        """Check whether the entry is about this key."""
         return fnmatch.fnmatchcase(key, self.pattern)
 
     @property
@@ -68,7 +69,7 @@ def noted(pattern: str, text: str) -> VerlKey:
 
 
 def arranged(pattern: str, text: str, *quiet: JSON) -> VerlKey:
-    """Make an entry of a key that arranges devices otherwise than they are here; `quiet` values ask for nothing."""
+    """Make an entry of a key that arranges devices differently from here; `quiet` values ask for nothing."""
     return VerlKey(pattern, text, is_loud=True, asks=lambda value: value not in quiet)
 
 
@@ -78,7 +79,7 @@ def only(pattern: str, text: str, *values: JSON) -> VerlKey:
 
 
 def refused(pattern: str, text: str) -> VerlKey:
-    """Make an entry of a key that is refused whatever its value is."""
+    """Make an entry of a key that is refused at any value."""
     return VerlKey(pattern, text, ())
 
 

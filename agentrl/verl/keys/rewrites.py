@@ -36,12 +36,12 @@ V1_MODES = (
     "With separate_async the engine's memory is not freed"
 )
 SAVES = 50
-"""Steps between two checkpoints of an asynchronous run whose command asks for none."""
+"""Steps between two checkpoints of an asynchronous run whose command sets no interval."""
 LARGE = 1_000_000
 
 
 def number(values: Values, key: str, default: int) -> int:
-    """Return a whole number of the config; `default` where the key is not there or holds none."""
+    """Return a whole number of the config; `default` where the key is absent or holds no whole number."""
     value = values.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) else default
 
@@ -52,7 +52,7 @@ def same_unless_null(key: str) -> Translate:
 
 
 def named(registry: Registry, key: str, others: Mapping[str, str] = {}) -> Translate:
-    """Translate the name of an algorithm; one that is in no registry of ours is refused."""
+    """Translate the name of an algorithm; a name in no registry of ours is refused."""
 
     def translate(value: JSON, _: Values) -> dict[str, JSON]:
         name = others.get(str(value), str(value))
@@ -69,7 +69,7 @@ estimator = named(
 
 
 def policy_loss(value: JSON, values: Values) -> dict[str, JSON]:
-    """Translate the loss; verl's bypass mode has two of its own, whichever is named."""
+    """Translate the loss; verl's bypass mode has two of its own, for any name."""
     key = f"{ACTOR}.policy_loss.loss_mode"
     if not is_bypassed(values):
         return named(POLICY_LOSSES, key, {"clip-cov": "clip_cov", "kl-cov": "kl_cov"})(value, values)
@@ -82,7 +82,7 @@ def policy_loss(value: JSON, values: Values) -> dict[str, JSON]:
 
 
 OWN_MEAN = ("gspo", "sapo", "geo_mean")
-"""Losses that verl averages by sequence, whatever loss_agg_mode says."""
+"""Losses that verl averages by sequence, at any loss_agg_mode."""
 
 
 def aggregation(value: JSON, values: Values) -> dict[str, JSON]:
@@ -92,7 +92,7 @@ def aggregation(value: JSON, values: Values) -> dict[str, JSON]:
 
 
 def is_weighed(values: Values) -> bool:
-    """Say whether verl multiplies the loss by importance weights: PPO's ratio stands for them in bypass mode."""
+    """Check whether verl multiplies the loss by importance weights: PPO's ratio replaces them in bypass mode."""
     bypass = is_bypassed(values) and values.get(f"{CORRECTION}.loss_type") != "reinforce"
     return bool(values.get(f"{CORRECTION}.rollout_is")) and not bypass
 
@@ -105,7 +105,7 @@ def importance(value: JSON, values: Values) -> dict[str, JSON]:
 
 
 def importance_bounds(value: JSON, values: Values) -> dict[str, JSON]:
-    """Translate the bounds of the importance weights: one truncates, "lower_upper" masks what is outside."""
+    """Translate the bounds of the importance weights: a single bound truncates, "lower_upper" masks weights outside."""
     if not is_weighed(values) or value is None:
         return {}
     lower, upper = bounds_of(f"{CORRECTION}.rollout_is_threshold", value)
@@ -220,17 +220,17 @@ OLD_MICRO_BATCHES = (
 
 
 def is_of_first_releases(values: Values) -> bool:
-    """Say whether a config is one of verl 0.2, or of what was made of it."""
+    """Check whether a config is written for verl 0.2 or a fork of it."""
     return values.get(DIALECT) == VERL_0_2
 
 
 def is_search_r1s(values: Values) -> bool:
-    """Say whether a config is one of Search-R1's fork, whose YAML alone has this key."""
+    """Check whether a config is one of Search-R1's fork, whose YAML alone has this key."""
     return f"{ROLLOUT}.n_agent" in values
 
 
 def first_releases(values: Values) -> str:
-    """Write what holds of a command of verl's first releases, or of Search-R1's fork of one."""
+    """Write the differences of a command of verl's first releases, or of Search-R1's fork of one."""
     fork = is_search_r1s(values)
     name = "Search-R1's fork of verl" if fork else "verl 0.2"
     is_on = kl_in_reward(values.get("algorithm.use_kl_in_reward"), values)["algorithm.use_kl_in_reward"]
@@ -246,7 +246,7 @@ def first_releases(values: Values) -> str:
 
 
 def kl_in_reward(value: JSON, values: Values) -> dict[str, JSON]:
-    """Translate whether the KL is in the reward; null is what the release does that has no such key, or false."""
+    """Translate whether the KL is in the reward; null means false, or the default of a release without the key."""
     if value is None:
         in_loss, coef = values.get(f"{ACTOR}.use_kl_loss"), values.get("algorithm.kl_ctrl.kl_coef")
         value = is_of_first_releases(values) and not in_loss and bool(coef)
@@ -254,7 +254,7 @@ def kl_in_reward(value: JSON, values: Values) -> dict[str, JSON]:
 
 
 def old_micro_batch(value: JSON, values: Values) -> dict[str, JSON]:
-    """Note the size of a micro-batch by its first name, where it is clear of which release the command is."""
+    """Note the size of a micro-batch by its first name, where the command's release is clear."""
     said = values.get("algorithm.use_kl_in_reward") is not None
     if value is not None and not said and not is_of_first_releases(values):
         raise Refusal(OLD_MICRO_BATCHES)
@@ -269,7 +269,7 @@ def group_size(value: JSON, values: Values) -> dict[str, JSON]:
 
 
 def epochs(key: str) -> Translate:
-    """Translate the passes over a batch, of which verl 0.2 makes one."""
+    """Translate the passes over a batch; verl 0.2 makes one."""
 
     def translate(value: JSON, values: Values) -> dict[str, JSON]:
         if is_of_first_releases(values) and value != 1:
@@ -325,7 +325,7 @@ def reward_manager(value: JSON, values: Values) -> dict[str, JSON]:
 
 
 def is_fully_async(values: Values) -> bool:
-    """Say whether a config is one of verl's fully asynchronous trainer."""
+    """Check whether a config is one of verl's fully asynchronous trainer."""
     return "async_training.staleness_threshold" in values
 
 
@@ -338,7 +338,7 @@ def v1_mode(values: Values) -> str:
 def v1_ahead(values: Values) -> tuple[int, int]:
     """Return the bound of staleness and the depth of verl's newer trainer. Raises Refusal.
 
-    A group that is begun in step b is trained on in step s unless s - b + 1 is above the threshold; the weights of
+    A group that is begun in step b is trained on in step s unless s - b + 1 is above the threshold. The weights of
     these steps are s - b versions apart.
     """
     mode, warm_up = v1_mode(values), 0
@@ -353,7 +353,7 @@ def v1_ahead(values: Values) -> tuple[int, int]:
 
 
 def v1_trainer(value: JSON, values: Values) -> dict[str, JSON]:
-    """Translate the mode of verl's newer trainer, and what bounds staleness in it."""
+    """Translate the mode of verl's newer trainer, and its bounds of staleness."""
     bound, depth = v1_ahead(values)
     parts = number(values, f"{V1}.separate_async.parameter_sync_step", 4)
     batch, mini = number(values, "data.train_batch_size", 1024), number(values, f"{ACTOR}.ppo_mini_batch_size", 256)
@@ -369,7 +369,7 @@ def v1_trainer(value: JSON, values: Values) -> dict[str, JSON]:
 
 
 def overlapping(bound: int, every: int, depth: int | None = None) -> dict[str, JSON]:
-    """Return our keys of asynchronous training beside an engine that never stands still.
+    """Return our keys of asynchronous training with an engine that never stands still.
 
     `depth`: the bound, where it is not given.
     """
@@ -392,12 +392,12 @@ def staleness_of(values: Values) -> int:
 
 
 def fully_async(value: JSON, values: Values) -> dict[str, JSON]:
-    """Translate what bounds staleness in verl's fully asynchronous trainer, which counts in parts of a publication."""
+    """Translate the bounds of staleness in verl's fully asynchronous trainer, counted in parts of a publication."""
     return {"data.train_batch_size": batch_of(values), **overlapping(staleness_of(values), period_of(values))}
 
 
 def period_of(values: Values) -> int:
-    """Return the steps from one publication to the next: those of verl's fully asynchronous trainer, else 1."""
+    """Return the steps from one publication to the next: as in verl's fully asynchronous trainer, else 1."""
     return number(values, "async_training.trigger_parameter_sync_step", 4) if is_fully_async(values) else 1
 
 
@@ -413,7 +413,7 @@ def separate_engine(value: JSON, values: Values) -> dict[str, JSON]:
 
 
 def partial_rollout(value: JSON, values: Values) -> dict[str, JSON]:
-    """Note whether trajectories go on under the next weights, which with a threshold of 0 none does."""
+    """Note whether trajectories continue under the next weights; with a threshold of 0 no trajectory does."""
     if value is False and is_fully_async(values) and staleness_of(values) >= period_of(values):
         raise Refusal(
             "trajectories that a publication meets go on under the next weights, and are not waited for; "
@@ -423,7 +423,7 @@ def partial_rollout(value: JSON, values: Values) -> dict[str, JSON]:
 
 
 def rollout_steps(value: JSON, values: Values) -> dict[str, JSON]:
-    """Translate the prompts of a whole run into steps; those that are too few for another one are left."""
+    """Translate the prompts of a whole run into steps; prompts too few for another step are left."""
     if value is None or not isinstance(value, int) or not is_fully_async(values):
         return {}
     return {"trainer.total_training_steps": max(1, value // batch_of(values))}
@@ -438,7 +438,7 @@ def validations(value: JSON, values: Values) -> dict[str, JSON]:
 
 
 def checkpoints(value: JSON, values: Values) -> dict[str, JSON]:
-    """Translate a number of publications into steps; trajectories that go on over an update need checkpoints."""
+    """Translate a number of publications into steps; trajectories that continue over an update need checkpoints."""
     goes_on = staleness_of(values) if is_fully_async(values) else values.get("actor_rollout_ref.hybrid_engine") is False
     goes_on = goes_on or v1_ahead(values) != (0, 0)
     every = SAVES if goes_on and number(values, "trainer.save_freq", -1) < 1 else value
@@ -446,7 +446,7 @@ def checkpoints(value: JSON, values: Values) -> dict[str, JSON]:
 
 
 def is_bypassed(values: Values) -> bool:
-    """Say whether verl takes the engine's log-probs for those before the update.
+    """Check whether verl takes the engine's log-probs for those before the update.
 
     Earlier releases of its fully asynchronous trainer say by two keys of `async_training` that it does not.
     """
@@ -459,7 +459,7 @@ def proximal(value: JSON, values: Values) -> dict[str, JSON]:
     """Translate the policy that the ratio is taken to.
 
     Where it is not the engine, the fully asynchronous trainer takes the weights of the last publication at each of its
-    steps; those before the update, where use_rollout_log_probs=false says so.
+    steps. With use_rollout_log_probs=false it takes the weights before the update.
     """
     if is_bypassed(values):
         return {f"{CORRECTION}.proximal": "rollout"}
@@ -473,7 +473,7 @@ def router_replay(value: JSON, values: Values) -> dict[str, JSON]:
 
 
 def balancing_loss(value: JSON, values: Values) -> dict[str, JSON]:
-    """Translate the weight of the load-balancing loss, which Megatron reads by its kind; verl's is none."""
+    """Translate the load-balancing loss's weight, which Megatron reads by its kind; verl's default kind is `none`."""
     kind = values.get(f"{MEGATRON}.moe_router_load_balancing_type")
     if not value or kind in (None, "none"):
         return {}
@@ -488,7 +488,7 @@ def z_loss(value: JSON, _: Values) -> dict[str, JSON]:
 
 
 def told_experts(value: JSON, values: Values) -> dict[str, JSON]:
-    """Check that the engine's experts are asked for where they are replayed, as verl's R3 needs both."""
+    """Check that the engine's experts are requested where they are replayed, as verl's R3 needs both."""
     modes = (
         values.get(f"{ACTOR}.{backend}router_replay.mode") for backend in ("", "megatron.", "mindspeed.", "veomni.")
     )
@@ -504,7 +504,7 @@ DAPOS_OWN = "reward_model.overlong_buffer.enable"
 def generation_batch(value: JSON, values: Values) -> dict[str, JSON]:
     """Translate the size of a generation batch; without dynamic sampling DAPO's recipe trains on all of it."""
     if is_fully_async(values) or v1_mode(values) != "sync":
-        return {}  # prompts are drawn one by one, or as many at a time as are wanted
+        return {}  # prompts are drawn one by one, or as many at a time as the batch needs
     if value in (None, values.get("data.train_batch_size")):
         return {}
     if not values.get("algorithm.filter_groups.enable"):
@@ -529,7 +529,7 @@ def filter_metric(value: JSON, values: Values) -> dict[str, JSON]:
 
 
 def generation_batches(value: JSON, values: Values) -> dict[str, JSON]:
-    """Translate the bound on generation batches, where every number below 1 means none."""
+    """Translate the bound on generation batches, where every number below 1 means no bound."""
     if not isinstance(value, int) or not values.get("algorithm.filter_groups.enable"):
         return {}
     return {"algorithm.filter_groups.max_num_gen_batches": max(value, 0)}
@@ -583,7 +583,7 @@ def warmup_ratio(section: str) -> Translate:
 
 
 def clip_grad(section: str) -> Translate:
-    """Translate the largest norm of gradients, which verl has under two names: the one that is not 1.0 holds."""
+    """Translate the largest norm of gradients, which verl has under two names: the value other than 1.0 holds."""
 
     def translate(value: JSON, values: Values) -> dict[str, JSON]:
         other = values.get(f"{section}.grad_clip", 1.0)
@@ -696,15 +696,15 @@ def servers(value: JSON, values: Values) -> dict[str, JSON]:
 
 
 def engine(value: JSON, _: Values) -> dict[str, JSON]:
-    """Translate the engine: SGLang's servers stand for all that verl has."""
+    """Translate the engine: SGLang's servers replace all engines of verl."""
     return {f"{ROLLOUT}.name": "sglang" if value in ("vllm", "trtllm", "hf", "dynamo", "???", None) else value}
 
 
 def length_of(key: str) -> Translate:
-    """Note a length that is that of the data."""
+    """Note a length that must equal the data's."""
 
     def translate(value: JSON, values: Values) -> dict[str, JSON]:
-        if key not in values and value is not None:  # where it is not known what the data's is
+        if key not in values and value is not None:  # where the data's length is unknown
             return {key: value}
         if value not in (None, values.get(key)):
             raise Refusal(f"{key}={values.get(key)} says otherwise, and holds here; set both to the same")
@@ -747,7 +747,7 @@ def call_format(value: JSON, _: Values) -> dict[str, JSON]:
 
 
 def agent_loop(value: JSON, _: Values) -> dict[str, JSON]:
-    """Translate the loop of rows that name none."""
+    """Translate the loop of rows that name no loop."""
     name = {"single_turn_agent": "single_turn"}.get(str(value), str(value))
     return {} if value is None else {f"{ROLLOUT}.agent.default_agent_loop": name}
 
@@ -774,7 +774,7 @@ def top_k(value: JSON, _: Values) -> dict[str, JSON]:
 
 
 def loggers(value: JSON, _: Values) -> dict[str, JSON]:
-    """Translate the loggers; those that agentrl does not have are left out."""
+    """Translate the loggers; loggers that agentrl does not have are left out."""
     names = value.strip("[]").split(",") if isinstance(value, str) else value if isinstance(value, list) else []
     ours = [{"file": "jsonl"}.get(str(name).strip(" '\""), str(name).strip(" '\"")) for name in names]
     kept = list(dict.fromkeys(name for name in ours if name in LOGGERS.names() or is_target(name)))
@@ -842,7 +842,7 @@ def override_config(value: JSON, _: Values) -> dict[str, JSON]:
 
 
 def model_path(key: str) -> Translate:
-    """Translate a model's path, in which ~ stands for the home directory."""
+    """Translate a model's path, in which ~ means the home directory."""
     return lambda value, _: {} if value is None else {key: str(Path(str(value)).expanduser())}
 
 
@@ -856,11 +856,11 @@ def sampler(value: JSON, values: Values) -> dict[str, JSON]:
 
 
 GENERATIVE: dict[str, JSON] = {"reward_model.timeout": 1800.0, "reward_model.max_concurrent": 256}
-"""Ours where a function asks a reward model: verl sets it no deadline, and calls as many at once as there are."""
+"""Our values where a function asks a reward model: verl sets it no deadline, and makes all calls at once."""
 
 
 def reward_model(value: JSON, values: Values) -> dict[str, JSON]:
-    """Translate a reward model: one that scores conversations by itself, or one that the custom function asks."""
+    """Translate a reward model: either it scores conversations by itself, or the custom function asks it."""
     if not value:
         return {}
     path = values.get("reward_model.model.path") or values.get("reward.reward_model.model_path")
@@ -914,7 +914,7 @@ SEARCH_TOOL = "tools/remote_search.yaml"
 
 
 def retriever(value: JSON, values: Values) -> dict[str, JSON]:
-    """Translate Search-R1's keys of its one tool; those of a tool file of the user's own stand there."""
+    """Translate Search-R1's keys of its one tool; a user's own tool file sets its own."""
     if values.get(f"{TURNS}.tool_config_path") != SEARCH_TOOL:
         return {}
     options: dict[str, JSON] = {
@@ -984,7 +984,7 @@ def distillation_top_k(value: JSON, values: Values) -> dict[str, JSON]:
 
 
 def distillation_coef(value: JSON, values: Values) -> dict[str, JSON]:
-    """Translate the weight, which verl reads beside rewards alone."""
+    """Translate the weight, which verl reads only together with rewards."""
     return {} if values.get(f"{DISTILLATION_LOSS}.use_task_rewards") is False else {"distillation.coef": value}
 
 
@@ -1004,7 +1004,7 @@ def teacher_key(value: JSON, _: Values) -> dict[str, JSON]:
 
 
 def teacher_path(value: JSON, values: Values) -> dict[str, JSON]:
-    """Translate a teacher's model: the teacher of all rows, or of those with its key."""
+    """Translate a teacher's model: the teacher of all rows, or of the rows with its key."""
     names = teacher_names(values)
     if not values.get("distillation.enabled") or not value or not names:
         return {}

@@ -1,4 +1,4 @@
-"""Translation of a config that is written in verl's keys, and what is told of it."""
+"""Translation of a config in verl's keys, and the report of the changes."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class Translation(Reading):
     is_whole: bool = False
     """The whole config is written in verl's keys."""
     same: list[str] = field(default_factory=list)
-    """Keys that stand for themselves."""
+    """Keys with the same name and meaning here."""
     translated: dict[str, dict[str, JSON]] = field(default_factory=dict)
-    """Our keys and values, by the key of verl's that they stand for."""
+    """Our keys and values, by the key of verl's that they replace."""
     noted: dict[str, str] = field(default_factory=dict)
     """Accepted keys without effect here, each with the reason."""
     loud: dict[str, str] = field(default_factory=dict)
-    """Notes that are always told."""
+    """Notes that are always logged."""
     refused: dict[str, str] = field(default_factory=dict)
     """The reason for each key whose value would change the result and is not here."""
 
     def notes(self, config: Section, typed: Collection[str]) -> list[str]:
-        """Write what became of verl's keys, and where a whole config holds verl's defaults in place of ours."""
+        """Write the treatment of verl's keys, and where a whole config holds verl's defaults in place of ours."""
         every = isinstance(config, Config | TuningConfig) and config.trainer.show_verl_notes
         if not self.is_whole:
             return summary(self, None, every=every)
@@ -49,7 +49,7 @@ class Translation(Reading):
 
 @functools.cache
 def known_keys() -> frozenset[str]:
-    """Read the keys that verl's releases and forks have; `.*` stands behind one that may get keys of its own."""
+    """Read the keys that verl's releases and forks have; `.*` follows a key that may get keys of its own."""
     return frozenset(Path(__file__).with_name("known_keys.txt").read_text(encoding="utf-8").split())
 
 
@@ -60,7 +60,7 @@ def first_keys() -> frozenset[str]:
 
 
 def is_known(key: str) -> bool:
-    """Say whether verl has a key, by itself or in a section that takes any."""
+    """Check whether verl has a key, by itself or in a section that takes any."""
     known = known_keys()
     sections = itertools.accumulate(key.split("."), "{}.{}".format)
     return key in known or any(f"{section}.*" in known for section in sections)
@@ -68,7 +68,7 @@ def is_known(key: str) -> bool:
 
 @functools.cache
 def entry_of(key: str) -> VerlKey | None:
-    """Find the table's entry for a key of verl's; None where there is none.
+    """Find the table's entry for a key of verl's; None for an unknown key.
 
     A pattern accepts only keys that verl has: a misspelled one is a stranger.
     """
@@ -133,10 +133,10 @@ def _ours(entry: VerlKey, key: str, values: Values) -> dict[str, JSON]:
 
 
 def spelled(unknown: Values, values: Values, schema: type[Section]) -> Translation:
-    """Judge keys that the schema does not have, where verl's spellings are not asked for.
+    """Judge keys that the schema does not have, in a config without verl's dialect.
 
-    What has no effect is noted; what another key stands for is refused with the name of that key. A key of verl's that
-    ends one of the schema's is a shortened one of those, and so a stranger.
+    A key without effect is noted; a key that another key replaces is refused with the name of that key. A key of verl's
+    that is the end of a schema's key counts as a shortened form of it, and so as unknown.
     """
     found, leaves = Translation(), leaf_keys(schema)
     for key in unknown:
@@ -164,7 +164,7 @@ def spelled(unknown: Values, values: Values, schema: type[Section]) -> Translati
 
 
 def spellings(found: Translation, values: Values, *, has_dialect: bool) -> list[str]:
-    """Write a line for each key that is verl's spelling of others, where those are asked for by their own names.
+    """Write a line for each key that is verl's spelling of others, where users set these by their own names.
 
     `has_dialect`: the command is a training's, which verl's dialect is for.
     """
@@ -177,10 +177,10 @@ def spellings(found: Translation, values: Values, *, has_dialect: bool) -> list[
 
 
 def summary(found: Translation, typed: Collection[str] | None, *, every: bool) -> list[str]:
-    """Write the note of all keys without effect, and one for what is arranged differently.
+    """Write a note of all keys without effect, and a note of the keys that are arranged differently.
 
     Args:
-        typed: the keys that are told of; None: all.
+        typed: the keys to report; None: all.
         every: name each key, not only their number.
     """
     noted = {key: why for key, why in found.noted.items() if typed is None or key in typed}
@@ -196,7 +196,7 @@ def summary(found: Translation, typed: Collection[str] | None, *, every: bool) -
 
 
 def aloud(loud: Mapping[str, str]) -> list[str]:
-    """Write a line for each note that is always told, with its keys."""
+    """Write a line for each note that is always logged, with its keys."""
     return [f"{', '.join(keys)}: {why}" for why, keys in _by_reason(loud).items()]
 
 

@@ -1,7 +1,7 @@
 """Scorers by the names, signatures and numbers that verl gives them, for files that import them and for its commands.
 
-Rewards of the same responses have to be the same numbers for a command to train the same, so these are judged as
-verl judges, also where `agentrl.reward` judges better.
+For a command to train the same, rewards of the same responses have to be the same numbers. These functions therefore
+judge as verl judges, also where `agentrl.reward` judges better.
 """
 
 from __future__ import annotations

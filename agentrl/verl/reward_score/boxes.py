@@ -11,7 +11,7 @@ def last_boxed_only_string(string: str) -> str | None:
 
 
 def remove_boxed(s: str) -> str:
-    """Return what a `\\boxed{...}` holds. Raises ValueError for another text."""
+    """Return the content of a `\\boxed{...}`. Raises ValueError for another text."""
     left = "\\boxed{"
     if not (s.startswith(left) and s.endswith("}")):
         raise ValueError(f"expected \\boxed{{...}}, found {s!r:.200}")

@@ -9,7 +9,7 @@ READ = 300
 
 
 def extract_solution(solution_str: str, method: str = "strict") -> str | None:
-    """Return the number after the last `#### ` (strict), or the last one (flexible); None where there is none."""
+    """Return the number after the last `#### ` (strict), or the last one (flexible); None without a number."""
     text = solution_str[-READ:]
     if method == "strict":
         marked = re.findall(r"#### (-?[0-9.,]+)", text)

@@ -75,7 +75,7 @@ def verify(
 
 
 def is_correct_strict_box(pred: str, gt: str, pause_tokens_index: list[int] | None = None) -> tuple[int, str | None]:
-    """Return 1 where the last box holds the ground truth letter by letter, else -1; and what it holds."""
+    """Return 1 where the last box holds the ground truth letter by letter, else -1; and the content of the box."""
     if pause_tokens_index is not None and len(pause_tokens_index) != 4:
         raise ValueError(f"pause_tokens_index must hold 4 places, found {len(pause_tokens_index)}")
     read = pred[-BOX_READ:] if pause_tokens_index is None else pred[pause_tokens_index[-1] - BOX_READ :]
@@ -116,13 +116,13 @@ def normalize_final_answer(final_answer: str) -> str:
 
 
 def _in_dollars(line: str) -> str:
-    """Return what stands between the first two dollar signs, with them; a line without two as it is."""
+    """Return the text between the first two dollar signs, with them; a line without two as it is."""
     parts = line.split("$", 2)
     return f"${parts[1]}$" if len(parts) == 3 else line
 
 
 def _in_box(line: str) -> str:
-    """Take the first \\boxed{ and the last } behind it out of a line."""
+    """Take the first \\boxed{ and the last } after it out of a line."""
     before, box, inside = line.partition("\\boxed{")
     content, brace, behind = inside.rpartition("}")
     return f"{before}{content}{behind}" if box and brace else line

@@ -33,7 +33,7 @@ def last_boxed_only_string(string: str) -> str | None:
 
 
 def remove_boxed(s: str) -> str:
-    """Return what a box holds. Raises ValueError for a text that is none."""
+    """Return the content of a box. Raises ValueError for a text that is no box."""
     if "\\boxed " in s:
         if not s.startswith("\\boxed "):
             raise ValueError(f"expected \\boxed at the beginning, found {s!r:.200}")
@@ -44,7 +44,7 @@ def remove_boxed(s: str) -> str:
 
 
 def is_equiv(str1: str | None, str2: str | None, verbose: bool = False) -> bool:
-    """Say whether two answers are the same text once they are rewritten."""
+    """Check whether two answers are the same text once they are rewritten."""
     if str1 is None or str2 is None:
         return str1 is str2
     try:
@@ -54,7 +54,7 @@ def is_equiv(str1: str | None, str2: str | None, verbose: bool = False) -> bool:
 
 
 def strip_string(string: str) -> str:
-    """Write an answer in one form. Raises ValueError or IndexError where it has none."""
+    """Write an answer in one form. Raises ValueError or IndexError for an answer without such a form."""
     for before, after in (
         ("\n", ""),
         ("\\!", ""),
@@ -94,7 +94,7 @@ def fix_sqrt(string: str) -> str:
 
 
 def fix_fracs(string: str) -> str:
-    """Put the arguments of each fraction in braces; a text with one that lacks them is returned as it is.
+    """Put the arguments of each fraction in braces; a text with a fraction that lacks them is returned as it is.
 
     Raises IndexError for a fraction of nothing.
     """

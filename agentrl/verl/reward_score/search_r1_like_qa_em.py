@@ -23,14 +23,14 @@ def em_check(prediction: str, golden_answers: str | Sequence[str]) -> int:
 
 
 def subem_check(prediction: str, golden_answers: str | Sequence[str]) -> int:
-    """Return 1 where one of the answers stands in the prediction, both normalised, else 0."""
+    """Return 1 where one of the answers occurs in the prediction, both normalised, else 0."""
     golden = [golden_answers] if isinstance(golden_answers, str) else golden_answers
     found = normalize_answer(prediction)
     return int(any(normalize_answer(one) in found for one in golden))
 
 
 def extract_solution(solution_str: str) -> str | None:
-    """Return what the last `<answer>...</answer>` holds; None without one."""
+    """Return the content of the last `<answer>...</answer>`; None without one."""
     found, place = None, 0
     while (begin := solution_str.find("<answer>", place)) >= 0:
         begin += len("<answer>")
@@ -41,7 +41,7 @@ def extract_solution(solution_str: str) -> str | None:
 
 
 def count_answer_tags(text: str) -> tuple[int, int]:
-    """Count the tags that open and those that close."""
+    """Count the opening and the closing tags."""
     return text.count("<answer>"), text.count("</answer>")
 
 
@@ -68,7 +68,7 @@ def compute_score_subem(
     format_score: float = 0.0,
     score: float = 1.0,
 ) -> float:
-    """Score as `compute_score` does, where an answer is right that one of the targets stands in."""
+    """Score as `compute_score` does, where an answer is right that contains one of the targets."""
     answer = extract_solution(solution_str)
     if answer is None:
         return 0
