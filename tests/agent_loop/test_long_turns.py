@@ -105,10 +105,10 @@ async def test_only_long_texts_are_written_in_a_thread(chat: Chat, monkeypatch: 
     def noting(name: str) -> Callable[..., object]:
         method = getattr(chat, name)
 
-        def noted(*words: object) -> object:
+        def noted(*words: object, **named: object) -> object:
             if len(str(words)) > 20 * len(word):  # not the marker of what is cut
                 seen[name].add(threading.get_ident())
-            return method(*words)
+            return method(*words, **named)
 
         return noted
 
@@ -131,10 +131,10 @@ async def test_what_is_cancelled_while_it_is_written_leaves_no_token(
     begun, go_on, name = threading.Event(), threading.Event(), {"start": "render", "observe": "bridge"}[place]
     write = getattr(chat, name)
 
-    def slow(*words: object) -> object:
+    def slow(*words: object, **named: object) -> object:
         begun.set()
         go_on.wait(20)
-        return write(*words)
+        return write(*words, **named)
 
     monkeypatch.setattr(chat, name, slow)
     step = getattr(episode, place)

@@ -75,12 +75,12 @@ async def test_others_are_answered_while_a_long_request_is_rendered(
     loop_thread = threading.get_ident()
 
     def slow(write: Any) -> Any:
-        def written(*args: Any) -> Any:
+        def written(*args: Any, **named: Any) -> Any:
             if len(str(args)) > 50_000:
                 assert threading.get_ident() != loop_thread
                 begun.set()
                 assert go_on.wait(60)
-            return write(*args)
+            return write(*args, **named)
 
         return written
 
