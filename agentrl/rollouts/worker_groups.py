@@ -1,4 +1,4 @@
-"""Groups that a rollout worker under Ray runs beside one another, and what it tells the driver of them."""
+"""Groups that a rollout worker under Ray runs concurrently, and their events for the driver."""
 
 from __future__ import annotations
 
@@ -95,10 +95,10 @@ class WorkerGroups:
         self._watching: asyncio.Task[None] | None = None
         """Warns of what groups wait for, while there are some."""
         self._idle = 0.0
-        """Seconds of an idle engine that were told."""
+        """Seconds of an idle engine that were reported."""
 
     def begin(self, key: int, work: GroupWork, entries: Sequence[Entry] | None) -> None:
-        """Begin a group; `key` names it in what is told of it. `entries`: of its `Log`; None: it has none."""
+        """Begin a group; `key` names it in its events. `entries`: of its `Log`; None: it has no log."""
         self._rollouts.loop.call_soon(partial(self._begin, key, work, entries))
 
     def events(self, seconds: float) -> Told:
