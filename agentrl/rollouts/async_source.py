@@ -180,7 +180,7 @@ class AsyncSource:
         return self.rollouts.checked()
 
     def updated(self, outlines: Sequence[Outline]) -> None:
-        """See `TrajectorySource`. With a bound of 0 a sampler that learns is updated: it has drawn for no later step."""
+        """See `TrajectorySource`. With a bound of 0 a learning sampler is updated: it has drawn for no later step."""
         self.prompts.update(outlines)
         if self.flow.updating:  # it made no weights
             self.loop.run(self._end_update())

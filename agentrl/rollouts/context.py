@@ -68,7 +68,7 @@ class FirstRows:
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """Everything that rows name: loops, tools, interactions, scorers. It checks rows, and starts and closes its parts."""
+    """Everything that rows name: loops, tools, interactions, scorers. Checks rows, and starts and closes its parts."""
 
     loops: dict[str, AgentLoop]
     tools: ToolSet

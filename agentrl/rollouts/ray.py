@@ -54,8 +54,8 @@ LOOK_EVERY = 0.25
 ROOM_TOLD = 5.0
 """Seconds after which the user is warned that a worker waits for a machine."""
 SILENT_TOLD, SILENT_FOR = 60.0, 600.0
-"""Seconds after which the user is warned that a worker leaves a call unanswered that it answers at once; it then counts
-as dead."""
+"""Seconds without an answer to a call that workers answer at once: until the user is warned, and until the worker
+counts as dead."""
 SILENT = "it is stopped, unreachable, or in native code that lets no other thread run"
 CLOSED_WITHIN = 30.0
 """Seconds that a worker has to end its rollouts, or its servers and tools."""
@@ -237,8 +237,8 @@ class RayRollouts:
         replacement is asked. While the replacement starts, another worker is asked if the work `moves`; otherwise the
         work waits.
 
-        Raises what a worker raised, and WorkerDied when one died once more than trainer.max_worker_restarts allows; the
-        others' work is ended then.
+        Raises the error of a worker, and WorkerDied when one died once more than trainer.max_worker_restarts allows;
+        the others' work is ended then.
         """
         answers: dict[int, T] = {}
         running: dict[ray.ObjectRef[T | Failure], tuple[int, int, ActorProxy[RolloutWorker]]] = {}
