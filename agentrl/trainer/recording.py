@@ -1,4 +1,4 @@
-"""The record of what the update made of a step's tokens, for the files of its trajectories."""
+"""The record of an update's results for a step's tokens, for the files of its trajectories."""
 
 from __future__ import annotations
 
