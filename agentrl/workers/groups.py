@@ -38,7 +38,7 @@ class TrainableGroup:
     def save(self, dir: Path, *, background: bool) -> Finish:
         """Have every rank write its part of model and optimizer into `dir`.
 
-        Returns what tells whether this process sees all of the files.
+        Returns an object that says whether this process sees all of the files.
         """
         files = list(chain.from_iterable(self._trainable.every(TrainableWorker.save, dir, background=background)))
 
