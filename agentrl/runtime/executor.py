@@ -56,7 +56,7 @@ class Executor(Protocol):
         ...
 
     def restart(self) -> None:
-        """End all workers that live, and make every one anew, as they were at the start of the run."""
+        """End all workers that live, and make all of them again, as they were at the start of the run."""
         ...
 
     def close(self) -> None:

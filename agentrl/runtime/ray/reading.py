@@ -18,7 +18,8 @@ T = TypeVar("T")
 HELD_FOR = 330.0
 """Seconds after which others wait no longer for a reader that takes no more weights.
 
-More than a server may take for one bucket: a worker whose server hangs there goes on without that server."""
+More than a server may take for one bucket: a worker whose server hangs there continues without that server.
+"""
 JOIN_WITHIN = 1.0
 """Seconds that a reading waits for as many readers as are expected."""
 AHEAD = 2
@@ -57,8 +58,8 @@ class Readers:
     def turn(self, reader: str, role: str, number: int, expected: int) -> Turn | None:
         """Let `reader` take part `number` of a role's weights; None: it has to ask again.
 
-        It waits at the start until `expected` readers are there or JOIN_WITHIN is over, for a reading under way that it
-        came too late to join, and for readers that are too far behind. Raises LostTurn.
+        It waits at the start until `expected` readers are there or JOIN_WITHIN is over. It also waits for a reading
+        under way that it came too late to join, and for readers that lag too far. Raises LostTurn.
         """
         now = self.now()
         self._asked = {
@@ -100,9 +101,9 @@ class Parts(Generic[T]):
     _kept: dict[int, T | Exception | None] = field(default_factory=dict)
 
     def part(self, turn: Turn, number: int, begin: Callable[[], Iterator[T]]) -> T | None:
-        """Return a part, None behind the last one; `begin()` makes what gathers the parts of a new reading.
+        """Return a part, None after the last one; `begin()` makes the iterator that gathers the parts of a new reading.
 
-        Raises LostTurn, and for each reader what gathering raised.
+        Raises LostTurn, and for each reader the error of gathering.
         """
         if turn.reading > self._reading:
             self._reading, self._source, self._made, self._kept = turn.reading, begin(), 0, {}
