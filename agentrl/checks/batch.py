@@ -33,7 +33,7 @@ ZERO = (
 )
 """Columns that are 0 where nothing was sampled."""
 SLACK = 1e-3
-"""Largest difference between two float32 sums of a trajectory's rewards, beside a relative one."""
+"""Largest difference between two float32 sums of a trajectory's rewards, in addition to a relative one."""
 IMPROBABLE = 30.0
 """Surprise in nats of a sequence that nobody draws twice."""
 BY_REWARD = ("grpo", "rloo", "opo", "gpg", "maxrl")
@@ -67,7 +67,7 @@ class Expected:
     n: int
     """Trajectories that were asked for of each prompt."""
     pool: int
-    """Prompts of which the batch's were chosen by how their trajectories went."""
+    """Prompts from which the batch's prompts were chosen by the results of their trajectories."""
     kl_coef: float | None
     """Coefficient of the KL in the reward; None: it is not there."""
     greedy_rewards: Mapping[int, float] | None
@@ -77,15 +77,15 @@ class Expected:
     gap: float
     """See `trainer.checks.gap`."""
     plain: bool
-    """Tokens are drawn from the whole distribution: neither top_p nor top_k cuts it."""
+    """Tokens are drawn from the whole distribution, without a cut by top_p or top_k."""
     reference: str
     """`same`: the reference is the model that the policy began as; `other`; or `none`."""
     keeps: bool = False
-    """Behind a change of weights an answer goes on from keys and values of the older ones."""
+    """After a change of weights an answer continues from the KV cache of the older ones."""
 
 
 def check_batch(batch: RaggedBatch, expected: Expected) -> Report:
-    """Return what is wrong with the batch, and the numbers that were found on the way."""
+    """Return the faults of the batch, and the numbers computed on the way."""
     report = Report()
     report.add_check("coverage", _coverage(batch, expected))
     report.add_check("columns", _columns(batch, expected))
@@ -294,10 +294,10 @@ def _surprise(batch: RaggedBatch, expected: Expected, fresh: Tensor, report: Rep
 
 def surprise_evidence(surprise: Tensor, variance: Tensor) -> list[float]:
     """Return for each of TILTS the logarithm of a number whose mean is at most 1 where tokens are drawn from their
-    distributions: above c in at most one sound step of c (Markov), whatever the distributions and however few tokens.
+    distributions. It is above c in at most one sound step of c (Markov), for all distributions and however few tokens.
 
-    exp(y) <= 1 + y + (e - 2) y^2 for y <= 1, hence the mean of exp(min(t x, 1) - (e - 2) t^2 v) is at most 1 for each
-    x of mean 0 and variance v, and so is that of its product over tokens, each drawn given those before it
+    exp(y) <= 1 + y + (e - 2) y^2 for y <= 1. Hence the mean of exp(min(t x, 1) - (e - 2) t^2 v) is at most 1 for each x
+    of mean 0 and variance v. So is the mean of its product over tokens, each drawn given those before it
     (arXiv:1002.4058, theorem 1). A mean below (e - 2) t v of the smallest t is never found, by however many tokens:
     engine and trainer may differ by their precision.
 
@@ -308,7 +308,7 @@ def surprise_evidence(surprise: Tensor, variance: Tensor) -> list[float]:
 
 
 def _copies(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
-    """Tell of sequences of one prompt that are the same, and too improbable to be drawn twice."""
+    """Report sequences of one prompt that are the same, and too improbable to be drawn twice."""
     surprise = segment_sum(-batch.rollout_logprobs.double(), batch.offsets).tolist()
     offsets, ids = batch.offsets.tolist(), batch.ids.numpy()
     seen: dict[tuple[int, bytes], int] = {}
@@ -324,7 +324,8 @@ def _copies(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
 
 
 def _order(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
-    """Hold advantages against rewards within a prompt: the best has none below 0, and the worst none above."""
+    """Check advantages against rewards within a prompt: the best has no advantage below 0, and the worst no advantage
+    above."""
     assert batch.advantages is not None
     if expected.algorithm.adv_estimator not in BY_REWARD:
         return

@@ -1,4 +1,4 @@
-"""Findings of checks: what is wrong, where, why it matters and what to do."""
+"""Findings of checks: the fault, its place, why it matters and how to fix it."""
 
 from __future__ import annotations
 
