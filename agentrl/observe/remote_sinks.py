@@ -39,7 +39,7 @@ def table_of(generations: Sequence[Generation]) -> tuple[list[str], list[list[ob
 
 
 def finite(metrics: Mapping[str, float | None]) -> dict[str, float]:
-    """Leave out what was not finite."""
+    """Leave out values that are not finite."""
     return {name: value for name, value in metrics.items() if value is not None}
 
 
@@ -56,7 +56,7 @@ LoggedRunT = TypeVar("LoggedRunT", bound=LoggedRun)
 
 
 class PackageSink(Sink, Generic[RunT]):
-    """A logger of a package. Its run begins at the first write, and a resumed run goes on in the same one."""
+    """A logger of a package. Its run begins at the first write, and a resumed run continues in the same one."""
 
     is_remote = True
     package: ClassVar[str]
@@ -69,7 +69,7 @@ class PackageSink(Sink, Generic[RunT]):
 
     @abstractmethod
     def begin(self) -> RunT:
-        """Begin the package's run, or go on in it."""
+        """Begin the package's run, or continue it."""
 
     @abstractmethod
     def end(self, begun: RunT) -> None:
