@@ -423,7 +423,7 @@ class AsyncSource:
         await self.rollouts.go_on()
 
     def _admit(self) -> None:
-        """Begin what may begin; nothing before all batches are taken again that a process before took."""
+        """Begin all prompts that may begin: not one while batches of an earlier process wait to be taken again."""
         if self.record.plan:
             return
         loaded = [group.ordinal for group in self.flow.groups if group.ordinal not in self._running]

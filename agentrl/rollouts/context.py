@@ -59,7 +59,7 @@ class FirstRows:
     by_loop: dict[str, Sample] = field(default_factory=dict)
 
     def add(self, sample: Sample) -> None:
-        """Keep the row for what no row before it names."""
+        """Keep the row for each name that no earlier row uses."""
         self.by_source.setdefault(sample.data_source, sample)
         self.by_loop.setdefault(sample.agent_name, sample)
         if sample.interaction is not None:
@@ -92,7 +92,7 @@ class RunContext:
             self.reward.serve(servers)
 
     async def start(self, run: str) -> None:
-        """Reach what tools and interactions need, unless their answers are replayed. Raises ConfigError."""
+        """Reach the services of tools and interactions, unless their answers are replayed. Raises ConfigError."""
         await self.tools.start(run)
         for interaction in self.interactions.values():
             await await_user_code(f"interaction {interaction.name}", interaction.start, partial(interaction.start, run))
@@ -100,7 +100,7 @@ class RunContext:
             await self.reward.start(run)
 
     async def close(self) -> None:
-        """Free what tools, interactions and scorers hold, also where one of them fails to."""
+        """Free the resources of tools, interactions and scorers, also where one of them fails to."""
         closing = [self.tools.close(), *(interaction.close() for interaction in self.interactions.values())]
         if self.reward is not None:
             closing.append(self.reward.close())

@@ -91,7 +91,7 @@ def training(config: Config, step: int) -> Task:
 
 
 def validation(config: Config, step: int, *, greedy: bool, first: int = 0) -> Task:
-    """Ask for one greedy trajectory of each prompt, or val_kwargs.n sampled ones, by the same seeds in each validation.
+    """Run one greedy trajectory of each prompt, or val_kwargs.n sampled ones, by the same seeds in each validation.
 
     `first`: number of the first prompt that is asked for together; part of the files' names.
     """

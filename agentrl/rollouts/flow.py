@@ -224,11 +224,11 @@ class Flow:
 
     @property
     def ready(self) -> list[Group]:
-        """Groups that have ended, those first that are due first."""
+        """Groups that have ended, by deadline, earliest first."""
         return sorted((one for one in self.groups if one.outcome is not None), key=attrgetter("since", "ordinal"))
 
     def take(self) -> Batch | Wait:
-        """Take the batch of the next step, those ready groups that are due first; or say what it waits for.
+        """Take the batch of the next step, the ready groups that are due first; or return the reason for waiting.
 
         With `at_once` no later batch could take the groups that it has no place for: they are CANCELLED.
         """
@@ -317,7 +317,7 @@ class Flow:
         return replace(self, version=version, served=version, updating=False, paused=False, groups=groups)
 
     def state(self) -> dict[str, JSON]:
-        """Return, as JSON values, what `load` makes the state of again; settings are not in it."""
+        """Return the state as JSON values for `load`; settings are not in it."""
         groups: list[JSON] = [[one.ordinal, one.since, one.outcome and one.outcome.value] for one in self.groups]
         left: list[JSON] = [[ordinal, fate.value] for ordinal, fate in self.left]
         return {

@@ -64,7 +64,7 @@ class Ended:
 
     @staticmethod
     def load(found: Mapping[str, JSON]) -> Ended:
-        """Read what `header` wrote. Raises TypeError or ValueError for another form."""
+        """Read the output of `header`. Raises TypeError or ValueError for another form."""
         match found:
             case {
                 "ordinal": int(ordinal),
@@ -125,7 +125,8 @@ class Unfinished:
 
 
 class Journal:
-    """The journal of a run. `key`: what its records are valid with (`validity`); others are removed when it is read.
+    """The journal of a run. `key`: validity of its records (`validity`); records with another key are removed on
+    reading.
 
     `fsync`: a record is on the disk when it was added.
     """
@@ -200,7 +201,7 @@ class Journal:
         self._take(Ended.load(as_object(header)), self._append(record, fsync=self.fsync))
 
     def answered(self, ordinal: int, prompt: str, entry: Entry) -> None:
-        """Take down what happened in a trajectory of a prompt, or of all of them (no name).
+        """Record an event in a trajectory of a prompt, or in all of them (no name).
 
         `prompt`: the row's `identity`. Raises TrainingError on a full disk.
         """
@@ -246,12 +247,11 @@ class Journal:
         return [] if found is None else [entry for entry, _ in found.all()]
 
     def keep(self, needed: Callable[[int], bool], *, newest: int | None = None) -> None:
-        """Begin a new file with the records and entries of prompts that are `needed`; call it when a checkpoint is
-        saved.
+        """Begin a new file with the records and entries of `needed` prompts; call it when a checkpoint is saved.
 
         The files since the checkpoint before it stay until the next call, as that checkpoint may be the newest whole
-        one. With `newest` none of these files stays, and no sample by weights after this version. Raises TrainingError
-        on a full disk.
+        one. With `newest` these files are removed, and so are all samples by weights after this version. Raises
+        TrainingError on a full disk.
         """
         stays = self._live if newest is None else []
         ended = [one for one, its in self.ended.items() if needed(one) and not _is_after(its.newest, newest)]
@@ -378,7 +378,7 @@ def identity(sample: Sample) -> str:
 
 
 def validity(config: Config) -> str:
-    """Return a hash of what trajectories and the weights that sample them depend on: most keys."""
+    """Return a hash of the settings that trajectories and the weights that sample them depend on: most keys."""
     keys = config_to_dict(config)
     keys["async_training"] = {**as_object(keys["async_training"]), "journal_fsync": None}
     keys["trainer"] = {name: getattr(config.trainer, name) for name in OF_THE_UPDATE}

@@ -7,7 +7,7 @@ and counted before it. `ledger.jsonl` names them all, a line for each step:
     {"step": 3, "version": 2, "trained": [[4, 7], [9, 10]], "failed": [[8, 9]]}
 
 Ordinals are given as [first, end) in rising order. A line is written when the batch is taken, before the policy is
-updated with it; a run that resumes from an earlier step takes the batches of the later lines again.
+updated with it. A run that resumes from an earlier step takes the batches of the later lines again.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ class Ledger:
                 )
 
     def text(self) -> str:
-        """Say what became of the prompts."""
+        """List the number of prompts by fate."""
         counts = ", ".join(f"{self.counts[fate]} {fate}" for fate in Fate if self.counts[fate])
         return f"{self.counts.total()} prompts, each once: {counts or 'none'}"
 
     def state(self) -> dict[str, JSON]:
-        """Return, as JSON values, what `load` makes the ledger of again."""
+        """Return the ledger as JSON values for `load`."""
         return {
             "first": self.first,
             "before": self.before,

@@ -73,7 +73,8 @@ def open_local_rollouts(
     audience: Audience,
     share: tuple[int, int] = (1, 1),
 ) -> Iterator[LocalRollouts]:
-    """Start the engine, reach what tools and interactions need, and close all of it at the end. Raises UserError."""
+    """Start the engine, reach the services of tools and interactions, and close everything at the end. Raises
+    UserError."""
     agent = config.actor_rollout_ref.rollout.agent
     with ExitStack() as stack:
         loop = stack.enter_context(LoopThread("rollouts", torch_state()))
@@ -125,7 +126,7 @@ def engine_folder(run_dir: Path, share: tuple[int, int]) -> Path:
 
 
 def reward_model_input(config: RolloutsConfig) -> ModelInput | None:
-    """Load what makes the reward model's input; None without a reward model. Raises ConfigError."""
+    """Load the maker of the reward model's input; None without a reward model. Raises ConfigError."""
     if not isinstance(config, Config) or not uses_reward_model(config):
         return None
     scoring = config.reward_model
@@ -336,7 +337,7 @@ class LocalRollouts:
         return not self.replays_experts and self.scheduler.loops[sample.agent_name].after_kill != "none"
 
     def _logged(self, requests: Sequence[Request], log: Log) -> list[Request]:
-        """Have the answers to the trajectories taken down, and those in the log given again."""
+        """Record the answers to the trajectories, and give recorded answers again."""
         recorded = defaultdict[str, list[Entry]](list)
         for entry in log.read():
             recorded[entry.trajectory].append(entry)

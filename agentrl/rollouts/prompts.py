@@ -36,7 +36,7 @@ class Prompts:
         """The thread that draws is not the thread that begins prompts and forgets them."""
 
     def draw_to(self, end: int) -> None:
-        """Draw until all prompts before `end` are there. Raises what `Loader` raises."""
+        """Draw until all prompts before `end` are there. Raises the errors of `Loader`."""
         while self._next < end:
             position = self._loader.state_dict()
             drawn = _Drawn(self._next, next(self._loader), position)

@@ -401,7 +401,7 @@ class RayRollouts:
     def _placing(self, number: int) -> Placing:
         """Return Ray's placement options for a worker."""
         if self._nodes is not None:
-            # Where the ranks have all CPUs of a machine, a worker that asks for one would be waited for for ever.
+            # Where the ranks have all CPUs of a machine, a worker that asks for one would never start.
             return {
                 "num_cpus": 0,
                 "scheduling_strategy": NodeAffinitySchedulingStrategy(self._nodes()[number], soft=False),

@@ -72,7 +72,7 @@ class _Open:
 
 @dataclass(slots=True)
 class _Followed:
-    """A worker that is asked, again and again, what happens to its groups."""
+    """A worker that is asked repeatedly for the events of its groups."""
 
     actor: ActorProxy[RolloutWorker]
     task: asyncio.Task[None] | None = None
@@ -198,7 +198,7 @@ class RayGroups(RayRollouts):
         return report
 
     async def idle_seconds(self) -> float:
-        """See `RolloutRunner.idle_seconds`: as far as workers have told of it."""
+        """See `RolloutRunner.idle_seconds`: as far as workers have reported it."""
         return self._idle
 
     @contextmanager

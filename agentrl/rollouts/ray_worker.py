@@ -140,7 +140,7 @@ class RolloutWorker:
 
     @ray.method(concurrency_group="groups")
     def group_events(self, seconds: float) -> Told:
-        """Take what happened to groups since the last call; wait for at most `seconds` until something has."""
+        """Take the events of groups since the last call; wait at most `seconds` for the first."""
         return self.groups.events(seconds)
 
     @ray.method(concurrency_group="news")

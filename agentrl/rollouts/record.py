@@ -198,11 +198,11 @@ class Record:
         self.ledger.settle(fates)
 
     def saved(self) -> None:
-        """Drop what no checkpoint needs any more, now that one is being saved."""
+        """Drop records that no checkpoint needs any more, now that one is being saved."""
         self._keep()
 
     def text(self) -> str:
-        """Say what became of the prompts, and where it is written."""
+        """Report the number of prompts by fate, and the file that lists them."""
         found = f"; {self.found} of them came from the journal" if self.found else ""
         found += f"; {self.turns} turns of others, too" if self.turns else ""
         return f"{self.ledger.text()}{found} ({self._file.path.name} names them by step)"

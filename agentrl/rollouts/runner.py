@@ -76,7 +76,7 @@ class RolloutRunner(Protocol):
         ...
 
     def checked(self) -> Report:
-        """Take what checks found of trajectories and the engine's weights since it was last taken."""
+        """Take the findings of checks about trajectories and the engine's weights since the last call."""
         ...
 
     def revive(self) -> None:
@@ -121,7 +121,7 @@ class RolloutRunner(Protocol):
         ...
 
     async def offer_weights(self, weights: Weights, version: int) -> None:
-        """Allow, after `release_weights`, to read weights for processes that come back; others keep what they have."""
+        """Allow, after `release_weights`, to read weights for processes that come back; others keep their weights."""
         ...
 
     async def idle_seconds(self) -> float:

@@ -26,9 +26,9 @@ __all__ = ["TakingTurns", "TrajectorySource"]  # plugins subclass TakingTurns
 class TrajectorySource(Protocol):
     """Source of the trajectories of each step.
 
-    One step asks, in this order: `next_batch`, `metrics`, `rest`, then, when the update is done, `publish` (if it made
+    One step calls, in this order: `next_batch`, `metrics`, `rest`, then, when the update is done, `publish` (if it made
     weights, or the source `needs_weights`) and `updated`. Validation and checkpoints fall between two steps; `state`
-    may be asked for at any time. All calls come from one thread; each raises what `RolloutRunner` raises.
+    may be called at any time. All calls come from one thread; each raises the errors of `RolloutRunner`.
     """
 
     @property
@@ -83,7 +83,7 @@ class TrajectorySource(Protocol):
         ...
 
     def checked(self) -> Report:
-        """Take what checks found of trajectories and the engine's weights since it was last taken."""
+        """Take the findings of checks about trajectories and the engine's weights since the last call."""
         ...
 
     def state(self) -> dict[str, JSON]:
@@ -106,7 +106,7 @@ class TrajectorySource(Protocol):
         ...
 
     def report(self) -> str | None:
-        """Say at the run's end what became of the prompts; None where nothing needs to be said."""
+        """Report the prompts by fate at the run's end; None where there is nothing to report."""
         ...
 
     def revive(self) -> None:

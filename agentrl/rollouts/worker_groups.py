@@ -60,7 +60,7 @@ class GroupFailed:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Answer of a worker that is asked what happened."""
+    """Answer of a worker that is asked for events."""
 
     events: Sequence[GroupEvent]
     idle_seconds: float
@@ -93,7 +93,7 @@ class WorkerGroups:
         self._some = Condition()
         self._ends = 0
         self._watching: asyncio.Task[None] | None = None
-        """Warns of what groups wait for, while there are some."""
+        """Warns which events groups wait for, while there are some."""
         self._idle = 0.0
         """Seconds of an idle engine that were reported."""
 
@@ -102,7 +102,7 @@ class WorkerGroups:
         self._rollouts.loop.call_soon(partial(self._begin, key, work, entries))
 
     def events(self, seconds: float) -> Told:
-        """Take what happened since the last call, in order; wait for at most `seconds` until something has."""
+        """Take the events since the last call, in order; wait at most `seconds` for the first."""
         with self._some:
             self._some.wait_for(lambda: self._events, seconds)
             events, self._events = self._events, []
@@ -110,7 +110,7 @@ class WorkerGroups:
         return Told(events, self._idle - before)
 
     def stop(self) -> None:
-        """End all groups, and wait until they have ended. What happened is not told any more."""
+        """End all groups, and wait until they have ended. Later events are not reported."""
         self._rollouts.loop.run(self._stop())
 
     async def _stop(self) -> None:
