@@ -103,7 +103,7 @@ def build(config: Config, inputs: Inputs, display: Display, kind: type[Trainer] 
 def open_source(
     config: Config, loader: Loader, rollouts: RolloutRunner, total_steps: int
 ) -> Iterator[TrajectorySource]:
-    """Make the source of trajectories that the config asks for; at the end, cancel what it has begun."""
+    """Make the source of trajectories that the config asks for; at the end, cancel the prompts that it has begun."""
     bound = config.async_training.max_staleness
     if bound and loader.learns:
         raise ConfigError(
@@ -171,7 +171,7 @@ def open_store(config: RunConfig, display: Display) -> ObjectStore | None:
 
 
 def build_kl_controller(config: Config) -> KLController | None:
-    """Make what steers the KL coefficient of the reward; None without KL in the reward."""
+    """Make the controller of the KL coefficient of the reward; None without KL in the reward."""
     ctrl = config.algorithm.kl_ctrl
     if not config.algorithm.use_kl_in_reward:
         return None

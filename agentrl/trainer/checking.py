@@ -1,4 +1,4 @@
-"""The checks of each training step, and what follows from what they find (docs/reliability.md)."""
+"""The checks of each training step, and the reactions to their findings (docs/reliability.md)."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class StepChecks:
     def end_step(
         self, step: int, metrics: Mapping[str, float], outlines: Sequence[Outline], *, learnt: bool
     ) -> tuple[Numbers, str | None, Reaction]:
-        """Raise the step's alarms. Returns (metrics, what they say or None, the strongest reaction asked for)."""
+        """Raise the step's alarms. Returns (metrics, their text or None, the strongest reaction asked for)."""
         begun = time.thread_time()
         step_found, self.found = self.found, Report()
         numbers = step_found.numbers | step_found.text.numbers()

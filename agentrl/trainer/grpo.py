@@ -103,7 +103,7 @@ from agentrl.workers.roles import Workers, needs_log_probs
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Sequences of an update by what they are to its losses; indices in its batch."""
+    """Sequences of an update by their role in its losses; indices in its batch."""
 
     trajectory: list[int]
     """The trajectory of each sequence."""
@@ -455,7 +455,8 @@ class Trainer:
         return batch, found
 
     def parts(self, batch: Sequences, found: Estimate, outlines: Sequence[Outline]) -> tuple[Sequences, Parts]:
-        """Leave the trajectories of masked_statuses out of the batch; say what its other sequences are to losses."""
+        """Leave the trajectories of masked_statuses out of the batch; return the other sequences by their role in
+        losses."""
         masked, actor = self.config.algorithm.masked_statuses, self.config.actor_rollout_ref.actor
         kept = [row for row, owner in enumerate(found.trajectory) if outlines[owner].status not in masked]
         owners = [found.trajectory[row] for row in kept]
@@ -476,7 +477,7 @@ class Trainer:
     def update(self, batch: Sequences, parts: Parts, entropy: float | None, by_token: bool) -> tuple[bool, Numbers]:
         """Update critic, and policy after the critic's warm-up. Returns (the policy has new weights, metrics).
 
-        entropy: the policy's before the update, nats a token, where it is known. by_token: keep what becomes of each.
+        entropy: the policy's before the update, nats a token, where it is known. by_token: keep each token's results.
         """
         filtered = self.config.algorithm.filter_groups.enable and declared_by_estimator(self.config).compares_group
         workers = self.workers

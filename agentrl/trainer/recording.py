@@ -46,5 +46,5 @@ def record_update(
 
 
 def recorded_columns(batch: RaggedBatch, files: Sequence[RecordFile]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Write the record of a batch [T], where its tokens are; returns (no columns, what `write_updates` returns)."""
+    """Write the record of a batch [T], where its tokens are; returns (no columns, the result of `write_updates`)."""
     return {}, write_updates(batch, files)

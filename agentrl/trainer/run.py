@@ -32,7 +32,7 @@ class TrainingRun:
 
     @property
     def step(self) -> int:
-        """Steps done, those before a resume included; 0 before the first, and until the iteration begins."""
+        """Steps done, including steps before a resume; 0 before the first, and until the iteration begins."""
         return self._trainer.step
 
     @property

@@ -208,7 +208,7 @@ def find_beginning(
 
 
 def order_of(config: TuningConfig, samples: Sequence[Sample]) -> dict[str, JSON]:
-    """Fingerprint of the order of the data: what decides which transcripts each step takes, by the config's keys."""
+    """Fingerprint of the order of the data: the values that decide which transcripts each step takes, by config key."""
     checksum = 0
     for sample in samples:
         checksum = zlib.crc32(sample.mask.tobytes(), zlib.crc32(sample.ids.tobytes(), checksum))
