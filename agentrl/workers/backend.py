@@ -108,11 +108,12 @@ class Backend(Protocol[Found]):
         ...
 
     def finish_save(self, *, wait: bool) -> bool:
-        """Return true when this rank's files of the last save are on the disk. Raises what writing them raised."""
+        """Return true when this rank's files of the last save are on the disk. Raises the error of writing them."""
         ...
 
     def load(self, dir: Path) -> None:
-        """Take over what any number of ranks saved. Raises CheckpointError when it is of another model or damaged."""
+        """Load the parts saved by any number of ranks. Raises CheckpointError when they are damaged or of another
+        model."""
         ...
 
 

@@ -1,7 +1,7 @@
 """A model that learns under FSDP2: one optimizer step on a mini-batch, in micro-batches whose gradients add up.
 
-The parameters that learn are float32. With `dtype=bfloat16` the forward pass runs under autocast, and what leaves the
-worker for the engine or for disk in Hugging Face format is cast to bfloat16.
+The trained parameters are float32. With `dtype=bfloat16` the forward pass runs under autocast, and weights for the
+engine or for disk in Hugging Face format are cast to bfloat16.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Found = TypeVar("Found")
 
 
 class Learner(Generic[Found]):
-    """A module that learns, sharded by FSDP2, and its optimizer: what backends of policies and critics share."""
+    """A module that learns, sharded by FSDP2, and its optimizer: shared by the backends of policies and critics."""
 
     def __init__(self, root: PolicyModel | ValueModel | ScoreModel, settings: Settings, mesh: Mesh) -> None:
         """Shard `root` in place, and read its weights where it has not read any. Raises ConfigError."""

@@ -47,7 +47,7 @@ def mini_batches(group: torch.Tensor, prompts: int, shuffle_key: str | None) -> 
 def micro_batches(batch: Sequences, max_tokens: int) -> list[list[int]]:
     """Split sequences into micro-batches of at most `max_tokens` tokens; a longer sequence goes alone.
 
-    The sequences of a prompt stay together where they fit, because what they share is computed once.
+    The sequences of a prompt stay together where they fit, because their shared prefix is computed once.
     """
     lengths = batch.lengths.tolist()
     pieces: list[list[int]] = []

@@ -210,7 +210,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         policy sampled, in the steps taken; train/loss_weight; `correction_metrics` where the proximal policy is
         another one.
 
-        Raises ValueError when a field of the batch is missing or the batch has no policy token, and TrainingError
+        Raises ValueError when a field of the batch is missing or the batch has no policy token. Raises TrainingError
         when loss or gradient were not finite for too long (see `agentrl.workers.trainable`).
         """
         config = self.config

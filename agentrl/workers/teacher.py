@@ -173,7 +173,7 @@ class ServedTeacher:
     """A teacher on a server. Implements `Teacher`; ranks ask it apart, each about its own sequences."""
 
     def __init__(self, teacher: TeacherConfig, config: DistillationConfig, vocab: int) -> None:
-        """Raises ConfigError for what can be seen without asking the server."""
+        """Raises ConfigError for faults that can be seen without asking the server."""
         self.name, self._concurrent, self._vocab = teacher.name, teacher.max_concurrent, vocab
         self._top_k = config.top_k if config.scope == "top_k" else 0
         if self._top_k > vocab:

@@ -76,11 +76,11 @@ class TrainableWorker(Generic[Found_co]):
         return self._learner.save(Path(dir), background=background)
 
     def finish_save(self, *, wait: bool = True) -> bool:
-        """Return true when this rank's files of the last save are on the disk. Raises what writing them raised."""
+        """Return true when this rank's files of the last save are on the disk. Raises the error of writing them."""
         return self._learner.finish_save(wait=wait)
 
     def load(self, dir: Path) -> None:
-        """Take over what `save` wrote. Raises CheckpointError when it is of another model or half-written."""
+        """Load the files of `save`. Raises CheckpointError when they are of another model or half-written."""
         self._learner.load(Path(dir))
 
     def _learn(self, minis: Iterable[MiniBatch[Found_co]], *, step: int) -> UpdateReport:
