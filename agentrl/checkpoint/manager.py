@@ -46,7 +46,7 @@ _NO_ROOM = 1 << 20
 logger = logging.getLogger(__name__)
 
 Finish = Callable[[bool], bool]
-"""Answers True when the files are written; waits for them when given True, and raises what writing them raised."""
+"""Answers True when the files are written; waits for them when given True, and raises the error of writing them."""
 Writer = Callable[[Path], Finish | None]
 """Fills a directory. A writer that continues in the background returns how to finish."""
 
@@ -98,7 +98,7 @@ class CheckpointManager:
         self.store = store
         self.best_by = best_by
         self.best: Best | None = None
-        """The best step so far, those before the checkpoint that was loaded last included."""
+        """The best step so far, including steps before the checkpoint that was loaded last."""
         self.published = False
         """True when a save of this process is published."""
         self.fingerprint: Mapping[str, JSON] = json.loads(json.dumps(dict(fingerprint or {})))
@@ -108,7 +108,7 @@ class CheckpointManager:
         """Checkpoints and packages of other versions that were warned of."""
         self._going_on: _Save | None = None
         self._checked: tuple[object, Record] | None = None
-        """The checkpoint that was last read whole: what its files were then, and its record."""
+        """The checkpoint that was last read whole: its files at that time, and its record."""
         self._thread = ThreadPoolExecutor(1, "checkpoints")
         for path in self.dir.glob(f".step_*{_REPLACED}"):
             original = self.dir / path.stem.removeprefix(".")
@@ -147,7 +147,7 @@ class CheckpointManager:
         return False
 
     def save(self, step: int, writers: Mapping[str, Writer], state: Mapping[str, JSON]) -> Path:
-        """Write `step_<step>/`: each writer fills the subdirectory of its name, `state` (JSON) is what `load` returns.
+        """Write `step_<step>/`: each writer fills the subdirectory of its name, `load` returns `state` (JSON).
 
         Waits for the save before it. In the background this returns when the writers have; `settle` does the rest.
         Returns where the checkpoint is, or will be. Checkpoints of later steps belong to a continuation that was given
@@ -170,7 +170,7 @@ class CheckpointManager:
         return final
 
     def settle(self, *, wait: bool = True) -> None:
-        """Publish the save that is going on when its files are written, or `wait` for it. Raises what went wrong."""
+        """Publish the running save when its files are written, or `wait` for it. Raises the error of the save."""
         going_on = self._going_on
         if going_on is None:
             return
@@ -185,7 +185,7 @@ class CheckpointManager:
         self._going_on = None
 
     def give_up(self) -> None:
-        """Forget the save that is going on, whose writers are gone; what they had all written before is published."""
+        """Forget the running save, whose writers are gone; a save that they had all written before is published."""
         going_on, self._going_on = self._going_on, None
         if going_on is not None and going_on.publishing is not None:
             with self._undone_on_error(going_on):

@@ -173,7 +173,8 @@ def _parsed(text: bytes, where: str) -> Record:
 
 
 def _check_format(record: Mapping[str, JSON], where: str) -> None:
-    """Raise CheckpointError for what another agentrl wrote: it may be whole, and no older one is to take its place."""
+    """Raise CheckpointError for a checkpoint by another agentrl: it may be whole, and no older one is to take its
+    place."""
     format, wrote = record.get("format"), record.get("versions")
     if type(format) is int and format != FORMAT:
         by = wrote.get("agentrl") if isinstance(wrote, dict) else None

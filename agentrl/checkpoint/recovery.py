@@ -23,7 +23,7 @@ FIXED = (
     "model.lora_alpha",
     "optim.name",
 )
-"""Keys that a continued run must share with its checkpoint, since what it holds has another form with another value."""
+"""Keys that a continued run must share with its checkpoint, since their values determine the form of its contents."""
 
 
 def choose_checkpoint(

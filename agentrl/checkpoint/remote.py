@@ -1,4 +1,4 @@
-"""A run's checkpoints and its policy in an object store, or what else fsspec reaches: s3://, gs://, hdfs://, file://.
+"""A run's checkpoints and its policy in an object store, or elsewhere through fsspec: s3://, gs://, hdfs://, file://.
 
 A checkpoint there is whole or does not count: its `state.json` comes last when it is uploaded, and goes first when it
 is removed.

@@ -79,7 +79,7 @@ class StateWriter(Protocol):
         ...
 
     def finish(self, *, wait: bool = True) -> bool:
-        """Return true when the last save's files are written. Raises what writing them raised."""
+        """Return true when the last save's files are written. Raises the error of writing them."""
         ...
 
     def load(self, directory: Path, mark: Mapping[str, JSON] | None = None) -> None:
@@ -133,7 +133,7 @@ class WorkerState:
         return [shard.name, _STATE] if rank() == 0 else [shard.name]
 
     def finish(self, *, wait: bool = True) -> bool:
-        """Return true when the last save's files are written. Raises what writing them raised."""
+        """Return true when the last save's files are written. Raises the error of writing them."""
         if self._writing is None:
             return True
         if not (wait or self._writing.done()):
@@ -143,7 +143,8 @@ class WorkerState:
         return True
 
     def load(self, directory: Path, mark: Mapping[str, JSON] | None = None) -> None:
-        """Take over what any number of ranks saved, exactly. Every rank must call it, and reads only what it needs.
+        """Load exactly the parts saved by any number of ranks. Every rank must call it, and reads only the parts it
+        needs.
 
         Nothing is changed on any rank unless everything fits. Raises CheckpointError when a file is missing or broken,
         or when the checkpoint is of another model or optimizer.
@@ -255,7 +256,8 @@ def all_seen(directory: Path, files: Sequence[str], *, wait: bool = True) -> boo
 
 
 def _pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor, list[int]]]:
-    """List what this rank writes: (name, local tensor [...], its offset). Ranks with the same pieces take turns."""
+    """List the pieces that this rank writes: (name, local tensor [...], its offset). Ranks with the same pieces take
+    turns."""
     held: list[tuple[str, torch.Tensor, list[int]]] = []
     starts = []
     for name, tensor in tensors.items():
