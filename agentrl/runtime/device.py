@@ -54,7 +54,7 @@ def visible_gpu() -> str | None:
 
 
 def _unused(gpu: str) -> str:
-    """Why torch does not use `gpu`, and what to do."""
+    """Why torch does not use `gpu`, and how to fix it."""
     if torch.version.cuda is None:
         return (
             f"this machine has an NVIDIA GPU ({gpu}), and torch {torch.__version__} is a build for the CPU. For CUDA: "

@@ -99,7 +99,7 @@ class LocalExecutor:
         """Do nothing: a worker of this process dies only with the run."""
 
     def close(self) -> None:
-        """Do nothing: what this process holds ends with it."""
+        """Do nothing: resources of this process end with it."""
 
     @contextmanager
     def _around(self, role: str, method: str) -> Iterator[None]:

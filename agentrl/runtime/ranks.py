@@ -4,8 +4,8 @@ No worker class is known here. A call names its method by the function object
 (`ranks.metrics(CriticWorker.update, batch, step=3)`), so that arguments and answers are typed; each rank finds its
 worker's own method by that function's name.
 
-How a batch is handed out and how answers are joined is defined by the pure functions `shares`, `join_tokens` and
-`reduce_metrics`, so that every implementation gives what `LocalRanks` gives.
+The pure functions `shares`, `join_tokens` and `reduce_metrics` define how a batch is handed out and how answers are
+joined. So every implementation gives the same results as `LocalRanks`.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Ranks(Protocol[Worker_co]):
         ...
 
     def weights(self, method: Callable[[Worker_co], RankWeights]) -> Weights:
-        """Join what `method` gives on all ranks: weights that are read from this process."""
+        """Join the results of `method` on all ranks: weights that are read from this process."""
         ...
 
 

@@ -130,7 +130,7 @@ class RankPool:
         return self.collect(calls, f"{role}.{method}")[0]
 
     def reader(self, role: str) -> WeightReader:
-        """Return what reads the weights that `weights` kept."""
+        """Return the reader of the weights that `weights` kept."""
         return WeightReader(tuple(self._actors), role)
 
     def collect(self, calls: Sequence[ray.ObjectRef[R | Failure]], what: str) -> list[R]:

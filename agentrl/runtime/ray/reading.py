@@ -1,7 +1,7 @@
 """Weights that several readers take from the ranks together, so that each part is gathered once for all of them.
 
-The first rank keeps `Readers`: who reads, how far each is, and who has to wait. Every rank keeps `Parts`: what it hands
-over of the parts that some reader has not taken yet.
+The first rank keeps `Readers`: the readers, their positions, and which of them must wait. Every rank keeps `Parts`: its
+pieces of the parts that some reader has not taken yet.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ AHEAD = 2
 
 
 class LostTurn(TrainingError):
-    """The reading is over that a reader asked for: what comes next belongs to another one."""
+    """The reading is over that a reader asked for: later parts belong to another reading."""
 
     def __init__(self) -> None:
         super().__init__(f"a reader that takes no weights for {HELD_FOR:g} s, or takes old ones, has to go")

@@ -105,8 +105,8 @@ def start_ray(
 def _on_loopback() -> Iterator[None]:
     """Have a Ray that is started here listen on loopback only, as it does where it forms no cluster.
 
-    By itself its processes listen at all addresses of the machine, and run what they are sent. An address that
-    ray.init is given changes nothing in that.
+    By itself its processes listen at all addresses of the machine, and run any code sent to them. An address given to
+    ray.init does not change that.
     """
     with _unless_set(NO_CLUSTER, "0") as is_free:
         if not is_free:

@@ -85,7 +85,7 @@ class StoredBatch:
 
     @staticmethod
     def of(pieces: Iterable[Index]) -> StoredBatch:
-        """Join batches, given what `put_batch` returned for each, one after the other."""
+        """Join batches, given the results of `put_batch` for each, one after the other."""
         index = list(pieces)
         ends = np.cumsum([0, *(len(one.lengths) for one in index)])
         rows = [torch.arange(start, start + len(one.lengths)) for start, one in zip(ends, index, strict=False)]
