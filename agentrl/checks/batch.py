@@ -1,4 +1,4 @@
-"""Checks of a step's batch, after its advantages: what each column must be, given the others and the outlines."""
+"""Checks of a step's batch, after its advantages: each column compared with the others and the outlines."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _at(batch: RaggedBatch, wrong: Tensor, expected: Expected) -> Iterator[tuple
 
 
 def _coverage(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
-    """Hold the batch's trajectories, and their tokens, against the outlines."""
+    """Compare the batch's trajectories, and their tokens, with the outlines."""
     tokens: dict[int, int] = {}
     for number, count in zip(batch.trajectory.tolist(), batch.policy_tokens.tolist(), strict=True):
         tokens[number] = tokens.get(number, 0) + count
@@ -151,7 +151,7 @@ def _coverage(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
 
 
 def _columns(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
-    """Hold each column against the mask: finite on policy tokens, and nothing elsewhere."""
+    """Check each column against the mask: finite on policy tokens, and nothing elsewhere."""
     mask = batch.mask
     if len(batch) and mask[batch.offsets[:-1]].any():
         row = int(mask[batch.offsets[:-1]].nonzero()[0, 0])
@@ -194,7 +194,7 @@ def _versions(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
 
 
 def _rewards(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
-    """Hold the sum of each trajectory's token rewards against `Outline.reward`."""
+    """Compare the sum of each trajectory's token rewards with `Outline.reward`."""
     rewards = batch.rewards.double()
     if expected.kl_coef is not None and batch.ref_logprobs is not None:
         before = batch.rollout_logprobs if batch.old_logprobs is None else batch.old_logprobs
@@ -255,7 +255,7 @@ def behind_a_change(batch: RaggedBatch) -> Tensor:
 
 
 def _gap(batch: RaggedBatch, expected: Expected, fresh: Tensor, numbers: Numbers) -> Iterator[Finding]:
-    """Hold the engine's log-probs against the trainer's forward pass, which has no cache, by sequence."""
+    """Compare the engine's log-probs with the trainer's forward pass, which has no cache, by sequence."""
     assert batch.old_logprobs is not None
     gap = torch.where(fresh, (batch.old_logprobs - batch.rollout_logprobs).abs(), 0.0)
     counts = segment_sum(fresh.float(), batch.offsets)
@@ -276,10 +276,10 @@ def _gap(batch: RaggedBatch, expected: Expected, fresh: Tensor, numbers: Numbers
 
 
 def _surprise(batch: RaggedBatch, expected: Expected, fresh: Tensor, report: Report) -> None:
-    """Weigh how surprising the sampled tokens are against the entropies of their distributions, which is the mean.
+    """Compare the surprise of the sampled tokens with the entropies of their distributions, which are its mean.
 
-    What speaks against chance is added up over steps, by `agentrl.checks.step.History`. A batch whose prompts were
-    chosen by how they went is one of many that could have been, and the best of so many must not look rare.
+    Evidence against chance is added up over steps, by `agentrl.checks.step.History`. A batch whose prompts were chosen
+    by their results is one of many possible batches, and the best of so many must not look rare.
     """
     assert batch.entropy is not None and batch.varentropy is not None
     surprise = -batch.rollout_logprobs[fresh].double() - batch.entropy[fresh].double()
@@ -347,7 +347,7 @@ def _order(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
 
 
 def _reference(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
-    """Hold the reference against the policy, where the two must be the same, and where they must not."""
+    """Compare the reference with the policy, where the two must be the same, and where they must not."""
     assert batch.ref_logprobs is not None and batch.old_logprobs is not None
     gap = torch.where(batch.mask, batch.old_logprobs - batch.ref_logprobs, 0.0)
     if expected.version == 0:

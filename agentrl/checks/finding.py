@@ -128,7 +128,7 @@ MEANINGS: dict[str, tuple[str, str]] = {
         "Raise data.max_response_length, or have the length cost something (reward_model.reward_manager=dapo)",
     ),
 }
-"""By check: why a finding matters, and what to do."""
+"""By check: why a finding matters, and how to fix it."""
 
 
 def alarms_of(findings: Iterable[Finding]) -> list[Alarm]:

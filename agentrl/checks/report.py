@@ -29,7 +29,7 @@ class Report:
     """After an update of the engine's weights, no checked tensor differed from its value before."""
 
     def add_check(self, check: str, found: Iterable[Finding]) -> None:
-        """Count that a check compared something, and add what it found."""
+        """Count that a check compared something, and add its findings."""
         self.evaluated[check] += 1
         self.findings += found
 

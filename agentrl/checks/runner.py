@@ -24,7 +24,7 @@ class Alarms:
         self.steps: Counter[str] = Counter()
         """Steps of this process with an alarm, by check."""
         self.last: dict[str, tuple[int, str]] = {}
-        """By check, the step of its last alarm and what it said."""
+        """By check, the step of its last alarm and the alarm's text."""
 
     def raise_for(self, step: int, findings: Sequence[Finding]) -> tuple[list[Alarm], Reaction]:
         """Write and show a step's alarms; return them, and the strongest reaction that they ask for.

@@ -136,7 +136,7 @@ class History:
         self.barren = 0 if learnt else self.barren + 1
         bound = self.config.barren_steps
         self.evaluated["standstill"] += bound > 0
-        # Again whenever it has lasted twice as long: a run of days is not told so at each step.
+        # Again whenever it has lasted twice as long: a run of days does not warn at each step.
         if not bound or self.barren < bound or (self.barren // bound).bit_count() != 1 or self.barren % bound:
             return
         causes = []

@@ -1,4 +1,5 @@
-"""Checks of whole trajectories where they were run: the invariants of the record, and the mask by what tokens say."""
+"""Checks of whole trajectories where they were run: the invariants of the record, and the mask compared with the
+tokens."""
 
 from __future__ import annotations
 

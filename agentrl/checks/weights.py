@@ -40,7 +40,7 @@ class WeightWatch:
     """Chosen tensors of the update that the engine did not read."""
 
     def watched(self, weights: Weights, engine: RolloutEngine) -> tuple[Weights, Mapping[str, torch.Tensor]]:
-        """Return the weights [S], and what fills with the chosen tensors when they are read."""
+        """Return the weights [S], and a mapping that fills with the chosen tensors when they are read."""
         names = self._choose(weights.shapes, engine)
         passed: dict[str, torch.Tensor] = {}
         self._names, self._omitted = weights.shapes.keys(), ()
@@ -55,7 +55,7 @@ class WeightWatch:
         return replace(weights, read=read), passed
 
     async def check(self, engine: RolloutEngine, passed: Mapping[str, torch.Tensor], version: int) -> list[Finding]:
-        """Compare the tensors [S] that the engine holds with those passed, and the version that it names."""
+        """Compare the tensors [S] in the engine with the tensors passed to it, and its version with `version`."""
         health = await engine.health()
         found = []
         if health.version != version:
