@@ -126,7 +126,7 @@ class Stage:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the stage began; when it is over, those it took."""
+        """Seconds since the stage began; when it is over, its duration."""
         return (self._ended or self._display.clock()) - self._started
 
     @property

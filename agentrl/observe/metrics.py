@@ -44,7 +44,7 @@ Training (`step_metrics`):
 | `trajectory/<name>` | what else the loop or a tool measured (`generate_seconds`, ...), mean of those that have it |
 
 Validation (`validation_metrics`), with n sampled trajectories a prompt. Numbers by data source are means over its
-prompts with a score, of which each counts once; `pass@1` is therefore the success rate of sampled trajectories:
+prompts with a score, and each prompt counts once; `pass@1` is therefore the success rate of sampled trajectories:
 
 | name | what it is |
 |---|---|

@@ -19,7 +19,7 @@ REWARD = "reward/mean"
 SAMPLED = "val/success_sampled"
 GREEDY = "val/success_greedy"
 GRADED = "val/reward_sampled"
-# Told apart by people who see few colours, too (the Okabe-Ito palette).
+# People who see few colours can distinguish them, too (the Okabe-Ito palette).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 UNIT = (-0.03, 1.03)
 

@@ -89,7 +89,7 @@ class PackageSink(Sink, Generic[RunT]):
         return self._begun
 
     def truncate_after(self, step: int) -> None:
-        """Begin the run. No package can forget what it has."""
+        """Begin the run. No package can delete logged values."""
         self.ensure_begun()
 
     def close(self) -> None:
@@ -159,7 +159,7 @@ class MLflow(PackageSink["MlflowClient"]):
 
 
 class SwanLabOptions(BaseModel):
-    """Keys of `trainer.logger_options.swanlab`; `swanlab.init` says what they do."""
+    """Keys of `trainer.logger_options.swanlab`; see `swanlab.init` for their meaning."""
 
     workspace: str | None = None
     group: str | None = None
@@ -201,7 +201,7 @@ class SwanLab(RunSink["swanlab.Run"]):
 
 
 class TrackioOptions(BaseModel):
-    """Keys of `trainer.logger_options.trackio`; `trackio.init` says what they do."""
+    """Keys of `trainer.logger_options.trackio`; see `trackio.init` for their meaning."""
 
     space_id: str | None = None
     group: str | None = None
@@ -244,7 +244,7 @@ class Trackio(RunSink["trackio.Run"]):
 
 
 class WandbOptions(BaseModel):
-    """Keys of `trainer.logger_options.wandb`; `wandb.init` says what they do."""
+    """Keys of `trainer.logger_options.wandb`; see `wandb.init` for their meaning."""
 
     entity: str | None = None
     group: str | None = None

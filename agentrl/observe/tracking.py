@@ -1,8 +1,8 @@
 """Loggers of a run's metrics, and the loggers that write files: metrics.jsonl, tensorboard. Others are in
 `remote_sinks`.
 
-Invariant of metrics.jsonl: every line but the last is a whole JSON object whose first key is `step`; a line that
-`Tracker.log` has returned from is on the disk.
+Invariant of metrics.jsonl: every line but the last is a whole JSON object whose first key is `step`. A line
+is on the disk once `Tracker.log` has returned from it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Summary, at a run's end, of what went wrong in its steps."""
+"""Summary, at a run's end, of the problems in its steps."""
 
 from __future__ import annotations
 
