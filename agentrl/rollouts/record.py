@@ -163,7 +163,7 @@ class Record:
         return found
 
     def forget(self, ordinal: int) -> None:
-        """Record that a prompt restarts, and drop its earlier records."""
+        """Record that a prompt restarts: its earlier entries no longer count."""
         self.journal.answered(ordinal, "", Entry("", Kind.ANEW))
 
     def has_turns(self, ordinal: int) -> bool:

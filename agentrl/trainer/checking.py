@@ -70,7 +70,7 @@ class StepChecks:
         """Prompts from which the step's batch was chosen by their results."""
 
     def add_report(self, report: Report, metrics: Mapping[str, float]) -> None:
-        """Add findings from the place where trajectories run; metrics of the step, with the metrics of its update."""
+        """Add findings made where trajectories run. metrics: of the step and of its update."""
         self.found.add(report)
         moved = metrics.get("actor/lr", 0.0) > 0 and metrics.get("train/sequences", 0.0) > 0
         if report.unchanged and moved and not metrics.get("actor/skipped_updates"):
