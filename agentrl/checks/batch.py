@@ -324,8 +324,7 @@ def _copies(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
 
 
 def _order(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
-    """Check advantages against rewards within a prompt: the best has no advantage below 0, and the worst no advantage
-    above."""
+    """Check advantages against rewards within a prompt: at least 0 for the best, at most 0 for the worst."""
     assert batch.advantages is not None
     if expected.algorithm.adv_estimator not in BY_REWARD:
         return
