@@ -33,7 +33,8 @@ def export_policy(
 
     export: has the workers write the model and the tokenizer into a folder, in Hugging Face format.
 
-    Raises TrainingError when the disk is full, CheckpointError when it was written on another machine's disk.
+    Raises TrainingError when the disk is full. Raises CheckpointError when the policy was written on another machine's
+    disk.
     """
     with published_directory(folder) as partial:
         export(partial, chat.tokenizer)
@@ -68,6 +69,6 @@ def _prompt_fault(chat: Chat) -> str | None:
 
 
 def exported_step(folder: Path) -> int | None:
-    """Read how many steps the exported policy was trained for; None when there is none."""
+    """Read how many steps the exported policy was trained for; None without an exported policy."""
     file = folder / STEP_FILE
     return int(file.read_text()) if file.exists() else None

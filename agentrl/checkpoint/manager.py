@@ -1,8 +1,8 @@
 """Checkpoints: directories `step_000012/` that are there whole or not at all.
 
-A save writes into a hidden directory beside its place, flushes every file to the disk, and is published by one rename;
-only then are older checkpoints removed, each by a rename out of the way first. So whenever the process is killed, every
-`step_*` is complete, and the newest is that of the last save that returned, or of the one that was being published.
+A save writes into a hidden directory next to its place, flushes every file to the disk, and is published by one rename.
+Only then are older checkpoints removed, each by a rename out of the way first. So whenever the process is killed, every
+`step_*` is complete. The newest is from the last save that returned, or from the save that was being published.
 Checkpoints of later steps, of a continuation that was given up, are moved out of the way just before that rename.
 """
 
@@ -46,9 +46,9 @@ _NO_ROOM = 1 << 20
 logger = logging.getLogger(__name__)
 
 Finish = Callable[[bool], bool]
-"""Answers True when the files are written; waits for them when given True, and raises what writing them raised."""
+"""Answers True when the files are written; waits for them when given True, and raises the error of writing them."""
 Writer = Callable[[Path], Finish | None]
-"""Fills a directory. One that goes on in the background returns how to finish."""
+"""Fills a directory. A writer that continues in the background returns how to finish."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +89,16 @@ class CheckpointManager:
         warn: Callable[[str], None] = logger.warning,
     ) -> None:
         """`keep`: how many are kept (None: all). `fingerprint`: config keys with their values (JSON) that a checkpoint
-        must share to be loaded, such as the model's shape. `background`: `save` does not wait for the disk.
-        `store`: where each is uploaded when it is published. `best_by`: keep the best step's, too. What a killed save
-        had moved away is put back.
-        """
+        must share to be loaded, such as the model's shape. `background`: `save` does not wait for the disk. `store`:
+        where each is uploaded when it is published. `best_by`: keep the best step's, too. Checkpoints that a killed
+        save had moved away are put back."""
         self.dir = dir
         self.keep = keep
         self.background = background
         self.store = store
         self.best_by = best_by
         self.best: Best | None = None
-        """The best step so far, those before the checkpoint that was loaded last included."""
+        """The best step so far, including steps before the checkpoint that was loaded last."""
         self.published = False
         """True when a save of this process is published."""
         self.fingerprint: Mapping[str, JSON] = json.loads(json.dumps(dict(fingerprint or {})))
@@ -109,7 +108,7 @@ class CheckpointManager:
         """Checkpoints and packages of other versions that were warned of."""
         self._going_on: _Save | None = None
         self._checked: tuple[object, Record] | None = None
-        """The checkpoint that was last read whole: what its files were then, and its record."""
+        """The checkpoint that was last read whole: its files at that time, and its record."""
         self._thread = ThreadPoolExecutor(1, "checkpoints")
         for path in self.dir.glob(f".step_*{_REPLACED}"):
             original = self.dir / path.stem.removeprefix(".")
@@ -148,7 +147,7 @@ class CheckpointManager:
         return False
 
     def save(self, step: int, writers: Mapping[str, Writer], state: Mapping[str, JSON]) -> Path:
-        """Write `step_<step>/`: each writer fills the subdirectory of its name, `state` (JSON) is what `load` returns.
+        """Write `step_<step>/`: each writer fills the subdirectory of its name, `load` returns `state` (JSON).
 
         Waits for the save before it. In the background this returns when the writers have; `settle` does the rest.
         Returns where the checkpoint is, or will be. Checkpoints of later steps belong to a continuation that was given
@@ -171,7 +170,7 @@ class CheckpointManager:
         return final
 
     def settle(self, *, wait: bool = True) -> None:
-        """Publish the save that is going on when its files are written, or `wait` for it. Raises what went wrong."""
+        """Publish the running save when its files are written, or `wait` for it. Raises the error of the save."""
         going_on = self._going_on
         if going_on is None:
             return
@@ -186,7 +185,7 @@ class CheckpointManager:
         self._going_on = None
 
     def give_up(self) -> None:
-        """Forget the save that is going on, whose writers are gone; what they had all written before is published."""
+        """Forget the running save, whose writers are gone; a save that they had all written before is published."""
         going_on, self._going_on = self._going_on, None
         if going_on is not None and going_on.publishing is not None:
             with self._undone_on_error(going_on):
@@ -195,9 +194,9 @@ class CheckpointManager:
             shutil.rmtree(going_on.partial, ignore_errors=True)
 
     def latest(self) -> Path | None:
-        """The newest checkpoint that is undamaged; damaged ones are warned of. None when there are none at all.
+        """The newest checkpoint that is undamaged; the user is warned of damaged ones. None without any checkpoint.
 
-        Raises CheckpointError when there are checkpoints but none that can be used.
+        Raises CheckpointError when there are checkpoints but no usable one.
         """
         steps = self._steps()
         for step in sorted(steps, reverse=True):
@@ -219,12 +218,12 @@ class CheckpointManager:
         return sorted(self._steps())
 
     def newest(self) -> Path | None:
-        """The newest checkpoint by its name, whether or not it is undamaged; None where there is none."""
+        """The newest checkpoint by its name, whether or not it is undamaged; None without any."""
         steps = self._steps()
         return steps[max(steps)] if steps else None
 
     def fetch(self, display: Display) -> None:
-        """Download the newest checkpoint of the store when there is none here that is as new, and undamaged.
+        """Download the newest checkpoint of the store when no local checkpoint is as new, and undamaged.
 
         Raises CheckpointError when the store does not answer.
         """
@@ -250,7 +249,7 @@ class CheckpointManager:
             return
 
     def load(self, path: Path) -> Mapping[str, JSON]:
-        """Check the checkpoint whole and return its `state`; what the writers wrote is in its subdirectories.
+        """Check the checkpoint whole and return its `state`; the writers' files are in its subdirectories.
 
         Raises CheckpointError when it is missing, damaged, of another format, or of another fingerprint.
         """
@@ -297,7 +296,7 @@ class CheckpointManager:
         return {step: path for step, path in found if step is not None}
 
     def clean_up(self) -> None:
-        """Remove what a killed process left of its saves. Called before the first one."""
+        """Remove the leftovers of a killed process's saves. Called before the first save."""
         for path in self.dir.glob(".step_*"):
             if path.suffix in (_PARTIAL, _REPLACED, _REMOVED):
                 _remove(path)
@@ -329,7 +328,7 @@ class CheckpointManager:
             self.store.upload(going_on.final, going_on.step, self.keep, best)
 
     def _publish(self, partial: Path, final: Path, step: int, best: int | None) -> None:
-        """Rename into place. What must never be resumed from again goes first, what is only old goes last.
+        """Rename into place. Checkpoints that must never be resumed from again are removed first, merely old ones last.
 
         best: a step whose checkpoint stays.
         """

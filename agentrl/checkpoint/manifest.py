@@ -1,7 +1,7 @@
 """A checkpoint's folder: its name, and its record `state.json`, written last, with every file's size and checksum.
 
-A record is untrusted until it is checked: it may have come from an object store or another machine. The names in it are
-compared with what the folder holds, and never opened, so that none can lead out of the folder.
+A record is untrusted until it is checked: it may have come from an object store or another machine. Its names are
+compared with the contents of the folder, and never opened, so that no name can lead out of the folder.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Record(BaseModel):
 
 
 class DamagedCheckpointError(CheckpointError):
-    """A checkpoint lacks a file or a file of it is not what was written."""
+    """A checkpoint lacks a file, or a file differs from the written one."""
 
 
 def name_of(step: int) -> str:
@@ -134,7 +134,7 @@ def write_record(dir: Path, record: Mapping[str, JSON]) -> None:
 def read_record(text: bytes, where: str) -> Record:
     """Parse and check the content of a state.json; `where` is its place for messages.
 
-    Raises DamagedCheckpointError when it is not what was written or names files that no checkpoint has, and
+    Raises DamagedCheckpointError when it differs from the written content or names files that no checkpoint has, and
     CheckpointError for another format.
     """
     try:
@@ -173,7 +173,8 @@ def _parsed(text: bytes, where: str) -> Record:
 
 
 def _check_format(record: Mapping[str, JSON], where: str) -> None:
-    """Raise CheckpointError for what another agentrl wrote: it may be whole, and no older one is to take its place."""
+    """Raise CheckpointError for a checkpoint by another agentrl: it may be whole, and no older one is to take its
+    place."""
     format, wrote = record.get("format"), record.get("versions")
     if type(format) is int and format != FORMAT:
         by = wrote.get("agentrl") if isinstance(wrote, dict) else None

@@ -23,7 +23,7 @@ FIXED = (
     "model.lora_alpha",
     "optim.name",
 )
-"""Keys that a continued run must share with its checkpoint, since what it holds has another form with another value."""
+"""Keys that a continued run must share with its checkpoint, since their values determine the form of its contents."""
 
 
 def choose_checkpoint(
@@ -63,7 +63,7 @@ def choose_checkpoint(
 
 
 def check_same_form(path: Path, state: Mapping[str, JSON], config: Section) -> None:
-    """Compare the keys of FIXED with those of the checkpoint's run. Raises CheckpointError where one differs."""
+    """Compare the keys of FIXED with the keys of the checkpoint's run. Raises CheckpointError where one differs."""
     differing = [
         f"{key}: {theirs} in the checkpoint, {ours} in this run"
         for key in FIXED
@@ -101,7 +101,7 @@ def remark_on_schedule(
 
 
 def _value(tree: JSON, key: str) -> JSON:
-    """Find a value by its dotted key; None where there is none."""
+    """Find a value by its dotted key; None without such a key."""
     for name in key.split("."):
         if not isinstance(tree, dict) or name not in tree:
             return None
@@ -124,7 +124,7 @@ class Continuation:
         self._config, self._restart, self._checkpoints = config, restart, checkpoints
 
     def way_on(self) -> str:
-        """Say what the same command, started again, goes on from."""
+        """Name the place from which the same command, started again, resumes."""
         newest = self._checkpoints.newest()
         if newest is None:
             start = "begins anew" if self.begun_from is None else f"begins at {self.begun_from} again"
@@ -134,9 +134,10 @@ class Continuation:
         return f"the same command with trainer.resume_mode=auto goes on from {newest}"
 
     def after(self, death: WorkerDied, go_back_to: Callable[[Path | None], None]) -> WorkerDied:
-        """Make new workers, and have `go_back_to` load what this process saved last or began from (None: the start).
+        """Make new workers, and have `go_back_to` load the last state that this process saved or began from (None: the
+        start).
 
-        Returns the last death, of those of new workers, too. Raises it when the run has gone on often enough.
+        Returns the last death, deaths of new workers included. Raises it when the run has resumed often enough.
         """
         while True:
             if self.restarts >= self._config.max_worker_restarts:

@@ -1,4 +1,4 @@
-"""A run's checkpoints and its policy in an object store, or what else fsspec reaches: s3://, gs://, hdfs://, file://.
+"""A run's checkpoints and its policy in an object store, or elsewhere through fsspec: s3://, gs://, hdfs://, file://.
 
 A checkpoint there is whole or does not count: its `state.json` comes last when it is uploaded, and goes first when it
 is removed.
@@ -87,8 +87,8 @@ class ObjectStore:
             raise CheckpointError(f"{self.url} cannot be read: {_said(error)}") from error
 
     def upload(self, checkpoint: Path, step: int, keep: int | None, best: int | None = None) -> None:
-        """Upload the checkpoint of `step`, then remove those of later steps and, but for that of the step `best`, too
-        old ones. Warns when it fails."""
+        """Upload the checkpoint of `step`, then remove checkpoints of later steps and, except for step `best`, too old
+        ones. Warns when it fails."""
         try:
             for found, path in self._folders().items():
                 if found > step:
@@ -114,8 +114,8 @@ class ObjectStore:
     def download(self, step: int, into: Path, display: Display) -> None:
         """Download the checkpoint of `step` into the empty folder `into`.
 
-        Raises DamagedCheckpointError when it lacks a file or its record is not what was written, CheckpointError when
-        the store does not answer.
+        Raises DamagedCheckpointError when it lacks a file or its record differs from the written one, CheckpointError
+        when the store does not answer.
         """
         name = name_of(step)
         there = f"{self._root}/checkpoints/{name}"
@@ -142,7 +142,7 @@ class ObjectStore:
             raise CheckpointError(f"{self.url}/checkpoints/{name} could not be downloaded: {_said(error)}") from error
 
     def _put_folder(self, folder: Path, there: str, last: str) -> None:
-        """Replace what is at `there`; without `last` it does not count."""
+        """Replace the files at `there`; without the file `last` the folder does not count."""
         files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
         older = self._files(there)
         if last in older:

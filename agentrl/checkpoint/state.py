@@ -1,8 +1,8 @@
-"""Weights and optimizer state of one worker on disk: each rank writes what it holds, any number of ranks can read it.
+"""Weights and optimizer state of one worker on disk: each rank writes its own part, any number of ranks can read it.
 
-A directory holds one safetensors file a rank, in the layout of torch.distributed.checkpoint's HuggingFaceStorageReader
-(the place of each piece in its tensor is in the header of the file), and `state.json`, which says what the whole must
-be. Nothing is pickled, and writing needs no collective call, so that a thread can do it.
+A directory holds one safetensors file a rank, in the layout of torch.distributed.checkpoint's HuggingFaceStorageReader:
+the place of each piece in its tensor is in the header of the file. Its `state.json` describes the whole. Nothing is
+pickled, and writing needs no collective call, so that a thread can do it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _USE_AN_EARLIER = "delete this checkpoint to go on from the one before it"
 logger = logging.getLogger(__name__)
 
 SEEN_WITHIN = 60.0
-"""Seconds in which a file that another node wrote can be seen here: network file systems remember what was there."""
+"""Seconds in which a file that another node wrote becomes visible here: network file systems cache old listings."""
 
 
 class _Description(BaseModel):
@@ -62,28 +62,28 @@ class _Description(BaseModel):
 
 
 class StateWriter(Protocol):
-    """Writes and reads the parameters that learn, and their optimizer, on this rank. One save at a time.
+    """Writes and reads the trained parameters, and their optimizer, on this rank. One save at a time.
 
-    The config names a factory, which is called on every rank with the parameters by name and their `Optim`. What is
-    loaded must be exactly what was saved. Tensors may be sharded (DTensor).
+    The config names a factory, which is called on every rank with the parameters by name and their `Optim`. Loaded
+    values must be exactly the saved values. Tensors may be sharded (DTensor).
     """
 
     def save(self, directory: Path, mark: Mapping[str, JSON] | None = None, *, background: bool = False) -> list[str]:
-        """Write into `directory`, with all other ranks, and return the names of the files that this one writes.
+        """Write into `directory`, with all other ranks, and return the names of the files that this rank writes.
 
         Args:
-            mark: what is not in the checkpoint and must be the same when it is loaded, by the key of the model's
-                config.
-            background: may return when nothing of what is trained is read any more; `finish` waits for the files.
+            mark: by the key of the model's config, values outside of the checkpoint that must be the same when it is
+                loaded.
+            background: may return when no trained tensor is read any more; `finish` waits for the files.
         """
         ...
 
     def finish(self, *, wait: bool = True) -> bool:
-        """Return true when the last save's files are written. Raises what writing them raised."""
+        """Return true when the last save's files are written. Raises the error of writing them."""
         ...
 
     def load(self, directory: Path, mark: Mapping[str, JSON] | None = None) -> None:
-        """Take over what was saved. Every rank calls it. Raises CheckpointError, and then changes nothing."""
+        """Load the saved values. Every rank calls it. Raises CheckpointError, and then changes nothing."""
         ...
 
 
@@ -101,11 +101,11 @@ class WorkerState:
         self._host: dict[str, torch.Tensor] = {}
 
     def save(self, directory: Path, mark: Mapping[str, JSON] | None = None, *, background: bool = False) -> list[str]:
-        """Write into `directory`, with all other ranks, and return the files that this one writes.
+        """Write into `directory`, with all other ranks, and return the files that this rank writes.
 
         Args:
-            mark: what is not in the checkpoint and must be the same when it is loaded, by the key of the model's
-                config.
+            mark: by the key of the model's config, values outside of the checkpoint that must be the same when it is
+                loaded.
             background: copy everything to host memory, which stays reserved for the next save, and return; `finish`
                 waits for the files.
         """
@@ -133,7 +133,7 @@ class WorkerState:
         return [shard.name, _STATE] if rank() == 0 else [shard.name]
 
     def finish(self, *, wait: bool = True) -> bool:
-        """Return true when the last save's files are written. Raises what writing them raised."""
+        """Return true when the last save's files are written. Raises the error of writing them."""
         if self._writing is None:
             return True
         if not (wait or self._writing.done()):
@@ -143,7 +143,8 @@ class WorkerState:
         return True
 
     def load(self, directory: Path, mark: Mapping[str, JSON] | None = None) -> None:
-        """Take over what any number of ranks saved, exactly. Every rank must call it, and reads only what it needs.
+        """Load exactly the parts saved by any number of ranks. Every rank must call it, and reads only the parts it
+        needs.
 
         Nothing is changed on any rank unless everything fits. Raises CheckpointError when a file is missing or broken,
         or when the checkpoint is of another model or optimizer.
@@ -217,7 +218,7 @@ class WorkerState:
     def _check_remembered(self, directory: Path, found: Collection[str]) -> None:
         """Raise CheckpointError where a part of a parameter's optimizer state is missing, and warn where all of it is.
 
-        A model that no step has reached (`critic_warmup`) has none.
+        A model that no step has reached (`critic_warmup`) has no optimizer state.
         """
         without = 0
         for name in self._params:
@@ -255,7 +256,8 @@ def all_seen(directory: Path, files: Sequence[str], *, wait: bool = True) -> boo
 
 
 def _pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor, list[int]]]:
-    """List what this rank writes: (name, local tensor [...], its offset). Ranks with the same pieces take turns."""
+    """List the pieces that this rank writes: (name, local tensor [...], its offset). Ranks with the same pieces take
+    turns."""
     held: list[tuple[str, torch.Tensor, list[int]]] = []
     starts = []
     for name, tensor in tensors.items():
@@ -343,7 +345,7 @@ def _broken(directory: Path, error: Exception) -> CheckpointError:
 
 
 def _check_whole(directory: Path, name: str, signature: str, there: Metadata) -> None:
-    """Raises CheckpointError when the pieces in the shards do not make up the tensor that state.json tells of."""
+    """Raises CheckpointError when the pieces in the shards do not make up the tensor that state.json describes."""
     found = there.state_dict_metadata.get(name)
     if not isinstance(found, TensorStorageMetadata):
         raise CheckpointError(f"{directory}: half-written, {name!r} is missing; {_USE_AN_EARLIER}")
@@ -355,7 +357,7 @@ def _check_whole(directory: Path, name: str, signature: str, there: Metadata) ->
 
 
 def _check_values(directory: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raise CheckpointError for tensors that this rank has read, by name, which no training that goes on can hold."""
+    """Raise CheckpointError for tensors that this rank has read, by name, which no continued training can hold."""
     for name, tensor in tensors.items():
         piece = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         if not piece.numel():

@@ -1,4 +1,4 @@
-"""Checks of a step's batch, after its advantages: what each column must be, given the others and the outlines."""
+"""Checks of a step's batch, after its advantages: each column compared with the others and the outlines."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ZERO = (
 )
 """Columns that are 0 where nothing was sampled."""
 SLACK = 1e-3
-"""Largest difference between two float32 sums of a trajectory's rewards, beside a relative one."""
+"""Largest difference between two float32 sums of a trajectory's rewards, in addition to a relative one."""
 IMPROBABLE = 30.0
 """Surprise in nats of a sequence that nobody draws twice."""
 BY_REWARD = ("grpo", "rloo", "opo", "gpg", "maxrl")
@@ -67,7 +67,7 @@ class Expected:
     n: int
     """Trajectories that were asked for of each prompt."""
     pool: int
-    """Prompts of which the batch's were chosen by how their trajectories went."""
+    """Prompts from which the batch's prompts were chosen by the results of their trajectories."""
     kl_coef: float | None
     """Coefficient of the KL in the reward; None: it is not there."""
     greedy_rewards: Mapping[int, float] | None
@@ -77,15 +77,15 @@ class Expected:
     gap: float
     """See `trainer.checks.gap`."""
     plain: bool
-    """Tokens are drawn from the whole distribution: neither top_p nor top_k cuts it."""
+    """Tokens are drawn from the whole distribution, without a cut by top_p or top_k."""
     reference: str
     """`same`: the reference is the model that the policy began as; `other`; or `none`."""
     keeps: bool = False
-    """Behind a change of weights an answer goes on from keys and values of the older ones."""
+    """After a change of weights an answer continues from the KV cache of the older ones."""
 
 
 def check_batch(batch: RaggedBatch, expected: Expected) -> Report:
-    """Return what is wrong with the batch, and the numbers that were found on the way."""
+    """Return the faults of the batch, and the numbers computed on the way."""
     report = Report()
     report.add_check("coverage", _coverage(batch, expected))
     report.add_check("columns", _columns(batch, expected))
@@ -129,7 +129,7 @@ def _at(batch: RaggedBatch, wrong: Tensor, expected: Expected) -> Iterator[tuple
 
 
 def _coverage(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
-    """Hold the batch's trajectories, and their tokens, against the outlines."""
+    """Compare the batch's trajectories, and their tokens, with the outlines."""
     tokens: dict[int, int] = {}
     for number, count in zip(batch.trajectory.tolist(), batch.policy_tokens.tolist(), strict=True):
         tokens[number] = tokens.get(number, 0) + count
@@ -151,7 +151,7 @@ def _coverage(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
 
 
 def _columns(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
-    """Hold each column against the mask: finite on policy tokens, and nothing elsewhere."""
+    """Check each column against the mask: finite on policy tokens, and nothing elsewhere."""
     mask = batch.mask
     if len(batch) and mask[batch.offsets[:-1]].any():
         row = int(mask[batch.offsets[:-1]].nonzero()[0, 0])
@@ -194,7 +194,7 @@ def _versions(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
 
 
 def _rewards(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
-    """Hold the sum of each trajectory's token rewards against `Outline.reward`."""
+    """Compare the sum of each trajectory's token rewards with `Outline.reward`."""
     rewards = batch.rewards.double()
     if expected.kl_coef is not None and batch.ref_logprobs is not None:
         before = batch.rollout_logprobs if batch.old_logprobs is None else batch.old_logprobs
@@ -255,7 +255,7 @@ def behind_a_change(batch: RaggedBatch) -> Tensor:
 
 
 def _gap(batch: RaggedBatch, expected: Expected, fresh: Tensor, numbers: Numbers) -> Iterator[Finding]:
-    """Hold the engine's log-probs against the trainer's forward pass, which has no cache, by sequence."""
+    """Compare the engine's log-probs with the trainer's forward pass, which has no cache, by sequence."""
     assert batch.old_logprobs is not None
     gap = torch.where(fresh, (batch.old_logprobs - batch.rollout_logprobs).abs(), 0.0)
     counts = segment_sum(fresh.float(), batch.offsets)
@@ -276,10 +276,10 @@ def _gap(batch: RaggedBatch, expected: Expected, fresh: Tensor, numbers: Numbers
 
 
 def _surprise(batch: RaggedBatch, expected: Expected, fresh: Tensor, report: Report) -> None:
-    """Weigh how surprising the sampled tokens are against the entropies of their distributions, which is the mean.
+    """Compare the surprise of the sampled tokens with the entropies of their distributions, which are its mean.
 
-    What speaks against chance is added up over steps, by `agentrl.checks.step.History`. A batch whose prompts were
-    chosen by how they went is one of many that could have been, and the best of so many must not look rare.
+    Evidence against chance is added up over steps, by `agentrl.checks.step.History`. A batch whose prompts were chosen
+    by their results is one of many possible batches, and the best of so many must not look rare.
     """
     assert batch.entropy is not None and batch.varentropy is not None
     surprise = -batch.rollout_logprobs[fresh].double() - batch.entropy[fresh].double()
@@ -294,10 +294,10 @@ def _surprise(batch: RaggedBatch, expected: Expected, fresh: Tensor, report: Rep
 
 def surprise_evidence(surprise: Tensor, variance: Tensor) -> list[float]:
     """Return for each of TILTS the logarithm of a number whose mean is at most 1 where tokens are drawn from their
-    distributions: above c in at most one sound step of c (Markov), whatever the distributions and however few tokens.
+    distributions. It is above c in at most one sound step of c (Markov), for all distributions and however few tokens.
 
-    exp(y) <= 1 + y + (e - 2) y^2 for y <= 1, hence the mean of exp(min(t x, 1) - (e - 2) t^2 v) is at most 1 for each
-    x of mean 0 and variance v, and so is that of its product over tokens, each drawn given those before it
+    exp(y) <= 1 + y + (e - 2) y^2 for y <= 1. Hence the mean of exp(min(t x, 1) - (e - 2) t^2 v) is at most 1 for each x
+    of mean 0 and variance v. So is the mean of its product over tokens, each drawn given those before it
     (arXiv:1002.4058, theorem 1). A mean below (e - 2) t v of the smallest t is never found, by however many tokens:
     engine and trainer may differ by their precision.
 
@@ -308,7 +308,7 @@ def surprise_evidence(surprise: Tensor, variance: Tensor) -> list[float]:
 
 
 def _copies(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
-    """Tell of sequences of one prompt that are the same, and too improbable to be drawn twice."""
+    """Report sequences of one prompt that are the same, and too improbable to be drawn twice."""
     surprise = segment_sum(-batch.rollout_logprobs.double(), batch.offsets).tolist()
     offsets, ids = batch.offsets.tolist(), batch.ids.numpy()
     seen: dict[tuple[int, bytes], int] = {}
@@ -324,7 +324,7 @@ def _copies(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
 
 
 def _order(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
-    """Hold advantages against rewards within a prompt: the best has none below 0, and the worst none above."""
+    """Check advantages against rewards within a prompt: at least 0 for the best, at most 0 for the worst."""
     assert batch.advantages is not None
     if expected.algorithm.adv_estimator not in BY_REWARD:
         return
@@ -346,7 +346,7 @@ def _order(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
 
 
 def _reference(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
-    """Hold the reference against the policy, where the two must be the same, and where they must not."""
+    """Compare the reference with the policy, where the two must be the same, and where they must not."""
     assert batch.ref_logprobs is not None and batch.old_logprobs is not None
     gap = torch.where(batch.mask, batch.old_logprobs - batch.ref_logprobs, 0.0)
     if expected.version == 0:

@@ -1,4 +1,4 @@
-"""Findings of checks: what is wrong, where, why it matters and what to do."""
+"""Findings of checks: the fault, its place, why it matters and how to fix it."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ MEANINGS: dict[str, tuple[str, str]] = {
         "Raise data.max_response_length, or have the length cost something (reward_model.reward_manager=dapo)",
     ),
 }
-"""By check: why a finding matters, and what to do."""
+"""By check: why a finding matters, and how to fix it."""
 
 
 def alarms_of(findings: Iterable[Finding]) -> list[Alarm]:

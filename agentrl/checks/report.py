@@ -26,10 +26,10 @@ class Report:
     seconds: float = 0.0
     """CPU seconds of the checks."""
     unchanged: bool = False
-    """After an update of the engine's weights, none of those that were looked at differed from the ones before."""
+    """After an update of the engine's weights, no checked tensor differed from its value before."""
 
     def add_check(self, check: str, found: Iterable[Finding]) -> None:
-        """Count that a check compared something, and add what it found."""
+        """Count that a check compared something, and add its findings."""
         self.evaluated[check] += 1
         self.findings += found
 

@@ -24,12 +24,12 @@ class Alarms:
         self.steps: Counter[str] = Counter()
         """Steps of this process with an alarm, by check."""
         self.last: dict[str, tuple[int, str]] = {}
-        """By check, the step of its last alarm and what it said."""
+        """By check, the step of its last alarm and the alarm's text."""
 
     def raise_for(self, step: int, findings: Sequence[Finding]) -> tuple[list[Alarm], Reaction]:
         """Write and show a step's alarms; return them, and the strongest reaction that they ask for.
 
-        One that comes again is shown again when it has come twice as often.
+        A repeated alarm is shown again when it has come twice as often.
         """
         alarms = alarms_of(findings)
         if not alarms:
@@ -55,7 +55,7 @@ class Alarms:
             temporary.write_bytes(b"".join(kept))
 
     def text(self) -> str | None:
-        """Summarise the alarms of this process; None where there was none."""
+        """Summarise the alarms of this process; None without alarms."""
         if not self.steps:
             return None
         lines = [
@@ -71,7 +71,7 @@ def _line(step: int, alarm: Alarm) -> dict[str, object]:
 
 
 def _step_of(line: bytes) -> int:
-    """Read the step of a line; one that a kill has cut off belongs to a later one than all."""
+    """Read the step of a line; a line that a kill has cut off belongs to a later step than all others."""
     try:
         found = json.loads(line)
         return int(found["step"])

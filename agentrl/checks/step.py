@@ -1,4 +1,4 @@
-"""Checks of a step as a whole: the fates of its prompts, its numbers, and how these go on from step to step."""
+"""Checks of a step as a whole: the fates of its prompts, its numbers, and how these change from step to step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WHOLE_STEP = "all trajectories of the step"
 
 
 def check_fates(outlines: Sequence[Outline], each: int, drawn: int) -> Iterator[Finding]:
-    """Hold a step's trajectories against what was drawn: `each` of every prompt, of `drawn` prompts or a multiple.
+    """Compare a step's trajectories with the drawn prompts: `each` of every prompt, of `drawn` prompts or a multiple.
 
     Every trajectory has its name alone.
     """
@@ -49,9 +49,9 @@ def check_fates(outlines: Sequence[Outline], each: int, drawn: int) -> Iterator[
 
 
 def check_position(before: JSON, after: JSON, rows: int) -> Iterator[Finding]:
-    """Hold the data's position after a step against that before it: `rows` were drawn.
+    """Compare the data's position after a step with the position before it: `rows` were drawn.
 
-    Positions of other forms than those of epochs (a sampler of the user's own) are not read.
+    Positions of other forms than positions by epoch (a sampler of the user's own) are not read.
     """
     match before, after:
         case {"epoch": int(epoch), "position": int(start)}, {"epoch": int(later), "position": int(end)}:
@@ -70,10 +70,10 @@ def check_update(
     learnt: bool,
     lr: float | None = None,
 ) -> Iterator[Finding]:
-    """Hold what the update reports against the batch that it was given.
+    """Compare the update's report with its batch.
 
-    policy_tokens: of the batch; without: those among them that need not be computed. learnt: advantages are not all 0.
-    lr: the highest learning rate of the schedule.
+    policy_tokens: of the batch; without: the tokens among them that need not be computed. learnt: advantages are not
+    all 0. lr: the highest learning rate of the schedule.
     """
     skipped = metrics.get("actor/skipped_updates", 0.0)
     rejected = metrics.get("correction/masked_frac", 0.0)
@@ -98,7 +98,7 @@ def check_update(
 
 @dataclass(slots=True)
 class History:
-    """The numbers of the steps before, of this process, and what is told of a step against them."""
+    """The numbers of the steps before, of this process, and the findings of a step compared with them."""
 
     config: ChecksConfig
     gap: float
@@ -106,8 +106,8 @@ class History:
     evaluated: Counter[str] = field(default_factory=Counter)
     """By check, how often it compared something in the steps of this process: counted here, and by who checks more."""
     evidence: Sequence[float] = ()
-    """Logarithms of what `Report.evidence` makes of all steps, from whichever on (Shiryaev and Roberts): numbers whose
-    means rise by at most 1 a step in a sound run."""
+    """Logarithms of `Report.evidence` combined over all steps, from an unknown starting step on (Shiryaev and Roberts).
+    The means of these numbers rise by at most 1 a step in a sound run."""
     barren: int = 0
     """Steps in a row in which rewards taught nothing."""
     first: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -136,7 +136,7 @@ class History:
         self.barren = 0 if learnt else self.barren + 1
         bound = self.config.barren_steps
         self.evaluated["standstill"] += bound > 0
-        # Again whenever it has lasted twice as long: a run of days is not told so at each step.
+        # Again whenever it has lasted twice as long: a run of days does not warn at each step.
         if not bound or self.barren < bound or (self.barren // bound).bit_count() != 1 or self.barren % bound:
             return
         causes = []

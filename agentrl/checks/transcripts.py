@@ -1,4 +1,5 @@
-"""Checks of whole trajectories where they were run: the invariants of the record, and the mask by what tokens say."""
+"""Checks of whole trajectories where they were run: the invariants of the record, and the mask compared with the
+tokens."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ class TextCounts:
         )
 
     def numbers(self) -> Numbers:
-        """Name the shares, of which there is something to be taken over."""
+        """Name the shares that have something to be taken over."""
         found: Numbers = {}
         if self.tokens:
             found["checks/repeated"] = self.repeated / self.tokens
@@ -72,7 +73,7 @@ def drawn_from(trajectories: Sequence[Trajectory], count: int) -> list[Trajector
 
 
 def check_record(trajectory: Trajectory, chat: Reads) -> list[Finding]:
-    """Check one trajectory. It does not raise, whatever the record is."""
+    """Check one trajectory. It does not raise for any record."""
     found = [
         Finding("record", text.removeprefix(f"{trajectory.uid}: "), trajectory.uid)
         for text in check_trajectory(trajectory, chat.vocab_size)
@@ -86,7 +87,7 @@ def check_record(trajectory: Trajectory, chat: Reads) -> list[Finding]:
 
 
 def _check_mask(transcript: Transcript, turns: Sequence[Turn], chat: Reads) -> Iterator[str]:
-    """Hold the spans of assistant turns against what the tokens say: a turn ends with its stop token, and there only.
+    """Compare the spans of assistant turns with the tokens: a turn ends with its stop token, and there only.
 
     Observed turns must hold the text that the policy is said to have read.
     """
@@ -117,7 +118,7 @@ def _check_observed(transcript: Transcript, turn: Turn, chat: Reads) -> Iterator
 
 
 def count_text(trajectory: Trajectory, chat: Reads) -> TextCounts:
-    """Count repeated sequences of tokens, and characters that are no text, in what the policy wrote."""
+    """Count repeated sequences of tokens, and characters that are no text, in the policy's text."""
     counts = TextCounts()
     for turn in trajectory.turns:
         ids = trajectory.transcripts[turn.transcript].ids[turn.start : turn.end]

@@ -1,4 +1,4 @@
-"""Checks of the engine's weights after each update: its own tensors against those that it was sent."""
+"""Checks of the engine's weights after each update: its own tensors against the tensors that it was sent."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class WeightWatch:
     _names: Collection[str] = ()
     """Names of all weights of the last update."""
     _omitted: Collection[str] = ()
-    """Chosen tensors that were not among those that the engine read of it."""
+    """Chosen tensors of the update that the engine did not read."""
 
     def watched(self, weights: Weights, engine: RolloutEngine) -> tuple[Weights, Mapping[str, torch.Tensor]]:
-        """Return the weights [S], and what fills with the chosen tensors when they are read."""
+        """Return the weights [S], and a mapping that fills with the chosen tensors when they are read."""
         names = self._choose(weights.shapes, engine)
         passed: dict[str, torch.Tensor] = {}
         self._names, self._omitted = weights.shapes.keys(), ()
@@ -55,7 +55,7 @@ class WeightWatch:
         return replace(weights, read=read), passed
 
     async def check(self, engine: RolloutEngine, passed: Mapping[str, torch.Tensor], version: int) -> list[Finding]:
-        """Compare the tensors [S] that the engine holds with those passed, and the version that it names."""
+        """Compare the tensors [S] in the engine with the tensors passed to it, and its version with `version`."""
         health = await engine.health()
         found = []
         if health.version != version:
@@ -70,8 +70,8 @@ class WeightWatch:
         return found
 
     def _choose(self, shapes: Mapping[str, Sequence[int]], engine: RolloutEngine) -> set[str]:
-        """Take the next tensors, in the order of their names, up to the budget; those that the engine holds in one
-        tensor together, and at least one of its tensors."""
+        """Take the next tensors, in the order of their names, up to the budget: all that the engine holds together in
+        one tensor, and at least one of its tensors."""
         held: defaultdict[str, list[str]] = defaultdict(list)
         for name in shapes:
             place = engine.held_in(name) if isinstance(engine, InspectableEngine) else name
@@ -90,7 +90,7 @@ class WeightWatch:
         return chosen
 
     def _unchanged(self, passed: Mapping[str, torch.Tensor], version: int) -> Iterator[Finding]:
-        """Tell of a tensor that no update changed while those of the same name in other layers changed."""
+        """Report a tensor that no update changed while tensors of the same name in other layers changed."""
         families: defaultdict[str, dict[str, bool]] = defaultdict(dict)
         changes: list[bool] = []
         for name, tensor in passed.items():

@@ -1,6 +1,6 @@
-"""The display of a run, whatever shows it (see `agentrl.observe.open`), and the numbers that it shows.
+"""The display of a run, in every form (see `agentrl.observe.open`), and the numbers that it shows.
 
-Nothing that a model, a tool or a file wrote reaches the output raw: every text goes through `excerpt.visible`.
+No text of a model, a tool or a file reaches the output raw: every text goes through `excerpt.visible`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ SCORE_COLUMNS = (
 
 
 def score_columns(metrics: Mapping[str, float]) -> tuple[Column, ...]:
-    """SCORE_COLUMNS where a validation's scores are graded, else none."""
+    """SCORE_COLUMNS where a validation's scores are graded, else no column."""
     pairs = zip(SCORE_COLUMNS, VALIDATION_COLUMNS, strict=True)
     graded = any(metrics.get(score.keys[0]) != metrics.get(success.keys[0]) for score, success in pairs)
     return SCORE_COLUMNS if graded else ()
@@ -93,9 +93,9 @@ def remark(metrics: Mapping[str, float]) -> str | None:
 
 
 def warn_of_counts(display: Display, counts: Mapping[str, int], of: str) -> None:
-    """Warn of each thing that is found in some of a whole, e.g. `3 of 10 prompts have a field that nothing reads`.
+    """Warn of each fault found in a part of a whole, e.g. `3 of 10 prompts have a field that nothing reads`.
 
-    counts: how many have what. of: the whole, behind the number.
+    counts: the number of items by fault. of: the whole, after the number.
     """
     for what, count in sorted(counts.items()):
         display.warn(f"{count} {of} have {what}")
@@ -126,12 +126,12 @@ class Stage:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the stage began; when it is over, those it took."""
+        """Seconds since the stage began; when it is over, its duration."""
         return (self._ended or self._display.clock()) - self._started
 
     @property
     def remaining(self) -> float | None:
-        """Estimated seconds to its end; None when that cannot be told, or it is over."""
+        """Estimated seconds to its end; None when they cannot be estimated, or it is over."""
         done = self.completed - self.begun_at
         if self.total is None or done <= 0 or self._ended:
             return None
@@ -150,7 +150,7 @@ class Stage:
         return "  ".join(parts)
 
     def advance(self, count: int = 1, **values: float) -> None:
-        """`count` more units are done; `values` are numbers to show beside the bar. Safe from any thread."""
+        """`count` more units are done; `values` are numbers to show next to the bar. Safe from any thread."""
         with self._display.lock:
             self.completed += count
             self.values.update(values)
@@ -189,7 +189,7 @@ class Display(ABC):
         self.lock = RLock()
 
     def stage(self, name: str, total: int | None = None, done: int = 0) -> Stage:
-        """A stage to enter with `with`. Stages nest; `done` is what was done before (a resumed run)."""
+        """A stage to enter with `with`. Stages nest; `done` counts units done before (a resumed run)."""
         return Stage(self, name, total, done)
 
     def __enter__(self) -> Self:

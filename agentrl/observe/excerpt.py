@@ -1,7 +1,7 @@
-"""A trajectory as pieces of text that are safe to show on a terminal, told apart by who wrote them.
+"""A trajectory as pieces of text that are safe to show on a terminal, marked by their writer.
 
-The pieces come from the transcript's mask and turn spans, so they show exactly what is trained on. Whatever a model
-or a tool wrote, no control character, terminal escape or invisible character reaches the output as itself.
+The pieces come from the transcript's mask and turn spans, so they show exactly the trained text. No control character,
+terminal escape or invisible character of a model or a tool reaches the output as itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Reading:
     decode: Decode
     """Token ids to text, e.g. `chat.shown`."""
     calls: Mapping[str, re.Pattern[str]] = field(default_factory=dict)
-    """Tool calls in decoded text, by agent loop; what is not found by these is found by the tool's name."""
+    """Tool calls in decoded text, by agent loop; other calls are found by the tool's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def headline(trajectory: Trajectory) -> str:
 
 
 def cut(lines: list[str], limit: int, unit: str = "lines") -> list[str]:
-    """At most `limit` lines: the middle is replaced by one line that counts what was left out."""
+    """At most `limit` lines: the middle is replaced by one line that counts the lines left out."""
     if len(lines) <= limit:
         return lines
     head, tail = limit // 2, limit - limit // 2 - 1

@@ -39,7 +39,7 @@ class GapAlarm:
         self.bound = 2 * gap
         ages = [name.removeprefix(f"{GAP}/staleness_") for name in metrics if name.startswith(f"{GAP}/staleness_")]
         by_age = ", ".join(f"{metrics[f'{GAP}/staleness_{age}']:.3g} at {age}" for age in ages)
-        # What is as new as the policy differs only by how the engine computes.
+        # Tokens as new as the policy differ only by how the engine computes.
         where = f" (by staleness: {by_age})" if any(age != "0" for age in ages) else ""
         found = (
             f"the engine's log-probs are {gap:.3g} nats a token (KL) from the policy's{where}, more than "

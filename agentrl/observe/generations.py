@@ -17,7 +17,7 @@ _COLUMNS = ["step", "uid", "data_source", "agent_name", "status", "score", "rewa
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A trajectory as text: what the model was given first, and everything after it, tool answers included."""
+    """A trajectory as text: the model's first input, and everything after it, tool answers included."""
 
     step: int
     uid: str
@@ -56,8 +56,8 @@ def some(files: Sequence[Path], decode: Callable[[list[int]], str], count: int) 
 def write_texts(files: Sequence[Path], decode: Callable[[list[int]], str], out: Path) -> None:
     """Write a JSON object a line for each trajectory of the files, whole or not at all.
 
-    Beside the fields of `Generation`, which keep their names, stand `gts`, the row's ground truth, and the scorer's
-    further numbers. Where a reward model scored, `score` is the reward, of which it is a part.
+    In addition to the fields of `Generation`, which keep their names, it has `gts`, the row's ground truth, and the
+    scorer's further numbers. Where a reward model scored, `score` is the reward, which includes its score.
     """
     with published(out) as partial, partial.open("w", encoding="utf-8") as lines:
         for file in files:

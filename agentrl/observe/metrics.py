@@ -44,7 +44,7 @@ Training (`step_metrics`):
 | `trajectory/<name>` | what else the loop or a tool measured (`generate_seconds`, ...), mean of those that have it |
 
 Validation (`validation_metrics`), with n sampled trajectories a prompt. Numbers by data source are means over its
-prompts with a score, of which each counts once; `pass@1` is therefore the success rate of sampled trajectories:
+prompts with a score, and each prompt counts once; `pass@1` is therefore the success rate of sampled trajectories:
 
 | name | what it is |
 |---|---|
@@ -96,7 +96,7 @@ def step_metrics(trajectories: Sequence[Outline], *, turn_reward_coef: float, su
 def validation_metrics(
     sampled: Sequence[Outline], greedy: Sequence[Outline], *, turn_reward_coef: float, success_threshold: float
 ) -> Numbers:
-    """Metrics of one validation; names in the module's table. `Outline.group` tells the prompts apart."""
+    """Metrics of one validation; names in the module's table. `Outline.group` separates the prompts."""
     metrics: Numbers = {}
     for name, trajectories in (("sampled", sampled), ("greedy", greedy)):
         scores = _scores_of(trajectories)
@@ -204,7 +204,7 @@ def _tools(by_trajectory: Sequence[Sequence[ToolCallRecord]]) -> Numbers:
         "tool/seconds_p99": percentile(seconds, 0.99),
         **_errors("tool", calls),
     }
-    # What the policy made up must not become a metric's name.
+    # Names that the policy made up must not become metrics' names.
     known = [call for call in calls if call.name and call.error not in (ErrorKind.UNKNOWN_TOOL, ErrorKind.PARSE)]
     for name, members in _by(known, lambda call: call.name).items():
         metrics |= _tool(f"tool/{name}", members)

@@ -78,7 +78,7 @@ class PlainDisplay(Display):
     def _stage_ended(self, stage: Stage, finished: bool) -> None:
         with self.lock:
             self._told.pop(stage, None)
-        # A stage inside another is told only when it was long: the step's line has its seconds.
+        # A stage inside another is shown only when it was long: the step's line has its seconds.
         if stage.depth == 0 or stage.elapsed >= self.INTERVAL or not finished:
             self._line(f"{stage.name}: {'done' if finished else 'stopped'}  {stage.progress}")
 

@@ -19,7 +19,7 @@ REWARD = "reward/mean"
 SAMPLED = "val/success_sampled"
 GREEDY = "val/success_greedy"
 GRADED = "val/reward_sampled"
-# Told apart by people who see few colours, too (the Okabe-Ito palette).
+# People who see few colours can distinguish them, too (the Okabe-Ito palette).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 UNIT = (-0.03, 1.03)
 
@@ -29,7 +29,7 @@ Lines = Sequence[Mapping[str, JSON]]
 def plot(metrics_path: Path, out: Path, title: str) -> None:
     """Training reward (left axis) and validation success (right axis) against the step, as a PNG.
 
-    Where rewards are graded, so that success does not tell the reward, validation's is on the left axis, too.
+    Where rewards are graded, so that success does not determine the reward, validation's is on the left axis, too.
     """
     lines = _read(metrics_path)
     figure, axes = _figure(title, panels=1)
@@ -106,7 +106,7 @@ def _draw(
     linestyle: str | None = None,
     linewidth: float | None = None,
 ) -> list[Line2D]:
-    """Draw a metric over the steps that have it; a single point gets a marker. Returns what the legend shows."""
+    """Draw a metric over the steps that have it; a single point gets a marker. Returns the legend's entry."""
     points = [(line["step"], line[key]) for line in lines if line.get(key) is not None]
     if not points:
         return []

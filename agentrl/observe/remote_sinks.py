@@ -39,7 +39,7 @@ def table_of(generations: Sequence[Generation]) -> tuple[list[str], list[list[ob
 
 
 def finite(metrics: Mapping[str, float | None]) -> dict[str, float]:
-    """Leave out what was not finite."""
+    """Leave out values that are not finite."""
     return {name: value for name, value in metrics.items() if value is not None}
 
 
@@ -56,7 +56,7 @@ LoggedRunT = TypeVar("LoggedRunT", bound=LoggedRun)
 
 
 class PackageSink(Sink, Generic[RunT]):
-    """A logger of a package. Its run begins at the first write, and a resumed run goes on in the same one."""
+    """A logger of a package. Its run begins at the first write, and a resumed run continues in the same one."""
 
     is_remote = True
     package: ClassVar[str]
@@ -69,7 +69,7 @@ class PackageSink(Sink, Generic[RunT]):
 
     @abstractmethod
     def begin(self) -> RunT:
-        """Begin the package's run, or go on in it."""
+        """Begin the package's run, or continue it."""
 
     @abstractmethod
     def end(self, begun: RunT) -> None:
@@ -89,7 +89,7 @@ class PackageSink(Sink, Generic[RunT]):
         return self._begun
 
     def truncate_after(self, step: int) -> None:
-        """Begin the run. No package can forget what it has."""
+        """Begin the run. No package can delete logged values."""
         self.ensure_begun()
 
     def close(self) -> None:
@@ -159,7 +159,7 @@ class MLflow(PackageSink["MlflowClient"]):
 
 
 class SwanLabOptions(BaseModel):
-    """Keys of `trainer.logger_options.swanlab`; `swanlab.init` says what they do."""
+    """Keys of `trainer.logger_options.swanlab`; see `swanlab.init` for their meaning."""
 
     workspace: str | None = None
     group: str | None = None
@@ -201,7 +201,7 @@ class SwanLab(RunSink["swanlab.Run"]):
 
 
 class TrackioOptions(BaseModel):
-    """Keys of `trainer.logger_options.trackio`; `trackio.init` says what they do."""
+    """Keys of `trainer.logger_options.trackio`; see `trackio.init` for their meaning."""
 
     space_id: str | None = None
     group: str | None = None
@@ -244,7 +244,7 @@ class Trackio(RunSink["trackio.Run"]):
 
 
 class WandbOptions(BaseModel):
-    """Keys of `trainer.logger_options.wandb`; `wandb.init` says what they do."""
+    """Keys of `trainer.logger_options.wandb`; see `wandb.init` for their meaning."""
 
     entity: str | None = None
     group: str | None = None

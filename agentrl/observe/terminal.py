@@ -1,6 +1,6 @@
 """The live display on a terminal, made with rich.
 
-Finished things (notes, validations, trajectories) scroll away above; below stays one small frame with the running
+Finished things (notes, validations, trajectories) scroll away above. Below stays one small frame with the running
 stages, the last steps and the reward's curve, drawn again four times a second. The frame never grows taller than the
 terminal, and rich restores the terminal however the `with` is left.
 """

@@ -1,7 +1,8 @@
-"""Loggers of a run's metrics, and those that write files: metrics.jsonl, tensorboard. Others are in `remote_sinks`.
+"""Loggers of a run's metrics, and the loggers that write files: metrics.jsonl, tensorboard. Others are in
+`remote_sinks`.
 
-Invariant of metrics.jsonl: every line but the last is a whole JSON object whose first key is `step`; a line that
-`Tracker.log` has returned from is on the disk.
+Invariant of metrics.jsonl: every line but the last is a whole JSON object whose first key is `step`. A line
+is on the disk once `Tracker.log` has returned from it.
 """
 
 from __future__ import annotations
@@ -54,12 +55,12 @@ class Sink(ABC):
     """
 
     is_remote: ClassVar[bool] = False
-    """True: it sends metrics elsewhere, and a run goes on where that fails."""
+    """True: it sends metrics elsewhere, and a run continues where that fails."""
 
     def __init__(self, run: RunInfo) -> None:
-        """Raises ConfigError for a package that is not installed, say.
+        """Raises e.g. ConfigError for a package that is not installed.
 
-        A parameter `options`, annotated with a pydantic model, is given what `trainer.logger_options` has for it.
+        A parameter `options`, annotated with a pydantic model, is given the value in `trainer.logger_options` for it.
         """
         self.run = run
 
@@ -76,7 +77,7 @@ class Sink(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End what was begun; the run is over."""
+        """End the logger's run; the training run is over."""
 
 
 class Tracker:
@@ -118,7 +119,7 @@ class Tracker:
             self._send(name, sink.write, step, clean)
 
     def log_generations(self, generations: Sequence[Generation], step: int) -> None:
-        """Record some generations of the validation at a step; none are left out."""
+        """Record some generations of the validation at a step; all of them are written."""
         for name, sink in self._sinks.items() if generations else ():
             self._send(name, sink.write_generations, step, generations)
 
@@ -133,7 +134,8 @@ class Tracker:
             self._send(name, sink.close)
 
     def _send(self, name: str, method: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Call a logger's method. What a remote one fails in is lost and told once: it is not worth the run."""
+        """Call a logger's method. Values that a remote logger fails to send are lost and reported once: a run does not
+        end for them."""
         if not self._sinks[name].is_remote:
             with user_code(f"logger {name}", method):
                 return method(*args, **kwargs)
@@ -152,7 +154,7 @@ class Tracker:
 
 
 class Console(Sink):
-    """Each step on the terminal. The display, which the training loop tells of steps itself, does all of it."""
+    """Each step on the terminal. The training loop calls the display itself for each step, so this does nothing."""
 
     def write(self, step: int, metrics: Mapping[str, float | None]) -> None:
         return None
@@ -229,7 +231,7 @@ class Tensorboard(Sink):
 
     def write_generations(self, step: int, generations: Sequence[Generation]) -> None:
         for number, one in enumerate(generations):
-            # Four blanks: the page reads Markdown, and would obey what the policy wrote.
+            # Four blanks: the page reads Markdown, and would obey the policy's text.
             text = "".join(f"    {line}\n" for line in one.as_text().splitlines())
             self._begin().add_text(f"val/generations/{number}", text, step)
 
@@ -277,7 +279,7 @@ def one_line(error: Exception) -> str:
 
 
 def need_package(extra: str, module: str) -> None:
-    """Import what a logger needs. Raises ConfigError that names the extra of ours that installs it."""
+    """Import a logger's package. Raises ConfigError that names the extra of ours that installs it."""
     try:
         importlib.import_module(module)
     except ImportError as error:

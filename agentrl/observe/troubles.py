@@ -1,4 +1,4 @@
-"""Summary, at a run's end, of what went wrong in its steps."""
+"""Summary, at a run's end, of the problems in its steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOOL_FAILED = (ErrorKind.EXECUTION, ErrorKind.TIMEOUT)
 class Troubles:
     """Failures and fresh tries by cause and agent loop, failed calls by tool, and steps whose rewards taught nothing.
 
-    They are those of the steps that this process took.
+    Only steps of this process count.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Troubles:
         self.retried: defaultdict[str, Counter[str]] = defaultdict(Counter)
         """Fresh tries, in the same way."""
         self.tools: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        """By tool: its `calls`, those that failed by kind, and `faults`."""
+        """By tool: its `calls`, failed calls by kind, and `faults`."""
 
     def add(self, outlines: Sequence[Outline], metrics: Mapping[str, float], *, learnt: bool) -> None:
         """Add a step's trajectories and the metrics of its tools. `learnt`: some sequence had an advantage."""
@@ -50,7 +50,7 @@ class Troubles:
                 self.tools[name.removeprefix("tool/").removesuffix("/faults")]["faults"] += int(value)
 
     def text(self) -> str | None:
-        """Write the summary, a line for each kind of trouble; None where there was none."""
+        """Write the summary, a line for each kind of trouble; None without trouble."""
         lines = []
         if failed := sum(sum(loops.values()) for loops in self.failed.values()):
             lines.append(f"{failed} of {self.trajectories} trajectories failed: {_by_cause(self.failed)}")

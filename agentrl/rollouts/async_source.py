@@ -1,19 +1,19 @@
 """The source of a training's trajectories, at every bound.
 
-Which prompts may begin and which batch takes them says `agentrl.rollouts.flow`. Where they run, in this process or in
-workers under Ray, is known to the rollouts alone.
+`agentrl.rollouts.flow` decides which prompts may begin and which batch takes them. Only the rollouts know where they
+run: in this process or in workers under Ray.
 
 With `async_training.max_staleness=0` rollouts and updates take turns (`agentrl.rollouts.filling`). Nothing outlives a
 step, so no ledger and no journal is written.
 
-With a bound above 0 trajectories go on while the policy is updated. Groups are tasks on an event loop then, and
-everything of the flow happens on the loop's thread, so nothing is locked. An engine with devices of its own samples
-while the policy is updated, and takes new weights while its requests run. Any other shares its processor, or its
-memory, with the update: it is held, and keys and values are dropped, from taking a batch until the next one is asked
-for. Tools go on meanwhile. What an embedded engine samples so depends on the order of events on the loop alone, not on
-how long updates take: where tools answer on the loop, too, the numbers of a run repeat.
+With a bound above 0 trajectories continue while the policy is updated. Groups are tasks on an event loop then, and the
+whole flow runs on the loop's thread, so nothing is locked. An engine with devices of its own samples while the policy
+is updated, and takes new weights while its requests run. Any other engine shares its processor, or its memory, with the
+update. It is held, and its KV cache is dropped, from taking a batch until the next one is asked for. Tools continue
+meanwhile. The samples of an embedded engine depend on the order of events on the loop alone, not on how long updates
+take. Where tools answer on the loop, too, the numbers of a run repeat.
 
-What it adds to a step's metrics (`async/*` with a bound above 0, `refill/*` with `algorithm.filter_groups.refill`):
+Metrics that it adds to a step (`async/*` with a bound above 0, `refill/*` with `algorithm.filter_groups.refill`):
 
 | name | what it is |
 |---|---|
@@ -135,7 +135,7 @@ class AsyncSource:
     def __init__(
         self, config: Config, loader: Loader, rollouts: RolloutRunner, settings: Settings | None = None
     ) -> None:
-        """`settings`: see `settings_of`; None: those of a bound of 0."""
+        """`settings`: see `settings_of`; None: the settings of a bound of 0."""
         settings = settings_of(config, 0) if settings is None else settings
         self.config, self.rollouts, self.loop = config, rollouts, rollouts.loop
         self.flow = Flow(settings)
@@ -160,7 +160,7 @@ class AsyncSource:
         """Called when a trajectory of training has ended, while a batch is waited for."""
         self._shown = ExitStack()
         self._lane: Progress | None = None
-        """The rollouts' own line on the display, beside the trainer's stages."""
+        """The rollouts' own line on the display, next to the trainer's stages."""
 
     @property
     def needs_weights(self) -> bool:
@@ -180,7 +180,7 @@ class AsyncSource:
         return self.rollouts.checked()
 
     def updated(self, outlines: Sequence[Outline]) -> None:
-        """See `TrajectorySource`. A sampler that learns is told: with a bound of 0 it has drawn for no later step."""
+        """See `TrajectorySource`. With a bound of 0 a learning sampler is updated: it has drawn for no later step."""
         self.prompts.update(outlines)
         if self.flow.updating:  # it made no weights
             self.loop.run(self._end_update())
@@ -219,7 +219,7 @@ class AsyncSource:
     def validate(
         self, samples: Sequence[Sample], step: int, *, greedy: bool, show: bool = False, first: int = 0
     ) -> Rollout:
-        """See `TrajectorySource`. Trajectories of training go on beside it; none begins."""
+        """See `TrajectorySource`. Training trajectories continue during the call; no trajectory begins."""
         task = validation(self.config, step, greedy=greedy, first=first)
         self.loop.run(self._end_update())
         if self.flow.served != self.flow.version and self._weights is not None:
@@ -267,10 +267,10 @@ class AsyncSource:
         return self.loop.run(self._state())
 
     def load_state(self, state: Mapping[str, JSON]) -> None:
-        """Go on where the state was taken, and with what is recorded after it (see `agentrl.rollouts.record`).
+        """Resume where the state was taken, with the records made after it (see `agentrl.rollouts.record`).
 
-        Prompts that had been begun and have not ended go on, by the weights of `publish`. Raises DataError when
-        the data are others, the ledger disagrees with them, or more was begun than the settings allow.
+        Prompts that had begun and not ended continue with the weights of `publish`. Raises DataError when the data
+        differ, the ledger disagrees with them, or more prompts had begun than the settings allow.
         """
         if not self.flow.settings.max_staleness:
             if begun := as_list(as_object(state.get("flow")).get("groups")):
@@ -301,7 +301,7 @@ class AsyncSource:
         self.rollouts.revive()
 
     def close(self) -> None:
-        """Cancel what has begun and was not taken."""
+        """Cancel groups that have begun and were not taken."""
         try:
             self.loop.run(self._cancel())
         finally:
@@ -309,7 +309,7 @@ class AsyncSource:
             self._shown.close()
 
     async def _next(self, task: Task) -> Batch | None:
-        """Take the batch; None: more prompts must be drawn, or processes replaced, to go on."""
+        """Take the batch; None: more prompts must be drawn, or processes replaced, before it can be filled."""
         await self._end_update()
         await self._offer()
         self._numbers = {}
@@ -423,7 +423,7 @@ class AsyncSource:
         await self.rollouts.go_on()
 
     def _admit(self) -> None:
-        """Begin what may begin; nothing before all batches are taken again that a process before took."""
+        """Begin all prompts that may begin: not one while batches of an earlier process wait to be taken again."""
         if self.record.plan:
             return
         loaded = [group.ordinal for group in self.flow.groups if group.ordinal not in self._running]
@@ -523,7 +523,7 @@ class AsyncSource:
 
 
 def measured(flow: Flow, record: Record, versions: Counter[int], current: int) -> Numbers:
-    """Count what goes on beside the update; `versions`: tokens of the batch by version, `current`: the policy's."""
+    """Count prompts that run during the update; `versions`: tokens of the batch by version, `current`: the policy's."""
     numbers: Numbers = {
         "async/publish_lag": float(publish_lag(current, flow.served)),
         "async/open": float(sum(group.outcome is None for group in flow.groups)),

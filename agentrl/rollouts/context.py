@@ -59,7 +59,7 @@ class FirstRows:
     by_loop: dict[str, Sample] = field(default_factory=dict)
 
     def add(self, sample: Sample) -> None:
-        """Keep the row for what no row before it names."""
+        """Keep the row for each name that no earlier row uses."""
         self.by_source.setdefault(sample.data_source, sample)
         self.by_loop.setdefault(sample.agent_name, sample)
         if sample.interaction is not None:
@@ -68,7 +68,7 @@ class FirstRows:
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """Whatever rows name: loops, tools, interactions, scorers. It checks rows, and starts and closes its parts."""
+    """Everything that rows name: loops, tools, interactions, scorers. Checks rows, and starts and closes its parts."""
 
     loops: dict[str, AgentLoop]
     tools: ToolSet
@@ -92,7 +92,7 @@ class RunContext:
             self.reward.serve(servers)
 
     async def start(self, run: str) -> None:
-        """Reach what tools and interactions need, unless their answers are replayed. Raises ConfigError."""
+        """Reach the services of tools and interactions, unless their answers are replayed. Raises ConfigError."""
         await self.tools.start(run)
         for interaction in self.interactions.values():
             await await_user_code(f"interaction {interaction.name}", interaction.start, partial(interaction.start, run))
@@ -100,7 +100,7 @@ class RunContext:
             await self.reward.start(run)
 
     async def close(self) -> None:
-        """Free what tools, interactions and scorers hold, also where one of them fails to."""
+        """Free the resources of tools, interactions and scorers, also where one of them fails to."""
         closing = [self.tools.close(), *(interaction.close() for interaction in self.interactions.values())]
         if self.reward is not None:
             closing.append(self.reward.close())
@@ -114,9 +114,9 @@ class RunContext:
         return Reading(chat.shown, {name: pattern for name, pattern in patterns.items() if pattern is not None})
 
     def check_row(self, sample: Sample) -> None:
-        """Raise DataError for what the row's loop would not use, or its scorer would miss.
+        """Raise DataError for parts of a row that its loop would not use, or that its scorer would miss.
 
-        A loop may not use images, an interaction or arguments of one.
+        A loop may not use images, an interaction or arguments of an interaction.
         """
         if self.reward is not None:
             with user_code(
@@ -160,7 +160,8 @@ def load_chat(config: RolloutsConfig) -> Chat:
 
 
 def load_context(config: RolloutsConfig, objects: UserObjects | None = None, *, scored: bool = True) -> RunContext:
-    """Load what the YAML files name, beside `objects`, and the scorers where trajectories are to be scored.
+    """Load the objects that the YAML files name, in addition to `objects`, and the scorers where trajectories are
+    scored.
 
     Imports no torch. Raises UserError. `RunContext.bind` follows when the tokenizer is there.
     """
@@ -227,7 +228,7 @@ def load_reward(config: RolloutsConfig, objects: UserObjects) -> RewardManager:
 
 
 def uses_reward_model(config: RolloutsConfig) -> bool:
-    """Return True if a reward model scores beside the scorers, which only a training has."""
+    """Return True if a reward model scores in addition to the scorers, which happens only in training."""
     return isinstance(config, Config) and config.reward_model.classifies
 
 
@@ -261,7 +262,7 @@ def open_rows(config: RolloutsConfig, files: str | list[str], max_samples: int |
 def fit_prompts(
     rows: Sequence[Dataset], config: RolloutsConfig, chat: Chat, context: RunContext, display: Display
 ) -> None:
-    """Render every prompt of the data sets; leave out (or refuse) those that are too long. Raises DataError."""
+    """Render every prompt of the data sets; leave out (or refuse) prompts that are too long. Raises DataError."""
     warned: set[str] = set()
     most, privilege = config.data.max_prompt_length, privilege_of(config)
     for data in rows:
@@ -280,7 +281,7 @@ def fit_prompts(
             found: Counter[str] = found,
             fields: FurtherFields = fields,
         ) -> int:
-            # Here, since this pass decodes each row, and none before it does.
+            # Here, since this pass decodes each row, and no earlier pass does.
             context.check_row(sample)
             context.first.add(sample)
             fields.note(sample.prompt)
@@ -340,7 +341,7 @@ def remarks_on_rows(
 ) -> Iterator[tuple[str, str]]:
     """Yield (kind, warning) for rows that leave tools or interactions unused, which is seldom meant.
 
-    unanswered: the rows whose data source wants an interaction, and that name none.
+    unanswered: the rows whose data source wants an interaction, but which name no interaction.
     """
     files, agent = ", ".join(data.files), config.actor_rollout_ref.rollout.agent
     if data.without_loop and context.tools.names and agent.default_agent_loop == "single_turn":

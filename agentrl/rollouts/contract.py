@@ -29,7 +29,7 @@ class Progress(Protocol):
     """A stretch of work whose progress is shown."""
 
     def advance(self, count: int = 1, **values: float) -> None:
-        """Count `count` more units as done, and show `values` beside them. Safe from any thread."""
+        """Count `count` more units as done, and show `values` next to them. Safe from any thread."""
         ...
 
 
@@ -41,7 +41,7 @@ class Audience(Protocol):
         ...
 
     def note(self, text: str) -> None:
-        """Tell the user `text`."""
+        """Show `text` to the user."""
         ...
 
     def warn(self, text: str) -> None:
@@ -62,7 +62,7 @@ class Task:
     tag: str
     """Start of the trajectories' ids."""
     seeds: str
-    """Text that seeds depend on beside trainer.seed, prompt and number."""
+    """Text that seeds depend on in addition to trainer.seed, prompt and number."""
     split: Literal["train", "val", "generate"]
     """train: the rollout has a batch to train on."""
     step: int = 0
@@ -71,7 +71,7 @@ class Task:
     share: tuple[int, int] = (1, 1)
     """(number, count): which of the files of `part` these prompts' trajectories are written to."""
     greedy: bool = False
-    """One more trajectory of each prompt, drawn greedily beside the others: a `Trajectory.baseline`."""
+    """One more trajectory of each prompt, drawn greedily in addition to the others: a `Trajectory.baseline`."""
 
     states: bool = False
     """The batch says in which state each turn was taken."""
@@ -91,7 +91,7 @@ def training(config: Config, step: int) -> Task:
 
 
 def validation(config: Config, step: int, *, greedy: bool, first: int = 0) -> Task:
-    """Ask for one greedy trajectory of each prompt, or val_kwargs.n sampled ones, by the same seeds in each validation.
+    """Run one greedy trajectory of each prompt, or val_kwargs.n sampled ones, by the same seeds in each validation.
 
     `first`: number of the first prompt that is asked for together; part of the files' names.
     """
@@ -118,7 +118,7 @@ class Rollout:
     """Result of a task: its trajectories in outline, and batches of their tokens."""
 
     outlines: list[Outline]
-    """All of them, in the order of the prompts, those of a prompt together."""
+    """All trajectories, in the order of the prompts; trajectories of one prompt are adjacent."""
     batch: Sequences | None = None
     """Tokens that can be trained on; None where nothing is to be."""
     shown: Trajectory | None = None

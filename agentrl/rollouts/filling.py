@@ -1,7 +1,8 @@
-"""Batches: how one is filled within a step where rollouts and updates take turns, and what is said where none can be.
+"""Batches: how one is filled within a step where rollouts and updates take turns, and the error where it cannot be.
 
 A step draws one generation batch of prompts after another, until enough groups teach; without dynamic sampling the
-first one is the batch. All that was drawn is recorded and counted in the step's metrics; the batch alone is trained on.
+first one is the batch. All generation batches are recorded and counted in the step's metrics; only the batch is trained
+on.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def rewards_left_out(config: Config, flow: Flow, parts: Sequence[Rollout], first
 
 
 def shortage(config: Config, flow: Flow, step: int, rewards: str = "") -> str:
-    """Write what was found where the batch of a step cannot be filled, and what to do."""
+    """Write which groups were found where the batch of a step cannot be filled, and how to fix it."""
     keys, counts = config.algorithm.filter_groups, Counter(fate for _, fate in flow.left)
     return (
         f"step {step}: {len(flow.left)} groups were replaced since the step before, more than "

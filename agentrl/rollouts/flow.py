@@ -1,15 +1,15 @@
-"""Which prompts may begin, which batch they are trained in, and what became of each: a state machine.
+"""Which prompts may begin, which batch they are trained in, and how each ends: a state machine.
 
 It has no I/O and no clock. A state is a value: every transition returns the next one, so that all orders of events can
 be searched (`tests/rollouts/test_flow.py`). Prompts are known by their ordinal in the stream of data, and the
 trajectories of a prompt are its group.
 
-One rule keeps the bound. Groups are **in time** for version v if, taken B at a time from then on, those with the
-earliest deadlines first, each is taken before its deadline has passed. A group is admitted only if all are in time
-afterwards for the next batch, and a batch is taken only if the rest is in time for the batch after it. By the second
-half alone the trainer could come to wait for ever: while an update runs, and with publish_every above 1, the engine
-serves an older version than the one that the next batch is taken at, and groups admitted by their number alone may
-be due sooner than batches of B can take them.
+One rule keeps the bound. Groups are taken B at a time from version v on, earliest deadlines first. They are **in time**
+for v if each is taken before its deadline has passed. A group is admitted only if all are in time afterwards for the
+next batch. A batch is taken only if the rest is in time for the batch after it. The second half alone could leave the
+trainer waiting for ever. During an update, and with publish_every above 1, the engine serves an older version than the
+one at which the next batch is taken. Groups admitted by their number alone may then be due sooner than batches of B can
+take them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ FATES = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Bounds of a flow, checked: raises ValueError for those that cannot hold."""
+    """Bounds of a flow, checked: raises ValueError for bounds that cannot hold."""
 
     batch_size: int
     """B, the groups of a batch."""
@@ -68,7 +68,7 @@ class Settings:
     max_staleness: int = 0
     """K: no group is trained on that is more stale; 0: rollouts and updates take turns."""
     depth: int = 0
-    """D: batches that may be begun beside the one that is taken next; from 1 to K, where K is above 0."""
+    """D: batches that may be begun in addition to the next batch to take; from 1 to K, where K is above 0."""
     publish_every: int = 1
     """T: every T-th version is sent to the engine; at most K + 1."""
     replaces: bool = False
@@ -77,8 +77,8 @@ class Settings:
     most_left: int | None = None
     """Groups that may leave before a batch is taken; None: any number. With one more the flow `is_exhausted`."""
     at_once: int | None = None
-    """Prompts that begin together, while no group is open, and of which a batch takes the first ones that it has a
-    place for, with a bound of 0; None: as many as the batch has places."""
+    """Prompts that begin together, while no group is open, with a bound of 0. A batch takes the first of them that it
+    has a place for. None: as many as the batch has places."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.max_staleness < 0:
@@ -97,8 +97,8 @@ class Group:
 
     ordinal: int
     since: int
-    """No token of it is older than this version: the one served at its admission, from its beginning on the one served
-    then, and when it has ended that of its oldest token."""
+    """No token of the group is older than this version. It is the version served at its admission; from its beginning,
+    the version served then; once it has ended, the version of its oldest token."""
     outcome: Outcome | None = None
     """None: open, its trajectories have not all ended. Otherwise it is ready."""
 
@@ -110,7 +110,7 @@ class Batch:
     flow: Flow
     """The state after it."""
     fates: dict[int, Fate]
-    """Fate of each of its prompts, and of those that left since the batch before, by ordinal in rising order."""
+    """Fate of each of its prompts, and of prompts that left since the batch before, by ordinal in rising order."""
     ordinals: tuple[int, ...]
     """Its prompts, in rising order."""
 
@@ -120,7 +120,7 @@ class Wait:
     """No batch can be taken yet."""
 
     ordinals: tuple[int, ...]
-    """Open groups: as long as none of them ends, there is no batch."""
+    """Open groups: until one of them ends, there is no batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class Flow:
     step: int = 0
     """Batches taken so far."""
     version: int = 0
-    """Version of the policy; while `updating`, the one that the update started from."""
+    """Version of the policy; while `updating`, the version that the update started from."""
     served: int = 0
     """Version of the weights that a request made now is answered by, or an older one."""
     next_ordinal: int = 0
@@ -145,10 +145,10 @@ class Flow:
     """Prompts that left since the last batch was taken, with their fates."""
 
     def late(self, groups: Iterable[Group], version: int) -> int | None:
-        """Find the groups that batches taken from `version` on, earliest deadlines first, take too late.
+        """Find groups that are taken too late by batches taken from `version` on, earliest deadlines first.
 
         Returns the `since` of the first. Groups with one deadline are counted together, and the last of them has to be
-        in time: with thousands of groups, sorting them for each that is admitted would take seconds of a step.
+        in time. Sorting thousands of groups for each admission would take seconds of a step.
         """
         size, bound, places = self.settings.batch_size, self.settings.max_staleness, 0
         for since, count in sorted(Counter(map(attrgetter("since"), groups)).items()):
@@ -159,7 +159,7 @@ class Flow:
 
     @property
     def room(self) -> int:
-        """How many prompts may begin at most before the next batch is taken, if none leaves.
+        """Return how many prompts may begin at most before the next batch is taken, if no prompt leaves.
 
         Near the last step they are as many as the remaining steps take.
         """
@@ -185,21 +185,20 @@ class Flow:
         return replace(self, groups=(*self.groups, *begun), next_ordinal=self.next_ordinal + count)
 
     def begin(self, ordinal: int, version: int | None = None) -> Flow:
-        """Let the first trajectory of an open group begin: none of its tokens will be older than what is served now.
+        """Let the first trajectory of an open group begin: its tokens are no older than the version served now.
 
-        `version`: what was served when it began, where that was told late. Call it once, and again where the group
-        begins anew and nothing of what it had sampled is kept. One that is never said to have begun counts from its
-        admission on.
+        `version`: the version served when the group began, where this call comes late. Call it once, and again where
+        the group restarts without its sampled tokens. A group without this call counts from its admission on.
         """
         group = self._open(ordinal)
         served = self.served if version is None else min(version, self.served)
         return self._with(replace(group, since=max(group.since, served)))
 
     def finish(self, ordinal: int, outcome: Outcome, oldest: int | None) -> tuple[Flow, Fate]:
-        """End an open group, whose oldest token is of version `oldest` (None: it has none).
+        """End an open group, whose oldest token is of version `oldest` (None: it has no token).
 
-        Returns the prompt's fate beside the state; OPEN: it is ready, and a batch will take it. Otherwise it has left:
-        its place is free for another, and the next batch names its fate.
+        Returns the state and the prompt's fate; OPEN: it is ready, and a batch will take it. Otherwise it has left: its
+        place is free for another, and the next batch names its fate.
         """
         group = self._open(ordinal)
         if oldest is not None and not group.since <= oldest <= self.version:
@@ -212,10 +211,10 @@ class Flow:
         return self._with(replace(group, since=since, outcome=outcome)), Fate.OPEN
 
     def recall(self, ordinal: int, outcome: Outcome | None, oldest: int | None) -> Flow:
-        """End an open group as it ended in a process before, whose tokens may be older than what is served now.
+        """End an open group as it ended in an earlier process, whose tokens may be older than the version served now.
 
-        Without an outcome it had not ended, and goes on. Where it, or another, could then be taken too late only, the
-        group stays as it is: the same state is returned.
+        A group without an outcome had not ended, and continues. Where it or another group could then be taken too late
+        only, the same state is returned.
         """
         group = self._open(ordinal)
         if outcome not in (None, Outcome.SCORED) and self.settings.replaces:
@@ -225,11 +224,11 @@ class Flow:
 
     @property
     def ready(self) -> list[Group]:
-        """Groups that have ended, those first that are due first."""
+        """Groups that have ended, by deadline, earliest first."""
         return sorted((one for one in self.groups if one.outcome is not None), key=attrgetter("since", "ordinal"))
 
     def take(self) -> Batch | Wait:
-        """Take the batch of the next step, those ready groups that are due first; or say what it waits for.
+        """Take the batch of the next step, the ready groups that are due first; or return the reason for waiting.
 
         With `at_once` no later batch could take the groups that it has no place for: they are CANCELLED.
         """
@@ -286,7 +285,7 @@ class Flow:
         return publish_lag(self.version, self.served) >= self.settings.publish_every
 
     def publish(self) -> Flow:
-        """Serve the policy's version from now on; earlier than it is due (for a validation, say) is allowed."""
+        """Serve the policy's version from now on. A version may be served before it is due, e.g. for a validation."""
         if self.updating:
             raise RuntimeError(f"the update of step {self.step} has not ended: there is nothing to publish")
         return replace(self, served=self.version)
@@ -305,7 +304,7 @@ class Flow:
         return replace(self, groups=(), left=()), fates
 
     def renew(self, ordinals: Collection[int]) -> Flow:
-        """Count open groups, nothing of which runs or was told of, from what is served now.
+        """Count open groups that do not run and were not reported, from the version served now on.
 
         After `restart` they count from the version of that state, and batches that were taken again made later ones.
         """
@@ -313,12 +312,12 @@ class Flow:
         return replace(self, groups=tuple(groups))
 
     def restart(self, version: int) -> Flow:
-        """Go on in a new process that has nothing of what was sampled: groups begin anew, by weights `version`."""
+        """Continue in a new process without earlier samples: groups restart, with weights `version`."""
         groups = tuple(Group(group.ordinal, version) for group in self.groups)
         return replace(self, version=version, served=version, updating=False, paused=False, groups=groups)
 
     def state(self) -> dict[str, JSON]:
-        """Return, as JSON values, what `load` makes the state of again; settings are not in it."""
+        """Return the state as JSON values for `load`; settings are not in it."""
         groups: list[JSON] = [[one.ordinal, one.since, one.outcome and one.outcome.value] for one in self.groups]
         left: list[JSON] = [[ordinal, fate.value] for ordinal, fate in self.left]
         return {

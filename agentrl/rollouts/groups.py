@@ -1,7 +1,7 @@
-"""Groups that need not end where a call ends: the trajectories of one prompt, and how they are judged.
+"""Groups that may outlive a call: the trajectories of one prompt, and how they are judged.
 
-A group is asked for once, and told about in few numbers when it has ended. Its tokens stay with whoever runs it until
-they are packed into a batch: in one process as they are, under Ray in the journal (`agentrl.rollouts.journal`).
+A group is requested once; when it has ended, a few numbers describe it. Its tokens stay in the process that runs it
+until they are packed into a batch: in one process as they are, under Ray in the journal (`agentrl.rollouts.journal`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agentrl.trajectory.staleness import oldest_version
 
 @dataclass(frozen=True, slots=True)
 class GroupWork:
-    """One prompt, of which trajectories are to be run."""
+    """One prompt whose trajectories are to be run."""
 
     ordinal: int
     sample: Sample
@@ -49,9 +49,9 @@ class EndedGroup:
     ordinal: int
     outcome: Outcome
     oldest: int | None
-    """Version of the oldest token that is trained on; None where none is."""
+    """Version of the oldest token that is trained on; None without such tokens."""
     record: bytes | None
-    """Its record in the journal; None: it has what the journal leaves out."""
+    """Its record in the journal; None: it has parts that the journal leaves out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def outcome_of(
 
 
 def oldest_trained(trajectories: Sequence[Trajectory]) -> int | None:
-    """Return the version of the oldest token that is trained on; None where none is."""
+    """Return the version of the oldest token that is trained on; None without such tokens."""
     return oldest_version(one for one in trajectories if exclusion(one) is None)
 
 

@@ -1,14 +1,14 @@
-"""Journal of what was sampled and answered and is in no checkpoint, so that a kill costs none of it.
+"""Journal of samples and answers that are in no checkpoint, so that a kill loses no sample and no answer.
 
-It lies in `journal/` of the run's folder, in files that are only appended to, and replaced by a new one with each
-checkpoint. A record holds the trajectories of one prompt that have all ended, a checksum, and what the flow needs to
-know of them. A prompt that has not ended has entries, one for each answer to one of its trajectories
-(`agentrl.system.answers`), until its record takes their place. What a kill has cut off is left out. Records survive
-the process and, with `async_training.journal_fsync`, a loss of power; so do the entries before a record.
+It lies in `journal/` of the run's folder. Its files are only appended to, and each checkpoint replaces them by a new
+one. A record holds the trajectories of one prompt that have all ended, a checksum, and the numbers that the flow needs.
+A prompt that has not ended has entries, one for each answer to one of its trajectories (`agentrl.system.answers`),
+until its record takes their place. Frames that a kill has cut off are left out. Records survive the process and, with
+`async_training.journal_fsync`, a loss of power; so do the entries before a record.
 
-Records leave out trajectories with images, with the experts of their tokens, which would be most of it, or with prompts
-of a privileged teacher. The entries of those with images or such prompts stay; those with experts have none and begin
-anew.
+Records leave out three kinds of trajectories: those with images, with the experts of their tokens (which would be most
+of the file), or with prompts of a privileged teacher. The entries of trajectories with images or such prompts stay.
+Trajectories with experts have no entries and restart.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Ended:
     ordinal: int
     outcome: Outcome
     oldest: int | None
-    """Version of the oldest token that is trained on; None where none is."""
+    """Version of the oldest token that is trained on; None without such tokens."""
     newest: int
     """Version of the newest token; -1 where nothing was sampled."""
     prompt: str
@@ -64,7 +64,7 @@ class Ended:
 
     @staticmethod
     def load(found: Mapping[str, JSON]) -> Ended:
-        """Read what `header` wrote. Raises TypeError or ValueError for another form."""
+        """Read the output of `header`. Raises TypeError or ValueError for another form."""
         match found:
             case {
                 "ordinal": int(ordinal),
@@ -89,7 +89,7 @@ class _Place:
 
 @dataclass(slots=True)
 class Unfinished:
-    """A prompt whose trajectories have not all ended, and what was answered to them."""
+    """A prompt whose trajectories have not all ended, and the answers they were given."""
 
     prompt: str
     """`identity` of its row."""
@@ -101,14 +101,14 @@ class Unfinished:
         return [found for entries in self.entries.values() for found in entries.values()]
 
     def up_to(self, newest: int | None) -> list[tuple[Entry, _Place]]:
-        """Return those of `all` that hold nothing sampled by weights after version `newest`, if there is one."""
+        """Return the entries of `all` that hold no sample by weights after version `newest`, if there is one."""
         return [
             found for found in self.all() if (spanned := found[0].versions) is None or not _is_after(spanned[1], newest)
         ]
 
     @property
     def oldest(self) -> int | None:
-        """Version of the oldest token that was sampled; None where none was."""
+        """Version of the oldest token that was sampled; None without such tokens."""
         return min((entry.versions[0] for entry, _ in self.all() if entry.versions is not None), default=None)
 
     def add(self, entry: Entry, place: _Place) -> None:
@@ -125,7 +125,8 @@ class Unfinished:
 
 
 class Journal:
-    """The journal of a run. `key`: what its records are valid with (`validity`); others are removed when it is read.
+    """The journal of a run. `key`: validity of its records (`validity`); records with another key are removed on
+    reading.
 
     `fsync`: a record is on the disk when it was added.
     """
@@ -135,9 +136,9 @@ class Journal:
         self.ended: dict[int, Ended] = {}
         """Records by the prompt's ordinal; of several of a prompt the last one."""
         self.unfinished: dict[int, Unfinished] = {}
-        """Prompts without a record of which there are entries, by ordinal."""
+        """Prompts that have entries but no record, by ordinal."""
         self.anew = 0
-        """Times that trajectories were begun anew since the journal was opened."""
+        """Times that trajectories were restarted since the journal was opened."""
         self.size = 0
         """Bytes on the disk."""
         self._places: dict[int, _Place] = {}
@@ -147,7 +148,7 @@ class Journal:
         """The file that is appended to; None: it is yet to be made."""
 
     def begin(self) -> int:
-        """Remove what a run before has left. Return of how many prompts."""
+        """Remove the files that an earlier run has left. Return of how many prompts."""
         left = self.read() + len(self.ended) + len(self.unfinished)
         for path in self._files():
             path.unlink()
@@ -161,7 +162,8 @@ class Journal:
             self._current = None
 
     def read(self) -> int:
-        """Find what is there. Return of how many prompts it was removed, as it was made with another config.
+        """Find the prompts that the files hold. Return of how many prompts it was removed, as it was made with another
+        config.
 
         Raises DataError for a whole frame of another form.
         """
@@ -199,7 +201,7 @@ class Journal:
         self._take(Ended.load(as_object(header)), self._append(record, fsync=self.fsync))
 
     def answered(self, ordinal: int, prompt: str, entry: Entry) -> None:
-        """Take down what happened in a trajectory of a prompt, or of all of them (no name).
+        """Record an event in a trajectory of a prompt, or in all of them (no name).
 
         `prompt`: the row's `identity`. Raises TrainingError on a full disk.
         """
@@ -230,7 +232,7 @@ class Journal:
 
     @property
     def newest(self) -> int:
-        """Version of the newest token in it; -1 where there is none."""
+        """Version of the newest token in it; -1 without tokens."""
         entries = (entry for its in self.unfinished.values() for entry, _ in its.all())
         sampled = (entry.versions[1] for entry in entries if entry.versions is not None)
         return max((*(one.newest for one in self.ended.values()), *sampled), default=-1)
@@ -245,10 +247,10 @@ class Journal:
         return [] if found is None else [entry for entry, _ in found.all()]
 
     def keep(self, needed: Callable[[int], bool], *, newest: int | None = None) -> None:
-        """Begin a new file with what there is of prompts that are `needed`; call it when a checkpoint is saved.
+        """Begin a new file with the records and entries of `needed` prompts; call it when a checkpoint is saved.
 
-        The files since the checkpoint before it stay until the next call, as that one may be the newest that is whole;
-        with `newest` nothing of them stays, nor anything that was sampled by weights after this version. Raises
+        The files since the checkpoint before it stay until the next call, as that checkpoint may be the newest whole
+        one. With `newest` these files are removed, and so are all samples by weights after this version. Raises
         TrainingError on a full disk.
         """
         stays = self._live if newest is None else []
@@ -321,9 +323,9 @@ def record_of(
     *,
     whole: bool = True,
 ) -> bytes | None:
-    """Write how a prompt's trajectories ended; None where they have what is not recorded.
+    """Write how a prompt's trajectories ended; None where they have parts that are not recorded.
 
-    Not `whole`: without the trajectories, as nothing is to be trained on them.
+    Not `whole`: without the trajectories, as they will not be trained on.
     """
     transcripts = [transcript for one in trajectories for transcript in one.transcripts]
     if whole and any(one.images or one.experts is not None or one.teacher_prompt for one in transcripts):
@@ -351,7 +353,8 @@ def trajectories_in(record: bytes) -> list[Trajectory]:
 
 
 def _written(trajectories: Sequence[Trajectory]) -> bytes:
-    """Write the rows of the files of trajectories, and what these leave out, as JSON, and behind it what is by token.
+    """Write the rows of the files of trajectories and the fields these leave out as JSON, followed by the arrays by
+    token.
 
     Arrow, which is made for many rows, takes four times as long for the few of a prompt.
     """
@@ -375,7 +378,7 @@ def identity(sample: Sample) -> str:
 
 
 def validity(config: Config) -> str:
-    """Return a hash of what trajectories and the weights that sample them depend on: most keys."""
+    """Return a hash of the settings that trajectories and the weights that sample them depend on: most keys."""
     keys = config_to_dict(config)
     keys["async_training"] = {**as_object(keys["async_training"]), "journal_fsync": None}
     keys["trainer"] = {name: getattr(config.trainer, name) for name in OF_THE_UPDATE}

@@ -1,13 +1,13 @@
 """The fate of every prompt, and the batches of a run in `ledger.jsonl`.
 
-A fate is final once, so that prompts can be counted along the surviving line of checkpoints: none is lost, none is
-trained on twice. What is kept in memory and in a checkpoint is bounded: fates are named from the first prompt on that
-is still open, and counted before it. `ledger.jsonl` names them all, a line for each step:
+A fate is final once, so that prompts can be counted along the surviving line of checkpoints: no prompt is lost, and no
+prompt is trained on twice. Memory and checkpoints hold a bounded part: fates are named from the first open prompt on,
+and counted before it. `ledger.jsonl` names them all, a line for each step:
 
     {"step": 3, "version": 2, "trained": [[4, 7], [9, 10]], "failed": [[8, 9]]}
 
 Ordinals are given as [first, end) in rising order. A line is written when the batch is taken, before the policy is
-updated with it; a run that goes on from an earlier step takes the batches of the later lines again.
+updated with it. A run that resumes from an earlier step takes the batches of the later lines again.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class Ledger:
         return ordinal < self.before or ordinal in self.later
 
     def check(self, begun: Iterable[int], next_ordinal: int) -> None:
-        """Check that each prompt before `next_ordinal` is either one of those that are `begun` or has a fate.
+        """Check that each prompt before `next_ordinal` either is in `begun` or has a fate.
 
-        Raises DataError with the prompts of which that is not so.
+        Raises DataError with the prompts that are in neither or in both.
         """
         open_ones = set(begun)
         twice = [one for one in open_ones if self.has(one)]
@@ -81,12 +81,12 @@ class Ledger:
                 )
 
     def text(self) -> str:
-        """Say what became of the prompts."""
+        """List the number of prompts by fate."""
         counts = ", ".join(f"{self.counts[fate]} {fate}" for fate in Fate if self.counts[fate])
         return f"{self.counts.total()} prompts, each once: {counts or 'none'}"
 
     def state(self) -> dict[str, JSON]:
-        """Return, as JSON values, what `load` makes the ledger of again."""
+        """Return the ledger as JSON values for `load`."""
         return {
             "first": self.first,
             "before": self.before,
@@ -123,7 +123,7 @@ class LedgerFile:
         self.path, self.fsync = folder / LEDGER_FILE, fsync
 
     def read(self) -> list[RecordedBatch]:
-        """Read all lines, in order; a last one that a kill has cut off is left out. Raises DataError for another."""
+        """Read all lines, in order; a last line that a kill has cut off is left out. Raises DataError for another."""
         if not self.path.exists():
             return []
         lines = self.path.read_bytes().split(b"\n")
@@ -140,7 +140,7 @@ class LedgerFile:
         return found
 
     def broken(self, what: str) -> DataError:
-        """Make the error for a file of which `what` is wrong."""
+        """Make the error for a file; `what` names its fault."""
         return DataError(
             f"{self.path}, {what}. Remove the file: steps after the last checkpoint are then sampled again"
         )

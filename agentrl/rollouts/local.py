@@ -59,7 +59,7 @@ from agentrl.trajectory.sample import Sample
 
 STALL_SECONDS = 30.0
 LOOP_SECONDS = 60.0
-"""Time for which the event loop may stand still before the user is told where it is."""
+"""Time for which the event loop may stand still before the user is warned of the place where it is."""
 ENGINE_OPTIONS = "actor_rollout_ref.rollout.engine_options"
 
 
@@ -73,7 +73,8 @@ def open_local_rollouts(
     audience: Audience,
     share: tuple[int, int] = (1, 1),
 ) -> Iterator[LocalRollouts]:
-    """Start the engine, reach what tools and interactions need, and close all of it at the end. Raises UserError."""
+    """Start the engine, reach the services of tools and interactions, and close everything at the end. Raises
+    UserError."""
     agent = config.actor_rollout_ref.rollout.agent
     with ExitStack() as stack:
         loop = stack.enter_context(LoopThread("rollouts", torch_state()))
@@ -125,7 +126,7 @@ def engine_folder(run_dir: Path, share: tuple[int, int]) -> Path:
 
 
 def reward_model_input(config: RolloutsConfig) -> ModelInput | None:
-    """Load what makes the reward model's input; None without a reward model. Raises ConfigError."""
+    """Load the maker of the reward model's input; None without a reward model. Raises ConfigError."""
     if not isinstance(config, Config) or not uses_reward_model(config):
         return None
     scoring = config.reward_model
@@ -134,7 +135,7 @@ def reward_model_input(config: RolloutsConfig) -> ModelInput | None:
 
 
 def after_kill_of(tools: ToolSet, interactions: Mapping[str, Interaction]) -> dict[str, AfterKill]:
-    """Return how sessions with each tool and interaction come back. Raises ConfigError for a word that is none."""
+    """Return how sessions with each tool and interaction come back. Raises ConfigError for an unknown word."""
     found = {f"tool {name}": slot.after_kill for name, slot in tools.slots.items()}
     found |= {f"interaction {name}": one.after_kill for name, one in interactions.items()}
     for who, word in found.items():
@@ -150,8 +151,8 @@ class LocalRollouts:
 
     Args:
         record_dir: where trajectories are written, in the run's folder.
-        share: which of how many processes this is that write theirs.
-        reading: makes what the reward model reads, where there is one.
+        share: index of this process, and number of processes that write trajectories.
+        reading: makes the input of the reward model, where there is one.
         after_kill: how sessions with each tool and interaction come back; see `after_kill_of`.
     """
 
@@ -190,7 +191,7 @@ class LocalRollouts:
         """Never called: in one process nothing can die but the run itself."""
         self.is_broken = False
         self.version = 0
-        """Version of the weights that the engine has taken whole: none that it samples by is older."""
+        """Version of the weights that the engine has taken whole: it samples by no older weights."""
         self._held = False
         self._ended: dict[int, list[Trajectory]] = {}
         """Trajectories of groups that have ended and are in no batch, by the prompt's ordinal."""
@@ -212,7 +213,7 @@ class LocalRollouts:
 
     @property
     def _in_flight(self) -> InFlightEngine | None:
-        """The engine where it samples while the policy is updated, which one that is to free its memory does not."""
+        """The engine where it samples while the policy is updated; an engine that must free its memory does not."""
         frees = self.config.actor_rollout_ref.rollout.free_cache_engine
         return self.engine if isinstance(self.engine, InFlightEngine) and not frees else None
 
@@ -332,11 +333,11 @@ class LocalRollouts:
         return EndedGroup(work.ordinal, outcome, oldest, record)
 
     def _can_resume(self, sample: Sample) -> bool:
-        """Say whether the row's trajectories can go on after a kill; experts of tokens are not written down."""
+        """Say whether the row's trajectories can continue after a kill; experts of tokens are not written down."""
         return not self.replays_experts and self.scheduler.loops[sample.agent_name].after_kill != "none"
 
     def _logged(self, requests: Sequence[Request], log: Log) -> list[Request]:
-        """Have the answers to the trajectories taken down, and those in the log given again."""
+        """Record the answers to the trajectories, and give recorded answers again."""
         recorded = defaultdict[str, list[Entry]](list)
         for entry in log.read():
             recorded[entry.trajectory].append(entry)
@@ -498,9 +499,9 @@ class LocalRollouts:
         self._report.seconds += time.thread_time() - begun
 
     async def _check_weights(self) -> None:
-        """Compare the engine's weights with those that it was sent last, if that was not done; on the event loop.
+        """Compare the engine's weights with the weights sent last, if that was not done; on the event loop.
 
-        Beside servers that sample it waits for their steps, so that it is done after new trajectories have begun.
+        With servers that sample it waits for their steps, so that it is done after new trajectories have begun.
         """
         if self._sent is None:
             return
@@ -530,7 +531,7 @@ class LocalRollouts:
 
     @contextmanager
     def observed(self, task: Task, total: int | None) -> Iterator[Callable[[], None]]:
-        """Show, watch and profile what a coroutine waits for, which calls what this yields for each end of `total`.
+        """Show, watch and profile a coroutine, which calls the yielded function for each end of `total`.
 
         `stop` cancels the coroutine.
         """
@@ -563,7 +564,7 @@ class LocalRollouts:
             self.scheduler.context.tools.check()
 
     async def watch(self, ended: Callable[[], int], title: str) -> None:
-        """Warn, whenever no trajectory ended for a while, of what the running ones wait for."""
+        """Warn, whenever no trajectory ended for a while, which events the running trajectories wait for."""
         before = -1
         while True:
             await asyncio.sleep(STALL_SECONDS)

@@ -13,7 +13,7 @@ from agentrl.tool import Tool
 
 @dataclass(frozen=True, slots=True)
 class UserObjects:
-    """Loops, tools, interactions and a scorer that stand beside those that the config names.
+    """Loops, tools, interactions and a scorer, given in addition to the ones that the config names.
 
     Under Ray each rollout worker has copies of them (pickled by value where they are of a notebook or script).
     """

@@ -33,10 +33,10 @@ class Prompts:
         self._next = 0
         self._drawn: deque[_Drawn] = deque()
         self._lock = Lock()
-        """The thread that draws is not the one that begins prompts and forgets them."""
+        """The thread that draws is not the thread that begins prompts and forgets them."""
 
     def draw_to(self, end: int) -> None:
-        """Draw until all prompts before `end` are there. Raises what `Loader` raises."""
+        """Draw until all prompts before `end` are there. Raises the errors of `Loader`."""
         while self._next < end:
             position = self._loader.state_dict()
             drawn = _Drawn(self._next, next(self._loader), position)
@@ -45,7 +45,7 @@ class Prompts:
                 self._next += len(drawn.samples)
 
     def update(self, outlines: Sequence[Outline]) -> None:
-        """Tell a sampler that learns of a step's trajectories; see `Loader.update`."""
+        """Update a sampler that learns with a step's trajectories; see `Loader.update`."""
         self._loader.update(outlines)
 
     @property
@@ -72,9 +72,9 @@ class Prompts:
         return {"loader": self._loader.state_dict(), "first_prompt": self._next}
 
     def load(self, state: Mapping[str, JSON], first: int) -> None:
-        """Go on where `state` was taken; `first`: ordinal of the first prompt of a state without one.
+        """Continue where `state` was taken; `first`: ordinal of the first prompt of a state without one.
 
-        Raises DataError when the data are others.
+        Raises DataError when the data differ.
         """
         self._loader.load_state_dict(as_mapping(state["loader"]))
         found = state.get("first_prompt", first)

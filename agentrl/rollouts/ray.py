@@ -1,7 +1,8 @@
 """Rollouts in processes of their own under Ray, one on each node: the tokens that they make stay in the object store.
 
-A rollout worker keeps nothing that is not sent to it again: when one dies, a new one is given the weights and does its
-part of the step anew. Where a subclass lets a new one start while the others go on, another does that part.
+A rollout worker keeps no state that is not sent to it again. When one dies, its replacement is given the weights and
+repeats its part of the step. Where a subclass lets a new worker start while the others continue, another does that
+part.
 """
 
 from __future__ import annotations
@@ -51,17 +52,17 @@ Placing = dict[str, float | NodeAffinitySchedulingStrategy | PlacementGroupSched
 LOOK_EVERY = 0.25
 """Seconds between two looks at how far the workers are."""
 ROOM_TOLD = 5.0
-"""Seconds after which is told that a worker waits for a machine."""
+"""Seconds after which the user is warned that a worker waits for a machine."""
 SILENT_TOLD, SILENT_FOR = 60.0, 600.0
-"""Seconds after which is told that a worker does not answer what it answers at once, and after which it counts as
-dead."""
+"""Seconds without an answer to a call that workers answer at once: until the user is warned, and until the worker
+counts as dead."""
 SILENT = "it is stopped, unreachable, or in native code that lets no other thread run"
 CLOSED_WITHIN = 30.0
 """Seconds that a worker has to end its rollouts, or its servers and tools."""
 
 
 class SharedWork(Protocol[T_co]):
-    """Work of which each worker is given its samples, the position of the first, and the name of its file."""
+    """Work that gives each worker its samples, the position of the first, and the name of its file."""
 
     def __call__(self, rollouts: LocalRollouts, /, *, task: Task, samples: Sequence[Sample], first: int) -> T_co: ...
 
@@ -74,7 +75,7 @@ class Starting:
     """Answered when it has."""
     begun: float = field(default_factory=time.monotonic)
     is_told: bool = False
-    """True where it was told that no machine has room for it."""
+    """True where the user was warned that no machine has room for it."""
 
 
 class RayRollouts:
@@ -83,10 +84,10 @@ class RayRollouts:
     Where one dies, all wait until a new one has taken its place.
 
     Args:
-        nodes: names the Ray nodes on which a worker each shares the devices with the policy, which change where ranks
-            begin anew on other machines; None: devices of their own, as rollout.nnodes and rollout.n_gpus_per_node say.
+        nodes: names the Ray nodes; on each, one worker shares the devices with the policy. They change where ranks
+            restart on other machines. None: devices of their own, as rollout.nnodes and rollout.n_gpus_per_node say.
         first: rows on which the first worker tries scorers and interactions; all workers have the same ones.
-        servers: those of a generative reward model.
+        servers: the servers of a generative reward model.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class RayRollouts:
         first: FirstRows,
         servers: ServerAccess | None = None,
     ) -> None:
-        """Raises ConfigError when the cluster has no room, and whatever keeps a worker from starting."""
+        """Raises ConfigError when the cluster has no room, and every error that keeps a worker from starting."""
         self.config, self.device, self.run_dir, self.display = config, device, run_dir.absolute(), display
         try:
             self._objects = ray.put(objects)
@@ -122,13 +123,12 @@ class RayRollouts:
         self._weights: tuple[Weights, int] | None = None
         self._actors: list[ActorProxy[RolloutWorker]] = []
         self._starting: dict[int, Starting] = {}
-        """By number: workers that are asked for nothing yet, while others go on."""
+        """By number: idle workers, which get no call yet while others continue."""
         self._wrote: dict[Path, int] = {}
         """Numbers of the workers that wrote the newest rollout's files."""
         self._done = [0] * self._count
         self._asked_news: dict[ray.ObjectRef[News], tuple[int, Stall]] = {}
-        """Calls that are not answered yet, by whom: a worker takes its news out when it answers, so none may be
-        dropped."""
+        """Unanswered calls, by worker: a worker hands out its news with an answer, so no call may be dropped."""
         try:
             self._actors = [self._actor(number) for number in range(self._count)]
             with display.stage("start rollout workers"):
@@ -226,18 +226,19 @@ class RayRollouts:
         return joined(parts)
 
     def _everyone(self, work: Work[T]) -> list[T]:
-        """Have all workers that live do something. One that dies and is not replaced at once gives no answer."""
+        """Call all workers that live. A worker that dies and is not replaced at once gives no answer."""
         what = getattr(work, "func", work).__name__
         return self._call([(number, work) for number in self._living()], what=what, moves=False)
 
     def _call(
         self, works: Sequence[tuple[int, Work[T]]], *, what: str, stage: Stage | None = None, moves: bool = True
     ) -> list[T]:
-        """Have workers, by number, do their work, and return the answers. One that dies is replaced, and the new one
-        is asked; while that one starts, another worker is if the work `moves`, and none otherwise.
+        """Have workers, by number, do their work, and return the answers. A worker that dies is replaced, and its
+        replacement is asked. While the replacement starts, another worker is asked if the work `moves`; otherwise the
+        work waits.
 
-        Raises what a worker raised, and WorkerDied when one died once more than trainer.max_worker_restarts allows; the
-        others' work is ended then.
+        Raises the error of a worker, and WorkerDied when one died once more than trainer.max_worker_restarts allows;
+        the others' work is ended then.
         """
         answers: dict[int, T] = {}
         running: dict[ray.ObjectRef[T | Failure], tuple[int, int, ActorProxy[RolloutWorker]]] = {}
@@ -279,7 +280,7 @@ class RayRollouts:
             ray.wait(calls, num_returns=len(calls), timeout=CLOSED_WITHIN)
 
     def _tell(self, stage: Stage | None) -> None:
-        """Pass on what the workers have to tell."""
+        """Pass on the workers' news for the display."""
         busy = {number for number, _ in self._asked_news.values()}
         for number in self._living():
             if number not in busy:
@@ -308,9 +309,9 @@ class RayRollouts:
         self._done[number] = news.done
 
     def _make_anew(self, number: int, death: str, meanwhile: str = "") -> None:
-        """Make a worker in the place of one that died, which is told. Raises WorkerDied where none may take it.
+        """Replace a worker that died, and warn the user. Raises WorkerDied where no replacement is allowed.
 
-        meanwhile: text about what goes on while it starts.
+        meanwhile: text about the work that continues while it starts.
         """
         if self._restarts == 0:
             raise WorkerDied(death)
@@ -328,7 +329,7 @@ class RayRollouts:
         self._asked_news = {call: other for call, other in self._asked_news.items() if other[0] != number}
 
     def _replace(self, number: int, death: str) -> None:
-        """Have a new worker in the place of one that died, with the weights that the others have."""
+        """Replace a worker that died, and send the new worker the weights that the others have."""
         self._make_anew(number, death)
         try:
             self._find_room(number)
@@ -400,7 +401,7 @@ class RayRollouts:
     def _placing(self, number: int) -> Placing:
         """Return Ray's placement options for a worker."""
         if self._nodes is not None:
-            # Where the ranks have all CPUs of a machine, a worker that asks for one would be waited for for ever.
+            # Where the ranks have all CPUs of a machine, a worker that asks for one would never start.
             return {
                 "num_cpus": 0,
                 "scheduling_strategy": NodeAffinitySchedulingStrategy(self._nodes()[number], soft=False),
@@ -414,7 +415,7 @@ class RayRollouts:
         }
 
     def _placed(self) -> list[PlacementGroup]:
-        """Find room for workers with devices of their own. Raises ConfigError when the cluster has none."""
+        """Find room for workers with devices of their own. Raises ConfigError when the cluster has no room."""
         rollout = self.config.actor_rollout_ref.rollout
         gpus = {"GPU": float(rollout.n_gpus_per_node)} if self.device == "cuda" else {}
         return placed(

@@ -1,10 +1,11 @@
-"""Groups in rollout workers under Ray: each begins in one worker, and goes on in another one where that dies.
+"""Groups in rollout workers under Ray: each begins in one worker, and continues in another one where that dies.
 
 Flow, ledger and journal lie with the driver, on whose event loop the coroutines here run. A worker is asked for single
-groups and tells what becomes of them. The tokens of a group that has ended lie in the journal, in the run's folder on
-the driver's machine, until a batch takes them: then workers read them and put them into the object store. So what has
-ended is lost with no worker and no machine but the driver's, and the driver's memory holds a few numbers of each.
-What the journal leaves out (images, experts, teachers' prompts) lies in the object store, owned by the driver.
+groups and reports their events. The tokens of a group that has ended lie in the journal, in the run's folder on the
+driver's machine, until a batch takes them. Then workers read them and put them into the object store. So ended groups
+survive the loss of any worker and any machine but the driver's, and the driver's memory holds a few numbers of each.
+Trajectories that the journal leaves out (images, experts, teachers' prompts) lie in the object store, owned by the
+driver.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class _Open:
 
 @dataclass(slots=True)
 class _Followed:
-    """A worker that is asked, again and again, what happens to its groups."""
+    """A worker that is asked repeatedly for the events of its groups."""
 
     actor: ActorProxy[RolloutWorker]
     task: asyncio.Task[None] | None = None
@@ -89,8 +90,8 @@ class _Followed:
 class RayGroups(RayRollouts):
     """`RolloutRunner` over all workers.
 
-    Where one with devices of its own dies and others live, they go on, with its groups, too; the new one takes part
-    from the first weights on that are sent once it has started.
+    When a worker with devices of its own dies and others live, they continue and take its groups, too. The new worker
+    takes part from the first weights that are sent once it has started.
     """
 
     def __init__(
@@ -112,14 +113,14 @@ class RayGroups(RayRollouts):
         self.samples_on = nodes is None or (rollout.name == "sglang" and not rollout.free_cache_engine)
         self._held = self._released = self._is_open = False
         self._follows = isinstance(config, Config) and config.async_training.max_staleness > 0
-        """Groups are run singly, and workers are asked what happens to them; otherwise each is asked for its part of a
-        step alone, and the place of one that dies is waited for."""
+        """True: groups are run singly, and workers are followed for events. False: each worker is asked for its part of
+        a step alone, and the replacement of a dead worker is waited for."""
         self._keys = itertools.count()
         self._begun: dict[int, _Open] = {}
         """By the key that names a group to its worker."""
         self._idle = 0.0
         self._followed: dict[int, _Followed] = {}
-        """By the worker's number: those that are asked what happens, and what came of it."""
+        """By the worker's number: followed workers, and the result of following each."""
         self._unrecorded: dict[int, ray.ObjectRef[list[Trajectory]]] = {}
         """Trajectories that are not in the journal, by the prompt's ordinal."""
         super().__init__(config, device, run_dir, display, nodes, objects, first, servers)
@@ -197,7 +198,7 @@ class RayGroups(RayRollouts):
         return report
 
     async def idle_seconds(self) -> float:
-        """See `RolloutRunner.idle_seconds`: as far as workers have told of it."""
+        """See `RolloutRunner.idle_seconds`: as far as workers have reported it."""
         return self._idle
 
     @contextmanager
@@ -253,7 +254,7 @@ class RayGroups(RayRollouts):
             self._await_one()
 
     def _let_start(self, number: int, death: str) -> None:
-        """Have a new worker start in the place of one that died, and wait for it nowhere. Raises WorkerDied."""
+        """Start a replacement for a worker that died, without waiting for it. Raises WorkerDied."""
         others = set(self._living()) - {number}
         self._make_anew(number, death, ", and the others go on meanwhile" if others else "")
         self._starting[number] = Starting(self._opened(number))
@@ -300,7 +301,7 @@ class RayGroups(RayRollouts):
             )
 
     async def _welcome(self) -> None:
-        """Have new workers do as the others were told, and give them groups."""
+        """Repeat the others' calls on new workers, and give them groups."""
         if self._released:
             await self._have(_release_weights)
         if self._held:
@@ -308,7 +309,7 @@ class RayGroups(RayRollouts):
         await self._ask_all()
 
     async def _ask_all(self) -> None:
-        """Have each worker asked what happens to its groups, those that are new, too."""
+        """Follow the groups of each worker, new workers included."""
         if not self._follows:
             return
         for number in self._living():
@@ -318,7 +319,7 @@ class RayGroups(RayRollouts):
                 one.task = asyncio.create_task(self._follow(number, one))
 
     async def _follow(self, number: int, one: _Followed) -> None:
-        """Pass on what a worker tells, until it dies: then its groups begin anew elsewhere."""
+        """Pass on a worker's events until it dies; then its groups restart elsewhere."""
         try:
             while True:
                 told = await self._answer(number, one.actor.group_events.remote(ASKED_FOR))
@@ -341,7 +342,8 @@ class RayGroups(RayRollouts):
             self.on_loss()
 
     async def _answer(self, number: int, call: ray.ObjectRef[T]) -> T:
-        """Wait for what a worker answers at once, whatever its groups do. Raises TimeoutError after SILENT_FOR."""
+        """Wait for a call that a worker answers at once, even while it runs groups. Raises TimeoutError after
+        SILENT_FOR."""
         answer, stall = asyncio.wrap_future(call.future()), Stall(SILENT_TOLD, SILENT_FOR)
         while not (await asyncio.wait({answer}, timeout=stall.next()))[0]:
             silent = f"has not answered for {stall.seconds:.0f} s: {SILENT}"
@@ -384,7 +386,7 @@ class RayGroups(RayRollouts):
                 one.outcome.set_exception(raised(event.failure, where))
 
     def _is_of(self, number: int, one: _Followed) -> bool:
-        """Say whether it is the worker of that number, and none whose place another one has taken."""
+        """Say whether it is the worker of that number, and has not been replaced."""
         return self._actors[number] is one.actor
 
     async def _least_busy(self) -> ActorProxy[RolloutWorker]:
@@ -395,7 +397,7 @@ class RayGroups(RayRollouts):
         return min(ready, key=lambda actor: running[id(actor)])
 
     def _ready(self) -> list[ActorProxy[RolloutWorker]]:
-        """Return the workers that live and are followed: one that takes another's place is not before it has opened."""
+        """Return the workers that live and are followed: a replacement is followed once it has opened."""
         found = self._followed.items()
         return [one.actor for number, one in found if self._is_of(number, one) and not one.has_ended]
 
@@ -413,7 +415,7 @@ class RayGroups(RayRollouts):
 
 
 async def _ask(one: _Open, key: int, work: GroupWork) -> None:
-    """Have the worker begin the group; one that cannot (a row that it cannot unpickle, say) ends it."""
+    """Have the worker begin the group; a worker that cannot (e.g. it cannot unpickle a row) ends the group."""
     try:
         await one.actor.begin_group.remote(key, work, None if one.log is None else one.log.read())
     except GONE:

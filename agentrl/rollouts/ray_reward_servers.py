@@ -67,7 +67,7 @@ class RayRewardServers:
         )
 
     def start(self) -> ServerAccess:
-        """Start all servers, and wait until all answer. Raises what a machine raised."""
+        """Start all servers, and wait until all answer. Raises the error that a machine raised."""
         kind = ray.remote(ServerHost)
         gpus = self._config.reward_model.n_gpus_per_node if self._device == "cuda" else 0
         for group in self._groups:

@@ -48,7 +48,7 @@ class News:
 
 
 class Relay:
-    """`Audience` in a rollout worker: keeps what is meant for the display until the driver asks for it."""
+    """`Audience` in a rollout worker: keeps messages for the display until the driver asks for them."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -77,7 +77,7 @@ class Relay:
 
 
 class RolloutWorker:
-    """A Ray actor around `LocalRollouts`. Every method returns what the driver is to see: a value, or a Failure."""
+    """A Ray actor around `LocalRollouts`. Every method returns a result for the driver: a value, or a Failure."""
 
     def __init__(self, surroundings: Surroundings) -> None:
         surroundings.enter()
@@ -125,7 +125,7 @@ class RolloutWorker:
 
     @ray.method(concurrency_group="news")
     def news(self) -> News:
-        """Take what there is to tell since the last call."""
+        """Take the news since the last call."""
         return self.relay.take()
 
     @ray.method(concurrency_group="news")
@@ -135,12 +135,12 @@ class RolloutWorker:
 
     @ray.method(concurrency_group="news")
     def begin_group(self, key: int, work: GroupWork, entries: Sequence[Entry] | None) -> None:
-        """Begin a group, which goes on beside all else. `entries`: of its log, where it has one."""
+        """Begin a group, which runs next to all other calls. `entries`: of its log, where it has one."""
         self.groups.begin(key, work, entries)
 
     @ray.method(concurrency_group="groups")
     def group_events(self, seconds: float) -> Told:
-        """Take what happened to groups since the last call; wait for at most `seconds` until something has."""
+        """Take the events of groups since the last call; wait at most `seconds` for the first."""
         return self.groups.events(seconds)
 
     @ray.method(concurrency_group="news")

@@ -1,10 +1,10 @@
 """Records that outlive a process of asynchronous training: the ledger, the journal, and the batches taken again.
 
-A run that goes on from a checkpoint first takes the batches that were taken after it, in their order, of the
-trajectories in the journal: no weights of which the next ones are made differ from those that sampled them. Then
-come prompts that had ended and were in no batch, and those that had not go on behind what they were answered; only then
-is something sampled. Where a batch cannot be made again
-(its records are gone, or of another config) the line ends there, and what later weights sampled is forgotten.
+A run that resumes from a checkpoint first takes the later batches again, in their order, from the trajectories in the
+journal. So the next weights are made from the same weights that sampled these trajectories. Then come prompts that had
+ended and were in no batch. Unfinished prompts continue after their recorded answers; only then does sampling begin.
+Where a batch cannot be made again (its records are gone, or of another config) the line ends there, and samples of
+later weights are forgotten.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from agentrl.trajectory.sample import Sample
 
 
 class Record:
-    """Ledger and journal of a run in `folder`. `key`, `fsync`: see `Journal`; `note` tells the user a line."""
+    """Ledger and journal of a run in `folder`. `key`, `fsync`: see `Journal`; `note` shows the user a line."""
 
     def __init__(self, folder: Path, key: str, note: Callable[[str], None], *, fsync: bool = False) -> None:
         self.ledger = Ledger()
@@ -42,7 +42,7 @@ class Record:
         """Prompts that had left when the checkpoint was made: they are not needed again."""
 
     def begin(self) -> None:
-        """Forget a run before, unless this one goes on with it (`load`); every later call does nothing."""
+        """Forget a run before, unless this one resumes it (`load`); every later call does nothing."""
         if not self._is_begun:
             self._is_begun = True
             self._file.keep_to(0)
@@ -53,7 +53,7 @@ class Record:
                 )
 
     def load(self, state: Mapping[str, JSON], flow: Flow) -> None:
-        """Go on with the checkpoint whose state and flow these are. Raises DataError where they do not agree."""
+        """Resume the checkpoint with this state and flow. Raises DataError where they do not agree."""
         self._is_begun, self._left = True, set(dict(flow.left))
         found = state.get("ledger")  # none: the run took turns until now
         self.ledger = Ledger(flow.next_ordinal, flow.next_ordinal) if found is None else Ledger.load(as_mapping(found))
@@ -103,7 +103,7 @@ class Record:
         return {str(group.ordinal): identity(prompt(group.ordinal)) for group in flow.groups}
 
     def check_prompts(self, state: Mapping[str, JSON], prompt: Callable[[int], Sample]) -> None:
-        """Check that the data's rows are those that were begun. Raises DataError with the prompts that are not."""
+        """Check that the data's rows are the rows that were begun. Raises DataError with the prompts that are not."""
         known = {int(ordinal): its for ordinal, its in as_object(state.get("prompts")).items()}
         recorded = {
             ordinal: its.prompt
@@ -120,7 +120,7 @@ class Record:
             )
 
     def again(self, flow: Flow) -> Batch | None:
-        """Take the batch of the flow's step and version again; None: it is to be made anew.
+        """Take the batch of the flow's step and version again; None: it must be sampled again.
 
         Raises DataError for a batch that the groups that are begun cannot make up.
         """
@@ -151,7 +151,7 @@ class Record:
         return None if self.plan else self.journal.ended.get(ordinal)
 
     def resumed(self, flow: Flow, ordinal: int) -> Flow:
-        """Let a prompt that is begun go on where it stood in a process before, if there is something of it."""
+        """Let a prompt that is begun continue where it stood in an earlier process, if there is something of it."""
         its = self.journal.unfinished.get(ordinal)
         if self.plan or its is None or its.oldest is None:
             return flow
@@ -163,7 +163,7 @@ class Record:
         return found
 
     def forget(self, ordinal: int) -> None:
-        """Take down that a prompt begins anew, whatever is recorded of it."""
+        """Record that a prompt restarts: its earlier entries no longer count."""
         self.journal.answered(ordinal, "", Entry("", Kind.ANEW))
 
     def has_turns(self, ordinal: int) -> bool:
@@ -172,7 +172,7 @@ class Record:
         return its is not None and its.oldest is not None
 
     def answers(self, ordinal: int) -> list[Entry]:
-        """Return the entries of a prompt that goes on."""
+        """Return the entries of a prompt that continues."""
         return self.journal.entries(ordinal)
 
     def answered(self, ordinal: int, prompt: str, entry: Entry) -> None:
@@ -198,11 +198,11 @@ class Record:
         self.ledger.settle(fates)
 
     def saved(self) -> None:
-        """Drop what no checkpoint needs any more, now that one is being saved."""
+        """Drop records that no checkpoint needs any more, now that one is being saved."""
         self._keep()
 
     def text(self) -> str:
-        """Say what became of the prompts, and where it is written."""
+        """Report the number of prompts by fate, and the file that lists them."""
         found = f"; {self.found} of them came from the journal" if self.found else ""
         found += f"; {self.turns} turns of others, too" if self.turns else ""
         return f"{self.ledger.text()}{found} ({self._file.path.name} names them by step)"

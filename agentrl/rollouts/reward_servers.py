@@ -1,7 +1,7 @@
-"""Servers of the reward model that scorers ask: those that run already, or SGLang servers for the time of a run.
+"""Servers of the reward model that scorers ask: servers that run already, or SGLang servers for the time of a run.
 
-They have devices of their own on Ray's machines, where the config gives the reward model some; else they share this
-machine's GPUs, after those that the trainer has where there are enough.
+They have devices of their own on Ray's machines, where the config gives the reward model some. Otherwise they share
+this machine's GPUs, after the trainer's GPUs where there are enough.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from agentrl.rollouts.contract import Audience
 def open_reward_servers(
     config: RolloutsConfig, device: str, run_dir: Path, audience: Audience
 ) -> Iterator[ServerAccess | None]:
-    """Yield the servers of the generative reward model; None where there is none. Raises UserError."""
+    """Yield the servers of the generative reward model; None without such a model. Raises UserError."""
     if not isinstance(config, Config) or not config.reward_model.generates:
         yield None
         return

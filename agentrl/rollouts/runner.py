@@ -1,4 +1,4 @@
-"""The contract of whoever runs trajectories, in this process or in workers under Ray."""
+"""The contract of a runner of trajectories, in this process or in workers under Ray."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ Hook = Callable[[], Awaitable[None]] | None
 
 
 class RolloutRunner(Protocol):
-    """Runs the trajectories of prompts: a round of prompts to its end, or single groups beside one another and updates.
+    """Runs the trajectories of prompts: a round of prompts to its end, or single groups concurrently with updates.
 
     Coroutines are called on `loop`, everything else from one other thread, while no update is under way; other calls
-    return when they are done. A call raises the error that ended it (UserError for what the user can mend), and
+    return when they are done. A call raises the error that ended it (UserError for errors that the user can fix), and
     WorkerDied when a process died once more than trainer.max_worker_restarts allows. An interrupt (Ctrl-C) first ends
-    what it runs.
+    the running work.
     """
 
     loop: LoopThread
     audience: Audience
     run_dir: Path
     on_loss: Callable[[], object]
-    """Called on `loop` when groups cannot go on until `mend` is called."""
+    """Called on `loop` when groups cannot continue until `mend` is called."""
 
     @property
     def needs_weights(self) -> bool:
@@ -52,7 +52,7 @@ class RolloutRunner(Protocol):
     ) -> Rollout:
         """Run, score and record the trajectories of `samples`, whose prompts are numbered from `first`.
 
-        Groups that are under way go on beside them. `before` and `after` are awaited on `loop` around them.
+        Groups that are under way continue meanwhile. `before` and `after` are awaited on `loop` around them.
         """
         ...
 
@@ -63,7 +63,7 @@ class RolloutRunner(Protocol):
     def update_weights(self, weights: Weights, version: int, *, in_flight: bool = False) -> SyncReport:
         """Have the engine generate by `weights` from now on. Raises TrainingError when it cannot take them.
 
-        `in_flight`: requests go on, of an engine that can do so.
+        `in_flight`: requests continue, in an engine that can do so.
         """
         ...
 
@@ -76,11 +76,11 @@ class RolloutRunner(Protocol):
         ...
 
     def checked(self) -> Report:
-        """Take what checks found of trajectories and the engine's weights since it was last taken."""
+        """Take the findings of checks about trajectories and the engine's weights since the last call."""
         ...
 
     def revive(self) -> None:
-        """Replace workers that died while nothing was asked of them. Their weights must be sent anew."""
+        """Replace workers that died while they were idle. Their weights must be sent again."""
         ...
 
     @property
@@ -98,14 +98,14 @@ class RolloutRunner(Protocol):
     ) -> EndedGroup:
         """Run and score a prompt's trajectories. Raises the error of tools that answer no call any more.
 
-        `on_begin(version)`: the first of them began, by weights no older than `version`; called again where a process
-        died and they begin in another. `on_end()`: one has ended. `log`: what they are answered is taken down in it,
-        and what is there already is given again.
+        `on_begin(version)`: the first trajectory began, by weights no older than `version`; called again where a
+        process died and they begin in another. `on_end()`: one has ended. `log` records the answers they are given;
+        recorded answers are given again.
         """
         ...
 
     async def stop_groups(self) -> None:
-        """Wait until groups whose `run_group` was cancelled have ended everywhere, and forget those that had ended."""
+        """Wait until groups whose `run_group` was cancelled have ended everywhere, and forget groups that had ended."""
         ...
 
     async def hold(self) -> None:
@@ -121,7 +121,7 @@ class RolloutRunner(Protocol):
         ...
 
     async def offer_weights(self, weights: Weights, version: int) -> None:
-        """Allow, after `release_weights`, to read weights for processes that come back; others keep what they have."""
+        """Allow, after `release_weights`, to read weights for processes that come back; others keep their weights."""
         ...
 
     async def idle_seconds(self) -> float:
@@ -129,11 +129,11 @@ class RolloutRunner(Protocol):
         ...
 
     def observed(self, task: Task, total: int | None) -> AbstractContextManager[Callable[[], None]]:
-        """Show, watch and profile, on `loop`, what a coroutine waits for; it calls what this yields for each end."""
+        """Show, watch and profile a coroutine on `loop`; it calls the yielded function for each end."""
         ...
 
     def pack(self, task: Task, ordinals: Sequence[int], journal: Journal, *, show: bool = False) -> Packed:
-        """Make the batch of groups that have ended, numbered from 0; those that ended elsewhere are in the journal."""
+        """Make the batch of groups that have ended, numbered from 0; groups that ended elsewhere are in the journal."""
         ...
 
     def mend(self) -> None:

@@ -28,7 +28,7 @@ class Saving:
         return self.kept in ("all", split) or (not isinstance(self.kept, str) and split in ("train", "val"))
 
     def takes(self, task: Task, group: int) -> bool:
-        """Say whether those of a prompt are written; `group` counts the step's prompts from 0."""
+        """Say whether a prompt's trajectories are written; `group` counts the step's prompts from 0."""
         if not self.writes(task.split):
             return False
         return isinstance(self.kept, str) or task.split == "val" or group % self.prompts in self._chosen(task.step)
@@ -42,7 +42,7 @@ class Saving:
 
 
 def remove_oldest(run: Path, most_gb: float | None, keep: Collection[int]) -> list[int]:
-    """Remove the oldest training steps' records while those of `run` take over `most_gb` 10^9 bytes.
+    """Remove the oldest training steps' records while the records of `run` take over `most_gb` 10^9 bytes.
 
     These are trajectories, updates, and images that no later step has used. keep: steps whose trajectories and updates
     stay. Returns the steps whose files were removed. Files that vanish meanwhile are no error.
@@ -69,7 +69,7 @@ def remove_oldest(run: Path, most_gb: float | None, keep: Collection[int]) -> li
 
 
 def _of_training(files: Iterable[Path], keep: Collection[int]) -> Mapping[int, list[Path]]:
-    """Sort files of training by step, without those of the steps `keep`."""
+    """Sort files of training by step, without files of the steps `keep`."""
     by_step: defaultdict[int, list[Path]] = defaultdict(list)
     for path in files:
         name = FileName.read(path.name)

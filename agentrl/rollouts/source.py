@@ -1,8 +1,8 @@
-"""When trajectories are run: the contract of what a step is trained on, and of what a checkpoint keeps of it.
+"""When trajectories are run: the contract of the source of a step's trajectories, and of its part of a checkpoint.
 
-The training loop knows a `TrajectorySource` and nothing below it. The source owns the stream of prompts, because only
-it knows which of them have been begun: where rollouts and updates take turns, exactly those of the step; where they
-overlap, also those of steps to come, which a checkpoint must not lose.
+The training loop knows a `TrajectorySource` and no lower layer. The source owns the stream of prompts, because only it
+knows which prompts have begun. Where rollouts and updates take turns, these are exactly the prompts of the step. Where
+they overlap, they include prompts of later steps, which a checkpoint must not lose.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ __all__ = ["TakingTurns", "TrajectorySource"]  # plugins subclass TakingTurns
 class TrajectorySource(Protocol):
     """Source of the trajectories of each step.
 
-    One step asks, in this order: `next_batch`, `metrics`, `rest`, then, when the update is done, `publish` (if it made
+    One step calls, in this order: `next_batch`, `metrics`, `rest`, then, when the update is done, `publish` (if it made
     weights, or the source `needs_weights`) and `updated`. Validation and checkpoints fall between two steps; `state`
-    may be asked for at any time. All calls come from one thread; each raises what `RolloutRunner` raises.
+    may be called at any time. All calls come from one thread; each raises the errors of `RolloutRunner`.
     """
 
     @property
     def needs_weights(self) -> bool:
-        """No trajectory goes on before the next `publish`, also if the step changed no weight."""
+        """No trajectory continues before the next `publish`, also if the step changed no weight."""
         ...
 
     @property
@@ -47,9 +47,9 @@ class TrajectorySource(Protocol):
         ...
 
     def next_batch(self, step: int, *, show: bool = False) -> Rollout:
-        """Wait for the trajectories that `step` is trained on; with `show`, one of them whole.
+        """Wait for the trajectories that `step` is trained on; with `show`, show one of them whole.
 
-        The policy that is updated with them is the one that `publish` was last given.
+        The policy that is updated with them is the policy that `publish` was last given.
         """
         ...
 
@@ -68,7 +68,7 @@ class TrajectorySource(Protocol):
         ...
 
     def publish(self, weights: Weights, version: int) -> SyncReport:
-        """Tell what the policy is now. `version` grows with each step that changed it.
+        """Publish the policy's current weights. `version` grows with each step that changed it.
 
         `weights` may be the live ones: they are read before the call returns, or again while requests run.
         """
@@ -83,13 +83,14 @@ class TrajectorySource(Protocol):
         ...
 
     def checked(self) -> Report:
-        """Take what checks found of trajectories and the engine's weights since it was last taken."""
+        """Take the findings of checks about trajectories and the engine's weights since the last call."""
         ...
 
     def state(self) -> dict[str, JSON]:
-        """Return, as JSON values, what a run continued after the current step needs: the position in the data.
+        """Return, as JSON values, the state that a run continued after the current step needs: the position in the
+        data.
 
-        A checkpoint holds these keys beside its own. Nothing changes by it, also while an update is under way.
+        A checkpoint holds these keys next to its own. The call changes no state, also while an update is under way.
         """
         ...
 
@@ -105,7 +106,7 @@ class TrajectorySource(Protocol):
         ...
 
     def report(self) -> str | None:
-        """Say at the run's end what became of the prompts; None where nothing needs to be said."""
+        """Report the prompts by fate at the run's end; None where there is nothing to report."""
         ...
 
     def revive(self) -> None:

@@ -18,7 +18,7 @@ ANSWER = "I do not know."
 CERTAIN = (TypeError, NameError, ImportError, SyntaxError, NotImplementedError)
 """Errors that another answer of the policy's would hardly avoid."""
 SECONDS = 10.0
-"""A trial that takes longer is given up, in silence: what is slow to begin is no error."""
+"""A trial that takes longer is given up without a message: a slow start is no error."""
 
 
 async def try_once(
@@ -26,8 +26,8 @@ async def try_once(
 ) -> None:
     """Have each scorer judge, and each interaction answer, a made-up answer to the first row that names it.
 
-    Raises CodeError for an answer of a wrong type, a wrong signature and other errors that would surely come again. Any
-    other error of the code is warned of, as the row or the made-up answer may be to blame; faults of the
+    Raises CodeError for an answer of a wrong type, a wrong signature and other errors that would surely come again. The
+    user is warned of other errors of the code, as the row or the made-up answer may be to blame. Faults of the
     infrastructure are left for later. n: trajectories of a prompt, for managers that score by group.
     """
     trials: list[tuple[str, Callable[[], object]]] = []

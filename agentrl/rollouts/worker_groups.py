@@ -1,4 +1,4 @@
-"""Groups that a rollout worker under Ray runs beside one another, and what it tells the driver of them."""
+"""Groups that a rollout worker under Ray runs concurrently, and their events for the driver."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class GroupFailed:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Answer of a worker that is asked what happened."""
+    """Answer of a worker that is asked for events."""
 
     events: Sequence[GroupEvent]
     idle_seconds: float
@@ -93,16 +93,16 @@ class WorkerGroups:
         self._some = Condition()
         self._ends = 0
         self._watching: asyncio.Task[None] | None = None
-        """Warns of what groups wait for, while there are some."""
+        """Warns which events groups wait for, while there are some."""
         self._idle = 0.0
-        """Seconds of an idle engine that were told."""
+        """Seconds of an idle engine that were reported."""
 
     def begin(self, key: int, work: GroupWork, entries: Sequence[Entry] | None) -> None:
-        """Begin a group; `key` names it in what is told of it. `entries`: of its `Log`; None: it has none."""
+        """Begin a group; `key` names it in its events. `entries`: of its `Log`; None: it has no log."""
         self._rollouts.loop.call_soon(partial(self._begin, key, work, entries))
 
     def events(self, seconds: float) -> Told:
-        """Take what happened since the last call, in order; wait for at most `seconds` until something has."""
+        """Take the events since the last call, in order; wait at most `seconds` for the first."""
         with self._some:
             self._some.wait_for(lambda: self._events, seconds)
             events, self._events = self._events, []
@@ -110,7 +110,7 @@ class WorkerGroups:
         return Told(events, self._idle - before)
 
     def stop(self) -> None:
-        """End all groups, and wait until they have ended. What happened is not told any more."""
+        """End all groups, and wait until they have ended. Later events are not reported."""
         self._rollouts.loop.run(self._stop())
 
     async def _stop(self) -> None:

@@ -20,7 +20,7 @@ _warned = False
 def resolve_device(name: str, warn: Callable[[str], None]) -> str:
     """`auto` takes the GPU where torch can use one. Raises ConfigError for cuda without a GPU.
 
-    With `auto` beside an NVIDIA GPU that torch cannot use, `warn` is told so, once in the life of the process.
+    With `auto` and an NVIDIA GPU that torch cannot use, `warn` is called, once in the life of the process.
     """
     global _warned
     if name == "cpu" or torch.cuda.is_available():
@@ -54,7 +54,7 @@ def visible_gpu() -> str | None:
 
 
 def _unused(gpu: str) -> str:
-    """Why torch does not use `gpu`, and what to do."""
+    """Why torch does not use `gpu`, and how to fix it."""
     if torch.version.cuda is None:
         return (
             f"this machine has an NVIDIA GPU ({gpu}), and torch {torch.__version__} is a build for the CPU. For CUDA: "

@@ -56,7 +56,7 @@ class Executor(Protocol):
         ...
 
     def restart(self) -> None:
-        """End all workers that live, and make every one anew, as they were at the start of the run."""
+        """End all workers that live, and make all of them again, as they were at the start of the run."""
         ...
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ class LocalExecutor:
         """Do nothing: a worker of this process dies only with the run."""
 
     def close(self) -> None:
-        """Do nothing: what this process holds ends with it."""
+        """Do nothing: resources of this process end with it."""
 
     @contextmanager
     def _around(self, role: str, method: str) -> Iterator[None]:

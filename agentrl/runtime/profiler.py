@@ -39,14 +39,15 @@ class Profile:
 
 
 def profile_of(trainer: RunConfig, run_dir: Path, step: int, stage: str) -> Profile | None:
-    """Make the profile of a step's stage; None where the config asks for none."""
+    """Make the profile of a step's stage; None where the config does not ask for one."""
     if step not in (trainer.profile_steps or ()) or stage not in STAGES:
         return None
     return Profile(run_dir.absolute() / "profile" / f"step_{step:06d}", stage)
 
 
 def rollout_profile(trainer: RunConfig, run_dir: Path, step: int) -> Profile | None:
-    """Make the profile of a step's rollouts, which run outside of the workers; None where the config asks for none."""
+    """Make the profile of a step's rollouts, which run outside of the workers; None where the config does not ask for
+    one."""
     if step not in (trainer.profile_steps or ()):
         return None
     return Profile(run_dir.absolute() / "profile" / f"step_{step:06d}", "rollout")
@@ -74,13 +75,13 @@ def check_profile_steps(trainer: RunConfig, total_steps: int) -> None:
 
 @contextmanager
 def profiled(profile: Profile | None, rank: int) -> Iterator[None]:
-    """Profile what this process does inside the block, if there is a `profile`:
+    """Profile the work of this process inside the block, if there is a `profile`:
 
     - `rank<n>_<stage>.json.gz`: when every operator and kernel ran, for https://ui.perfetto.dev or chrome://tracing;
     - `rank<n>_<stage>.txt`: the operators with the most time;
     - `rank<n>_<stage>_memory.pickle`, with a GPU: its allocations, for https://pytorch.org/memory_viz.
 
-    Each file appears whole or not at all; none when the block raises. Raises TrainingError on a full disk.
+    Each file appears whole or not at all; no file when the block raises. Raises TrainingError on a full disk.
     """
     if profile is None:
         yield

@@ -4,8 +4,8 @@ No worker class is known here. A call names its method by the function object
 (`ranks.metrics(CriticWorker.update, batch, step=3)`), so that arguments and answers are typed; each rank finds its
 worker's own method by that function's name.
 
-How a batch is handed out and how answers are joined is defined by the pure functions `shares`, `join_tokens` and
-`reduce_metrics`, so that every implementation gives what `LocalRanks` gives.
+The pure functions `shares`, `join_tokens` and `reduce_metrics` define how a batch is handed out and how answers are
+joined. So every implementation gives the same results as `LocalRanks`.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ class Ranks(Protocol[Worker_co]):
     def kept_columns(self, fields: Sequence[str], method: Callable[[Worker_co], Kept], batch: Batch) -> Batch:
         """Add the F columns [T], or one [T, ...], that the ranks kept of the sequences of `batch`.
 
-        They are NaN for sequences of which no rank kept any.
+        They are NaN for sequences that no rank kept.
 
-        `batch` is the one that the ranks' workers were given.
+        `batch` is the batch that the ranks' workers were given.
         """
         ...
 
@@ -105,12 +105,12 @@ class Ranks(Protocol[Worker_co]):
         ...
 
     def weights(self, method: Callable[[Worker_co], RankWeights]) -> Weights:
-        """Join what `method` gives on all ranks: weights that are read from this process."""
+        """Join the results of `method` on all ranks: weights that are read from this process."""
         ...
 
 
 def own_method(worker: Worker, method: Callable[Concatenate[Worker, P], R]) -> Callable[P, R]:
-    """Bind `method` to `worker`, or the one that the worker's class has in its place."""
+    """Bind to `worker` the `method`, or the override in the worker's class."""
     found: Callable[P, R] = getattr(worker, method.__name__)
     return found
 
@@ -158,9 +158,9 @@ class LocalRanks(Generic[Worker]):
 def shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
     """Split sequences over ranks so that their tokens are about equal; return the indices of each rank, ascending.
 
-    Karmarkar and Karp's largest differencing (1982), for any number of parts: every sequence begins as a partition of
-    its own; again and again the two most uneven partitions become one, the fullest parts of one with the emptiest of
-    the other. Deterministic. With fewer sequences than ranks, some ranks get none.
+    Karmarkar and Karp's largest differencing (1982), for any number of parts. Every sequence begins as a partition of
+    its own. The two most uneven partitions become one, again and again: the fullest parts of one join the emptiest of
+    the other. Deterministic. With fewer sequences than ranks, some ranks get no sequence.
     """
     count, alone = len(lengths), np.zeros(ranks, dtype=np.int64)
     # An entry is (unevenness, negated: a heap gives the smallest; first sequence; number of the partition; tokens of
@@ -190,8 +190,8 @@ def shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
 def reduce_metrics(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Average each metric over the ranks.
 
-    Workers sum numerators and denominators over the ranks before they divide, so that every rank reports the same
-    value and the mean is that value; only times and the like differ.
+    Workers sum numerators and denominators over the ranks before they divide. So every rank reports the same value, and
+    the mean is that value; only times and similar metrics differ.
     """
     return {key: math.fsum(one[key] for one in metrics) / len(metrics) for key in metrics[0]}
 

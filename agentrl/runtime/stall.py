@@ -1,7 +1,7 @@
 """Calls of workers that take suspiciously long: which rank waits for which, and where each of them is.
 
-What the ranks say of themselves (`Position`) becomes one sentence (`report`). Ranks that share work meet in collective
-calls, so of those that have not answered, the ones inside such a call wait, and the one outside keeps them waiting.
+The ranks' reports of themselves (`Position`) become one sentence (`report`). Ranks that share work meet in collective
+calls. So of the ranks that have not answered, those inside such a call wait, and the rank outside keeps them waiting.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 STALL_SECONDS = 300.0
-"""A call that takes so long is told, and again after each further time."""
+"""Seconds after which a call is reported as long, and after which it is reported again."""
 WAIT_FOR_OTHERS = (
     "torch.distributed.distributed_c10d",
     "torch.distributed._functional_collectives",
@@ -41,7 +41,7 @@ class Position:
     inside: str
     """Python function that the line calls, e.g. `json.loads`; empty: the thread is in the line itself."""
     collective: str
-    """The call of torch.distributed in which it waits for other ranks, e.g. `all_reduce`; empty: in none."""
+    """The call of torch.distributed in which it waits for other ranks, e.g. `all_reduce`; empty: no such call."""
 
     def __str__(self) -> str:
         if self.collective:
@@ -59,8 +59,8 @@ def position_of(frame: FrameType) -> Position:
 def report(positions: Mapping[int, Position], silent: Mapping[int, str], answered: Sequence[int] = ()) -> str:
     """Say in one sentence where the ranks are that a call has not ended on.
 
-    `positions`: those that say where they are. `silent`: those that do not, and what is known of them. The last are
-    named first, then those outside of collective calls, those that wait in one, and those that have `answered`.
+    `positions`: of ranks that say where they are. `silent`: the other ranks, and their known state. Silent ranks are
+    named first, then ranks outside of collective calls, ranks that wait in one, and ranks that have `answered`.
     """
     same: dict[Position, list[int]] = {}
     for rank, position in sorted(positions.items()):
@@ -86,7 +86,7 @@ def ranks_named(ranks: Sequence[int]) -> str:
 
 
 class Stall:
-    """Clock of one call: tells when to say that it takes long (every `period` seconds), and when it is over (`limit`).
+    """Clock of one call: when to report that it takes long (every `period` seconds), and when it is over (`limit`).
 
     None: never.
     """
@@ -144,7 +144,8 @@ def watched_loop(
 ) -> Iterator[None]:
     """Say where an event loop's `thread` is, from another one, every `period` seconds that the loop stands still.
 
-    late: seconds by which the loop is late now; it cannot be asked on the loop itself, which does not answer.
+    late: seconds by which the loop is late now. It is a function for another thread, as the loop itself does not
+    answer.
     """
     ended = threading.Event()
 

@@ -8,7 +8,7 @@ from agentrl.errors import ConfigError
 
 
 def best_by(config: RunConfig, *, validates: bool) -> BestBy | None:
-    """Read trainer.metric_for_best_model; None without. Raises ConfigError for one that no step of this run has."""
+    """Read trainer.metric_for_best_model; None without. Raises ConfigError for a metric that no step has."""
     metric = config.metric_for_best_model
     if metric is None:
         return None

@@ -42,7 +42,7 @@ from agentrl.workers.roles import open_workers, processes
 def build(config: Config, inputs: Inputs, display: Display, kind: type[Trainer] = Trainer) -> Iterator[Trainer]:
     """Check and make everything, cheapest checks first; free it at the end. `kind`: the class of the training loop.
 
-    Raises UserError before the first step for whatever cannot work.
+    Raises UserError before the first step for every setting that cannot work.
     """
     device = resolve_device(config.trainer.device, display.warn)
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
@@ -103,7 +103,7 @@ def build(config: Config, inputs: Inputs, display: Display, kind: type[Trainer] 
 def open_source(
     config: Config, loader: Loader, rollouts: RolloutRunner, total_steps: int
 ) -> Iterator[TrajectorySource]:
-    """Make the source of trajectories that the config asks for; at the end, cancel what it has begun."""
+    """Make the source of trajectories that the config asks for; at the end, cancel the prompts that it has begun."""
     bound = config.async_training.max_staleness
     if bound and loader.learns:
         raise ConfigError(
@@ -117,9 +117,9 @@ def open_source(
 def find_beginning(
     config: Config, checkpoints: CheckpointManager, loader: Loader, total_steps: int, display: Display
 ) -> Path | None:
-    """Choose the checkpoint to go on from, if there is one, and check as much of it as needs no model.
+    """Choose the checkpoint to resume from, if there is one, and check as much of it as needs no model.
 
-    Raises UserError: nothing is left to train, or the checkpoint is of other data or of a model of another form.
+    Raises UserError: no step is left to train, or the checkpoint is of other data or of a model of another form.
     """
     policy = Path(config.trainer.default_local_dir) / "policy"
     last = None if config.trainer.val_only else total_steps
@@ -154,7 +154,8 @@ def build_checkpoints(config: Config, store: ObjectStore | None, display: Displa
 def open_store(config: RunConfig, display: Display) -> ObjectStore | None:
     """Open the object store that checkpoints are uploaded to; None without trainer.default_remote_dir.
 
-    Raises ConfigError when nothing can be written there, or when a run that starts anew would mix with an older one.
+    Raises ConfigError when nothing can be written there, or when a run that starts from step 0 would mix with an older
+    one.
     """
     url = config.default_remote_dir
     if url is None:
@@ -170,7 +171,7 @@ def open_store(config: RunConfig, display: Display) -> ObjectStore | None:
 
 
 def build_kl_controller(config: Config) -> KLController | None:
-    """Make what steers the KL coefficient of the reward; None without KL in the reward."""
+    """Make the controller of the KL coefficient of the reward; None without KL in the reward."""
     ctrl = config.algorithm.kl_ctrl
     if not config.algorithm.use_kl_in_reward:
         return None

@@ -1,4 +1,4 @@
-"""The checks of each training step, and what follows from what they find (docs/reliability.md)."""
+"""The checks of each training step, and the reactions to their findings (docs/reliability.md)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def estimate_and_check(
     compute: partial[tuple[dict[str, torch.Tensor], Estimate]],
     expected: Expected,
 ) -> tuple[dict[str, torch.Tensor], tuple[Estimate, Report]]:
-    """Call `compute` on a batch, then check the batch with its columns [T]: (columns, (result, what was found)).
+    """Call `compute` on a batch, then check the batch with its columns [T]: (columns, (result, findings)).
 
     One call, so that the tokens are fetched once.
     """
@@ -63,14 +63,14 @@ class StepChecks:
         self.reference: Mapping[str, str] = {}
         """Checksums of the reference's tensors at the first step of this process."""
         self.position: tuple[int, JSON] | None = None
-        """The last step, and the data's position behind it."""
+        """The last step, and the data's position after it."""
         self.found = Report()
         """Everything that was found in the current step."""
         self.pool = 0
-        """Prompts of which those of the step's batch were chosen by how they went."""
+        """Prompts from which the step's batch was chosen by their results."""
 
     def add_report(self, report: Report, metrics: Mapping[str, float]) -> None:
-        """Add what was found where trajectories run; metrics of the step, with those of its update."""
+        """Add findings made where trajectories run. metrics: of the step and of its update."""
         self.found.add(report)
         moved = metrics.get("actor/lr", 0.0) > 0 and metrics.get("train/sequences", 0.0) > 0
         if report.unchanged and moved and not metrics.get("actor/skipped_updates"):
@@ -78,7 +78,7 @@ class StepChecks:
             self.found.add_check("update", [Finding("update", what, WEIGHTS)])
 
     def check_reference(self, sums: Mapping[str, str]) -> None:
-        """Hold the reference's checksums against those of the first step of this process."""
+        """Compare the reference's checksums with the checksums of this process's first step."""
         if not self.reference:
             self.reference = sums
         changed = [name for name, value in sums.items() if self.reference.get(name) != value]
@@ -86,7 +86,7 @@ class StepChecks:
         self.found.add_check("reference", [Finding("reference", what, name) for name in changed])
 
     def check_position(self, step: int, state: Mapping[str, JSON], batches: float) -> None:
-        """Check how far the data went on since the step before; batches: how often the step drew."""
+        """Check how far the data advanced since the step before; batches: how often the step drew."""
         loader = as_object(state.get("loader")).get("state")
         if self.position is not None and self.position[0] == step - 1:
             rows = int(batches) * self.config.data.drawn_at_once
@@ -115,7 +115,7 @@ class StepChecks:
         greedy_rewards: Mapping[int, float] | None,
         numbers: Mapping[int, Mapping[str, float]] | None,
     ) -> Expected:
-        """Say what the step's batch is held against."""
+        """Return the expectations that the step's batch is checked against."""
         config, roles = self.config, self.config.actor_rollout_ref
         coef, rollout = config.algorithm.turn_reward_coef, roles.rollout
         drawn = {
@@ -143,7 +143,7 @@ class StepChecks:
         )
 
     def check_update(self, metrics: Mapping[str, float], tokens: int, without: int) -> None:
-        """Check what the policy's update reports; tokens of its batch, and those of sequences without an advantage."""
+        """Check the report of the policy's update; tokens of its batch, and of sequences without an advantage."""
         actor = self.config.actor_rollout_ref.actor
         learnt = metrics.get("train/sequences", 0.0) > 0
         found = check_update(metrics, tokens, without, actor.ppo_epochs, learnt=learnt, lr=actor.optim.lr)
@@ -152,7 +152,7 @@ class StepChecks:
     def end_step(
         self, step: int, metrics: Mapping[str, float], outlines: Sequence[Outline], *, learnt: bool
     ) -> tuple[Numbers, str | None, Reaction]:
-        """Raise the step's alarms. Returns (metrics, what they say or None, the strongest reaction asked for)."""
+        """Raise the step's alarms. Returns (metrics, their text or None, the strongest reaction asked for)."""
         begun = time.thread_time()
         step_found, self.found = self.found, Report()
         numbers = step_found.numbers | step_found.text.numbers()

@@ -1,4 +1,4 @@
-"""An expert's transcripts that are learnt beside the policy's own trajectories."""
+"""An expert's transcripts that are learnt together with the policy's own trajectories."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentrl.workers.sft import to_batch
 class ExpertStream:
     """Transcripts without an end: pass after pass, each in an order of its own.
 
-    What a training step takes follows from its number alone, so that a resumed run takes the same.
+    The transcripts of a training step follow from its number alone, so that a resumed run takes the same.
     """
 
     samples: list[SFTSample]
@@ -39,7 +39,7 @@ class ExpertStream:
 
 
 def open_expert(config: ExpertConfig, seed: int, chat: Chat, display: Display) -> ExpertStream | None:
-    """Read the transcripts; None where the config names none. Raises UserError."""
+    """Read the transcripts; None where the config names no file of them. Raises UserError."""
     if config.files is None:
         return None
     remarks = chat.remarks.copy()

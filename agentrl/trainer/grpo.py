@@ -3,10 +3,10 @@
 Everything random is derived from (trainer.seed, step, prompt, trajectory, position), so a resumed run needs no
 generator state: it continues with the same batches and, on one device, the same numbers.
 
-What a step logs beside `agentrl.observe.metrics`, the same whatever the config is. *Taken* optimizer steps are those
-that were not skipped; a number that has nothing to be taken over is left out. Where the policy before the update does
-not go over the batch (`algorithm.rollout_correction.proximal`) there is no entropy and no largest gap, and gap and
-correction are those of the tokens of the update:
+Metrics of a step in addition to `agentrl.observe.metrics`, the same for every config. *Taken* optimizer steps are the
+steps that were not skipped; a number without values to be taken over is left out. Where the policy before the update
+does not run over the batch (`algorithm.rollout_correction.proximal`) there is no entropy and no largest gap. Gap and
+correction are then taken over the tokens of the update:
 
 | name | what it is |
 |---|---|
@@ -103,14 +103,14 @@ from agentrl.workers.roles import Workers, needs_log_probs
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Sequences of an update by what they are to its losses; indices in its batch."""
+    """Sequences of an update by their role in its losses; indices in its batch."""
 
     trajectory: list[int]
     """The trajectory of each sequence."""
     zero_advantage: list[int]
     """Sequences that the policy need not go over where they teach it nothing."""
     successes: list[int]
-    """Sequences of trajectories that succeed; none where no loss reads it."""
+    """Sequences of trajectories that succeed; empty where no loss reads it."""
     observed: list[int]
     """Tokens of each sequence that the policy read after its first one."""
 
@@ -136,9 +136,9 @@ class Trainer:
         expert: ExpertStream | None = None,
     ) -> None:
         """Args:
-        validation: the rows that are validated on; None: the run does not validate.
-        begun_from: the checkpoint that the run goes on from; None: it begins anew.
-        expert: transcripts that are learnt beside the policy's own trajectories.
+        validation: the rows to validate on; None: the run does not validate.
+        begun_from: the checkpoint that the run resumes from; None: it begins at step 0.
+        expert: transcripts that are learnt together with the policy's own trajectories.
         """
         self.config, self.display = config, display
         self.source, self.workers, self.kl_controller = source, workers, kl_controller
@@ -170,7 +170,8 @@ class Trainer:
         """Resume, validate if asked, train to the last step, and export the policy. Yields each step's metrics.
 
         Closing the generator between two steps waits for the checkpoints that are being written. An interruption is
-        raised with a note of what the run would go on from; SIGTERM after a checkpoint, if there is time.
+        raised with a note of the checkpoint that the run would resume from; SIGTERM after a checkpoint, if there is
+        time.
         """
         try:
             yield from self._steps()
@@ -218,7 +219,7 @@ class Trainer:
                     raise
 
     def tell_end(self) -> None:
-        """Say what the run's folder holds, and what went wrong on the way."""
+        """List the contents of the run's folder, and the problems that occurred."""
         trainer, ray_init = self.config.trainer, self.config.ray_init
         held = ["metrics.jsonl", "reward.png", "checkpoints/", "policy/"]
         held += ["trajectories/"] if trainer.save_trajectories != "none" else []
@@ -291,7 +292,7 @@ class Trainer:
     def go_back(self, death: WorkerDied) -> None:
         """After a worker died, make new workers and load the newest checkpoint.
 
-        Raises WorkerDied when the run has gone on often enough.
+        Raises WorkerDied when the run has resumed often enough.
         """
 
         def go_back_to(path: Path | None) -> None:
@@ -376,7 +377,7 @@ class Trainer:
     def record(
         self, rollout: Rollout, outlines: Sequence[Outline], batch: Sequences, parts: Parts, *, updated: bool
     ) -> None:
-        """Record what the step made of each token, and check it."""
+        """Record the step's results for each token, and check them."""
         workers = self.workers
         with self.timed("record"):
             if updated and rollout.files:
@@ -454,7 +455,8 @@ class Trainer:
         return batch, found
 
     def parts(self, batch: Sequences, found: Estimate, outlines: Sequence[Outline]) -> tuple[Sequences, Parts]:
-        """Leave the trajectories of masked_statuses out of the batch; say what its other sequences are to losses."""
+        """Leave the trajectories of masked_statuses out of the batch; return the other sequences by their role in
+        losses."""
         masked, actor = self.config.algorithm.masked_statuses, self.config.actor_rollout_ref.actor
         kept = [row for row, owner in enumerate(found.trajectory) if outlines[owner].status not in masked]
         owners = [found.trajectory[row] for row in kept]
@@ -475,7 +477,7 @@ class Trainer:
     def update(self, batch: Sequences, parts: Parts, entropy: float | None, by_token: bool) -> tuple[bool, Numbers]:
         """Update critic, and policy after the critic's warm-up. Returns (the policy has new weights, metrics).
 
-        entropy: the policy's before the update, nats a token, where it is known. by_token: keep what becomes of each.
+        entropy: the policy's before the update, nats a token, where it is known. by_token: keep each token's results.
         """
         filtered = self.config.algorithm.filter_groups.enable and declared_by_estimator(self.config).compares_group
         workers = self.workers
@@ -565,9 +567,9 @@ class Trainer:
             self.display.warn(f"no checkpoint was saved at the end: {str(error) or f'{seconds:g} s have passed'}")
 
     def save(self, state: Mapping[str, JSON], *, goes_on: bool = True) -> None:
-        """Save everything that a continued run needs; published now or, in the background, when it is written.
+        """Save the state that a continued run needs; published now or, in the background, when it is written.
 
-        `state`: of the step that the models are after. Not `goes_on`: what is recorded after it is needed, too.
+        `state`: of the step that the models are after. Not `goes_on`: later records are needed, too.
         """
         groups: dict[str, TrainableGroup] = {"policy": self.workers.policy}
         if self.workers.critic is not None:
@@ -581,7 +583,7 @@ class Trainer:
                 self.source.saved()
 
     def state(self) -> dict[str, JSON]:
-        """Collect what a checkpoint holds beside the workers."""
+        """Collect the contents of a checkpoint apart from the workers."""
         state: dict[str, JSON] = {"step": self.step, "version": self.version, **self.source.state()}
         if self.kl_controller is not None:
             state["kl_controller"] = self.kl_controller.state_dict()
@@ -608,7 +610,7 @@ class Trainer:
         self.source.publish(self.workers.policy.weights(), self.version)
 
     def resume(self) -> None:
-        """Load the checkpoint that the run goes on from, if there is one, then begin to write into its folder."""
+        """Load the checkpoint that the run resumes from, if there is one, then begin to write into its folder."""
         config, path = self.config.trainer, self.continuation.begun_from
         if path is not None:
             self.load(path)
@@ -637,7 +639,7 @@ class Trainer:
 
 
 def greedy_rewards(outlines: Sequence[Outline], turn_reward_coef: float) -> dict[int, float] | None:
-    """Find by prompt the rewards of the trajectories that are a baseline; None where none was drawn."""
+    """Find by prompt the rewards of the trajectories that are a baseline; None where no baseline was drawn."""
     drawn = {outline.group: outline.reward(turn_reward_coef) for outline in outlines if outline.baseline}
     return {group: reward for group, reward in drawn.items() if reward is not None} if drawn else None
 

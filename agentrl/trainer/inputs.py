@@ -13,7 +13,7 @@ from agentrl.rollouts.objects import UserObjects
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Whatever a user gives beside the config and the model."""
+    """Everything that a user gives in addition to the config and the model."""
 
     context: RunContext
     train: Dataset
@@ -21,7 +21,7 @@ class Inputs:
 
 
 def open_inputs(config: Config, objects: UserObjects | None = None) -> Inputs:
-    """Load code, beside what is given as `objects`, and rows. Raises UserError for the first that cannot be used."""
+    """Load code and rows, in addition to the given `objects`. Raises UserError for the first that cannot be used."""
     check_folder("actor_rollout_ref.model.path", config.actor_rollout_ref.model.path)
     context, data = load_context(config, objects), config.data
     train = open_rows(config, data.train_files, data.train_max_samples, context)

@@ -24,9 +24,9 @@ def with_model_scores(
 ) -> list[Outline]:
     """Add the reward model's part of rewards to the outlines of a rollout, which are numbered from `first`.
 
-    Where there is no reward model, or it read nothing of a trajectory (a failed one, say), an outline is as it was. A
-    trajectory whose score is not finite has FAILED, as with a scorer. The files of the trajectories are told their
-    rewards.
+    Where there is no reward model, or it read nothing of a trajectory (e.g. a failed one), an outline is unchanged. A
+    trajectory whose score is not finite has FAILED, as with a scorer. The rewards are also written into the files of
+    the trajectories.
     """
     read = rollout.conversations
     if workers.reward_model is None or read is None:

@@ -1,4 +1,4 @@
-"""The record of what the update made of a step's tokens, for the files of its trajectories."""
+"""The record of an update's results for a step's tokens, for the files of its trajectories."""
 
 from __future__ import annotations
 
@@ -46,5 +46,5 @@ def record_update(
 
 
 def recorded_columns(batch: RaggedBatch, files: Sequence[RecordFile]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Write the record of a batch [T], where its tokens are; returns (no columns, what `write_updates` returns)."""
+    """Write the record of a batch [T], where its tokens are; returns (no columns, the result of `write_updates`)."""
     return {}, write_updates(batch, files)

@@ -12,8 +12,8 @@ from agentrl.trainer.grpo import Trainer
 class TrainingRun:
     """An open training. Iterating trains: each item is the metrics of the step that was just done.
 
-    An iteration that was left goes on with the next one. What follows the last step (the policy is exported) happens
-    when the iteration is exhausted; a run that is closed before continues, later, from its newest checkpoint.
+    A new iteration continues where an earlier one was left. When the iteration is exhausted, the work after the last
+    step is done (the policy is exported). A run that is closed before continues, later, from its newest checkpoint.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -22,7 +22,7 @@ class TrainingRun:
 
     @property
     def config(self) -> Config:
-        """The config, with the paths of what was made for the quickstart."""
+        """The config, with the paths of files made for the quickstart."""
         return self._trainer.config
 
     @property
@@ -32,7 +32,7 @@ class TrainingRun:
 
     @property
     def step(self) -> int:
-        """Steps done, those before a resume included; 0 before the first, and until the iteration begins."""
+        """Steps done, including steps before a resume; 0 before the first, and until the iteration begins."""
         return self._trainer.step
 
     @property

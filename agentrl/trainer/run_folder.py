@@ -1,5 +1,8 @@
-"""The folder of a run. Nothing that is in it changes before a command has passed all checks, those of resuming too, but
-for SGLang's own logs: with resume_mode=disable the older run is moved aside before servers that log into it start.
+"""The folder of a run. Its contents change only after a command has passed all checks, including the checks of
+resuming.
+
+SGLang's own logs are the exception: with resume_mode=disable the older run is moved aside before servers that log into
+it start.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from agentrl.observe.tracking import Tracker
 from agentrl.system.publish import is_disk_full
 
 LOCK = "running.lock"
-"""File that a process has locked while it trains in the folder; it names the last one that began."""
+"""File that a process has locked while it trains in the folder; it names the last process that began."""
 
 
 class RunFolder:
@@ -63,8 +66,8 @@ class RunFolder:
             self._display.note(f"resume_mode=disable: the run that was in {path} is now in {aside}")
 
     def begin(self, tracker: Tracker, checkpoints: CheckpointManager, after: int | None) -> None:
-        """Every check has passed: write the config, forget the metrics of steps `after` this one, and remove what a
-        killed save left. `after` is None where nothing is trained: only the config is written then.
+        """After every check has passed: write the config, forget the metrics of steps `after` this one, and remove the
+        files of a killed save. `after` is None where no step is trained: only the config is written then.
 
         The store comes after the folder: it has the config of no run that could not begin here. Raises ConfigError
         where one of them cannot be written.
@@ -109,7 +112,7 @@ class RunFolder:
         self._lock = lock
 
     def _sign(self) -> None:
-        """Write who holds the lock: not before a command has begun, as one that is refused changes nothing."""
+        """Write the holder of the lock: only once a command has begun, as a refused command changes nothing."""
         if self._lock is not None:
             self._lock.truncate(0)
             self._lock.write(f"process {os.getpid()} of {socket.gethostname()}\n")

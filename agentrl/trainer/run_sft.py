@@ -35,7 +35,7 @@ class Job(Protocol[SampleT, Group]):
         ...
 
     def read(self, files: str | list[str], chat: Chat, display: Display, rows: int) -> list[SampleT]:
-        """Tokenise so many rows, and say what is left out. Raises DataError."""
+        """Tokenise so many rows, and report the rows left out. Raises DataError."""
         ...
 
     def open(self, device: str, total: int) -> tuple[Executor, Group]:
@@ -47,7 +47,7 @@ class Job(Protocol[SampleT, Group]):
         ...
 
     def prepare(self, executor: Executor, group: Group, samples: Sequence[SampleT], display: Display) -> None:
-        """Compute what the model that the run starts from says of the rows, before it learns."""
+        """Compute the log-probs of the rows by the model that the run starts from, before it learns."""
         ...
 
 
@@ -64,12 +64,13 @@ def train_preferences(config: PreferencesConfig, display: Display) -> Numbers:
 def train_on_files(config: TuningConfig, job: Job[SampleT, Group], display: Display) -> Numbers:
     """Read, train, validate, and write `<trainer.default_local_dir>/policy` in Hugging Face format.
 
-    An older run in that directory is gone on with if it left checkpoints, and replaced if not. Returns the metrics of
-    the last step, and val/loss with validation data. Raises UserError.
+    An older run in that directory is resumed if it left checkpoints, and replaced if not. Returns the metrics of the
+    last step, and val/loss with validation data. Raises UserError.
     """
     trainer, out = config.trainer, Path(config.trainer.default_local_dir)
     check_folder("model.path", config.model.path)
-    # The rows are read twice: a mistake in the last one waits neither for torch nor for tokenising all before it.
+    # The rows are read twice, so that a mistake in the last row is found before torch is imported and before all
+    # earlier rows are tokenised.
     train_rows, val_rows = (check(files, job, display) for files in (config.data.train_files, config.data.val_files))
     from agentrl.observe.tracking import Tracker
     from agentrl.runtime.device import resolve_device
@@ -122,7 +123,7 @@ def train_on_files(config: TuningConfig, job: Job[SampleT, Group], display: Disp
 def _read_rows(
     config: TuningConfig, job: Job[SampleT, Group], chat: Chat, display: Display, train_rows: int, val_rows: int
 ) -> tuple[list[SampleT], list[SampleT] | None]:
-    """Read the rows to train and, where there are files, to validate on, and warn of what the template changes."""
+    """Read the rows to train on and, where there are files, to validate on; warn of rows that the template changes."""
     train, validation = job.read(config.data.train_files, chat, display, train_rows), None
     if config.data.val_files is not None:
         validation = job.read(config.data.val_files, chat, display, val_rows)

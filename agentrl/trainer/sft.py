@@ -1,7 +1,7 @@
 """The loop of training on files, transcripts or pairs: steps, validation, checkpoints, the policy at the end.
 
-The order of the data follows from (data.seed, epoch), so a checkpoint's step says which batch comes next. A run that
-would order them otherwise does not go on from it.
+The order of the data follows from (data.seed, epoch), so a checkpoint's step says which batch comes next. A run with
+another order of the data does not resume from it.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ class SupervisedTrainer(Generic[SampleT]):
         self.continuation = Continuation(config.trainer, self.executor.restart, checkpoints, begun_from)
 
     def fit(self) -> Numbers:
-        """Train, write the policy, and return the last step's metrics; none where no step was left.
+        """Train, write the policy, and return the last step's metrics; empty where no step was left.
 
-        An interruption is raised with a note of what the run would go on from.
+        An interruption is raised with a note of the checkpoint that the run would resume from.
         """
         try:
             return self._fit()
@@ -144,7 +144,7 @@ class SupervisedTrainer(Generic[SampleT]):
         return metrics
 
     def resume(self) -> None:
-        """Load the checkpoint that the run goes on from, if there is one, then begin to write into its folder."""
+        """Load the checkpoint that the run resumes from, if there is one, then begin to write into its folder."""
         path = self.continuation.begun_from
         self.load(path)
         self.folder.begin(self.tracker, self.checkpoints, self.step)
@@ -160,9 +160,9 @@ class SupervisedTrainer(Generic[SampleT]):
         self.batches = batches(self.config, self.train, self.step)
 
     def go_back(self, death: WorkerDied) -> None:
-        """After a worker died, make new workers and load what this process saved last, or began with.
+        """After a worker died, make new workers and load the last state that this process saved, or began with.
 
-        Raises WorkerDied when the run has gone on often enough.
+        Raises WorkerDied when the run has resumed often enough.
         """
         death = self.continuation.after(death, self.load)
         self.tracker.truncate_after(self.step)
@@ -192,9 +192,9 @@ def build_checkpoints(
 def find_beginning(
     config: TuningConfig, checkpoints: CheckpointManager, total: int, per_epoch: int, display: Display
 ) -> Path | None:
-    """Choose the checkpoint to go on from, if there is one, and check as much of it as needs no model.
+    """Choose the checkpoint to resume from, if there is one, and check as much of it as needs no model.
 
-    Raises UserError: nothing is left to train, or the checkpoint is of other data or of a model of another form.
+    Raises UserError: no step is left to train, or the checkpoint is of other data or of a model of another form.
     """
     policy = Path(config.trainer.default_local_dir) / POLICY
     found = choose_checkpoint(config.trainer, checkpoints, total, policy, display)
@@ -208,7 +208,7 @@ def find_beginning(
 
 
 def order_of(config: TuningConfig, samples: Sequence[Sample]) -> dict[str, JSON]:
-    """Fingerprint of the order of the data: what decides which transcripts each step takes, by the config's keys."""
+    """Fingerprint of the order of the data: the values that decide which transcripts each step takes, by config key."""
     checksum = 0
     for sample in samples:
         checksum = zlib.crc32(sample.mask.tobytes(), zlib.crc32(sample.ids.tobytes(), checksum))
@@ -228,7 +228,7 @@ def steps_per_epoch(config: TuningConfig, samples: Sequence[Sample]) -> int:
 def batches(config: TuningConfig, samples: Sequence[SampleT], done: int = 0) -> Iterator[list[SampleT]]:
     """Yield the batches after the first `done`, epoch after epoch.
 
-    Each epoch is shuffled anew by (data.seed, epoch), or all are in the order of the files.
+    Each epoch is shuffled again by (data.seed, epoch), or all are in the order of the files.
     """
     size = config.data.train_batch_size
     first, within = divmod(done, steps_per_epoch(config, samples))

@@ -40,9 +40,9 @@ class Outcome:
 
 
 def run_jobs(jobs: Sequence[Job[ConfigT]], work: Callable[[ConfigT], Mapping[str, float]]) -> None:
-    """Do the work of each job in this process. One that fails does not keep the next from running.
+    """Do the work of each job in this process. A job that fails does not keep the next from running.
 
-    Raises what a job's work raises where there is one, and UserError after the last where one of several failed.
+    Raises the error of a single job's work, and UserError after the last where one of several failed.
     """
     if len(jobs) == 1 and not jobs[0].name:
         work(jobs[0].config)
@@ -61,7 +61,7 @@ def run_jobs(jobs: Sequence[Job[ConfigT]], work: Callable[[ConfigT], Mapping[str
 
 
 def run_one(job: Job[ConfigT], work: Callable[[ConfigT], Mapping[str, float]]) -> Outcome:
-    """Do one job, and tell a UserError of it at once."""
+    """Do one job, and report a UserError of it at once."""
     begun, metrics, failed = time.monotonic(), dict[str, float](), False
     try:
         metrics = dict(work(job.config))

@@ -64,7 +64,7 @@ async def _try_server(teacher: TeacherConfig, keys: DistillationConfig, at: str,
 def with_teacher_scores(
     config: DistillationConfig, workers: Workers, batch: Sequences, outlines: Sequence[Outline]
 ) -> Sequences:
-    """Add the columns teacher and teacher_scores to a step's batch, whose prompts the outlines tell the source of."""
+    """Add the columns teacher and teacher_scores to a step's batch; the outlines give the source of its prompts."""
     assert workers.teacher is not None
     chosen = {outline.group: config.teacher_of(outline.data_source) for outline in outlines}
     privileged = {index for index, (_, one) in enumerate(config.teachers) if one.privileged is not None}
@@ -77,7 +77,7 @@ def teachers_of(
 ) -> tuple[dict[str, torch.Tensor], None]:
     """Return (the column teacher [T] int32, nothing): `chosen` by each sequence's prompt.
 
-    -1 where the teacher is one of those that are `privileged`, and would be shown nothing more than the policy.
+    -1 where the teacher is one of the `privileged` teachers, and would see no more than the policy.
     """
     by_sequence = torch.tensor([chosen[group] for group in batch.group.tolist()], dtype=torch.int32)
     if batch.teacher_prompts is not None:

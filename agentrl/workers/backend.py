@@ -1,10 +1,10 @@
-"""The interface between training algorithms and the models that learn, however these are held, sharded or stepped.
+"""The interface between training algorithms and the models that learn, for all ways to hold, shard or step them.
 
 A policy worker plans mini-batches, names the loss and reads the metrics; its backend runs forward passes and takes
 optimizer steps. `actor_rollout_ref.actor.strategy` names it (`agentrl.config.registries.POLICY_BACKENDS`).
 
-On several ranks every rank has a backend of its own, every method is called on all of them in the same order, and
-whole batches are handed to all: a backend takes its rank's share.
+On several ranks every rank has a backend of its own, and every method is called on all of them in the same order. Whole
+batches are handed to all: a backend takes its rank's share.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from agentrl.runtime.ranks import RankWeights
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 
 Needs = frozenset[Computed | Literal["experts", "router"]]
-"""Scores that are read of a forward pass beside the log-probs. With `experts` its routers choose by themselves."""
+"""Scores read from a forward pass in addition to the log-probs. With `experts` its routers choose by themselves."""
 Found = TypeVar("Found")
 AUX_LOSS, Z_LOSS = "moe_aux_loss", "moe_z_loss"
-"""Sums that a backend adds to those of the loss: load balance and z-loss of a mixture's routers, unweighted."""
+"""Sums that a backend adds to the loss's sums: load balance and z-loss of a mixture's routers, unweighted."""
 
 
 Loss = Callable[[Found, RaggedBatch], tuple[torch.Tensor, dict[str, torch.Tensor]]]
-"""Function of the forward pass's result and the micro-batch's columns: this micro-batch's share of the loss (scalar
-with gradient), and numbers to be added up over the mini-batch (scalars, no gradient).
+"""Function of the forward pass's result and the micro-batch's columns. It returns this micro-batch's share of the loss
+(scalar with gradient), and numbers to be added up over the mini-batch (scalars, no gradient).
 
-The share is divided by what was counted over the whole mini-batch, so shares simply add up.
+The share is divided by counts over the whole mini-batch, so shares simply add up.
 """
 
 
@@ -48,13 +48,14 @@ class MiniBatch(Generic[Found]):
     where: str
     """Names it in messages."""
     sequences: Sequences
-    """The same ones on every rank; there may be none, and the step is then one of gradient 0."""
+    """The same micro-batches on every rank; without any, the step has gradient 0."""
     loss: Loss[Found]
     """A pure function, called for each micro-batch of a rank's share."""
     needs: Needs = frozenset()
-    """Scores that `loss` reads beside log-probs."""
+    """Scores that `loss` reads in addition to log-probs."""
     compare: Callable[[RaggedBatch], Compare] | None = None
-    """Makes of a micro-batch what the forward pass calls with its distributions, for `TokenScores.divergence`."""
+    """Makes of a micro-batch the function that the forward pass calls with its distributions, for
+    `TokenScores.divergence`."""
     reads: Callable[[RaggedBatch], torch.Tensor] | None = None
     """Marks the tokens [T] of a micro-batch whose log-probs `loss` reads; None: its mask."""
     beside: MiniBatch[Found] | None = None
@@ -66,7 +67,7 @@ class StepReport:
     """Result of one optimizer step."""
 
     sums: dict[str, float]
-    """The loss function's sums over all micro-batches and ranks (none or 0 without any), and always `loss`."""
+    """The loss function's sums over all micro-batches and ranks (empty or 0 without any), and always `loss`."""
     grad_norm: float
     """Over all parameters of all ranks, before clipping; not finite: no step was taken."""
     lr: float
@@ -100,18 +101,19 @@ class Backend(Protocol[Found]):
         ...
 
     def save(self, dir: Path, *, background: bool) -> list[str]:
-        """Begin to write what is trained and its optimizer state into `dir`, to be continued from bit for bit.
+        """Begin to write the trained parameters and their optimizer state into `dir`, to be continued from bit for bit.
 
         Returns the files in `dir` that this rank writes. With `background` this returns when everything is copied.
         """
         ...
 
     def finish_save(self, *, wait: bool) -> bool:
-        """Return true when this rank's files of the last save are on the disk. Raises what writing them raised."""
+        """Return true when this rank's files of the last save are on the disk. Raises the error of writing them."""
         ...
 
     def load(self, dir: Path) -> None:
-        """Take over what any number of ranks saved. Raises CheckpointError when it is of another model or damaged."""
+        """Load the parts saved by any number of ranks. Raises CheckpointError when they are damaged or of another
+        model."""
         ...
 
 
@@ -153,7 +155,7 @@ class CriticBackend(Backend[torch.Tensor], Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a model learns. What a backend cannot do of it, it refuses with a ConfigError."""
+    """How a model learns. A backend refuses with a ConfigError every option that it does not support."""
 
     model: ModelConfig
     optim: OptimConfig
@@ -184,8 +186,8 @@ class PolicySettings(Settings):
     log_prob_max_tokens: int | None = None
     """Same as `max_tokens`, for forward passes without gradient; None: the same."""
     replays_experts: bool = False
-    """Tokens with `RaggedBatch.experts` are sent to these, log-probs before the update included; and forward passes
-    tell the experts where they are needed."""
+    """Tokens with `RaggedBatch.experts` are sent to these experts, log-probs before the update included. Forward passes
+    return the experts where they are needed."""
 
 
 PolicyBackendFactory = Callable[[PolicySettings], PolicyBackend]

@@ -22,8 +22,8 @@ from agentrl.workers.trainable import TrainableWorker
 class CriticWorker(TrainableWorker[torch.Tensor]):
     """Values of the states that policy tokens were sampled in: the algorithm, over a `CriticBackend`.
 
-    Starts from `critic.path`, else from the policy's model; what `critic.*` leaves open is taken from the actor's
-    config. The other arguments are those of `PolicyWorker`.
+    Starts from `critic.path`, else from the policy's model. Settings that `critic.*` leaves open are taken from the
+    actor's config. The other arguments are the same as for `PolicyWorker`.
     """
 
     def __init__(

@@ -28,7 +28,8 @@ def forward_columns(
     rounds = max(1, all_max(len(plan), device))  # asked before, as every forward is a call of all ranks, too
     with torch.no_grad():
         results = [[one.cpu() for one in forward(to_device(batch.select(rows), device))] for rows in plan]
-        # A rank with fewer micro-batches keeps step by fillers; one with none gets the result's shape from a filler.
+        # A rank with fewer micro-batches keeps step by fillers; a rank without micro-batches gets the result's shape
+        # from a filler.
         for _ in range(rounds - len(plan)):
             of_nothing = [one[:0].cpu() for one in forward(to_device(filler(batch), device))]
     return [join_tokens(column, plan, batch) for column in zip(*results, strict=True)] if plan else of_nothing

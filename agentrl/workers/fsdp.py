@@ -39,7 +39,7 @@ from agentrl.workers.learner import Learner
 
 
 class FSDPOptions(BaseModel):
-    """Options of fsdp2: losses of a mixture's routers that are added to what the policy learns."""
+    """Options of fsdp2: losses of a mixture's routers that are added to the policy's loss."""
 
     moe_aux_loss_coeff: float = Field(0.0, ge=0)
     """Weight of the load-balancing loss (see `agentrl.algorithms.router_losses`)."""
@@ -80,7 +80,7 @@ class FSDPPolicy(Learner[TokenScores]):
     def forward(
         self, micro: RaggedBatch, needs: Needs, compare: Compare | None = None, needed: torch.Tensor | None = None
     ) -> TokenScores:
-        """Return what is needed of each token, each [T] float32 with gradient."""
+        """Return the needed scores of each token, each [T] float32 with gradient."""
         scores: TokenScores = self.model(
             micro.ids,
             micro.offsets,
@@ -113,7 +113,7 @@ class FSDPPolicy(Learner[TokenScores]):
             return super().step(self._with_router_losses(mini), step)
 
     def _with_router_losses(self, mini: MiniBatch[TokenScores]) -> MiniBatch[TokenScores]:
-        """Add the routers' losses to those of a mini-batch, over all its tokens."""
+        """Add the routers' losses to a mini-batch's losses, over all its tokens."""
         shares, tokens, options = self._shares(mini.sequences), int(mini.sequences.num_tokens), self._options
 
         def loss(found: TokenScores, micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -156,9 +156,9 @@ class FSDPPolicy(Learner[TokenScores]):
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every weight [S] once, by its name in checkpoints, whole in its shape S and in the engine's dtype.
 
-        Tied weights have one name. Adapters are merged into the weights that they stand beside. In float32 other
-        tensors may be the live weights themselves, which the next update changes: copy them. Every rank must read
-        together, and has every tensor.
+        Tied weights have one name. Adapters are merged into their base weights. In float32 other tensors may be the
+        live weights themselves, which the next update changes: copy them. Every rank must read together, and has every
+        tensor.
         """
         with self.offload:
             for name, tensor in self.model.named_tensors(self.tensors):

@@ -38,7 +38,7 @@ class TrainableGroup:
     def save(self, dir: Path, *, background: bool) -> Finish:
         """Have every rank write its part of model and optimizer into `dir`.
 
-        Returns what tells whether this process sees all of the files.
+        Returns an object that says whether this process sees all of the files.
         """
         files = list(chain.from_iterable(self._trainable.every(TrainableWorker.save, dir, background=background)))
 
@@ -49,7 +49,7 @@ class TrainableGroup:
         return finish
 
     def load(self, dir: Path) -> None:
-        """Take over what any number of ranks saved in `dir`. Raises CheckpointError."""
+        """Load the parts in `dir`, saved by any number of ranks. Raises CheckpointError."""
         self._trainable.every(TrainableWorker.load, dir)
 
 
@@ -59,7 +59,7 @@ class PolicyGroup(TrainableGroup):
     def __init__(
         self, ranks: Ranks[PolicyWorker], further_scores: Sequence[Computed] = (), *, records_experts: bool = False
     ) -> None:
-        """Take the ranks with what their workers were made with: `further_scores`, router_replay.mode=R2."""
+        """Take the ranks with their workers' options: `further_scores`, router_replay.mode=R2."""
         super().__init__(ranks)
         self._ranks = ranks
         self._further_scores = further_scores

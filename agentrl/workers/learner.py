@@ -1,7 +1,7 @@
 """A model that learns under FSDP2: one optimizer step on a mini-batch, in micro-batches whose gradients add up.
 
-The parameters that learn are float32. With `dtype=bfloat16` the forward pass runs under autocast, and what leaves the
-worker for the engine or for disk in Hugging Face format is cast to bfloat16.
+The trained parameters are float32. With `dtype=bfloat16` the forward pass runs under autocast, and weights for the
+engine or for disk in Hugging Face format are cast to bfloat16.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ Found = TypeVar("Found")
 
 
 class Learner(Generic[Found]):
-    """A module that learns, sharded by FSDP2, and its optimizer: what backends of policies and critics share."""
+    """A module that learns, sharded by FSDP2, and its optimizer: shared by the backends of policies and critics."""
 
     def __init__(self, root: PolicyModel | ValueModel | ScoreModel, settings: Settings, mesh: Mesh) -> None:
-        """Shard `root` in place, and read its weights where it has none. Raises ConfigError."""
+        """Shard `root` in place, and read its weights where it has not read any. Raises ConfigError."""
         base = root.base
         matrices = _matrix_names(root)
         if settings.model.enable_gradient_checkpointing:
@@ -58,7 +58,7 @@ class Learner(Generic[Found]):
         self.mesh = mesh
         self.device = torch.device(settings.device)
         self.tensors = {_hugging_face_name(name): p for name, p in root.named_parameters()}
-        """All parameters; `params` are those that learn."""
+        """All parameters; `params` are the trained ones."""
         self.params = {name: p for name, p in self.tensors.items() if p.requires_grad}
         home = torch.device("cpu") if settings.param_offload else None
         self.optim = Optim(self.params, matrices, settings.optim, settings.total_steps, home)
@@ -82,7 +82,8 @@ class Learner(Generic[Found]):
         """
 
     def mark(self) -> Mapping[str, JSON]:
-        """Return what a checkpoint of the trained parameters alone means nothing without (see `StateWriter.save`)."""
+        """Return the fields without which a checkpoint of the trained parameters alone has no meaning (see
+        `StateWriter.save`)."""
         return {}
 
     def at_work(self) -> AbstractContextManager[None]:
@@ -108,7 +109,7 @@ class Learner(Generic[Found]):
 
     @torch.no_grad()
     def _put(self, parts: list[torch.Tensor]) -> None:
-        """Set this rank's part of the parameters that learn; what was gathered of others is forgotten."""
+        """Set this rank's part of the trained parameters; gathered parts of others are forgotten."""
         if isinstance(self._root, FSDPModule):
             self._root.reshard()
         for param, part in zip(self.params.values(), parts, strict=True):
@@ -152,8 +153,8 @@ class Learner(Generic[Found]):
     def _accumulate(self, mine: RaggedBatch, mini: MiniBatch[Found]) -> dict[str, float]:
         """Run forward and backward over this rank's micro-batches; return the sums over all ranks, with the loss.
 
-        Every parameter has a gradient then, 0 where no token led to it: what a step does to it, by momentum and weight
-        decay, does not depend on which sequences were left out because their gradient is 0.
+        Every parameter has a gradient then, 0 where no token led to it. So the step's effect on it, by momentum and
+        weight decay, does not depend on which sequences were left out because their gradient is 0.
         """
         plan = micro_batches(mine, self.max_tokens)
         sums: dict[str, torch.Tensor] = {}

@@ -31,8 +31,8 @@ def mini_batches(group: torch.Tensor, prompts: int, shuffle_key: str | None) -> 
 
     Args:
         group: [N] int64, the prompt of each sequence.
-        prompts: the most prompts a mini-batch may hold; their number is as even as can be over the mini-batches, so
-            that a batch from which prompts were left out does not end in a small and noisy step.
+        prompts: the most prompts a mini-batch may hold. Their number is as even as possible over the mini-batches.
+            So a batch from which prompts were left out does not end in a small and noisy step.
         shuffle_key: prompts are shuffled by this text, e.g. "<seed>/<step>/<epoch>"; None keeps their order.
     """
     order = torch.unique(group).tolist()
@@ -47,7 +47,7 @@ def mini_batches(group: torch.Tensor, prompts: int, shuffle_key: str | None) -> 
 def micro_batches(batch: Sequences, max_tokens: int) -> list[list[int]]:
     """Split sequences into micro-batches of at most `max_tokens` tokens; a longer sequence goes alone.
 
-    The sequences of a prompt stay together where they fit, because what they share is computed once.
+    The sequences of a prompt stay together where they fit, because their shared prefix is computed once.
     """
     lengths = batch.lengths.tolist()
     pieces: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""The policy: log-probs of what was sampled, the update, and its weights for the engine and for disk."""
+"""The policy: log-probs of sampled tokens, the update, and its weights for the engine and for disk."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ MOST_VARENTROPY = 49.0
 """Bound of the variance of -log p of n < 2^20 tokens: log(n - 1)^2 / 4 + 1 (arXiv:1404.0123). Checks see less by it."""
 EXPERTS: Needs = frozenset({"experts"})
 BY_TOKEN, CORRECTION = "by_token/", "correction/"
-"""Marks, among the sums of an update, those that are reported as a mean over the policy tokens with advantage."""
+"""Marks, among the sums of an update, those reported as a mean over the policy tokens with advantage."""
 
 
 class PolicyWorker(TrainableWorker[TokenScores]):
     """The trained policy on one device, or one rank's part of it: the algorithm, over a `PolicyBackend`.
 
     Args:
-        temperature: what the engine sampled with; log-probs are of softmax(logits / temperature).
+        temperature: the engine's sampling temperature; log-probs are of softmax(logits / temperature).
         log_prob_max_tokens: tokens a micro-batch of `compute_log_probs` and rank.
         total_steps: training steps of the whole run.
         critic_warmup: training steps at its start in which only the critic learns; the learning rate's schedule begins
             after them.
         seed: of the order of mini-batches, and of the start of adapters.
         max_response_length: the constant of loss_agg_mode=seq-mean-token-sum-norm, needed only there.
-        further_scores: what `compute_log_probs` gives beside log-probs.
-        correction: of what the engine sampled; None: none.
+        further_scores: scores that `compute_log_probs` gives in addition to log-probs.
+        correction: for the engine's samples; None: no correction.
         distillation: the teachers, if there are any.
     """
 
@@ -186,30 +186,31 @@ class PolicyWorker(TrainableWorker[TokenScores]):
     ) -> dict[str, float]:
         """Update the weights in mini-batches of whole prompts; `step` is the training step, counted from 1.
 
-        Every rank is given all sequences, and loads its share of each mini-batch; those without a policy token are left
-        out. With one mini-batch and one epoch `batch.old_logprobs` may be None: the policy's own, detached, are the
-        same. They are not read, but `staleness` is, where the proximal policy is another one.
+        Every rank is given all sequences, and loads its share of each mini-batch. Sequences without a policy token are
+        left out. With one mini-batch and one epoch `batch.old_logprobs` may be None: the policy's own, detached, are
+        the same. They are not read, but `staleness` is, where the proximal policy is another one.
 
         Args:
-            zero_advantage: sequences whose advantages are all 0. With a loss that declares advantage_only, and neither
-                KL loss, entropy bonus nor a teacher in the loss, their gradient is 0, and they are not computed. This
-                changes no weight: mini-batches and denominators are those of all sequences, and a mini-batch without
-                any other takes its optimizer step, too.
+            zero_advantage: sequences whose advantages are all 0. With a loss that declares advantage_only, and without
+                KL loss, entropy bonus and teacher in the loss, their gradient is 0, and they are not computed. This
+                changes no weight: mini-batches and denominators count all sequences, and a mini-batch without any
+                other takes its optimizer step, too.
             successes: with success_nll_coef, sequences of trajectories that succeed; they are always computed.
             observed_tokens: with observation_nll_coef, how many tokens of each sequence `observed` marks.
             expert: transcripts whose mean negative log-likelihood by policy token, times `expert_coef`, is added to
                 the loss; they are spread over the optimizer steps.
             entropy_coeff: weight of the entropy bonus; None: the config's.
-            by_token: keep for `of_update` what the loss makes of each token.
+            by_token: keep the loss's results for each token for `of_update`.
 
-        Returns actor/pg_loss, actor/ppo_kl, what the loss reports (clip_frac, clip_frac_lower), actor/grad_norm (before
-        clipping), actor/lr, actor/skipped_updates, with these losses actor/kl_loss, actor/success_nll,
+        Returns actor/pg_loss, actor/ppo_kl, the loss's own metrics (clip_frac, clip_frac_lower), actor/grad_norm
+        (before clipping), actor/lr, actor/skipped_updates, with these losses actor/kl_loss, actor/success_nll,
         actor/observation_nll, actor/teacher_loss, actor/expert_loss, actor/moe_aux_loss and actor/moe_z_loss (see
         `agentrl.trainer.grpo`); train/filtered_fraction, the part of the sequences that was not computed;
-        perf/update_tokens, all tokens that the updates went over; train/policy_tokens, those of them that the policy
-        sampled, in the steps taken; train/loss_weight; `correction_metrics` where the proximal policy is another one.
+        perf/update_tokens, all tokens that the updates went over; train/policy_tokens, the tokens among them that the
+        policy sampled, in the steps taken; train/loss_weight; `correction_metrics` where the proximal policy is
+        another one.
 
-        Raises ValueError when a field of the batch is missing or the batch has no policy token, and TrainingError
+        Raises ValueError when a field of the batch is missing or the batch has no policy token. Raises TrainingError
         when loss or gradient were not finite for too long (see `agentrl.workers.trainable`).
         """
         config = self.config
@@ -275,7 +276,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         entropy_coeff: float,
         by_token: bool,
     ) -> Iterator[MiniBatch[TokenScores]]:
-        """Yield the mini-batches of a plan, which count all of their sequences and hold those that are `computed`.
+        """Yield the mini-batches of a plan. They count all of their sequences and hold the `computed` ones.
 
         successful and read: [N] int64, the tokens by sequence that `success_nll` and `observation_nll` count.
         """
@@ -302,7 +303,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
 
     @property
     def _reads_published(self) -> bool:
-        """Say whether the proximal policy is the one that was last published."""
+        """Say whether the proximal policy is the last published policy."""
         return self._policy_loss.correction.proximal == "published"
 
     @property
@@ -314,7 +315,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         return self._policy_loss.declaration.advantage_only and not beside
 
     def _metrics(self, report: UpdateReport, *, with_expert: bool) -> dict[str, float]:
-        """Name what the optimizer steps reported."""
+        """Name the sums that the optimizer steps reported."""
         optional = {
             "kl_loss": self.config.use_kl_loss,
             "success_nll": self.config.success_nll_coef,
@@ -366,7 +367,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
             raise ValueError("PolicyWorker.update: a teacher in the loss needs batch.teacher_scores")
 
     def _loss_needs(self) -> Needs:
-        """Scores that the loss reads beside log-probs."""
+        """Scores that the loss reads in addition to log-probs."""
         needs = frozenset(self._policy_loss.declaration.scores)
         return needs | ENTROPY if self.config.has_entropy_bonus else needs
 
@@ -431,7 +432,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
 
 
 def kept_experts(experts: torch.Tensor | None, batch: RaggedBatch) -> Kept:
-    """Name the sequences that experts [T, L, k] are of. Raises TrainingError where the backend told none."""
+    """Name the sequences that experts [T, L, k] are of. Raises TrainingError where the backend returned no experts."""
     if experts is None:
         raise TrainingError(
             "actor_rollout_ref.actor.router_replay.mode=R2: this strategy does not tell which experts tokens are sent "
@@ -449,7 +450,7 @@ def read_tokens(micro: RaggedBatch) -> torch.Tensor:
 def observation_nll(logprobs: torch.Tensor, micro: RaggedBatch) -> torch.Tensor:
     """Add up -log p over the observed tokens: a scalar with gradient; logprobs [T].
 
-    Raises TrainingError where the backend gives none of them.
+    Raises TrainingError where the backend gives no log-probs of them.
     """
     places = observed(micro.mask, micro.offsets)
     if places.any() and not logprobs[places].any():

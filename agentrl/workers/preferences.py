@@ -1,8 +1,8 @@
-"""Learning from pairs of conversations, of which one is preferred: a policy against its start, or a reward model.
+"""Learning from pairs of conversations in which one is preferred: a policy against its start, or a reward model.
 
-The loss of a pair needs both of its conversations, which may be on different ranks and in different micro-batches. So
-a step goes over its pairs twice: without gradient, to find each pair's loss and what its log-probs (or scores) weigh
-in it; and with gradient, where every conversation stands for itself (see `pair_weights`).
+The loss of a pair needs both of its conversations, which may be on different ranks and in different micro-batches. So a
+step passes over its pairs twice. The pass without gradient finds each pair's loss and the weight of its log-probs (or
+scores) in it. In the pass with gradient every conversation stands for itself (see `pair_weights`).
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class PairWorker(TuningWorker[Found_co]):
 
 
 class PolicyPairWorker(PairWorker[TokenScores]):
-    """A policy that learns what is preferred, against the one that it starts as."""
+    """A policy that learns preferences, against the policy that it starts as."""
 
     def __init__(self, config: PreferencesConfig, *, device: str | torch.device, total_steps: int) -> None:
         """Sharded over the ranks of the process group, if there is one. Raises ConfigError."""
@@ -116,7 +116,7 @@ class PolicyPairWorker(PairWorker[TokenScores]):
 
 
 class RewardPairWorker(PairWorker[torch.Tensor]):
-    """A reward model that learns to score what is preferred higher (Bradley and Terry, 1952)."""
+    """A reward model that learns to score preferred conversations higher (Bradley and Terry, 1952)."""
 
     def __init__(self, config: PreferencesConfig, *, device: str | torch.device, total_steps: int) -> None:
         """Do as `PolicyPairWorker`."""
@@ -125,8 +125,8 @@ class RewardPairWorker(PairWorker[torch.Tensor]):
 
 
 def linear_loss(scores_of: Callable[[Found], torch.Tensor], weights: torch.Tensor, shares: torch.Tensor) -> Loss[Found]:
-    """Make a mini-batch's loss of weights and shares, [N] each: its gradient is that of -sum of weight times score, its
-    value the sum of the sequences' shares."""
+    """Make a mini-batch's loss of weights and shares, [N] each: its gradient is the gradient of -sum of weight times
+    score, its value the sum of the sequences' shares."""
 
     def loss(found: Found, micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Compute (loss, a scalar; no sums) from the scores [T] of a micro-batch."""
@@ -151,8 +151,8 @@ def figures(pairs: Pairs) -> Numbers:
 
 
 def to_batch(pairs: Sequence[Pair]) -> RaggedBatch:
-    """Make a batch of pairs: sequences 2 i and 2 i + 1 are the chosen and the rejected one of pair i, a prompt of its
-    own; with ref_logprobs where all pairs have them."""
+    """Make a batch of pairs. Sequences 2 i and 2 i + 1 are the chosen and the rejected one of pair i, a prompt of its
+    own. The batch has ref_logprobs where all pairs have them."""
     lengths = [length for pair in pairs for length in (pair.rejected_at, len(pair.ids) - pair.rejected_at)]
     batch = RaggedBatch.unsampled(
         offsets=torch.tensor([0, *lengths]).cumsum(0),

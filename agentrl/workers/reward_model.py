@@ -21,7 +21,7 @@ from agentrl.workers.forward import forward_tokens
 
 
 class RewardModelWorker:
-    """Scores by the model of `reward_model.model.path`; its sequences are those of `agentrl.reward.model_input`."""
+    """Scores by the model of `reward_model.model.path`; its sequences are made by `agentrl.reward.model_input`."""
 
     def __init__(self, config: RewardModelConfig, *, dtype: str, device: str | torch.device) -> None:
         """Raises ConfigError when there is no such model, or it is no classifier with one label."""

@@ -127,12 +127,12 @@ def processes(config: Config | TuningConfig) -> int:
 
 
 def further_scores(config: Config) -> list[Score]:
-    """List what the estimator reads of the policy's distributions beside log-probs."""
+    """List the scores that the estimator reads of the policy's distributions in addition to log-probs."""
     return declared_by_estimator(config).scores
 
 
 def computed_scores(config: Config) -> list[Computed]:
-    """List what the pass that computes log-probs gives beside them: also what is recorded and checked."""
+    """List the scores that the log-prob pass gives in addition to log-probs: also the recorded and checked scores."""
     return ["entropy", "varentropy", *(score for score in further_scores(config) if score != "entropy")]
 
 
@@ -143,7 +143,7 @@ def needs_log_probs(config: Config) -> bool:
 
 
 def policy_is_reference(config: Config) -> bool:
-    """Return true where the policy without its adapters is what the reference would load."""
+    """Return true where the policy without its adapters is the model that the reference would load."""
     return config.actor_rollout_ref.model.lora_rank > 0 and config.actor_rollout_ref.ref.path is None
 
 
@@ -170,7 +170,7 @@ def policy_role(config: Config, device: str, total_steps: int) -> Role[PolicyWor
 
 
 def reference_role(config: Config, device: str) -> Role[ReferenceWorker] | None:
-    """The reference; None where none is needed, or the policy has its weights. Making it raises ConfigError."""
+    """The reference; None where it is not needed, or the policy has its weights. Making it raises ConfigError."""
     if not needs_reference(config) or policy_is_reference(config):
         return None
     roles = config.actor_rollout_ref
@@ -191,7 +191,7 @@ def reference_role(config: Config, device: str) -> Role[ReferenceWorker] | None:
 
 
 def teacher_role(config: Config, device: str) -> Role[TeacherWorker] | None:
-    """The teachers; None where there are none beside the policy. Making it raises ConfigError."""
+    """The teachers; None without teachers other than the policy. Making it raises ConfigError."""
     if all(teacher.is_policy for _, teacher in config.distillation.teachers):
         return None
     roles = config.actor_rollout_ref

@@ -39,7 +39,7 @@ class TuningWorker(TrainableWorker[Found_co]):
 
 
 class SupervisedWorker(TuningWorker[TokenScores]):
-    """A policy that learns what the assistant says: mean negative log-likelihood over an optimizer step's tokens."""
+    """A policy that learns the assistant's tokens: mean negative log-likelihood over an optimizer step's tokens."""
 
     def __init__(self, config: SFTConfig, *, device: str | torch.device, total_steps: int) -> None:
         """Sharded over the ranks of the process group, if there is one. Raises ConfigError."""
@@ -94,7 +94,7 @@ def policy_settings(config: TuningConfig, device: str | torch.device, total_step
 
 
 def to_batch(samples: Sequence[SFTSample]) -> RaggedBatch:
-    """Make a batch of transcripts: the mask marks what is learnt, each transcript is a prompt of its own."""
+    """Make a batch of transcripts: the mask marks the learnt tokens, each transcript is a prompt of its own."""
     ids = torch.from_numpy(np.concatenate([sample.ids for sample in samples]).astype(np.int64))
     offsets = np.cumsum([0, *(len(sample.ids) for sample in samples)])
     return RaggedBatch.unsampled(

@@ -1,4 +1,4 @@
-"""Teachers: frozen models, here or behind servers, that score the policy's own tokens."""
+"""Teachers: frozen models, here or on servers, that score the policy's own tokens."""
 
 from __future__ import annotations
 
@@ -37,18 +37,19 @@ class Teacher(Protocol):
     """Numbers by token: 1 + X (see `agentrl.algorithms.distillation`)."""
 
     def score(self, batch: RaggedBatch) -> torch.Tensor:
-        """Score sequences, perhaps none: [T, width] float32 on the CPU, 0 at tokens that the policy did not sample."""
+        """Score sequences, perhaps zero of them: [T, width] float32 on the CPU, 0 at tokens that the policy did not
+        sample."""
         ...
 
 
 def write_scores(
     scores: torch.Tensor, batch: RaggedBatch, teacher: int, name: str, score: Callable[[RaggedBatch], torch.Tensor]
 ) -> None:
-    """Write into `scores` [T, 1 + X] what a teacher gives for its own sequences, which are those of index `teacher`.
+    """Write into `scores` [T, 1 + X] the scores that a teacher gives for its own sequences, marked by index `teacher`.
 
-    score: gives [tokens, width] for the sequences as the teacher reads them; every rank calls it, perhaps with none. A
-    privileged teacher reads other prompts: what it says of the n-th sampled token is that of the policy's n-th. Raises
-    TrainingError for numbers that are not finite, and for images behind such a prompt.
+    score: gives [tokens, width] for the sequences as the teacher reads them; every rank calls it, perhaps without
+    sequences. A privileged teacher reads other prompts: its score of the n-th sampled token belongs to the policy's
+    n-th. Raises TrainingError for numbers that are not finite, and for images after such a prompt.
     """
     assert batch.teacher is not None, "the choice of teachers comes first"
     rows = (batch.teacher[batch.offsets[:-1]] == teacher).nonzero()[:, 0]
@@ -90,7 +91,7 @@ class TeacherWorker:
         parallel: Parallel | None = None,
         param_offload: bool = False,
     ) -> None:
-        """Load what is loaded here. Raises ConfigError."""
+        """Load the local teachers. Raises ConfigError."""
         mesh, vocab = Mesh(parallel or Parallel(), device), vocab_size(policy)
 
         def open_one(teacher: TeacherConfig) -> Teacher:
@@ -110,7 +111,7 @@ class TeacherWorker:
     def compute_teacher_scores(self, batch: RaggedBatch) -> tuple[torch.Tensor, Numbers]:
         """Return ([T, 1 + X] float32 on the CPU: the column teacher_scores; no metrics). Needs the column teacher.
 
-        What the policy as a teacher gave is in that column already. Raises TrainingError: a teacher gives numbers that
+        Scores by the policy as a teacher are in that column already. Raises TrainingError: a teacher gives numbers that
         are not finite, or a server no answer.
         """
         known = batch.teacher_scores
@@ -169,10 +170,10 @@ class LoadedTeacher:
 
 
 class ServedTeacher:
-    """A teacher behind a server. Implements `Teacher`; ranks ask it apart, each about its own sequences."""
+    """A teacher on a server. Implements `Teacher`; ranks ask it apart, each about its own sequences."""
 
     def __init__(self, teacher: TeacherConfig, config: DistillationConfig, vocab: int) -> None:
-        """Raises ConfigError for what can be seen without asking the server."""
+        """Raises ConfigError for faults that can be seen without asking the server."""
         self.name, self._concurrent, self._vocab = teacher.name, teacher.max_concurrent, vocab
         self._top_k = config.top_k if config.scope == "top_k" else 0
         if self._top_k > vocab:
@@ -237,7 +238,7 @@ def read_heads(
     device: str | torch.device,
     temperature: float,
 ) -> Sequence[Head]:
-    """Read each teacher's head, whole on every rank, where the config compares whole vocabularies; else none.
+    """Read each teacher's head, whole on every rank, where the config compares whole vocabularies; else return no head.
 
     Raises ConfigError.
     """

@@ -1,8 +1,8 @@
 """The base of all workers that train: optimizer steps that may be skipped, saving and loading.
 
 A mini-batch whose loss or gradient is not finite is skipped: weights and optimizer state stay as they were, and the
-training goes on. It ends when every mini-batch of a role was skipped in MAX_SKIPPED training steps in a row; a run that
-is continued counts from 0 again.
+training continues. It ends when every mini-batch of a role was skipped in MAX_SKIPPED training steps in a row; a run
+that is continued counts from 0 again.
 """
 
 from __future__ import annotations
@@ -68,19 +68,19 @@ class TrainableWorker(Generic[Found_co]):
         """Training steps in a row, up to the last one, in which every mini-batch was skipped."""
 
     def save(self, dir: Path, *, background: bool = False) -> list[str]:
-        """Begin to write what is trained and its optimizer state; `load` of them continues bit for bit.
+        """Begin to write the trained parameters and their optimizer state; `load` of them continues bit for bit.
 
         Returns the files in `dir` that this rank writes. Without `background` they are on the disk then; with it they
-        are only copied to host memory, and `finish_save` tells when they are written.
+        are only copied to host memory, and `finish_save` says when they are written.
         """
         return self._learner.save(Path(dir), background=background)
 
     def finish_save(self, *, wait: bool = True) -> bool:
-        """Return true when this rank's files of the last save are on the disk. Raises what writing them raised."""
+        """Return true when this rank's files of the last save are on the disk. Raises the error of writing them."""
         return self._learner.finish_save(wait=wait)
 
     def load(self, dir: Path) -> None:
-        """Take over what `save` wrote. Raises CheckpointError when it is of another model or half-written."""
+        """Load the files of `save`. Raises CheckpointError when they are of another model or half-written."""
         self._learner.load(Path(dir))
 
     def _learn(self, minis: Iterable[MiniBatch[Found_co]], *, step: int) -> UpdateReport:
@@ -107,7 +107,7 @@ class TrainableWorker(Generic[Found_co]):
         return UpdateReport(taken, skipped)
 
     def _not_finite(self, mini: MiniBatch[Found_co], report: StepReport) -> str:
-        """Say what is wrong in the mini-batch of all ranks; every rank must ask."""
+        """Describe the fault in the mini-batch of all ranks; every rank must ask."""
         mine = self._learner.share_of(mini.sequences)
         names = [name for name in CHECKED if mine.has(name)]
         counts = [_broken(mine, name) for name in names]

@@ -120,7 +120,7 @@ class RayRanks(Generic[Worker]):
 
 
 def _stored(batch: Sequences) -> StoredBatch:
-    """Narrow a batch to what `RayExecutor.keep` and the rollouts under Ray give."""
+    """Narrow a batch to the type that `RayExecutor.keep` and the rollouts under Ray give."""
     if not isinstance(batch, StoredBatch):
         raise TypeError(f"ranks under Ray take a StoredBatch (see RayExecutor.keep), found a {type(batch).__name__}")
     return batch

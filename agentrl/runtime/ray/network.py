@@ -20,7 +20,7 @@ KNOWN_WITHIN = 120.0
 def use_cluster_network() -> None:
     """In a process of Ray: have gloo announce the machine by its address in the cluster, unless a user chose.
 
-    By itself it announces what the machine's own name resolves to, which on Debian is 127.0.1.1.
+    By itself it announces the address of the machine's own name, which on Debian is 127.0.1.1.
     """
     interface = interface_of(ray.util.get_node_ip_address())
     if interface is not None:
@@ -28,7 +28,7 @@ def use_cluster_network() -> None:
 
 
 def interface_of(address: str) -> str | None:
-    """Find the network interface with an IP address; None where no interface has it, as behind a translation."""
+    """Find the network interface with an IP address; None where no interface has it, e.g. with address translation."""
     for name, found in psutil.net_if_addrs().items():
         if any(one.address.partition("%")[0] == address for one in found):
             return name
@@ -36,7 +36,7 @@ def interface_of(address: str) -> str | None:
 
 
 def is_gone(node: str) -> bool:
-    """Say whether a node is no longer in the cluster; for one that does not answer, when Ray has found out.
+    """Say whether a node is no longer in the cluster; for a node that does not answer, when Ray has found out.
 
     Until then Ray would start a new process there.
     """

@@ -1,7 +1,7 @@
 """The ranks of one pool under Ray.
 
-A fault of any rank is told once, with its traceback; ranks that wait for one that failed are ended, since a collective
-call has no other end.
+A fault of any rank is reported once, with its traceback. Ranks that wait for a failed rank are ended, since a
+collective call has no other end.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ READY_WITHIN = 60.0
 ASK_AGAIN = 0.02
 """Seconds until a reader of weights that has to wait for others asks again."""
 COLLECTIVE_GRACE = 60.0
-"""Seconds by which a collective call may outlast the patience with a call: the driver, which can tell whose fault it
-is, is to be first."""
+"""Seconds by which a collective call may outlast the patience with a call: the driver, which knows whose fault it is,
+is to be first."""
 
 
 class RankPool:
@@ -65,7 +65,7 @@ class RankPool:
         self.pool, self.device = pool, device
         self.patience = Patience()
         self.profile: Profile | None = None
-        """Profile of the calls that follow; None: none."""
+        """Profile of the calls that follow; None: no profile."""
         self.places: list[Place] = []
         self._groups: list[PlacementGroup] = []
         self._actors: list[ActorProxy[Rank]] = []
@@ -130,7 +130,7 @@ class RankPool:
         return self.collect(calls, f"{role}.{method}")[0]
 
     def reader(self, role: str) -> WeightReader:
-        """Return what reads the weights that `weights` kept."""
+        """Return the reader of the weights that `weights` kept."""
         return WeightReader(tuple(self._actors), role)
 
     def collect(self, calls: Sequence[ray.ObjectRef[R | Failure]], what: str) -> list[R]:
@@ -192,8 +192,8 @@ def collect(
 ) -> list[R]:
     """Wait for the ranks' answers, and return them in the order of the ranks; `watch` is looked at meanwhile.
 
-    Raises what the first rank that failed raised, and WorkerDied when one is gone; after `abandon()` where some have
-    not answered and never will, since they wait for the one that failed.
+    Raises the error of the first rank that failed, and WorkerDied when a rank is gone. `abandon()` is called first
+    where some ranks have not answered and never will, since they wait for the failed rank.
     """
     ranks = len(calls)
     answers, death = _answers(calls, what, watch)
@@ -249,7 +249,7 @@ class WeightReader:
     actors: tuple[ActorProxy[Rank], ...]
     role: str
     readers: int = 1
-    """Readers that are expected at the same time: what is gathered for one is given to all."""
+    """Readers that are expected at the same time: parts gathered for one are given to all."""
 
     def __call__(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Read all tensors: every rank reads, as gathering may need all of them, and some hand over."""
@@ -268,7 +268,7 @@ class WeightReader:
             ask(first, Rank.leave, me)
 
     def check(self, died: Place) -> None:
-        """After a process died that may have been reading: let the others go on.
+        """After a process died that may have been reading: let the others continue.
 
         Raises WorkerDied when ranks wait for others that it did not get to ask.
         """

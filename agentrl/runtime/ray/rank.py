@@ -75,7 +75,7 @@ class Place:
 
 
 class Rank:
-    """Every method returns what the driver is to see: a value, or a Failure."""
+    """Every method returns a result for the driver: a value, or a Failure."""
 
     def __init__(self, rank: int, ranks: int, device: str) -> None:
         self.rank, self.ranks, self.device = rank, ranks, device

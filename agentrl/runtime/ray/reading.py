@@ -1,7 +1,7 @@
 """Weights that several readers take from the ranks together, so that each part is gathered once for all of them.
 
-The first rank keeps `Readers`: who reads, how far each is, and who has to wait. Every rank keeps `Parts`: what it hands
-over of the parts that some reader has not taken yet.
+The first rank keeps `Readers`: the readers, their positions, and which of them must wait. Every rank keeps `Parts`: its
+pieces of the parts that some reader has not taken yet.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ T = TypeVar("T")
 HELD_FOR = 330.0
 """Seconds after which others wait no longer for a reader that takes no more weights.
 
-More than a server may take for one bucket: a worker whose server hangs there goes on without that server."""
+More than a server may take for one bucket: a worker whose server hangs there continues without that server.
+"""
 JOIN_WITHIN = 1.0
 """Seconds that a reading waits for as many readers as are expected."""
 AHEAD = 2
@@ -26,7 +27,7 @@ AHEAD = 2
 
 
 class LostTurn(TrainingError):
-    """The reading is over that a reader asked for: what comes next belongs to another one."""
+    """The reading is over that a reader asked for: later parts belong to another reading."""
 
     def __init__(self) -> None:
         super().__init__(f"a reader that takes no weights for {HELD_FOR:g} s, or takes old ones, has to go")
@@ -57,8 +58,8 @@ class Readers:
     def turn(self, reader: str, role: str, number: int, expected: int) -> Turn | None:
         """Let `reader` take part `number` of a role's weights; None: it has to ask again.
 
-        It waits at the start until `expected` readers are there or JOIN_WITHIN is over, for a reading under way that it
-        came too late to join, and for readers that are too far behind. Raises LostTurn.
+        It waits at the start until `expected` readers are there or JOIN_WITHIN is over. It also waits for a reading
+        under way that it came too late to join, and for readers that lag too far. Raises LostTurn.
         """
         now = self.now()
         self._asked = {
@@ -100,9 +101,9 @@ class Parts(Generic[T]):
     _kept: dict[int, T | Exception | None] = field(default_factory=dict)
 
     def part(self, turn: Turn, number: int, begin: Callable[[], Iterator[T]]) -> T | None:
-        """Return a part, None behind the last one; `begin()` makes what gathers the parts of a new reading.
+        """Return a part, None after the last one; `begin()` makes the iterator that gathers the parts of a new reading.
 
-        Raises LostTurn, and for each reader what gathering raised.
+        Raises LostTurn, and for each reader the error of gathering.
         """
         if turn.reading > self._reading:
             self._reading, self._source, self._made, self._kept = turn.reading, begin(), 0, {}

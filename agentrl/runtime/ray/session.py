@@ -1,4 +1,4 @@
-"""Ray for as long as a command needs it: a cluster that runs, or one that is started on this machine."""
+"""Ray for as long as a command needs it: a running cluster, or one started on this machine."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def ray_session(config: RayInitConfig, processes: int) -> Iterator[None]:
 
 
 def _write_timeline(file: Path) -> None:
-    """Write Ray's timeline; warn where that fails, so that it neither ends a run nor hides the error that did."""
+    """Write Ray's timeline; warn where that fails, so that the failure ends no run and hides no earlier error."""
     import ray
 
     try:
@@ -69,7 +69,7 @@ def start_ray(
     """Connect to the cluster at `address`, or (None) start one with `num_cpus`; False where Ray was up already.
 
     `env_vars` are environment variables of every process that the run starts in Ray. Raises ConfigError when there is
-    no such cluster, or none can be started.
+    no such cluster, or it cannot be started.
     """
     import ray
 
@@ -105,8 +105,8 @@ def start_ray(
 def _on_loopback() -> Iterator[None]:
     """Have a Ray that is started here listen on loopback only, as it does where it forms no cluster.
 
-    By itself its processes listen at all addresses of the machine, and run what they are sent. An address that
-    ray.init is given changes nothing in that.
+    By itself its processes listen at all addresses of the machine, and run any code sent to them. An address given to
+    ray.init does not change that.
     """
     with _unless_set(NO_CLUSTER, "0") as is_free:
         if not is_free:
@@ -126,7 +126,7 @@ def _on_loopback() -> Iterator[None]:
 def _as_its_own() -> Iterator[None]:
     """Have a Ray that is started here stay on loopback, and run its workers at this process's priority.
 
-    By itself it puts them below all other work on the machine (nice 15), and here they are what the run consists of.
+    By itself it puts them below all other work on the machine (nice 15), and here the run consists of them.
     """
     with _on_loopback(), _unless_set(NICENESS, "0"):
         yield

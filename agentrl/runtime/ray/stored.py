@@ -1,7 +1,7 @@
 """A batch in pieces in Ray's object store: its holder knows sequences, not tokens.
 
-The rollout workers put down what they made, ranks add columns (log-probs, values, advantages), and whoever needs some
-sequences loads those and no others. The tokens never pass through the driver.
+The rollout workers store their trajectories, and ranks add columns (log-probs, values, advantages). A process that
+needs some sequences loads these sequences only. The tokens never pass through the driver.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BatchArrays = dict[str, npt.NDArray[np.generic] | tuple[str, ...] | Images | Tea
 """The fields of a RaggedBatch by name, tensors as numpy has them: the store reads these without a copy."""
 Arrays = TypeVar("Arrays")
 NOT_FLOATS = {"staleness": torch.int64, "selected": torch.bool}
-"""Dtypes of the computed columns that are not float32, where there is no token to tell them by."""
+"""Dtypes of the computed columns that are not float32, for batches without a token to infer them from."""
 
 
 class ColumnArrays(TypedDict):
@@ -70,7 +70,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """Implements `agentrl.trajectory.batch.Sequences`. N sequences of those that are stored; pickled, it is small."""
+    """Implements `agentrl.trajectory.batch.Sequences`. N of the stored sequences; pickled, it is small."""
 
     rows: torch.Tensor  # [N] int64, numbers of the sequences in what is stored
     lengths: torch.Tensor  # [N] int64
@@ -85,7 +85,7 @@ class StoredBatch:
 
     @staticmethod
     def of(pieces: Iterable[Index]) -> StoredBatch:
-        """Join batches, given what `put_batch` returned for each, one after the other."""
+        """Join batches, given the results of `put_batch` for each, one after the other."""
         index = list(pieces)
         ends = np.cumsum([0, *(len(one.lengths) for one in index)])
         rows = [torch.arange(start, start + len(one.lengths)) for start, one in zip(ends, index, strict=False)]
@@ -127,7 +127,7 @@ class StoredBatch:
         return replace(self, fields=self.fields | values.keys(), columns={**self.columns, **values})
 
     def joined(self, others: Sequence[StoredBatch]) -> StoredBatch:
-        """See `Sequences.joined`. None of them may have a column that was added to what was stored."""
+        """See `Sequences.joined`. No batch among them may have a column that was added to the stored ones."""
         every = [self, *others]
         if any(one.columns for one in every):
             raise ValueError("joined: columns were added already")
@@ -198,7 +198,7 @@ def put_batch(batch: RaggedBatch) -> Index:
 
 
 def put_column(values: torch.Tensor, batch: RaggedBatch) -> ray.ObjectRef[ColumnArrays]:
-    """Store a token column [T] of `batch`, or columns [T, F]. Raises ValueError when T is not that of the batch."""
+    """Store a token column [T] of `batch`, or columns [T, F]. Raises ValueError when T differs from the batch's."""
     if len(values) != batch.num_tokens:
         raise ValueError(f"{len(values)} entries were returned for a share of {batch.num_tokens} tokens")
     return ray.put(ColumnArrays(values=values.numpy(), offsets=batch.offsets.numpy()))

@@ -30,7 +30,7 @@ class Patience:
     """How long a call may take."""
 
     stall_seconds: float = STALL_SECONDS
-    """Until it is told, and again each time."""
+    """Seconds until the user is warned of the call, and between further warnings."""
     timeout: float = 7200.0
     """Until the ranks that have not answered count as dead: longer than any update or save that goes well."""
 
@@ -60,7 +60,7 @@ class CallWatch:
         logger.warning("%s", told)
 
     def _ask(self, ranks: Sequence[int]) -> tuple[dict[int, Position], dict[int, str]]:
-        """Ask ranks where they are. Returns positions, and what is known of each rank that does not say it in time."""
+        """Ask ranks where they are. Returns positions, and the known state of ranks that do not answer in time."""
         asked = {rank: self._actors[rank].where.remote() for rank in ranks}
         said, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=SAYS_WITHIN)
         positions: dict[int, Position] = {}
