@@ -20,7 +20,7 @@ class Format(Protocol):
     stop_token_ids: tuple[int, ...]
     """Tokens with which the policy ends its turn."""
     tail: list[int]
-    """Ids that a full render adds after an assistant turn's stop token, e.g. a newline; the policy never samples it."""
+    """Ids that a full render adds after an assistant turn's stop token, e.g. a newline; never sampled by the policy."""
     parses_tools: bool
     """False when `parse` finds no tool calls."""
     shown: re.Pattern[str] | None
