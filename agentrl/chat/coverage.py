@@ -39,7 +39,7 @@ class Coverage:
     def check(
         self, given: Sequence[Message], prepared: Sequence[Message], write: Write, further: Hashable, first: int = 0
     ) -> tuple[str, ...]:
-        """Return the kinds of change and omission on purpose. Raises DataError for a message that is not written.
+        """Return the template's deliberate changes and omissions. Raises DataError for an unwritten message.
 
         given: the messages as they came; the first is message number `first` of its conversation.
         prepared: the same messages as the template is given them.
