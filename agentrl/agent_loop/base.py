@@ -1,7 +1,7 @@
 """Contract of an agent loop, and the `Episode` through which it acts.
 
-A loop never handles token ids. It talks to an `Episode`, which asks the engine, records exactly what was sampled and
-appends what was observed; so a user's loop cannot break the invariants of the transcript.
+A loop never handles token ids. It talks to an `Episode`, which asks the engine, records the sampled tokens exactly and
+appends observations; so a user's loop cannot break the invariants of the transcript.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class AgentLoop(ABC):
     """True: the loop asks the row's interaction for user turns. Under any other loop a row that names one is
     refused."""
     after_kill: ClassVar[Literal["answers", "none"]] = "answers"
-    """answers: when the run was killed, `run` runs again from its start and is given what engine, tools and
-    interactions had answered; what else it does is done again. none: the trajectory begins anew."""
+    """After a kill, `answers` calls `run` again from its start with the recorded answers of engine, tools and
+    interactions; every other effect happens again. With `none`, the trajectory restarts."""
     takes_images: ClassVar[bool] = True
     """True: images in a row's prompt reach the model. Under any other loop a row with images is refused."""
 
@@ -101,7 +101,7 @@ class AgentLoop(ABC):
     """How its tool calls look in decoded text, for people; None: as the chat format writes them."""
 
     def first_prompt(self, sample: Sample, tools: list[ToolSchema]) -> tuple[list[Message], list[ToolSchema]]:
-        """Return the messages of the first prompt, and those of the run's tools that the chat template renders in it.
+        """Return the messages of the first prompt, and the run's tools that the chat template renders in it.
 
         data.max_prompt_length measures this prompt and the start-up check shows it.
         """
@@ -127,14 +127,14 @@ class AgentLoop(ABC):
         """Check the loop before the first step, where rows run it. Raises ConfigError for what it lacks."""
 
     async def close(self) -> None:  # noqa: B027 - most loops hold nothing
-        """Free what the loop opened, at the end of the run."""
+        """Free the loop's resources at the end of the run."""
 
 
 @dataclass(slots=True)
 class Episode:
     """One try at one trajectory: the loop's only way to the engine and to the record.
 
-    An episode writes one transcript at a time: the one that it started last. Its `branch`es write others of the same
+    An episode writes one transcript at a time: the last that it started. Its `branch`es write others of the same
     trajectory, also at the same time.
     """
 
@@ -187,7 +187,7 @@ class Episode:
         return self.trajectory.transcripts[self.index]
 
     def branch(self) -> Episode:
-        """Make an episode of the same trajectory, with samples of its own, for another transcript beside this one.
+        """Make an episode of the same trajectory, with samples of its own, to write another transcript.
 
         The caller has to release its session; drift and costs are counted here.
         """
@@ -228,7 +228,7 @@ class Episode:
         told = await self.teacher_prompt(messages, tools)
         kept = ids if images or self.trajectory.transcripts else self.context.limits.cut_prompt(ids)
         self._open(kept, images, messages, tools, told)
-        self.inside_turn = len(kept) < len(ids)  # no template could render what was cut
+        self.inside_turn = len(kept) < len(ids)  # no template could render the cut text
 
     def start_ids(
         self,
@@ -240,7 +240,7 @@ class Episode:
     ) -> None:
         """Open a transcript as `start` does, where the prompt's tokens are known, e.g. another transcript's.
 
-        `teacher_prompt`: what the method of this name returns for the messages.
+        `teacher_prompt`: the result of the method of this name for the messages.
         """
         self._open(ids, self._first_images(ids, messages), messages, tools, teacher_prompt)
 
@@ -305,14 +305,14 @@ class Episode:
         return await self.record(generation, self.generate_seconds - before, params.seed)
 
     async def record(self, generation: Generation, seconds: float, seed: int | None = None) -> Reply:
-        """Append what the engine sampled in `seconds` as continuation of the transcript, as one assistant turn.
+        """Append a generation, sampled in `seconds`, to the transcript as one assistant turn.
 
         seed: of the request.
         """
         chat, transcript = self.context.chat, self.transcript
         message = await chat.read(generation.ids, self.tools)
         start = len(transcript)
-        # Recorded behind the last await: whatever is cancelled leaves no sampled tokens without their turn.
+        # Recorded after the last await: a cancelled call leaves no sampled tokens without their turn.
         transcript.append_sampled(generation.ids, generation.logprobs, generation.versions, generation.experts)
         turn = Turn(
             role="assistant",
@@ -377,9 +377,9 @@ class Episode:
         return TimedGeneration(generation, time.monotonic() - begun)
 
     async def observe(self, messages: Sequence[Message]) -> bool:
-        """Append tool answers or user turns and a new generation prompt. Returns whether there is room to go on.
+        """Append tool answers or user turns and a new generation prompt. Returns whether there is room to continue.
 
-        What does not fit the budget is cut, with a visible marker, and kept.
+        An answer that does not fit the budget is cut, with a visible marker, and kept.
         """
         chat, ids, tools = self.context.chat, self.transcript.ids, self.tools
         first = len(self.messages)
@@ -396,7 +396,7 @@ class Episode:
 
     async def observe_text(self, text: str) -> bool:
         """Append plain text inside the running assistant turn (ReAct's observations). Returns whether there is room to
-        go on."""
+        continue."""
         ids = await beside_loop(len(text), partial(self.context.chat.encode, text))
         self.inside_turn = True
         self._add_messages([{"role": "tool", "content": text}])
@@ -424,7 +424,7 @@ class Episode:
         self.trajectory.messages.extend(messages)
 
     async def open_tools(self, *, images: bool = True) -> ToolSession:
-        """Open the trajectory's tools, where that is not done, and create those that the row's tools_kwargs name.
+        """Open the trajectory's tools unless they are open, and create each tool that the row's tools_kwargs name.
 
         The first call of a tool opens them, too. They are closed when the loop has ended. Without `images`, images of
         answers are left out, with a note.
@@ -448,8 +448,8 @@ class Episode:
     async def call(self, name: str, arguments: Mapping[str, JSON]) -> ToolResult:
         """Call a tool, and record the call with the assistant turn before it (without one, with the first).
 
-        The result's `text` is what a model would be shown, cut to the tool's limit, and `error` is None or the kind of
-        error that it tells. Raises ToolInfrastructureError for a tool with `on_error: fail`, which is tried again.
+        The result's `text` is the answer as a model would see it, cut to the tool's limit; `error` is the kind of error
+        in it, or None. Raises ToolInfrastructureError for a tool with `on_error: fail`; the trajectory is tried again.
         """
         call = ParsedCall(id="call_0", name=name, arguments=dict(arguments), raw="", error=None)
         _, (result,) = await self._run_calls([call])
@@ -487,7 +487,7 @@ class Episode:
                 return
 
     async def count_drift(self) -> None:
-        """Compare every transcript, those of the branches too, with a full re-render of its messages.
+        """Compare every transcript, branches included, with a full re-render of its messages.
 
         The fraction of each kind of drift becomes a metric.
         """
@@ -503,7 +503,7 @@ class Episode:
             self.trajectory.metrics[f"drift/{kind.value}"] = drifts.count(kind) / len(drifts)
 
     def finish(self, status: Status) -> None:
-        """Set how the trajectory ended and the numbers it cost, with those of the branches."""
+        """Set the trajectory's ending and its costs, branches included."""
         everyone = (self, *self.branches)
         self.trajectory.status = status
         self.trajectory.metrics.update(

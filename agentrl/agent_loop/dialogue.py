@@ -77,9 +77,9 @@ class Dialogue:
             extra["interaction_turn_score"] = dialogue.turn_score
 
     async def opening(self, prompt: list[Message]) -> list[Message]:
-        """Return the prompt with what the interaction says first.
+        """Return the prompt with the interaction's first message.
 
-        Its text stands in the prompt's last message where this is the user's already, else in a new one.
+        The text is added to the prompt's last message if that is a user message, else it becomes a new message.
         """
         if (interaction := self.interaction) is None:
             return prompt
@@ -124,12 +124,15 @@ class Dialogue:
         return None if answer.should_end else answer
 
     async def show(self, answer: InteractionResponse) -> bool:
-        """Append the answer, or go on from its rewritten history in a new transcript. Returns whether there is room."""
+        """Append the answer, or continue from its rewritten history in a new transcript.
+
+        Returns whether there is room.
+        """
         said: list[Message] = [{"role": "user", "content": answer.text}]
         self.episode.state = answer.state
         if answer.history is None:
             return await self.episode.observe(said)
-        # A new transcript, never a change of the old one: what was sampled stays as it was, and is trained on.
+        # A new transcript, never a change of the old one: sampled turns stay unchanged, and are trained on.
         history = [*answer.history, *(said if answer.text else ())]
         assert self.interaction is not None
         # A message of a form that the chat template cannot write is the interaction's error.

@@ -26,7 +26,7 @@ class LoopLimits:
     max_prompt_tokens: int
     """Tokens of the first prompt."""
     truncation: Truncation
-    """Part of a longer one that is cut away; error: none, as no row has such a prompt."""
+    """Part of a longer prompt that is cut away; error: nothing, as no row has such a prompt."""
 
     def cut_prompt(self, ids: list[int]) -> list[int]:
         """Cut the tokens of a first prompt, [T], down to `max_prompt_tokens`."""

@@ -21,8 +21,8 @@ class TurnObserver(ABC):
     """Base class of a turn observer. Choose one of your own by `actor_rollout_ref.rollout.agent.observers`.
 
     One object sees all trajectories of its process; under Ray each rollout worker is one. It is called on the event
-    loop on which the trajectories run, and nothing else goes on there meanwhile: it must be quick. It must change
-    nothing that it is given.
+    loop on which the trajectories run, and nothing else runs there meanwhile: it must be quick. It must not
+    change its arguments.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -36,9 +36,9 @@ class TurnObserver(ABC):
     def on_turn(self, trajectory: Trajectory, turn: Turn) -> None:
         """See a turn that was just appended to `trajectory.turns`: the policy's, or an observed one (tool, user).
 
-        Calls and rewards of an assistant turn are added to it later, and loops with tags set its text anew. A try that
-        fails is followed by another with the same `trajectory.uid` and the next `trajectory.attempt`, whose turns begin
-        anew.
+        Calls and rewards of an assistant turn are added to it later, and loops with tags replace its text. A try that
+        fails is followed by another with the same `trajectory.uid` and the next `trajectory.attempt`, which has no
+        turns yet.
         """
 
     def on_end(self, trajectory: Trajectory) -> None:  # noqa: B027 - for journals of turns nothing
@@ -48,7 +48,7 @@ class TurnObserver(ABC):
         """
 
     def close(self) -> None:  # noqa: B027 - most observers hold nothing
-        """Free what the observer opened, at the end of the run."""
+        """Free the observer's resources at the end of the run."""
 
 
 class Observers:
@@ -110,5 +110,5 @@ class Observers:
         try:
             method(*seen, **named)
         except (Exception, SystemExit) as error:
-            # No fault of the infrastructure, whatever its class: another try of the trajectory would not mend it.
+            # No fault of the infrastructure, even by its class: another try of the trajectory would not mend it.
             self._errors.setdefault(uid, code_error("turn observer", error, method))

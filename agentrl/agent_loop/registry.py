@@ -39,7 +39,7 @@ def load_agent_loops(path: str | Path) -> dict[str, dict[str, object]]:
     """Register the loops of a YAML file, and return the options of each by its name.
 
     The file is a list of `name`, `_target_` (`my.module.Loop` or `path/to/file.py:Loop`) and, for a loop whose
-    constructor has them, `options`; an `after_kill` comes before that of the class. Raises ConfigError naming the file
+    constructor has them, `options`; an `after_kill` overrides the class's own. Raises ConfigError naming the file
     and the entry.
     """
     return dict(map(_load_entry, read_entries(path, "agent_loops", bare=True)))

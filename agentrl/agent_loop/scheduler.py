@@ -55,7 +55,7 @@ class Request:
     group: int
     sample: Sample
     params: SamplingParams
-    """Sampling parameters, of which temperature, top_p, top_k and priority are read."""
+    """Sampling parameters; temperature, top_p, top_k and priority are read."""
     seed: int
     count_drift: bool = False
     """Compare its tokens with a full re-render at the end (costs a render)."""
@@ -104,7 +104,7 @@ class Scheduler:
     ) -> list[Trajectory]:
         """Run all requests; the result is in their order. `on_end` is called once a trajectory, when it ends.
 
-        Runs may go on at the same time, and then share the places.
+        Several calls may run at the same time, and then share the places.
 
         Raises CodeError for the first error of a user's code, unless these are counted; all else is cancelled then.
         """
@@ -167,7 +167,7 @@ class Scheduler:
         self, reward: RewardManager, trajectories: Sequence[Trajectory], request: Request, answers: Answers | None
     ) -> None:
         without = (Status.FAILED, Status.TIMEOUT, Status.ABORTED)
-        # One that has a score has it from its loop.
+        # A trajectory that has a score has it from its loop.
         ended = [one for one in trajectories if one.status not in without and one.score is None]
         try:
             if answers is None or not ended:
@@ -198,8 +198,8 @@ class Scheduler:
     async def _try(self, request: Request, attempt: int) -> tuple[Trajectory, bool]:
         """Make one try from the start; return the trajectory, and whether it failed in a way that another try may not.
 
-        What the loop raises is attributed here: it ends the trajectory, and the run where it is an error of a user's
-        code.
+        An exception of the loop is attributed here: it ends the trajectory, and the run where it is an error of a
+        user's code.
         """
         sample = request.sample
         trajectory = Trajectory(request.uid, request.group, sample.data_source, sample.agent_name, attempt=attempt)
@@ -278,7 +278,7 @@ class Scheduler:
 
 
 def _contract_violation(trajectory: Trajectory) -> str | None:
-    """Find what a loop left that no trajectory may have; make floats of the numbers, of whatever type, that it gave."""
+    """Find values of a loop that no trajectory may have; convert the loop's numbers, of any type, to floats."""
     status = trajectory.status
     if not isinstance(status, Status) or (status is Status.FAILED and trajectory.failure is None):
         return f"it must set the trajectory's status, by `episode.finish(Status...)`; found {status!r:.40}"

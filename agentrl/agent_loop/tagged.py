@@ -1,8 +1,8 @@
 """Tools called by tags in the text, as Search-R1 (arXiv:2503.09516) and ReTool (arXiv:2504.11536) train them.
 
-The policy writes `<search>query</search>`, is stopped there, reads `<information>...</information>`, and goes on until
-`</answer>`. A tool's answer is data: a tag in it is shown as `&lt;tag>`, and the reward reads the policy's own text
-only.
+The policy writes `<search>query</search>`, is stopped there, reads `<information>...</information>`, and continues
+until `</answer>`. A tool's answer is data: a tag in it is shown as `&lt;tag>`, and the reward reads the policy's own
+text only.
 """
 
 from __future__ import annotations

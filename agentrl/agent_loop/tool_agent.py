@@ -1,8 +1,9 @@
 """Tool-calling loop: assistant turns with any number of tool calls, and user turns from an interaction.
 
 A message's calls run concurrently and are answered in call order. A malformed call is answered with a typed error, and
-the policy may go on. A turn without calls is the final answer, unless the row has an interaction that answers it. One
-that rewrites the history opens a new transcript: token budgets begin anew with it, limits of turns and time do not.
+the policy may continue. A turn without calls is the final answer, unless the row has an interaction that answers it.
+An interaction that rewrites the history opens a new transcript, which has the full token budgets again; limits of
+turns and time stay.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Conversations as token ids, for one tokenizer and one chat format.
 
 Invariant: nothing that was sampled is decoded and encoded again. `bridge` returns ids to append, `parse` reads ids, and
-text from users, tools or tool schemas never becomes a control token, whatever it spells.
+text from users, tools or tool schemas never becomes a control token, even where it spells one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LONG_TURN = 8192
 """Ids of a turn from which on `read` parses in a thread.
 
 Parsing takes 0.3 to 0.9 us an id, so this many take about the 5 ms that the interpreter leaves a thread before another
-one may run: with fewer the event loop would stand still as long, and pay for the change of threads too (0.1 ms)."""
+one may run. With fewer ids the event loop would stand still as long, and pay 0.1 ms for the change of threads."""
 CACHED_CHARACTERS = 1 << 20
 """Longest prompt that is remembered, in characters."""
 
@@ -51,7 +51,7 @@ class Chat:
         self.stop_token_ids: tuple[int, ...] = format.stop_token_ids
         self._codec = codec
         self.remarks: Counter[str] = Counter()
-        """Conversations that were rendered and of which something is written otherwise, or left out on purpose."""
+        """Number of rendered conversations by kind of text that the template changes, or leaves out on purpose."""
         self._coverage = Coverage(f"the chat format {format.name!r} of the tokenizer at {codec.tokenizer.name_or_path}")
         self._prompts: OrderedDict[tuple[str, int], tuple[object, list[int], tuple[str, ...]]] = OrderedDict()
         self._tools_by_id: dict[int, tuple[object, list[ToolSchema]]] = {}
@@ -192,11 +192,11 @@ class Chat:
         return self.vision.expand(ids, pictures, f"the chat template of {self.tokenizer.name_or_path}")
 
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None = None) -> AssistantMessage:
-        """Read one sampled turn. Never raises for what the policy wrote: broken calls are kept with their error."""
+        """Read one sampled turn. Never raises for the policy's text: broken calls are kept with their error."""
         return self.format.parse(ids, tools)
 
     async def read(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None = None) -> AssistantMessage:
-        """Read one sampled turn as `parse` does; a long one in a thread, so that the event loop goes on."""
+        """Read one sampled turn as `parse` does; a long turn in a thread, so that the event loop keeps running."""
         if len(ids) < LONG_TURN:
             return self.parse(ids, tools)
         return await self._threads.run(self.parse, ids, tools)
@@ -234,7 +234,7 @@ class Chat:
         """Make the ids and the loss mask of a finished conversation, for supervised training.
 
         The mask is 1 on tokens that the policy would sample: text, reasoning and calls of assistant turns, and the
-        tokens that end them. The ids are those of `render`, sampled turns and `bridge` in turn, as in a rollout, and
+        tokens that end them. As in a rollout, the ids come from `render`, sampled turns and `bridge` in turn. They
         end with the last trained token.
 
         Raises DataError when there is no assistant turn, one without a message before it, an image, or a message that
@@ -286,7 +286,7 @@ class Chat:
         return Drift.REALIGN if self.decode(sampled) == self.decode(rendered) else Drift.FORK
 
     def _without_end(self, ids: list[int]) -> list[int]:
-        """Cut off the last turn's stop token and the text that a full render puts behind it."""
+        """Cut off the last turn's stop token and the text that a full render puts after it."""
         tail = self.format.tail
         end = len(ids) - len(tail) if tail and ids[-len(tail) :] == tail else len(ids)
         for stop in (end, len(ids)):
@@ -297,8 +297,8 @@ class Chat:
     def prepared(self, messages: Sequence[Message]) -> list[Message]:
         """Normalise messages and guard untrusted text. Only the text of assistant turns may spell control tokens.
 
-        A developer's message is a system message where the template has no branch for it. `encode_markup` reads what a
-        template makes of them.
+        A developer's message is a system message where the template has no branch for it. `encode_markup` reads the
+        template's text of them.
         """
         prepared = normalise(messages)
         if any(message["role"] == DEVELOPER for message in prepared) and not self._knows_developer:

@@ -36,9 +36,9 @@ ADVICE = (
 def start_up_check(chat: Chat, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> str:
     """Render one sample's prompt and return it as text, control tokens visible, for printing.
 
-    Raises ConfigError when the policy could not end its turn, or when a user's turn behind it is not written as the
-    template writes it there; and, where tools are given, when the format has no tool parser, when the prompt does not
-    name every tool, when a call that the template writes is not read back, or when its answer is not written.
+    Raises ConfigError when the policy could not end its turn, or when a user's turn after it is not written as the
+    template writes it there. With tools, it is also raised in four cases: the format has no tool parser, the prompt
+    does not name every tool, a call that the template writes is not read back, or its answer is not written.
     """
     where = _where(chat)
     text = chat.shown(chat.render(messages, tools))
@@ -76,7 +76,7 @@ def marks_left(chat: Chat) -> str | None:
 
 
 def _without_parser(chat: Chat, tools: Sequence[ToolSchema]) -> str:
-    """Say what to do where no parser is chosen: by what the template speaks of, or by what it writes."""
+    """Advise where no parser is chosen: by the call format that the template names, or by the calls that it writes."""
     spoken_of = detect_format(template_source(chat.tokenizer))
     if spoken_of != NO_CALLS:
         return f"its template speaks of the calls of template:{spoken_of}; set multi_turn.format to that, or to auto"
@@ -117,7 +117,7 @@ def _where(chat: Chat) -> str:
 
 
 def _check_transcript(chat: Chat, messages: list[Message], tools: Sequence[ToolSchema] | None, where: str) -> None:
-    """Check that of four messages exactly the assistant's text and its turn ends are learnt."""
+    """Check that exactly the assistant's text and its turn ends are learnt in four messages."""
     try:
         ids, mask = _training(chat, messages, tools)
     except DataError as fault:
@@ -140,7 +140,7 @@ def _check_transcript(chat: Chat, messages: list[Message], tools: Sequence[ToolS
 def _check_answer(
     chat: Chat, sampled: list[int], messages: list[Message], tools: Sequence[ToolSchema] | None, where: str
 ) -> None:
-    """Check a rollout: question, sampled turn, and the bridge that a loop appends behind it."""
+    """Check a rollout: question, sampled turn, and the bridge that a loop appends after it."""
     ids = [*chat.render(messages[:1], tools), *sampled]
     _check_bridge(chat, ids, _bridge(chat, ids, messages[2:], tools, where), messages, tools, where)
 
@@ -177,12 +177,12 @@ def _check_bridge(
     tools: Sequence[ToolSchema] | None,
     where: str,
 ) -> None:
-    """Check that `bridge` writes the last of `messages` behind `ids`, a closed turn, as a full render does."""
+    """Check that `bridge` writes the last of `messages` after `ids`, a closed turn, as a full render does."""
     rendered, before = chat.decode(chat.render(messages, tools)), chat.decode(ids)
     added, stop = chat.decode([*ids, *bridge])[len(before) :], chat.decode(ids[-1:])
     ended = rendered.removesuffix(added)
     history_ends = chat.format.history_ends if isinstance(chat.format, TemplateFormat) else {}
-    # Some templates leave it to EOS to end a turn, and write none.
+    # Some templates leave it to EOS to end a turn, and write no end.
     unwritten = ids[-1] == chat.tokenizer.eos_token_id and ended.endswith(chat.decode(ids[-2:-1]))
     goes_on = added and ended != rendered and (ended.endswith(history_ends.get(ids[-1], stop)) or unwritten)
     if ids[-1] not in chat.stop_token_ids or content_text(messages[-1]["content"]) not in added or not goes_on:
@@ -208,7 +208,7 @@ def _sampled(chat: Chat, turn: Message, tools: Sequence[ToolSchema] | None) -> l
 
 
 def _behind_reasoning(chat: Chat, turn: Message, tools: Sequence[ToolSchema] | None, fault: ConfigError) -> list[int]:
-    """Ids of the turn behind reasoning that the generation prompt begins, or shows to be empty, and the history omits.
+    """Ids of the turn after reasoning that the generation prompt begins, or shows to be empty, and the history omits.
 
     Raises `fault` where that is not how the template differs from its generation prompt.
     """

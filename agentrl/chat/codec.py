@@ -1,8 +1,8 @@
 """Text to token ids and back, with control tokens kept apart from text that only spells them.
 
-`guard` puts a noncharacter behind the first character of every added token's spelling in untrusted text. `encode`
-never sees the spelling whole then: the pieces on both sides are encoded apart and the noncharacter is dropped, so the
-ids are those of ordinary text, and decoding gives the text back.
+`guard` puts a noncharacter after the first character of every added token's spelling in untrusted text. Then `encode`
+never sees the whole spelling: it encodes the pieces on both sides apart and drops the noncharacter. So the ids are
+ordinary text, and decoding gives the text back.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Codec:
             text = self.encodable(text)
         if self._prefix.search(text):
             text = self._starts.sub(rf"\1{GUARD}", text)
-        # Normalising may make a spelling of text that held none, e.g. of full-width letters.
+        # Normalising may make a spelling of text that held no spelling, e.g. of full-width letters.
         if self._normalizer is not None and self._spelled.search(normal := self._normalizer.normalize_str(text)):
             text = self._starts.sub(rf"\1{GUARD}", normal)
         return text

@@ -1,9 +1,9 @@
 """Coverage: the messages of a conversation that a chat template writes.
 
-A template writes nothing, and raises nothing, for a message of a role that it has no branch for, or has one for in
-another place only (a system message behind a user's). Nobody would see it. So each shape of a conversation is
-written once with words that stand nowhere else, and each word is looked for. What a template trims or escapes stays a
-word; the real texts, of which it may change any, are not compared.
+A template may have no branch for a message's role, or only one for another place (a system message after a user's).
+Then it writes nothing and raises nothing, and nobody would see it. So each shape of a conversation is written once with
+words that stand nowhere else, and each word is looked for. A word survives trimming and escaping; the real texts, which
+a template may change, are not compared.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Coverage:
     def check(
         self, given: Sequence[Message], prepared: Sequence[Message], write: Write, further: Hashable, first: int = 0
     ) -> tuple[str, ...]:
-        """Return what the template changes or leaves out on purpose. Raises DataError for a message it does not write.
+        """Return the template's deliberate changes and omissions. Raises DataError for an unwritten message.
 
-        given: the messages as they came, of which the first is message number `first` of its conversation.
+        given: the messages as they came; the first is message number `first` of its conversation.
         prepared: the same messages as the template is given them.
-        further: what else tells how `write` writes, e.g. whether there are tools.
+        further: all else on which the output of `write` depends, e.g. whether there are tools.
         """
         kinds = [_kind(message) for message in given]
         counts = frozenset((kind, min(count, 2)) for kind, count in Counter(kinds).items())
@@ -95,7 +95,7 @@ class Coverage:
 def knows_developer(write: Write) -> bool:
     """Say whether a template has a branch of its own for the role `developer`.
 
-    It has none where it writes nothing, or writes what it would for a role that nobody knows: a header with the role's
+    It has no such branch where it writes nothing, or writes the same as for an invented role: a header with the role's
     name, which no model has learnt.
     """
     asked: Message = {"role": DEVELOPER, "content": "AgentrlInstruction"}
@@ -111,7 +111,7 @@ def knows_developer(write: Write) -> bool:
 
 
 def _kind(message: Message) -> Kind:
-    """Reduce a message to what a template may choose a branch by."""
+    """Reduce a message to the properties by which a template may choose a branch."""
     content = message.get("content")
     form = type(content) if isinstance(content, list) else _is_told(message)
     return message["role"], form, bool(message.get("tool_calls")), bool(message.get("reasoning_content"))

@@ -92,7 +92,7 @@ def detect_format(template: str) -> str:
 
 
 def template_source(tokenizer: Any) -> str:
-    """Text of the tokenizer's template, or of all its named ones. Raises ConfigError where there is none."""
+    """Text of the tokenizer's template, or of all its named ones. Raises ConfigError without a template."""
     template = tokenizer.chat_template
     if not template:
         raise ConfigError(

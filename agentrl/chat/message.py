@@ -17,10 +17,10 @@ class ParsedCall:
     """One tool call as the policy wrote it, well-formed or not."""
 
     id: str
-    """The id the policy wrote where its format has one, else `call00000`, `call00001`, ... in the order of the message:
-    nine letters and digits, which is what the strictest chat template asks for."""
+    """The policy's id where its format has one, else `call00000`, `call00001`, ... in the order of the message.
+    The strictest chat template asks for nine letters and digits."""
     name: str
-    """Empty when none could be read."""
+    """Empty when no name could be read."""
     arguments: dict[str, JSON] | None
     """None exactly when `error` is set."""
     raw: str
@@ -84,7 +84,7 @@ def parse_json(text: str) -> JSON:
     """Parse JSON that a policy wrote. Raises only ValueError, with a short message.
 
     NaN and Infinity are refused: they are not JSON. So are numbers and nesting beyond the interpreter's limits, and an
-    object with a member twice, one of which would be lost.
+    object with a member twice, as one of the two would be lost.
     """
     try:
         value: JSON = DECODER.decode(text)
@@ -171,7 +171,7 @@ def _normalise_call(call: ToolCall) -> ToolCall:
 def with_named_ids(messages: Sequence[Message], *, by_turn: bool = False) -> list[Message]:
     """Rewrite call ids, and answers' references to them, as `functions.NAME:INDEX` (Kimi K2); such ids stay.
 
-    by_turn: every turn's calls are counted from 0, whatever ids they have, as the first templates of Kimi K2 do.
+    by_turn: count every turn's calls from 0 and replace all ids, as the first templates of Kimi K2 do.
     """
     renamed: dict[str, str] = {}
     count = 0

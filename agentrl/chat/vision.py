@@ -45,7 +45,7 @@ class Vision:
 
     @cached_property
     def processor(self) -> Any:
-        """Image processor of the model. Any: processors share no type. Raises ConfigError where none fits."""
+        """Image processor of the model. Any: processors share no type. Raises ConfigError where no processor fits."""
         from transformers import AutoImageProcessor
 
         try:

@@ -17,7 +17,7 @@ class BuildAudience(Protocol):
     """Shows the user how the start of an engine goes, and later what happens to its servers."""
 
     def stage(self, name: str) -> AbstractContextManager[object]:
-        """Show that a stage goes on as long as the block does."""
+        """Show that a stage lasts as long as the block does."""
         ...
 
     def note(self, text: str) -> None:
@@ -31,7 +31,7 @@ class BuildAudience(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineSetting:
-    """Everything an engine is built from: the config, and what is known only when the run starts."""
+    """Everything an engine is built from: the config, and facts known only when the run starts."""
 
     config: RolloutsConfig
     device: str

@@ -42,7 +42,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     seed: int | None = None
-    """The same seed, ids and weights give the same tokens, whatever else runs in the batch."""
+    """The same seed, ids and weights give the same tokens, with any other requests in the batch."""
     priority: int = 0
     """Place in the queue: the smallest number goes first. An engine may not read it."""
 
@@ -95,8 +95,8 @@ class Generation:
     cached_tokens: int = 0
     """Number of the prompt's tokens that came from the KV cache."""
     experts: Experts | None = None
-    """[n, L, k] uint8 or int16: of a mixture of experts, the k that each of the n tokens before the last one, prompt
-    included, was sent to in each of the L layers that have some. None: not told, or nothing was sampled."""
+    """[n, L, k] uint8 or int16: the k experts of a mixture that each of the n tokens before the last one was sent to,
+    in each of the L layers with experts, prompt included. None: not recorded, or nothing was sampled."""
 
 
 def check_generation(found: Generation) -> None:
@@ -129,8 +129,8 @@ class RolloutEngine(Protocol):
     ) -> Generation:
         """Continue `ids`. `session` names the trajectory, so that its KV cache is found again on the next turn.
 
-        `images`: all images in `ids`. Loops leave the argument out where there are none, so an engine for text only
-        needs no such parameter.
+        `images`: all images in `ids`. Loops leave the argument out without images, so an engine for text only needs
+        no such parameter.
 
         Raises RequestError (this request can never be served) or EngineError (the engine failed).
         """
@@ -153,10 +153,10 @@ class RolloutEngine(Protocol):
         ...
 
     async def update_weights(self, weights: Weights, version: int) -> SyncReport:
-        """Replace weights by Hugging Face parameter name, all or none of them.
+        """Replace weights by Hugging Face parameter name, either all or no weight.
 
         Unknown names or shapes raise ValueError before anything is changed. KV caches of the old weights are dropped,
-        except those of requests paused in_place. Sampling stops between two steps for the exchange; running requests
+        except for requests paused in_place. Sampling stops between two steps for the exchange; running requests
         then continue with the new version.
 
         The engine may read `weights` again until the next update, as long as requests run.
@@ -170,7 +170,7 @@ class RolloutEngine(Protocol):
     async def sleep(self) -> None:
         """Free the memory of the KV cache, and of the weights where the engine has its own copy on a shared device.
 
-        Requests that were retracted by `pause` keep the tokens that they have, and go on behind `wake` and `resume`.
+        Requests that were retracted by `pause` keep the tokens that they have, and continue after `wake` and `resume`.
         Raises EngineError when others are running. Until `wake` new requests wait; `abort`, `release` and `close` end
         any as ever.
         """
@@ -194,10 +194,10 @@ class InFlightEngine(RolloutEngine, Protocol):
     """An engine with devices of its own, which samples while the policy is updated."""
 
     async def update_in_flight(self, weights: Weights, version: int) -> SyncReport:
-        """Replace weights while requests run: an answer that was begun before may end by the new ones.
+        """Replace weights while requests run: an answer begun before may end with the new weights.
 
-        Each token has the version of the weights that sampled it, and none is sampled by weights of which no version is
-        known. When it returns, all that is sampled is of `version`. Raises as `update_weights` does.
+        Each token has the version of the weights that sampled it; weights without a known version sample no token.
+        After the return, all new tokens have `version`. Raises as `update_weights` does.
         """
         ...
 
@@ -206,5 +206,5 @@ class InFlightEngine(RolloutEngine, Protocol):
         ...
 
     async def offer_weights(self, weights: Weights, version: int) -> None:
-        """Allow, after `release_weights`, to read weights for what comes back anew; what samples keeps what it has."""
+        """Allow, after `release_weights`, to read weights for servers that return; sampling servers keep theirs."""
         ...

@@ -24,7 +24,7 @@ class Difference:
 
 @runtime_checkable
 class InspectableEngine(RolloutEngine, Protocol):
-    """An engine whose weights can be compared with those that it was given."""
+    """An engine whose weights can be compared with the weights that were sent."""
 
     def held_in(self, name: str) -> str | None:
         """Name the engine's own tensor that holds a weight; weights of one tensor are compared together.
@@ -34,9 +34,9 @@ class InspectableEngine(RolloutEngine, Protocol):
         ...
 
     async def differences(self, sent: Mapping[str, torch.Tensor], names: Collection[str]) -> list[Difference]:
-        """Compare weights [S] that were sent with those that the engine computes with.
+        """Compare weights [S] that were sent with the weights that the engine computes with.
 
-        `names`: all weights' names. What the engine does not know of `sent` is left out.
+        `names`: all weights' names. Members of `sent` that the engine does not know are left out.
         """
         ...
 

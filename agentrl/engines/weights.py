@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Weights:
     """Names and shapes of weights, and a function that reads them one tensor at a time, as often as needed.
 
-    An engine checks `shapes` before it changes anything, and reads again for a server that was started anew. So a
+    An engine checks `shapes` before it changes anything, and reads again for a server that has restarted. So a
     sharded policy is never gathered whole.
     """
 

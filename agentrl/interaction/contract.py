@@ -27,13 +27,13 @@ class InteractionResponse:
     text: str
     """Text of the user turn."""
     score: float = 0.0
-    """Turn score: a reward for the assistant turn just judged, beside that of the row's scorer. So 0 where that scorer
+    """Turn score: a reward for the assistant turn just judged, in addition to the row's scorer. So 0 where that scorer
     judges the same."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Values whose finite numbers become metrics of the trajectory, `score/<name>`; a later turn's replace an earlier
     one's."""
     history: list[Message] | None = None
-    """Rewritten or compacted dialogue, `text` not included: the policy goes on from it, in a new context window."""
+    """Rewritten or compacted dialogue, `text` not included: the policy continues from it, in a new context window."""
     state: str | None = None
     """Name of the state that the policy is in now, for estimators that compare turns taken in the same state; None:
     `text` stands for it."""
@@ -71,7 +71,7 @@ class Interaction(ABC):
 
     @property
     def remembers(self) -> bool:
-        """True when answers or score depend on earlier calls, of which only this process knows.
+        """True when answers or score depend on earlier calls that only this process knows.
 
         The YAML's `after_kill: answers` is refused then. By itself it is so where `calculate_score` is overridden.
         """
@@ -87,9 +87,9 @@ class Interaction(ABC):
             raise DataError(f"interaction_kwargs of {self.name}: {faults}") from error
 
     async def start(self, run: str) -> None:
-        """Reach what the interaction needs, as the run named `run` begins in this event loop.
+        """Connect to the interaction's resources, as the run named `run` begins in this event loop.
 
-        Raises ConfigError when that cannot be.
+        Raises ConfigError when a resource cannot be reached.
         """
         return None
 
@@ -102,7 +102,7 @@ class Interaction(ABC):
         return {}
 
     async def close(self) -> None:
-        """Free what the interaction opened, at the end of the run."""
+        """Free the interaction's resources at the end of the run."""
         return None
 
     @abstractmethod
@@ -110,7 +110,7 @@ class Interaction(ABC):
         """Begin a trajectory with the row's `interaction_kwargs` (without `name`)."""
 
     async def open_dialogue(self, instance_id: str, messages: list[Message]) -> str | None:
-        """Return what the user says before the policy's first turn, or None; asked once, after `start_interaction`.
+        """Return the user's message before the policy's first turn, or None; asked once, after `start_interaction`.
 
         `messages` is the row's prompt. Where that ends with a user message, the text is added to it.
         """
@@ -124,7 +124,7 @@ class Interaction(ABC):
         """
 
     async def calculate_score(self, instance_id: str) -> float | None:
-        """Return a score for the whole dialogue, that of its turns included, or None.
+        """Return a score for the whole dialogue, its turns' scores included, or None.
 
         Asked once, before `finalize_interaction`. Scorers find it in `score_extra`: by itself it adds nothing to the
         reward, so that one right answer is paid once.
@@ -214,4 +214,4 @@ _PROBLEMS: dict[str, Callable[[object], str | None]] = {
     "generate_response": _answer_problem,
     "calculate_score": _score_problem,
 }
-"""Checks by method: each returns what is wrong with an answer, or None."""
+"""Checks by method: each returns the error of an answer, or None."""

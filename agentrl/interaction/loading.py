@@ -15,7 +15,7 @@ from agentrl.system.plugin import describe
 
 
 def load_interactions(path: str | Path | None) -> dict[str, Interaction]:
-    """Load the interactions of a YAML file (None: none), by name.
+    """Load the interactions of a YAML file (None: no interactions), by name.
 
     The file is looked for in the working directory, else in `configs/`.
 
@@ -23,7 +23,7 @@ def load_interactions(path: str | Path | None) -> dict[str, Interaction]:
           - name: gsm8k
             class_name: interactions.gsm8k.Gsm8kInteraction
             config: {}
-            after_kill: calls             # optional, instead of what the class says; see `AfterKill`
+            after_kill: calls             # optional, overrides the class; see `AfterKill`
 
     Raises ConfigError naming the file and the entry.
     """

@@ -22,7 +22,7 @@ class RecordedInteraction(Interaction):
         self.interaction, self.cassette = interaction, cassette
         self.after_kill = interaction.after_kill
         self._state_keys: dict[str, str] = {}
-        """Key of each instance's `start_interaction` call, by which later calls are told apart."""
+        """Key of each instance's `start_interaction` call, which distinguishes later calls."""
 
     @property
     def _replays(self) -> bool:

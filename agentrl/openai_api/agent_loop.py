@@ -1,7 +1,7 @@
 """Agent loop that trains an agent as it is, written against an OpenAI client.
 
-The agent runs by itself and calls an endpoint in this process, which records what the policy samples. One server serves
-all trajectories; each has a session of its own.
+The agent runs by itself and calls an endpoint in this process, which records every sample of the policy. One server
+serves all trajectories; each has a session of its own.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 AGENT_EXIT_SECONDS = 5.0
 """Seconds that a cancelled agent has to end."""
 FIRST_TRIES = 8
-"""Tries at the beginning that show whether the agent works at all: where all of them fail in the same way, it does not.
+"""First tries that show whether the agent works at all: where all of them fail in the same way, it does not.
 
-Later ones may fail by what the policy writes, which must not be able to end a run.
+Later tries may fail by the policy's text, which must not be able to end a run.
 """
 
 _QUOTES = str.maketrans("", "", "\\'\"")
@@ -70,7 +70,7 @@ class OpenAIProxyLoop(AgentLoop):
         self._endpoint: asyncio.Task[Endpoint] | None = None
         self._begun = 0
         self._first_failures: list[str] = []
-        """Reasons of those of the first tries that failed for an error of the agent."""
+        """Reasons of the first tries that failed for an error of the agent."""
 
     takes_images = False
 
@@ -103,12 +103,12 @@ class OpenAIProxyLoop(AgentLoop):
         episode.finish(session.ending)
 
     def _blamed(self, agent: Agent, error: Exception, refusal: str | None, *, is_first: bool) -> Exception:
-        """Return the error that ends the try, or the run; `refusal`: what the endpoint has last refused."""
+        """Return the error that ends the try, or the run; `refusal`: the endpoint's last refusal."""
         from agentrl.openai_api.agents import AgentError, AgentFailed
 
         is_refused = refusal is not None and refusal.translate(_QUOTES) in str(error).translate(_QUOTES)
         if refusal is not None and is_refused and isinstance(error, AgentFailed):
-            # Another server may refuse what the policy wrote; this endpoint refuses only what the agent asks for.
+            # Another server may refuse the policy's text; this endpoint refuses only requests of the agent.
             error = agent.refused(error, refusal)
         if isinstance(error, AgentError) and is_first:
             self._first_failures.append(error.reason)

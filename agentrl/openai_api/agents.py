@@ -37,7 +37,7 @@ class AgentFailed(InfrastructureError):
 
 
 class AgentError(UserError):
-    """Error of an agent's program, perhaps one that only some texts of the policy provoke: the try is left out."""
+    """Error of an agent's program, perhaps provoked only by some texts of the policy: the try is left out."""
 
     def __init__(self, message: str, reason: str) -> None:
         """`reason`: what two tries that fail in the same way have in common."""
@@ -87,7 +87,7 @@ class Agent(Protocol):
         ...
 
     def refused(self, failure: AgentFailed, refusal: str) -> UserError:
-        """Make the error for a failure of which the endpoint's `refusal` of a request is the reason."""
+        """Make the error for a failure caused by the endpoint's `refusal` of a request."""
         ...
 
     def error(self, problem: str) -> CodeError:
@@ -201,7 +201,7 @@ class CommandAgent:
             raise AgentFailed(problem + proxy_note(said, environment))
         try:
             return AgentReport.parse(_last_object(bytes(output)))
-        except TypeError as error:  # It may have printed what the policy wrote.
+        except TypeError as error:  # It may have printed the policy's text.
             raise AgentError(f"agent command {self._command[0]}: {error}", str(error)) from error
 
     def refused(self, failure: AgentFailed, refusal: str) -> UserError:
@@ -245,7 +245,7 @@ def _last_object(output: bytes) -> dict[str, JSON] | None:
 
 
 def _kill_all(group: int, secret: str) -> None:
-    """Kill the process group, and whoever left it: their environment still names the session, which is unguessable."""
+    """Kill the process group, and processes that left it: their environment names the session, which is unguessable."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
     marker = secret.encode()

@@ -1,6 +1,6 @@
 """Requirements of a request on the calls of its answer: OpenAI's `tool_choice` and `parallel_tool_calls`.
 
-No sampler is constrained: an answer that does not hold what was promised is kept as it was sampled, and the policy is
+No sampler is constrained: an answer that breaks the requirements is kept as it was sampled, and the policy is
 asked again (`Session`).
 """
 
@@ -13,15 +13,15 @@ from agentrl.chat import AssistantMessage
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """Requirements on the calls of every answer. Without `functions`, an answer may also hold none."""
+    """Requirements on the calls of every answer. Without `functions`, an answer may hold no call."""
 
     functions: frozenset[str] | None
-    """Functions of which at least one is called, and no other; None: no call is needed, and any may be made."""
+    """Functions: at least one is called, and no other; None: no call is needed, and any may be made."""
     at_most: int | None
     """Calls that an answer may make; None: any number."""
 
     def broken_by(self, message: AssistantMessage) -> str | None:
-        """Say what is wrong with an answer; None when it keeps the promise."""
+        """Describe the error of an answer; None when it meets the requirements."""
         calls = message.calls
         if self.at_most is not None and len(calls) > self.at_most:
             return f"made {len(calls)} calls at once"

@@ -55,7 +55,7 @@ class Completion:
     tokens: list[str]
     cached_tokens: int
     tries: int | None
-    """Answers that were sampled until this one held what the request asks of its calls; None: it asks nothing."""
+    """Answers that were sampled until this one met the request's rules for calls; None: it has no such rules."""
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 

@@ -161,7 +161,7 @@ class Endpoint:
         return await beside_loop(completion.size, lambda: JSONResponse(completion.body()))
 
     async def _refuse(self, token: str, path: str, request: Request) -> NoReturn:
-        """Refuse what is not answered here, with the routes that are."""
+        """Refuse an unknown route, and list the known routes."""
         session = self._find(token)
         routes = " and ".join(f"{method} {route}" for route, method in ROUTES.items())
         advice = next((f". {advice}" for begin, advice in INSTEAD.items() if path.startswith(begin)), "")

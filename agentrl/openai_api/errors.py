@@ -11,7 +11,7 @@ class ApiError(Exception):
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry: bool = False
     ) -> None:
-        """`retry`: the same request may succeed later; OpenAI's clients are told."""
+        """`retry`: the same request may succeed later; a header says so to OpenAI's clients."""
         super().__init__(message)
         self.status = status
         self.message = message

@@ -1,9 +1,9 @@
 """Lookup of the recorded transcript that a call's messages continue.
 
-Every place of a transcript from which a conversation may go on is a `Checkpoint`: behind a prompt (an assistant turn
-comes next) and behind an assistant turn (an answer to it comes next). Checkpoints are found by a digest of the tools
-and of all messages up to there, so a call is compared with all transcripts of its session at once, in time that is
-linear in its own length.
+Every place of a transcript from which a conversation may continue is a `Checkpoint`. Such places are after a prompt
+(an assistant turn comes next) and after an assistant turn (an answer to it comes next). A checkpoint's key is a digest
+of the tools and of all messages up to there. So a call is compared with all transcripts of its session at once, in
+time linear in its own length.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class History(Generic[Owner]):
         """Find the checkpoints of the longest beginning of `messages` from which the rest can be appended, oldest
         first.
 
-        The rest is empty behind a prompt. Behind an assistant turn it is anything but assistant turns.
+        The rest is empty after a prompt. After an assistant turn it is anything but assistant turns.
         """
         for end in range(len(messages), 0, -1):
             rest = messages[end:]
@@ -100,7 +100,7 @@ def _canonical(arguments: JSON) -> JSON:
 
 
 def _same_reasoning(recorded: Sequence[Message], given: Sequence[Message]) -> bool:
-    """Check that reasoning that a client sends back is what the policy wrote. Reasoning left out is not compared."""
+    """Check that reasoning that a client sends back is the policy's own. Reasoning left out is not compared."""
     return all(
         message.get("reasoning_content") in (None, kept.get("reasoning_content"))
         for kept, message in zip(recorded, given, strict=False)

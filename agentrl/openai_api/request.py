@@ -1,8 +1,8 @@
 """Validation of chat completion requests.
 
 Types are strict: nothing is converted. A field that asks for something that the run decides (how to sample) is ignored
-and counted. One that would change the result in a way that is not offered is refused by name, and so is one that is
-not known, unless it holds nothing (null, false, empty), as the objects of OpenAI's client do that are sent back.
+and counted. A field that would change the result in an unsupported way is refused by name. So is an unknown field,
+unless it holds nothing (null, false, empty): OpenAI's client sends back objects with such fields.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Strict(BaseModel):
 
 
 def holds_nothing(value: object) -> bool:
-    """True for null, false, and what is empty or has only such members."""
+    """True for null, false, and containers that are empty or have only such members."""
     if isinstance(value, dict):
         return all(holds_nothing(member) for member in value.values())
     if isinstance(value, list):
@@ -119,7 +119,7 @@ Content = Annotated[Annotated[str, Tag("str")] | Annotated[list[Part], Tag("list
 
 
 class FunctionCall(Strict):
-    """Function name and arguments, as JSON text, of a call; either may be what the policy wrote by mistake."""
+    """Function name and arguments, as JSON text, of a call; either may be a mistake of the policy."""
 
     name: str
     arguments: str
@@ -201,7 +201,7 @@ class ToolDeclaration(Strict):
 
 
 def _checked_tool(tool: dict[str, object]) -> dict[str, object]:
-    """Check a declaration; a template is given what the client sent, in the client's order of keys."""
+    """Check a declaration; a template is given the client's own object, in the client's order of keys."""
     ToolDeclaration.model_validate(tool)
     json.dumps(tool, allow_nan=False)
     return tool
@@ -340,7 +340,7 @@ def read_request(body: bytes) -> ChatRequest:
 
 
 def _without_defaults(value: dict[str, JSON]) -> dict[str, JSON]:
-    """Leave out the fields of DEFAULTS. Raises ApiError for one that would change the result."""
+    """Leave out the fields of DEFAULTS. Raises ApiError for a value that would change the result."""
     for name in DEFAULTS.keys() & value.keys():
         given = value[name]
         if given is not None and not any(_same(given, default) for default in DEFAULTS[name]):

@@ -1,10 +1,10 @@
 """One agent's calls, recorded as transcripts of one trajectory.
 
-Invariant: a transcript's sampled ids are those that the engine returned, and what stands before them is exactly what
-the engine was given. A call continues a transcript where its messages do; then only what is new is appended. A call
-whose history is recorded up to an earlier place, or whose place is being continued by another call, opens a new
-transcript that begins with the recorded ids. Where the history is not recorded (the agent rewrote it, or has other
-tools), its full render is taken: appended to the transcript whose ids it begins with, else as a new transcript.
+Invariant: a transcript's sampled ids are exactly the engine's, and the ids before them are exactly the engine's prompt.
+A call continues a transcript where its messages do; then only new messages are appended. A call opens a new transcript,
+which begins with the recorded ids, where its history is recorded up to an earlier place, or another call is already
+continuing its place. Where the history is not recorded (the agent rewrote it, or has other tools), its full render is
+used. The render is appended to the transcript whose ids it begins with, else it becomes a new transcript.
 
 An answer that breaks the request's promise (`choice`) stays recorded as it was sampled, and the policy is asked again
 in a new transcript with the same tokens before it.
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 MAX_TOOL_LISTS = 128
 LONG_BODY = 64 << 10
-"""Bytes of a request from which it is read, rendered and encoded beside the event loop."""
+"""Bytes of a request from which it is read, rendered and encoded off the event loop."""
 MAX_TRIES = 4
 """Answers that are sampled until one keeps the request's promise."""
 
@@ -66,7 +66,7 @@ class Asked:
     characters: int
     """Number of characters in texts that every template writes; blanks are left out where there are many."""
     long: bool
-    """True: what is rendered for it is rendered beside the event loop."""
+    """True: its messages are rendered off the event loop."""
 
 
 @dataclass(slots=True, eq=False)
@@ -85,7 +85,7 @@ class Session:
     def __init__(self, episode: Episode, tool_lists: dict[Digest, list[ToolSchema]], thread: OwnThread) -> None:
         """`tool_lists`: shared by sessions, so that chat formats, which cache by list, meet the same ones again.
 
-        `thread`: does the work of long requests, those of all sessions one after another.
+        `thread`: does the work of long requests of all sessions, one after another.
         """
         self.episode = episode
         self.ending = Status.COMPLETED
@@ -142,7 +142,7 @@ class Session:
             await self.episode.context.engine.release(branch.episode.session)
 
     async def _work(self, long: bool, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function without state of the session, beside the event loop where that may take long."""
+        """Call a function without state of the session, off the event loop where that may take long."""
         if not long:
             return function(*args, **kwargs)
 
@@ -155,7 +155,7 @@ class Session:
         self._check_open()  # The trajectory may have ended meanwhile; nothing is recorded any more.
         return result
 
-    # Where a call goes on
+    # Where a call continues
 
     async def _placed(self, asked: Asked) -> Call:
         """Return a call whose branch has its prompt at the end of the transcript, and is kept for it."""
@@ -354,7 +354,7 @@ class Session:
         Raises ApiError when no further answer is sampled.
         """
         branch = call.branch
-        branch.tip = None  # Its answer was sent to nobody, so no call goes on behind it.
+        branch.tip = None  # Its answer was sent to nobody, so no call continues after it.
         said = ", ".join(f"answer {number} {problem}" for number, problem in enumerate(broken, 1))
         params = branch.episode.params
         if self.ending is Status.LENGTH:
@@ -432,7 +432,7 @@ class Session:
     def _ended(self, call: Call, task: asyncio.Task[Completion]) -> None:
         """Clean up after a call.
 
-        A callback, because a task that is cancelled before its first step runs none of its own code.
+        A callback, because a task that is cancelled before its first step does not run its own code.
         """
         self._tasks.discard(task)
         call.branch.busy = False
@@ -462,7 +462,7 @@ def read(body: bytes, most_characters: int | None) -> Asked:
     """
     request = read_request(body)
     messages = _with_names([message.to_message() for message in request.messages])
-    # Templates may leave out what an assistant wrote, such as reasoning.
+    # Templates may leave out an assistant's text, such as reasoning.
     texts = [content_text(message["content"]) for message in messages if message["role"] != "assistant"]
     characters = sum(map(len, texts))
     if most_characters is not None and characters > most_characters:
@@ -483,8 +483,7 @@ def _with_names(messages: list[Message]) -> list[Message]:
 
 
 def _new_messages(checkpoint: Checkpoint[Branch], messages: list[Message]) -> list[Message]:
-    """Return the messages after the checkpoint, with the policy's own call ids in place of those that the client was
-    given."""
+    """Return the messages after the checkpoint, with the policy's own call ids in place of the client's."""
     end = len(checkpoint.messages)
     if end == len(messages):
         return []

@@ -1,4 +1,4 @@
-"""Client of a language model behind an OpenAI-compatible endpoint, for interactions and scorers.
+"""Client of a language model at an OpenAI-compatible endpoint, for interactions and scorers.
 
 The one way by which text reaches another model than the policy's: `complete` breaks up control tokens.
 """
@@ -27,7 +27,7 @@ START_SECONDS = 30.0
 
 
 class ChatEndpoint:
-    """One model of an endpoint; serves all trajectories. Neither answers nor errors hold its key."""
+    """One model of an endpoint; serves all trajectories. Its key is removed from answers and errors."""
 
     def __init__(
         self, name: str, keys: str, *, base_url: str, model: str, api_key_env: str | None, options: RemoteOptions

@@ -51,14 +51,14 @@ class RemoteOptions(pydantic.BaseModel):
     attempt_timeout: float = pydantic.Field(10.0, gt=0)
     """Seconds after which a request that is safe to repeat is given up and made again."""
     attempts: int = pydantic.Field(8, gt=0)
-    """Requests a call, at most. Between two of them lies a pause that doubles, with jitter, or what the server asks."""
+    """Requests a call, at most. Between two of them lies a pause that doubles, with jitter, or the server's own."""
     breaker_failures: int = pydantic.Field(16, ge=0)
     """Failures in a row after which the server is left alone for a while; 0: never."""
     breaker_seconds: float = pydantic.Field(5.0, gt=0)
     """Seconds that it is left alone before one request tries whether it is back. Calls wait, within their deadlines."""
     proxy: str | None = None
-    """Proxy by which the server is asked: http://HOST:PORT, or the environment variable that holds it. Null: none,
-    whatever the environment names."""
+    """Proxy by which the server is asked: http://HOST:PORT, or the environment variable that holds it. Null: no proxy,
+    even if the environment names one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class RemoteClient:
     """Pooled connections, retries, a circuit breaker and counts for one server; serves all trajectories."""
 
     def __init__(self, name: str, options: RemoteOptions) -> None:
-        """Set up the client without connecting. `name` says in messages what was asked.
+        """Set up the client without connecting. `name` names the server in messages.
 
         Raises ConfigError for a proxy that cannot be asked.
         """
@@ -103,7 +103,7 @@ class RemoteClient:
     ) -> Answer:
         """Make an HTTP request; `body` is JSON, unless `headers` say otherwise.
 
-        `safe`: the request may be repeated, whatever became of it; else it is repeated only when it surely was not
+        `safe`: the request may be repeated after any outcome; else it is repeated only when it surely was not
         begun (no connection, 429, 503). `runs`: seconds that it may take once the server has begun with it. `queued`:
         see `call`.
 
@@ -128,7 +128,7 @@ class RemoteClient:
 
         `seconds` is how long the attempt may take. Its other exceptions are raised here. Raises RemoteUnavailable when
         the deadline or the attempts are used up. A server that says that it is busy uses up neither for `queued`
-        seconds; the caller then has to see to it that the deadline around it does not count
+        seconds. The caller then has to pause the deadline around the call
         (`agentrl.system.deadline.paused_deadlines`).
         """
         self._use_loop()
@@ -186,7 +186,7 @@ class RemoteClient:
         """
         metrics, self._metrics = self._metrics, Metrics()
         opened, self._breaker.opened = self._breaker.opened, 0
-        metrics.sum("retries", 0)  # also where there was none
+        metrics.sum("retries", 0)  # also without a retry
         metrics.sum("breaker_opened", opened)
         metrics.sum("breaker_open", self._breaker.is_open)
         return metrics
@@ -278,7 +278,7 @@ _BACK_OFF = tenacity.wait_random_exponential(multiplier=0.2, max=4.0)
 
 
 def _pause(state: tenacity.RetryCallState) -> float:
-    """Seconds before the next attempt: what the server asks for, and by chance up to 0.2, 0.4, ... 4 more."""
+    """Seconds before the next attempt: the server's demand plus a random 0 to 0.2, 0.4, ... 4."""
     error = state.outcome.exception() if state.outcome is not None else None
     asked = error.retry_after if isinstance(error, RemoteFault) else None
     return (asked or 0.0) + _BACK_OFF(state)

@@ -1,8 +1,8 @@
 r"""Text of a policy in the prompt of another model, whose control tokens it must not spell: they would open messages.
 
 The other model's vocabulary is not known, so nothing is looked up in one. Control tokens of chat models open with an
-angle bracket (`<|im_end|>`, `</s>`, `<start_of_turn>`) or a square one (`[INST]`, `]~b]`), and none is matched without
-what follows its first character.
+angle bracket (`<|im_end|>`, `</s>`, `<start_of_turn>`) or a square one (`[INST]`, `]~b]`), and no token is matched by
+its first character alone.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ _OPENS = re.compile(
     r"[<\uff1c\ufe64](?=\S)"
     r"|[\[\]\uff3b\uff3d](?=[^\s\d\\\"'`()\[\]{},.:;=<>+*-])"
 )
-"""First character of what may spell a control token: an angle bracket, or a square one before anything but space,
-digits and punctuation; also where Unicode's compatibility forms (NFKC) make it one."""
+"""First character of a possible control token: an angle bracket, or a square one before anything but space, digits and
+punctuation. Characters that Unicode's compatibility forms (NFKC) turn into a bracket count, too."""
 
 
 def escape_control_tokens(text: str) -> str:
@@ -26,5 +26,5 @@ def escape_control_tokens(text: str) -> str:
 
 
 def part_control_tokens(text: str) -> str:
-    """Put a space behind the characters at which a control token could begin, in text that is read as it is."""
+    """Put a space after the characters at which a control token could begin, in text that is read as it is."""
     return _OPENS.sub(r"\g<0> ", text)

@@ -1,4 +1,4 @@
-"""Credentials, which come from the environment and are removed from whatever a server says."""
+"""Credentials, which come from the environment and are removed from all answers of a server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def from_environment(variable: str) -> str:
 
 
 class Secrets:
-    """Texts that must be shown neither to the model nor in a log, though a server may echo them."""
+    """Texts that must not be shown to the model or in a log, though a server may echo them."""
 
     def __init__(self, values: Iterable[str]) -> None:
         self._forms = {form for value in values if value for form in (value, quote(value, safe=""))}

@@ -31,7 +31,7 @@ class RemoteFault(Exception):
     def __init__(
         self, kind: FaultKind, problem: str, *, ran: bool = True, retry_after: float | None = None, again: bool = True
     ) -> None:
-        """`ran`: the server may have done what was asked. `retry_after`: seconds before another attempt is welcome.
+        """`ran`: the server may have run the request. `retry_after`: seconds before another attempt is welcome.
         `again`: another attempt may end otherwise."""
         super().__init__(problem)
         self.kind, self.ran, self.retry_after, self.again = kind, ran, retry_after, again
@@ -51,7 +51,7 @@ class RemoteUnavailable(InfrastructureError):
 
 
 class RemoteRefused(ToolError, InfrastructureError):
-    """Refusal of this very call by the server (a status of 4xx). Its text is what the server says, cut."""
+    """Refusal of this very call by the server (a status of 4xx). Its text is the server's message, cut."""
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail or f"status {status}")

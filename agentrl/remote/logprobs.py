@@ -31,11 +31,11 @@ class GivenTokens:
     """Place of the first of them in the sequence."""
     logprobs: list[float]
     top: list[Pairs]
-    """The likeliest tokens in each one's place, as many as were asked for; empty where none were."""
+    """The likeliest tokens in each one's place, as many as the request asks for; empty if it asks for 0."""
 
 
 class LogprobServer:
-    """One model of a server. Neither answers nor errors hold its key."""
+    """One model of a server. Its key is removed from answers and errors."""
 
     def __init__(self, config: TeacherConfig, keys: str, *, top_k: int = 0) -> None:
         """keys: where `config` stands. top_k: likeliest tokens in each place. Raises ConfigError: URL, key, api."""
@@ -65,7 +65,7 @@ class LogprobServer:
     async def score(self, ids: Sequence[int], first: int) -> GivenTokens:
         """Ask for the log-probs of ids[first:], `first` at least 1.
 
-        Raises RemoteUnavailable: no answer in time, or one that is not about these tokens; RemoteRefused.
+        Raises RemoteUnavailable: no answer in time, or an answer about other tokens; RemoteRefused.
         """
         path, body = self._request(list(ids), first)
         entries = (1 + self._top_k) * len(ids)

@@ -1,7 +1,7 @@
-"""An address on loopback behind which servers of one model answer, whichever of them can.
+"""An address on loopback that forwards requests to the servers of one model, to any that can answer.
 
-Code that asks at it sees no fault of a server: a request that a server does not answer, or answers by an error of its
-own, is made again at the next one until one answers. It ends when the caller goes away, as at its deadline.
+Its clients see no fault of a server. A request that a server does not answer, or answers by an error of its own, is
+made again at the next server until one answers. It ends when the caller goes away, as at its deadline.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ServerAccess:
 
     urls: tuple[str, ...]
     key: str | None = field(default=None, repr=False)
-    """Key that they ask for; None: what the caller sends."""
+    """Key that they ask for; None: the caller's own."""
 
 
 class ModelRouter:
@@ -111,7 +111,7 @@ class ModelRouter:
         raise ConfigError(f"the reward model's server {url} does not answer within {within:g} s: {problem}")
 
     async def _answer(self, request: web.Request) -> web.Response:
-        """Answer with what the first server says that is no fault of its own."""
+        """Return the first server's answer that is no fault of the server."""
         body = await request.read()
         headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
         wait, tried = 0.5, list[str]()

@@ -9,8 +9,8 @@ from agentrl.system.addresses import is_loopback
 
 
 def checked_url(url: str, expected: str = "http://HOST:PORT") -> SplitResult:
-    """Split a URL. Raises ValueError for one that no request can be sent to, and for credentials, which messages would
-    show.
+    """Split a URL. Raises ValueError for a URL that no request can be sent to, and for credentials, as messages would
+    show them.
 
     `expected` says in messages how such a URL is written.
     """
@@ -18,7 +18,7 @@ def checked_url(url: str, expected: str = "http://HOST:PORT") -> SplitResult:
         parts = urlsplit(url)
         can_be_sent = parts.scheme in ("http", "https") and parts.port != 0 and parts.hostname is not None
         name = (parts.hostname or "").encode("idna")
-    except ValueError:  # a port that is none, brackets around no address, a name that is no host's
+    except ValueError:  # an invalid port, brackets around no address, a name that is no host's
         can_be_sent, name = False, b""
     if "@" in url.split("://", 1)[-1].split("/", 1)[0]:
         raise ValueError("credentials do not belong in a URL")
@@ -28,8 +28,9 @@ def checked_url(url: str, expected: str = "http://HOST:PORT") -> SplitResult:
 
 
 def how_to_start(command: str, url: str) -> str:
-    """Say how a server of ours is started where nobody answers at its `url`, and on which machine: one on loopback is
-    missing on this machine, which need not be the one that the user sits at.
+    """Describe how to start a server of ours where nobody answers at its `url`, and on which machine.
+
+    A server on loopback is missing on this machine, which need not be the user's own.
     """
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or 80

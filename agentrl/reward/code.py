@@ -1,7 +1,7 @@
 """Programs, judged by tests that run in a sandbox server (`POST /run_code`, as SandboxFusion serves it).
 
-The program is hostile: it is written by what is rewarded for passing. So expected outputs never leave this process
-(stdio), or stay in a process of their own beside the program's (asserts: see `agentrl.reward.code_harness`).
+The program is hostile: its author, the policy, is rewarded for passing. So expected outputs never leave this process
+(stdio), or stay in a process apart from the program's (asserts: see `agentrl.reward.code_harness`).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ CALLED = """\
 import bisect, collections, functools, heapq, itertools, math, re, string
 from typing import Any, Dict, List, Optional, Set, Tuple, Union
 """
-"""Prelude of programs that are called: published solutions take it for granted. It brings no names of functions, among
-which the one that is asked for could be."""
+"""Prelude of programs that are called: published solutions take it for granted. It brings no names of functions, as
+the requested function could be among them."""
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _BLANKS = re.compile(r"[ \t]+")
 
@@ -138,7 +138,7 @@ class CodeJudge:
         return await self._asserts(program, tests)
 
     async def _cases(self, program: str, tests: StdioTests) -> list[bool]:
-        """One run a case, one after another, within the program's time; what is left when it is over has failed."""
+        """One run a case, one after another, within the program's time; cases left when it is over have failed."""
         outcomes, left = [False] * len(tests.tests), self._config.timeout
         for number, case in enumerate(tests.tests):
             run = await self.run(program, case.input, left)
@@ -170,8 +170,8 @@ class CodeJudge:
     async def run(self, code: str, stdin: str, seconds: float) -> dict[str, Any]:
         """The `run_result` of a Python program, with all keys.
 
-        No deadline around it counts a run that comes to its end, or the server's queue before it: the program's time is
-        the server's to end, and who waits there waits for the programs of others. Raises RemoteUnavailable when the
+        No deadline around it counts a run that comes to its end, or the server's queue before it. The server ends
+        programs that run out of time, and a queued program waits for other programs. Raises RemoteUnavailable when the
         server does not answer within the deadline, RemoteRefused.
         """
         asked = {
@@ -196,10 +196,10 @@ class CodeJudge:
 
 
 def read_tests(ground_truth: object) -> Tests:
-    """Read the tests of a row, which may be JSON text: as `data_prep.code_tests` writes them, or {"inputs", "outputs"}
-    as APPS, TACO and PRIME's collection have them, with "fn_name" where a function is called.
+    """Read the tests of a row, which may be JSON text.
 
-    Raises ValueError when it holds none.
+    Their form is written by `data_prep.code_tests`, or is {"inputs", "outputs"} as in APPS, TACO and PRIME's
+    collection, with "fn_name" where a function is called. Raises ValueError when the row holds no tests.
     """
     try:
         value = _json(ground_truth) if isinstance(ground_truth, str) else ground_truth
@@ -236,7 +236,7 @@ def _pairs(value: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(f"fn_name must be the name of a function, found {name!r:.80}")
     results = [_json(output) if isinstance(output, str) else output for output in outputs]
-    # Some sets wrap each result in a list of one item. Where one is not, none is: a part of a right list is no answer.
+    # Some sets wrap each result in a list of one item. Unwrap all or nothing: a part of a right list is no answer.
     wrapped = all(isinstance(result, list) and len(result) == 1 for result in results)
     tests = [
         _call(name, given, [result, *result] if wrapped and isinstance(result, list) else [result])
@@ -282,14 +282,14 @@ def extract(text: str) -> str:
 
 
 def same_output(found: str, expected: str) -> bool:
-    r"""Compare what a program printed with what was expected, word by word.
+    r"""Compare the printed output of a program with the expected output, word by word.
 
     Lines end with \n or \r\n, words with spaces or tabs. Spaces at the ends of lines, and empty lines at both ends of
-    the text, do not count. A word that is expected with a decimal point is a number: it is met by any plain decimal
-    number (sign, digits, point, exponent) whose distance is at most TOLERANCE times its value, or at most TOLERANCE
-    where so few decimals are expected, and half of the last decimal where there are more: 0 is not 0.0000004. Where the
-    digits are those of no double (1.0e400, forty digits of pi), it is met by its value alone. All other words are met
-    by themselves.
+    the text, do not count. An expected word with a decimal point is a number: it is met by any plain decimal
+    number (sign, digits, point, exponent) close to it. Close is a distance of at most TOLERANCE times its value. Close
+    is also at most TOLERANCE where so few decimals are expected, and half of the last decimal where there are more: 0
+    is not 0.0000004. Where no double has the digits (1.0e400, forty digits of pi), only the value itself meets the
+    word. All other words are met by themselves.
     """
     lines, wanted = _lines(found), _lines(expected)
     return len(lines) == len(wanted) and all(

@@ -2,10 +2,10 @@
 
 Invariant: the program's process never holds the tests, the expected values or the nonce, and the tests' process never
 runs a line of the program and never meets an object of it. Arguments and results cross two pipes as plain data
-(`encode`, `decode`). So a program cannot write a verdict, patch what judges it, end the process that counts, or return
-an object that equals everything. Its process is a new interpreter, not a fork: a fork inherits the memory of whoever
-started this process, which may have held what is on stdin. The tests' process is not dumpable: another process of the
-same user may not read or write its memory or its descriptors.
+(`encode`, `decode`). So a program cannot write a verdict, patch its judge, end the process that counts, or return
+an object that equals everything. Its process is a new interpreter, not a fork: a fork inherits the memory of the
+process that started this one, which may have held the data on stdin. The tests' process is not dumpable:
+another process of the same user may not read or write its memory or its descriptors.
 
 Started by `agentrl.reward.code`, which sends one JSON object on stdin: {nonce, setup, program, entry_points, tests}.
 Answers on stdout: the nonce and a JSON array a line, `["units", n]` (asserts, as written), `["pass", i]` and
@@ -41,7 +41,7 @@ MOST_ITEMS = 1_000_000
 def encode(value: Any) -> Any:
     """Plain data as JSON: lists, texts, numbers, truth values and None as they are, the rest as {kind: content}.
 
-    Raises TypeError for what is no plain data.
+    Raises TypeError for all other values.
     """
     for kind, written in WRITTEN:
         if isinstance(value, kind):
@@ -169,8 +169,8 @@ class Program:
 def relayed(kind: str, text: str) -> Exception:
     """Make the exception that tests meet for the one of a program: the same, if it is built in and an error.
 
-    All others become RuntimeError: those by which Python itself is told that an iteration, a generator or the process
-    has ended. In the tests they would end their own `map`, `zip` or `all` early, with nothing left to fail.
+    All others become RuntimeError: exceptions that signal to Python the end of an iteration, a generator or the
+    process. In the tests they would end their own `map`, `zip` or `all` early, with nothing left to fail.
     """
     known = getattr(builtins, kind, None)
     if isinstance(known, type) and issubclass(known, Exception) and not issubclass(known, ENDS):
@@ -200,7 +200,7 @@ def whole(consumer: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Counted(ast.NodeTransformer):
-    """`assert x` becomes `__check__(number, lambda: x)`: those that follow a failed one count, too."""
+    """`assert x` becomes `__check__(number, lambda: x)`: asserts after a failed one count, too."""
 
     def __init__(self, first: int) -> None:
         self.next = first

@@ -40,7 +40,7 @@ class RewardManager(ABC):
     """True if it is given all trajectories of a prompt at once, when the last of them has ended."""
 
     def __init__(self, config: RewardConfig, custom: CustomRewardConfig, *, beside_model: bool) -> None:
-        """Raises ConfigError for what the config lacks.
+        """Raises ConfigError for a missing key of the config.
 
         A parameter `options`, annotated with a pydantic model, is given `reward_model.reward_manager_options`.
 
@@ -55,7 +55,7 @@ class RewardManager(ABC):
         """Before the first step: raises UserError for a data source that it cannot score."""
 
     def check_row(self, sample: Sample) -> None:  # noqa: B027 - a manager may need nothing of its rows
-        """Before the first step: raises DataError for a row that it cannot score; the row is named where it is told."""
+        """Before the first step: raises DataError for a row that it cannot score; the caller adds the row's name."""
 
     def is_tried(self, data_source: str) -> bool:
         """Say whether a made-up answer to one of its rows may be scored before the run's first step."""
@@ -64,7 +64,7 @@ class RewardManager(ABC):
     def bind(self, tokenizer: Any) -> None:  # noqa: B027 - most managers read texts
         """Take the policy's tokenizer (Hugging Face's), before the first trajectory; not where texts are scored."""
 
-    def serve(self, servers: ServerAccess) -> None:  # noqa: B027 - most managers ask none
+    def serve(self, servers: ServerAccess) -> None:  # noqa: B027 - most managers ask no server
         """Take the servers of a generative reward model (reward_model.model.generative), before `start`."""
 
     async def start(self, run: str) -> None:  # noqa: B027 - most managers reach nothing

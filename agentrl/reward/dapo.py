@@ -10,7 +10,7 @@ from agentrl.trajectory.sample import Sample
 
 
 class DapoRewardManager(NaiveRewardManager):
-    """Reward manager like `naive` that adds the penalty of `reward_model.overlong_buffer` beside the score."""
+    """Reward manager like `naive` that adds the penalty of `reward_model.overlong_buffer` to the score."""
 
     async def score(self, trajectory: Trajectory, sample: Sample) -> Verdict:
         verdict = await super().score(trajectory, sample)

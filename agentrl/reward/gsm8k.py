@@ -20,10 +20,10 @@ _GROUPED = re.compile(r"-?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?")
 
 
 def extract(text: str, method: Method = "strict") -> str | None:
-    """The answer without dollar signs, commas between thousands and trailing full stops; None when there is none.
+    """The answer without dollar signs, commas between thousands and trailing full stops; None without an answer.
 
-    strict: the number right after the last `####`, when it is the only one of its line: who writes `42 or 43`, 3/4
-    or 4½ has not answered with a number. flexible: the last number of the text, whether or not it `is_stated`.
+    strict: the number right after the last `####`, when it is the only one of its line. `42 or 43`, 3/4 and 4½ are
+    no such numbers. flexible: the last number of the text, whether or not it `is_stated`.
     """
     if method == "flexible":
         found = _NUMBER.findall(text)
@@ -38,7 +38,7 @@ def extract(text: str, method: Method = "strict") -> str | None:
 
 
 def is_stated(text: str) -> bool:
-    """Return True if the last sentence of a text has one number, and no word or sign that makes it another or none."""
+    """Return True if the last sentence of a text has one number, and no word or sign that changes or voids it."""
     said = final_statement(text)
     clear = not (hedges(said) or relations(said) or other_numerals(said) or is_glued(said))
     return clear and len(numbers(said)) == 1

@@ -8,7 +8,7 @@ from agentrl.trajectory import COUNTED, Trajectory
 def compute_score(trajectory: Trajectory) -> dict[str, float]:
     """Return what `Interaction.calculate_score` returned, in which the scores of its turns are counted.
 
-    Raises LookupError when the row has no interaction, or it none.
+    Raises LookupError when the row has no interaction, or the interaction no score.
     """
     numbers = trajectory.score_extra
     if "interaction_score" not in numbers:

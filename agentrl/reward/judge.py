@@ -1,9 +1,9 @@
 """A language model as the judge of a trajectory, asked through an OpenAI-compatible endpoint.
 
-What is judged is hostile: it is written by what is rewarded for a good verdict. So it never meets the instructions: it
-is sent as JSON, in which no text can pass for another message, between lines that it cannot know, and with no control
-token of any vocabulary in it (`escape_control_tokens`). What it says to the judge is read all the same, and no fence
-keeps a model from being talked over.
+The judged text is hostile: its author, the policy, is rewarded for a good verdict. So it is kept apart from the
+instructions. It is sent as JSON, in which no text can pass for another message, between lines that it cannot know.
+It holds no control token of any vocabulary (`escape_control_tokens`). The judge still reads its claims, and no fence
+keeps a model from being persuaded.
 """
 
 from __future__ import annotations
@@ -102,10 +102,10 @@ class ModelJudge:
     async def compute_score(
         self, data_source: str, ground_truth: object, extra_info: object, trajectory: Trajectory
     ) -> dict[str, float]:
-        """Score: the verdict's share of MAX_SCORE, 0.0 to 1.0; `unreadable`: answers before that held no verdict.
+        """Score: the verdict's share of MAX_SCORE, 0.0 to 1.0; `unreadable`: earlier answers without a verdict.
 
         An answer without a verdict is shown to the judge again, which may mend it. Raises ValueError when no answer
-        had one, RemoteUnavailable and RemoteRefused when the endpoint gives none.
+        had one, RemoteUnavailable and RemoteRefused when the endpoint gives no answer.
         """
         rubric = self._rubric.render(
             ground_truth=map_texts(ground_truth, escape_control_tokens),
@@ -136,7 +136,7 @@ def asked(messages: Sequence[Message]) -> str:
     """The request for a verdict: what roles said and called, without their thoughts, fenced."""
     written = ",\n".join(json.dumps(_shown(message), ensure_ascii=False) for message in messages)
     lines = _JSON_TEXT.sub(lambda text: escape_control_tokens(text[0]), written)
-    # The fence is made of the conversation's hash, so that whoever writes the conversation cannot write it there.
+    # The fence is made of the conversation's hash, so that no author of the conversation can write it there.
     fence = f"=====[{hashlib.blake2b(lines.encode(errors='replace'), digest_size=12).hexdigest()}]====="
     return ASKED.format(fence=fence, conversation=f"[{lines}]", max_score=MAX_SCORE)
 
@@ -180,8 +180,8 @@ def _shown(message: Message) -> dict[str, JSON]:
 def _last_object(text: str) -> dict[str, JSON]:
     """The JSON object that ends where `text` does, found in one pass from the end.
 
-    No two objects end there: what stands inside the texts of one stands outside those of the other. So where quotation
-    marks, read backwards, leave no bracket open is the only place at which it can begin.
+    No two objects end there: text inside the strings of one would be outside the strings of the other. So the object
+    can begin at one place only: where quotation marks, read backwards, leave no bracket open.
     """
     begin, inside, depth = len(text), False, 0
     for mark in _STRUCTURE_BACKWARDS.finditer(text[::-1]) if text.endswith("}") else ():

@@ -54,9 +54,9 @@ class NaiveRewardManager(RewardManager):
         Args:
             custom: names a function that scores everything.
             function: such a function itself.
-            beside_model: a reward model scores, too; what has no scorer has a score of 0 then.
+            beside_model: a reward model scores, too; a data source without a scorer has a score of 0 then.
 
-        Raises ConfigError for a function that cannot be loaded or called, and for what servers need.
+        Raises ConfigError for a function that cannot be loaded or called, and for missing settings of servers.
         """
         super().__init__(config or RewardConfig(), custom or CustomRewardConfig(), beside_model=beside_model)
         self._config, self._beside_model = self.config, beside_model
@@ -91,7 +91,7 @@ class NaiveRewardManager(RewardManager):
         return sorted({*self._own, *SOURCES})
 
     def check(self, data_sources: Iterable[str]) -> None:
-        """Raises DataError for a data source that nothing scores, ConfigError for one that needs a server's URL.
+        """Raises DataError for a data source that nothing scores, ConfigError where a server's URL is missing.
 
         ConfigError, too, for a generative reward model that no scorer asks.
         """
@@ -207,7 +207,7 @@ class NaiveRewardManager(RewardManager):
         return self._asking.get(kind, kind) if kind in NEEDED else ready_scorer(kind)
 
     def _kind(self, data_source: str) -> str | None:
-        """Find the name of a data source's scorer; None where there is none."""
+        """Find the name of a data source's scorer; None without a scorer."""
         for pattern, entry in self._config.scorers.items():
             if fnmatch.fnmatchcase(data_source, pattern):
                 return entry.name
@@ -230,7 +230,7 @@ class NaiveRewardManager(RewardManager):
         return self._asking.get(entry.name, entry.name)
 
     def _place(self, scorer: Scorer) -> asyncio.Semaphore:
-        """Among those of a scorer with a bound of its own, or of all others."""
+        """Places of a scorer with a bound of its own, or the places that all others share."""
         if self._loop is not (loop := asyncio.get_running_loop()):
             self._loop, self._places = loop, {}
         most = scorer.max_concurrent
@@ -239,15 +239,15 @@ class NaiveRewardManager(RewardManager):
 
 
 def generative(config: RewardConfig) -> ScoreModelConfig | None:
-    """Return the section of the reward model that scorers ask; None where there is none."""
+    """Return the section of the reward model that scorers ask; None without such a model."""
     return config.model if isinstance(config, RewardModelConfig) and config.generates else None
 
 
 def shown_info(trajectory: Trajectory, sample: Sample) -> dict[str, object]:
-    """Return the row's `extra_info` with what scorers read of the trajectory, under the names that verl has for it.
+    """Return the row's `extra_info` with the trajectory's values for scorers, under verl's names.
 
-    num_turns: the prompt, assistant turns and answers to them; rollout_reward_scores: by tool, the rewards of its
-    calls, and under `user_turn_rewards` those of turns without calls.
+    num_turns: the prompt, assistant turns and answers to them. rollout_reward_scores: by tool, the rewards of its
+    calls, and under `user_turn_rewards` the rewards of turns without calls.
     """
     if trajectory.turns:
         num_turns = 1 + len(trajectory.turns)
@@ -272,7 +272,7 @@ def shown_info(trajectory: Trajectory, sample: Sample) -> dict[str, object]:
 def policy_text(trajectory: Trajectory, sample: Sample) -> str:
     """The assistant messages that the policy wrote, one after another on lines of their own.
 
-    Assistant messages of a prompt (examples, or a history that an agent wrote anew) are not the policy's; tool answers
+    Assistant messages of a prompt (examples, or a history that an agent rewrote) are not the policy's; tool answers
     and user turns are not either. A record without turns is read by its messages.
     """
     if trajectory.turns:

@@ -1,7 +1,8 @@
-"""Mathematical answers, compared as formulas by math-verify, in processes that bound what an answer can cost.
+"""Mathematical answers, compared as formulas by math-verify, in processes that bound the cost of an answer.
 
-An answer pays for itself: waiting for a process is nobody's time, and one that takes too much is wrong. So deadlines
-around `compute_score` do not count here; an answer's own is SECONDS of processor time, which no other work changes.
+An answer pays for itself: waiting for a process is nobody's time, and an answer that takes too much is wrong. So
+deadlines around `compute_score` do not count here; an answer's own is SECONDS of processor time, which no other work
+changes.
 """
 
 from __future__ import annotations
@@ -127,11 +128,11 @@ async def compute_score(
     """Score 1.0 when the answer equals the ground truth and is a value, else 0.0; `unjudged` counts answers that took
     too much time or memory.
 
-    The answer is what the last `\\boxed{...}` holds. Without a box it is the one value that the last sentence states,
-    but for the data sources in BOXED. A value leaves no work that the ground truth does not leave:
-    `\\sum_{k=1}^{100} k^2` is none (see `agentrl.reward.math_value.left_to_do`). With `expressions` any equal formula
-    is right. `format_share` of the score, 0.0 to 1.0, is paid for the form of the answer (`is_formed`) and the rest
-    for the value. Raises ValueError for another share.
+    The answer is the content of the last `\\boxed{...}`. Without a box it is the one value that the last sentence
+    states, but for the data sources in BOXED. A value leaves no work that the ground truth does not leave:
+    `\\sum_{k=1}^{100} k^2` is no value (see `agentrl.reward.math_value.left_to_do`). With `expressions` any equal
+    formula is right. `format_share` of the score, 0.0 to 1.0, is paid for the form of the answer (`is_formed`) and the
+    rest for the value. Raises ValueError for another share.
     """
     if not 0.0 <= format_share <= 1.0:
         raise ValueError(f"format_share: expected a number from 0 to 1, found {format_share!r}")
@@ -143,7 +144,7 @@ async def compute_score(
 
 
 def is_formed(text: str) -> bool:
-    """True for thoughts in `<think>...</think>` at the beginning, and a `\\boxed{...}` behind them.
+    """True for thoughts in `<think>...</think>` at the beginning, and a `\\boxed{...}` after them.
 
     The form that published scores of geometry3k pay 0.1 for.
     """

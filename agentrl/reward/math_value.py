@@ -1,10 +1,10 @@
 """The test of a mathematical answer: it equals the ground truth, by math-verify, and is a value.
 
 Formulas are compared as they were read, so a problem that is written down again equals its own answer. Therefore an
-answer may leave no work to its reader that the ground truth does not leave, too (`left_to_do`). What is left is seen in
-the tree that was read, and where reading computes something already, in the text.
+answer may leave no work to its reader that the ground truth does not leave, too (`left_to_do`). Such work is seen in
+the parsed tree, or in the text where parsing computes something already.
 
-Loaded by `agentrl.reward.math_worker`, which bounds what an answer can cost; imports only `agentrl.reward.statement`.
+Loaded by `agentrl.reward.math_worker`, which bounds the cost of an answer; imports only `agentrl.reward.statement`.
 """
 
 from __future__ import annotations
@@ -119,14 +119,14 @@ _KINDS = {
     **dict.fromkeys(("|", "\\Abs", "\\lvert", "\\rvert", "\\vert"), "absolute value"),
     **dict.fromkeys(("!", "\\factorial"), "factorial"),
 }
-"""Kind of work of a command, or of a function by its class in sympy; "" where there is none. Others are their own."""
+"""Kind of work of a command, or of a function by its class in sympy; "" for no work. Others are their own kind."""
 
 
 class Formula(NamedTuple):
     """The last formula of a text that could be read."""
 
     tree: Basic | None
-    """None where none could."""
+    """None if no formula could be read."""
     text: str
     """Its normalised LaTeX."""
     last: str
@@ -136,7 +136,7 @@ class Formula(NamedTuple):
 
 
 def read_gold(ground_truth: str) -> Formula:
-    """The formula of a ground truth. Raises ValueError when it holds none."""
+    """The formula of a ground truth. Raises ValueError without a formula."""
     boxed = ground_truth if "\\boxed" in ground_truth else f"\\boxed{{{ground_truth.strip().strip('$')}}}"
     gold = _last_formula(boxed, [LatexExtractionConfig()])
     if gold is None:
@@ -147,8 +147,8 @@ def read_gold(ground_truth: str) -> Formula:
 def is_right(solution: str, gold: Formula, *, expressions: bool = False, boxed: bool = False) -> bool:
     """Return True if a text states one answer, which equals `gold` and is a value.
 
-    The answer is what the last box holds; without a box, what the last sentence states, or with `boxed` nothing. With
-    `expressions` any equal formula will do.
+    The answer is the content of the last box. Without a box it is the last sentence's statement; with `boxed`, nothing.
+    With `expressions` any equal formula will do.
     """
     answer, stated = _read_answer(solution, boxed=boxed)
     if answer is None or not _states(stated, answer, gold):
@@ -169,7 +169,7 @@ def is_right(solution: str, gold: Formula, *, expressions: bool = False, boxed: 
 
 
 def _read_answer(solution: str, *, boxed: bool) -> tuple[Formula | None, str]:
-    """Read the formula of an answer, None where there is none, and the text that states it."""
+    """Read the formula of an answer, or None, and the text that states it."""
     ways = [LatexExtractionConfig(), ExprExtractionConfig()]
     box = last_box(solution)
     if box is not None:
@@ -181,7 +181,7 @@ def _read_answer(solution: str, *, boxed: bool) -> tuple[Formula | None, str]:
 
 
 def _states(stated: str, answer: Formula, gold: Formula) -> bool:
-    """Return True if a text states what was read in it, and no more, without denying, doubting or bounding it."""
+    """Return True if a text states the formula read in it, and no more, without denying, doubting or bounding it."""
     tree = gold.tree
     several = isinstance(tree, Tuple | Union | And | Or) or (isinstance(tree, FiniteSet) and len(tree) > 1)
     bounded = several or isinstance(tree, Interval | GreaterThan | LessThan | StrictGreaterThan | StrictLessThan)
@@ -229,13 +229,13 @@ def _is_word(text: str) -> bool:
 
 
 def _words(text: str) -> str:
-    """Return the words that a formula consists of, without commands for upright text; empty where it is none."""
+    """Return the words that a formula consists of, without commands for upright text; empty for any other formula."""
     plain = "".join(_UPRIGHT.sub(r"\1", text).casefold().split())
     return plain if plain.isalpha() else ""
 
 
 def _last_formula(text: str, ways: list[ExtractionTarget]) -> Formula | None:
-    """Find what math-verify's `parse` does, and the text of what was read; None where that raises or takes too long."""
+    """Find the formula that math-verify's `parse` finds, and its text; None where that raises or takes too long."""
     try:
         return _search(text, ways)
     except (Exception, TimeoutException):
@@ -269,7 +269,7 @@ def left_to_do(formula: Formula, gold: Formula) -> set[str]:
     tree, text = formula.tree, formula.text
     if tree is None:
         return set()
-    if is_equation(tree) and not is_equation(gold.tree):  # math-verify compares what is behind the last sign
+    if is_equation(tree) and not is_equation(gold.tree):  # math-verify compares the part after the last sign
         tree, text = take_last_relation(tree).rhs, _EQUALS.split(text)[-1]
     text = _TEXT.sub("", text)
     kinds = {_KINDS.get(word, word) for word in _COMMAND.findall(text)} - {""}

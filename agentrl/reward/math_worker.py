@@ -1,9 +1,9 @@
 """The process that judges mathematical answers: one JSON request a line in, one JSON verdict a line out.
 
-Run as a file, by `agentrl.reward.math`: of ours it loads `math_value.py`, which says what is right, and `statement.py`.
+Run as a file, by `agentrl.reward.math`: of ours it loads `math_value.py`, which judges, and `statement.py`.
 Comparing two formulas may take any time and memory, and much of that where no exception reaches it. So answers are
 judged in a fork, which the kernel ends when one of them has had its share. The next fork takes milliseconds, where
-starting anew takes a second.
+a new start takes a second.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _USUAL = (
     ("Answer: 3.5%", "0.035"),
     (r"\boxed{x = 2 + 3i}", "x = 2"),
 )
-"""Judged once before all forks, which then have what the libraries import and build when it is first needed."""
+"""Judged once before all forks, which then inherit all that the libraries import and build at their first use."""
 
 
 class Fork:
@@ -92,7 +92,7 @@ class _Late:
         from math_verify.errors import TimeoutException
 
         self.said = True
-        raise TimeoutException  # math-verify goes on with the next formula
+        raise TimeoutException  # math-verify continues with the next formula
 
 
 def _judge_all(inwards: int, outwards: int) -> NoReturn:
@@ -145,7 +145,7 @@ def _judge(
 
 
 def main() -> None:
-    # Whatever a library prints must not end up between the verdicts.
+    # Output of a library must not end up between the verdicts.
     verdicts = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     logging.disable(logging.CRITICAL)

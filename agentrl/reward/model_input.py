@@ -1,7 +1,7 @@
 """A trajectory as its reward model reads it: by that model's own tokenizer and chat template.
 
-No text in it becomes a control token, whatever it spells: neither a tool's nor the policy's, which is rewarded by what
-this model makes of the conversation.
+No text in it becomes a control token, even where it spells one. This holds for tools and for the policy, which is
+rewarded by this model's view of the conversation.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ PROBE: tuple[Message, ...] = (
 class ModelInput:
     """Conversations to token ids for the reward model at `path`. The schemas of tools are not shown to it.
 
-    Where its template knows no tool calls, they are written as JSON behind the text of their message, and tool answers
-    as user messages; so are malformed calls, which no template could write.
+    Where its template knows no tool calls, they are written as JSON after the text of their message, and tool answers
+    as user messages. Malformed calls, which no template could write, become JSON, too.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class ModelInput:
         chat_template: str | None = None,
         trust_remote_code: bool = False,
     ) -> None:
-        """`max_length` None: what the model's config allows. `chat_template`: a Jinja file in place of the model's.
+        """`max_length` None: the limit of the model's config. `chat_template`: a Jinja file in place of the model's.
 
-        Raises ConfigError for what cannot be loaded.
+        Raises ConfigError for a file that cannot be loaded.
         """
         self._codec = Codec(load_tokenizer(path, chat_template, trust_remote_code=trust_remote_code))
         self._path = path

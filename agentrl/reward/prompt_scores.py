@@ -27,7 +27,7 @@ class Mean:
 
 @dataclass(slots=True)
 class PromptScores:
-    """Means over prompts, which are not kept. A prompt of which a response has no score is judged by the others."""
+    """Means over prompts, which are not kept. A prompt with a failed response is judged by its other responses."""
 
     success_threshold: float
     """The least score of a success."""
@@ -43,7 +43,7 @@ class PromptScores:
     """A prompt's mean of each further number of the scorer, over prompts that have it."""
 
     def add(self, scores: Sequence[float | None], extras: Iterable[Mapping[str, float]]) -> None:
-        """Count one prompt: a score a response, None for a failure; and the further numbers of those that have any."""
+        """Count one prompt: a score a response, None for a failure; and the further numbers of its responses."""
         self.most = max(self.most, len(scores))
         numbers: defaultdict[str, Mean] = defaultdict(Mean)
         for extra in extras:
@@ -64,7 +64,7 @@ class PromptScores:
 
     @property
     def best_of_all(self) -> float | None:
-        """The mean best score of the prompts that have `most` scores; None where none has."""
+        """The mean best score of the prompts that have `most` scores; None without such a prompt."""
         return self.best[self.most].value if self.most in self.best else None
 
     def pass_at(self) -> dict[str, float]:

@@ -15,7 +15,7 @@ from agentrl.system.threads import DaemonThreads
 from agentrl.system.user_code import contract_error, is_agentrl_code, user_code
 
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info", "trajectory")
-"""Arguments that a function may ask for by name; it is given those that its signature has."""
+"""Arguments that a function may ask for by name in its signature."""
 MODEL_ARGUMENTS = ("reward_router_address", "reward_model_tokenizer")
 """Further ones, where there is a generative reward model: its address (host:port) and its tokenizer."""
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -72,8 +72,8 @@ class Scorer:
         return Scorer(where, function, accepts, dict(kwargs), threads, is_async, max_concurrent)
 
     async def __call__(self, arguments: Mapping[str, object]) -> Verdict:
-        """Raises what the function raises, and ValueError for an answer that is no score; of a user's function a
-        CodeError for both, unless it was a fault.
+        """Raises the function's exceptions, and ValueError for an answer that is no score. For a user's function both
+        become a CodeError, except faults.
         """
         given = {name: arguments[name] for name in self.accepts}
         with user_code(self.where, self.function):
@@ -97,12 +97,12 @@ class Scorer:
 
     @property
     def is_instant(self) -> bool:
-        """True if it needs neither a deadline nor a place among the running scorers."""
+        """True if it needs no deadline and no place among the running scorers."""
         return self.threads is None and not self.is_async
 
 
 def no_score(solution_str: str) -> float:
-    """Return 0, as the scorer of what a reward model scores alone."""
+    """Return 0, as the scorer of data that a reward model scores alone."""
     return 0.0
 
 

@@ -22,7 +22,7 @@ def normalise(text: str) -> str:
     """Lower case, without punctuation and the articles a, an, the; single spaces.
 
     Numbers keep their values: a sign before one and a mark between two digits stay, but for commas between thousands.
-    A text that would be left empty keeps its articles, and if it has none its punctuation: "The" and "!!!" are names.
+    A text that would be left empty keeps its articles, or without articles its punctuation: "The" and "!!!" are names.
     """
     text = text.lower().replace("\u2212", "-")
     words = _PUNCTUATION.sub(r"\1", _COMMA_OF_THOUSANDS.sub("", text))
@@ -31,14 +31,14 @@ def normalise(text: str) -> str:
 
 
 def extract(text: str) -> str | None:
-    """Return what the last `<answer>...</answer>` holds; None without one."""
+    """Return the content of the last `<answer>...</answer>`; None without one."""
     end = text.rfind("</answer>")
     begin = text.rfind("<answer>", 0, end) if end >= 0 else -1
     return text[begin + len("<answer>") : end].strip() if begin >= 0 else None
 
 
 def exact_match(answer: str, gold: Iterable[str]) -> float:
-    """1.0 when the answer is one of the gold answers. An empty one is none."""
+    """1.0 when the answer is one of the gold answers. An empty answer never is."""
     found = normalise(answer)
     return float(found != "" and any(found == normalise(item) for item in gold))
 

@@ -47,7 +47,7 @@ SOURCES: dict[str, str] = {
 
 @functools.cache
 def kind_of(data_source: str) -> str | None:
-    """The kind of the ready scorer of a data source, or None when there is none."""
+    """The kind of the ready scorer of a data source, or None without a scorer."""
     return next((kind for pattern, kind in SOURCES.items() if fnmatch.fnmatchcase(data_source, pattern)), None)
 
 

@@ -18,7 +18,7 @@ thousandths hundred hundreds thousand thousands million millions billion billion
 lakh lakhs crore crores squared cubed factorial root minus negative plus reciprocal inverse opposite but
 """
 HEDGES = frozenset(_HEDGES.split())
-"""Words that make a statement of a number one of another number, of several, or of none."""
+"""Words that turn the statement of a number into a statement of another number, of several, or of no number."""
 _WORD = re.compile(r"[a-z]+(?:'[a-z]+)?")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _SENTENCE_END = re.compile(r"[.!?](?=\s)")
@@ -58,7 +58,7 @@ _UNIT_POWER = re.compile(r"(?<=[a-zA-Z}])\s?\^\s?\{?[23]\}?")
 
 
 def last_box(text: str) -> str | None:
-    r"""Return what the last `\boxed{...}` holds; None without a box, and nothing for one that is not closed."""
+    r"""Return the content of the last `\boxed{...}`; None without a box, and "" for an unclosed box."""
     place = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
     if place < 0:
         return None
@@ -110,7 +110,7 @@ def numbers(text: str) -> list[str]:
 
 
 def is_glued(text: str) -> bool:
-    r"""Say whether a letter or a command stands right behind a digit, as in 34x, 34th and 34\pi."""
+    r"""Say whether a letter or a command stands right after a digit, as in 34x, 34th and 34\pi."""
     return _GLUED.search(text) is not None
 
 
@@ -140,7 +140,7 @@ def with_equation(text: str) -> str:
 
 
 def other_numerals(text: str) -> bool:
-    """Say whether a digit of another kind stands in a text, as in ½ or ², other than behind a letter."""
+    """Say whether a digit of another kind stands in a text, as in ½ or ², other than after a letter."""
     return any(
         unicodedata.category(sign) in ("No", "Nl") and not before.isalpha()
         for before, sign in zip(" " + text, text, strict=False)

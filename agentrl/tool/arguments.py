@@ -34,9 +34,9 @@ _MAX_CHARACTERS = 160
 
 
 class ArgumentCheck:
-    """Compiled schema: called with arguments, it returns None or a short text about what is wrong with them.
+    """Compiled schema: called with arguments, it returns None or a short text about their error.
 
-    Members that the schema does not name are refused, those of nested objects too, unless it allows them explicitly.
+    Members that the schema does not name are refused, in nested objects too, unless it allows them explicitly.
     """
 
     __slots__ = ("_names", "_validator")
@@ -172,7 +172,7 @@ def _names_members(schema: Schema, root: Schema, seen: frozenset[str] = frozense
 
 
 def _innermost(fault: jsonschema_rs.ValidationError) -> jsonschema_rs.ValidationError:
-    """Find what is wrong within the alternative that a value was meant for: the first whose type it has."""
+    """Find the error within the alternative that a value was meant for: the first whose type it has."""
     while isinstance(fault.kind, _ALTERNATIVES):
         firsts = [faults[0] for faults in fault.kind.context if faults]
         meant = [one for one in firsts if not _is_of_type(one, fault)]
@@ -193,6 +193,6 @@ def _short(text: str) -> str:
 
 
 def _with_ends(text: str) -> str:
-    """Shorten to one line without its middle: the validator's reason stands behind the value that it quotes."""
+    """Shorten to one line without its middle: the validator's reason stands after the value that it quotes."""
     line, end = " ".join(text.split()), _MAX_CHARACTERS // 3
     return line if len(line) <= _MAX_CHARACTERS else f"{line[: _MAX_CHARACTERS - end - 5]} ... {line[-end:]}"

@@ -47,7 +47,7 @@ class ErrorKind(StrEnum):
     TIMEOUT = "timeout"
     """The tool gave no answer within its `timeout`."""
     REFUSED = "refused"
-    """The tool answered by a `ToolError` that it does not do what the call asks."""
+    """The tool refused the call with a `ToolError`."""
     EXECUTION = "execution"
     """The tool, or its server, failed."""
     LIMIT = "limit"
@@ -61,7 +61,7 @@ MALFORMED = frozenset({ErrorKind.PARSE, ErrorKind.UNKNOWN_TOOL, ErrorKind.ARGUME
 class ToolError(Exception):
     """Error that a tool raises for the model to see and perhaps correct. Its text is shown to the model.
 
-    It counts as an answer to what the call asks, and not as a failure of the tool.
+    It counts as an answer to the call, and not as a failure of the tool.
     """
 
     kind: ErrorKind = ErrorKind.REFUSED
@@ -100,7 +100,7 @@ class Tool(ABC):
     """
 
     default_schema: ClassVar[ToolSchema | None] = None
-    """Schema that the model is shown when neither the YAML's `tool_schema` nor the caller gives one."""
+    """Schema that the model is shown unless the YAML's `tool_schema` or the caller gives one."""
 
     config_model: ClassVar[type[pydantic.BaseModel] | None] = None
     """Model that checks the tool's own config keys, where it has any, and becomes `options`."""
@@ -145,7 +145,7 @@ class Tool(ABC):
 
     @property
     def remembers(self) -> bool:
-        """True when answers or reward depend on earlier calls, of which only this process knows.
+        """True when answers or reward depend on earlier calls that only this process knows.
 
         The YAML's `after_kill: answers` is refused then. By itself it is so where `calc_reward` is overridden.
         """
@@ -157,9 +157,9 @@ class Tool(ABC):
         return self.execute
 
     async def start(self, run: str) -> None:
-        """Reach what the tool needs, as the run named `run` begins in this event loop.
+        """Connect to the tool's resources, as the run named `run` begins in this event loop.
 
-        Raises ConfigError when that cannot be.
+        Raises ConfigError when a resource cannot be reached.
         """
         return None
 
@@ -172,7 +172,7 @@ class Tool(ABC):
         """Answer one call. `arguments` have been validated against the schema.
 
         Raises ToolError for errors that the model should see. Any other exception is shown as `execution` too, and the
-        user is told where it was raised, once a place; with `on_error: fail` it fails the trajectory as an
+        user is shown where it was raised, once a place; with `on_error: fail` it fails the trajectory as an
         infrastructure fault. A tool whose code is in error at every call ends the run (`ToolSet.check`).
         """
 
@@ -193,7 +193,7 @@ class Tool(ABC):
         return {}
 
     async def close(self) -> None:
-        """Free what the tool opened, at the end of the run."""
+        """Free the tool's resources at the end of the run."""
         return None
 
 
@@ -203,7 +203,7 @@ def own_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 class ToolSource(ABC):
-    """Base class of an entry that brings several tools, known only when it is loaded, e.g. those of an MCP server."""
+    """Base class of an entry that brings several tools, known only when it is loaded, e.g. an MCP server's tools."""
 
     config_model: ClassVar[type[pydantic.BaseModel] | None] = None
     """Model that checks the entry's own config keys, where it has any, and becomes `options`."""

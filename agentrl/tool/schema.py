@@ -101,7 +101,7 @@ def resolved(schema: JSON, root: Schema) -> JSON:
 
 
 def look_up(reference: str, root: Schema) -> JSON:
-    """Look up a `$ref` within the schema `root`. True, the schema that allows everything, where there is none."""
+    """Look up a `$ref` within the schema `root`. True, the schema that allows everything, if it is missing."""
     found: JSON = root
     for part in reference.removeprefix("#").strip("/").split("/") if reference.strip("#/") else ():
         part = part.replace("~1", "/").replace("~0", "~")

@@ -78,7 +78,7 @@ class HookOutcome:
     is_fault: bool = False
     """True for an infrastructure fault; `text` says what failed."""
     is_code_error: bool = False
-    """True for an error of the tool's code; `text` says what is wrong with it."""
+    """True for an error of the tool's code; `text` describes it."""
     seconds: float = field(default=0.0, compare=False)
     files: dict[str, str] = field(default_factory=dict)
     images: list[str] = field(default_factory=list)
@@ -110,7 +110,7 @@ class ToolSession:
         self._closing: asyncio.Task[list[float]] | None = None
 
     async def create_named(self, tools_kwargs: Mapping[str, Mapping[str, JSON] | None]) -> None:
-        """Create the tools that the row names. Releases what was created when one of them fails."""
+        """Create the tools that the row names. Releases the created tools when one of them fails."""
         for name, kwargs in tools_kwargs.items():
             if name not in self._tools.slots:
                 known = self._tools.names
@@ -185,7 +185,7 @@ class ToolSession:
     async def _answered(
         self, slot: Slot, hook: str, arguments: dict[str, JSON], perform: Callable[[], Awaitable[HookOutcome]]
     ) -> HookOutcome:
-        """Run `perform` via the cassette; or give its outcome again, in a run that goes on after a kill."""
+        """Run `perform` via the cassette; or give its outcome again, in a run that continues after a kill."""
         ask = functools.partial(self._via_cassette, slot, hook, arguments, perform)
         return await answered(self._answers, f"tool {slot.tool.name}", hook, arguments, ask, OUTCOMES)
 
@@ -367,7 +367,7 @@ def _encoded(image: bytes | Picture | Image) -> str:
 async def _hook(slot: Slot, hook: Callable[..., Awaitable[T]], /, *arguments: object, **kwargs: object) -> T:
     """Await a method of the tool within the tool's deadline.
 
-    Raises _Fault for what the infrastructure or the row is to blame for, CodeError for an error of the tool's code.
+    Raises _Fault for a fault of the infrastructure or the row, CodeError for an error of the tool's code.
     """
     deadline = within(slot.limits.timeout)
     try:

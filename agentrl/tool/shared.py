@@ -24,7 +24,7 @@ from agentrl.trajectory.picture import Picture
 logger = logging.getLogger(__name__)
 
 CODE_ERRORS = (TypeError, AttributeError, NameError, ImportError, SyntaxError, NotImplementedError)
-"""Errors of a tool's code rather than of what the policy asked it; an answer of another type than ToolResponse is a
+"""Errors of a tool's code rather than of the policy's arguments; an answer of another type than ToolResponse is a
 TypeError."""
 MIN_FAILED_CALLS = 8
 MIN_FAILED_TRAJECTORIES = 4
@@ -49,8 +49,8 @@ class CallLimits(pydantic.BaseModel):
     max_response_tokens: int = pydantic.Field(1024, gt=0)
     """Tokens of one answer; longer ones are cut with a visible marker."""
     on_error: Literal["tell", "fail"] = "tell"
-    """tell: an exception or time-out is the tool's answer; fail: it fails the trajectory as an infrastructure fault.
-    Where the YAML does not say, tools that ask a server fail, others tell."""
+    """With `tell`, an exception or time-out is the tool's answer. With `fail`, it fails the trajectory as an
+    infrastructure fault. The YAML's default is `fail` for tools that ask a server, and `tell` for others."""
     after_kill: AfterKill | None = None
     """How a trajectory's use of the tool comes back when the run was killed; None: as its class says."""
 
@@ -98,7 +98,7 @@ class Failures:
         """Failures by tool, since it last answered in a batch."""
 
     def report(self, slot: Slot, error: BaseException, instance_id: str) -> None:
-        """Tell the user, once a place, where an exception of `execute` was raised; the model is told its text.
+        """Show the user, once a place, where an exception of `execute` was raised; the model sees its text.
 
         An exception does not say whether the code or the policy's arguments are to blame, and a policy must not be able
         to end a run. So it is the tool's error, for `check`, only where it is of a kind that arguments seldom provoke.
@@ -116,8 +116,8 @@ class Failures:
     def check(self, slots: Mapping[str, Slot]) -> None:
         """Raise CodeError for one of `slots` that answers no call any more; called after each batch of trajectories.
 
-        Such a tool answered no call of this batch, nor of those before since its code's first error, and enough calls
-        of enough trajectories failed with such errors.
+        Such a tool has answered no call of this batch or of earlier batches since its code's first error, and enough
+        calls of enough trajectories failed with such errors.
         """
         for name, slot in slots.items():
             if slot.answered:

@@ -85,10 +85,10 @@ class ToolSet:
         cassette: Cassette | None = None,
         further: Sequence[Tool | Callable[..., object]] = (),
     ) -> ToolSet:
-        """Load the tools of a YAML file (None: no tools), looked for in the working directory, else in `configs/`.
+        """Load the tools of a YAML file (None: no tools) in the working directory, else in `configs/`.
 
         `options` are keys of `config` in place of the file's, by the tool's name. `further` are tool objects and plain
-        functions that come behind those of the file.
+        functions that come after the file's tools.
 
             tools:
               - class_name: tools.calculator.CalculatorTool
@@ -188,8 +188,8 @@ class ToolSet:
     ) -> ToolSession:
         """Begin a trajectory. Tools that `tools_kwargs` names are created now, the others at their first call.
 
-        Without `images`, images of answers are left out, with a note. `answers` takes down what calls are answered, and
-        gives again what is recorded. Raises DataError for the name of an unknown tool,
+        Without `images`, images of answers are left out, with a note. `answers` records the answers of calls, and
+        replays recorded answers. Raises DataError for the name of an unknown tool,
         ToolInfrastructureError when `create` fails.
         """
         self.shared.use_loop(asyncio.get_running_loop())

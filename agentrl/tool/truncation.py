@@ -1,7 +1,6 @@
 """How tool answers are cut: to a number of tokens, with a marker where something is missing.
 
-Everything that shortens what the policy is shown is here: texts, texts with images, and tokens that no budget is left
-for.
+All shortening of the policy's input is here: texts, texts with images, and tokens that no budget is left for.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Truncation:
 
     @staticmethod
     def by_characters(image_tokens: Callable[[Picture], int] | None, side: Side) -> Truncation:
-        """Make one that measures in characters, and does not count images."""
+        """Make a truncation that measures in characters, and does not count images."""
         return Truncation(
             lambda text: list(map(ord, text)),
             lambda ids: "".join(map(chr, ids)),
@@ -83,10 +82,10 @@ class Truncation:
 def fit_budget(
     ids: list[int], images: Sequence[PlacedImage], text: str, budget: int, encode: Encode
 ) -> tuple[list[int], Sequence[PlacedImage], str, bool]:
-    """Fit observed tokens into what is left of a trajectory's budget: (ids, images, text, was anything cut).
+    """Fit observed tokens into the rest of a trajectory's budget: (ids, images, text, was anything cut).
 
-    ids: at most `budget` of them are kept, the marker's included. images: placed in `ids`; one that does not fit whole
-    is left out with all that follows it. text: what `ids` stand for, to which the marker is added when they are cut.
+    ids: at most `budget` of them are kept, the marker's included. images: placed in `ids`; an image that does not fit
+    whole is left out with all that follows it. text: the text of `ids`, plus the marker when they are cut.
     """
     if len(ids) <= budget:
         return ids, images, text, False
@@ -130,7 +129,7 @@ def truncate(
     marked = 2 * marker_length <= limit
     keep = min(limit - marker_length if marked else limit, len(head), len(tail))
     while keep > 0:
-        # Tokens may join or split differently beside the marker, so the length is measured, not computed.
+        # Tokens may join or split differently next to the marker, so the length is measured, not computed.
         shown = build(keep, marked)
         excess = len(encode(shown)) - limit
         if excess <= 0:

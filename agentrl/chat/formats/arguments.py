@@ -1,7 +1,7 @@
 """Arguments that a call writes without quotes, read by their JSON schema.
 
 Templates of XML-like call formats write a string as it is and other values as JSON or as Python does (`True`, `None`,
-`{'a': 1}`), so text alone does not say which it is: `42` may be a string. Reading takes time linear in the text.
+`{'a': 1}`). So text alone does not show the type: `42` may be a string. Reading takes time linear in the text.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Tags:
     key_open: str
     key_close: str
     value_open: str
-    """Empty: the value begins behind `key_close`."""
+    """Empty: the value begins after `key_close`."""
     value_close: str
     around: str = ""
     """Text that a template writes around each value, inside the tags."""
@@ -91,7 +91,7 @@ class Tags:
 
     @staticmethod
     def _until(text: str, begin: int, tag: str) -> tuple[str, int]:
-        """Return the text from `begin` to the next `tag`, and the place behind it: -1 where there is none."""
+        """Return the text from `begin` to the next `tag`, and the place after it: -1 where no tag follows."""
         end = text.find(tag, begin) if begin >= 0 else -1
         return ("", -1) if end < 0 else (text[begin:end], end + len(tag))
 
@@ -115,7 +115,7 @@ class ArgumentReader:
 def read_argument(text: str, schema: JSON, root: Schema) -> JSON:
     """Read `text` as a value of another type, where the schema allows it; else return `text` itself.
 
-    A value that the schema does not allow stays text, too: the check of the arguments then says what was expected.
+    A value that the schema does not allow stays text, too: the check of the arguments then names the expected type.
     `root`: the schema that `$ref`s in `schema` are looked up in.
     """
     if isinstance(schema, dict) and schema.get("type") == "string":
@@ -171,7 +171,7 @@ def _python_literal(text: str) -> JSON:
 class LiteralBuilder:
     """Builds a value from the tokens of a literal; containers that are still open lie on a stack.
 
-    `at` is the character behind the token, for messages; each method raises ValueError for a token in a wrong place.
+    `at` is the character after the token, for messages; each method raises ValueError for a token in a wrong place.
     """
 
     def __init__(self) -> None:
@@ -210,7 +210,7 @@ class LiteralBuilder:
 
     def _close(self, mark: str, at: int) -> None:
         closing, items = self._containers[-1]
-        # An empty container may close at once; any other only behind a value, so a comma before it is refused.
+        # An empty container may close at once; any other only after a value, so a comma before it is refused.
         if mark != closing or self._after_key() or self._complete != bool(items):
             raise ValueError(f"{mark} at character {at}")
         self._containers.pop()

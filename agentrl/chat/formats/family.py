@@ -1,7 +1,7 @@
 """Chat formats of known model families, by the `renderers` package.
 
-Renderers return whole token sequences and scan the turn before. A bridge depends only on how that turn ended, so they
-are given a stand-in turn of a few tokens instead of the transcript, and the cost of a turn does not grow with it.
+Renderers return whole token sequences and scan the turn before. A bridge depends only on how that turn ended.
+So renderers get a stand-in turn of a few tokens instead of the transcript, and a turn's cost does not grow with it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REPLY: Message = {"role": "assistant", "content": "a"}
 
 
 class FamilyFormat:
-    """One family's renderer behind the `Format` protocol."""
+    """One family's renderer as a `Format`."""
 
     parses_tools = True
 
@@ -67,7 +67,7 @@ class FamilyFormat:
         self._parser = self._parser_of(shared)
         self._shapes = Shapes()
         self._bridges = True
-        # Some renderers' bridges lose the newline behind a turn. Compared with a full render once, here.
+        # Some renderers' bridges lose the newline after a turn. Compared with a full render once, here.
         self._bridges = self._bridge_rendered(self._close, [USER], None) == self._difference(self._close, [USER], None)
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool) -> list[int]:
@@ -135,7 +135,7 @@ class FamilyFormat:
         return with_prompt[shared:]
 
     def _reply_and_tail(self) -> tuple[list[int], list[int]]:
-        """Make a short reply as the policy would sample it, and the ids behind it in a full render."""
+        """Make a short reply as the policy would sample it, and the ids after it in a full render."""
         rendered = self._rendered([USER, REPLY], None)
         mask = rendered.sampled_mask
         reply = [id for id, is_sampled in zip(rendered.token_ids, mask, strict=True) if is_sampled]
@@ -177,9 +177,9 @@ class FamilyFormat:
         return list(bridged.token_ids[1 + len(reply) :])
 
     def _difference(self, stop: int, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[int]:
-        """Make a bridge from a full render behind a stand-in turn, where the renderer's own is refused or wrong."""
+        """Make a bridge from a full render after a stand-in turn, where the renderer's own is refused or wrong."""
         calls = [_asked(message) for message in messages if message["role"] == "tool"]
-        # Gemma 4 writes the text of a turn with calls behind their answers.
+        # Gemma 4 writes the text of a turn with calls after their answers.
         turn: Message = {**REPLY, "content": "", "tool_calls": calls} if calls else REPLY
         rendered = self._rendered([USER, turn, *messages], tools, True)
         last = _last_sampled(rendered, before=2)
@@ -190,7 +190,7 @@ class FamilyFormat:
 
 
 def _shared_format(family: str) -> CallFormat:
-    """Find the call format that claims the family. Raises ConfigError where none does."""
+    """Find the call format that claims the family. Raises ConfigError where no format does."""
     for format in map(CALL_FORMATS.get, CALL_FORMATS.names()):
         if isinstance(format, CallFormat) and family in format.families:
             return format

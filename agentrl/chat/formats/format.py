@@ -20,7 +20,7 @@ class Format(Protocol):
     stop_token_ids: tuple[int, ...]
     """Tokens with which the policy ends its turn."""
     tail: list[int]
-    """Ids that a full render puts behind an assistant turn's stop token, e.g. a newline; the policy samples none."""
+    """Ids that a full render adds after an assistant turn's stop token, e.g. a newline; never sampled by the policy."""
     parses_tools: bool
     """False when `parse` finds no tool calls."""
     shown: re.Pattern[str] | None
@@ -39,7 +39,7 @@ class Format(Protocol):
         ...
 
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None) -> AssistantMessage:
-        """Read one sampled turn. Never raises for what the policy wrote."""
+        """Read one sampled turn. Never raises for the policy's text."""
         ...
 
     def sampled(self, message: Message, tools: Sequence[ToolSchema] | None) -> list[int]:

@@ -20,7 +20,7 @@ REASONED: Message = {**PLAIN, "reasoning_content": THOUGHT}
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Marks as they stand in a turn's text; empty where there are none."""
+    """Marks as they stand in a turn's text; empty without marks."""
 
     before: str = ""
     """Before the text of a turn without reasoning."""
@@ -46,14 +46,14 @@ class Frame:
 
 
 def find_frame(read: Callable[[Message], AssistantMessage]) -> Frame | None:
-    """Find the marks by `read`, which writes a turn and reads it again; None where there are none."""
+    """Find the marks by `read`, which writes a turn and reads it again; None without marks."""
     plain, reasoned = _text(read, PLAIN), _text(read, REASONED)
     before, said, after = plain.partition(SAID)
     opens, thought, rest = reasoned.partition(THOUGHT)
     closes, said_too, behind = rest.partition(SAID)
     marks = (before, after) if said else ("", behind if said_too else "")
     inside = (opens, closes) if thought and said_too and closes.strip() else ("", "")
-    # A word is no mark without the blanks behind it.
+    # A word is no mark without the blanks after it.
     frame = Frame(marks[0].lstrip(), *(mark.strip() for mark in (marks[1], *inside)))
     return None if frame == Frame() else frame
 

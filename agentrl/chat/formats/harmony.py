@@ -28,7 +28,7 @@ def addressed_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
 def read_messages(pieces: Sequence[tuple[str, str]]) -> Turn:
     """Take a turn apart into its messages; the prompt has begun the first one with `<|start|>assistant`.
 
-    Text between messages, and a message whose header is none, is text of the turn.
+    Text between messages, and a message with an invalid header, is text of the turn.
     """
     turn = Turn([], [], [])
     begins = [0, *(at for at, (marker, _) in enumerate(pieces) if at and marker in (START, *ENDS))]
@@ -38,7 +38,7 @@ def read_messages(pieces: Sequence[tuple[str, str]]) -> Turn:
 
 
 def _read_message(turn: Turn, pieces: Sequence[tuple[str, str]], first: bool, end: str) -> None:
-    """Add one message to `turn`, or the text behind one. `end`: the marker behind it."""
+    """Add one message to `turn`, or the text after one. `end`: the marker after it."""
     (marker, head), *parts = pieces
     markers = list(map(itemgetter(0), parts))
     if MESSAGE not in markers or not (first or marker == START):
@@ -62,7 +62,7 @@ def _read_message(turn: Turn, pieces: Sequence[tuple[str, str]], first: bool, en
 
 
 def _recipients(header: re.Match[str] | None) -> list[str]:
-    """List whom a header names, before or behind the channel, each once."""
+    """List whom a header names, before or after the channel, each once."""
     return [] if header is None else list(dict.fromkeys(name for name in (header[1], header[3]) if name))
 
 

@@ -31,7 +31,7 @@ def invoked_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
 
 
 def read_messages(pieces: Sequence[tuple[str, str]]) -> Turn:
-    """Take a turn apart into its messages. A call may stand behind thinking that was not ended."""
+    """Take a turn apart into its messages. A call may stand after thinking that was not ended."""
     turn = Turn([], [], [])
     begins = [0, *(at for at, (marker, _) in enumerate(pieces) if at and marker in (MODEL, END))]
     for begin, end in zip(begins, [*begins[1:], len(pieces)], strict=True):

@@ -12,4 +12,4 @@ def is_call(message: str) -> bool:
 
 
 FORMAT = CallFormat("", "", json_body, is_call=is_call, signs=("ipython", '"parameters"'), families=("llama-3",))
-"""`ipython` is the role of tool answers, whatever tokens are around roles."""
+"""`ipython` is the role of tool answers, with any tokens around roles."""

@@ -11,7 +11,7 @@ from agentrl.tool import ToolSchema
 
 
 def calls_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
-    """Read a JSON array of calls, or `NAME[ARGS]ARGUMENTS`, which may hold `[CALL_ID]ID` behind the name."""
+    """Read a JSON array of calls, or `NAME[ARGS]ARGUMENTS`, which may hold `[CALL_ID]ID` after the name."""
     if body.lstrip().startswith(("[", "{")):
         return json_list(body)
     head, marker, arguments = body.partition("[ARGS]")

@@ -1,7 +1,7 @@
-"""Parser of tool calls in sampled ids. Each call format is a file beside this one.
+"""Parser of tool calls in sampled ids. Each call format is a file in this folder.
 
-Ids are cut at their markers first, and every piece between is decoded once, so the time is linear in the ids whatever
-the policy wrote. A marker that is one token of the vocabulary is matched by its id: the same characters spelled with
+Ids are cut at their markers first, and every piece between is decoded once, so the time is linear in the ids for
+any text. A marker that is one token of the vocabulary is matched by its id: the same characters spelled with
 other tokens, for example inside a string argument, are text. A marker that is no token is matched in the decoded text.
 """
 
@@ -33,13 +33,13 @@ BodyParser = Callable[[str, Sequence[ToolSchema]], list[Found]]
 
 
 class Turn(NamedTuple):
-    """A turn taken apart. What the policy wrote is in one of the three, markers that say only where to cut left out."""
+    """A turn taken apart. All text of the policy is in one of the three, except markers that only say where to cut."""
 
     texts: list[str]
     thoughts: list[str]
     """Reasoning."""
     bodies: list[tuple[str, str | None]]
-    """Text of each call, and what is wrong with its markers."""
+    """Text of each call, and the error of its markers."""
 
 
 MessageReader = Callable[[Sequence[tuple[str, str]]], Turn]
@@ -57,7 +57,7 @@ class CallFormat:
     open: str
     """Marker before a call. Empty: a call is the whole message, if `is_call` says so."""
     close: str
-    """Marker behind a call. Empty: a call ends where the next begins, or with the message."""
+    """Marker after a call. Empty: a call ends where the next begins, or with the message."""
     body: BodyParser
     """Reads the text between the markers in time linear in its length. A broken call is a Found with its error."""
     group: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ class CallFormat:
     is_call: Callable[[str], bool] = _never
     """True for a whole message, stripped of blanks, that is or tries to be a call. Only without `open`."""
     reasoning: tuple[str, str] = (THINK, THINK_END)
-    """Markers around reasoning. The first may be a token and text behind it, e.g. a channel's name."""
+    """Markers around reasoning. The first may be a token and text after it, e.g. a channel's name."""
     messages: MessageReader | None = None
     """Takes turns apart that are made of messages, each with its kind; None: a turn is reasoning, text and calls."""
     ends: tuple[str, ...] = ()
@@ -80,9 +80,9 @@ class CallFormat:
     signs: tuple[str, ...] = ()
     """Texts that a chat template with such calls has, all of them. Empty: never chosen by `auto`."""
     families: tuple[str, ...] = ()
-    """Families of the `renderers` package whose calls are read by this format rather than by their own parser, which
-    takes quadratic time for some broken calls, drops or changes what stands beside a call's form, and does not say
-    what is wrong."""
+    """Families of the `renderers` package whose calls are read by this format rather than by their own parser.
+    That parser takes quadratic time for some broken calls, drops or changes text around a call's form, and does not
+    name the error."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -102,7 +102,7 @@ def between(open: str, close: str) -> re.Pattern[str]:
 
 
 def _any_of(texts: Sequence[str]) -> re.Pattern[str] | None:
-    """Make the pattern, a group, of any of the texts; None where there are none."""
+    """Make the pattern, a group, of any of the texts; None without texts."""
     return re.compile(f"({'|'.join(map(re.escape, texts))})") if texts else None
 
 
@@ -181,7 +181,7 @@ class CallParser:
     def _split_reasoning(self, pieces: list[tuple[str, str]]) -> tuple[str | None, list[tuple[str, str]]]:
         """Split off the reasoning at the start, if any. Reasoning that is never closed ends at the first call.
 
-        A marker that closes some before anything else begins belongs to a prompt that has begun it, as those behind
+        A marker that closes some before anything else begins belongs to a prompt that has begun it, as those after
         the first one may.
         """
         blank = not pieces[0][1].strip()
@@ -214,7 +214,7 @@ class CallParser:
         return min((at for at in (_index(markers, open, begin) for open in opens) if at is not None), default=None)
 
     def _split_calls(self, pieces: list[tuple[str, str]]) -> tuple[list[str], list[tuple[str, str | None]]]:
-        """Split into texts outside of calls, and (body, what is wrong with its markers) of each call."""
+        """Split into texts outside of calls, and (body, error of its markers) of each call."""
         assert self._format is not None
         open, close = self._format.open, self._format.close
         texts: list[str] = []
@@ -255,7 +255,7 @@ class CallParser:
 
 
 def _close_again(bodies: list[tuple[str, str | None]], texts: list[str], marker: str, close: str) -> None:
-    """Say of the last call that its end stands twice, where `marker` is another one behind text."""
+    """Say of the last call that its end stands twice, where `marker` is another one after text."""
     if marker == close and bodies and texts[-1].strip():
         bodies[-1] = bodies[-1][0], f"{close} stands twice behind the call; a value cannot hold it"
 

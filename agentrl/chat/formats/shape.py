@@ -3,7 +3,7 @@
 The text around new messages depends on their roles and names, hardly ever on their contents. A shape is that text with
 a slot for each content, found by having the format write slot names in place of contents. Probes then show how contents
 are inserted: as they are, stripped, or as JSON. Where they are inserted in another way, or are blank, there is no shape
-and the format writes each text anew.
+and the format writes each text itself.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Shapes:
         self._seen: set[Hashable] = set()
 
     def fill(self, key: Hashable, keep: object, messages: Sequence[Message], write: Write) -> str | None:
-        """Write `messages` by their shape; None where there is none. `keep` stays alive: its id may be in `key`."""
+        """Write `messages` by their shape; None without a shape. `keep` stays alive: its id may be in `key`."""
         contents = [text for message in messages if isinstance(text := message["content"], str) and text.strip()]
         if len(contents) < len(messages):
             return None

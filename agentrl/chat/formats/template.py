@@ -48,7 +48,7 @@ RESERVED = ("messages", "tools", "add_generation_prompt", "tokenize", "chat_temp
 
 
 class TemplateFormat:
-    """A tokenizer's own template behind the `Format` protocol."""
+    """A tokenizer's own template as a `Format`."""
 
     writes_calls = True
     """The template writes calls as the parser reads them."""
@@ -56,7 +56,7 @@ class TemplateFormat:
     def __init__(
         self, codec: Codec, template_kwargs: Mapping[str, JSON], calls: CallFormat | None = None, name: str = "none"
     ) -> None:
-        """`calls`: how tool calls are written, which `name` names; None: there are none.
+        """`calls`: how tool calls are written, which `name` names; None: no tool calls.
 
         Raises ConfigError when the template cannot hold a plain conversation.
         """
@@ -104,7 +104,7 @@ class TemplateFormat:
         lead, token, rest = cut_at_token(self._codec, text)
         if not token:
             return self._codec.encode(text)
-        # Encoded behind the token, for tokenizers that write a text's first word in another way.
+        # Encoded after the token, for tokenizers that write a text's first word in another way.
         behind = self._codec.encode(token + rest)[1:]
         if ids[-1] == self._codec.added[token]:
             return behind
@@ -200,7 +200,7 @@ class TemplateFormat:
     ) -> str:
         """Write tool answers and a user's turn one after the other, as a strict template wants a turn between them.
 
-        Raises ConfigError when it cannot be told where the one ends and the other begins.
+        Raises ConfigError when the end of the one and the beginning of the other cannot be found.
         """
         answered, told = self._answered(answers, tools)
         rest = self._render_between(others, tools, generation)
@@ -209,7 +209,7 @@ class TemplateFormat:
             # Blanks of the gap that do not stand here are the beginning of a header or of a conversation's end.
             size = common_length(gap, behind)
             return answered.removesuffix(gap[size:]) + behind[size:]
-        # Blanks behind the last answer's text may be the conversation's end, unless it is known or a token follows.
+        # Blanks after the last answer's text may be the conversation's end, unless it is known or a token follows.
         said = str(answers[-1]["content"])
         behind = answered.rpartition(said)[2] if said else answered
         if told or not behind[-1:].isspace() or not self._codec.split(rest)[0]:
@@ -223,10 +223,10 @@ class TemplateFormat:
         ) from fault
 
     def _answered(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> tuple[str, bool]:
-        """Write tool answers without what follows them: a generation prompt, or the end of a conversation.
+        """Write tool answers without the text that follows them: a generation prompt, or the end of a conversation.
 
-        The second is False where a conversation ends otherwise behind them than behind an assistant turn, so that
-        blanks at their end may be those of what follows.
+        The second result is False where a conversation ends otherwise after answers than after an assistant turn.
+        Then blanks at the end of the answers may belong to the text that follows.
         """
         last, followed = (self._render_between(messages, tools, generation) for generation in (False, True))
         told, ended = last.endswith(self._plain.final), last.removesuffix(self._plain.final)
@@ -251,7 +251,7 @@ class TemplateFormat:
     def _joined(self, answered: str, rest: str, tools: Sequence[ToolSchema] | None) -> str | None:
         """Join tool answers and `rest`, which begins with the end of an assistant turn or with the next header.
 
-        An end is known by its standing behind a tool answer, too. None where it cannot be told.
+        An end is known by its standing after a tool answer, too. None where it cannot be decided.
         """
         lead, *pieces = self._codec.split(rest)
         if not pieces or lead.strip():
@@ -273,7 +273,7 @@ class TemplateFormat:
     def _after_stand_in(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool
     ) -> tuple[Message, str]:
-        """Find the first stand-in turn that the template accepts and writes out, and the text behind its mark."""
+        """Find the first stand-in turn that the template accepts and writes out, and the text after its mark."""
         refused: ConfigError | None = None
         for turn in _stand_in_turns(messages):
             try:
@@ -337,7 +337,7 @@ class TemplateFormat:
         return end
 
     def _calling_end(self, prompt: str, markers: Sequence[str]) -> TurnEnd | ConfigError:
-        """Find the end of turns with calls; where the template writes none, that of others.
+        """Find the end of turns with calls; where the template writes no calls, the end of other turns.
 
         An error is returned, not raised: it matters only to conversations with calls.
         """
@@ -379,7 +379,7 @@ class TemplateFormat:
             ) from fault
 
     def _stop_tokens(self) -> tuple[int, ...]:
-        """Find the tokens that end turns of each kind, else those that open the next turn; and the tokenizer's EOS."""
+        """Find the tokens that end turns of each kind, or that open the next turn; and the tokenizer's EOS."""
         stops: list[int] = []
         for end, following in ((self._plain, USER), (self._calling, TOOL_ANSWER)):
             if isinstance(end, TurnEnd) and end.sampled:
@@ -388,7 +388,7 @@ class TemplateFormat:
             with suppress(ConfigError):
                 text = self._render_between([following], None)
                 _, token, rest = cut_at_token(self._codec, text)
-                # Templates that know no tool answers write none.
+                # Templates without tool answers write no text for them.
                 if token and content_text(following["content"]) in rest:
                     stops.append(self._codec.added[token])
         eos = self._codec.tokenizer.eos_token_id
@@ -401,7 +401,7 @@ class TemplateFormat:
 def _stand_in_turns(messages: Sequence[Message]) -> list[Message]:
     """Make assistant turns that `messages` may answer, each with MARK at its end.
 
-    One made all the calls, one a single call, and one none: templates differ in which of them they accept.
+    One makes all the calls, one a single call, and one no call: templates differ in which of them they accept.
     """
     calls = [_asked(index, message) for index, message in enumerate(messages) if message["role"] == "tool"]
     if not calls:

@@ -1,4 +1,4 @@
-"""The end of an assistant turn, found by comparing the text that a chat template writes behind one.
+"""The end of an assistant turn, found by comparing the text that a chat template writes after one.
 
 A turn at the end of a conversation and the same turn before another one have their end in common. Text that only the
 first has belongs to the end of the conversation (Phi: `<|endoftext|>`); text that only the second has belongs to the
@@ -24,9 +24,9 @@ class TurnEnd:
     token: str
     """The control token that ends the turn; empty where the first control token of what follows does, if any."""
     gap: str
-    """Text behind `token` whatever follows, e.g. a newline."""
+    """Text after `token` in both cases, e.g. a newline."""
     final: str
-    """Text behind the turn at the end of a conversation only."""
+    """Text after the turn at the end of a conversation only."""
     lead: str = ""
     """Control tokens directly before `token`, which belong to the end, too."""
     sampled: str = ""
@@ -40,9 +40,9 @@ class Written:
     turn: str
     """Text from the generation prompt to the end of the content."""
     last: str
-    """Text behind the content when the turn is the last."""
+    """Text after the content when the turn is the last."""
     followed: str
-    """Text behind the content when another turn follows."""
+    """Text after the content when another turn follows."""
 
 
 def find_turn_end(
@@ -51,7 +51,7 @@ def find_turn_end(
     """Find the last control token of the common beginning of `last` and `followed` that is not inside the turn, too.
 
     `standing_prompt`: the first prompt as far as the template writes it without being asked for a generation prompt.
-    It may end with a part of the next turn's header, or with all of it. `eos`: ends a turn behind which the template
+    It may end with a part of the next turn's header, or with all of it. `eos`: ends a turn after which the template
     writes nothing. `markers`: tokens around calls, which end no turn. Raises UnclearEnd when a policy could not end
     such a turn.
     """
@@ -65,7 +65,7 @@ def find_turn_end(
             begin -= 2
         final = written.last[len(shared) :]
         return TurnEnd(pieces[at], "".join(pieces[at + 1 :]), final, "".join(pieces[begin:at]))
-    # Without a token to end the turn, blanks behind it are the next turn's, which a policy does not write.
+    # Without a token to end the turn, blanks after it are the next turn's, which a policy does not write.
     shared = shared.rstrip()
     final = written.last[len(shared) :]
     _, token, _ = cut_at_token(codec, written.followed[len(shared) :])

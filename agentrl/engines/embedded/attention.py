@@ -2,7 +2,7 @@
 
 The step's tokens are packed in one row: first one token of each decoding session, then the new tokens of sessions that
 extend their cache by several, then the tokens of new prompts. All of them are written to the cache first. Decoding runs
-over views of the stores, without copying them: each session's own row, and each prompt's row once for all sessions
+over views of the stores, without copies. It reads each session's own row, and each prompt's row once for all sessions
 that share it (arXiv:2402.05099).
 """
 
@@ -41,7 +41,7 @@ class _Part:
         self.outer, self.inner = len(pieces), max(len(some) for _, some in pieces)
         self.chosen = torch.tensor([row for row, _ in pieces], device=store.device)
         self.plain = [some for _, some in pieces] == [[token] for token in range(len(rows))]
-        padded = [some + [0] * (self.inner - len(some)) for _, some in pieces]  # token 0 where there is none
+        padded = [some + [0] * (self.inner - len(some)) for _, some in pieces]  # token 0 as padding
         self._source = torch.tensor(padded, device=store.device).flatten()  # [outer * inner] -> token
         back = [0] * len(rows)
         for index, (_, some) in enumerate(pieces):
@@ -265,7 +265,7 @@ class Segments:
 
 
 class StepAttention:
-    """Implements `AttentionLayout` for one step: the tokens of its parts in order, then those of new prompts."""
+    """Implements `AttentionLayout` for one step: the tokens of its parts in order, then new prompts."""
 
     def __init__(
         self,
@@ -279,7 +279,7 @@ class StepAttention:
         self.own, self.shared = own, shared
         self.tree = None if prompt_layout is None else PackedAttention(prompt_layout)
         self.continuing = sum(part.size for part in parts)
-        """Number of tokens of all parts, which lie before those of new prompts."""
+        """Number of tokens of all parts, which lie before the new prompts' tokens."""
         if parts:
             self.rows = torch.cat([part.rows for part in parts]) if len(parts) > 1 else parts[0].rows
             self.columns = torch.cat([part.columns for part in parts]) if len(parts) > 1 else parts[0].columns

@@ -1,7 +1,7 @@
 """Keys and values of the embedded engine: rows of tensors, and the sessions and prompts that hold them.
 
 A session's cache has two parts. The first prompt's keys and values lie in a row of the prefix store that all sessions
-with the same prompt share; what follows lies in a row of the session's own. Columns count from the part's beginning.
+with the same prompt share. Later tokens lie in a row of the session's own. Columns count from the part's beginning.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Holder(Protocol):
     """A session or prompt that can hold a row."""
 
     row: int
-    """Index of the row, -1 for none."""
+    """Index of the row, -1 without a row."""
 
     @property
     def held(self) -> int:
@@ -88,12 +88,12 @@ class Session:
     prompt_experts: list[bytes] = field(default_factory=list)
     """The same list as the prefix's, which may have gone since."""
     experts: list[bytes] = field(default_factory=list)
-    """The experts of each token behind it. One that is computed again keeps those that it was first sent to."""
+    """The experts of each token after the prompt. A token that is computed again keeps its first experts."""
     images: list[PlacedImage] = field(default_factory=list)
     rope: torch.Tensor | None = None
     """[3, L] int64: positions of the L tokens of its last request; None where a position is a token's place."""
     shift: int = 0
-    """Position minus place of the tokens behind its images."""
+    """Position minus place of the tokens after its images."""
 
     @property
     def held(self) -> int:
@@ -175,7 +175,7 @@ class KVRows:
         self.memory.used += more
 
     def place(self, holder: Holder) -> None:
-        """Give a holder a row, if it has none."""
+        """Give a holder a row, unless it has a row."""
         if holder.row < 0:
             if None not in self.holders:
                 self.reserve(len(self.holders) + 1, self.capacity)
@@ -287,13 +287,13 @@ class SessionCache:
         if session.row < 0:
             self._evict(self.own, self.sessions.values())
             self.own.place(session)
-        # The order of the dictionaries is that of use.
+        # The dictionaries are in order of use.
         self.sessions[session.name] = self.sessions.pop(session.name)
         self.prefixes.pop(prefix.ids, None)
         self.prefixes[prefix.ids] = prefix
 
     def _evict(self, store: KVRows, holders: Iterable[Session | Prefix]) -> None:
-        """Free a row of a full store: that of the least recently used holder that nobody needs now, if any."""
+        """Free the row of the least recently used holder of a full store that nobody needs now, if any."""
         if store.used < self.max_rows:
             return
         for holder in holders:
@@ -325,7 +325,7 @@ class SessionCache:
             del self.prefixes[prefix.ids]
 
     def flush(self, keep: Iterable[Session] = ()) -> None:
-        """Drop all keys and values except those of the sessions `keep`."""
+        """Drop all keys and values except for the sessions `keep`."""
         kept = set(map(id, keep))
         for session in [s for s in self.sessions.values() if id(s) not in kept]:
             self.drop(session)
@@ -335,7 +335,7 @@ class SessionCache:
             self._discard(prefix)
 
     def outdate(self, keep: Iterable[Session]) -> None:
-        """Follow a change of the weights: only the sessions `keep` go on with their keys and values, unshared."""
+        """Follow a change of the weights: only the sessions `keep` continue with their keys and values, unshared."""
         kept = list(keep)
         self.flush(kept)
         for session in kept:

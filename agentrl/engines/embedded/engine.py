@@ -1,7 +1,7 @@
 """The embedded engine: generation in this process with a Hugging Face model on the CPU or one GPU.
 
 Requests join and leave the running batch between steps. The engine runs on the event loop itself, one step at a time
-and without threads, so that the same sequence of calls gives the same results bit for bit; between two steps it lets
+and without threads, so that the same sequence of calls gives the same results bit for bit. Between two steps it lets
 the other coroutines run. Every change of its state (abort, pause, new weights) thus falls between two steps.
 """
 
@@ -69,12 +69,12 @@ class EmbeddedEngine:
             stop_decode: ids to text, for stop strings.
             version: version of the weights that the model has now.
             seed: seeds the requests that bring no seed of their own.
-            max_cache_bytes: memory for keys and values; None: half of what is free now. With less than the running
+            max_cache_bytes: memory for keys and values; None: half of the free memory. With less than the running
                 requests need, fewer run at once.
-            records_experts: tell of each token to which experts of a mixture it was sent.
+            records_experts: return the experts of a mixture to which each token was sent.
 
         Raises ConfigError when the model's attention cannot be run from the engine's cache, or its experts cannot be
-        told.
+        recorded.
         """
         self.model = use_packed_attention(model)
         if records_experts:
@@ -140,7 +140,7 @@ class EmbeddedEngine:
     # The loop
 
     def _kick(self) -> None:
-        """Start the step loop if it does not run and there is work. It ends when there is none left."""
+        """Start the step loop if it does not run and there is work. It ends when no work is left."""
         if self._ready() and (self._task is None or self._task.done()):
             self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -180,7 +180,7 @@ class EmbeddedEngine:
         return bool(ended)
 
     def _queue(self, request: Request) -> None:
-        """Put a request behind those that wait and are not to go after it."""
+        """Insert a request into the queue after all waiting requests that come before it."""
         place = len(self._waiting)
         while place and self._waiting[place - 1].params.priority > request.params.priority:
             place -= 1
@@ -361,7 +361,7 @@ class EmbeddedEngine:
         return name
 
     async def differences(self, sent: Mapping[str, torch.Tensor], names: Collection[str]) -> list[Difference]:
-        """Compare weights [S] as `InspectableEngine.differences` says, those of another dtype left out."""
+        """Compare weights [S] as `InspectableEngine.differences` says, without weights of another dtype."""
         state = self.model.state_dict(keep_vars=True)
         known = CheckpointNames(self.model, state).views(state)
         tied = self.model.get_input_embeddings().weight, self.model.get_output_embeddings().weight

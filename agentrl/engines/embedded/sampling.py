@@ -53,7 +53,7 @@ class Sampler:
     def sample(self, logits: torch.Tensor, positions: Sequence[int]) -> tuple[list[int], list[float]]:
         """Sample N tokens; return them and their log-probs.
 
-        logits: [N, V] float32. positions: N places of the new tokens in their sequences. Log-probs are those of
+        logits: [N, V] float32. positions: N places of the new tokens in their sequences. Log-probs are log
         softmax(logits / temperature), not renormalised for top-p and top-k; greedy rows have temperature 1.
         """
         if self.temperatures is not None:

@@ -46,7 +46,7 @@ class Request:
     cached_tokens: int = -1
     """Tokens of the prompt found in the cache; -1 before the request is first scheduled."""
     in_place: bool = False
-    """True while it is paused with its keys and values kept, and has not gone on yet."""
+    """True while it is paused with its keys and values kept, and has not continued yet."""
 
     @property
     def new_tokens(self) -> int:
@@ -87,7 +87,7 @@ class _Groups:
     """Up to _SHORT."""
     long: list[Request]
     ready: list[Request]
-    """None: the last hidden state of their prompt says how they go on."""
+    """Requests without new tokens: they sample from the last hidden state of their prompt."""
 
     @classmethod
     def split(cls, running: Sequence[Request]) -> _Groups:
@@ -127,7 +127,7 @@ class _Groups:
 
 @dataclass(frozen=True, slots=True)
 class _NewPrompts:
-    """The prompts that a step computes, behind the tokens that continue sessions; common beginnings stored once."""
+    """The prompts that a step computes, after the tokens that continue sessions; common beginnings stored once."""
 
     prefixes: list[Prefix]
     layout: PackedLayout
@@ -140,7 +140,7 @@ class _NewPrompts:
     def make(
         cls, prefixes: list[Prefix], images: StepImages | None, continuing: int, device: torch.device
     ) -> _NewPrompts | None:
-        """Lay out the prompts of a step that has `continuing` tokens before them. None where there are none."""
+        """Lay out the prompts of a step that has `continuing` tokens before them. None without prompts."""
         if not prefixes:
             return None
         ids = torch.tensor([token for prefix in prefixes for token in prefix.ids], device=device)
@@ -171,7 +171,7 @@ class StepRunner:
     """Runs steps over a model and a cache.
 
     All requests given to `run` have been attached to the cache. While the same ones decode, their masks and rows are
-    not built anew for each step but advanced.
+    advanced from step to step, not rebuilt.
     """
 
     def __init__(self, model: PreTrainedModel, cache: SessionCache, *, records_experts: bool = False) -> None:
@@ -184,7 +184,7 @@ class StepRunner:
         self._steady: _DecodingBatch | None = None
 
     def experts_of(self, session: Session) -> Experts | None:
-        """Return the experts of all tokens but the last: [n, L, k] uint8 or int16; None where none are recorded."""
+        """Return the experts of all tokens but the last: [n, L, k] uint8 or int16; None if they are not recorded."""
         if self._of_token is None:
             return None
         shape, dtype = self._of_token
@@ -218,13 +218,13 @@ class StepRunner:
     def _keep_all_experts(
         self, parts: Sequence[RowBatch | Segments], new: _NewPrompts | None, rows: Sequence[bytes]
     ) -> None:
-        """Keep the experts of the step's tokens, of which those of new prompts come last."""
+        """Keep the experts of the step's tokens; new prompts come last."""
         _keep_experts([session for part in parts for session in part.sessions], rows)
         if new is not None:
             new.keep_experts(rows, sum(part.size for part in parts))
 
     def _rows_of(self, routes: Routes) -> list[bytes]:
-        """Split what was recorded by token."""
+        """Split the recorded experts by token."""
         recorded = routes.recorded()
         self._of_token = tuple(recorded.shape[1:]), recorded.dtype
         width, whole = recorded[0].nbytes, recorded.numpy().tobytes()
@@ -323,7 +323,7 @@ def _give_prompt_experts(requests: Sequence[Request]) -> None:
 
 
 def _keep_experts(sessions: Sequence[Session], rows: Sequence[bytes]) -> None:
-    """Keep the experts of sessions' new tokens, which come first in `rows`; what a session knows stays."""
+    """Keep the experts of sessions' new tokens, which come first in `rows`; known experts stay."""
     place = 0
     for session in sessions:
         new = rows[place : place + len(session.ids) - session.cached]
@@ -334,7 +334,7 @@ def _keep_experts(sessions: Sequence[Session], rows: Sequence[bytes]) -> None:
 def _step_images(
     parts: Sequence[RowBatch | Segments], prompts: Sequence[Prefix], device: torch.device
 ) -> StepImages | None:
-    """Find the images among the new tokens of sessions and those of new prompts; None where there are none."""
+    """Find the images among the new tokens of sessions and in new prompts; None without images."""
     spans: list[Span] = [(s, s.cached, len(s.ids)) for part in parts for s in part.sessions]
     spans += [(prefix, 0, len(prefix.ids)) for prefix in prompts]
     return StepImages.of(spans, device) if any(holder.images for holder, _, _ in spans) else None

@@ -1,7 +1,7 @@
 """Images in the embedded engine: told apart in its cache, and put into the steps that compute their tokens.
 
-In the cache each token of an image is a number of its own, beyond any vocabulary, the same for the same image: so
-sessions share what is equal, images included, and nothing else.
+In the cache each token of an image is a number of its own, beyond any vocabulary, the same for the same image. So
+sessions share equal tokens, images included, and nothing else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agentrl.model.vision import FIRST_FEATURE, PlacedFeatures, features_of, rop
 from agentrl.trajectory import Image, PlacedImage
 
 _REMEMBERED = 1 << 16
-"""Images whose numbers are remembered. A forgotten one that comes again gets new numbers and is not shared."""
+"""Images whose numbers are remembered. A forgotten image gets new numbers at its return and is not shared."""
 Span = tuple[Session | Prefix, int, int]
 """Tokens [begin, end) of a session's or prefix's ids."""
 
@@ -65,7 +65,7 @@ class StepImages:
 
     @staticmethod
     def of(spans: Sequence[Span], device: torch.device) -> StepImages | None:
-        """Find the images in the spans that make up a step. None when there are none."""
+        """Find the images in the spans that make up a step. None without images."""
         first: dict[bytes, int] = {}
         images: list[Image] = []
         rows = [np.full(end - begin, -1) for _, begin, end in spans]
@@ -110,7 +110,7 @@ class StepImages:
 
 
 def _rope(holder: Session | Prefix, begin: int, end: int) -> torch.Tensor:
-    """Positions [3, end - begin] int64 of a span. Behind the holder's known tokens only text follows."""
+    """Positions [3, end - begin] int64 of a span. After the holder's known tokens only text follows."""
     if holder.rope is None:
         return torch.arange(begin, end).expand(3, -1)
     known = holder.rope.shape[1]

@@ -102,7 +102,7 @@ class WeightReceiver(Protocol):
         ...
 
     async def begin_weight_update(self, timeout: float) -> None:
-        """Open an update. One that an earlier, broken update left open is closed first."""
+        """Open an update, after closing any that an earlier failure left open."""
         ...
 
     async def end_weight_update(self, timeout: float) -> None:
@@ -133,7 +133,7 @@ class WeightReceiver(Protocol):
         ...
 
     async def weight_checksums(self, timeout: float, leave_out: Sequence[str] = ()) -> WeightChecksums:
-        """Compute the checksums of all parameters whose names hold none of `leave_out`."""
+        """Compute the checksums of all parameters, except names that hold any of `leave_out`."""
         ...
 
 

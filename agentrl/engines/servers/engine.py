@@ -1,7 +1,7 @@
 """The rollout engine over a fleet of HTTP servers.
 
 A request goes to its session's server, which has the session's prefix in its cache. When that server fails, the
-request goes on elsewhere from the tokens that had arrived. The versions in each answer are checked, so that a server
+request continues elsewhere from the tokens that had arrived. The versions in each answer are checked, so that a server
 with old weights cannot pass as current. `Supervisor` looks after the servers.
 """
 
@@ -69,7 +69,7 @@ class ServerEngine:
     """Implements `agentrl.engines.contract.RolloutEngine`.
 
     Args:
-        servers: started and answering, all with the weights of version 0; `close` stops those that have a process.
+        servers: started and answering, all with the weights of version 0; `close` stops each that has a process.
         http: the connections to all servers; closed with the engine.
         model: vocabulary and parameters, for checks of requests and weights that a server would die of.
         sender: carries new weights to servers.
@@ -254,7 +254,7 @@ class ServerEngine:
         self._supervisor.wake()
 
     async def _all_ended(self) -> None:
-        """Wait until the aborted calls have ended. One whose server does not end it in time has what has arrived."""
+        """Wait until the aborted calls have ended. A call that does not end in time keeps the tokens received."""
         late = time.monotonic() + GRACE
         while running := [call for call in self._calls.values() if call.server is not None]:
             for call in running:
@@ -329,9 +329,9 @@ class ServerEngine:
             server.freed = tuple(tag for tag in server.freed if tag not in freed)
 
     async def _leave(self, server: Server) -> None:
-        """Leave a server that we did not start as it was found: able to answer whoever attaches next.
+        """Leave a server that we did not start as it was found: able to answer the next client.
 
-        One that an update left paused may have some of the new weights and some of the old, and stays paused.
+        A server that an update left paused may have some of the new weights and some of the old, and stays paused.
         """
         if server.process is None:
             await self._restore(server, FREED)
@@ -410,7 +410,7 @@ class ServerEngine:
     async def _exchange(self) -> AsyncIterator[list[Server]]:
         """Stop sampling inside the block; yields the servers that answer.
 
-        Running requests go on behind it. Their keys and values are computed anew unless they were paused in_place.
+        Running requests continue after it. Their keys and values are recomputed unless they were paused in_place.
         """
         self._updating = True
         self._update_quiet()

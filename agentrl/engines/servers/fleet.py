@@ -5,11 +5,11 @@
     STALE     answers, was not sent the target weights       SendWeights
     DEAD      exited, or failed `failures` times in a row    after a back-off: Restart, or Check if it is not ours
 
-Only weights that were sent count: a server has the target version because `updated` was called since its last start,
-never because it claims to, so a process that restarts with the first weights cannot pass for a current one. A claim of
+Only weights that were sent count. A server has the target version because `updated` was called since its last start,
+never because it claims to. So a process that restarts with the first weights cannot pass for a current one. A claim of
 another version makes it STALE. Until the first `target`, the weights that servers were launched with are right.
 
-`due` hands out at most one action a server. It is outstanding until its own event comes (`answered`, `updated`,
+`due` hands out at most one action a server. The action is outstanding until its own event (`answered`, `updated`,
 `started`, or `failed` with that action), or until its time is over, which counts as its failure. Only a Check is
 withdrawn before that, where it became pointless (the server exited, or needs weights first).
 """
@@ -64,7 +64,7 @@ class Timings:
     """Time until a failed check or transfer is tried again, and between two checks of a starting server."""
     check_timeout: float = 10.0
     failures: int = 3
-    """Failed checks (or transfers, or requests with none served between them) in a row that make a server dead.
+    """Failed checks (or transfers, or requests without a served one between them) in a row that make a server dead.
     Requests that fail between two checks count as one: they broke together."""
     start_timeout: float = 900.0
     """Time from launch to the first answer: loading the weights, compiling, capturing graphs."""
@@ -74,7 +74,7 @@ class Timings:
     failed restart is a death, and so is a failed check of a dead server."""
     backoff_limit: float = 60.0
     restarts: int = 5
-    """Most restarts within `restart_window`; a server that dies once more stays dead. 0: none is restarted."""
+    """Most restarts within `restart_window`; a server that dies once more stays dead. 0: no server is restarted."""
     restart_window: float = 1800.0
 
 
@@ -104,7 +104,7 @@ class _Server:
 
 
 class Fleet:
-    """Keeps the servers' states and says what is due. Every method raises KeyError for an unknown server.
+    """Keeps the servers' states and returns due actions. Every method raises KeyError for an unknown server.
 
     `clock` gives seconds. `restartable`: the processes are ours, so that a dead one can be launched again; other
     servers are checked, and sent weights when they answer.
@@ -186,7 +186,7 @@ class Fleet:
             self._settle(s)
 
     def target(self, version: int) -> None:
-        """Set the version that servers must have; those that were not sent it become stale."""
+        """Set the version that servers must have; servers that were not sent it become stale."""
         self._target, self._incoming = version, None
         for s in self._servers.values():
             if s.state in (FleetState.HEALTHY, FleetState.STALE):
@@ -249,7 +249,7 @@ class Fleet:
 
     @property
     def hopeless(self) -> bool:
-        """True when all servers are dead and none will be launched or asked again."""
+        """True when all servers are dead and no server will be launched or checked again."""
         return all(s.state is FleetState.DEAD and s.next_at == inf and s.action is None for s in self._servers.values())
 
     def due(self) -> list[Action]:

@@ -1,6 +1,6 @@
 """A server process of ours: started, watched while it comes up, stopped with all its children.
 
-The server ends with this process, whatever happens to it: see `starter`.
+The server ends with this process, even after SIGKILL: see `starter`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from agentrl.engines.servers.starter import KEY, STARTER
 from agentrl.engines.servers.startup_log import Stages, StartupLog, last_error
 
 PORTS = range(20_000, 32_000)
-"""Range that free ports are chosen from: below those that Linux gives to outgoing connections."""
+"""Range that free ports are chosen from: below the range that Linux gives to outgoing connections."""
 PORT_ATTEMPTS = 3
 LOOK_EVERY = 0.1  # seconds
 
@@ -36,7 +36,7 @@ class ServerProcess(ABC):
     software: ClassVar[str]
     """Name of the server software in messages."""
     stages: ClassVar[Stages]
-    """Start-up as its log tells it."""
+    """Stages of the start-up, read from the log."""
     aftermath: ClassVar[str]
     """Text in the exceptions of processes that only report the failure of another one."""
 
@@ -165,10 +165,10 @@ class ServerProcess(ABC):
         return kind(message)
 
     def stop(self, grace: float | None = None) -> None:
-        """End the server; when this returns none of its processes is left.
+        """End the server; when this returns all its processes have ended.
 
-        SIGTERM first and `grace` seconds (by default those of the constructor) to end by itself, then SIGKILL to all
-        its processes. Nothing happens where it was not started.
+        SIGTERM first and `grace` seconds (default: the constructor's) to end by itself, then SIGKILL to all its
+        processes. Does nothing where it was not started.
         """
         process = self._process
         if process is None:
@@ -206,7 +206,7 @@ def living(group: int) -> Iterator[int]:
 
 
 def free_port(host: str) -> int:
-    """Find a port that nobody listens at now. Raises EngineError where there is none."""
+    """Find a port that nobody listens at now. Raises EngineError without a free port."""
     for port in random.sample(PORTS, 200):
         if is_free(host, port):
             return port

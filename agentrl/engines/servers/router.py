@@ -1,9 +1,9 @@
 """Router of requests: a session goes to the server that has its prefix in the cache, unless that is crowded.
 
-A session keeps its server from its first request until `forget`, or until the server stops serving (whatever comes back
-has an empty cache, so its sessions are placed anew). A new session goes where its group is, whose prompt it shares.
-Neither stays at a crowded server, one with more than `CROWDED` times the requests in flight of the least loaded one and
-`SPARE` more: waiting there costs more than computing the prefix again.
+A session keeps its server from its first request until `forget`, or until the server stops serving. A server that
+returns has an empty cache, so its sessions are placed again. A new session goes to its group's server, as the group
+shares a prompt. Both avoid a crowded server: its requests in flight are more than `CROWDED` times the least loaded
+server's, and `SPARE` more. Waiting there costs more than computing the prefix again.
 All else goes to the least loaded server; of several, to the one with fewest sessions, so that servers fill evenly.
 
 At a server that takes `SLOW` times as long for a token as the median one, each request counts as that many, and no
@@ -60,16 +60,16 @@ class Router:
         self._places: dict[str, _Place] = {}
         """By serving server: its place among them."""
         self._queue: list[tuple[_Place, str]] = []
-        """Heap of places, the least loaded first; those that are no server's any more are skipped."""
+        """Heap of places, the least loaded first; places that belong to no server any more are skipped."""
         self._paces: dict[str, tuple[float, float]] = {}
         """By serving server: seconds and tokens of its answers, older ones weighing less."""
         self._by_pace: list[tuple[float, str]] = []
         """Serving servers that have answered by their seconds a token, rising."""
         self._slowness: dict[str, float] = {}
-        """By slow server: its seconds a token over those of the median server."""
+        """By slow server: its seconds a token divided by the median server's."""
 
     def set_serving(self, servers: Collection[str]) -> None:
-        """Set the servers that may be routed to. Sessions of all others are placed anew at their next request."""
+        """Set the servers that may be routed to. Sessions of all others are placed again at their next request."""
         for server in self._serving.keys() - set(servers):
             for session in list(self._sessions[server]):
                 self.forget(session)
@@ -101,7 +101,7 @@ class Router:
         return server
 
     def done(self, session: str, server: str) -> None:
-        """End a request that `route` placed, whatever came of it. Raises ValueError where there is none."""
+        """End a request that `route` placed, in success or failure. Raises ValueError without such a request."""
         left = self._in_flight[session, server] - 1
         if left < 0:
             raise ValueError(f"session {session!r} has no request in flight at {server}")
@@ -141,11 +141,11 @@ class Router:
 
     @property
     def loads(self) -> Mapping[str, int]:
-        """Requests in flight by server: all that serve, and those that no longer do but still have some."""
+        """Requests in flight by server: all that serve, and all that no longer serve but still have some."""
         return MappingProxyType(self._loads)
 
     def _slow(self) -> dict[str, float]:
-        """Compare the servers' paces: each slow one's, over that of the median server."""
+        """Compare the servers' paces: each slow one's, divided by the median server's."""
         usual = self._by_pace[(len(self._by_pace) - 1) // 2][0] if len(self._by_pace) > 1 else 0.0
         if not usual:
             return {}
@@ -171,7 +171,7 @@ class Router:
                 self._sort()
 
     def _sort(self) -> None:
-        """Make all places anew."""
+        """Rebuild all places."""
         self._places, self._queue = {}, []
         for server in self._serving:
             self._moved(server)

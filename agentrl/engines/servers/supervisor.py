@@ -1,7 +1,7 @@
-"""Supervision of an engine's servers: carries out what `Fleet` says is due, and tells `Router` which servers serve.
+"""Supervision of an engine's servers: carries out due actions of `Fleet`, and gives `Router` the serving servers.
 
-While the engine lives it checks servers, starts dead ones again, and sends weights to those that have old ones.
-Requests on a server that died, or that may hold a mixture of weights, are given up there and go on elsewhere.
+While the engine lives it checks servers, restarts dead servers, and sends weights to servers with old weights.
+Requests on a server that died, or that may hold a mixture of weights, are given up there and continue elsewhere.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Server:
         return self.client.url
 
     def give_up(self) -> None:
-        """End its requests, which go on elsewhere."""
+        """End its requests, which continue elsewhere."""
         for asking in self.asking:
             asking.task.cancel()
 
@@ -176,7 +176,7 @@ class Supervisor:
                 self.fleet.exited(server.url, text)
 
     def look(self) -> None:
-        """Follow the fleet's state: set the routes, give up requests on dead servers, and tell the user of changes."""
+        """Follow the fleet's state: set the routes, give up requests on dead servers, and show the user changes."""
         self._see_ends()
         before, now = set(self.router.serving), set(self.fleet.serving)
         for url in before - now:
@@ -200,7 +200,7 @@ class Supervisor:
         self.changed = asyncio.Event()
 
     def reasons(self) -> str:
-        """Describe what is wrong with each server, in one line."""
+        """Describe the fault of each server, in one line."""
         return "; ".join(f"{url} is {self.fleet.state(url)}: {self.fleet.reason(url)}" for url in self.servers)
 
     # Weights
@@ -215,7 +215,7 @@ class Supervisor:
             return await self._send(servers, version)
 
     async def roll(self, weights: Weights, version: int) -> dict[str, Exception]:
-        """Send new weights to one half of the servers, then to the other; requests go on, in the end by the new ones.
+        """Send new weights to one half of the servers, then to the other; requests continue, and end with them.
 
         Return the faults by server; such a server runs nothing before it was sent all weights.
         """
@@ -271,7 +271,7 @@ class Supervisor:
             self._weights = None
 
     def offer_weights(self, weights: Weights, version: int) -> None:
-        """Let servers have these weights beside those that they must have; the latter are sent no more."""
+        """Let servers have these weights, too; the weights of the required version are sent no more."""
         self.fleet.rolls_to(version, self.version)
         self._take(weights, version)
 
@@ -357,7 +357,7 @@ class Supervisor:
                     await self._catch_up(server, action)
                 case Restart():
                     await self._restart(server)
-        except Exception as error:  # whatever it is, the fleet decides what comes next
+        except Exception as error:  # for any error, the fleet decides the next action
             self.fleet.failed(server.url, describe(error), action)
         self.look()
 

@@ -186,7 +186,7 @@ def started_with(config: RolloutsConfig) -> str:
 async def attach_all(
     servers: Sequence[Server], facts: ModelFacts, timeout: float, max_model_len: int, progress: Say
 ) -> list[ServerInfo]:
-    """Wait until all servers answer. Raises ConfigError for one that cannot serve this job."""
+    """Wait until all servers answer. Raises ConfigError for a server that cannot serve this job."""
     infos = await asyncio.gather(*[reach(server.client, timeout, progress) for server in servers])
     for server, info in zip(servers, infos, strict=True):
         if None not in (info.architecture, facts.architecture) and info.architecture != facts.architecture:

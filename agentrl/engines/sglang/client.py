@@ -157,7 +157,7 @@ class SGLangClient:
     """Implements `agentrl.engines.servers.client.ServerClient`."""
 
     def __init__(self, url: str, http: aiohttp.ClientSession, key: str | None = None) -> None:
-        """`key`: what the server was started with as --api-key, or --admin-api-key beside the same --api-key."""
+        """`key`: the server's --api-key, or its --admin-api-key next to the same --api-key."""
         self.url = url.rstrip("/")
         self._http = http
         self._headers = {**HEADERS, **key_header(key)}
@@ -437,9 +437,9 @@ class AnswerStream:
         self._partial.logprobs += logprobs
 
     def _unrepeated(self, ids: list[int], logprobs: list[float]) -> tuple[list[int], list[float]]:
-        """Return what is new in the last chunk, whose spans say how many tokens there are in all.
+        """Return the new tokens of the last chunk, whose spans give the total number of tokens.
 
-        Where a request is aborted that was retracted and waits, its last token and all log-probs come again.
+        When a retracted, waiting request is aborted, its last token and all log-probs come again.
         """
         reason, spans = self._last.finish_reason, self._last.weight_versions
         new = spans[-1].end - len(self._partial.ids) if spans else len(ids)
@@ -476,7 +476,7 @@ def sampling_params(params: SamplingParams) -> dict[str, JSON]:
         "stop_token_ids": list(params.stop_token_ids),
         "stop": list(params.stop),
         "skip_special_tokens": False,
-        # True, it would ignore stop_token_ids as well; false, the model's own end token ends a turn beside them.
+        # True, it would ignore stop_token_ids as well; false, the model's own end token also ends a turn.
         "ignore_eos": not params.stop_token_ids,
         "stream_interval": STREAM_TOKENS,
     }

@@ -66,7 +66,7 @@ class SGLangEngine(ServerEngine):
             return await self._sample.differences(self._supervisor.serving(), sent, names)
 
     def _server_params(self, params: SamplingParams) -> SamplingParams:
-        """Set what a server needs to sample the same tokens whatever else runs there.
+        """Set the parameters that make a server sample the same tokens next to any other requests.
 
         Without a seed every request would have SGLang's default one. And a batch in which any request has a top-k (a
         greedy one has 1) draws by rank, another by token id: so all requests get one.

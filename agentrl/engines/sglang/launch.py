@@ -28,15 +28,15 @@ def needs_stand_ins(arguments: Sequence[str]) -> bool:
 def with_key(arguments: Sequence[str], key: str) -> list[str]:
     """Add the key to the arguments: here, where they are parsed, and not on the command line.
 
-    SGLang (0.5.23) asks for none where it has several tokenizers, and does not start with one. One key in 64 begins
-    with a dash, which is read as a value only behind `=`.
+    SGLang (0.5.23) asks for no key where it has several tokenizers, and does not start with one. One key in 64 begins
+    with a dash, which is read as a value only after `=`.
     """
     tokenizers = [value for name, value in itertools.pairwise(arguments) if name == "--tokenizer-worker-num"]
     return [*arguments] if any(value != "1" for value in tokenizers) else [*arguments, f"--api-key={key}"]
 
 
 def hide_in_logs(key: str) -> None:
-    """Keep the key out of what is logged: SGLang logs all its arguments."""
+    """Keep the key out of the logs: SGLang logs all its arguments."""
     make = logging.getLogRecordFactory()
 
     def hidden(*args: object, **kwargs: object) -> logging.LogRecord:

@@ -45,7 +45,7 @@ class ServerArguments:
     host: str = "127.0.0.1"
     log_level: str = "info"
     extra: Mapping[str, JSON] = field(default_factory=dict)
-    """SGLang's own arguments by name, with underscores; they win over what is set here.
+    """SGLang's own arguments by name, with underscores; they override the settings here.
 
     True gives the bare flag, False and None leave the argument out, a list gives several values, a mapping JSON.
     """
@@ -80,7 +80,7 @@ class ServerArguments:
         }
 
     def _queue(self) -> dict[str, JSON]:
-        """Have requests of the earliest prompt begin first (`SamplingParams.priority`), and none stop for another."""
+        """Let requests of the earliest prompt begin first (`SamplingParams.priority`), without preemption."""
         names = {plain_name(name): value for name, value in self.extra.items()}
         if names.get("schedule_policy", "fcfs") not in ("fcfs", "lof"):
             return {}  # SGLang would refuse both together

@@ -97,9 +97,9 @@ def is_passed(name: str) -> bool:
 
 
 def environment(device: str, pass_env: Container[str] = ()) -> dict[str, str]:
-    """Build the environment of a server process; what the user has set stays, of what a server may see.
+    """Build the environment of a server process; the user's variables stay if a server may see them.
 
-    It answers requests, and whoever gets into it shall not find keys of trackers, clouds and other services there.
+    A server answers requests; an intruder must not find keys of trackers, clouds and other services there.
     """
     ours = {
         "OMP_WAIT_POLICY": "PASSIVE",
@@ -107,7 +107,7 @@ def environment(device: str, pass_env: Container[str] = ()) -> dict[str, str]:
         # A scheduler that crashed would keep its server from ending for more than a minute.
         "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
         "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
-        # What a server reserves at a context's end may lie beyond the model's last position; no token ever does.
+        # Places reserved at a context's end may lie beyond the model's last position; no token ever does.
         "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
     }
     if device == "cpu":

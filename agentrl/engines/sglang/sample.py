@@ -1,7 +1,7 @@
-"""A sample of the parameters that SGLang's servers hold, compared with what they were sent.
+"""A sample of the parameters that SGLang's servers hold, compared with the sent weights.
 
 On a CPU a checksum is known beforehand (see `Expectation`). On a GPU it is another hash, of a part of the parameter on
-each rank; then it must change when, and only when, what is sent changes, and be the same at all servers.
+each rank. Then it must change exactly when the sent weight changes, and be the same at all servers.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Held: TypeAlias = tuple[str, ...]
 
 
 class WeightSample:
-    """Knows which parameters servers have beside those that they are sent, and what checksums they had.
+    """Knows the parameters of servers that are not sent, and the last checksums.
 
-    `notify` is told, once for each server, why its weights are not compared.
+    `notify` gets the reason, once for each server, why its weights are not compared.
     """
 
     def __init__(self, dtype: torch.dtype, notify: Callable[[str], None]) -> None:
@@ -38,7 +38,7 @@ class WeightSample:
         self._absent: set[str] = set()
         """Names of parameters that no server has."""
         self._known: dict[str, tuple[str, Held]] = {}
-        """By parameter, the checksum of what was sent, and what servers answered, when both were last found right."""
+        """By parameter, the sent weight's checksum and the servers' answers, when both were last found right."""
         self._silent: set[str] = set()
         """Servers that were not compared."""
 

@@ -48,8 +48,8 @@ class StandingServers:
             key: what callers have to send.
             folder: for their logs.
             timeout: seconds until a server must answer after it was started.
-            warn: shows what happens to servers later on; called from another thread.
-            timings: intervals and deadlines of checks, by default those of rollout servers.
+            warn: shows later events of servers; called from another thread.
+            timings: intervals and deadlines of checks; default: the rollout servers' timings.
         """
         self._timeout, self._warn = timeout, warn
         self._key, self._timings = key, timings or Timings()
@@ -127,7 +127,7 @@ def server_arguments(config: Config, device: str, host: str = "127.0.0.1") -> Se
 
 
 def first_gpus(devices: int, size: int) -> list[int]:
-    """Return the first GPU of each server that `devices` GPUs hold. Raises ConfigError where none fits."""
+    """Return the first GPU of each server that `devices` GPUs hold. Raises ConfigError where no server fits."""
     if devices < size:
         raise ConfigError(
             f"{ENGINE}.tensor_model_parallel_size={size} needs {size} GPUs; the reward model has {devices}"

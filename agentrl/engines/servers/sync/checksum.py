@@ -1,6 +1,6 @@
 """Verification of a weight update by checksums of the parameters that each server holds.
 
-Where the server software's checksums can be predicted, they are compared with those of the weights that were sent.
+Where the server software's checksums can be predicted, they are compared with the checksums of the sent weights.
 Otherwise servers are compared with one another.
 """
 

@@ -1,6 +1,6 @@
 """Weights sent as files, in a folder that the servers see under the same path.
 
-A version appears whole or not at all. Only the newest is kept: a server that starts anew is sent the weights again.
+A version appears whole or not at all. Only the newest is kept: a server that restarts is sent the weights again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Weights broadcast to servers on any host by a torch.distributed group: rank 0 is the trainer, then come the servers.
 
 The group is separate from all others of the trainer, its default group included. It lasts from one send to the next
-while the servers stay the same. When a server fails in mid-broadcast the others break off, too; then the group is made
-anew without it and everything is sent again.
+while the servers stay the same. When a server fails in mid-broadcast the others break off, too; then the group is
+rebuilt without it and everything is sent again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class DistributedSender:
         timeout: float = 300.0,
         checksums: Callable[[], ExpectedChecksums] | None = None,
     ) -> None:
-        """`dtype`: the servers' dtype. `bucket_bytes`: what is broadcast at once, held once here and once by each rank
+        """`dtype`: the servers' dtype. `bucket_bytes`: bytes broadcast at once, held once here and once by each rank
         of a server. `timeout`: seconds for one bucket, and for making the group. `checksums`: makes the expected
         checksums of a send; None: what arrived is not verified."""
         self.bytes_sent = 0
@@ -92,9 +92,9 @@ class DistributedSender:
             await self._drop_group(self._group.servers)
 
     async def _join(self, update: Update, infos: Mapping[str, ServerInfo]) -> None:
-        """Make a group of exactly the servers of the update, if there is none yet. Raises _Broken.
+        """Make a group of exactly the servers of the update, unless it exists. Raises _Broken.
 
-        A server with another version than it was last sent was started anew since, and is in no group.
+        A server with another version than it was last sent has restarted since, and is in no group.
         """
         sizes = [(server.url, infos[server.url].tensor_parallel) for server in update.servers]
         same = all(infos[server.url].weight_version == self._version for server in update.servers)
@@ -131,10 +131,10 @@ class DistributedSender:
     async def _together(
         self, update: Update, step: str, ask: Callable[[WeightReceiver], Awaitable[None]], ours: Callable[[], None]
     ) -> None:
-        """Run `ask` for each server while `ours` runs in a thread. Whichever fails first ends the other sides.
+        """Run `ask` for each server while `ours` runs in a thread. The first failure ends the other sides.
 
-        Raises _Broken when anything failed, and drops the servers to blame from the update: those that gave no answer;
-        if all answered, those that refused before we broke off. A server that only reports the broken group stays.
+        Raises _Broken when anything failed, and drops the servers to blame from the update: all that gave no answer;
+        if all answered, all that refused before we broke off. A server that only reports the broken group stays.
         """
         assert self._group is not None
         servers = list(update.servers)
@@ -164,7 +164,7 @@ class DistributedSender:
         raise _Broken(step, first or TimeoutError(f"not done within {self._timeout:g} s"))
 
     async def _drop_group(self, servers: Sequence[WeightReceiver]) -> None:
-        """Destroy the group here and on `servers`; those that are gone, or never joined, are ignored."""
+        """Destroy the group here and on `servers`; servers that are gone, or never joined, are ignored."""
         group, self._group = self._group, None
         if group is None:
             return
@@ -268,7 +268,7 @@ class _Group:
 def _gloo_at(host: str, store: PrefixStore, ranks: int, timeout: timedelta) -> dist.ProcessGroupGloo:
     """Join as rank 0, and announce this machine to the others as `host`, unless a user names an interface.
 
-    By itself gloo announces what the machine's own name resolves to, which may be loopback.
+    By itself gloo announces the address of the machine's own name, which may be loopback.
     """
     if "GLOO_SOCKET_IFNAME" in os.environ:
         return dist.ProcessGroupGloo(store, 0, ranks, timeout=timeout)

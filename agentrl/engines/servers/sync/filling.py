@@ -1,4 +1,4 @@
-"""Buckets of weights filled beside the event loop, which drives trajectories in the meantime."""
+"""Buckets of weights filled off the event loop, which drives trajectories in the meantime."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentrl.system.threads import OwnThread
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """How a sender's buffer is filled, and what is noted of each bucket."""
+    """How a sender's buffer is filled, and the checksums taken of each bucket."""
 
     dtype: torch.dtype
     """Type that weights are sent in."""

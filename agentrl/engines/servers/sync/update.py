@@ -1,4 +1,4 @@
-"""One weight update of several servers: a server that fails is dropped from it and its fault kept; the others go on."""
+"""One weight update of several servers: a failed server is dropped from it and its fault kept; the others continue."""
 
 from __future__ import annotations
 

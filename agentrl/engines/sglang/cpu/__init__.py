@@ -1,8 +1,8 @@
-"""Replacements for what SGLang imports on a machine without a GPU, so that its servers run there.
+"""Replacements for SGLang's imports on a machine without a GPU, so that its servers run there.
 
 SGLang imports triton, torchvision and its own compiled kernels wherever it runs. On a CPU without a build of those
 kernels it computes everything in plain torch, and only the names have to be there. `install()` puts them there, in
-this process and those that it forks. Facts: SGLang 0.5.23; `tests/sglang/test_cpu_canary.py` says which names another
+this process and its forks. Facts: SGLang 0.5.23; `tests/sglang/test_cpu_canary.py` says which names another
 version misses.
 """
 

@@ -50,7 +50,7 @@ class StandInModule(ModuleType):
 class StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds `packages` and everything under them, for importers in SGLang only.
 
-    Torch and transformers ask whether these packages are there, and must go on being told that they are not.
+    Torch and transformers ask whether these packages are there, and must keep finding that they are not.
     """
 
     def __init__(self, packages: Collection[str]) -> None:
