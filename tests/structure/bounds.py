@@ -15,15 +15,15 @@ BOUNDS: dict[str, float] = {
     "parameters of the widest function": 15,
     "private functions used once": 424,
     "functions used once": 1032,
-    "lines of the core": 57694,
+    "lines of the core": 57729,
     "lines of tests": 69046,
     "files under 30 lines": 71,
     "docstrings that only point": 132,
-    "hard words in 1,000 of docs": 2.7,
-    "long sentences in 100 of docs": 3.4,
-    "hard words in 1,000 of docstrings": 15.1,
-    "long sentences in 100 of docstrings": 2.9,
+    "hard words in 1,000 of docs": 0.4,
+    "long sentences in 100 of docs": 1.5,
+    "hard words in 1,000 of docstrings": 0.4,
+    "long sentences in 100 of docstrings": 1.4,
 }
 
-STEP = {"files": 135, "functions": 716}
+STEP = {"files": 140, "functions": 745}
 """A step of the quickstart enters so many; three of the functions only where a line of progress is due."""
