@@ -1,9 +1,9 @@
 """Bounds on what one client can cost a server: time for headers, bodies and answers; bodies and bytes by address.
 
-A body costs what has come of it, whatever it declares, so that declaring costs nobody anything. A body has to come at
-a rate, and of the bodies of one address that are on their way for longer than a moment only so many are kept: the
-oldest gives way to a new one. One address may have as many of the bytes that a server holds as are still free, so that
-there is always room for another one (dynamic thresholds; Choudhury and Hahne 1998).
+A body costs only the bytes that have arrived, so a large declared length costs nobody anything. A body has to come at a
+minimum rate. Only so many bodies of one address may be on their way for longer than a moment: the oldest gives way to
+a new one. One address may have as many of a server's bytes as are still free, so that another address always finds room
+(dynamic thresholds; Choudhury and Hahne 1998).
 
 `sandbox/client_bounds.py` and `agentrl/system/client_bounds.py` are one text, as the sandbox imports nothing of
 agentrl; a test compares them.
@@ -26,7 +26,7 @@ MAX_HEADERS = 64 << 10
 BODY_SECONDS = 60.0
 """Seconds that a body has to come, at the longest."""
 BODY_PATIENCE = 10.0
-"""Seconds that a body may be late behind SLOWEST."""
+"""Seconds by which a body may lag SLOWEST."""
 SLOWEST = 16 << 10
 """Bytes of a body that have to come a second."""
 HALF_SENT = 1024
@@ -34,7 +34,7 @@ HALF_SENT = 1024
 sooner, clients come again at once, which costs the server more than their waiting.
 """
 FRESH = 5.0
-"""Seconds in which a body that is sent at once has come and been read, by a busy server, too."""
+"""Seconds within which a body sent at once has arrived and been read, by a busy server, too."""
 ANSWER_SECONDS = 60.0
 """Seconds that a client has to read an answer."""
 
@@ -45,7 +45,7 @@ def address(scope: Scope) -> str:
 
 
 def too_large(scope: Scope) -> str:
-    """Say what is wrong with a request whose bytes before the body are more than MAX_HEADERS; else nothing."""
+    """Describe the fault of a request whose bytes before the body are more than MAX_HEADERS; else return nothing."""
     headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
     target = len(scope["method"]) + len(scope.get("raw_path") or scope["path"]) + len(scope["query_string"])
     size = target + sum(len(name) + len(value) + 4 for name, value in headers)
@@ -152,7 +152,7 @@ class Body:
             self._waiting.reschedule(0.0)
 
     def end(self) -> None:
-        """Give back what is held for it."""
+        """Give back the bytes that are held for the body."""
         self._bodies.arrived(self)
         self._bodies.hold(self.client, -self._held)
         self._held = 0
@@ -212,13 +212,13 @@ class Patient(asyncio.Protocol):
         super().on_headers_complete()  # type: ignore[misc]  # uvicorn's
 
     def on_response_complete(self) -> None:
-        """Bound the next request's head, too, of which a part may have come before the answer was sent."""
+        """Bound the next request's head, too: part of it may have come before the answer was sent."""
         super().on_response_complete()  # type: ignore[misc]  # uvicorn's
         if self._timer is None and self.has_part_of_a_head and not self.is_under_way:
             self._start_timer()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP. Where it is the body of a request under way, the app's own answer goes nowhere."""
+        """Answer bytes that are no HTTP. In the body of a request under way, the app's own answer goes nowhere."""
         under_way = self.cycle if self.is_under_way else None
         super().send_400_response(msg)  # type: ignore[misc]  # uvicorn's
         if under_way is not None:

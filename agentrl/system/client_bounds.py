@@ -1,7 +1,7 @@
 """Bounds on what one client can cost a server: time for headers, bodies and answers; bodies and bytes by address.
 
 A body costs only the bytes that have arrived, so a large declared length costs nobody anything. A body has to come at a
-minimum rate. Of one address, only so many bodies may be on their way for longer than a moment: the oldest gives way to
+minimum rate. Only so many bodies of one address may be on their way for longer than a moment: the oldest gives way to
 a new one. One address may have as many of a server's bytes as are still free, so that another address always finds room
 (dynamic thresholds; Choudhury and Hahne 1998).
 

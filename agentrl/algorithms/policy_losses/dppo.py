@@ -21,7 +21,7 @@ KEYS = ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c")
 def dppo_tv(columns: LossColumns, config: ActorConfig) -> TokenLoss:
     """DPPO with the binary total variation (arXiv:2602.04879).
 
-    L = -m sg[min(r, c)] A log p. m is 0 for a token that has moved its advantage's way by more than the bound. That is
+    L = -m sg[min(r, c)] A log p. m is 0 for a token that has moved its advantage's way by more than the bound, i.e.
     where A > 0 and p - p_old > high, or where A < 0 and p_old - p > low. So a rare token may be raised by a large
     ratio, and a likely one not by a large step. Bounds are probabilities: clip_ratio_low and clip_ratio_high; c:
     clip_ratio_c, for which the paper recommends a large number, such as 20. Sums: clip_frac, the tokens of m = 0;

@@ -81,7 +81,7 @@ class CallFormat:
     """Texts that a chat template with such calls has, all of them. Empty: never chosen by `auto`."""
     families: tuple[str, ...] = ()
     """Families of the `renderers` package whose calls are read by this format rather than by their own parser.
-    That parser takes quadratic time for some broken calls, drops or changes text around a call's form, and does not
+    Their parser takes quadratic time for some broken calls, drops or changes text around a call's form, and does not
     name the error."""
 
     @property
