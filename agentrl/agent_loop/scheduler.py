@@ -28,7 +28,7 @@ from agentrl.system.numbers import finite, number_of
 from agentrl.system.quota import run_concurrently
 from agentrl.system.throttle import OncePerKey, ThrottledWarnings
 from agentrl.system.user_code import await_user_code, contract_error, is_agentrl_code
-from agentrl.trajectory import Cause, Status, Trajectory
+from agentrl.trajectory import Cause, Status, Trajectory, cause_of
 from agentrl.trajectory.sample import Sample
 
 logger = logging.getLogger(__name__)
@@ -190,7 +190,7 @@ class Scheduler:
                 trajectory.metrics["retries"] = float(len(causes))
                 trajectory.metrics |= {f"retries/{cause}": float(causes.count(cause)) for cause in causes}
                 return trajectory
-            causes.append(trajectory.failure_cause or trajectory.status.value)
+            causes.append(cause_of(trajectory))
             if answers is not None:
                 answers.failed(causes[-1])
             warnings.warn(f"trajectory {request.uid}", f"{trajectory.failure}; try {len(causes) + 1}")

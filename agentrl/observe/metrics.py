@@ -74,7 +74,7 @@ from agentrl.reward.prompt_scores import PromptScores
 from agentrl.system.metrics import Numbers
 from agentrl.tool import MALFORMED, ErrorKind
 from agentrl.tool.toolset import percentile
-from agentrl.trajectory import Outline, Status, ToolCallRecord
+from agentrl.trajectory import Outline, Status, ToolCallRecord, cause_of
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -236,7 +236,7 @@ def _endings(trajectories: Sequence[Outline]) -> Numbers:
     metrics: Numbers = {
         f"status/{status}": _mean(trajectory.status is status for trajectory in trajectories) for status in Status
     }
-    causes = Counter([trajectory.cause for trajectory in trajectories if trajectory.score is None])
+    causes = Counter([cause_of(trajectory) for trajectory in trajectories if trajectory.score is None])
     return metrics | {f"failure/{cause}": float(count) for cause, count in causes.items()}
 
 

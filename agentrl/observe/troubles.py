@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from agentrl.tool import ErrorKind
-from agentrl.trajectory import Outline
+from agentrl.trajectory import Outline, cause_of
 
 RETRIES = "retries/"
 """Prefix of a trajectory's numbers of fresh tries, by the cause of the failure before each."""
@@ -36,7 +36,7 @@ class Troubles:
         self.trajectories += len(outlines)
         for outline in outlines:
             if outline.score is None:
-                self.failed[outline.cause][outline.agent_name] += 1
+                self.failed[cause_of(outline)][outline.agent_name] += 1
             for name, count in outline.metrics.items():
                 if name.startswith(RETRIES):
                     self.retried[name.removeprefix(RETRIES)][outline.agent_name] += int(count)

@@ -194,8 +194,9 @@ class AsyncSource:
         if not settings.max_staleness:
             if self.flow.updating:  # no update came, and another batch is asked for
                 self.loop.run(self._end_update())
-            parts = self.config, self.flow, self.prompts, self.rollouts, task
-            self.flow, rollout, self._numbers = fill_batch(*parts, teaches=self._teaches, show=show)
+            self.flow, rollout, self._numbers = fill_batch(
+                self.config, self.flow, self.prompts, self.rollouts, task, teaches=self._teaches, show=show
+            )
             return rollout
         self.record.begin()
         # In flight, others begin when this batch is taken.

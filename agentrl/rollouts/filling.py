@@ -69,18 +69,21 @@ def fill_batch(
     return batch.flow, joined(parts, {ordinal - first for ordinal in batch.ordinals}), numbers
 
 
+def left_out(flow: Flow) -> tuple[int, int]:
+    """Count the groups that left since the batch before: (by the rule, as they failed)."""
+    equal = sum(fate is Fate.FILTERED for _, fate in flow.left)
+    return equal, len(flow.left) - equal
+
+
 def replaced(flow: Flow) -> Numbers:
-    """Count the groups that left since the batch before."""
-    left = Counter(fate for _, fate in flow.left)
-    return {
-        "refill/groups_equal": float(left[Fate.FILTERED]),
-        "refill/groups_failed": float(left.total() - left[Fate.FILTERED]),
-    }
+    """Make the metrics of the groups that left since the batch before."""
+    equal, failed = left_out(flow)
+    return {"refill/groups_equal": float(equal), "refill/groups_failed": float(failed)}
 
 
 def most_failed(config: Config, flow: Flow) -> bool:
     """Say whether a batch's worth of groups was replaced as they failed, too large a part of all."""
-    failed = replaced(flow)["refill/groups_failed"]
+    _, failed = left_out(flow)
     allowed = config.actor_rollout_ref.rollout.agent.max_failed_fraction
     return failed >= flow.settings.batch_size and failed > allowed * (len(flow.left) + len(flow.ready))
 
@@ -99,13 +102,13 @@ def rewards_left_out(config: Config, flow: Flow, parts: Sequence[Rollout], first
 
 def shortage(config: Config, flow: Flow, step: int, rewards: str = "") -> str:
     """Write which groups were found where the batch of a step cannot be filled, and how to fix it."""
-    keys, counts = config.algorithm.filter_groups, Counter(fate for _, fate in flow.left)
+    keys, (equal, failed) = config.algorithm.filter_groups, left_out(flow)
     return (
         f"step {step}: {len(flow.left)} groups were replaced since the step before, more than "
         f"algorithm.filter_groups.max_num_gen_batches={keys.max_num_gen_batches} or rollout.agent.max_failed_fraction "
         f"allows, and {len(flow.ready)} of the {flow.settings.batch_size} that data.train_batch_size asks for are "
-        f"there. {counts[Fate.FILTERED]} are left out by algorithm.filter_groups.rule={keys.rule} "
-        f"(metric={keys.metric}{rewards and f'; {rewards}'}), and {counts.total() - counts[Fate.FILTERED]} as fewer "
+        f"there. {equal} are left out by algorithm.filter_groups.rule={keys.rule} "
+        f"(metric={keys.metric}{rewards and f'; {rewards}'}), and {failed} as fewer "
         f"than two of their trajectories can be trained on. {ADVICE}"
     )
 

@@ -136,7 +136,7 @@ def reward_model_input(config: RolloutsConfig) -> ModelInput | None:
 
 def after_kill_of(tools: ToolSet, interactions: Mapping[str, Interaction]) -> dict[str, AfterKill]:
     """Return how sessions with each tool and interaction come back. Raises ConfigError for an unknown word."""
-    found = {f"tool {name}": slot.after_kill for name, slot in tools.slots.items()}
+    found = {f"tool {name}": slot.after_kill for name, slot in tools.shared.slots.items()}
     found |= {f"interaction {name}": one.after_kill for name, one in interactions.items()}
     for who, word in found.items():
         try:

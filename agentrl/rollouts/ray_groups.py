@@ -218,9 +218,11 @@ class RayGroups(RayRollouts):
         after: Hook = None,
     ) -> Rollout:
         """See `RolloutRunner.run`."""
-        self.loop.run(_awaited(before))
+        if before is not None:
+            self.loop.run(before())
         made = super().run(task, samples, first, show=show)
-        self.loop.run(_awaited(after))
+        if after is not None:
+            self.loop.run(after())
         return made
 
     def pack(self, task: Task, ordinals: Sequence[int], journal: Journal, *, show: bool = False) -> Packed:
@@ -423,11 +425,6 @@ async def _ask(one: _Open, key: int, work: GroupWork) -> None:
     except Exception as error:
         if not one.outcome.done():
             one.outcome.set_exception(error)
-
-
-async def _awaited(work: Hook) -> None:
-    if work is not None:
-        await work()
 
 
 def _hold(rollouts: LocalRollouts) -> None:

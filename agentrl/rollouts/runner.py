@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -17,7 +17,7 @@ from agentrl.system.metrics import Metrics
 from agentrl.trajectory import Outline
 from agentrl.trajectory.sample import Sample
 
-Hook = Callable[[], Awaitable[None]] | None
+Hook = Callable[[], Coroutine[object, None, None]] | None
 
 
 class RolloutRunner(Protocol):

@@ -119,11 +119,6 @@ class ToolSet:
         return toolset
 
     @property
-    def slots(self) -> dict[str, Slot]:
-        """Tools by name, with their limits and counts."""
-        return self.shared.slots
-
-    @property
     def names(self) -> list[str]:
         """Names of the tools, in the order of their entries."""
         return self.shared.names

@@ -15,6 +15,7 @@ from agentrl.trajectory.trajectory import (
     Transcript,
     Turn,
     VersionSpan,
+    cause_of,
     exclusion,
 )
 
@@ -37,5 +38,6 @@ __all__ = [
     "Transcript",
     "Turn",
     "VersionSpan",
+    "cause_of",
     "exclusion",
 ]

@@ -366,11 +366,6 @@ class Outline:
     """Same as `Trajectory.failure_cause`."""
 
     @property
-    def cause(self) -> str:
-        """Cause of a trajectory without a score, or how it ended."""
-        return self.failure_cause or self.status.value
-
-    @property
     def numbers(self) -> dict[str, float]:
         """The scorer's numbers: `score`, and the further ones."""
         return self.score_extra if self.score is None else {**self.score_extra, "score": self.score}
@@ -394,6 +389,11 @@ class Outline:
             "model": self.model_reward,
             "overlong": self.score_extra.get(OVERLONG, 0.0),
         }
+
+
+def cause_of(trajectory: Trajectory | Outline) -> str:
+    """Cause of a trajectory without a score, or how it ended."""
+    return trajectory.failure_cause or trajectory.status.value
 
 
 def exclusion(trajectory: Trajectory | Outline) -> str | None:

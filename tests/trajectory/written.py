@@ -13,7 +13,24 @@ def decode(ids: Sequence[int]) -> str:
     return "".join(map(chr, ids))
 
 
-class Writer:
+class Ending:
+    """Ends the trajectory that a subclass has written."""
+
+    trajectory: Trajectory
+
+    def ends(
+        self,
+        score: float | None,
+        status: Status = Status.COMPLETED,
+        failure: str | None = None,
+        cause: str | None = None,
+    ) -> Trajectory:
+        self.trajectory.score, self.trajectory.status, self.trajectory.failure = score, status, failure
+        self.trajectory.failure_cause = cause
+        return self.trajectory
+
+
+class Writer(Ending):
     """Appends to one trajectory as an agent loop would."""
 
     def __init__(self, prompt: str, uid: str = "u", group: int = 0, source: str = "unknown") -> None:
@@ -35,17 +52,6 @@ class Writer:
         self.transcript.append_observed(_ids(text))
         self._turn(role, text, start, [], None)
         return self
-
-    def ends(
-        self,
-        score: float | None,
-        status: Status = Status.COMPLETED,
-        failure: str | None = None,
-        cause: str | None = None,
-    ) -> Trajectory:
-        self.trajectory.score, self.trajectory.status, self.trajectory.failure = score, status, failure
-        self.trajectory.failure_cause = cause
-        return self.trajectory
 
     def _turn(self, role: str, text: str, start: int, calls: list[ToolCallRecord], reward: float | None) -> None:
         self.trajectory.turns.append(

@@ -75,7 +75,7 @@ async def test_a_tool_runs_with_its_imports_changed(bench: MakeBench, folder: Pa
     assert t.status is Status.COMPLETED, t.failure
     # Each call has a state of its own, as in verl; an empty answer is shown as such.
     assert [(one.response, one.reward) for one in t.tool_calls] == [("total 13", 0.25), ("total 13", 0.25), ("", None)]
-    tool = tools.slots["add"].tool
+    tool = tools.shared.slots["add"].tool
     assert tool.inner._instance_dict == {} and tool._create_kwargs == {}  # type: ignore[attr-defined]
     (info,) = seen
     assert (info["num_turns"], info["rollout_reward_scores"]) == (6, {"add": [0.25, 0.25]})

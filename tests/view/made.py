@@ -19,6 +19,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from agentrl.trajectory import Status, ToolCallRecord, Trajectory, Transcript, Turn
 from agentrl.trajectory.parquet import write_trajectories
 from agentrl.view.record import to_json
+from tests.trajectory.written import Ending
 
 HOSTILE = (
     "<script>window.hacked = 1</script>",
@@ -65,7 +66,7 @@ def ids_of(text: str) -> list[int]:
     return found
 
 
-class Player:
+class Player(Ending):
     """Appends to one trajectory as an agent loop would."""
 
     def __init__(self, uid: str, group: int, prompt: str, source: str = "made/up") -> None:
@@ -86,17 +87,6 @@ class Player:
         self.window.append_observed(ids_of(f"\n{START}{role}\n{text}{END}\n{START}assistant\n"))
         self._turn(role, text, start, [])
         return self
-
-    def ends(
-        self,
-        score: float | None,
-        status: Status = Status.COMPLETED,
-        failure: str | None = None,
-        cause: str | None = None,
-    ) -> Trajectory:
-        self.trajectory.score, self.trajectory.status, self.trajectory.failure = score, status, failure
-        self.trajectory.failure_cause = cause
-        return self.trajectory
 
     def _turn(self, role: str, text: str, start: int, calls: list[ToolCallRecord]) -> None:
         finish = "stop" if role == "assistant" else None
