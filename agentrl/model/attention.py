@@ -143,7 +143,7 @@ class PackedAttention:
         if query.is_cuda and query.dtype != torch.float32 and self.layout.is_flat:
             if rule.softcap is not None or rule.sinks is not None:
                 mask = self._block_mask(rule.window, query.device)
-                return attend_flex(query, key, value, rule, mask, _compiled_flex())
+                return attend_flex(query, key, value, rule, mask, compiled_flex())
             if query.shape[-1] % 8 == 0 and query.shape[-1] <= 256:  # head sizes that the kernel takes
                 return self._attend_cuda(query, key, value, rule)
         if query.is_cuda or rule.window is not None or rule.softcap is not None:
@@ -190,8 +190,14 @@ def flat_block_mask(layout: PackedLayout, window: int | None, device: torch.devi
 
 
 @functools.cache
-def _compiled_flex() -> Flex:
-    return cast(Flex, torch.compile(flex_attention, dynamic=True))
+def compiled_flex(backend: str = "inductor") -> Flex:
+    """Compile torch's flex attention once for all lengths.
+
+    Numbers of a rule are constants of the compiled function. As symbolic inputs, which `dynamic` would make of them,
+    they have no gradient, and torch 2.11 and 2.13 then fail to trace the backward pass of a capped score.
+    """
+    compiled = torch.compile(flex_attention, dynamic=True, backend=backend)
+    return cast(Flex, torch._dynamo.config.patch(specialize_float=True)(compiled))
 
 
 def attend_flex(

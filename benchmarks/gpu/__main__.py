@@ -24,6 +24,7 @@ PARTS = (
     # name, module, seconds at most, what it is, options
     ("environment", "environment", 90, "GPU, driver, versions, and the rates that can be had", ()),
     ("quickstart", "quickstart", 300, "the quickstart on the device, against the figures for a CPU", ()),
+    ("pretrained", "pretrained", 300, "a pretrained model, warmed up and trained with tools (needs --model)", ()),
     ("tests", "marked_tests", 240, "the tests that need a GPU", ()),
     ("update-0.5B", "update", 200, "model FLOP utilisation at 0.5 B", ("--shape", "0.5B")),
     ("update-1.5B", "update", 240, "model FLOP utilisation at 1.5 B", ("--shape", "1.5B")),
@@ -39,14 +40,14 @@ TINY = ("update-1.5B", "update-7B")
 """Parts that are one and the same with tiny shapes as update-0.5B."""
 
 
-def parts(device: str, tiny: bool, names: list[str] | None) -> list[Part]:
-    """Return the parts in their order."""
-    words = ["--device", device, *(["--tiny"] if tiny else [])]
+def parts(device: str, tiny: bool, names: list[str] | None, model: str | None = None) -> list[Part]:
+    """Return the parts in their order; without a `model` the part that trains one is left out."""
+    words = ["--device", device, *(["--tiny"] if tiny else []), *(["--model", model] if model else [])]
     slower = 3.0 if device == "cpu" else 1.0
     return [
         Part(name, about, (sys.executable, "-m", f"benchmarks.gpu.{module}", *words, *options), slower * limit)
         for name, module, limit, about, options in PARTS
-        if (name in names if names else not (tiny and name in TINY))
+        if (name in names if names else not (tiny and name in TINY)) and (model or name != "pretrained")
     ]
 
 
@@ -73,7 +74,10 @@ def main() -> int:
     parser.add_argument("--budget", type=float, help="seconds for all parts; what has no time left is not run")
     parser.add_argument("--again", action="store_true", help="also run what is done already")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, which --device cpu has anyway")
+    parser.add_argument("--model", help="folder of a small pretrained chat model, for the part `pretrained`")
     given = parser.parse_args()
+    if "pretrained" in (given.parts or ()) and not given.model:
+        parser.error("the part pretrained needs --model FOLDER")
     tiny = given.tiny or given.device == "cpu"
     given.out.mkdir(parents=True, exist_ok=True)
     report, before = Report(given.device, tiny), given.out / "report.json"
@@ -89,7 +93,7 @@ def main() -> int:
         raise SystemExit(128 + number)  # through the ends of the running part and the report
 
     signal.signal(signal.SIGTERM, end)
-    chosen = parts(given.device, tiny, given.parts)
+    chosen = parts(given.device, tiny, given.parts, given.model)
     run_parts(chosen, report, given.out, markdown, budget=given.budget, again=given.again, environment=environment())
     print(f"{given.out}/report.md, report.json and log.txt hold what was found")
     return 0 if all(report.parts[part.name].status == "done" for part in chosen) else 1

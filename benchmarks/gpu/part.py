@@ -29,10 +29,8 @@ class Setting:
     device: str
     tiny: bool
     shape: str
-
-    @property
-    def dtype(self) -> str:
-        return "bfloat16" if self.device == "cuda" else "float32"
+    model: str
+    dtype: str
 
 
 def setting(doc: str | None) -> Setting:
@@ -41,10 +39,13 @@ def setting(doc: str | None) -> Setting:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
     parser.add_argument("--tiny", action="store_true", help="shapes that a CPU runs in seconds")
     parser.add_argument("--shape", default="1.5B", help="the model's, where the part has several")
+    parser.add_argument("--model", default="", help="folder of a pretrained model, where the part trains one")
+    parser.add_argument("--dtype", help="of the model; bfloat16 on a GPU, else float32")
     given = parser.parse_args()
     if given.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("error: torch sees no CUDA device here: --device cpu")
-    return Setting(given.device, given.tiny, given.shape)
+    dtype = given.dtype or ("bfloat16" if given.device == "cuda" else "float32")
+    return Setting(given.device, given.tiny, given.shape, given.model, dtype)
 
 
 def row(label: str, **values: Value) -> None:

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrl.errors import ConfigError
 from agentrl.model.attend import Rule, attend_by_node, attend_part, attend_part_plainly, join_parts
-from agentrl.model.attention import attend_flex, flat_block_mask
+from agentrl.model.attention import attend_flex, compiled_flex, flat_block_mask
 from agentrl.model.cpu.tree_layout import tree_layout
 from agentrl.model.layout import flat_layout
 from agentrl.model.packed import hidden_states, load_model, longest_context, token_logprobs, use_packed_attention
@@ -162,6 +162,31 @@ def test_what_gpus_run_for_other_rules(rule: Rule) -> None:
     mask = flat_block_mask(layout, rule.window, query.device)
     expected = attend_by_node(layout, query, key, value, rule)
     assert torch.allclose(attend_flex(query, key, value, rule, mask), expected, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("rule", [Rule(0.3, 4, 2.0), Rule(0.3, None, 2.0), Rule(0.3, None, None, torch.ones(4))])
+def test_the_backward_pass_of_other_rules_is_traced(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-in for a GPU: torch refuses flex attention's backward pass on a CPU, though its plain functions have it.
+
+    A score's cap once was a symbolic number of the compiled function, and Gemma 2 could not be trained.
+    """
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *tensors: None)
+    layout = flat_layout(torch.tensor([0, 1, 90, 200]), torch.device("cpu"))
+    mask = flat_block_mask(layout, rule.window, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(heads, 200, 16, generator=generator) for heads in (4, 2, 2)]
+    results = []
+    for attend in (
+        lambda *inputs: attend_flex(*inputs, rule, mask, compiled_flex("aot_eager")),
+        lambda *inputs: attend_by_node(layout, *inputs, rule),
+    ):
+        inputs = [one.clone().requires_grad_() for one in given]
+        output = attend(*inputs)
+        output.square().sum().backward()
+        results.append([output.detach(), *(one.grad for one in inputs)])
+    for found, expected in zip(*results, strict=True):
+        assert torch.allclose(found, expected, atol=1e-4)  # type: ignore[arg-type]
 
 
 def test_sequences_too_long_for_longrope_are_refused() -> None:
