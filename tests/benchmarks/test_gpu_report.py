@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.quickstart.tiny_policy import make_tiny_policy
 from benchmarks.gpu import engine, marked_tests, orchestrate, quickstart, states, update, wheels
 from benchmarks.gpu.__main__ import PARTS, parts
 from benchmarks.gpu.orchestrate import ROW, Part, Report, run_parts
@@ -149,7 +150,10 @@ def test_every_part_is_a_module_and_tiny_ones_are_asked_for_on_a_cpu() -> None:
         assert limit > 0 and about
     on_cpu, on_gpu = parts("cpu", True, None), parts("cuda", False, None)
     assert all("--tiny" in part.words for part in on_cpu) and not any("--tiny" in part.words for part in on_gpu)
-    assert [part.name for part in on_gpu] == [part[0] for part in PARTS]
+    assert [part.name for part in on_gpu] == [part[0] for part in PARTS if part[0] != "pretrained"]
+    with_model = parts("cuda", False, None, "models/a")
+    assert [part.name for part in with_model] == [part[0] for part in PARTS]
+    assert all(part.words[part.words.index("--model") + 1] == "models/a" for part in with_model)
     assert [part.name for part in parts("cuda", False, ["engine", "tests"])] == ["tests", "engine"]
 
 
@@ -168,12 +172,20 @@ def test_every_part_is_a_module_and_tiny_ones_are_asked_for_on_a_cpu() -> None:
         ("offload", {"nothing offloaded", "param_offload", "enable_activation_offload"}, "update seconds"),
         ("attention", {"tiny, capped: as it trains", "tiny, capped: one at a time"}, "ms"),
         ("chunks", {"2^17 logits", "2^19 logits"}, "seconds"),
+        ("pretrained", {"seconds of the supervised warm-up", "seconds a step, rollout"}, "seen"),
     ],
 )
 def test_parts_at_tiny_size(
-    module: str, rows: set[str], column: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    module: str,
+    rows: set[str],
+    column: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sys, "argv", [module, "--device=cpu", "--tiny"])
+    monkeypatch.setattr(sys, "argv", [module, "--device=cpu", "--tiny", f"--model={tmp_path}"])
+    if module == "pretrained":
+        make_tiny_policy(tmp_path, seed=1)
     monkeypatch.setattr(update, "compile_layers", lambda layers, device: None)  # tests/model/test_compiled.py runs it
     importlib.import_module(f"benchmarks.gpu.{module}").main()
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(ROW)]
@@ -208,10 +220,11 @@ def test_the_quickstart_part_reads_whole_lines_of_a_run_that_goes_on(
     file.write_text("\n".join(lines) + '\n{"step": 3, "ti')
     steps = quickstart.read(file)
     assert [step["step"] for step in steps] == [0, 1, 2]
-    quickstart.tell(steps, 7.0)
+    quickstart.tell(steps, 7.0, {"success_greedy": (0.1, 1.0)})
     said = capsys.readouterr().out
     assert '["seconds a step, rollout", {"seen": 1.5}]' in said
     assert '["success, greedy last", {"seen": 0.06, "documented for a CPU": 1.0}]' in said
+    assert '["success, sampled last", {"seen": 0.1, "documented for a CPU": null}]' in said
 
 
 def test_a_shape_is_cut_to_the_layers_that_a_device_has_room_for() -> None:
