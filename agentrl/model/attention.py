@@ -38,7 +38,6 @@ _varlen = (
     else functools.partial(varlen_attn)
 )
 
-
 ScoreMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Function of a score, its batch, head, query and key, all scalars."""
 
@@ -191,12 +190,9 @@ def flat_block_mask(layout: PackedLayout, window: int | None, device: torch.devi
 
 @functools.cache
 def compiled_flex(backend: str = "inductor") -> Flex:
-    """Compile torch's flex attention once for all lengths.
-
-    Numbers of a rule are constants of the compiled function. As symbolic inputs, which `dynamic` would make of them,
-    they have no gradient, and torch 2.11 and 2.13 then fail to trace the backward pass of a capped score.
-    """
+    """Compile torch's flex attention once for all lengths."""
     compiled = torch.compile(flex_attention, dynamic=True, backend=backend)
+    # A cap that is a symbolic number has no gradient, and torch 2.11 and 2.13 then fail to trace the backward pass.
     return cast(Flex, torch._dynamo.config.patch(specialize_float=True)(compiled))
 
 
