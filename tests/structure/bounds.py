@@ -16,7 +16,7 @@ BOUNDS: dict[str, float] = {
     "private functions used once": 424,
     "functions used once": 1032,
     "lines of the core": 57729,
-    "lines of tests": 69_080,
+    "lines of tests": 69_136,
     "files under 30 lines": 71,
     "docstrings that only point": 132,
     "hard words in 1,000 of docs": 0.4,

