@@ -8,6 +8,7 @@ from agentrl.errors import ConfigError
 
 SHARDS = "model_world_size_*_rank_*.pt"
 """Files of a verl checkpoint's weights."""
+GGUF_HINT = "; GGUF holds quantized weights: transformers reads it (gguf_file=...) and saves it as a folder"
 
 
 def check_folder(key: str, name: str) -> None:
@@ -15,9 +16,12 @@ def check_folder(key: str, name: str) -> None:
     folder = Path(name)
     if name == "quickstart":
         return
+    if folder.is_file():
+        hint = GGUF_HINT if folder.suffix == ".gguf" else ""
+        raise ConfigError(f"{key}: {name} is a file, and a folder in Hugging Face format is wanted{hint}")
     if folder.is_dir() and not (folder / "config.json").is_file():
         inside = next((path.parent for path in sorted(folder.glob("*/config.json"))), None)
-        hint = "" if inside is None else f"; did you mean {inside}?"
+        hint = GGUF_HINT if any(folder.glob("*.gguf")) else "" if inside is None else f"; did you mean {inside}?"
         raise ConfigError(f"{key}: the folder {name} holds no model: it has no config.json{hint}")
     if folder.is_dir() and not any(folder.glob("*.safetensors")) and any(folder.parent.glob(SHARDS)):
         raise ConfigError(

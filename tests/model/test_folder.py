@@ -1,0 +1,21 @@
+"""What is no folder of a model, and what the message says of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentrl.errors import ConfigError
+from agentrl.model.folder import check_folder
+
+
+def test_a_file_is_no_model_and_gguf_is_named(tmp_path: Path) -> None:
+    gguf, weights = tmp_path / "quantized" / "a.gguf", tmp_path / "model.safetensors"
+    gguf.parent.mkdir()
+    for file in (gguf, weights):
+        file.touch()
+    for given, said in ((gguf, "a.gguf is a file"), (gguf.parent, "it has no config.json"), (weights, "is a file")):
+        with pytest.raises(ConfigError, match=said) as told:
+            check_folder("actor_rollout_ref.model.path", str(given))
+        assert ("GGUF holds quantized weights" in str(told.value)) == (given != weights)
