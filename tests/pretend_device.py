@@ -233,6 +233,15 @@ def _sequences(
         yield q, k, v, scores.masked_fill(outside, -torch.inf).softmax(-1), (start, end)
 
 
+def _mm(left: torch.Tensor, right: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+    """aten::mm, and aten::mm.dtype, which only CUDA has: float32 sums of half precision."""
+    if out_dtype is None:
+        return torch.mm(left, right)
+    if out_dtype != torch.float32 or not left.dtype == right.dtype in (torch.float16, torch.bfloat16):
+        raise RuntimeError(f"mm of {left.dtype} and {right.dtype} cannot give {out_dtype}")
+    return left.float() @ right.float()
+
+
 def _check_flash(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, starts: torch.Tensor, longest: int
 ) -> None:
@@ -254,6 +263,7 @@ def _check_flash(
 
 
 _KERNELS: dict[str, Callable[..., Any]] = {
+    "aten::mm": _mm,
     "torch_attn::_varlen_attn": _varlen_attention,
     "torch_attn::_varlen_attn_backward": _varlen_attention_backward,
 }

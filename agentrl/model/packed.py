@@ -28,6 +28,7 @@ from agentrl.errors import ConfigError
 from agentrl.model.attend import Rule
 from agentrl.model.attention import IMPLEMENTATION, LAYOUT, AttentionLayout, PackedAttention
 from agentrl.model.cpu.tree_layout import tree_layout
+from agentrl.model.head_product import head_products
 from agentrl.model.layout import PackedLayout, flat_layout
 from agentrl.model.read_config import OVERRIDE_KEY, read_config
 from agentrl.model.routing import ROUTES, Routes
@@ -418,7 +419,7 @@ def forward_packed(
 
 def token_logits(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
     """Apply the model's head: hidden [M, H] -> logits [M, V] float32."""
-    return scaled_logits(model.config.get_text_config(), model.get_output_embeddings()(hidden))
+    return scaled_logits(model.config.get_text_config(), head_products(model.get_output_embeddings(), hidden))
 
 
 def scaled_logits(config: PretrainedConfig, products: torch.Tensor) -> torch.Tensor:

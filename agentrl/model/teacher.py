@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
+from agentrl.model.head_product import linear_products
 from agentrl.model.heads import step_of_vision
 from agentrl.model.packed import check_packed_attention, chunk_size, predicting_states, scaled_logits, token_logits
 from agentrl.model.sharded_load import open_model, read_weights
@@ -129,6 +129,7 @@ def read_head(
 
     def logits(states: torch.Tensor) -> torch.Tensor:
         """Compute the logits [N, V], over the temperature, of hidden states [N, H]."""
-        return scaled_logits(config, linear(states[:, : weight.shape[1]].to(weight.dtype), weight, bias)) / temperature
+        products = linear_products(states[:, : weight.shape[1]].to(weight.dtype), weight, bias)
+        return scaled_logits(config, products) / temperature
 
     return logits

@@ -96,6 +96,7 @@ class ServerArguments:
             "base_gpu_id": self.base_gpu_id,
             "mem_fraction_static": self.gpu_memory_utilization,
             "enable_memory_saver": self.enable_memory_saver,
+            "enable_fp32_lm_head": self.dtype != "float32",  # as the trainer has it (model/head_product.py)
             "disable_overlap_schedule": not self.plans_ahead,
         }
 

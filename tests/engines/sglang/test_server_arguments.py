@@ -55,7 +55,9 @@ def test_a_server_on_gpus() -> None:
         "--mem-fraction-static": "0.6",
     }
     assert {flag: value_of(argv, flag) for flag in expected} == expected
-    assert {"--enable-memory-saver", "--incremental-streaming-output"} <= set(argv)
+    assert {"--enable-memory-saver", "--incremental-streaming-output", "--enable-fp32-lm-head"} <= set(argv)
+    exact = [ServerArguments("/m", dtype="float32"), ServerArguments("/m", extra={"enable_fp32_lm_head": False})]
+    assert all("--enable-fp32-lm-head" not in one.argv(7001) for one in exact)
     of_the_cpu = {"--attention-backend", "--max-total-tokens", "--enable-deterministic-inference", "--context-length"}
     assert not of_the_cpu & set(argv)
 
