@@ -19,29 +19,29 @@ HEAD = """\
 # Every key
 
 Lengths are in tokens, times in seconds. Set a key on the command line (`key=value`) or in a YAML file of your own
-(`--config-path`, `--config-name`; it builds on ours with `defaults: [train, _self_]`). A key that does not exist, has
-a value of the wrong kind, conflicts with another or, by the config alone, could have no effect is an error that says
-so; all of them are told at once. A default counts as set where you write it down, unless it asks for nothing (null,
-false, 0, empty). In a file that `--cfg job` printed or a run wrote, which begins with `every_key: true`, only values
-other than the default do.
+(`--config-path`, `--config-name`; it builds on ours with `defaults: [train, _self_]`). A start reports all unknown keys
+and wrong values. Without such errors it reports all keys that conflict, or have no effect with the others. Writing a
+key counts as setting it, even to its default, so it must have an effect. Only a default of null, false, 0 or empty does
+not count. In a file that begins with `every_key: true` (`--cfg job` and runs write it) no default counts.
 
 The command line is Hydra's: `key=value`, `+key=value`, `~key`, `group=choice`, `--config-path`, `--config-name`,
-`--config-dir` (a folder that is searched, too, behind those), `--cfg job`, `--package SECTION`, `--info`.
-`--multirun` (`-m`), for `agentrl.train`, `agentrl.sft` and `agentrl.preferences`, runs a job for each combination of
-the values that keys list, one after another, and ends with a table; a job that fails does not keep the next from
-running, and without lists there is one job:
+`--config-dir`, `--cfg job`, `--package SECTION`, `--info`. YAML files are searched in the folder of the file that
+`--config-name` names, then in `--config-path`, `--config-dir` and ours. `--multirun` (`-m`), for `agentrl.train`,
+`agentrl.sft` and `agentrl.preferences`, runs a job for each combination of the values that keys list, one after
+another, and ends with a table. If a job fails, the others still run. Without lists there is one job. This runs 18:
 
     python -m agentrl.train --multirun trainer.seed=1,2,3 algorithm=grpo,ppo 'data.seed=range(1,4)'
 
-Each job has its folder and name: those that would share one get `<folder>/trainer.seed=1,algorithm=grpo`, so the same
-command goes on with all of them. Hydra's own keys: `hydra.run.dir` names the run's folder, as
-`trainer.default_local_dir` does, `hydra.sweep.dir` and `hydra.sweep.subdir` those of jobs, `hydra.sweeper.params` may
-list values in a YAML file, and `hydra.searchpath` adds folders; all others are refused with the reason, on the command
-line and in YAML files alike. The working directory never changes (`hydra.job.chdir`).
+If two jobs would share a run folder, every job's folder becomes e.g.
+`<folder>/trainer.seed=1,algorithm=grpo,data.seed=1`, and its name likewise. The same command then continues all jobs.
+`hydra.run.dir` means `trainer.default_local_dir`. `hydra.sweep.dir` and `hydra.sweep.subdir` name jobs' folders.
+`hydra.sweeper.params` lists values in a YAML file, and `hydra.searchpath` adds folders. `hydra.job.chdir` may only be
+false: the working directory never changes. Most other keys of Hydra are refused with the reason, in YAML, too.
 
-The defaults below are those of your own data and model. `data.train_files=quickstart` and
-`actor_rollout_ref.model.path=quickstart`, which hold while you name no others, bring the values of `configs/recipe/`
-with them.
+The defaults below hold with data and a model of your own. Until you name others, `data.train_files` and
+`actor_rollout_ref.model.path` are `quickstart`. Each then brings the values of its file,
+`configs/recipe/data/quickstart.yaml` or `configs/recipe/policy/quickstart.yaml`. With only your data named, the tiny
+policy's lengths, learning rate and number of steps still hold.
 """
 
 
