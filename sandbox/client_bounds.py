@@ -5,8 +5,7 @@ minimum rate. Only so many bodies of one address may be on their way for longer 
 a new one. One address may have as many of a server's bytes as are still free, so that another address always finds room
 (dynamic thresholds; Choudhury and Hahne 1998).
 
-`sandbox/client_bounds.py` and `agentrl/system/client_bounds.py` are one text, as the sandbox imports nothing of
-agentrl; a test compares them.
+The retriever (`tools/retriever/http_bounds.py`) has the same bounds.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Clients that send headers and bodies slowly, or nothing, beside honest ones: at the sandbox's door, and at that of
-the retriever and the OpenAI endpoint.
+"""Clients that send headers and bodies slowly, or nothing, beside honest ones: at the sandbox's door, and at the
+retriever's.
 """
 
 from __future__ import annotations
@@ -7,8 +7,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import httpx
@@ -17,9 +15,9 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
-import sandbox.client_bounds
-from agentrl.system import client_bounds, http_bounds
-from sandbox import gate
+from agentrl.system.body_limit import BodyLimit
+from sandbox import client_bounds, gate
+from tools.retriever import http_bounds
 
 PATIENCE = 1.5
 SLOW = 40
@@ -29,12 +27,11 @@ MOST_TOGETHER = 4000
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-def test_the_sandboxs_copy_is_the_same_text() -> None:
-    texts = {Path(str(module.__file__)).read_text() for module in (client_bounds, sandbox.client_bounds)}
-    assert len(texts) == 1, "copy agentrl/system/client_bounds.py to sandbox/client_bounds.py, or back"
+def refusal(status: int, detail: str) -> Response:
+    return JSONResponse(detail, status)
 
 
-@pytest.fixture(params=["sandbox", "agentrl"])
+@pytest.fixture(params=["sandbox", "retriever"])
 async def port(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
     """A server with little patience that answers the length of a body."""
     app = FastAPI()
@@ -43,9 +40,8 @@ async def port(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     async def size(request: Request) -> Response:
         return Response(str(len(await request.body())))
 
-    bounds: ModuleType = client_bounds if request.param == "agentrl" else sandbox.client_bounds
     for name, value in {"BODY_PATIENCE": PATIENCE, "HEADER_SECONDS": PATIENCE, "HALF_SENT": 8, "FRESH": 0.1}.items():
-        monkeypatch.setattr(bounds, name, value)
+        monkeypatch.setattr(client_bounds, name, value)
     monkeypatch.setattr(gate, "MAX_BODY", MOST)
     monkeypatch.setattr(gate, "MAX_BODIES", MOST_TOGETHER)
     monkeypatch.setattr(http_bounds, "MAX_BODIES", MOST_TOGETHER)
@@ -53,7 +49,8 @@ async def port(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     if request.param == "sandbox":
         config = uvicorn.Config(gate.Gate(app), port=0, http=gate.PatientProtocol, **more)
     else:
-        limited = http_bounds.BodyLimit(app, MOST, lambda status, detail: JSONResponse(detail, status))
+        paced = http_bounds.Paced(app, refusal)
+        limited = BodyLimit(paced, MOST, refusal)
         config = uvicorn.Config(limited, port=0, http=http_bounds.metered(MOST), **more)
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server._serve())
@@ -109,8 +106,7 @@ async def test_bodies_that_are_declared_and_do_not_come_cost_nobody_else_anythin
 
 async def test_only_so_many_half_sent_bodies_of_an_address_are_kept(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest give way, and none that has just begun."""
-    for bounds in (client_bounds, sandbox.client_bounds):
-        monkeypatch.setattr(bounds, "BODY_PATIENCE", 60.0)
+    monkeypatch.setattr(client_bounds, "BODY_PATIENCE", 60.0)
     waiting = [await slow(port, DECLARED) for _ in range(SLOW)]
     assert await ask(port) == [200] * 4
     await asyncio.sleep(0.2)

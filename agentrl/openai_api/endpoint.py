@@ -25,8 +25,8 @@ from agentrl.openai_api.completion import KEEP_ALIVE, Completion, error_event
 from agentrl.openai_api.errors import ApiError, unknown_session
 from agentrl.openai_api.history import Digest
 from agentrl.openai_api.session import Session
+from agentrl.system.body_limit import BodyLimit
 from agentrl.system.http import allow_many_files
-from agentrl.system.http_bounds import BodyLimit, metered
 from agentrl.system.json_value import JSON
 from agentrl.system.threads import OwnThread, beside_loop
 from agentrl.tool import ToolSchema
@@ -83,7 +83,7 @@ class Endpoint:
         self.url = f"http://127.0.0.1:{self.port}"
         config = uvicorn.Config(
             BodyLimit(self._app(), MAX_BODY, _refusal),
-            http=metered(MAX_BODY),
+            http="h11",
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -122,7 +122,7 @@ class Endpoint:
             await session.close()
 
     def _app(self) -> FastAPI:
-        app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+        app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
         app.add_api_route("/{token}/v1/chat/completions", self._complete, methods=["POST"], response_model=None)
         app.add_api_route("/{token}/v1/models", self._models, methods=["GET"], response_model=None)
         methods = ["GET", "POST", "PUT", "PATCH", "DELETE"]

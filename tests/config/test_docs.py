@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from agentrl.config import Config, SFTConfig, config_to_dict, load_config
-from agentrl.config.docs import page
 from agentrl.config.keys import flatten, leaf_keys
 from agentrl.config.rules import shown
 from agentrl.config.sections.offline import EvaluateConfig, GenerateConfig
+from benchmarks.config_page import page
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "config.md"
 
 
 def test_the_page_of_keys_is_the_schemas() -> None:
-    assert DOCUMENT.read_text(encoding="utf-8") == page(), "run: python -m agentrl.config.docs > docs/config.md"
+    assert DOCUMENT.read_text(encoding="utf-8") == page(), "run: python -m benchmarks.config_page > docs/config.md"
     assert "| `algorithm.lam` | number | `1.0` |" in page()
     assert "| `trainer.total_training_steps` | integer or null | null |" in page()
 

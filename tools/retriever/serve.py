@@ -22,7 +22,7 @@ from types import FrameType
 import uvicorn
 
 from agentrl.errors import ConfigError
-from agentrl.system.http_bounds import metered
+from tools.retriever.http_bounds import metered
 from tools.retriever.server import Worker, mode_of, open_index
 from tools.retriever.settings import Settings
 

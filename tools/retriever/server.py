@@ -15,9 +15,10 @@ from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
 
 from agentrl.errors import ConfigError
-from agentrl.system.http_bounds import BodyLimit
+from agentrl.system.body_limit import BodyLimit
 from agentrl.system.json_value import JSON
 from tools.retriever.batcher import Batcher, QueueFull
+from tools.retriever.http_bounds import Paced
 from tools.retriever.index import Index, Mode, Searchable
 from tools.retriever.milvus import EngineUnavailable, MilvusIndex, is_collection
 from tools.retriever.settings import Settings
@@ -141,6 +142,7 @@ class Worker:
     def app(self) -> FastAPI:
         """Make the application. Bodies are bounded, whatever server it runs in."""
         app = FastAPI(title="agentrl retriever", lifespan=self._lifespan, docs_url=None, redoc_url=None)
+        app.add_middleware(Paced, refusal=_refusal)
         app.add_middleware(BodyLimit, most=self.settings.max_body, refusal=_refusal)
         unavailable: dict[int | str, dict[str, Any]] = {
             503: {"model": Problem, "description": "The engine does not answer; see Retry-After."}

@@ -1,4 +1,4 @@
-"""`python -m agentrl.config.docs > docs/config.md`: the page of every key, from the schema."""
+"""`python -m benchmarks.config_page > docs/config.md`: the page of every key, from the schema."""
 
 from __future__ import annotations
 
