@@ -43,7 +43,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agentrl.algorithms.filtering import load_filter
 from agentrl.checks.report import Report
 from agentrl.config import Config
 from agentrl.data.loader import Loader
@@ -155,7 +154,6 @@ class AsyncSource:
         self._weights: Weights | None = None
         """Weights that `publish` was last given."""
         self._numbers: Numbers = {}
-        self._teaches = load_filter(config.algorithm)
         self._on_end: Callable[[], None] | None = None
         """Called when a trajectory of training has ended, while a batch is waited for."""
         self._shown = ExitStack()
@@ -195,7 +193,7 @@ class AsyncSource:
             if self.flow.updating:  # no update came, and another batch is asked for
                 self.loop.run(self._end_update())
             self.flow, rollout, self._numbers = fill_batch(
-                self.config, self.flow, self.prompts, self.rollouts, task, teaches=self._teaches, show=show
+                self.config, self.flow, self.prompts, self.rollouts, task, show=show
             )
             return rollout
         self.record.begin()

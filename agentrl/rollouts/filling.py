@@ -38,7 +38,6 @@ def fill_batch(
     runner: RolloutRunner,
     task: Task,
     *,
-    teaches: Callable[[Sequence[Outline]], bool] | None,
     show: bool,
 ) -> tuple[Flow, Rollout, Numbers]:
     """Begin prompts together, and wait for their end, until their groups fill the batch of a step.
@@ -47,26 +46,33 @@ def fill_batch(
     after `max_num_gen_batches`, when too many trajectories failed, and for a trajectory without the metric.
     """
     parts, first, most = list[Rollout](), flow.next_ordinal, config.algorithm.filter_groups.max_num_gen_batches
+    refills = flow.settings.replaces
     while isinstance(batch := flow.take(), Wait):
-        if teaches is not None and len(parts) == most > 0:
+        if refills and len(parts) == most > 0:
             raise TrainingError(shortage(config, flow, task.step, rewards_left_out(config, flow, parts, first)))
         begun = range(flow.next_ordinal, flow.next_ordinal + flow.room)
         prompts.draw_to(begun.stop)
         flow = flow.admit(len(begun))
         samples, part = [prompts[one] for one in begun], f"_{len(parts):03d}" if parts else task.part
         parts.append(runner.run(replace(task, part=part), samples, begun.start - first, show=show and not parts))
-        outlines = parts[-1].outlines
-        if teaches is not None:  # else the step checks, when they are recorded
-            check_failures(config, task.step, [outline for outline in outlines if not outline.baseline])
-        groups = {first + number: list(group) for number, group in groupby(outlines, attrgetter("group"))}
-        for ordinal in begun:
-            flow, _ = flow.finish(ordinal, outcome_of(groups.get(ordinal, []), teaches), None)
+        if refills:  # else the step checks, when they are recorded
+            check_failures(config, task.step, [outline for outline in parts[-1].outlines if not outline.baseline])
+        for ordinal, outcome in zip(begun, parts[-1].outcomes, strict=True):
+            flow, _ = flow.finish(ordinal, outcome, None)
     prompts.forget_before(flow.next_ordinal)
-    if teaches is None:
+    if not refills:
         return batch.flow, parts[0], {}
     surplus = sum(fate is Fate.CANCELLED for fate in batch.fates.values())
     numbers = {"refill/gen_batches": float(len(parts)), **replaced(flow), "refill/groups_surplus": float(surplus)}
-    return batch.flow, joined(parts, {ordinal - first for ordinal in batch.ordinals}), numbers
+    taken = {ordinal - first for ordinal in batch.ordinals}
+    return batch.flow, Rollout.joined([only(part, taken) for part in parts]), numbers
+
+
+def only(part: Rollout, groups: set[int]) -> Rollout:
+    """Leave the sequences of other groups out of the batch."""
+    if part.batch is None:
+        return part
+    return replace(part, batch=part.batch.select([row for row, one in enumerate(part.batch.group.tolist()) if one in groups]))
 
 
 def left_out(flow: Flow) -> tuple[int, int]:
@@ -110,21 +116,4 @@ def shortage(config: Config, flow: Flow, step: int, rewards: str = "") -> str:
         f"there. {equal} are left out by algorithm.filter_groups.rule={keys.rule} "
         f"(metric={keys.metric}{rewards and f'; {rewards}'}), and {failed} as fewer "
         f"than two of their trajectories can be trained on. {ADVICE}"
-    )
-
-
-def joined(parts: Sequence[Rollout], groups: set[int]) -> Rollout:
-    """Join the rollouts of a step, each after the other; the batch holds the sequences of `groups` alone."""
-    batches = [
-        part.batch.select([row for row, group in enumerate(part.batch.group.tolist()) if group in groups])
-        for part in parts
-        if part.batch is not None
-    ]
-    read = [part.conversations for part in parts if part.conversations is not None]
-    return Rollout(
-        list(chain.from_iterable(part.outlines for part in parts)),
-        batches[0].joined(batches[1:]),
-        parts[0].shown,
-        read[0].joined(read[1:]) if read else None,
-        list(chain.from_iterable(part.files for part in parts)),
     )

@@ -173,9 +173,8 @@ class Flow:
         """Another prompt may begin now."""
         if self.paused or self.room <= 0:
             return False
-        if self.settings.at_once is not None:  # none is late: the batch takes some, and the others leave
-            return True
-        return self.late((*self.groups, self._next()), self.version + self.updating) is None
+        is_in_time = self.late((*self.groups, self._next()), self.version + self.updating) is None
+        return is_in_time or self.settings.at_once is not None  # then the batch takes some, and the others leave
 
     def admit(self, count: int = 1) -> Flow:
         """Begin `count` prompts from `next_ordinal` on; several only with a bound of 0, where all have one version."""
@@ -230,24 +229,25 @@ class Flow:
     def take(self) -> Batch | Wait:
         """Take the batch of the next step, the ready groups that are due first; or return the reason for waiting.
 
-        With `at_once` no later batch could take the groups that it has no place for: they are CANCELLED.
+        With `at_once` no later batch could take the groups that it has no place for: once none runs, they are CANCELLED.
         """
         size = self.settings.batch_size
         if self.updating or self.step >= self.settings.last_step:
             raise RuntimeError(f"no batch can be taken after step {self.step} (updating: {self.updating})")
         ready = self.ready
         running = [one for one in self.groups if one.outcome is None]
-        if len(ready) < size or (self.settings.at_once is not None and running):
+        if len(ready) < size:
             return Wait(tuple(one.ordinal for one in running))
         taken = {one.ordinal: one for one in sorted(ready[:size], key=attrgetter("ordinal"))}
         rest = tuple(one for one in self.groups if one.ordinal not in taken)
         fates = {ordinal: FATES[one.outcome] for ordinal, one in taken.items() if one.outcome is not None}
-        if self.settings.at_once is not None:
-            fates |= {one.ordinal: Fate.CANCELLED for one in rest}
-            rest = ()
         late = self.late(rest, self.version + 1)
         if late is not None:
-            return Wait(tuple(one.ordinal for one in running if one.since <= late))
+            due = tuple(one.ordinal for one in running if one.since <= late)
+            if due or self.settings.at_once is None:
+                return Wait(due)
+            fates |= {one.ordinal: Fate.CANCELLED for one in rest}
+            rest = ()
         return Batch(
             replace(self, step=self.step + 1, updating=True, groups=rest, left=()),
             dict(sorted([*fates.items(), *self.left])),

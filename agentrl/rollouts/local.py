@@ -8,6 +8,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import cast
 
@@ -229,7 +231,11 @@ class LocalRollouts:
     ) -> Rollout:
         """See `RolloutRunner.run`. All of it is one coroutine, so that the engine's order repeats."""
         found = self.respond(task, samples, first, before=before, after=after)
-        return self.pack_trajectories(task, found, first * task.each, show=show)
+        made = self.pack_trajectories(task, found, first * task.each, show=show)
+        if task.split != "train":
+            return made
+        groups = groupby(made.outlines, attrgetter("group"))
+        return replace(made, outcomes=[outcome_of(list(group), self.teaches) for _, group in groups])
 
     def pack_trajectories(
         self, task: Task, trajectories: list[Trajectory], first: int = 0, *, show: bool = False
