@@ -8,9 +8,9 @@ on.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain, groupby
+from itertools import groupby
 from operator import attrgetter
 from statistics import mean
 
@@ -18,11 +18,9 @@ from agentrl.config import Config
 from agentrl.errors import TrainingError
 from agentrl.rollouts.contract import Rollout, Task, check_failures
 from agentrl.rollouts.flow import Fate, Flow, Wait
-from agentrl.rollouts.groups import outcome_of
 from agentrl.rollouts.prompts import Prompts
 from agentrl.rollouts.runner import RolloutRunner
 from agentrl.system.metrics import Numbers
-from agentrl.trajectory import Outline
 
 ADVICE = (
     "Where most are left out the prompts are too hard or too easy for this policy: take others, raise "
@@ -72,7 +70,9 @@ def only(part: Rollout, groups: set[int]) -> Rollout:
     """Leave the sequences of other groups out of the batch."""
     if part.batch is None:
         return part
-    return replace(part, batch=part.batch.select([row for row, one in enumerate(part.batch.group.tolist()) if one in groups]))
+    return replace(
+        part, batch=part.batch.select([row for row, one in enumerate(part.batch.group.tolist()) if one in groups])
+    )
 
 
 def left_out(flow: Flow) -> tuple[int, int]:

@@ -229,7 +229,7 @@ class Flow:
     def take(self) -> Batch | Wait:
         """Take the batch of the next step, the ready groups that are due first; or return the reason for waiting.
 
-        With `at_once` no later batch could take the groups that it has no place for: once none runs, they are CANCELLED.
+        With `at_once` groups for which it has no place are CANCELLED once none runs: no later batch could take them.
         """
         size = self.settings.batch_size
         if self.updating or self.step >= self.settings.last_step:

@@ -19,17 +19,17 @@ import ray
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.remote.router import ServerAccess
 from agentrl.rollouts.context import FirstRows, load_chat, load_context
-from agentrl.rollouts.contract import Rollout, Task
-from agentrl.rollouts.groups import GroupWork
+from agentrl.rollouts.contract import Audience, Task
+from agentrl.rollouts.groups import GroupWork, Packed
 from agentrl.rollouts.journal import trajectories_in
 from agentrl.rollouts.local import LocalRollouts, open_local_rollouts
 from agentrl.rollouts.objects import UserObjects
 from agentrl.rollouts.worker_groups import Told, WorkerGroups
 from agentrl.runtime.ray.rank import Failure, Place
 from agentrl.runtime.ray.session import Surroundings
-from agentrl.runtime.ray.stored import Index, put_batch
+from agentrl.runtime.ray.stored import StoredBatch, put_batch
 from agentrl.system.answers import Entry
-from agentrl.trajectory import Outline, Trajectory
+from agentrl.trajectory import Trajectory
 from agentrl.trajectory.sample import Sample
 
 T = TypeVar("T")
@@ -45,6 +45,13 @@ class News:
     warnings: list[str]
     done: int
     """Units of all stages so far."""
+
+    def show(self, audience: Audience) -> None:
+        """Show notes and warnings to the user."""
+        for text in self.notes:
+            audience.note(text)
+        for text in self.warnings:
+            audience.warn(text)
 
 
 class Relay:
@@ -155,29 +162,16 @@ class RolloutWorker:
 
 @dataclass(frozen=True, slots=True)
 class RolloutPart:
-    """A worker's part of a `Rollout`, with its batches in the object store."""
+    """A worker's part of a rollout, with its batches in the object store."""
 
-    outlines: list[Outline]
-    batch: Index | None
-    conversations: Index | None
-    shown: Trajectory | None
-    files: list[tuple[Path, int]]
-    whole: list[Trajectory]
+    packed: Packed
     worker: int
     """Number of the worker, from 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class PackedPart:
-    """A worker's part of a `Packed`."""
-
-    part: RolloutPart
-    versions: Counter[int]
-
-
 def run_part(rollouts: LocalRollouts, task: Task, samples: Sequence[Sample], first: int, show: bool) -> RolloutPart:
     """Run a task as `RolloutRunner.run`, and put its batches into the object store."""
-    return _stored(rollouts.run(task, samples, first, show=show), rollouts)
+    return _stored(Packed(rollouts.run(task, samples, first, show=show), Counter()), rollouts)
 
 
 def pack_part(
@@ -186,14 +180,17 @@ def pack_part(
     groups: Sequence[ray.ObjectRef[bytes] | ray.ObjectRef[list[Trajectory]]],
     first: int,
     show: bool,
-) -> PackedPart:
+) -> RolloutPart:
     """Make a part of a batch of groups, numbered from `first`: records of the journal, or trajectories as they are."""
     found = (ray.get(one) for one in groups)
     read = [trajectories_in(one) if isinstance(one, bytes) else one for one in found]
-    packed = rollouts.pack_groups(task, read, first, show=show)
-    return PackedPart(_stored(packed.rollout, rollouts), packed.versions)
+    return _stored(rollouts.pack_groups(task, read, first, show=show), rollouts)
 
 
-def _stored(made: Rollout, rollouts: LocalRollouts) -> RolloutPart:
-    batch, read = (None if one is None else put_batch(one.load()) for one in (made.batch, made.conversations))
-    return RolloutPart(made.outlines, batch, read, made.shown, made.files, made.whole, rollouts.share[0] - 1)
+def _stored(packed: Packed, rollouts: LocalRollouts) -> RolloutPart:
+    made = packed.rollout
+    batch, read = (
+        None if one is None else StoredBatch.of([put_batch(one.load())]) for one in (made.batch, made.conversations)
+    )
+    stored = replace(made, batch=batch, conversations=read)
+    return RolloutPart(replace(packed, rollout=stored), rollouts.share[0] - 1)
