@@ -20,7 +20,7 @@ from agentrl.config.sections.rollout import RolloutConfig, ValKwargs
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.contract import SamplingParams
 from agentrl.errors import TrainingError
-from agentrl.rollouts.flow import Outcome
+from agentrl.rollouts.staleness_scheduler import GroupStatus
 from agentrl.trajectory import Outline, Trajectory
 from agentrl.trajectory.batch import Sequences
 
@@ -131,7 +131,7 @@ class Rollout:
     """Files that they were written to, and of how many of the outlines, in order, each holds some or all."""
     whole: list[Trajectory] = field(default_factory=list)
     """All of them, whole and not in outline, where they are generated for their texts (`Task.split`)."""
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[GroupStatus] = field(default_factory=list)
     """How each prompt's group ended, in their order, where whole groups were run to train on."""
 
     @staticmethod

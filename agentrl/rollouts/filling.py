@@ -17,9 +17,9 @@ from statistics import mean
 from agentrl.config import Config
 from agentrl.errors import TrainingError
 from agentrl.rollouts.contract import Rollout, Task, check_failures
-from agentrl.rollouts.flow import Fate, Flow, Wait
 from agentrl.rollouts.prompts import Prompts
 from agentrl.rollouts.runner import RolloutRunner
+from agentrl.rollouts.staleness_scheduler import NotReady, PromptStatus, StalenessScheduler
 from agentrl.system.metrics import Numbers
 
 ADVICE = (
@@ -31,39 +31,39 @@ ADVICE = (
 
 def fill_batch(
     config: Config,
-    flow: Flow,
+    schedule: StalenessScheduler,
     prompts: Prompts,
     runner: RolloutRunner,
     task: Task,
     *,
     show: bool,
-) -> tuple[Flow, Rollout, Numbers]:
+) -> tuple[StalenessScheduler, Rollout, Numbers]:
     """Begin prompts together, and wait for their end, until their groups fill the batch of a step.
 
     Returns the state after it, the rollout, and the metrics of dynamic sampling. Raises TrainingError when they do not
     after `max_num_gen_batches`, when too many trajectories failed, and for a trajectory without the metric.
     """
-    parts, first, most = list[Rollout](), flow.next_ordinal, config.algorithm.filter_groups.max_num_gen_batches
-    refills = flow.settings.replaces
-    while isinstance(batch := flow.take(), Wait):
+    parts, first, most = list[Rollout](), schedule.next_ordinal, config.algorithm.filter_groups.max_num_gen_batches
+    refills = schedule.settings.replaces
+    while isinstance(batch := schedule.take(), NotReady):
         if refills and len(parts) == most > 0:
-            raise TrainingError(shortage(config, flow, task.step, rewards_left_out(config, flow, parts, first)))
-        begun = range(flow.next_ordinal, flow.next_ordinal + flow.room)
+            raise TrainingError(shortage(config, schedule, task.step, rewards_left_out(config, schedule, parts, first)))
+        begun = range(schedule.next_ordinal, schedule.next_ordinal + schedule.room)
         prompts.draw_to(begun.stop)
-        flow = flow.admit(len(begun))
+        schedule = schedule.admit(len(begun))
         samples, part = [prompts[one] for one in begun], f"_{len(parts):03d}" if parts else task.part
         parts.append(runner.run(replace(task, part=part), samples, begun.start - first, show=show and not parts))
         if refills:  # else the step checks, when they are recorded
             check_failures(config, task.step, [outline for outline in parts[-1].outlines if not outline.baseline])
         for ordinal, outcome in zip(begun, parts[-1].outcomes, strict=True):
-            flow, _ = flow.finish(ordinal, outcome, None)
-    prompts.forget_before(flow.next_ordinal)
+            schedule, _ = schedule.finish(ordinal, outcome, None)
+    prompts.forget_before(schedule.next_ordinal)
     if not refills:
-        return batch.flow, parts[0], {}
-    surplus = sum(fate is Fate.CANCELLED for fate in batch.fates.values())
-    numbers = {"refill/gen_batches": float(len(parts)), **replaced(flow), "refill/groups_surplus": float(surplus)}
+        return batch.schedule, parts[0], {}
+    surplus = sum(status is PromptStatus.CANCELLED for status in batch.statuses.values())
+    numbers = {"refill/gen_batches": float(len(parts)), **replaced(schedule), "refill/groups_surplus": float(surplus)}
     taken = {ordinal - first for ordinal in batch.ordinals}
-    return batch.flow, Rollout.joined([only(part, taken) for part in parts]), numbers
+    return batch.schedule, Rollout.joined([only(part, taken) for part in parts]), numbers
 
 
 def only(part: Rollout, groups: set[int]) -> Rollout:
@@ -75,45 +75,45 @@ def only(part: Rollout, groups: set[int]) -> Rollout:
     )
 
 
-def left_out(flow: Flow) -> tuple[int, int]:
+def left_out(schedule: StalenessScheduler) -> tuple[int, int]:
     """Count the groups that left since the batch before: (by the rule, as they failed)."""
-    equal = sum(fate is Fate.FILTERED for _, fate in flow.left)
-    return equal, len(flow.left) - equal
+    equal = sum(status is PromptStatus.FILTERED for _, status in schedule.left)
+    return equal, len(schedule.left) - equal
 
 
-def replaced(flow: Flow) -> Numbers:
+def replaced(schedule: StalenessScheduler) -> Numbers:
     """Make the metrics of the groups that left since the batch before."""
-    equal, failed = left_out(flow)
+    equal, failed = left_out(schedule)
     return {"refill/groups_equal": float(equal), "refill/groups_failed": float(failed)}
 
 
-def most_failed(config: Config, flow: Flow) -> bool:
+def most_failed(config: Config, schedule: StalenessScheduler) -> bool:
     """Say whether a batch's worth of groups was replaced as they failed, too large a part of all."""
-    _, failed = left_out(flow)
+    _, failed = left_out(schedule)
     allowed = config.actor_rollout_ref.rollout.agent.max_failed_fraction
-    return failed >= flow.settings.batch_size and failed > allowed * (len(flow.left) + len(flow.ready))
+    return failed >= schedule.settings.batch_size and failed > allowed * (len(schedule.left) + len(schedule.ready))
 
 
-def rewards_left_out(config: Config, flow: Flow, parts: Sequence[Rollout], first: int) -> str:
+def rewards_left_out(config: Config, schedule: StalenessScheduler, parts: Sequence[Rollout], first: int) -> str:
     """Write the commonest mean rewards of the groups that the rule left out; `parts` begin with the prompt `first`."""
-    coef, left = config.algorithm.turn_reward_coef, dict(flow.left)
+    coef, left = config.algorithm.turn_reward_coef, dict(schedule.left)
     outlines = (outline for part in parts for outline in part.outlines if not outline.baseline)
     rewards = Counter(
         mean(one.reward(coef) or 0.0 for one in group)
         for number, group in groupby(outlines, attrgetter("group"))
-        if left.get(first + number) is Fate.FILTERED
+        if left.get(first + number) is PromptStatus.FILTERED
     )
     return ", ".join(f"{count} of mean reward {value:g}" for value, count in rewards.most_common(3))
 
 
-def shortage(config: Config, flow: Flow, step: int, rewards: str = "") -> str:
+def shortage(config: Config, schedule: StalenessScheduler, step: int, rewards: str = "") -> str:
     """Write which groups were found where the batch of a step cannot be filled, and how to fix it."""
-    keys, (equal, failed) = config.algorithm.filter_groups, left_out(flow)
+    keys, (equal, failed) = config.algorithm.filter_groups, left_out(schedule)
     return (
-        f"step {step}: {len(flow.left)} groups were replaced since the step before, more than "
+        f"step {step}: {len(schedule.left)} groups were replaced since the step before, more than "
         f"algorithm.filter_groups.max_num_gen_batches={keys.max_num_gen_batches} or rollout.agent.max_failed_fraction "
-        f"allows, and {len(flow.ready)} of the {flow.settings.batch_size} that data.train_batch_size asks for are "
-        f"there. {equal} are left out by algorithm.filter_groups.rule={keys.rule} "
+        f"allows, and {len(schedule.ready)} of the {schedule.settings.batch_size} that data.train_batch_size asks for "
+        f"are there. {equal} are left out by algorithm.filter_groups.rule={keys.rule} "
         f"(metric={keys.metric}{rewards and f'; {rewards}'}), and {failed} as fewer "
         f"than two of their trajectories can be trained on. {ADVICE}"
     )

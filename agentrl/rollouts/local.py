@@ -29,19 +29,19 @@ from agentrl.config import Config
 from agentrl.config.registries import ENGINES
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.builder import EngineBuilder, EngineSetting
-from agentrl.engines.contract import EngineError, InFlightEngine, RolloutEngine
+from agentrl.engines.contract import EngineError, InFlightEngine, RolloutEngine, with_present_names
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import CodeError, ConfigError, TrainingError
 from agentrl.interaction import Interaction
 from agentrl.reward.model_input import ModelInput, conversations
 from agentrl.rollouts.context import RunContext, run_name, uses_reward_model
 from agentrl.rollouts.contract import GREEDY, Audience, Rollout, Task
-from agentrl.rollouts.flow import Outcome
-from agentrl.rollouts.groups import EndedGroup, GroupWork, Log, Packed, oldest_trained, outcome_of, sampled_by_version
+from agentrl.rollouts.groups import EndedGroup, Log, Packed, PromptTask, judge_group, oldest_trained, sampled_by_version
 from agentrl.rollouts.idle import IdleWatch
 from agentrl.rollouts.journal import Journal, record_of, trajectories_in
 from agentrl.rollouts.runner import Hook
 from agentrl.rollouts.saving import Saving
+from agentrl.rollouts.staleness_scheduler import GroupStatus
 from agentrl.rollouts.trial import try_once
 from agentrl.runtime.profiler import nvtx_range, profiled, rollout_profile
 from agentrl.runtime.stall import watched_loop
@@ -88,7 +88,7 @@ def open_local_rollouts(
         rollout = config.actor_rollout_ref.rollout
         found = cast(EngineBuilder, ENGINES.get(rollout.name))
         build = configured(found, rollout.engine_options, ENGINE_OPTIONS)
-        engine = build(setting, loop)
+        engine = with_present_names(build(setting, loop))
         stack.callback(lambda: loop.run(engine.close()))
         stack.callback(lambda: loop.run(context.close()))
         with audience.stage("reach tools"):
@@ -194,7 +194,7 @@ class LocalRollouts:
         self.is_broken = False
         self.version = 0
         """Version of the weights that the engine has taken whole: it samples by no older weights."""
-        self._held = False
+        self._is_paused = False
         self._ended: dict[int, list[Trajectory]] = {}
         """Trajectories of groups that have ended and are in no batch, by the prompt's ordinal."""
         self._report = Report()
@@ -209,8 +209,8 @@ class LocalRollouts:
         loop.call_soon(self.delay.begin)
 
     @property
-    def samples_on(self) -> bool:
-        """See `RolloutRunner.samples_on`."""
+    def in_flight_updates(self) -> bool:
+        """See `RolloutRunner.in_flight_updates`."""
         return self._in_flight is not None
 
     @property
@@ -235,7 +235,7 @@ class LocalRollouts:
         if task.split != "train":
             return made
         groups = groupby(made.outlines, attrgetter("group"))
-        return replace(made, outcomes=[outcome_of(list(group), self.teaches) for _, group in groups])
+        return replace(made, outcomes=[judge_group(list(group), self.teaches) for _, group in groups])
 
     def pack_trajectories(
         self, task: Task, trajectories: list[Trajectory], first: int = 0, *, show: bool = False
@@ -309,7 +309,7 @@ class LocalRollouts:
             done += count
 
     async def run_group(
-        self, work: GroupWork, on_begin: Callable[[int], None], on_end: Callable[[], None], log: Log | None
+        self, work: PromptTask, on_begin: Callable[[int], None], on_end: Callable[[], None], log: Log | None
     ) -> EndedGroup:
         """See `RolloutRunner.run_group`."""
         is_begun = False
@@ -331,8 +331,8 @@ class LocalRollouts:
             requests = self._logged(requests, log)
         trajectories = await self.scheduler.run(requests, lambda _: on_end())
         self.check()
-        outcome, oldest = outcome_of(trajectories, self.teaches), oldest_trained(trajectories)
-        is_replaced = outcome is not Outcome.SCORED and self.teaches is not None
+        outcome, oldest = judge_group(trajectories, self.teaches), oldest_trained(trajectories)
+        is_replaced = outcome is not GroupStatus.SCORED and self.teaches is not None
         if not is_replaced:
             self._ended[work.ordinal] = trajectories
         record = record_of(work.ordinal, work.sample, outcome, oldest, trajectories, whole=not is_replaced)
@@ -361,34 +361,34 @@ class LocalRollouts:
         """See `RolloutRunner.stop_groups`."""
         self._ended.clear()
 
-    def hand_over(self, ordinal: int) -> list[Trajectory] | None:
+    def pop_group(self, ordinal: int) -> list[Trajectory] | None:
         """Give up the trajectories of a group that has ended; None where nothing is to be trained on them."""
         return self._ended.pop(ordinal, None)
 
-    async def hold(self) -> None:
-        """See `RolloutRunner.hold`."""
-        if not self._held:
-            self._held = True
+    async def pause(self) -> None:
+        """See `RolloutRunner.pause`."""
+        if not self._is_paused:
+            self._is_paused = True
             self.scheduler.clock.stop()
             await self.engine.pause("retract")
 
-    async def go_on(self) -> None:
-        """See `RolloutRunner.go_on`."""
-        if self._held:
-            self._held = False
-            self.scheduler.clock.go_on()
+    async def resume(self) -> None:
+        """See `RolloutRunner.resume`."""
+        if self._is_paused:
+            self._is_paused = False
+            self.scheduler.clock.resume()
             await self.engine.resume()
 
-    async def release_weights(self) -> None:
-        """See `RolloutRunner.release_weights`."""
+    async def lock_weights(self) -> None:
+        """See `RolloutRunner.lock_weights`."""
         await self._check_weights()
         if self._in_flight is not None:
-            await self._in_flight.release_weights()
+            await self._in_flight.lock_weights()
 
-    async def offer_weights(self, weights: Weights, version: int) -> None:
-        """See `RolloutRunner.offer_weights`."""
+    async def unlock_weights(self, weights: Weights, version: int) -> None:
+        """See `RolloutRunner.unlock_weights`."""
         if self._in_flight is not None:
-            await self._in_flight.offer_weights(weights, version)
+            await self._in_flight.unlock_weights(weights, version)
 
     async def idle_seconds(self) -> float:
         """See `RolloutRunner.idle_seconds`."""
@@ -414,8 +414,8 @@ class LocalRollouts:
         made = self.pack_trajectories(task, trajectories, first * task.each, show=show)
         return Packed(made, sampled_by_version(trajectories))
 
-    def mend(self) -> None:
-        """See `RolloutRunner.mend`."""
+    def replace_dead_workers(self) -> None:
+        """See `RolloutRunner.replace_dead_workers`."""
 
     def update_weights(self, weights: Weights, version: int, *, in_flight: bool = False) -> SyncReport:
         """See `RolloutRunner.update_weights`."""
@@ -428,13 +428,13 @@ class LocalRollouts:
         except EngineError as error:
             raise TrainingError(f"weights of step {version}: {error}") from error
         self._sent = passed, version
-        if not (in_flight and self.samples_on):
+        if not (in_flight and self.in_flight_updates):
             self.loop.run(self._check_weights())
         return report
 
     async def _update(self, weights: Weights, version: int, *, in_flight: bool) -> SyncReport:
         flying = self._in_flight if in_flight else None
-        stops = in_flight and not self._held
+        stops = in_flight and not self._is_paused
         if stops:
             self.scheduler.clock.stop()
         try:
@@ -444,10 +444,10 @@ class LocalRollouts:
             return report
         finally:
             if stops:
-                self.scheduler.clock.go_on()
+                self.scheduler.clock.resume()
 
-    def rest(self) -> None:
-        """See `RolloutRunner.rest`."""
+    def sleep(self) -> None:
+        """See `RolloutRunner.sleep`."""
         if self.config.actor_rollout_ref.rollout.free_cache_engine:
             self.loop.run(self.engine.sleep())
             self.needs_weights = True
@@ -462,7 +462,7 @@ class LocalRollouts:
         if task is not None:
             self.loop.call_soon(task.cancel)
 
-    def revive(self) -> None:
+    def restart_workers(self) -> None:
         """Do nothing: in one process nothing can die but the run itself."""
 
     async def _take_metrics(self) -> Metrics:

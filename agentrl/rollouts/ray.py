@@ -17,7 +17,7 @@ from agentrl.config import Config
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.observe.display import Display
 from agentrl.rollouts.contract import Audience, Rollout, Task
-from agentrl.rollouts.groups import EndedGroup, GroupWork, Log, Packed
+from agentrl.rollouts.groups import EndedGroup, Log, Packed, PromptTask
 from agentrl.rollouts.journal import Journal
 from agentrl.rollouts.local import LocalRollouts
 from agentrl.rollouts.ray_groups import RayGroups
@@ -46,10 +46,10 @@ class RayRunner:
         self.audience: Audience = display
         self.loop = LoopThread("groups")
         self.on_loss: Callable[[], object] = lambda: None
-        self.samples_on = maker.nodes is None or (rollout.name == "sglang" and not rollout.free_cache_engine)
+        self.in_flight_updates = maker.nodes is None or (rollout.name == "sglang" and not rollout.free_cache_engine)
         self.needs_weights = False
         """See `RolloutRunner.needs_weights`."""
-        self._held = self._released = False
+        self._is_paused = self._is_locked = False
         self._wrote: dict[Path, int] = {}
         """Numbers of the workers that wrote the newest rollout's files."""
         overlaps = isinstance(maker.config, Config) and maker.config.async_training.max_staleness > 0
@@ -110,7 +110,7 @@ class RayRunner:
 
     def update_weights(self, weights: Weights, version: int, *, in_flight: bool = False) -> SyncReport:
         """See `RolloutRunner.update_weights`. The workers read the weights together from the ranks that hold them."""
-        self._released = self.needs_weights = False
+        self._is_locked = self.needs_weights = False
         joins = self.workers.join()
         self.workers.weights = weights, version
         if isinstance(weights.read, WeightReader):
@@ -123,10 +123,10 @@ class RayRunner:
             sum(report.bytes for report in reports), max((report.seconds for report in reports), default=0.0)
         )
 
-    def rest(self) -> None:
-        """See `RolloutRunner.rest`."""
+    def sleep(self) -> None:
+        """See `RolloutRunner.sleep`."""
         if self.config.actor_rollout_ref.rollout.free_cache_engine:
-            self.workers.broadcast(LocalRollouts.rest)
+            self.workers.broadcast(LocalRollouts.sleep)
             self.needs_weights = True
 
     def metrics(self) -> Metrics:
@@ -140,16 +140,16 @@ class RayRunner:
             found.add(report)
         return found
 
-    def revive(self) -> None:
-        """See `RolloutRunner.revive`."""
-        self.workers.replace_dead()
+    def restart_workers(self) -> None:
+        """See `RolloutRunner.restart_workers`."""
+        self.workers.restart_dead()
 
-    def mend(self) -> None:
-        """See `RolloutRunner.mend`."""
-        self.groups.replace_dead()
+    def replace_dead_workers(self) -> None:
+        """See `RolloutRunner.replace_dead_workers`."""
+        self.groups.replace_dead_workers()
 
     async def run_group(
-        self, work: GroupWork, on_begin: Callable[[int], None], on_end: Callable[[], None], log: Log | None
+        self, work: PromptTask, on_begin: Callable[[int], None], on_end: Callable[[], None], log: Log | None
     ) -> EndedGroup:
         """See `RolloutRunner.run_group`: the group runs in the worker that has fewest."""
         return await self.groups.run(work, on_begin, on_end, log)
@@ -158,27 +158,27 @@ class RayRunner:
         """See `RolloutRunner.stop_groups`."""
         await self.groups.stop()
 
-    async def hold(self) -> None:
-        """See `RolloutRunner.hold`."""
-        if not self._held:
-            self._held = True
-            await self.groups.broadcast(_hold)
+    async def pause(self) -> None:
+        """See `RolloutRunner.pause`."""
+        if not self._is_paused:
+            self._is_paused = True
+            await self.groups.broadcast(_pause)
 
-    async def go_on(self) -> None:
-        """See `RolloutRunner.go_on`."""
-        if self._held:
-            self._held = False
-            await self.groups.broadcast(_go_on)
+    async def resume(self) -> None:
+        """See `RolloutRunner.resume`."""
+        if self._is_paused:
+            self._is_paused = False
+            await self.groups.broadcast(_resume)
 
-    async def release_weights(self) -> None:
-        """See `RolloutRunner.release_weights`."""
-        self._released = True
-        await self.groups.broadcast(_release_weights)
+    async def lock_weights(self) -> None:
+        """See `RolloutRunner.lock_weights`."""
+        self._is_locked = True
+        await self.groups.broadcast(_lock_weights)
 
-    async def offer_weights(self, weights: Weights, version: int) -> None:
-        """See `RolloutRunner.offer_weights`. A worker that takes another's place is sent these."""
-        self.workers.weights, self._released = (weights, version), False
-        await self.groups.broadcast(partial(_offer_weights, weights=weights, version=version))
+    async def unlock_weights(self, weights: Weights, version: int) -> None:
+        """See `RolloutRunner.unlock_weights`. A worker that takes another's place is sent these."""
+        self.workers.weights, self._is_locked = (weights, version), False
+        await self.groups.broadcast(partial(_unlock_weights, weights=weights, version=version))
 
     async def idle_seconds(self) -> float:
         """See `RolloutRunner.idle_seconds`: as far as workers have reported it."""
@@ -206,24 +206,24 @@ class RayRunner:
         self.loop.run(self._repeat_calls())
 
     async def _repeat_calls(self) -> None:
-        if self._released:
-            await self.groups.broadcast(_release_weights)
-        if self._held:
-            await self.groups.broadcast(_hold)
+        if self._is_locked:
+            await self.groups.broadcast(_lock_weights)
+        if self._is_paused:
+            await self.groups.broadcast(_pause)
         await self.groups.follow()
 
 
-def _hold(rollouts: LocalRollouts) -> None:
-    rollouts.loop.run(rollouts.hold())
+def _pause(rollouts: LocalRollouts) -> None:
+    rollouts.loop.run(rollouts.pause())
 
 
-def _go_on(rollouts: LocalRollouts) -> None:
-    rollouts.loop.run(rollouts.go_on())
+def _resume(rollouts: LocalRollouts) -> None:
+    rollouts.loop.run(rollouts.resume())
 
 
-def _release_weights(rollouts: LocalRollouts) -> None:
-    rollouts.loop.run(rollouts.release_weights())
+def _lock_weights(rollouts: LocalRollouts) -> None:
+    rollouts.loop.run(rollouts.lock_weights())
 
 
-def _offer_weights(rollouts: LocalRollouts, weights: Weights, version: int) -> None:
-    rollouts.loop.run(rollouts.offer_weights(weights, version))
+def _unlock_weights(rollouts: LocalRollouts, weights: Weights, version: int) -> None:
+    rollouts.loop.run(rollouts.unlock_weights(weights, version))

@@ -1,11 +1,11 @@
 """Groups in rollout workers under Ray: each begins in one worker, and continues in another one where that dies.
 
-Flow, ledger and journal lie with the driver, on whose event loop the coroutines here run. A worker is asked for single
-groups and reports their events. The tokens of a group that has ended lie in the journal, in the run's folder on the
-driver's machine, until a batch takes them. Then workers read them and put them into the object store. So ended groups
-survive the loss of any worker and any machine but the driver's, and the driver's memory holds a few numbers of each.
-Trajectories that the journal leaves out (images, experts, teachers' prompts) lie in the object store, owned by the
-driver.
+StalenessScheduler, ledger and journal lie with the driver, on whose event loop the coroutines here run. A worker is
+asked for single groups and reports their events. The tokens of a group that has ended lie in the journal, in the run's
+folder on the driver's machine, until a batch takes them. Then workers read them and put them into the object store. So
+ended groups survive the loss of any worker and any machine but the driver's, and the driver's memory holds a few
+numbers of each. Trajectories that the journal leaves out (images, experts, teachers' prompts) lie in the object store,
+owned by the driver.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import ray
 
-from agentrl.rollouts.groups import EndedGroup, GroupWork, Log
+from agentrl.rollouts.groups import EndedGroup, Log, PromptTask
 from agentrl.rollouts.ray_worker import RolloutWorker, Work
 from agentrl.rollouts.ray_workers import SILENT, SILENT_FOR, SILENT_TOLD, RolloutWorkers
 from agentrl.rollouts.worker_groups import Answered, GroupBegan, GroupEnded, GroupEvent, GroupFailed, TrajectoryEnded
@@ -75,7 +75,7 @@ class RayGroups:
 
     Args:
         loop: the event loop on which coroutines run.
-        on_loss: called on it when groups cannot continue until `replace_dead` is called.
+        on_loss: called on it when groups cannot continue until `replace_dead_workers` is called.
         follows: groups are run singly, and workers are followed for events. Otherwise each worker is asked for its part
             of a step alone.
     """
@@ -97,7 +97,7 @@ class RayGroups:
         """See `RolloutRunner.is_broken`."""
         return any(self._is_of(number, one) and one.has_ended for number, one in list(self._followed.items()))
 
-    def replace_dead(self) -> None:
+    def replace_dead_workers(self) -> None:
         """Replace workers that died. Raises WorkerDied where that is not allowed, and other errors of theirs."""
         for number, one in sorted(self._followed.items()):
             if not self._is_of(number, one):
@@ -108,7 +108,7 @@ class RayGroups:
                 self._workers.replace(number, f"rollout worker {number + 1} died: {one.death}")
 
     async def run(
-        self, work: GroupWork, on_begin: Callable[[int], None], on_end: Callable[[], None], log: Log | None
+        self, work: PromptTask, on_begin: Callable[[int], None], on_end: Callable[[], None], log: Log | None
     ) -> EndedGroup:
         """See `RolloutRunner.run_group`: the group runs in the worker that has fewest."""
         while True:
@@ -176,7 +176,7 @@ class RayGroups:
         except TimeoutError as error:
             end(one.actor)  # what others wait for ends, too
             self._lose(one, str(error))
-        except Exception as error:  # raised where the groups are waited for, or by `replace_dead`
+        except Exception as error:  # raised where the groups are waited for, or by `replace_dead_workers`
             one.error = error
             self._end_groups_of(one.actor, error)
             self._on_loss()
@@ -242,7 +242,7 @@ class RayGroups:
         return [one.actor for number, one in found if self._is_of(number, one) and not one.has_ended]
 
 
-async def _ask(one: _Open, key: int, work: GroupWork) -> None:
+async def _ask(one: _Open, key: int, work: PromptTask) -> None:
     """Have the worker begin the group; a worker that cannot (e.g. it cannot unpickle a row) ends the group."""
     try:
         await one.actor.begin_group.remote(key, work, None if one.log is None else one.log.read())

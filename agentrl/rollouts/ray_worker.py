@@ -20,7 +20,7 @@ from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.remote.router import ServerAccess
 from agentrl.rollouts.context import FirstRows, load_chat, load_context
 from agentrl.rollouts.contract import Audience, Task
-from agentrl.rollouts.groups import GroupWork, Packed
+from agentrl.rollouts.groups import Packed, PromptTask
 from agentrl.rollouts.journal import trajectories_in
 from agentrl.rollouts.local import LocalRollouts, open_local_rollouts
 from agentrl.rollouts.objects import UserObjects
@@ -141,7 +141,7 @@ class RolloutWorker:
         self.rollouts.stop()
 
     @ray.method(concurrency_group="news")
-    def begin_group(self, key: int, work: GroupWork, entries: Sequence[Entry] | None) -> None:
+    def begin_group(self, key: int, work: PromptTask, entries: Sequence[Entry] | None) -> None:
         """Begin a group, which runs next to all other calls. `entries`: of its log, where it has one."""
         self.groups.begin(key, work, entries)
 

@@ -184,7 +184,7 @@ class RolloutWorkers:
         if self._is_open:
             self._on_join()
 
-    def replace_dead(self) -> None:
+    def restart_dead(self) -> None:
         """Replace workers that died while they were idle. Their weights must be sent again."""
         self.weights = None
         for number in self.living:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from threading import Condition
 
-from agentrl.rollouts.groups import EndedGroup, GroupWork
+from agentrl.rollouts.groups import EndedGroup, PromptTask
 from agentrl.rollouts.local import LocalRollouts
 from agentrl.runtime.ray.rank import Failure
 from agentrl.system.answers import Entry
@@ -97,7 +97,7 @@ class WorkerGroups:
         self._idle = 0.0
         """Seconds of an idle engine that were reported."""
 
-    def begin(self, key: int, work: GroupWork, entries: Sequence[Entry] | None) -> None:
+    def begin(self, key: int, work: PromptTask, entries: Sequence[Entry] | None) -> None:
         """Begin a group; `key` names it in its events. `entries`: of its `Log`; None: it has no log."""
         self._rollouts.loop.call_soon(partial(self._begin, key, work, entries))
 
@@ -121,19 +121,19 @@ class WorkerGroups:
         with self._some:
             self._events.clear()
 
-    def _begin(self, key: int, work: GroupWork, entries: Sequence[Entry] | None) -> None:
+    def _begin(self, key: int, work: PromptTask, entries: Sequence[Entry] | None) -> None:
         self._tasks[key] = asyncio.create_task(self._run(key, work, entries))
         if self._watching is None:
             self._watching = asyncio.create_task(self._rollouts.watch(lambda: self._ends, "rollouts"))
 
-    async def _run(self, key: int, work: GroupWork, entries: Sequence[Entry] | None) -> None:
+    async def _run(self, key: int, work: PromptTask, entries: Sequence[Entry] | None) -> None:
         log = None if entries is None else ToldLog(entries, lambda entry: self._tell(Answered(key, entry)))
         try:
             with leaked_cancellation_fails(f"prompt {work.ordinal}"):
                 ended = await self._rollouts.run_group(
                     work, lambda version: self._tell(GroupBegan(key, version)), lambda: self._trajectory_ended(key), log
                 )
-            trajectories = self._rollouts.hand_over(work.ordinal)
+            trajectories = self._rollouts.pop_group(work.ordinal)
             self._tell(GroupEnded(key, ended, trajectories if ended.record is None else None))
         except Exception as error:
             self._tell(GroupFailed(key, Failure.of(error)))

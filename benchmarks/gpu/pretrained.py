@@ -1,4 +1,5 @@
-"""A pretrained model trained on the device: a supervised warm-up of 160 conversations, then GRPO with the quickstart's tools.
+"""A pretrained model trained on the device: a supervised warm-up of 160 conversations, then GRPO with the quickstart's
+tools.
 
 `--model` is a folder in Hugging Face format of a small chat model, for example SmolLM2-135M-Instruct; the quickstart's
 chat template replaces the model's. Its rows are those of the quickstart.

@@ -22,10 +22,10 @@ from agentrl.engines.contract import RolloutEngine
 from agentrl.errors import CodeError
 from agentrl.interaction import Interaction, InteractionResponse
 from agentrl.rollouts.contract import Audience, training, validation
-from agentrl.rollouts.flow import Outcome
-from agentrl.rollouts.groups import GroupWork
+from agentrl.rollouts.groups import PromptTask
 from agentrl.rollouts.journal import trajectories_in
 from agentrl.rollouts.local import LocalRollouts
+from agentrl.rollouts.staleness_scheduler import GroupStatus
 from agentrl.system.loop_thread import LoopThread
 from agentrl.tool import Schema, Tool, ToolResponse
 from agentrl.tool.shared import MIN_FAILED_CALLS
@@ -136,13 +136,13 @@ def test_a_worker_tells_what_becomes_of_its_groups(loop: LoopThread, tmp_path: P
     n = task.each
     told: list[GroupEvent] = []
     for key, ordinal in ((1, 3), (2, 8), (3, 9), (5, 7)):
-        groups.begin(key, GroupWork(ordinal, Sample([], "test", "single_turn"), task, ordinal), None)
+        groups.begin(key, PromptTask(ordinal, Sample([], "test", "single_turn"), task, ordinal), None)
     while sum(isinstance(event, GroupEnded | GroupFailed) for event in told) < 3:
         told += groups.events(10).events
     of_the_first = [event for event in told if event.key == 1]
     assert of_the_first[: n + 1] == [GroupBegan(1, 4), *[TrajectoryEnded(1)] * n]
     (ended,) = of_the_first[n + 1 :]
-    assert isinstance(ended, GroupEnded) and ended.trajectories is None and ended.group.outcome is Outcome.SCORED
+    assert isinstance(ended, GroupEnded) and ended.trajectories is None and ended.group.outcome is GroupStatus.SCORED
     assert ended.group.record is not None and len(trajectories_in(ended.group.record)) == n
     failed = {event.key: event.failure for event in told if isinstance(event, GroupFailed)}
     assert sorted(failed) == [2, 5] and isinstance(raised(failed[2], "worker 1"), CodeError)
@@ -150,7 +150,7 @@ def test_a_worker_tells_what_becomes_of_its_groups(loop: LoopThread, tmp_path: P
     assert [event for event in told if event.key == 3] in ([], [GroupBegan(3, 4)])
     groups.stop()
     assert groups.events(0.01).events == []
-    groups.begin(4, GroupWork(3, Sample([], "test", "single_turn"), task, 3), None)
+    groups.begin(4, PromptTask(3, Sample([], "test", "single_turn"), task, 3), None)
     while not isinstance(told[-1], GroupEnded) or told[-1].key != 4:
         told += groups.events(10).events
 
