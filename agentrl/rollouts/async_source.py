@@ -3,8 +3,8 @@
 `agentrl.rollouts.staleness_scheduler` decides which prompts may begin and which batch takes them. Only the rollouts
 know where they run: in this process or in workers under Ray.
 
-With `async_training.max_staleness=0` rollouts and updates take turns (`agentrl.rollouts.filling`). Nothing outlives a
-step, so no ledger and no journal is written.
+With `async_training.max_staleness=0` rollouts and updates take turns (`agentrl.rollouts.dynamic_sampling`). Nothing
+outlives a step, so no ledger and no journal is written.
 
 With a bound above 0 trajectories continue while the policy is updated. Groups are tasks on an event loop then, and the
 whole schedule runs on the loop's thread, so nothing is locked. An engine with devices of its own samples while the
@@ -48,8 +48,8 @@ from agentrl.config import Config
 from agentrl.data.loader import Loader
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import DataError, TrainingError
-from agentrl.rollouts.contract import Progress, Rollout, Task, training, validation
-from agentrl.rollouts.filling import fill_batch, most_failed, replaced, shortage
+from agentrl.rollouts.contract import Rollout, Task, training, validation
+from agentrl.rollouts.dynamic_sampling import fill_batch, most_failed, replaced, shortage
 from agentrl.rollouts.groups import PromptTask
 from agentrl.rollouts.journal import identity, validity
 from agentrl.rollouts.prompts import Prompts
@@ -60,6 +60,7 @@ from agentrl.system.answers import Entry
 from agentrl.system.cancellation import leaked_cancellation_fails
 from agentrl.system.json_value import JSON, as_list, as_mapping, as_object
 from agentrl.system.metrics import Metrics, Numbers
+from agentrl.system.reporter import Progress
 from agentrl.trajectory import Outline
 from agentrl.trajectory.sample import Sample
 from agentrl.trajectory.staleness import publish_lag, staleness
@@ -140,7 +141,7 @@ class AsyncSource:
         self.schedule = StalenessScheduler(settings)
         self.prompts = Prompts(loader)
         fsync = config.async_training.journal_fsync
-        self.record = Record(rollouts.run_dir, validity(config), rollouts.audience.note, fsync=fsync)
+        self.record = Record(rollouts.run_dir, validity(config), rollouts.reporter.note, fsync=fsync)
         self._running: dict[int, asyncio.Task[None] | None] = {}
         """Groups that were begun; None: it had ended in a process before."""
         self._changed = asyncio.Event()
@@ -318,7 +319,7 @@ class AsyncSource:
             return batch
         task = replace(task, name="wait for a batch")
         if self._lane is None:
-            self._lane = self._shown.enter_context(self.rollouts.audience.stage("rollouts"))
+            self._lane = self._shown.enter_context(self.rollouts.reporter.stage("rollouts"))
         try:
             with self.rollouts.observed(task, None) as self._on_end:
                 await self._resume()

@@ -14,7 +14,7 @@ from agentrl.observe.display import Display
 from agentrl.remote.router import ServerAccess
 from agentrl.rollouts.context import RunContext
 from agentrl.rollouts.local import open_local_rollouts
-from agentrl.rollouts.reward_servers import open_reward_servers
+from agentrl.rollouts.reward_servers.open import open_reward_servers
 from agentrl.rollouts.runner import RolloutRunner
 
 

@@ -8,11 +8,10 @@ in workers under Ray (`agentrl.rollouts.ray`). When they begin, and in which bat
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from agentrl.algorithms.declared import declared_by_estimator
 from agentrl.config import Config
@@ -25,30 +24,6 @@ from agentrl.trajectory import Outline, Trajectory
 from agentrl.trajectory.batch import Sequences
 
 GREEDY = SamplingParams(1, temperature=0.0)
-
-
-class Progress(Protocol):
-    """A stretch of work whose progress is shown."""
-
-    def advance(self, count: int = 1, **values: float) -> None:
-        """Count `count` more units as done, and show `values` next to them. Safe from any thread."""
-        ...
-
-
-class Audience(Protocol):
-    """Receiver of progress, notes and warnings: the display, or in another process a relay to it."""
-
-    def stage(self, name: str, total: int | None = None) -> AbstractContextManager[Progress]:
-        """Enter a stage of `total` units."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Show `text` to the user."""
-        ...
-
-    def warn(self, text: str) -> None:
-        """Warn the user of `text`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ import torch
 from agentrl.agent_loop import LoopContext, LoopLimits, Request, Scheduler
 from agentrl.agent_loop.limits import seed_of
 from agentrl.agent_loop.observer import Observers
-from agentrl.agent_loop.privilege import privilege_of
 from agentrl.agent_loop.stopping import load_stop_conditions
+from agentrl.agent_loop.teacher_context import load_teacher_context
 from agentrl.algorithms.filtering import load_filter
 from agentrl.chat import Chat
 from agentrl.checks.report import Report
@@ -35,7 +35,7 @@ from agentrl.errors import CodeError, ConfigError, TrainingError
 from agentrl.interaction import Interaction
 from agentrl.reward.model_input import ModelInput, conversations
 from agentrl.rollouts.context import RunContext, run_name, uses_reward_model
-from agentrl.rollouts.contract import GREEDY, Audience, Rollout, Task
+from agentrl.rollouts.contract import GREEDY, Rollout, Task
 from agentrl.rollouts.groups import EndedGroup, Log, Packed, PromptTask, judge_group, oldest_trained, sampled_by_version
 from agentrl.rollouts.idle import IdleWatch
 from agentrl.rollouts.journal import Journal, record_of, trajectories_in
@@ -49,6 +49,7 @@ from agentrl.system.answers import AfterKill, Answers, Entry, check_after_kill
 from agentrl.system.loop_thread import DelayWatch, LoopThread
 from agentrl.system.metrics import Metrics
 from agentrl.system.registry import configured
+from agentrl.system.reporter import Reporter
 from agentrl.system.thread_state import torch_state
 from agentrl.system.throttle import OncePerKey
 from agentrl.system.user_code import collect_numbers
@@ -72,7 +73,7 @@ def open_local_rollouts(
     chat: Chat,
     context: RunContext,
     run_dir: Path,
-    audience: Audience,
+    reporter: Reporter,
     share: tuple[int, int] = (1, 1),
 ) -> Iterator[LocalRollouts]:
     """Start the engine, reach the services of tools and interactions, and close everything at the end. Raises
@@ -84,21 +85,21 @@ def open_local_rollouts(
         after_kill = after_kill_of(context.tools, context.interactions)
         observers = Observers.load(agent.observers, run_dir, agent.observer_options)
         folder = engine_folder(run_dir, share)
-        setting = EngineSetting(config, device, limits.max_model_len, folder, chat.decode, audience)
+        setting = EngineSetting(config, device, limits.max_model_len, folder, chat.decode, reporter)
         rollout = config.actor_rollout_ref.rollout
         found = cast(EngineBuilder, ENGINES.get(rollout.name))
         build = configured(found, rollout.engine_options, ENGINE_OPTIONS)
         engine = with_present_names(build(setting, loop))
         stack.callback(lambda: loop.run(engine.close()))
         stack.callback(lambda: loop.run(context.close()))
-        with audience.stage("reach tools"):
+        with reporter.stage("reach tools"):
             loop.run(context.start(run_name(config)))
         if config.tools.cassette is None:  # what is recorded or replayed are the calls of trajectories
             n = config.actor_rollout_ref.rollout.n
-            loop.run(try_once(context, agent.on_code_error, audience.warn, n))
+            loop.run(try_once(context, agent.on_code_error, reporter.warn, n))
         scheduler = Scheduler(
             context=LoopContext(
-                *(engine, chat, context.tools, context.interactions, limits, observers, privilege_of(config)),
+                *(engine, chat, context.tools, context.interactions, limits, observers, load_teacher_context(config)),
                 stop_conditions=load_stop_conditions(rollout.multi_turn.stop_conditions),
             ),
             loops=context.loops,
@@ -107,16 +108,16 @@ def open_local_rollouts(
             trajectory_timeout=agent.trajectory_timeout,
             max_retries=agent.max_retries,
             on_code_error=agent.on_code_error,
-            warn=audience.warn,
+            warn=reporter.warn,
         )
-        context.tools.shared.failures.warn = audience.warn
+        context.tools.shared.failures.warn = reporter.warn
         stack.callback(lambda: loop.run(scheduler.close()))
         reading = reward_model_input(config)
         rollouts = LocalRollouts(
-            config, scheduler, engine, loop, audience, run_dir / TRAJECTORIES, share, reading, after_kill
+            config, scheduler, engine, loop, reporter, run_dir / TRAJECTORIES, share, reading, after_kill
         )
         with watched_loop(
-            "the event loop of the rollouts", loop.thread, rollouts.delay.late, LOOP_SECONDS, audience.warn
+            "the event loop of the rollouts", loop.thread, rollouts.delay.late, LOOP_SECONDS, reporter.warn
         ):
             yield rollouts
 
@@ -164,7 +165,7 @@ class LocalRollouts:
         scheduler: Scheduler,
         engine: RolloutEngine,
         loop: LoopThread,
-        audience: Audience,
+        reporter: Reporter,
         record_dir: Path,
         share: tuple[int, int] = (1, 1),
         reading: ModelInput | None = None,
@@ -173,7 +174,7 @@ class LocalRollouts:
         self.config = config
         self.scheduler = scheduler
         self.engine = engine
-        self.audience = audience
+        self.reporter = reporter
         self.loop = loop
         self.record_dir, self.run_dir = record_dir, record_dir.parent
         self.share = share
@@ -305,7 +306,7 @@ class LocalRollouts:
             if path.exists():
                 fill_rewards(path, outlines[done : done + count], self.turn_reward_coef)
             else:  # a worker that took another's place may be on another machine
-                self.audience.warn(f"{path} is not on this machine: the reward model's part is missing in it")
+                self.reporter.warn(f"{path} is not on this machine: the reward model's part is missing in it")
             done += count
 
     async def run_group(
@@ -350,7 +351,7 @@ class LocalRollouts:
 
         def begins_anew(why: str) -> None:
             if self._once(why):
-                self.audience.note(f"trajectories that were under way begin anew: {why}")
+                self.reporter.note(f"trajectories that were under way begin anew: {why}")
 
         return [
             replace(one, answers=Answers(one.uid, log.add, recorded[one.uid], self.after_kill, begins_anew))
@@ -483,7 +484,7 @@ class LocalRollouts:
         if self.config.actor_rollout_ref.rollout.agent.on_code_error == "error":
             raise error
         if self._once(error.place or error.summary):
-            self.audience.warn(f"{error}\n  Its numbers are left out")
+            self.reporter.warn(f"{error}\n  Its numbers are left out")
 
     def checked(self) -> Report:
         """See `RolloutRunner.checked`."""
@@ -544,7 +545,7 @@ class LocalRollouts:
         profile = None
         if task.split == "train" and isinstance(self.config, Config):
             profile = rollout_profile(self.config.trainer, self.run_dir, task.step)
-        with self.audience.stage(task.name, total=total) as stage:
+        with self.reporter.stage(task.name, total=total) as stage:
             ended = 0
 
             def on_end() -> None:
@@ -576,7 +577,7 @@ class LocalRollouts:
             await asyncio.sleep(STALL_SECONDS)
             if ended() == before:
                 waiting = ", ".join(f"{count} for {what}" for what, count in self.scheduler.waiting_for().items())
-                self.audience.warn(
+                self.reporter.warn(
                     f"{title}: no trajectory ended in {STALL_SECONDS:g} s; waiting: {waiting or 'scoring'}"
                 )
             before = ended()

@@ -16,7 +16,7 @@ from agentrl.checks.report import Report
 from agentrl.config import Config
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.observe.display import Display
-from agentrl.rollouts.contract import Audience, Rollout, Task
+from agentrl.rollouts.contract import Rollout, Task
 from agentrl.rollouts.groups import EndedGroup, Log, Packed, PromptTask
 from agentrl.rollouts.journal import Journal
 from agentrl.rollouts.local import LocalRollouts
@@ -28,6 +28,7 @@ from agentrl.rollouts.runner import Hook
 from agentrl.runtime.ray.pool import WeightReader
 from agentrl.system.loop_thread import LoopThread
 from agentrl.system.metrics import Metrics
+from agentrl.system.reporter import Reporter
 from agentrl.trajectory import Outline, Trajectory
 from agentrl.trajectory.sample import Sample
 
@@ -43,7 +44,7 @@ class RayRunner:
         """Raises every error that keeps a worker from starting."""
         self.config, rollout = maker.config, maker.config.actor_rollout_ref.rollout
         self.run_dir, self.display = run_dir.absolute(), display
-        self.audience: Audience = display
+        self.reporter: Reporter = display
         self.loop = LoopThread("groups")
         self.on_loss: Callable[[], object] = lambda: None
         self.in_flight_updates = maker.nodes is None or (rollout.name == "sglang" and not rollout.free_cache_engine)

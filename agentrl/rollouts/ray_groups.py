@@ -23,7 +23,14 @@ import ray
 from agentrl.rollouts.groups import EndedGroup, Log, PromptTask
 from agentrl.rollouts.ray_worker import RolloutWorker, Work
 from agentrl.rollouts.ray_workers import SILENT, SILENT_FOR, SILENT_TOLD, RolloutWorkers
-from agentrl.rollouts.worker_groups import Answered, GroupBegan, GroupEnded, GroupEvent, GroupFailed, TrajectoryEnded
+from agentrl.rollouts.worker_groups import (
+    CallRecorded,
+    GroupBegan,
+    GroupEnded,
+    GroupEvent,
+    GroupFailed,
+    TrajectoryEnded,
+)
 from agentrl.runtime.ray.pool import ask, end, raised
 from agentrl.runtime.ray.session import death_of
 from agentrl.runtime.ray.watch import GONE
@@ -169,8 +176,8 @@ class RayGroups:
                 )  # none: it was just found dead
                 for event in told.events:
                     self._dispatch(event)
-                news = await self._answer(number, one.actor.news.remote())
-                news.show(self._workers.display)
+                update = await self._answer(number, one.actor.status_update.remote())
+                update.show(self._workers.display)
         except GONE as error:
             self._lose(one, death_of(error))
         except TimeoutError as error:
@@ -211,7 +218,7 @@ class RayGroups:
         match event:
             case GroupBegan():
                 one.on_begin(event.version)
-            case Answered():
+            case CallRecorded():
                 if one.log is not None:
                     one.log.add(event.entry)
             case TrajectoryEnded():

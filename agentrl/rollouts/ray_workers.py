@@ -20,7 +20,7 @@ from agentrl.observe.display import Display, Stage
 from agentrl.rollouts.contract import Task
 from agentrl.rollouts.local import LocalRollouts
 from agentrl.rollouts.ray_placing import WorkerMaker
-from agentrl.rollouts.ray_worker import News, RolloutWorker, Work
+from agentrl.rollouts.ray_worker import RolloutWorker, StatusUpdate, Work
 from agentrl.runtime.ray.network import is_gone
 from agentrl.runtime.ray.pool import ROOM_WITHIN, WeightReader, ask, end, raised
 from agentrl.runtime.ray.rank import Failure, Place
@@ -57,7 +57,7 @@ class Starting:
     """A worker that takes another's place, and that nothing waits for while it starts."""
 
     call: ray.ObjectRef[object]
-    """Answered when it has."""
+    """CallRecorded when it has."""
     begun: float = field(default_factory=time.monotonic)
     is_told: bool = False
     """True where the user was warned that no machine has room for it."""
@@ -87,8 +87,8 @@ class RolloutWorkers:
         self._starting: dict[int, Starting] = {}
         """By number: idle workers, which get no call yet while others continue."""
         self._done = [0] * self.count
-        self._asked: dict[ray.ObjectRef[News], tuple[int, Stall]] = {}
-        """Unanswered calls, by worker: a worker hands out its news with an answer, so no call may be dropped."""
+        self._asked: dict[ray.ObjectRef[StatusUpdate], tuple[int, Stall]] = {}
+        """Unanswered calls, by worker: a worker hands out messages with an answer, so no call may be dropped."""
         try:
             self.actors = [maker.make(number) for number in range(self.count)]
             with display.stage("start rollout workers"):
@@ -189,7 +189,7 @@ class RolloutWorkers:
         self.weights = None
         for number in self.living:
             try:
-                self._show(number, ray.get(self.actors[number].news.remote()), None)
+                self._show(number, ray.get(self.actors[number].status_update.remote()), None)
             except GONE as error:
                 self.replace(number, f"rollout worker {number + 1} died: {death_of(error)}")
 
@@ -233,7 +233,7 @@ class RolloutWorkers:
         busy = {number for number, _ in self._asked.values()}
         for number in self.living:
             if number not in busy:
-                self._asked[self.actors[number].news.remote()] = number, Stall(SILENT_TOLD, SILENT_FOR)
+                self._asked[self.actors[number].status_update.remote()] = number, Stall(SILENT_TOLD, SILENT_FOR)
         asked = list(self._asked)
         ready, _ = ray.wait(asked, num_returns=len(asked), timeout=LOOK_EVERY)
         for call in ready:
@@ -248,11 +248,11 @@ class RolloutWorkers:
             if stall.over:
                 end(self.actors[number])
 
-    def _show(self, number: int, news: News, stage: Stage | None) -> None:
-        news.show(self.display)
+    def _show(self, number: int, update: StatusUpdate, stage: Stage | None) -> None:
+        update.show(self.display)
         if stage is not None:
-            stage.advance(news.done - self._done[number])
-        self._done[number] = news.done
+            stage.advance(update.done - self._done[number])
+        self._done[number] = update.done
 
     def _remake(self, number: int, death: str, meanwhile: str = "") -> None:
         """Make a new process for a worker that died, and warn the user. Raises WorkerDied where that is not allowed.

@@ -9,11 +9,12 @@ from typing import Protocol
 
 from agentrl.checks.report import Report
 from agentrl.engines.weights import SyncReport, Weights
-from agentrl.rollouts.contract import Audience, Rollout, Task
+from agentrl.rollouts.contract import Rollout, Task
 from agentrl.rollouts.groups import EndedGroup, Log, Packed, PromptTask
 from agentrl.rollouts.journal import Journal
 from agentrl.system.loop_thread import LoopThread
 from agentrl.system.metrics import Metrics
+from agentrl.system.reporter import Reporter
 from agentrl.trajectory import Outline
 from agentrl.trajectory.sample import Sample
 
@@ -30,7 +31,7 @@ class RolloutRunner(Protocol):
     """
 
     loop: LoopThread
-    audience: Audience
+    reporter: Reporter
     run_dir: Path
     on_loss: Callable[[], object]
     """Called on `loop` when groups cannot continue until `replace_dead_workers` is called."""

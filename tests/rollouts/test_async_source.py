@@ -31,7 +31,7 @@ from agentrl.model.packed import load_model
 from agentrl.quickstart.tiny_policy import make_tiny_policy
 from agentrl.rollouts.async_source import AsyncSource
 from agentrl.rollouts.context import load_chat, load_context, open_rows
-from agentrl.rollouts.contract import Progress, Rollout, training, validation
+from agentrl.rollouts.contract import Rollout, training, validation
 from agentrl.rollouts.ledger import LedgerFile, RecordedBatch
 from agentrl.rollouts.local import LocalRollouts, open_local_rollouts
 from agentrl.rollouts.objects import UserObjects
@@ -41,6 +41,7 @@ from agentrl.rollouts.staleness_scheduler import PromptStatus, Settings
 from agentrl.system.answers import Entry
 from agentrl.system.deadline import Clock
 from agentrl.system.json_value import JSON, as_mapping
+from agentrl.system.reporter import Progress
 from agentrl.trajectory import Status
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.trajectory.parquet import read_trajectories
@@ -51,7 +52,7 @@ B, N = 3, 2
 
 
 class Silent:
-    """An audience that only keeps warnings."""
+    """An reporter that only keeps warnings."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
@@ -145,8 +146,8 @@ class Bench:
 
     @property
     def notes(self) -> list[str]:
-        assert isinstance(self.rollouts.audience, Silent)
-        return self.rollouts.audience.notes
+        assert isinstance(self.rollouts.reporter, Silent)
+        return self.rollouts.reporter.notes
 
     def samples(self, count: int) -> list[Sample]:
         return [self.dataset[n] for n in range(count)]

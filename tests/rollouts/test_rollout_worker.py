@@ -21,12 +21,13 @@ from agentrl.config import Config
 from agentrl.engines.contract import RolloutEngine
 from agentrl.errors import CodeError
 from agentrl.interaction import Interaction, InteractionResponse
-from agentrl.rollouts.contract import Audience, training, validation
+from agentrl.rollouts.contract import training, validation
 from agentrl.rollouts.groups import PromptTask
 from agentrl.rollouts.journal import trajectories_in
 from agentrl.rollouts.local import LocalRollouts
 from agentrl.rollouts.staleness_scheduler import GroupStatus
 from agentrl.system.loop_thread import LoopThread
+from agentrl.system.reporter import Reporter
 from agentrl.tool import Schema, Tool, ToolResponse
 from agentrl.tool.shared import MIN_FAILED_CALLS
 from agentrl.tool.toolset import ToolSet
@@ -36,7 +37,7 @@ from agentrl.trajectory.sample import Sample
 from tests.trajectory.written import Writer
 
 pytest.importorskip("ray")
-from agentrl.rollouts.ray_worker import Relay, RolloutWorker
+from agentrl.rollouts.ray_worker import RolloutWorker, StatusBuffer
 from agentrl.rollouts.worker_groups import (
     GroupBegan,
     GroupEnded,
@@ -88,7 +89,7 @@ def test_rollouts_that_nobody_wants_any_more_are_ended(
     monkeypatch.chdir(tmp_path)  # a worker goes to the folder it is given
     worker, scheduler = RolloutWorker(Surroundings(str(tmp_path), {})), EndlessScheduler()
     worker.rollouts = LocalRollouts(
-        Config(), cast(Scheduler, scheduler), cast(RolloutEngine, None), loop, worker.relay, tmp_path
+        Config(), cast(Scheduler, scheduler), cast(RolloutEngine, None), loop, worker.status, tmp_path
     )
     worker.rollouts.stop()  # nothing is going on
 
@@ -130,7 +131,7 @@ class OneTrajectory(EmptyScheduler):
 
 def test_a_worker_tells_what_becomes_of_its_groups(loop: LoopThread, tmp_path: Path) -> None:
     scheduler = cast(Scheduler, OneTrajectory())
-    rollouts = LocalRollouts(Config(), scheduler, cast(RolloutEngine, None), loop, Relay(), tmp_path)
+    rollouts = LocalRollouts(Config(), scheduler, cast(RolloutEngine, None), loop, StatusBuffer(), tmp_path)
     rollouts.version = 4
     groups, task = WorkerGroups(rollouts), training(Config(), 1)
     n = task.each
@@ -167,7 +168,7 @@ def test_a_workers_error_of_a_users_code_reaches_the_driver_with_its_place(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     worker, scheduler = RolloutWorker(Surroundings(str(tmp_path), {})), cast(Scheduler, CarelessScheduler())
-    worker.rollouts = LocalRollouts(Config(), scheduler, cast(RolloutEngine, None), loop, worker.relay, tmp_path)
+    worker.rollouts = LocalRollouts(Config(), scheduler, cast(RolloutEngine, None), loop, worker.status, tmp_path)
     failure = worker.call(partial(LocalRollouts.run, task=training(Config(), 1), samples=[]))
     assert isinstance(failure, Failure)
     error = raised(pickle.loads(pickle.dumps(failure)), "rollout worker 1 of 2")
@@ -195,7 +196,7 @@ def test_a_tool_that_answers_no_call_ends_the_run_with_the_batch(
 
     config = Config.model_validate({"actor_rollout_ref": {"rollout": {"agent": {"on_code_error": on_code_error}}}})
     scheduler, engine = cast(Scheduler, Calling()), cast(RolloutEngine, None)
-    rollouts = LocalRollouts(config, scheduler, engine, loop, Relay(), tmp_path)
+    rollouts = LocalRollouts(config, scheduler, engine, loop, StatusBuffer(), tmp_path)
     ends = (
         pytest.raises(CodeError, match=rf"{__file__}:\d+ in broken: return str") if on_code_error == "error" else None
     )
@@ -238,8 +239,8 @@ def test_numbers_that_cannot_be_taken_end_the_run_or_are_left_out_and_told_once(
     scheduler = cast(Scheduler, SimpleNamespace(context=context, reward=None))
     for on_code_error in ("error", "count"):
         config = Config.model_validate({"actor_rollout_ref": {"rollout": {"agent": {"on_code_error": on_code_error}}}})
-        relay = Relay()
-        rollouts = LocalRollouts(config, scheduler, cast(RolloutEngine, Healthy()), loop, relay, tmp_path)
+        status = StatusBuffer()
+        rollouts = LocalRollouts(config, scheduler, cast(RolloutEngine, Healthy()), loop, status, tmp_path)
         if on_code_error == "error":
             with pytest.raises(CodeError, match=r"tool t .*ValueError"):
                 rollouts.metrics()
@@ -247,20 +248,20 @@ def test_numbers_that_cannot_be_taken_end_the_run_or_are_left_out_and_told_once(
         taken = [dict(rollouts.metrics()) for _ in range(2)]
         assert all(one.pop("rollout/loop_delay_seconds") >= 0 for one in taken)
         assert taken == [{"engine/requests": 1.0}] * 2
-        first, second = relay.take().warnings
+        first, second = status.take().warnings
         assert first.startswith("tool t (") and second.startswith("interaction p (")
 
 
 def test_a_file_on_another_machine_has_no_rewards_filled_in_and_that_is_told(loop: LoopThread, tmp_path: Path) -> None:
-    relay, missing = Relay(), tmp_path / "train_000001.1of2.parquet"
+    status, missing = StatusBuffer(), tmp_path / "train_000001.1of2.parquet"
     rollouts = LocalRollouts(
-        Config(), cast(Scheduler, EmptyScheduler()), cast(RolloutEngine, None), loop, relay, tmp_path
+        Config(), cast(Scheduler, EmptyScheduler()), cast(RolloutEngine, None), loop, status, tmp_path
     )
     made = [Writer("p", uid=uid).says("a").ends(1.0) for uid in "ab"]
     path = write_trajectories(tmp_path, made[1:], step=1, split="train", turn_reward_coef=None)
     outlines = [replace(one.outline(), model_reward=2.0) for one in made]
     rollouts.fill_rewards([(missing, 1), (path, 1)], outlines)
-    assert [warning.split(" is not")[0] for warning in relay.take().warnings] == [str(missing)]
+    assert [warning.split(" is not")[0] for warning in status.take().warnings] == [str(missing)]
     assert pq.read_table(path)["reward"].to_pylist() == [3.0], "the others are, each with its own"
 
 
@@ -269,8 +270,8 @@ def test_all_workers_parts_of_a_validation_have_one_name(loop: LoopThread, tmp_p
 
     def validate(number: int, count: int, first: int, file: int) -> None:
         scheduler, engine = cast(Scheduler, EmptyScheduler()), cast(RolloutEngine, None)
-        audience = cast(Audience, Relay())
-        rollouts = LocalRollouts(Config(), scheduler, engine, loop, audience, tmp_path)
+        reporter = cast(Reporter, StatusBuffer())
+        rollouts = LocalRollouts(Config(), scheduler, engine, loop, reporter, tmp_path)
         task = replace(validation(Config(), 3, greedy=True, first=file), share=(number, count))
         rollouts.run(task, [], first)
 
