@@ -18,7 +18,7 @@ from typing import ClassVar, Literal, TypeAlias
 
 from agentrl.agent_loop.limits import LoopLimits, seed_of
 from agentrl.agent_loop.observer import Observers
-from agentrl.agent_loop.privilege import Privilege, with_privilege
+from agentrl.agent_loop.teacher_context import TeacherContext, with_teacher_context
 from agentrl.agent_loop.tool_calls import answer_to, record_calls, record_of, run_calls
 from agentrl.chat import AssistantMessage, Chat, Drift, ParsedCall
 from agentrl.config.sections.rollouts import RolloutsConfig
@@ -57,7 +57,7 @@ class LoopContext:
     interactions: dict[str, Interaction]
     limits: LoopLimits
     observers: Observers = field(default_factory=Observers)
-    privilege: Privilege | None = None
+    teacher_context: TeacherContext | None = None
     """Makes the text that a row's privileged teacher is shown; None where no teacher is privileged."""
     stop_conditions: tuple[StopCondition, ...] = ()
     """Further conditions that end a trajectory (see `agentrl.agent_loop.stopping`)."""
@@ -246,10 +246,10 @@ class Episode:
 
     async def teacher_prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None) -> list[int]:
         """Render the messages as a privileged teacher is shown them; empty where it is shown no more than these."""
-        text = None if self.context.privilege is None else self.context.privilege(self.sample)
+        text = None if self.context.teacher_context is None else self.context.teacher_context(self.sample)
         if text is None:
             return []
-        shown = with_privilege(messages, text)
+        shown = with_teacher_context(messages, text)
         return await beside_loop(size_of(shown), partial(self.context.chat.render, shown, tools or None))
 
     def _first_images(self, ids: Sequence[int], messages: Sequence[Message]) -> list[PlacedImage]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -11,22 +10,7 @@ from typing import Protocol
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.contract import RolloutEngine
 from agentrl.system.loop_thread import LoopThread
-
-
-class BuildAudience(Protocol):
-    """Shows the user how the start of an engine goes, and later what happens to its servers."""
-
-    def stage(self, name: str) -> AbstractContextManager[object]:
-        """Show that a stage lasts as long as the block does."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Show a line."""
-        ...
-
-    def warn(self, text: str) -> None:
-        """Show a warning."""
-        ...
+from agentrl.system.reporter import Reporter
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +26,13 @@ class EngineSetting:
     """Folder of this engine alone, for logs and weights in files: the run's, or one in it for each rollout worker."""
     decode: Callable[[list[int]], str]
     """Ids to text, for stop strings."""
-    audience: BuildAudience
+    reporter: Reporter
+    """Shows the user how the start of an engine goes, and later what happens to its servers."""
+
+    @property
+    def audience(self) -> Reporter:
+        """Return `reporter` by its name of before."""
+        return self.reporter
 
 
 class EngineBuilder(Protocol):

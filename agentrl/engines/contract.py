@@ -201,10 +201,18 @@ class InFlightEngine(RolloutEngine, Protocol):
         """
         ...
 
-    async def release_weights(self) -> None:
+    async def lock_weights(self) -> None:
         """Read the weights of the last update no more, for they are about to change."""
         ...
 
-    async def offer_weights(self, weights: Weights, version: int) -> None:
-        """Allow, after `release_weights`, to read weights for servers that return; sampling servers keep theirs."""
+    async def unlock_weights(self, weights: Weights, version: int) -> None:
+        """Allow, after `lock_weights`, to read weights for servers that return; sampling servers keep theirs."""
         ...
+
+
+def with_present_names(engine: RolloutEngine) -> RolloutEngine:
+    """Give an engine that has `release_weights` and `offer_weights`, the names of before, the present ones."""
+    for old, new in (("release_weights", "lock_weights"), ("offer_weights", "unlock_weights")):
+        if hasattr(engine, old) and not hasattr(engine, new):
+            setattr(engine, new, getattr(engine, old))
+    return engine

@@ -1,17 +1,17 @@
 """The source of a training's trajectories, at every bound.
 
-`agentrl.rollouts.flow` decides which prompts may begin and which batch takes them. Only the rollouts know where they
-run: in this process or in workers under Ray.
+`agentrl.rollouts.staleness_scheduler` decides which prompts may begin and which batch takes them. Only the rollouts
+know where they run: in this process or in workers under Ray.
 
-With `async_training.max_staleness=0` rollouts and updates take turns (`agentrl.rollouts.filling`). Nothing outlives a
-step, so no ledger and no journal is written.
+With `async_training.max_staleness=0` rollouts and updates take turns (`agentrl.rollouts.dynamic_sampling`). Nothing
+outlives a step, so no ledger and no journal is written.
 
 With a bound above 0 trajectories continue while the policy is updated. Groups are tasks on an event loop then, and the
-whole flow runs on the loop's thread, so nothing is locked. An engine with devices of its own samples while the policy
-is updated, and takes new weights while its requests run. Any other engine shares its processor, or its memory, with the
-update. It is held, and its KV cache is dropped, from taking a batch until the next one is asked for. Tools continue
-meanwhile. The samples of an embedded engine depend on the order of events on the loop alone, not on how long updates
-take. Where tools answer on the loop, too, the numbers of a run repeat.
+whole schedule runs on the loop's thread, so nothing is locked. An engine with devices of its own samples while the
+policy is updated, and takes new weights while its requests run. Any other engine shares its processor, or its memory,
+with the update. It is held, and its KV cache is dropped, from taking a batch until the next one is asked for. Tools
+continue meanwhile. The samples of an embedded engine depend on the order of events on the loop alone, not on how long
+updates take. Where tools answer on the loop, too, the numbers of a run replay.
 
 Metrics that it adds to a step (`async/*` with a bound above 0, `refill/*` with `algorithm.filter_groups.refill`):
 
@@ -43,24 +43,24 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agentrl.algorithms.filtering import load_filter
 from agentrl.checks.report import Report
 from agentrl.config import Config
 from agentrl.data.loader import Loader
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import DataError, TrainingError
-from agentrl.rollouts.contract import Progress, Rollout, Task, training, validation
-from agentrl.rollouts.filling import fill_batch, most_failed, replaced, shortage
-from agentrl.rollouts.flow import Batch, Fate, Flow, Settings, Wait
-from agentrl.rollouts.groups import GroupWork
+from agentrl.rollouts.contract import Rollout, Task, training, validation
+from agentrl.rollouts.dynamic_sampling import fill_batch, most_failed, replaced, shortage
+from agentrl.rollouts.groups import PromptTask
 from agentrl.rollouts.journal import identity, validity
 from agentrl.rollouts.prompts import Prompts
 from agentrl.rollouts.record import Record
 from agentrl.rollouts.runner import RolloutRunner
+from agentrl.rollouts.staleness_scheduler import Batch, NotReady, PromptStatus, Settings, StalenessScheduler
 from agentrl.system.answers import Entry
 from agentrl.system.cancellation import leaked_cancellation_fails
 from agentrl.system.json_value import JSON, as_list, as_mapping, as_object
 from agentrl.system.metrics import Metrics, Numbers
+from agentrl.system.reporter import Progress
 from agentrl.trajectory import Outline
 from agentrl.trajectory.sample import Sample
 from agentrl.trajectory.staleness import publish_lag, staleness
@@ -138,24 +138,23 @@ class AsyncSource:
         """`settings`: see `settings_of`; None: the settings of a bound of 0."""
         settings = settings_of(config, 0) if settings is None else settings
         self.config, self.rollouts, self.loop = config, rollouts, rollouts.loop
-        self.flow = Flow(settings)
+        self.schedule = StalenessScheduler(settings)
         self.prompts = Prompts(loader)
         fsync = config.async_training.journal_fsync
-        self.record = Record(rollouts.run_dir, validity(config), rollouts.audience.note, fsync=fsync)
+        self.record = Record(rollouts.run_dir, validity(config), rollouts.reporter.note, fsync=fsync)
         self._running: dict[int, asyncio.Task[None] | None] = {}
         """Groups that were begun; None: it had ended in a process before."""
         self._changed = asyncio.Event()
         rollouts.on_loss = self._changed.set
         self._error: BaseException | None = None
         """The error that ended a group."""
-        self._held = self._loaded = False
-        self._released = False
+        self._is_paused = self._loaded = False
+        self._is_locked = False
         """An engine that samples on may not read the weights: an update may have changed them."""
         self._idle = _Idle(rollouts)
         self._weights: Weights | None = None
         """Weights that `publish` was last given."""
         self._numbers: Numbers = {}
-        self._teaches = load_filter(config.algorithm)
         self._on_end: Callable[[], None] | None = None
         """Called when a trajectory of training has ended, while a batch is waited for."""
         self._shown = ExitStack()
@@ -171,9 +170,9 @@ class AsyncSource:
         """See `TrajectorySource`."""
         self.rollouts.fill_rewards(files, outlines)
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """See `TrajectorySource`."""
-        self.rollouts.rest()
+        self.rollouts.sleep()
 
     def checked(self) -> Report:
         """See `TrajectorySource`."""
@@ -182,7 +181,7 @@ class AsyncSource:
     def updated(self, outlines: Sequence[Outline]) -> None:
         """See `TrajectorySource`. With a bound of 0 a learning sampler is updated: it has drawn for no later step."""
         self.prompts.update(outlines)
-        if self.flow.updating:  # it made no weights
+        if self.schedule.updating:  # it made no weights
             self.loop.run(self._end_update())
 
     def next_batch(self, step: int, *, show: bool = False) -> Rollout:
@@ -190,31 +189,31 @@ class AsyncSource:
 
         Raises TrainingError when too many groups were replaced.
         """
-        task, settings = training(self.config, step), self.flow.settings
+        task, settings = training(self.config, step), self.schedule.settings
         if not settings.max_staleness:
-            if self.flow.updating:  # no update came, and another batch is asked for
+            if self.schedule.updating:  # no update came, and another batch is asked for
                 self.loop.run(self._end_update())
-            self.flow, rollout, self._numbers = fill_batch(
-                self.config, self.flow, self.prompts, self.rollouts, task, teaches=self._teaches, show=show
+            self.schedule, rollout, self._numbers = fill_batch(
+                self.config, self.schedule, self.prompts, self.rollouts, task, show=show
             )
             return rollout
         self.record.begin()
         # In flight, others begin when this batch is taken.
-        ahead = settings.batch_size if self.rollouts.samples_on and step < settings.last_step else 0
+        ahead = settings.batch_size if self.rollouts.in_flight_updates and step < settings.last_step else 0
         batch: Batch | None = None
         while batch is None:
             # Here, not on the loop: a data set of a user's, and processes that are made, belong to this thread.
-            self.prompts.draw_to(self.flow.next_ordinal + max(self.flow.room, 0) + ahead)
+            self.prompts.draw_to(self.schedule.next_ordinal + max(self.schedule.room, 0) + ahead)
             if self.rollouts.is_broken:
-                self.loop.run(self._offer())
-                self.rollouts.mend()
+                self.loop.run(self._unlock())
+                self.rollouts.replace_dead_workers()
             batch = self.loop.run(self._next(task))
-        version = self.flow.version
+        version = self.schedule.version
         packed = self.rollouts.pack(task, batch.ordinals, self.record.journal, show=show)
         if packed.versions and staleness(min(packed.versions), version) > settings.max_staleness:
             oldest = min(packed.versions)
             raise RuntimeError(f"a token of version {oldest} is too old for version {version}: {settings}")
-        self._numbers |= measured(self.flow, self.record, packed.versions, version)
+        self._numbers |= measured(self.schedule, self.record, packed.versions, version)
         return packed.rollout
 
     def validate(
@@ -223,9 +222,9 @@ class AsyncSource:
         """See `TrajectorySource`. Training trajectories continue during the call; no trajectory begins."""
         task = validation(self.config, step, greedy=greedy, first=first)
         self.loop.run(self._end_update())
-        if self.flow.served != self.flow.version and self._weights is not None:
+        if self.schedule.served != self.schedule.version and self._weights is not None:
             self._send(self._weights)
-        self.loop.run(self._offer())
+        self.loop.run(self._unlock())
         try:
             return self.rollouts.run(
                 task, samples, first, show=show, before=self._begin_validation, after=self._end_validation
@@ -239,18 +238,18 @@ class AsyncSource:
         self._weights = weights
         if self.loop.run(self._end_update(version)) or self.needs_weights:
             return self._send(weights)
-        self.loop.run(self._offer())
+        self.loop.run(self._unlock())
         return SyncReport(0, 0.0)
 
     @property
     def served(self) -> int:
         """See `TrajectorySource`."""
-        return self.flow.served
+        return self.schedule.served
 
     @property
     def max_staleness(self) -> int:
         """See `TrajectorySource`."""
-        return self.flow.settings.max_staleness
+        return self.schedule.settings.max_staleness
 
     def metrics(self) -> Metrics:
         """See `TrajectorySource`."""
@@ -259,11 +258,11 @@ class AsyncSource:
         return metrics
 
     def state(self) -> dict[str, JSON]:
-        """Return flow and ledger, and the position in the data before the oldest prompt that no batch has taken.
+        """Return schedule and ledger, and the position in the data before the oldest prompt that no batch has taken.
 
         With a bound of 0 that is the loader's: between two steps nothing is begun.
         """
-        if not self.flow.settings.max_staleness:
+        if not self.schedule.settings.max_staleness:
             return {"loader": self.prompts.state()["loader"]}
         return self.loop.run(self._state())
 
@@ -273,33 +272,33 @@ class AsyncSource:
         Prompts that had begun and not ended continue with the weights of `publish`. Raises DataError when the data
         differ, the ledger disagrees with them, or more prompts had begun than the settings allow.
         """
-        if not self.flow.settings.max_staleness:
+        if not self.schedule.settings.max_staleness:
             if begun := as_list(as_object(state.get("flow")).get("groups")):
                 raise DataError(
                     "the checkpoint was made with async_training.max_staleness above 0 and holds "
                     f"{len(begun)} prompts that were begun and not trained on: go on with "
                     "async_training.max_staleness=1 or more, or start anew with trainer.resume_mode=disable"
                 )
-            self.flow, self._loaded = Flow(self.flow.settings), True
+            self.schedule, self._loaded = StalenessScheduler(self.schedule.settings), True
             self.prompts.load({"loader": state["loader"]}, 0)
             return
         self.loop.run(self._load(state))
-        self.prompts.draw_to(max(self.flow.next_ordinal, self.record.end))
+        self.prompts.draw_to(max(self.schedule.next_ordinal, self.record.end))
         self.record.check_prompts(state, self.prompts.__getitem__)
 
     def saved(self) -> None:
         """See `TrajectorySource`."""
-        if self.flow.settings.max_staleness:
+        if self.schedule.settings.max_staleness:
             self.loop.run(self._saved())
 
     def report(self) -> str | None:
         """See `TrajectorySource`; None with a bound of 0, where a step's prompts end within it."""
-        return self.record.text() if self.flow.settings.max_staleness else None
+        return self.record.text() if self.schedule.settings.max_staleness else None
 
-    def revive(self) -> None:
+    def restart_workers(self) -> None:
         """See `TrajectorySource`."""
         self.loop.run(self._stop())
-        self.rollouts.revive()
+        self.rollouts.restart_workers()
 
     def close(self) -> None:
         """Cancel groups that have begun and were not taken."""
@@ -312,23 +311,23 @@ class AsyncSource:
     async def _next(self, task: Task) -> Batch | None:
         """Take the batch; None: more prompts must be drawn, or processes replaced, before it can be filled."""
         await self._end_update()
-        await self._offer()
+        await self._unlock()
         self._numbers = {}
-        if (batch := self.record.again(self.flow)) is not None:
+        if (batch := self.record.again(self.schedule)) is not None:
             self._take(batch, again=True)
-            await self._release()
+            await self._lock()
             return batch
         task = replace(task, name="wait for a batch")
         if self._lane is None:
-            self._lane = self._shown.enter_context(self.rollouts.audience.stage("rollouts"))
+            self._lane = self._shown.enter_context(self.rollouts.reporter.stage("rollouts"))
         try:
             with self.rollouts.observed(task, None) as self._on_end:
-                await self._go_on()
+                await self._resume()
                 self._admit()
                 await self._idle.waits()
-                while isinstance(found := self._found(), Wait):
-                    is_short = self.flow.can_admit and self.flow.next_ordinal >= self.prompts.end
-                    if self.rollouts.is_broken or (is_short and not self._held):
+                while isinstance(found := self._found(), NotReady):
+                    is_short = self.schedule.can_admit and self.schedule.next_ordinal >= self.prompts.end
+                    if self.rollouts.is_broken or (is_short and not self._is_paused):
                         return None
                     self._changed.clear()
                     await self._changed.wait()
@@ -342,52 +341,54 @@ class AsyncSource:
             self._on_end = None
         return found
 
-    def _found(self) -> Batch | Wait:
+    def _found(self) -> Batch | NotReady:
         if self._error is not None:
             raise self._error
-        if self.flow.is_exhausted or most_failed(self.config, self.flow):
-            raise TrainingError(shortage(self.config, self.flow, self.flow.step + 1))
-        return self.flow.take()
+        if self.schedule.is_exhausted or most_failed(self.config, self.schedule):
+            raise TrainingError(shortage(self.config, self.schedule, self.schedule.step + 1))
+        return self.schedule.take()
 
     def _take(self, batch: Batch, *, again: bool = False) -> None:
         """Go over to the state after the batch."""
-        for ordinal in batch.fates:
+        for ordinal in batch.statuses:
             self._running.pop(ordinal, None)
-        self.record.taken(batch.flow.step, self.flow.version, batch.fates, again=again)
-        if self.flow.settings.replaces:
-            self._numbers |= replaced(self.flow)
-        self.flow = batch.flow
-        self.prompts.forget_before(min((one.ordinal for one in self.flow.groups), default=self.flow.next_ordinal))
+        self.record.taken(batch.schedule.step, self.schedule.version, batch.statuses, again=again)
+        if self.schedule.settings.replaces:
+            self._numbers |= replaced(self.schedule)
+        self.schedule = batch.schedule
+        self.prompts.forget_before(
+            min((one.ordinal for one in self.schedule.groups), default=self.schedule.next_ordinal)
+        )
 
     async def _begin_validation(self) -> None:
-        self.flow = self.flow.pause()
-        await self._go_on()
+        self.schedule = self.schedule.pause()
+        await self._resume()
 
     async def _end_validation(self) -> None:
-        if self.flow.settings.max_staleness and not self.rollouts.samples_on:
-            await self._hold()
-        self.flow = self.flow.go_on()
-        if self.rollouts.samples_on and self._running:
+        if self.schedule.settings.max_staleness and not self.rollouts.in_flight_updates:
+            await self._pause()
+        self.schedule = self.schedule.resume()
+        if self.rollouts.in_flight_updates and self._running:
             self._admit()
 
     def _send(self, weights: Weights) -> SyncReport:
         """Have the engine, which is held or can do it in flight, sample by `weights`."""
-        in_flight = self.flow.settings.max_staleness > 0
-        report = self.rollouts.update_weights(weights, self.flow.version, in_flight=in_flight)
-        self._released = False
+        in_flight = self.schedule.settings.max_staleness > 0
+        report = self.rollouts.update_weights(weights, self.schedule.version, in_flight=in_flight)
+        self._is_locked = False
         self.loop.run(self._published())
         return report
 
     async def _published(self) -> None:
-        self.flow = self.flow.publish()
-        if self.rollouts.samples_on and self._running:
+        self.schedule = self.schedule.publish()
+        if self.rollouts.in_flight_updates and self._running:
             self._admit()
 
-    async def _offer(self) -> None:
+    async def _unlock(self) -> None:
         """Allow the engine again to read the weights, which no update changes now."""
-        if self._released and self._weights is not None:
-            await self.rollouts.offer_weights(self._weights, self.flow.version)
-            self._released = False
+        if self._is_locked and self._weights is not None:
+            await self.rollouts.unlock_weights(self._weights, self.schedule.version)
+            self._is_locked = False
 
     async def _end_update(self, version: int | None = None) -> bool:
         """Note that the step's update, if there was one, made `version` (None: the policy is as before).
@@ -395,73 +396,73 @@ class AsyncSource:
         Returns whether the engine is to be sent the weights.
         """
         if self._loaded and version is not None:
-            self.flow, self._loaded = self.flow.restart(version), False
+            self.schedule, self._loaded = self.schedule.restart(version), False
             return True
-        if self.flow.updating:
-            self.flow = self.flow.updated(self.flow.version if version is None else version)
-        return self.flow.publish_is_due
+        if self.schedule.updating:
+            self.schedule = self.schedule.updated(self.schedule.version if version is None else version)
+        return self.schedule.publish_is_due
 
     async def _begin_update(self) -> None:
         """Have the policy's weights changed from now on."""
-        if self.rollouts.samples_on:
+        if self.rollouts.in_flight_updates:
             self._admit()
-            await self._release()
+            await self._lock()
         else:
-            await self._hold()
+            await self._pause()
 
-    async def _release(self) -> None:
+    async def _lock(self) -> None:
         """Have an engine that samples on read the policy's weights no more."""
-        if self.rollouts.samples_on:
-            await self.rollouts.release_weights()
-            self._released = True
+        if self.rollouts.in_flight_updates:
+            await self.rollouts.lock_weights()
+            self._is_locked = True
 
-    async def _hold(self) -> None:
-        self._held = True
-        await self.rollouts.hold()
+    async def _pause(self) -> None:
+        self._is_paused = True
+        await self.rollouts.pause()
 
-    async def _go_on(self) -> None:
-        self._held = False
-        await self.rollouts.go_on()
+    async def _resume(self) -> None:
+        self._is_paused = False
+        await self.rollouts.resume()
 
     def _admit(self) -> None:
         """Begin all prompts that may begin: not one while batches of an earlier process wait to be taken again."""
         if self.record.plan:
             return
-        loaded = [group.ordinal for group in self.flow.groups if group.ordinal not in self._running]
+        loaded = [group.ordinal for group in self.schedule.groups if group.ordinal not in self._running]
         if loaded:
-            self.flow = self.flow.renew(loaded)
+            self.schedule = self.schedule.reset(loaded)
         for ordinal in loaded:
             self._begin(ordinal)
-        while not self._held and self.flow.can_admit and self.flow.next_ordinal < self.prompts.end:
-            ordinal = self.flow.next_ordinal
-            self.flow = self.flow.admit()
+        while not self._is_paused and self.schedule.can_admit and self.schedule.next_ordinal < self.prompts.end:
+            ordinal = self.schedule.next_ordinal
+            self.schedule = self.schedule.admit()
             self._begin(ordinal)
 
     def _begin(self, ordinal: int) -> None:
-        sample, size = self.prompts[ordinal], self.flow.settings.batch_size
-        if (ended := self.record.recalled(ordinal)) is not None:
-            self.flow = self.flow.recall(ordinal, ended.outcome, ended.oldest)
-            if all(one.ordinal != ordinal for one in self.flow.groups if one.outcome is None):
+        sample, size = self.prompts[ordinal], self.schedule.settings.batch_size
+        if (ended := self.record.ended_before(ordinal)) is not None:
+            self.schedule = self.schedule.restore(ordinal, ended.outcome, ended.oldest)
+            if all(one.ordinal != ordinal for one in self.schedule.groups if one.outcome is None):
                 self.record.found += 1
                 self._running[ordinal] = None
                 return
             self.record.forget(ordinal)
-        self.flow = self.record.resumed(self.flow, ordinal)
+        self.schedule = self.record.resumed(self.schedule, ordinal)
         # Names and seeds are those with a bound of 0, where the step's batch is the next one of the data.
-        work = GroupWork(ordinal, sample, training(self.config, ordinal // size + 1), ordinal % size)
+        work = PromptTask(ordinal, sample, training(self.config, ordinal // size + 1), ordinal % size)
         self._running[ordinal] = asyncio.create_task(self._run(work))
 
-    async def _run(self, work: GroupWork) -> None:
+    async def _run(self, work: PromptTask) -> None:
         log = _Log(self.record, work.ordinal, identity(work.sample), self._fail)
 
         def on_begin(version: int) -> None:
             if not self.record.has_turns(work.ordinal):
-                self.flow = self.flow.begin(work.ordinal, version)
+                self.schedule = self.schedule.begin(work.ordinal, version)
 
         try:
             with leaked_cancellation_fails(f"prompt {work.ordinal}"):
                 ended = await self.rollouts.run_group(work, on_begin, self._trajectory_ended, log)
-            self.flow, _ = self.flow.finish(ended.ordinal, ended.outcome, ended.oldest)
+            self.schedule, _ = self.schedule.finish(ended.ordinal, ended.outcome, ended.oldest)
             self.record.ended(ended)
             self._admit()
         except Exception as error:
@@ -476,14 +477,14 @@ class AsyncSource:
         if self._on_end is not None:
             self._on_end()
         if self._lane is not None:
-            open_ones = sum(group.outcome is None for group in self.flow.groups)
-            self._lane.advance(1, open=open_ones, ready=len(self.flow.groups) - open_ones)
+            open_ones = sum(group.outcome is None for group in self.schedule.groups)
+            self._lane.advance(1, open=open_ones, ready=len(self.schedule.groups) - open_ones)
 
     async def _cancel(self) -> None:
         """End all that has begun and was not taken; raises nothing of it."""
         await self._stop()
-        self.flow, fates = self.flow.cancel()
-        self.record.ledger.settle(fates)
+        self.schedule, statuses = self.schedule.cancel()
+        self.record.ledger.settle(statuses)
 
     async def _stop(self) -> None:
         running, self._running = self._running, {}
@@ -495,9 +496,9 @@ class AsyncSource:
 
     async def _state(self) -> dict[str, JSON]:
         return self.prompts.state() | {
-            "flow": self.flow.state(),
+            "flow": self.schedule.state(),
             "ledger": self.record.ledger.state(),
-            "prompts": self.record.prompts(self.flow, self.prompts.__getitem__),
+            "prompts": self.record.prompts(self.schedule, self.prompts.__getitem__),
         }
 
     async def _saved(self) -> None:
@@ -505,31 +506,31 @@ class AsyncSource:
 
     async def _load(self, state: Mapping[str, JSON]) -> None:
         await self._stop()
-        settings, flow, step = self.flow.settings, state.get("flow"), state.get("step", 0)
-        if flow is None:
+        settings, schedule, step = self.schedule.settings, state.get("flow"), state.get("step", 0)
+        if schedule is None:
             taken = step if isinstance(step, int) else 0
-            self.flow = Flow(settings, step=taken, next_ordinal=taken * settings.batch_size)
+            self.schedule = StalenessScheduler(settings, step=taken, next_ordinal=taken * settings.batch_size)
         else:
-            self.flow = Flow.load(settings, as_mapping(flow))
+            self.schedule = StalenessScheduler.load(settings, as_mapping(schedule))
         most = (1 + settings.depth) * settings.batch_size
-        if len(self.flow.groups) > most:
+        if len(self.schedule.groups) > most:
             raise DataError(
-                f"the checkpoint holds {len(self.flow.groups)} prompts that were begun and not trained on, and with "
-                f"async_training.depth={settings.depth} at most {most} may be: set async_training.depth and "
+                f"the checkpoint holds {len(self.schedule.groups)} prompts that were begun and not trained on, and "
+                f"with async_training.depth={settings.depth} at most {most} may be: set async_training.depth and "
                 "max_staleness as they were when it was made, or higher"
             )
-        self.prompts.load(state, self.flow.next_ordinal)
-        self.record.load(state, self.flow)
+        self.prompts.load(state, self.schedule.next_ordinal)
+        self.record.load(state, self.schedule)
         self._loaded = True
 
 
-def measured(flow: Flow, record: Record, versions: Counter[int], current: int) -> Numbers:
+def measured(schedule: StalenessScheduler, record: Record, versions: Counter[int], current: int) -> Numbers:
     """Count prompts that run during the update; `versions`: tokens of the batch by version, `current`: the policy's."""
     numbers: Numbers = {
-        "async/publish_lag": float(publish_lag(current, flow.served)),
-        "async/open": float(sum(group.outcome is None for group in flow.groups)),
-        "async/ready": float(sum(group.outcome is not None for group in flow.groups)),
-        "async/trained": float(record.ledger.counts[Fate.TRAINED]),
+        "async/publish_lag": float(publish_lag(current, schedule.served)),
+        "async/open": float(sum(group.outcome is None for group in schedule.groups)),
+        "async/ready": float(sum(group.outcome is not None for group in schedule.groups)),
+        "async/trained": float(record.ledger.counts[PromptStatus.TRAINED]),
         "async/journal_bytes": float(record.journal.size),
         "async/turns_resumed": float(record.turns),
         "async/begun_anew": float(record.journal.anew),

@@ -14,7 +14,7 @@ from agentrl.observe.display import Display
 from agentrl.remote.router import ServerAccess
 from agentrl.rollouts.context import RunContext
 from agentrl.rollouts.local import open_local_rollouts
-from agentrl.rollouts.reward_servers import open_reward_servers
+from agentrl.rollouts.reward_servers.open import open_reward_servers
 from agentrl.rollouts.runner import RolloutRunner
 
 
@@ -51,11 +51,13 @@ def _on_ray(
     nodes: Callable[[], Sequence[str]],
     servers: ServerAccess | None,
 ) -> Iterator[RolloutRunner]:
-    from agentrl.rollouts.ray_groups import RayGroups  # Ray is an extra
+    from agentrl.rollouts.ray import RayRunner  # Ray is an extra
+    from agentrl.rollouts.ray_placing import WorkerMaker
 
     places = None if config.actor_rollout_ref.rollout.nnodes > 0 else nodes
-    with closing(RayGroups(config, device, run_dir, display, places, context.objects, context.first, servers)) as one:
-        yield one
+    maker = WorkerMaker(config, device, run_dir, places, context.objects, context.first, servers)
+    with closing(RayRunner(maker, run_dir, display)) as runner:
+        yield runner
 
 
 def send_first_weights(config: RolloutsConfig, rollouts: RolloutRunner, weights: Weights, display: Display) -> None:

@@ -12,8 +12,8 @@ from functools import partial
 
 from agentrl.agent_loop import AgentLoop, agent_names, load_agent_loops
 from agentrl.agent_loop.function import as_loop
-from agentrl.agent_loop.privilege import privilege_of
 from agentrl.agent_loop.registry import instantiate
+from agentrl.agent_loop.teacher_context import load_teacher_context
 from agentrl.chat import Chat
 from agentrl.chat.check import marks_left, start_up_check
 from agentrl.config import Config
@@ -264,7 +264,7 @@ def fit_prompts(
 ) -> None:
     """Render every prompt of the data sets; leave out (or refuse) prompts that are too long. Raises DataError."""
     warned: set[str] = set()
-    most, privilege = config.data.max_prompt_length, privilege_of(config)
+    most, teacher_context = config.data.max_prompt_length, load_teacher_context(config)
     for data in rows:
         unanswered: list[Sample] = []
         cut: list[int] = []
@@ -289,8 +289,8 @@ def fit_prompts(
                 found[ASSISTANT_LAST] += 1
             if sample.interaction is None and sample.data_source.startswith(ASKING):
                 unanswered.append(sample)
-            if privilege is not None:
-                told.append(privilege(sample) is not None)
+            if teacher_context is not None:
+                told.append(teacher_context(sample) is not None)
             prompt, tools = context.first_prompt(sample)
             ids = chat.render(prompt, tools)
             if config.data.truncation == "error" or config.data.filter_overlong_prompts or len(ids) <= most:

@@ -8,10 +8,10 @@ in workers under Ray (`agentrl.rollouts.ray`). When they begin, and in which bat
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from agentrl.algorithms.declared import declared_by_estimator
 from agentrl.config import Config
@@ -19,34 +19,11 @@ from agentrl.config.sections.rollout import RolloutConfig, ValKwargs
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.contract import SamplingParams
 from agentrl.errors import TrainingError
+from agentrl.rollouts.staleness_scheduler import GroupStatus
 from agentrl.trajectory import Outline, Trajectory
 from agentrl.trajectory.batch import Sequences
 
 GREEDY = SamplingParams(1, temperature=0.0)
-
-
-class Progress(Protocol):
-    """A stretch of work whose progress is shown."""
-
-    def advance(self, count: int = 1, **values: float) -> None:
-        """Count `count` more units as done, and show `values` next to them. Safe from any thread."""
-        ...
-
-
-class Audience(Protocol):
-    """Receiver of progress, notes and warnings: the display, or in another process a relay to it."""
-
-    def stage(self, name: str, total: int | None = None) -> AbstractContextManager[Progress]:
-        """Enter a stage of `total` units."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Show `text` to the user."""
-        ...
-
-    def warn(self, text: str) -> None:
-        """Warn the user of `text`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +106,23 @@ class Rollout:
     """Files that they were written to, and of how many of the outlines, in order, each holds some or all."""
     whole: list[Trajectory] = field(default_factory=list)
     """All of them, whole and not in outline, where they are generated for their texts (`Task.split`)."""
+    outcomes: list[GroupStatus] = field(default_factory=list)
+    """How each prompt's group ended, in their order, where whole groups were run to train on."""
+
+    @staticmethod
+    def joined(parts: Sequence[Rollout]) -> Rollout:
+        """Join parts of a step, each after the other."""
+        batches = [part.batch for part in parts if part.batch is not None]
+        read = [part.conversations for part in parts if part.conversations is not None]
+        return Rollout(
+            list(chain.from_iterable(part.outlines for part in parts)),
+            batches[0].joined(batches[1:]) if batches else None,
+            next((part.shown for part in parts if part.shown is not None), None),
+            read[0].joined(read[1:]) if read else None,
+            list(chain.from_iterable(part.files for part in parts)),
+            list(chain.from_iterable(part.whole for part in parts)),
+            list(chain.from_iterable(part.outcomes for part in parts)),
+        )
 
 
 def check_failures(config: Config, step: int, outlines: Sequence[Outline]) -> None:

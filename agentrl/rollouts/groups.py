@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from agentrl.rollouts.contract import Rollout, Task
-from agentrl.rollouts.flow import Outcome
+from agentrl.rollouts.staleness_scheduler import GroupStatus
 from agentrl.system.answers import Entry
 from agentrl.trajectory import Outline, Status, Trajectory, exclusion
 from agentrl.trajectory.sample import Sample
@@ -20,7 +20,7 @@ from agentrl.trajectory.staleness import oldest_version
 
 
 @dataclass(frozen=True, slots=True)
-class GroupWork:
+class PromptTask:
     """One prompt whose trajectories are to be run."""
 
     ordinal: int
@@ -47,7 +47,7 @@ class EndedGroup:
     """How a group ended."""
 
     ordinal: int
-    outcome: Outcome
+    outcome: GroupStatus
     oldest: int | None
     """Version of the oldest token that is trained on; None without such tokens."""
     record: bytes | None
@@ -63,19 +63,19 @@ class Packed:
     """Sampled tokens that are trained on, by version."""
 
 
-def outcome_of(
+def judge_group(
     trajectories: Sequence[Trajectory | Outline], teaches: Callable[[Sequence[Outline]], bool] | None
-) -> Outcome:
+) -> GroupStatus:
     """Judge a group by how its trajectories ended. `teaches`: see `load_filter`."""
     if not any(exclusion(one) is None for one in trajectories):
-        return Outcome.TIMEOUT if any(one.status is Status.TIMEOUT for one in trajectories) else Outcome.FAILED
+        return GroupStatus.TIMEOUT if any(one.status is Status.TIMEOUT for one in trajectories) else GroupStatus.FAILED
     if teaches is None:
-        return Outcome.SCORED
+        return GroupStatus.SCORED
     outlines = (one if isinstance(one, Outline) else one.outline() for one in trajectories)
     compared = [one for one in outlines if not one.baseline and exclusion(one) is None]
     if len(compared) < 2:
-        return Outcome.FAILED
-    return Outcome.SCORED if teaches(compared) else Outcome.FILTERED
+        return GroupStatus.FAILED
+    return GroupStatus.SCORED if teaches(compared) else GroupStatus.FILTERED
 
 
 def oldest_trained(trajectories: Sequence[Trajectory]) -> int | None:

@@ -1,7 +1,8 @@
 """Journal of samples and answers that are in no checkpoint, so that a kill loses no sample and no answer.
 
 It lies in `journal/` of the run's folder. Its files are only appended to, and each checkpoint replaces them by a new
-one. A record holds the trajectories of one prompt that have all ended, a checksum, and the numbers that the flow needs.
+one. A record holds the trajectories of one prompt that have all ended, a checksum, and the numbers that the schedule
+needs.
 A prompt that has not ended has entries, one for each answer to one of its trajectories (`agentrl.system.answers`),
 until its record takes their place. Frames that a kill has cut off are left out. Records survive the process and, with
 `async_training.journal_fsync`, a loss of power; so do the entries before a record.
@@ -26,7 +27,7 @@ from pydantic_core import from_json, to_json
 
 from agentrl.config import Config, config_to_dict
 from agentrl.errors import DataError
-from agentrl.rollouts.flow import Outcome
+from agentrl.rollouts.staleness_scheduler import GroupStatus
 from agentrl.system.answers import Entry, Kind
 from agentrl.system.json_value import JSON, as_mapping, as_object
 from agentrl.system.publish import AppendedFile, flush_to_disk, published
@@ -49,7 +50,7 @@ class Ended:
     """A record: how the trajectories of a prompt ended, and where they are."""
 
     ordinal: int
-    outcome: Outcome
+    outcome: GroupStatus
     oldest: int | None
     """Version of the oldest token that is trained on; None without such tokens."""
     newest: int
@@ -73,7 +74,7 @@ class Ended:
                 "newest": int(newest),
                 "prompt": str(prompt),
             }:
-                return Ended(ordinal, Outcome(outcome), oldest, newest, prompt)
+                return Ended(ordinal, GroupStatus(outcome), oldest, newest, prompt)
         raise TypeError(f"expected a record of the journal, found {found!r:.200}")
 
 
@@ -317,7 +318,7 @@ def _is_after(version: int, newest: int | None) -> bool:
 def record_of(
     ordinal: int,
     sample: Sample,
-    outcome: Outcome,
+    outcome: GroupStatus,
     oldest: int | None,
     trajectories: Sequence[Trajectory],
     *,

@@ -1,8 +1,8 @@
-"""The fate of every prompt, and the batches of a run in `ledger.jsonl`.
+"""The status of every prompt, and the batches of a run in `ledger.jsonl`.
 
-A fate is final once, so that prompts can be counted along the surviving line of checkpoints: no prompt is lost, and no
-prompt is trained on twice. Memory and checkpoints hold a bounded part: fates are named from the first open prompt on,
-and counted before it. `ledger.jsonl` names them all, a line for each step:
+A status is final once, so that prompts can be counted along the surviving line of checkpoints: no prompt is lost, and
+no prompt is trained on twice. Memory and checkpoints hold a bounded part: statuses are named from the first open prompt
+on, and counted before it. `ledger.jsonl` names them all, a line for each step:
 
     {"step": 3, "version": 2, "trained": [[4, 7], [9, 10]], "failed": [[8, 9]]}
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentrl.errors import DataError
-from agentrl.rollouts.flow import Fate
+from agentrl.rollouts.staleness_scheduler import PromptStatus
 from agentrl.system.json_value import JSON, as_list, as_object
 from agentrl.system.publish import AppendedFile, published
 
@@ -32,32 +32,32 @@ MOST = 1 << 20
 
 @dataclass(slots=True)
 class Ledger:
-    """Final fates of the prompts from ordinal `first` on."""
+    """Final statuses of the prompts from ordinal `first` on."""
 
     first: int = 0
     before: int = 0
-    """All prompts before this one have a fate."""
-    counts: Counter[Fate] = field(default_factory=Counter)
-    """Prompts by their fates."""
-    later: dict[int, Fate] = field(default_factory=dict)
-    """Fates of prompts from `before` on."""
+    """All prompts before this one have a status."""
+    counts: Counter[PromptStatus] = field(default_factory=Counter)
+    """Prompts by their statuses."""
+    later: dict[int, PromptStatus] = field(default_factory=dict)
+    """Statuses of prompts from `before` on."""
 
-    def settle(self, fates: Mapping[int, Fate]) -> None:
-        """Take down final fates. Raises RuntimeError for a prompt that has one."""
-        if again := sorted(one for one in fates if self.has(one)):
-            raise RuntimeError(f"prompts {named(again)} have a fate already")
-        self.later.update(fates)
-        self.counts.update(fates.values())
+    def settle(self, statuses: Mapping[int, PromptStatus]) -> None:
+        """Take down final statuses. Raises RuntimeError for a prompt that has one."""
+        if again := sorted(one for one in statuses if self.has(one)):
+            raise RuntimeError(f"prompts {named(again)} have a status already")
+        self.later.update(statuses)
+        self.counts.update(statuses.values())
         while self.before in self.later:
             del self.later[self.before]
             self.before += 1
 
     def has(self, ordinal: int) -> bool:
-        """Say whether the prompt has a final fate."""
+        """Say whether the prompt has a final status."""
         return ordinal < self.before or ordinal in self.later
 
     def check(self, begun: Iterable[int], next_ordinal: int) -> None:
-        """Check that each prompt before `next_ordinal` either is in `begun` or has a fate.
+        """Check that each prompt before `next_ordinal` either is in `begun` or has a status.
 
         Raises DataError with the prompts that are in neither or in both.
         """
@@ -68,8 +68,8 @@ class Ledger:
         made_up = [one for one in (*self.later, *open_ones) if one >= next_ordinal]
         whole = self.counts.total() == self.before - self.first + len(self.later)
         for prompts, what in (
-            (twice, "have a final fate and are to be trained on"),
-            (lost, "were drawn and have neither a fate nor a place among those that were begun"),
+            (twice, "have a final status and are to be trained on"),
+            (lost, "were drawn and have neither a status nor a place among those that were begun"),
             (made_up, f"were never drawn: the next one is {next_ordinal}"),
             ([] if whole else range(self.first, self.before), f"are not those counted: {dict(self.counts)}"),
         ):
@@ -81,8 +81,8 @@ class Ledger:
                 )
 
     def text(self) -> str:
-        """List the number of prompts by fate."""
-        counts = ", ".join(f"{self.counts[fate]} {fate}" for fate in Fate if self.counts[fate])
+        """List the number of prompts by status."""
+        counts = ", ".join(f"{self.counts[status]} {status}" for status in PromptStatus if self.counts[status])
         return f"{self.counts.total()} prompts, each once: {counts or 'none'}"
 
     def state(self) -> dict[str, JSON]:
@@ -90,8 +90,11 @@ class Ledger:
         return {
             "first": self.first,
             "before": self.before,
-            "counts": {fate.value: count for fate, count in self.counts.items()},
-            "later": {fate.value: spans_of(one for one, its in self.later.items() if its is fate) for fate in Fate},
+            "counts": {status.value: count for status, count in self.counts.items()},
+            "later": {
+                status.value: spans_of(one for one, its in self.later.items() if its is status)
+                for status in PromptStatus
+            },
         }
 
     @staticmethod
@@ -99,8 +102,10 @@ class Ledger:
         """Make the ledger that `state()` was taken of. Raises TypeError or ValueError for another form."""
         match state:
             case {"first": int(first), "before": int(before), "counts": dict(counts), "later": dict(later)}:
-                fates = {one: fate for fate, ordinals in fates_in(later) for one in ordinals}
-                return Ledger(first, before, Counter({Fate(f): as_count(n) for f, n in counts.items()}), fates)
+                statuses = {one: status for status, ordinals in statuses_in(later) for one in ordinals}
+                return Ledger(
+                    first, before, Counter({PromptStatus(f): as_count(n) for f, n in counts.items()}), statuses
+                )
         raise TypeError(f"expected the state of a ledger, found {state!r:.200}")
 
 
@@ -111,8 +116,8 @@ class RecordedBatch:
     step: int
     version: int
     """The policy's before the update."""
-    fates: dict[int, Fate]
-    """Fate of each of its prompts, in rising order."""
+    statuses: dict[int, PromptStatus]
+    """Status of each of its prompts, in rising order."""
 
 
 class LedgerFile:
@@ -174,9 +179,9 @@ def spans_of(ordinals: Iterable[int]) -> list[JSON]:
     return [list[JSON](span) for span in spans]
 
 
-def fates_in(spans: Mapping[str, JSON]) -> list[tuple[Fate, list[int]]]:
-    """Read ordinals by fate, written by `spans_of`. Raises TypeError or ValueError for another form."""
-    found: list[tuple[Fate, list[int]]] = []
+def statuses_in(spans: Mapping[str, JSON]) -> list[tuple[PromptStatus, list[int]]]:
+    """Read ordinals by status, written by `spans_of`. Raises TypeError or ValueError for another form."""
+    found: list[tuple[PromptStatus, list[int]]] = []
     room = MOST
     for name, value in spans.items():
         ordinals: list[int] = []
@@ -189,7 +194,7 @@ def fates_in(spans: Mapping[str, JSON]) -> list[tuple[Fate, list[int]]]:
                     ordinals += range(first, end)
                 case _:
                     raise TypeError(f"expected [first, end], found {span!r:.100}")
-        found.append((Fate(name), ordinals))
+        found.append((PromptStatus(name), ordinals))
     return found
 
 
@@ -212,8 +217,10 @@ def named(ordinals: Iterable[int]) -> str:
 
 
 def _line(batch: RecordedBatch) -> bytes:
-    by_fate = {fate: spans_of(one for one, its in batch.fates.items() if its is fate) for fate in Fate}
-    spans: dict[str, JSON] = {fate.value: found for fate, found in by_fate.items() if found}
+    by_status = {
+        status: spans_of(one for one, its in batch.statuses.items() if its is status) for status in PromptStatus
+    }
+    spans: dict[str, JSON] = {status.value: found for status, found in by_status.items() if found}
     return json.dumps({"step": batch.step, "version": batch.version, **spans}).encode() + b"\n"
 
 
@@ -221,6 +228,6 @@ def _batch(line: JSON) -> RecordedBatch:
     match line:
         case {"step": int(step), "version": int(version)}:
             spans = {name: value for name, value in as_object(line).items() if name not in ("step", "version")}
-            fates = {one: fate for fate, ordinals in fates_in(spans) for one in ordinals}
-            return RecordedBatch(step, version, dict(sorted(fates.items())))
+            statuses = {one: status for status, ordinals in statuses_in(spans) for one in ordinals}
+            return RecordedBatch(step, version, dict(sorted(statuses.items())))
     raise TypeError("no batch")

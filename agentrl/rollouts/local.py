@@ -8,6 +8,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import cast
 
@@ -16,8 +18,8 @@ import torch
 from agentrl.agent_loop import LoopContext, LoopLimits, Request, Scheduler
 from agentrl.agent_loop.limits import seed_of
 from agentrl.agent_loop.observer import Observers
-from agentrl.agent_loop.privilege import privilege_of
 from agentrl.agent_loop.stopping import load_stop_conditions
+from agentrl.agent_loop.teacher_context import load_teacher_context
 from agentrl.algorithms.filtering import load_filter
 from agentrl.chat import Chat
 from agentrl.checks.report import Report
@@ -27,19 +29,19 @@ from agentrl.config import Config
 from agentrl.config.registries import ENGINES
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.builder import EngineBuilder, EngineSetting
-from agentrl.engines.contract import EngineError, InFlightEngine, RolloutEngine
+from agentrl.engines.contract import EngineError, InFlightEngine, RolloutEngine, with_present_names
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import CodeError, ConfigError, TrainingError
 from agentrl.interaction import Interaction
 from agentrl.reward.model_input import ModelInput, conversations
 from agentrl.rollouts.context import RunContext, run_name, uses_reward_model
-from agentrl.rollouts.contract import GREEDY, Audience, Rollout, Task
-from agentrl.rollouts.flow import Outcome
-from agentrl.rollouts.groups import EndedGroup, GroupWork, Log, Packed, oldest_trained, outcome_of, sampled_by_version
+from agentrl.rollouts.contract import GREEDY, Rollout, Task
+from agentrl.rollouts.groups import EndedGroup, Log, Packed, PromptTask, judge_group, oldest_trained, sampled_by_version
 from agentrl.rollouts.idle import IdleWatch
 from agentrl.rollouts.journal import Journal, record_of, trajectories_in
 from agentrl.rollouts.runner import Hook
 from agentrl.rollouts.saving import Saving
+from agentrl.rollouts.staleness_scheduler import GroupStatus
 from agentrl.rollouts.trial import try_once
 from agentrl.runtime.profiler import nvtx_range, profiled, rollout_profile
 from agentrl.runtime.stall import watched_loop
@@ -47,6 +49,7 @@ from agentrl.system.answers import AfterKill, Answers, Entry, check_after_kill
 from agentrl.system.loop_thread import DelayWatch, LoopThread
 from agentrl.system.metrics import Metrics
 from agentrl.system.registry import configured
+from agentrl.system.reporter import Reporter
 from agentrl.system.thread_state import torch_state
 from agentrl.system.throttle import OncePerKey
 from agentrl.system.user_code import collect_numbers
@@ -70,7 +73,7 @@ def open_local_rollouts(
     chat: Chat,
     context: RunContext,
     run_dir: Path,
-    audience: Audience,
+    reporter: Reporter,
     share: tuple[int, int] = (1, 1),
 ) -> Iterator[LocalRollouts]:
     """Start the engine, reach the services of tools and interactions, and close everything at the end. Raises
@@ -82,21 +85,21 @@ def open_local_rollouts(
         after_kill = after_kill_of(context.tools, context.interactions)
         observers = Observers.load(agent.observers, run_dir, agent.observer_options)
         folder = engine_folder(run_dir, share)
-        setting = EngineSetting(config, device, limits.max_model_len, folder, chat.decode, audience)
+        setting = EngineSetting(config, device, limits.max_model_len, folder, chat.decode, reporter)
         rollout = config.actor_rollout_ref.rollout
         found = cast(EngineBuilder, ENGINES.get(rollout.name))
         build = configured(found, rollout.engine_options, ENGINE_OPTIONS)
-        engine = build(setting, loop)
+        engine = with_present_names(build(setting, loop))
         stack.callback(lambda: loop.run(engine.close()))
         stack.callback(lambda: loop.run(context.close()))
-        with audience.stage("reach tools"):
+        with reporter.stage("reach tools"):
             loop.run(context.start(run_name(config)))
         if config.tools.cassette is None:  # what is recorded or replayed are the calls of trajectories
             n = config.actor_rollout_ref.rollout.n
-            loop.run(try_once(context, agent.on_code_error, audience.warn, n))
+            loop.run(try_once(context, agent.on_code_error, reporter.warn, n))
         scheduler = Scheduler(
             context=LoopContext(
-                *(engine, chat, context.tools, context.interactions, limits, observers, privilege_of(config)),
+                *(engine, chat, context.tools, context.interactions, limits, observers, load_teacher_context(config)),
                 stop_conditions=load_stop_conditions(rollout.multi_turn.stop_conditions),
             ),
             loops=context.loops,
@@ -105,16 +108,16 @@ def open_local_rollouts(
             trajectory_timeout=agent.trajectory_timeout,
             max_retries=agent.max_retries,
             on_code_error=agent.on_code_error,
-            warn=audience.warn,
+            warn=reporter.warn,
         )
-        context.tools.shared.failures.warn = audience.warn
+        context.tools.shared.failures.warn = reporter.warn
         stack.callback(lambda: loop.run(scheduler.close()))
         reading = reward_model_input(config)
         rollouts = LocalRollouts(
-            config, scheduler, engine, loop, audience, run_dir / TRAJECTORIES, share, reading, after_kill
+            config, scheduler, engine, loop, reporter, run_dir / TRAJECTORIES, share, reading, after_kill
         )
         with watched_loop(
-            "the event loop of the rollouts", loop.thread, rollouts.delay.late, LOOP_SECONDS, audience.warn
+            "the event loop of the rollouts", loop.thread, rollouts.delay.late, LOOP_SECONDS, reporter.warn
         ):
             yield rollouts
 
@@ -162,7 +165,7 @@ class LocalRollouts:
         scheduler: Scheduler,
         engine: RolloutEngine,
         loop: LoopThread,
-        audience: Audience,
+        reporter: Reporter,
         record_dir: Path,
         share: tuple[int, int] = (1, 1),
         reading: ModelInput | None = None,
@@ -171,7 +174,7 @@ class LocalRollouts:
         self.config = config
         self.scheduler = scheduler
         self.engine = engine
-        self.audience = audience
+        self.reporter = reporter
         self.loop = loop
         self.record_dir, self.run_dir = record_dir, record_dir.parent
         self.share = share
@@ -192,7 +195,7 @@ class LocalRollouts:
         self.is_broken = False
         self.version = 0
         """Version of the weights that the engine has taken whole: it samples by no older weights."""
-        self._held = False
+        self._is_paused = False
         self._ended: dict[int, list[Trajectory]] = {}
         """Trajectories of groups that have ended and are in no batch, by the prompt's ordinal."""
         self._report = Report()
@@ -207,8 +210,8 @@ class LocalRollouts:
         loop.call_soon(self.delay.begin)
 
     @property
-    def samples_on(self) -> bool:
-        """See `RolloutRunner.samples_on`."""
+    def in_flight_updates(self) -> bool:
+        """See `RolloutRunner.in_flight_updates`."""
         return self._in_flight is not None
 
     @property
@@ -229,7 +232,11 @@ class LocalRollouts:
     ) -> Rollout:
         """See `RolloutRunner.run`. All of it is one coroutine, so that the engine's order repeats."""
         found = self.respond(task, samples, first, before=before, after=after)
-        return self.pack_trajectories(task, found, first * task.each, show=show)
+        made = self.pack_trajectories(task, found, first * task.each, show=show)
+        if task.split != "train":
+            return made
+        groups = groupby(made.outlines, attrgetter("group"))
+        return replace(made, outcomes=[judge_group(list(group), self.teaches) for _, group in groups])
 
     def pack_trajectories(
         self, task: Task, trajectories: list[Trajectory], first: int = 0, *, show: bool = False
@@ -299,11 +306,11 @@ class LocalRollouts:
             if path.exists():
                 fill_rewards(path, outlines[done : done + count], self.turn_reward_coef)
             else:  # a worker that took another's place may be on another machine
-                self.audience.warn(f"{path} is not on this machine: the reward model's part is missing in it")
+                self.reporter.warn(f"{path} is not on this machine: the reward model's part is missing in it")
             done += count
 
     async def run_group(
-        self, work: GroupWork, on_begin: Callable[[int], None], on_end: Callable[[], None], log: Log | None
+        self, work: PromptTask, on_begin: Callable[[int], None], on_end: Callable[[], None], log: Log | None
     ) -> EndedGroup:
         """See `RolloutRunner.run_group`."""
         is_begun = False
@@ -325,8 +332,8 @@ class LocalRollouts:
             requests = self._logged(requests, log)
         trajectories = await self.scheduler.run(requests, lambda _: on_end())
         self.check()
-        outcome, oldest = outcome_of(trajectories, self.teaches), oldest_trained(trajectories)
-        is_replaced = outcome is not Outcome.SCORED and self.teaches is not None
+        outcome, oldest = judge_group(trajectories, self.teaches), oldest_trained(trajectories)
+        is_replaced = outcome is not GroupStatus.SCORED and self.teaches is not None
         if not is_replaced:
             self._ended[work.ordinal] = trajectories
         record = record_of(work.ordinal, work.sample, outcome, oldest, trajectories, whole=not is_replaced)
@@ -344,7 +351,7 @@ class LocalRollouts:
 
         def begins_anew(why: str) -> None:
             if self._once(why):
-                self.audience.note(f"trajectories that were under way begin anew: {why}")
+                self.reporter.note(f"trajectories that were under way begin anew: {why}")
 
         return [
             replace(one, answers=Answers(one.uid, log.add, recorded[one.uid], self.after_kill, begins_anew))
@@ -355,34 +362,34 @@ class LocalRollouts:
         """See `RolloutRunner.stop_groups`."""
         self._ended.clear()
 
-    def hand_over(self, ordinal: int) -> list[Trajectory] | None:
+    def pop_group(self, ordinal: int) -> list[Trajectory] | None:
         """Give up the trajectories of a group that has ended; None where nothing is to be trained on them."""
         return self._ended.pop(ordinal, None)
 
-    async def hold(self) -> None:
-        """See `RolloutRunner.hold`."""
-        if not self._held:
-            self._held = True
+    async def pause(self) -> None:
+        """See `RolloutRunner.pause`."""
+        if not self._is_paused:
+            self._is_paused = True
             self.scheduler.clock.stop()
             await self.engine.pause("retract")
 
-    async def go_on(self) -> None:
-        """See `RolloutRunner.go_on`."""
-        if self._held:
-            self._held = False
-            self.scheduler.clock.go_on()
+    async def resume(self) -> None:
+        """See `RolloutRunner.resume`."""
+        if self._is_paused:
+            self._is_paused = False
+            self.scheduler.clock.resume()
             await self.engine.resume()
 
-    async def release_weights(self) -> None:
-        """See `RolloutRunner.release_weights`."""
+    async def lock_weights(self) -> None:
+        """See `RolloutRunner.lock_weights`."""
         await self._check_weights()
         if self._in_flight is not None:
-            await self._in_flight.release_weights()
+            await self._in_flight.lock_weights()
 
-    async def offer_weights(self, weights: Weights, version: int) -> None:
-        """See `RolloutRunner.offer_weights`."""
+    async def unlock_weights(self, weights: Weights, version: int) -> None:
+        """See `RolloutRunner.unlock_weights`."""
         if self._in_flight is not None:
-            await self._in_flight.offer_weights(weights, version)
+            await self._in_flight.unlock_weights(weights, version)
 
     async def idle_seconds(self) -> float:
         """See `RolloutRunner.idle_seconds`."""
@@ -408,8 +415,8 @@ class LocalRollouts:
         made = self.pack_trajectories(task, trajectories, first * task.each, show=show)
         return Packed(made, sampled_by_version(trajectories))
 
-    def mend(self) -> None:
-        """See `RolloutRunner.mend`."""
+    def replace_dead_workers(self) -> None:
+        """See `RolloutRunner.replace_dead_workers`."""
 
     def update_weights(self, weights: Weights, version: int, *, in_flight: bool = False) -> SyncReport:
         """See `RolloutRunner.update_weights`."""
@@ -422,13 +429,13 @@ class LocalRollouts:
         except EngineError as error:
             raise TrainingError(f"weights of step {version}: {error}") from error
         self._sent = passed, version
-        if not (in_flight and self.samples_on):
+        if not (in_flight and self.in_flight_updates):
             self.loop.run(self._check_weights())
         return report
 
     async def _update(self, weights: Weights, version: int, *, in_flight: bool) -> SyncReport:
         flying = self._in_flight if in_flight else None
-        stops = in_flight and not self._held
+        stops = in_flight and not self._is_paused
         if stops:
             self.scheduler.clock.stop()
         try:
@@ -438,10 +445,10 @@ class LocalRollouts:
             return report
         finally:
             if stops:
-                self.scheduler.clock.go_on()
+                self.scheduler.clock.resume()
 
-    def rest(self) -> None:
-        """See `RolloutRunner.rest`."""
+    def sleep(self) -> None:
+        """See `RolloutRunner.sleep`."""
         if self.config.actor_rollout_ref.rollout.free_cache_engine:
             self.loop.run(self.engine.sleep())
             self.needs_weights = True
@@ -456,7 +463,7 @@ class LocalRollouts:
         if task is not None:
             self.loop.call_soon(task.cancel)
 
-    def revive(self) -> None:
+    def restart_workers(self) -> None:
         """Do nothing: in one process nothing can die but the run itself."""
 
     async def _take_metrics(self) -> Metrics:
@@ -477,7 +484,7 @@ class LocalRollouts:
         if self.config.actor_rollout_ref.rollout.agent.on_code_error == "error":
             raise error
         if self._once(error.place or error.summary):
-            self.audience.warn(f"{error}\n  Its numbers are left out")
+            self.reporter.warn(f"{error}\n  Its numbers are left out")
 
     def checked(self) -> Report:
         """See `RolloutRunner.checked`."""
@@ -538,7 +545,7 @@ class LocalRollouts:
         profile = None
         if task.split == "train" and isinstance(self.config, Config):
             profile = rollout_profile(self.config.trainer, self.run_dir, task.step)
-        with self.audience.stage(task.name, total=total) as stage:
+        with self.reporter.stage(task.name, total=total) as stage:
             ended = 0
 
             def on_end() -> None:
@@ -570,7 +577,7 @@ class LocalRollouts:
             await asyncio.sleep(STALL_SECONDS)
             if ended() == before:
                 waiting = ", ".join(f"{count} for {what}" for what, count in self.scheduler.waiting_for().items())
-                self.audience.warn(
+                self.reporter.warn(
                     f"{title}: no trajectory ended in {STALL_SECONDS:g} s; waiting: {waiting or 'scoring'}"
                 )
             before = ended()

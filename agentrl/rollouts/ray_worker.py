@@ -19,17 +19,18 @@ import ray
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.remote.router import ServerAccess
 from agentrl.rollouts.context import FirstRows, load_chat, load_context
-from agentrl.rollouts.contract import Rollout, Task
-from agentrl.rollouts.groups import GroupWork
+from agentrl.rollouts.contract import Task
+from agentrl.rollouts.groups import Packed, PromptTask
 from agentrl.rollouts.journal import trajectories_in
 from agentrl.rollouts.local import LocalRollouts, open_local_rollouts
 from agentrl.rollouts.objects import UserObjects
-from agentrl.rollouts.worker_groups import Told, WorkerGroups
+from agentrl.rollouts.worker_groups import GroupEvents, WorkerGroups
 from agentrl.runtime.ray.rank import Failure, Place
 from agentrl.runtime.ray.session import Surroundings
-from agentrl.runtime.ray.stored import Index, put_batch
+from agentrl.runtime.ray.stored import StoredBatch, put_batch
 from agentrl.system.answers import Entry
-from agentrl.trajectory import Outline, Trajectory
+from agentrl.system.reporter import Reporter
+from agentrl.trajectory import Trajectory
 from agentrl.trajectory.sample import Sample
 
 T = TypeVar("T")
@@ -38,7 +39,7 @@ Work = Callable[[LocalRollouts], T]
 
 
 @dataclass(slots=True)
-class News:
+class StatusUpdate:
     """Notes, warnings and progress of a worker since the driver last asked."""
 
     notes: list[str]
@@ -46,34 +47,41 @@ class News:
     done: int
     """Units of all stages so far."""
 
+    def show(self, reporter: Reporter) -> None:
+        """Show notes and warnings to the user."""
+        for text in self.notes:
+            reporter.note(text)
+        for text in self.warnings:
+            reporter.warn(text)
 
-class Relay:
-    """`Audience` in a rollout worker: keeps messages for the display until the driver asks for them."""
+
+class StatusBuffer:
+    """`Reporter` in a rollout worker: keeps messages for the display until the driver asks for them."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._news = News([], [], 0)
+        self._update = StatusUpdate([], [], 0)
 
     @contextmanager
-    def stage(self, name: str, total: int | None = None) -> Iterator[Relay]:
+    def stage(self, name: str, total: int | None = None) -> Iterator[StatusBuffer]:
         yield self
 
     def advance(self, count: int = 1, **values: float) -> None:  # values: of the driver's own stages
         with self._lock:
-            self._news.done += count
+            self._update.done += count
 
     def note(self, text: str) -> None:
         with self._lock:
-            self._news.notes.append(text)
+            self._update.notes.append(text)
 
     def warn(self, text: str) -> None:
         with self._lock:
-            self._news.warnings.append(text)
+            self._update.warnings.append(text)
 
-    def take(self) -> News:
+    def take(self) -> StatusUpdate:
         with self._lock:
-            news, self._news = self._news, News([], [], self._news.done)
-        return news
+            update, self._update = self._update, StatusUpdate([], [], self._update.done)
+        return update
 
 
 class RolloutWorker:
@@ -81,7 +89,7 @@ class RolloutWorker:
 
     def __init__(self, surroundings: Surroundings) -> None:
         surroundings.enter()
-        self.relay = Relay()
+        self.status = StatusBuffer()
         self.stack = ExitStack()
         self.rollouts: LocalRollouts
         self.groups: WorkerGroups
@@ -103,7 +111,7 @@ class RolloutWorker:
             chat = load_chat(config)
             context.bind(chat)
             context.serve(servers)
-            opened = open_local_rollouts(config, device, chat, context, run_dir, self.relay, share)
+            opened = open_local_rollouts(config, device, chat, context, run_dir, self.status, share)
             self.rollouts = self.stack.enter_context(opened)
             self.groups = WorkerGroups(self.rollouts)
             self.rollouts.loop.call_soon(self.rollouts.idle.begin)
@@ -118,32 +126,32 @@ class RolloutWorker:
         except (Exception, CancelledError) as error:
             return Failure.of(error)
 
-    @ray.method(concurrency_group="news")
+    @ray.method(concurrency_group="status")
     def place(self) -> Place:
         """Return the process and machine."""
         return Place.here()
 
-    @ray.method(concurrency_group="news")
-    def news(self) -> News:
-        """Take the news since the last call."""
-        return self.relay.take()
+    @ray.method(concurrency_group="status")
+    def status_update(self) -> StatusUpdate:
+        """Take notes, warnings and progress since the last call."""
+        return self.status.take()
 
-    @ray.method(concurrency_group="news")
+    @ray.method(concurrency_group="status")
     def stop(self) -> None:
         """End the rollouts that are going on, if there are any."""
         self.rollouts.stop()
 
-    @ray.method(concurrency_group="news")
-    def begin_group(self, key: int, work: GroupWork, entries: Sequence[Entry] | None) -> None:
+    @ray.method(concurrency_group="status")
+    def begin_group(self, key: int, work: PromptTask, entries: Sequence[Entry] | None) -> None:
         """Begin a group, which runs next to all other calls. `entries`: of its log, where it has one."""
         self.groups.begin(key, work, entries)
 
     @ray.method(concurrency_group="groups")
-    def group_events(self, seconds: float) -> Told:
+    def group_events(self, seconds: float) -> GroupEvents:
         """Take the events of groups since the last call; wait at most `seconds` for the first."""
         return self.groups.events(seconds)
 
-    @ray.method(concurrency_group="news")
+    @ray.method(concurrency_group="status")
     def stop_groups(self) -> None:
         """End all groups."""
         self.groups.stop()
@@ -155,29 +163,16 @@ class RolloutWorker:
 
 @dataclass(frozen=True, slots=True)
 class RolloutPart:
-    """A worker's part of a `Rollout`, with its batches in the object store."""
+    """A worker's part of a rollout, with its batches in the object store."""
 
-    outlines: list[Outline]
-    batch: Index | None
-    conversations: Index | None
-    shown: Trajectory | None
-    files: list[tuple[Path, int]]
-    whole: list[Trajectory]
+    packed: Packed
     worker: int
     """Number of the worker, from 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class PackedPart:
-    """A worker's part of a `Packed`."""
-
-    part: RolloutPart
-    versions: Counter[int]
-
-
 def run_part(rollouts: LocalRollouts, task: Task, samples: Sequence[Sample], first: int, show: bool) -> RolloutPart:
     """Run a task as `RolloutRunner.run`, and put its batches into the object store."""
-    return _stored(rollouts.run(task, samples, first, show=show), rollouts)
+    return _stored(Packed(rollouts.run(task, samples, first, show=show), Counter()), rollouts)
 
 
 def pack_part(
@@ -186,14 +181,17 @@ def pack_part(
     groups: Sequence[ray.ObjectRef[bytes] | ray.ObjectRef[list[Trajectory]]],
     first: int,
     show: bool,
-) -> PackedPart:
+) -> RolloutPart:
     """Make a part of a batch of groups, numbered from `first`: records of the journal, or trajectories as they are."""
     found = (ray.get(one) for one in groups)
     read = [trajectories_in(one) if isinstance(one, bytes) else one for one in found]
-    packed = rollouts.pack_groups(task, read, first, show=show)
-    return PackedPart(_stored(packed.rollout, rollouts), packed.versions)
+    return _stored(rollouts.pack_groups(task, read, first, show=show), rollouts)
 
 
-def _stored(made: Rollout, rollouts: LocalRollouts) -> RolloutPart:
-    batch, read = (None if one is None else put_batch(one.load()) for one in (made.batch, made.conversations))
-    return RolloutPart(made.outlines, batch, read, made.shown, made.files, made.whole, rollouts.share[0] - 1)
+def _stored(packed: Packed, rollouts: LocalRollouts) -> RolloutPart:
+    made = packed.rollout
+    batch, read = (
+        None if one is None else StoredBatch.of([put_batch(one.load())]) for one in (made.batch, made.conversations)
+    )
+    stored = replace(made, batch=batch, conversations=read)
+    return RolloutPart(replace(packed, rollout=stored), rollouts.share[0] - 1)

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from agentrl.errors import DataError
-from agentrl.rollouts.flow import Batch, Fate, Flow
 from agentrl.rollouts.groups import EndedGroup
 from agentrl.rollouts.journal import Ended, Journal, identity
 from agentrl.rollouts.ledger import MOST, Ledger, LedgerFile, RecordedBatch, named
+from agentrl.rollouts.staleness_scheduler import Batch, PromptStatus, StalenessScheduler
 from agentrl.system.answers import Entry, Kind
 from agentrl.system.json_value import JSON, as_mapping, as_object
 from agentrl.trajectory.sample import Sample
@@ -52,21 +52,25 @@ class Record:
                     "(trainer.save_freq), so nothing says which weights, data and code they belong to"
                 )
 
-    def load(self, state: Mapping[str, JSON], flow: Flow) -> None:
-        """Resume the checkpoint with this state and flow. Raises DataError where they do not agree."""
-        self._is_begun, self._left = True, set(dict(flow.left))
+    def load(self, state: Mapping[str, JSON], schedule: StalenessScheduler) -> None:
+        """Resume the checkpoint with this state and schedule. Raises DataError where they do not agree."""
+        self._is_begun, self._left = True, set(dict(schedule.left))
         found = state.get("ledger")  # none: the run took turns until now
-        self.ledger = Ledger(flow.next_ordinal, flow.next_ordinal) if found is None else Ledger.load(as_mapping(found))
-        self.ledger.check([*(group.ordinal for group in flow.groups), *dict(flow.left)], flow.next_ordinal)
+        self.ledger = (
+            Ledger(schedule.next_ordinal, schedule.next_ordinal) if found is None else Ledger.load(as_mapping(found))
+        )
+        self.ledger.check([*(group.ordinal for group in schedule.groups), *dict(schedule.left)], schedule.next_ordinal)
         removed = self.journal.read()
-        if far := [one for one in (*self.journal.ended, *self.journal.unfinished) if one >= flow.next_ordinal + MOST]:
+        if far := [
+            one for one in (*self.journal.ended, *self.journal.unfinished) if one >= schedule.next_ordinal + MOST
+        ]:
             raise DataError(
-                f"{self.journal.folder}: expected prompts of which the next one is {flow.next_ordinal}, found prompts "
-                f"{named(far)}. Remove the folder: what is in no checkpoint is then sampled again"
+                f"{self.journal.folder}: expected prompts of which the next one is {schedule.next_ordinal}, found "
+                f"prompts {named(far)}. Remove the folder: what is in no checkpoint is then sampled again"
             )
         batches = self._file.read()
-        self.plan = deque(batch for batch in batches if batch.step > flow.step)
-        self._check_plan(flow)
+        self.plan = deque(batch for batch in batches if batch.step > schedule.step)
+        self._check_plan(schedule)
         if removed:
             self._note(f"{removed} prompts of the journal were sampled with another config: they begin anew")
         if batches:
@@ -75,32 +79,32 @@ class Record:
             steps = f"{self.plan[0].step} to {self.plan[-1].step}"
             self._note(f"steps {steps} were begun before: their batches are taken again from the journal")
 
-    def _check_plan(self, flow: Flow) -> None:
-        """Raise DataError where a planned batch names a prompt that has a fate, or one far from all that were drawn."""
+    def _check_plan(self, schedule: StalenessScheduler) -> None:
+        """Raise DataError where a planned batch names a prompt with a status, or one far from all that were drawn."""
         planned: set[int] = set()
         for batch in self.plan:
-            if again := [one for one in batch.fates if self.ledger.has(one) or one in planned]:
+            if again := [one for one in batch.statuses if self.ledger.has(one) or one in planned]:
                 raise self._file.broken(
                     f"step {batch.step}: expected prompts that no earlier batch names, found prompts {named(again)}, "
-                    "which have a fate already"
+                    "which have a status already"
                 )
-            planned.update(batch.fates)
-        if far := [one for one in planned if one >= flow.next_ordinal + MOST]:
+            planned.update(batch.statuses)
+        if far := [one for one in planned if one >= schedule.next_ordinal + MOST]:
             raise self._file.broken(
-                f"steps from {self.plan[0].step} on: expected prompts of which the next one is {flow.next_ordinal}, "
-                f"found prompts {named(far)}"
+                f"steps from {self.plan[0].step} on: expected prompts of which the next one is {schedule.next_ordinal}"
+                f", found prompts {named(far)}"
             )
 
     @property
     def end(self) -> int:
         """The first ordinal that nothing is recorded of."""
-        planned = (ordinal + 1 for batch in self.plan for ordinal in batch.fates)
+        planned = (ordinal + 1 for batch in self.plan for ordinal in batch.statuses)
         recorded = (ordinal + 1 for ordinal in (*self.journal.ended, *self.journal.unfinished))
         return max((*planned, *recorded), default=0)
 
-    def prompts(self, flow: Flow, prompt: Callable[[int], Sample]) -> dict[str, JSON]:
+    def prompts(self, schedule: StalenessScheduler, prompt: Callable[[int], Sample]) -> dict[str, JSON]:
         """Return the identities of the prompts that are begun, as a checkpoint holds them."""
-        return {str(group.ordinal): identity(prompt(group.ordinal)) for group in flow.groups}
+        return {str(group.ordinal): identity(prompt(group.ordinal)) for group in schedule.groups}
 
     def check_prompts(self, state: Mapping[str, JSON], prompt: Callable[[int], Sample]) -> None:
         """Check that the data's rows are the rows that were begun. Raises DataError with the prompts that are not."""
@@ -119,20 +123,20 @@ class Record:
                 "with trainer.resume_mode=disable"
             )
 
-    def again(self, flow: Flow) -> Batch | None:
-        """Take the batch of the flow's step and version again; None: it must be sampled again.
+    def again(self, schedule: StalenessScheduler) -> Batch | None:
+        """Take the batch of the schedule's step and version again; None: it must be sampled again.
 
         Raises DataError for a batch that the groups that are begun cannot make up.
         """
         if not self.plan:
-            if self.journal.newest > flow.version:  # a loss of power took the ledger's last lines
-                self._keep(newest=flow.version)
+            if self.journal.newest > schedule.version:  # a loss of power took the ledger's last lines
+                self._keep(newest=schedule.version)
             return None
         batch, ended = self.plan[0], self.journal.ended
-        needed = flow.trained_of(batch.fates)
-        if (batch.step, batch.version) == (flow.step + 1, flow.version) and ended.keys() >= set(needed):
+        needed = schedule.trained_of(batch.statuses)
+        if (batch.step, batch.version) == (schedule.step + 1, schedule.version) and ended.keys() >= set(needed):
             try:
-                taken = flow.repeat(batch.fates)
+                taken = schedule.replay(batch.statuses)
             except RuntimeError as error:
                 raise self._file.broken(
                     f"step {batch.step}: expected a batch of this run, and {error!s:.300}"
@@ -140,23 +144,23 @@ class Record:
             self.found += len(needed)
             self.plan.popleft()
             return taken
-        self._note(f"step {flow.step + 1} is sampled anew: the journal does not hold its batch as it was taken")
+        self._note(f"step {schedule.step + 1} is sampled anew: the journal does not hold its batch as it was taken")
         self.plan.clear()
-        self._file.keep_to(flow.step)
-        self._keep(newest=flow.version)
+        self._file.keep_to(schedule.step)
+        self._keep(newest=schedule.version)
         return None
 
-    def recalled(self, ordinal: int) -> Ended | None:
+    def ended_before(self, ordinal: int) -> Ended | None:
         """Find how a prompt that is begun had ended in a process before; None: it has to be sampled."""
         return None if self.plan else self.journal.ended.get(ordinal)
 
-    def resumed(self, flow: Flow, ordinal: int) -> Flow:
+    def resumed(self, schedule: StalenessScheduler, ordinal: int) -> StalenessScheduler:
         """Let a prompt that is begun continue where it stood in an earlier process, if there is something of it."""
         its = self.journal.unfinished.get(ordinal)
         if self.plan or its is None or its.oldest is None:
-            return flow
-        found = flow.recall(ordinal, None, its.oldest)
-        if found is flow:  # it would be trained on too late
+            return schedule
+        found = schedule.restore(ordinal, None, its.oldest)
+        if found is schedule:  # it would be trained on too late
             self.forget(ordinal)
         else:
             self.turns += sum(entry.versions is not None for entry, _ in its.all())
@@ -191,18 +195,18 @@ class Record:
         if group.record is not None:
             self.journal.add(group.record)
 
-    def taken(self, step: int, version: int, fates: Mapping[int, Fate], *, again: bool = False) -> None:
+    def taken(self, step: int, version: int, statuses: Mapping[int, PromptStatus], *, again: bool = False) -> None:
         """Take down a batch, before the policy is updated with it. Raises TrainingError on a full disk."""
         if not again:
-            self._file.add(RecordedBatch(step, version, dict(fates)))
-        self.ledger.settle(fates)
+            self._file.add(RecordedBatch(step, version, dict(statuses)))
+        self.ledger.settle(statuses)
 
     def saved(self) -> None:
         """Drop records that no checkpoint needs any more, now that one is being saved."""
         self._keep()
 
     def text(self) -> str:
-        """Report the number of prompts by fate, and the file that lists them."""
+        """Report the number of prompts by status, and the file that lists them."""
         found = f"; {self.found} of them came from the journal" if self.found else ""
         found += f"; {self.turns} turns of others, too" if self.turns else ""
         return f"{self.ledger.text()}{found} ({self._file.path.name} names them by step)"

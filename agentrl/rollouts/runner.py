@@ -9,11 +9,12 @@ from typing import Protocol
 
 from agentrl.checks.report import Report
 from agentrl.engines.weights import SyncReport, Weights
-from agentrl.rollouts.contract import Audience, Rollout, Task
-from agentrl.rollouts.groups import EndedGroup, GroupWork, Log, Packed
+from agentrl.rollouts.contract import Rollout, Task
+from agentrl.rollouts.groups import EndedGroup, Log, Packed, PromptTask
 from agentrl.rollouts.journal import Journal
 from agentrl.system.loop_thread import LoopThread
 from agentrl.system.metrics import Metrics
+from agentrl.system.reporter import Reporter
 from agentrl.trajectory import Outline
 from agentrl.trajectory.sample import Sample
 
@@ -30,14 +31,14 @@ class RolloutRunner(Protocol):
     """
 
     loop: LoopThread
-    audience: Audience
+    reporter: Reporter
     run_dir: Path
     on_loss: Callable[[], object]
-    """Called on `loop` when groups cannot continue until `mend` is called."""
+    """Called on `loop` when groups cannot continue until `replace_dead_workers` is called."""
 
     @property
     def needs_weights(self) -> bool:
-        """The engine's memory is lent (`rest`): it generates nothing before the next `update_weights`."""
+        """The engine's memory is lent (`sleep`): it generates nothing before the next `update_weights`."""
         ...
 
     def run(
@@ -67,7 +68,7 @@ class RolloutRunner(Protocol):
         """
         ...
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Lend the engine's memory to the policy until `update_weights`, where the two share a device."""
         ...
 
@@ -79,22 +80,22 @@ class RolloutRunner(Protocol):
         """Take the findings of checks about trajectories and the engine's weights since the last call."""
         ...
 
-    def revive(self) -> None:
+    def restart_workers(self) -> None:
         """Replace workers that died while they were idle. Their weights must be sent again."""
         ...
 
     @property
-    def samples_on(self) -> bool:
+    def in_flight_updates(self) -> bool:
         """The engine is not held while the policy is updated: its processors and its memory are its own."""
         ...
 
     @property
     def is_broken(self) -> bool:
-        """A process died that `mend` is to replace."""
+        """A process died that `replace_dead_workers` is to replace."""
         ...
 
     async def run_group(
-        self, work: GroupWork, on_begin: Callable[[int], None], on_end: Callable[[], None], log: Log | None
+        self, work: PromptTask, on_begin: Callable[[int], None], on_end: Callable[[], None], log: Log | None
     ) -> EndedGroup:
         """Run and score a prompt's trajectories. Raises the error of tools that answer no call any more.
 
@@ -108,20 +109,20 @@ class RolloutRunner(Protocol):
         """Wait until groups whose `run_group` was cancelled have ended everywhere, and forget groups that had ended."""
         ...
 
-    async def hold(self) -> None:
+    async def pause(self) -> None:
         """Keep the engine from sampling; what it has sampled of running requests stays. Deadlines stand still."""
         ...
 
-    async def go_on(self) -> None:
-        """Let the engine sample again after `hold`."""
+    async def resume(self) -> None:
+        """Let the engine sample again after `pause`."""
         ...
 
-    async def release_weights(self) -> None:
+    async def lock_weights(self) -> None:
         """Read the weights that were last given no more, for they are about to change."""
         ...
 
-    async def offer_weights(self, weights: Weights, version: int) -> None:
-        """Allow, after `release_weights`, to read weights for processes that come back; others keep their weights."""
+    async def unlock_weights(self, weights: Weights, version: int) -> None:
+        """Allow, after `lock_weights`, to read weights for processes that come back; others keep their weights."""
         ...
 
     async def idle_seconds(self) -> float:
@@ -136,6 +137,6 @@ class RolloutRunner(Protocol):
         """Make the batch of groups that have ended, numbered from 0; groups that ended elsewhere are in the journal."""
         ...
 
-    def mend(self) -> None:
+    def replace_dead_workers(self) -> None:
         """Replace processes that died. Raises WorkerDied when that is not allowed any more."""
         ...

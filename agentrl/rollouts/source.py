@@ -26,9 +26,9 @@ __all__ = ["TakingTurns", "TrajectorySource"]  # plugins subclass TakingTurns
 class TrajectorySource(Protocol):
     """Source of the trajectories of each step.
 
-    One step calls, in this order: `next_batch`, `metrics`, `rest`, then, when the update is done, `publish` (if it made
-    weights, or the source `needs_weights`) and `updated`. Validation and checkpoints fall between two steps; `state`
-    may be called at any time. All calls come from one thread; each raises the errors of `RolloutRunner`.
+    One step calls, in this order: `next_batch`, `metrics`, `sleep`, then, when the update is done, `publish` (if it
+    made weights, or the source `needs_weights`) and `updated`. Validation and checkpoints fall between two steps;
+    `state` may be called at any time. All calls come from one thread; each raises the errors of `RolloutRunner`.
     """
 
     @property
@@ -63,7 +63,7 @@ class TrajectorySource(Protocol):
         """Write the reward model's part of rewards into the files of a rollout, whose outlines these are now."""
         ...
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Give up, until `publish`, the memory that the engine shares with the policy."""
         ...
 
@@ -106,9 +106,9 @@ class TrajectorySource(Protocol):
         ...
 
     def report(self) -> str | None:
-        """Report the prompts by fate at the run's end; None where there is nothing to report."""
+        """Report the prompts by status at the run's end; None where there is nothing to report."""
         ...
 
-    def revive(self) -> None:
+    def restart_workers(self) -> None:
         """Replace workers that died; `load_state` and `publish` follow."""
         ...

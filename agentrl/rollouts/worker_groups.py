@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from threading import Condition
 
-from agentrl.rollouts.groups import EndedGroup, GroupWork
+from agentrl.rollouts.groups import EndedGroup, PromptTask
 from agentrl.rollouts.local import LocalRollouts
 from agentrl.runtime.ray.rank import Failure
 from agentrl.system.answers import Entry
@@ -25,7 +25,7 @@ class GroupBegan:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class CallRecorded:
     """A trajectory of the group was answered something, or is about to ask."""
 
     key: int
@@ -59,7 +59,7 @@ class GroupFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class GroupEvents:
     """Answer of a worker that is asked for events."""
 
     events: Sequence[GroupEvent]
@@ -67,11 +67,11 @@ class Told:
     """Seconds in which its engine had nothing to do since it was asked before."""
 
 
-GroupEvent = GroupBegan | Answered | TrajectoryEnded | GroupEnded | GroupFailed
+GroupEvent = GroupBegan | CallRecorded | TrajectoryEnded | GroupEnded | GroupFailed
 
 
 @dataclass(frozen=True, slots=True)
-class ToldLog:
+class DriverLog:
     """Log of a group, which lies with the driver."""
 
     entries: Sequence[Entry]
@@ -97,17 +97,17 @@ class WorkerGroups:
         self._idle = 0.0
         """Seconds of an idle engine that were reported."""
 
-    def begin(self, key: int, work: GroupWork, entries: Sequence[Entry] | None) -> None:
+    def begin(self, key: int, work: PromptTask, entries: Sequence[Entry] | None) -> None:
         """Begin a group; `key` names it in its events. `entries`: of its `Log`; None: it has no log."""
         self._rollouts.loop.call_soon(partial(self._begin, key, work, entries))
 
-    def events(self, seconds: float) -> Told:
+    def events(self, seconds: float) -> GroupEvents:
         """Take the events since the last call, in order; wait at most `seconds` for the first."""
         with self._some:
             self._some.wait_for(lambda: self._events, seconds)
             events, self._events = self._events, []
         before, self._idle = self._idle, self._rollouts.idle.total
-        return Told(events, self._idle - before)
+        return GroupEvents(events, self._idle - before)
 
     def stop(self) -> None:
         """End all groups, and wait until they have ended. Later events are not reported."""
@@ -121,22 +121,22 @@ class WorkerGroups:
         with self._some:
             self._events.clear()
 
-    def _begin(self, key: int, work: GroupWork, entries: Sequence[Entry] | None) -> None:
+    def _begin(self, key: int, work: PromptTask, entries: Sequence[Entry] | None) -> None:
         self._tasks[key] = asyncio.create_task(self._run(key, work, entries))
         if self._watching is None:
             self._watching = asyncio.create_task(self._rollouts.watch(lambda: self._ends, "rollouts"))
 
-    async def _run(self, key: int, work: GroupWork, entries: Sequence[Entry] | None) -> None:
-        log = None if entries is None else ToldLog(entries, lambda entry: self._tell(Answered(key, entry)))
+    async def _run(self, key: int, work: PromptTask, entries: Sequence[Entry] | None) -> None:
+        log = None if entries is None else DriverLog(entries, lambda entry: self._emit(CallRecorded(key, entry)))
         try:
             with leaked_cancellation_fails(f"prompt {work.ordinal}"):
                 ended = await self._rollouts.run_group(
-                    work, lambda version: self._tell(GroupBegan(key, version)), lambda: self._trajectory_ended(key), log
+                    work, lambda version: self._emit(GroupBegan(key, version)), lambda: self._trajectory_ended(key), log
                 )
-            trajectories = self._rollouts.hand_over(work.ordinal)
-            self._tell(GroupEnded(key, ended, trajectories if ended.record is None else None))
+            trajectories = self._rollouts.pop_group(work.ordinal)
+            self._emit(GroupEnded(key, ended, trajectories if ended.record is None else None))
         except Exception as error:
-            self._tell(GroupFailed(key, Failure.of(error)))
+            self._emit(GroupFailed(key, Failure.of(error)))
         finally:
             del self._tasks[key]
             if not self._tasks and self._watching is not None:
@@ -145,9 +145,9 @@ class WorkerGroups:
 
     def _trajectory_ended(self, key: int) -> None:
         self._ends += 1
-        self._tell(TrajectoryEnded(key))
+        self._emit(TrajectoryEnded(key))
 
-    def _tell(self, event: GroupEvent) -> None:
+    def _emit(self, event: GroupEvent) -> None:
         with self._some:
             self._events.append(event)
             self._some.notify()

@@ -54,7 +54,7 @@ class within:
             self._left = self._end - asyncio.get_running_loop().time()
             self._reschedule(None)
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         self._waiting -= 1
         if not self._waiting:
             self._end = asyncio.get_running_loop().time() + self._left
@@ -91,7 +91,7 @@ def paused_deadlines() -> Iterator[None]:
         yield
     finally:
         for one in stopped:
-            one._go_on()
+            one._resume()
 
 
 class Clock:
@@ -107,7 +107,7 @@ class Clock:
         return _Timeout(self._left, seconds, is_stopped=self._is_stopped)
 
     def stop(self) -> None:
-        """Let no deadline pass until `go_on`."""
+        """Let no deadline pass until `resume`."""
         if self._is_stopped:
             return
         self._is_stopped, now = True, asyncio.get_running_loop().time()
@@ -117,7 +117,7 @@ class Clock:
                 self._left[timeout] = when - now
                 timeout.reschedule(None)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Give each deadline the time that it had left at `stop`."""
         if not self._is_stopped:
             return

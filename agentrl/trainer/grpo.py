@@ -296,7 +296,7 @@ class Trainer:
         """
 
         def go_back_to(path: Path | None) -> None:
-            self.source.revive()
+            self.source.restart_workers()
             self.begin_again() if path is None else self.load(path)
             if not self.config.trainer.val_only:
                 self.tracker.truncate_after(self.step)
@@ -414,7 +414,7 @@ class Trainer:
             show = frequency > 0 and (self.step - 1) % frequency == 0
             rollout = self.source.next_batch(self.step, show=show)
         metrics = self.source.metrics()
-        self.source.rest()
+        self.source.sleep()
         self.show(rollout.shown, "train")
         return rollout, metrics
 

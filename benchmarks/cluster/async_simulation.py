@@ -3,10 +3,10 @@
     python -m benchmarks.cluster.async_simulation --nodes 8 --prompts 512 --steps 12
     python -m benchmarks.cluster.async_simulation --help
 
-Which prompts begin and which batch takes them is decided by the trainer's own flow (`agentrl/rollouts/flow.py`), which
-server runs a request by its own router. Servers, trajectories and the arithmetic of an update are those of
-`step_simulation.py`; with GPUs of their own for rollouts, each way is tried with several divisions of the GPUs and the
-fastest is shown. No GPU is needed, and none has been asked.
+Which prompts begin and which batch takes them is decided by the trainer's own schedule
+(`agentrl/rollouts/staleness_scheduler.py`), which server runs a request by its own router. Servers, trajectories and
+the arithmetic of an update are those of `step_simulation.py`; with GPUs of their own for rollouts, each way is tried
+with several divisions of the GPUs and the fastest is shown. No GPU is needed, and none has been asked.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agentrl.engines.servers.router import Router
-from agentrl.rollouts.flow import Flow, Outcome, Settings, Wait
+from agentrl.rollouts.staleness_scheduler import GroupStatus, NotReady, Settings, StalenessScheduler
 from agentrl.trajectory.staleness import staleness
 from benchmarks.cluster.simulated_servers import Clock, Request, Session, SimulatedServer, Speed
 from benchmarks.cluster.step_simulation import Trajectories, add_options, made, shape_of
@@ -134,7 +134,9 @@ class Simulation:
         self._speed = training.speed()
         self._wanted, self._steps = plan.prompts, steps
         begun = round(plan.prompts / (1 - way.discarded))
-        self._flow = Flow(Settings(begun, steps + way.depth + 1, way.bound, way.depth, way.publish_every))
+        self._schedule = StalenessScheduler(
+            Settings(begun, steps + way.depth + 1, way.bound, way.depth, way.publish_every)
+        )
         self._clock, self._router = Clock(), Router()
         self._fleet = {
             f"server {number}": SimulatedServer(f"server {number}", self._clock, self._speed, 0)
@@ -149,12 +151,12 @@ class Simulation:
         self._tokens, self._updates = list[int](), list[float]()
         """By step: tokens that it trains on; seconds of its update."""
         self._publishing = False
-        self._full: Flow | None = None
+        self._full: StalenessScheduler | None = None
         """State in which nothing more was admitted: asked again when it changes."""
         self._needed = frozenset[int]()
         """Prompts one of which has to end before there is a batch; empty: not known."""
         self.trained: dict[int, bool] = {}
-        """By ordinal, of all prompts whose fate is known."""
+        """By ordinal, of all prompts whose status is known."""
         self.alone: dict[int, float] = {}
 
     def run(self) -> None:
@@ -186,20 +188,20 @@ class Simulation:
         )
 
     def _admit(self) -> None:
-        while self._flow is not self._full and self._flow.can_admit:
-            ordinal, self._needed = self._flow.next_ordinal, frozenset()
-            self._flow = self._flow.admit()
+        while self._schedule is not self._full and self._schedule.can_admit:
+            ordinal, self._needed = self._schedule.next_ordinal, frozenset()
+            self._schedule = self._schedule.admit()
             sessions = self._draw(ordinal)
             self.alone[ordinal] = alone = max(self._seconds_alone(session) for session in sessions)
             self._prompts[ordinal] = Prompt(sessions, len(sessions), alone)
             self._queue.extend(sessions)
-        self._full = self._flow
+        self._full = self._schedule
         while self._queue and len(self._running) < self._training.plan.concurrent:
             session = self._queue.popleft()
             if self._prompts[session.group].left == len(self._prompts[session.group].sessions) and not any(
                 id(one) in self._running for one in self._prompts[session.group].sessions
             ):
-                self._flow, self._needed = self._flow.begin(session.group), frozenset()
+                self._schedule, self._needed = self._schedule.begin(session.group), frozenset()
             self._running.add(id(session))
             self._ask(session)
 
@@ -210,7 +212,7 @@ class Simulation:
         if id(session) not in self._running:
             return
         name = self._router.route(session.name)
-        self._prompts[session.group].tokens.append((self._flow.served, session.answers[session.turn]))
+        self._prompts[session.group].tokens.append((self._schedule.served, session.answers[session.turn]))
         self._fleet[name].submit(Request(session, self._clock.now, lambda request: self._answered(request, name)))
 
     def _answered(self, request: Request, name: str) -> None:
@@ -224,8 +226,8 @@ class Simulation:
         prompt = self._prompts[session.group]
         prompt.left -= 1
         if not prompt.left:
-            self._flow, _ = self._flow.finish(session.group, Outcome.SCORED, None)
-            if self._way.discarded and len(self._flow.ready) == self._wanted:
+            self._schedule, _ = self._schedule.finish(session.group, GroupStatus.SCORED, None)
+            if self._way.discarded and len(self._schedule.ready) == self._wanted:
                 self._discard()
             if not self._needed or session.group in self._needed:
                 self._take()
@@ -239,24 +241,31 @@ class Simulation:
         self._router.set_serving(self._fleet)
         self._running.clear()
         self._queue.clear()
-        for group in self._flow.groups:
+        for group in self._schedule.groups:
             if group.outcome is None:
-                self._flow, _ = self._flow.finish(group.ordinal, Outcome.TIMEOUT, None)
+                self._schedule, _ = self._schedule.finish(group.ordinal, GroupStatus.TIMEOUT, None)
 
     def _take(self) -> None:
-        flow = self._flow
-        if flow.updating or self._publishing or len(self._ends) > self._steps or flow.step >= flow.settings.last_step:
+        schedule = self._schedule
+        if (
+            schedule.updating
+            or self._publishing
+            or len(self._ends) > self._steps
+            or schedule.step >= schedule.settings.last_step
+        ):
             return
-        batch = flow.take()
-        if isinstance(batch, Wait):
+        batch = schedule.take()
+        if isinstance(batch, NotReady):
             self._needed = frozenset(batch.ordinals)
             return
-        trained = [one for one, fate in batch.fates.items() if fate == "trained"]
-        self.trained |= {one: one in trained for one in batch.fates}
-        prompts = [self._prompts.pop(one) for one in batch.fates]
+        trained = [one for one, status in batch.statuses.items() if status == "trained"]
+        self.trained |= {one: one in trained for one in batch.statuses}
+        prompts = [self._prompts.pop(one) for one in batch.statuses]
         sessions = [session for prompt in prompts if not prompt.left for session in prompt.sessions]
-        self._stale += [(staleness(version, flow.version), count) for one in prompts for version, count in one.tokens]
-        self._flow = batch.flow
+        self._stale += [
+            (staleness(version, schedule.version), count) for one in prompts for version, count in one.tokens
+        ]
+        self._schedule = batch.schedule
         if self._way.shared:
             for server in self._fleet.values():
                 server.hold()
@@ -268,8 +277,8 @@ class Simulation:
         self._clock.after(self._updates[-1], self._updated)
 
     def _updated(self) -> None:
-        self._flow = self._flow.updated(self._flow.version + 1)
-        if self._flow.publish_is_due or self._way.shared:
+        self._schedule = self._schedule.updated(self._schedule.version + 1)
+        if self._schedule.publish_is_due or self._way.shared:
             servers, self._publishing = list(self._fleet.values()), True
             rolling = bool(self._way.bound) and not self._way.shared and len(servers) > 1
             self._send([servers[::2], servers[1::2]] if rolling else [servers])
@@ -282,7 +291,7 @@ class Simulation:
         It does not wait for the contexts that servers compute anew.
         """
         if not parts:
-            self._flow, self._publishing = self._flow.publish(), False
+            self._schedule, self._publishing = self._schedule.publish(), False
             self._next_step()
             return
         seconds = self._training.sync().seconds

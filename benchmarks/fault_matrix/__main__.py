@@ -3,7 +3,7 @@
     python -m benchmarks.fault_matrix --out runs/faults [--only NAME ...] [--loops react] [--slow] [--document]
 
 Every cell is a training of the real command with a tiny policy that meets one fault. Afterwards its files are judged:
-each prompt is in one step, with all its trajectories, and has one fate in the ledger; no score is of a fault, and
+each prompt is in one step, with all its trajectories, and has one status in the ledger; no score is of a fault, and
 nothing that failed is trained on; log-probs, advantages, gradient and weights are those that plain torch makes of the
 recorded trajectories. A cell that a fault ends goes on by the same command. What has passed is not run again.
 

@@ -481,10 +481,10 @@ def process_signalled(kind: str, stage: str, number: int, folder: Path) -> None:
     """Have a process of Ray's signalled where a stage of the second step begins; a moment later where it is long."""
     import psutil
 
-    import agentrl.rollouts.ray
     import agentrl.rollouts.ray_groups
+    import agentrl.rollouts.ray_workers
 
-    for module in (agentrl.rollouts.ray, agentrl.rollouts.ray_groups):  # of one that is stopped
+    for module in (agentrl.rollouts.ray_workers, agentrl.rollouts.ray_groups):  # of one that is stopped
         patch.multiple(module, SILENT_TOLD=1.0, SILENT_FOR=5.0).start()
 
     def meet() -> None:

@@ -61,18 +61,18 @@ def lost(run: Path, steps: Sequence[Sequence[Mapping[str, Any]]], bound: int) ->
 
 
 def ledger_problems(run: Path) -> list[str]:
-    """Count the fates in the ledger: one for each prompt, of a batch for each step."""
+    """Count the statuses in the ledger: one for each prompt, of a batch for each step."""
     batches = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
     found: Counter[int] = Counter()
     for batch in batches:
-        for fate, spans in batch.items():
-            if fate not in ("step", "version"):
+        for status, spans in batch.items():
+            if status not in ("step", "version"):
                 found.update(one for first, end in spans for one in range(first, end))
     problems = []
     if [batch["step"] for batch in batches] != list(range(1, STEPS + 1)):
         problems.append(f"the ledger has the steps {[batch['step'] for batch in batches]}")
     if found != Counter(range(PROMPTS * STEPS)):
-        problems.append(f"the ledger's fates are {dict(found)}; expected one for each of {PROMPTS * STEPS} prompts")
+        problems.append(f"the ledger's statuses are {dict(found)}; expected one for each of {PROMPTS * STEPS} prompts")
     return problems
 
 

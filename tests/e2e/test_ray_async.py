@@ -178,11 +178,11 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(apart: Overrides, 
 
 IMPATIENT = """
 import sys
-import agentrl.rollouts.ray
 import agentrl.rollouts.ray_groups
+import agentrl.rollouts.ray_workers
 from agentrl.train import main
 
-for module in (agentrl.rollouts.ray, agentrl.rollouts.ray_groups):
+for module in (agentrl.rollouts.ray_workers, agentrl.rollouts.ray_groups):
     module.SILENT_TOLD, module.SILENT_FOR = 2.0, 8.0
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

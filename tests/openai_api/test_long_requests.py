@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from agentrl.agent_loop.privilege import with_privilege
+from agentrl.agent_loop.teacher_context import with_teacher_context
 from agentrl.chat import Chat
 from agentrl.openai_api.completion import Completion
 from agentrl.system import threads
@@ -163,7 +163,7 @@ async def test_others_are_answered_while_a_teachers_prompt_is_rendered(
     monkeypatch.setattr(chat, "render", slow)
     async with scripted(chat, lambda session, turn: "ok") as (service, engine), service.session() as open:
         episode = open.session.episode
-        episode.context = replace(episode.context, privilege=lambda _: told)
+        episode.context = replace(episode.context, teacher_context=lambda _: told)
         call = asyncio.create_task(open.say([QUESTION]))
         assert await asyncio.to_thread(begun.wait, 60)
         async with service.session() as other:
@@ -178,7 +178,7 @@ async def test_others_are_answered_while_a_teachers_prompt_is_rendered(
         else:
             assert (await call).choices[0].message.content == "ok"
             (transcript,) = open.trajectory.transcripts
-            assert transcript.teacher_prompt == render(with_privilege([QUESTION], told))
+            assert transcript.teacher_prompt == render(with_teacher_context([QUESTION], told))
 
 
 async def test_a_long_prompt_is_not_remembered(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:

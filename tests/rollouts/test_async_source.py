@@ -31,16 +31,17 @@ from agentrl.model.packed import load_model
 from agentrl.quickstart.tiny_policy import make_tiny_policy
 from agentrl.rollouts.async_source import AsyncSource
 from agentrl.rollouts.context import load_chat, load_context, open_rows
-from agentrl.rollouts.contract import Progress, Rollout, training, validation
-from agentrl.rollouts.flow import Fate, Settings
+from agentrl.rollouts.contract import Rollout, training, validation
 from agentrl.rollouts.ledger import LedgerFile, RecordedBatch
 from agentrl.rollouts.local import LocalRollouts, open_local_rollouts
 from agentrl.rollouts.objects import UserObjects
 from agentrl.rollouts.record import Record
 from agentrl.rollouts.source import TrajectorySource
+from agentrl.rollouts.staleness_scheduler import PromptStatus, Settings
 from agentrl.system.answers import Entry
 from agentrl.system.deadline import Clock
 from agentrl.system.json_value import JSON, as_mapping
+from agentrl.system.reporter import Progress
 from agentrl.trajectory import Status
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.trajectory.parquet import read_trajectories
@@ -51,7 +52,7 @@ B, N = 3, 2
 
 
 class Silent:
-    """An audience that only keeps warnings."""
+    """An reporter that only keeps warnings."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
@@ -145,8 +146,8 @@ class Bench:
 
     @property
     def notes(self) -> list[str]:
-        assert isinstance(self.rollouts.audience, Silent)
-        return self.rollouts.audience.notes
+        assert isinstance(self.rollouts.reporter, Silent)
+        return self.rollouts.reporter.notes
 
     def samples(self, count: int) -> list[Sample]:
         return [self.dataset[n] for n in range(count)]
@@ -155,7 +156,7 @@ class Bench:
         """What the trainer asks of a source in one step."""
         made = self.source.next_batch(step)
         self.source.metrics()
-        self.source.rest()
+        self.source.sleep()
         assert made.batch is not None
         self.batches.append(made.batch.load())
         self.uids.append([one.uid for one in made.outlines])
@@ -309,7 +310,7 @@ def test_no_token_is_above_the_bound_and_every_prompt_has_one_fate(
     assert any(len(ages) > 1 for ages in stale), "some trajectories went on under further weights"
     prompts = [uid.rsplit("/", 1)[0] for uids in bench.uids for uid in uids[::N]]
     assert sorted(prompts) == sorted({f"train/{step}/{i}" for step in range(1, 7) for i in range(B)})
-    assert counts[Fate.TRAINED] == 6 * B and sum(counts.values()) == 6 * B
+    assert counts[PromptStatus.TRAINED] == 6 * B and sum(counts.values()) == 6 * B
     spread = [b.version[b.mask] for b in bench.batches]
     assert any(len(versions.unique()) > 1 for versions in spread)
     assert all(b.group.unique().tolist() == list(range(B)) for b in bench.batches)
@@ -360,17 +361,19 @@ def test_a_step_that_changes_nothing_wakes_the_engine_with_the_weights_of_before
         for step in range(1, 5):
             bench.step(step, changes=step % 2 == 0)
         versions = [sorted({*b.version[b.mask].tolist()}) for b in bench.batches]
-        assert bench.own.record.ledger.counts[Fate.TRAINED] == 4 * B
+        assert bench.own.record.ledger.counts[PromptStatus.TRAINED] == 4 * B
     assert versions[-1][-1] == 1 and bench.version == 2
 
 
 def test_closed_while_the_engine_is_asleep(opened: Opened) -> None:
     with opened(2, 2, freed=True) as bench:
         bench.source.next_batch(1)
-        bench.source.rest()
+        bench.source.sleep()
         assert bench.source.needs_weights and bench.own._running
     counts = bench.own.record.ledger.counts
-    assert (counts[Fate.TRAINED], counts[Fate.CANCELLED]) == (B, counts.total() - B) and counts[Fate.CANCELLED]
+    assert (counts[PromptStatus.TRAINED], counts[PromptStatus.CANCELLED]) == (B, counts.total() - B) and counts[
+        PromptStatus.CANCELLED
+    ]
 
 
 def test_a_validation_is_by_the_weights_of_its_step_alone(opened: Opened) -> None:
@@ -378,7 +381,7 @@ def test_a_validation_is_by_the_weights_of_its_step_alone(opened: Opened) -> Non
         samples = bench.samples(3)
         for step in range(1, 3):
             bench.step(step)
-        assert bench.own.flow.served == 0, "every third version is published"
+        assert bench.own.schedule.served == 0, "every third version is published"
         rollouts = bench.rollouts
         running = dict(bench.own._running)
         bench.source.validate(samples, 2, greedy=False)
@@ -388,22 +391,22 @@ def test_a_validation_is_by_the_weights_of_its_step_alone(opened: Opened) -> Non
         assert bench.own._running.keys() == running.keys(), "none began meanwhile, and none is lost"
         for step in range(3, 7):
             bench.step(step)
-        assert bench.own.record.ledger.counts[Fate.TRAINED] == 6 * B
+        assert bench.own.record.ledger.counts[PromptStatus.TRAINED] == 6 * B
 
 
 @pytest.mark.parametrize("changes", [True, False])
 def test_asking_for_the_state_changes_nothing(opened: Opened, changes: bool) -> None:
     with opened(1, 1) as bench:
         made = bench.source.next_batch(1)
-        flow = bench.own.flow
-        assert bench.source.state() == bench.source.state() and bench.own.flow is flow
-        assert flow.updating, "the update of step 1 has not ended"
+        schedule = bench.own.schedule
+        assert bench.source.state() == bench.source.state() and bench.own.schedule is schedule
+        assert schedule.updating, "the update of step 1 has not ended"
         if changes:
             bench.version = 1
             bench.change()
             bench.source.publish(bench.weights(), 1)
         bench.source.updated(made.outlines)
-        ended = bench.own.flow
+        ended = bench.own.schedule
         assert (ended.version, ended.served, ended.updating) == (changes, changes, False)
         state = bench.source.state()
         assert state == bench.source.state() and as_mapping(state["flow"])["updating"] is False
@@ -417,7 +420,7 @@ def test_without_a_journal_what_was_begun_begins_anew(opened: Opened, config: Co
             bench.step(step)
         state: dict[str, JSON] = {"step": 3, "version": 3, **bench.source.state()}
         version = bench.version
-        assert bench.own.flow.groups, "some were begun"
+        assert bench.own.schedule.groups, "some were begun"
     with opened(2, 2, steps=6, folder="elsewhere") as resumed:
         for loaded, begin in ((first, 0), (state, version)):
             resumed.version = begin
@@ -428,8 +431,8 @@ def test_without_a_journal_what_was_begun_begins_anew(opened: Opened, config: Co
         rollouts, loader = resumed.rollouts, make_loader(resumed.dataset, config.data)
         with pytest.raises(DataError, match=r"prompts that were begun .* async_training.max_staleness=1 or more"):
             AsyncSource(config, loader, rollouts).load_state(state)
-        flow = as_mapping(state["flow"])
-        more = {**flow, "groups": [[ordinal, 3, None] for ordinal in range(7)]}
+        schedule = as_mapping(state["flow"])
+        more = {**schedule, "groups": [[ordinal, 3, None] for ordinal in range(7)]}
         with pytest.raises(DataError, match=r"holds 7 prompts .* async_training.depth=1 at most 6 may be"):
             AsyncSource(config, loader, rollouts, Settings(B, 6, 1, 1)).load_state({**state, "flow": more})
     assert_each_once(bench.uids + resumed.uids, 6)
@@ -463,10 +466,10 @@ def test_groups_that_teach_nothing_are_replaced(opened: Opened, tmp_path: Path, 
     for made in bench.scores:
         assert all(one != other for one, other in zip(made[::N], made[1::N], strict=True))
     assert max(map(max, bench.staleness())) <= bound
-    assert counts[Fate.TRAINED] == 5 * B and counts[Fate.FILTERED] > 0
-    fates = [one for line in lines for one in line.fates]
-    assert len(fates) == len(set(fates)) == counts.total()
-    assert [sum(fate is Fate.TRAINED for fate in line.fates.values()) for line in lines] == [B] * 5
+    assert counts[PromptStatus.TRAINED] == 5 * B and counts[PromptStatus.FILTERED] > 0
+    statuses = [one for line in lines for one in line.statuses]
+    assert len(statuses) == len(set(statuses)) == counts.total()
+    assert [sum(status is PromptStatus.TRAINED for status in line.statuses.values()) for line in lines] == [B] * 5
     with opened(bound, depth, steps=5, refill=99, scorer=rarely, folder="killed") as resumed:
         resumed.goes_on(state, 2)
         for step in range(3, 6):
@@ -474,9 +477,9 @@ def test_groups_that_teach_nothing_are_replaced(opened: Opened, tmp_path: Path, 
         again = LedgerFile(tmp_path / "killed").read()
         ledger = resumed.own.record.ledger
     assert resumed.uids[0] == bench.uids[2] and equal(resumed.batches[0], bench.batches[2])
-    assert again[:3] == lines[:3] and ledger.counts[Fate.TRAINED] == 5 * B
-    fates = [one for line in again for one in line.fates]
-    assert len(fates) == len(set(fates)) == ledger.counts.total()
+    assert again[:3] == lines[:3] and ledger.counts[PromptStatus.TRAINED] == 5 * B
+    statuses = [one for line in again for one in line.statuses]
+    assert len(statuses) == len(set(statuses)) == ledger.counts.total()
     assert max(map(max, resumed.staleness(after=2))) <= bound
 
 
@@ -486,7 +489,7 @@ def test_too_many_replaced_groups_end_the_run_with_what_to_do(opened: Opened) ->
             bench.step(1)
         assert not bench.own._running
         counts = bench.own.record.ledger.counts
-        assert counts[Fate.FILTERED] == 5 and counts.total() == bench.own.flow.next_ordinal
+        assert counts[PromptStatus.FILTERED] == 5 and counts.total() == bench.own.schedule.next_ordinal
 
 
 def killed(bench: Bench, folder: Path, cut: int) -> None:
@@ -675,10 +678,10 @@ class Flying(EmbeddedEngine):
         self.asked.append("compare")
         return await super().differences(sent, names)
 
-    async def release_weights(self) -> None:
+    async def lock_weights(self) -> None:
         self.asked.append("release")
 
-    async def offer_weights(self, weights: Weights, version: int) -> None:
+    async def unlock_weights(self, weights: Weights, version: int) -> None:
         self.asked.append(f"offer {version}")
 
 
@@ -721,7 +724,7 @@ def test_what_began_between_two_kills_goes_on_after_the_second(opened: Opened, t
                 bench.step(2)
                 state |= {"step": 2, "version": 2, **bench.source.state()}
                 bench.source.saved()
-                assert [one.ordinal for one in bench.own.flow.groups] == list(range(6, 12))
+                assert [one.ordinal for one in bench.own.schedule.groups] == list(range(6, 12))
             else:
                 bench.goes_on(state, 2)
             for step in range(3, last + 1):
@@ -741,7 +744,7 @@ def test_an_engine_with_devices_of_its_own_samples_while_the_policy_is_updated(o
     with opened(2, 2, every=2, steps=7) as bench:
         asked = flying(bench)
         # Nothing would end if the engine were held.
-        bench.until = lambda: all(one.outcome is not None for one in bench.own.flow.groups)
+        bench.until = lambda: all(one.outcome is not None for one in bench.own.schedule.groups)
         sampled = []
         for step in range(1, 8):
             bench.step(step, changes=step != 3)
@@ -750,7 +753,7 @@ def test_an_engine_with_devices_of_its_own_samples_while_the_policy_is_updated(o
         metrics = bench.own._numbers
     assert not any(sampled), "it is never held"
     assert_each_once(bench.uids, 7)
-    assert counts[Fate.TRAINED] == 7 * B
+    assert counts[PromptStatus.TRAINED] == 7 * B
     made = [0, 1, 2, 2, 3, 4, 5]
     ages = [{v - one for one in b.version[b.mask].tolist()} for v, b in zip(made, bench.batches, strict=True)]
     assert max(map(max, ages)) == 2, "as stale as they may be: an update waits until all that was begun has ended"
@@ -766,7 +769,7 @@ def test_rows_that_are_others_now_are_named(opened: Opened, tmp_path: Path) -> N
     with opened(2, 2, steps=6) as bench:
         bench.step(1)
         state: dict[str, JSON] = {"step": 1, "version": 1, **bench.source.state()}
-        begun = sorted(group.ordinal for group in bench.own.flow.groups)
+        begun = sorted(group.ordinal for group in bench.own.schedule.groups)
     table = pq.read_table(tmp_path / "rows.parquet").to_pylist()
     for row in table:
         row["prompt"][0]["content"] = row["prompt"][0]["content"].replace("2?", "3?")
@@ -808,7 +811,7 @@ def test_a_full_disk_at_the_ledger_is_told(opened: Opened, monkeypatch: pytest.M
     with opened(1, 1) as bench:
         with pytest.raises(TrainingError, match="the disk is full"):
             bench.step(1)
-        assert bench.own.record.ledger.counts == {Fate.CANCELLED: 2 * B}
+        assert bench.own.record.ledger.counts == {PromptStatus.CANCELLED: 2 * B}
 
 
 @pytest.mark.parametrize("every", [1, 2])
@@ -874,10 +877,10 @@ def test_where_the_ledger_lost_its_last_lines_nothing_of_later_weights_is_traine
         flying(resumed)
         resumed.goes_on(state, 2)
         for step in range(3, 10):
-            version = resumed.own.flow.version
+            version = resumed.own.schedule.version
             resumed.step(step)
             assert int(resumed.batches[-1].version.max()) <= version, "by weights that this run has not made"
-        assert resumed.own.record.ledger.counts[Fate.TRAINED] == 9 * B
+        assert resumed.own.record.ledger.counts[PromptStatus.TRAINED] == 9 * B
 
 
 def test_an_error_of_a_users_code_ends_all_and_is_raised(opened: Opened) -> None:
@@ -898,4 +901,4 @@ def test_an_error_of_a_users_code_ends_all_and_is_raised(opened: Opened) -> None
         assert not bench.own._running
         assert not bench.rollouts.scheduler.running
         assert len(set(ended)) == len(ended)
-        assert bench.own.flow.groups == () and bench.own.record.ledger.counts[Fate.CANCELLED]
+        assert bench.own.schedule.groups == () and bench.own.record.ledger.counts[PromptStatus.CANCELLED]

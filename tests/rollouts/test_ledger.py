@@ -1,4 +1,4 @@
-"""Fates and the journal: each prompt once, of bounded size, whatever a kill or a full disk leaves."""
+"""Statuses and the journal: each prompt once, of bounded size, whatever a kill or a full disk leaves."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import DataError
-from agentrl.rollouts.flow import Fate, Flow, Outcome, Settings
 from agentrl.rollouts.journal import Journal, identity, record_of, trajectories_in
 from agentrl.rollouts.ledger import Ledger, LedgerFile, RecordedBatch
 from agentrl.rollouts.record import Record
+from agentrl.rollouts.staleness_scheduler import GroupStatus, PromptStatus, Settings, StalenessScheduler
 from agentrl.system.answers import Entry, Kind
 from agentrl.system.json_value import as_mapping
 from agentrl.trajectory import Status, Trajectory, Transcript, Turn, VersionSpan
@@ -29,11 +29,11 @@ SAMPLE = Sample([{"role": "user", "content": "What is 1 + 2?"}], "x", "single_tu
 
 def test_a_prompt_has_one_fate() -> None:
     ledger = Ledger()
-    ledger.settle({1: Fate.TRAINED})
+    ledger.settle({1: PromptStatus.TRAINED})
     for again in (1, 0):
-        ledger.settle({0: Fate.FAILED}) if again == 0 else None
-        with pytest.raises(RuntimeError, match=f"prompts {again} have a fate already"):
-            ledger.settle({again: Fate.TRAINED, 5: Fate.TRAINED})
+        ledger.settle({0: PromptStatus.FAILED}) if again == 0 else None
+        with pytest.raises(RuntimeError, match=f"prompts {again} have a status already"):
+            ledger.settle({again: PromptStatus.TRAINED, 5: PromptStatus.TRAINED})
     assert (ledger.before, ledger.later) == (2, {})
     assert ledger.text() == "2 prompts, each once: 1 trained, 1 failed"
 
@@ -42,7 +42,7 @@ def test_a_prompt_has_one_fate() -> None:
 def test_it_is_bounded_and_comes_back_as_it_was(order: list[int], ended: int) -> None:
     ledger = Ledger(1000, 1000)
     for one in order[:ended]:
-        ledger.settle({1000 + one: Fate.FAILED if one % 7 == 0 else Fate.TRAINED})
+        ledger.settle({1000 + one: PromptStatus.FAILED if one % 7 == 0 else PromptStatus.TRAINED})
     begun = [1000 + one for one in order[ended:]]
     assert min([*ledger.later, *begun], default=1040) >= min(begun, default=1040)
     again = Ledger.load(as_mapping(json.loads(json.dumps(ledger.state()))))
@@ -54,14 +54,14 @@ def test_it_is_bounded_and_comes_back_as_it_was(order: list[int], ended: int) ->
         with pytest.raises(DataError, match=r"were never drawn"):
             again.check(begun, max(begun))
     if ended:
-        with pytest.raises(DataError, match=rf"prompts {1000 + order[0]} have a final fate and are to be trained on"):
+        with pytest.raises(DataError, match=rf"prompts {1000 + order[0]} have a final status and are to be trained on"):
             again.check([*begun, 1000 + order[0]], 1040)
 
 
 def test_what_a_checkpoint_holds_does_not_grow() -> None:
     ledger, sizes = Ledger(), []
     for step in range(1000):
-        ledger.settle({8 * step + one: Fate.FAILED if one == 3 else Fate.TRAINED for one in range(8)})
+        ledger.settle({8 * step + one: PromptStatus.FAILED if one == 3 else PromptStatus.TRAINED for one in range(8)})
         sizes.append(len(json.dumps(ledger.state())))
     assert max(sizes) < sizes[0] + 12
 
@@ -70,8 +70,8 @@ def test_lines_of_the_ledger(tmp_path: Path) -> None:
     file = LedgerFile(tmp_path)
     assert file.read() == []
     batches = [
-        RecordedBatch(1, 0, {0: Fate.TRAINED, 1: Fate.FAILED, 2: Fate.TRAINED}),
-        RecordedBatch(2, 1, {3: Fate.TRAINED, 4: Fate.TRAINED}),
+        RecordedBatch(1, 0, {0: PromptStatus.TRAINED, 1: PromptStatus.FAILED, 2: PromptStatus.TRAINED}),
+        RecordedBatch(2, 1, {3: PromptStatus.TRAINED, 4: PromptStatus.TRAINED}),
     ]
     for batch in batches:
         file.add(batch)
@@ -110,31 +110,38 @@ def test_spans_of_any_length_are_bounded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("batches", "said"),
     [
-        ([{2: Fate.TRAINED}], "step 4: .* prompts 2, which have a fate already"),
-        ([{3: Fate.TRAINED}, {3: Fate.FAILED}], "step 5: .* prompts 3, which have a fate already"),
-        ([{3: Fate.TRAINED}, {-1: Fate.TRAINED}], "step 5: .* prompts -1, which have a fate already"),
-        ([{3: Fate.TRAINED, 10**12: Fate.TRAINED}], "steps from 4 on: .* next one is 3, found prompts 1000000000000"),
+        ([{2: PromptStatus.TRAINED}], "step 4: .* prompts 2, which have a status already"),
+        ([{3: PromptStatus.TRAINED}, {3: PromptStatus.FAILED}], "step 5: .* prompts 3, which have a status already"),
+        ([{3: PromptStatus.TRAINED}, {-1: PromptStatus.TRAINED}], "step 5: .* prompts -1, which have a status already"),
+        (
+            [{3: PromptStatus.TRAINED, 10**12: PromptStatus.TRAINED}],
+            "steps from 4 on: .* next one is 3, found prompts 1000000000000",
+        ),
     ],
 )
-def test_batches_that_no_run_took_are_refused(tmp_path: Path, batches: list[dict[int, Fate]], said: str) -> None:
-    flow = Flow(Settings(1, 9, max_staleness=1, depth=1), step=3, version=3, served=3, next_ordinal=3)
+def test_batches_that_no_run_took_are_refused(
+    tmp_path: Path, batches: list[dict[int, PromptStatus]], said: str
+) -> None:
+    schedule = StalenessScheduler(Settings(1, 9, max_staleness=1, depth=1), step=3, version=3, served=3, next_ordinal=3)
     ledger = Ledger()
-    ledger.settle(dict.fromkeys(range(3), Fate.TRAINED))
-    for step, fates in enumerate(batches, start=4):
-        LedgerFile(tmp_path).add(RecordedBatch(step, step - 1, fates))
+    ledger.settle(dict.fromkeys(range(3), PromptStatus.TRAINED))
+    for step, statuses in enumerate(batches, start=4):
+        LedgerFile(tmp_path).add(RecordedBatch(step, step - 1, statuses))
     with pytest.raises(DataError, match=rf"ledger.jsonl, {said}.* Remove the file"):
-        Record(tmp_path, "key", pytest.fail).load({"ledger": ledger.state()}, flow)
+        Record(tmp_path, "key", pytest.fail).load({"ledger": ledger.state()}, schedule)
 
 
 def test_a_batch_that_the_groups_cannot_make_up_is_refused(tmp_path: Path) -> None:
     settings = Settings(1, 9, max_staleness=1, depth=1, replaces=True)
-    flow = Flow(settings, step=1, version=1, served=1, next_ordinal=2, left=((1, Fate.FAILED),))
-    LedgerFile(tmp_path).add(RecordedBatch(2, 1, {2: Fate.TRAINED}))  # what left goes with the next batch
-    Journal(tmp_path, "key").add(record(2, Outcome.SCORED, 1, [trajectory(1)]))
+    schedule = StalenessScheduler(
+        settings, step=1, version=1, served=1, next_ordinal=2, left=((1, PromptStatus.FAILED),)
+    )
+    LedgerFile(tmp_path).add(RecordedBatch(2, 1, {2: PromptStatus.TRAINED}))  # what left goes with the next batch
+    Journal(tmp_path, "key").add(record(2, GroupStatus.SCORED, 1, [trajectory(1)]))
     found = Record(tmp_path, "key", lambda line: None)
-    found.load({"ledger": Ledger(0, 1, Counter({Fate.TRAINED: 1})).state()}, flow)
+    found.load({"ledger": Ledger(0, 1, Counter({PromptStatus.TRAINED: 1})).state()}, schedule)
     with pytest.raises(DataError, match=r"ledger.jsonl, step 2: .* cannot take prompts \[2\] again.* Remove the file"):
-        found.again(flow)
+        found.again(schedule)
 
 
 def trajectory(version: int, number: int = 0) -> Trajectory:
@@ -145,7 +152,7 @@ def trajectory(version: int, number: int = 0) -> Trajectory:
     return made
 
 
-def record(ordinal: int, outcome: Outcome, oldest: int | None, trajectories: list[Trajectory]) -> bytes:
+def record(ordinal: int, outcome: GroupStatus, oldest: int | None, trajectories: list[Trajectory]) -> bytes:
     made = record_of(ordinal, SAMPLE, outcome, oldest, trajectories)
     assert made is not None
     return made
@@ -154,10 +161,10 @@ def record(ordinal: int, outcome: Outcome, oldest: int | None, trajectories: lis
 def test_records_come_back_and_the_last_of_a_prompt_counts(tmp_path: Path) -> None:
     journal = Journal(tmp_path, "key")
     for ordinal in range(5):
-        journal.add(record(ordinal, Outcome.SCORED, ordinal, [trajectory(ordinal), trajectory(ordinal + 1, 1)]))
-    journal.add(record(3, Outcome.SCORED, 9, [trajectory(9)]))
+        journal.add(record(ordinal, GroupStatus.SCORED, ordinal, [trajectory(ordinal), trajectory(ordinal + 1, 1)]))
+    journal.add(record(3, GroupStatus.SCORED, 9, [trajectory(9)]))
     journal.keep(lambda ordinal: ordinal in (1, 3, 4))
-    journal.add(record(6, Outcome.FAILED, None, []))
+    journal.add(record(6, GroupStatus.FAILED, None, []))
     first, second = sorted(journal.folder.iterdir())
     again = Journal(tmp_path, "key")
     assert again.read() == 0 and set(again.ended) == {0, 1, 2, 3, 4, 6}, (
@@ -186,7 +193,7 @@ def test_a_record_holds_trajectories_whole() -> None:
     ]
     several.metrics, several.score_extra = {"a": math.inf, "b": 1, "c": float(numpy.float32(0.1))}, {"n": math.nan}
     none.transcripts = []
-    found = trajectories_in(record(0, Outcome.SCORED, 1, [several, none]))
+    found = trajectories_in(record(0, GroupStatus.SCORED, 1, [several, none]))
     several.turns[0].text = "three \ufffd"
     several.transcripts[0].logprobs[1] = float(numpy.float32(-0.1234567))
     several.transcripts[1].logprobs[0] = float(numpy.float32(-1e-30))
@@ -234,7 +241,7 @@ def test_entries_stay_until_the_prompt_has_ended_or_begins_anew(tmp_path: Path) 
         assert contents(journal, 1) == ["b:k0"]
         reads_the_same()
     add(2, answer("c", "k", 0, 1), answer("c", "k", 1, 7))
-    journal.add(record(1, Outcome.SCORED, 5, [trajectory(5)]))
+    journal.add(record(1, GroupStatus.SCORED, 5, [trajectory(5)]))
     assert not contents(journal, 1) and journal.unfinished.keys() == {2}
     reads_the_same()
     journal.keep(lambda ordinal: True)
@@ -264,15 +271,15 @@ def test_what_a_record_does_not_hold_begins_anew(tmp_path: Path) -> None:
     journal = Journal(tmp_path, "key")
     told = trajectory(0)
     told.transcripts[0].experts = numpy.zeros((2, 1, 1), numpy.uint8)
-    assert record_of(0, SAMPLE, Outcome.SCORED, 0, [trajectory(0), told]) is None
-    journal.add(record(1, Outcome.SCORED, 0, [trajectory(0)]))
+    assert record_of(0, SAMPLE, GroupStatus.SCORED, 0, [trajectory(0), told]) is None
+    journal.add(record(1, GroupStatus.SCORED, 0, [trajectory(0)]))
     assert set(journal.ended) == {1}
 
 
 def test_what_a_kill_cuts_off_or_a_disk_spoils_is_left_out(tmp_path: Path) -> None:
     journal = Journal(tmp_path, "key")
     for ordinal in range(3):
-        journal.add(record(ordinal, Outcome.SCORED, 0, [trajectory(0)]))
+        journal.add(record(ordinal, GroupStatus.SCORED, 0, [trajectory(0)]))
     (file,) = journal.folder.iterdir()
     whole = file.read_bytes()
     size = (len(whole) - len("key") - 28) // 3
@@ -287,7 +294,7 @@ def test_what_a_kill_cuts_off_or_a_disk_spoils_is_left_out(tmp_path: Path) -> No
     again = Journal(tmp_path, "key")
     again.read()
     assert set(again.ended) == {0}
-    again.add(record(7, Outcome.SCORED, 0, [trajectory(0)]))
+    again.add(record(7, GroupStatus.SCORED, 0, [trajectory(0)]))
     third = Journal(tmp_path, "key")
     third.read()
     assert set(third.ended) == {0, 7}, "a new file follows the torn one"
@@ -296,7 +303,7 @@ def test_what_a_kill_cuts_off_or_a_disk_spoils_is_left_out(tmp_path: Path) -> No
 @pytest.mark.parametrize("key", ["key", "another config"])
 def test_a_whole_frame_of_another_form_is_told_by_file_and_place(tmp_path: Path, key: str) -> None:
     journal = Journal(tmp_path, "key")
-    journal.add(record(0, Outcome.SCORED, 0, [trajectory(0)]))
+    journal.add(record(0, GroupStatus.SCORED, 0, [trajectory(0)]))
     (file,) = journal.folder.iterdir()
     whole = file.read_bytes()
     file.write_bytes(whole * 2)
@@ -306,9 +313,9 @@ def test_a_whole_frame_of_another_form_is_told_by_file_and_place(tmp_path: Path,
 
 
 def test_prompts_far_from_all_that_were_drawn_are_refused(tmp_path: Path) -> None:
-    Journal(tmp_path, "key").add(record(10**12, Outcome.SCORED, 0, [trajectory(0)]))
+    Journal(tmp_path, "key").add(record(10**12, GroupStatus.SCORED, 0, [trajectory(0)]))
     with pytest.raises(DataError, match=r"journal: .* next one is 0, found prompts 1000000000000\. Remove the folder"):
-        Record(tmp_path, "key", pytest.fail).load({}, Flow(Settings(1, 9, max_staleness=1, depth=1)))
+        Record(tmp_path, "key", pytest.fail).load({}, StalenessScheduler(Settings(1, 9, max_staleness=1, depth=1)))
 
 
 def test_rows_are_known_again() -> None:
@@ -333,8 +340,8 @@ def test_a_loss_of_power_costs_no_record_that_is_flushed(
     folder = tmp_path / "run"
     journal, ledger = Journal(folder, "key", fsync=fsync), LedgerFile(folder, fsync=fsync)
     for ordinal in (4, 5):  # the ledger first: its own flush of the folder must not be what keeps the journal
-        ledger.add(RecordedBatch(ordinal - 3, ordinal - 4, {ordinal: Fate.TRAINED}))
-        journal.add(record(ordinal, Outcome.SCORED, 1, [trajectory(ordinal)]))
+        ledger.add(RecordedBatch(ordinal - 3, ordinal - 4, {ordinal: PromptStatus.TRAINED}))
+        journal.add(record(ordinal, GroupStatus.SCORED, 1, [trajectory(ordinal)]))
     named = on_disk.get(folder.stat().st_ino, set())
     assert isinstance(named, set)
     for path in (*journal.folder.iterdir(), ledger.path):

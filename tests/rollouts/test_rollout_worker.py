@@ -21,12 +21,13 @@ from agentrl.config import Config
 from agentrl.engines.contract import RolloutEngine
 from agentrl.errors import CodeError
 from agentrl.interaction import Interaction, InteractionResponse
-from agentrl.rollouts.contract import Audience, training, validation
-from agentrl.rollouts.flow import Outcome
-from agentrl.rollouts.groups import GroupWork
+from agentrl.rollouts.contract import training, validation
+from agentrl.rollouts.groups import PromptTask
 from agentrl.rollouts.journal import trajectories_in
 from agentrl.rollouts.local import LocalRollouts
+from agentrl.rollouts.staleness_scheduler import GroupStatus
 from agentrl.system.loop_thread import LoopThread
+from agentrl.system.reporter import Reporter
 from agentrl.tool import Schema, Tool, ToolResponse
 from agentrl.tool.shared import MIN_FAILED_CALLS
 from agentrl.tool.toolset import ToolSet
@@ -36,7 +37,7 @@ from agentrl.trajectory.sample import Sample
 from tests.trajectory.written import Writer
 
 pytest.importorskip("ray")
-from agentrl.rollouts.ray_worker import Relay, RolloutWorker
+from agentrl.rollouts.ray_worker import RolloutWorker, StatusBuffer
 from agentrl.rollouts.worker_groups import (
     GroupBegan,
     GroupEnded,
@@ -88,7 +89,7 @@ def test_rollouts_that_nobody_wants_any_more_are_ended(
     monkeypatch.chdir(tmp_path)  # a worker goes to the folder it is given
     worker, scheduler = RolloutWorker(Surroundings(str(tmp_path), {})), EndlessScheduler()
     worker.rollouts = LocalRollouts(
-        Config(), cast(Scheduler, scheduler), cast(RolloutEngine, None), loop, worker.relay, tmp_path
+        Config(), cast(Scheduler, scheduler), cast(RolloutEngine, None), loop, worker.status, tmp_path
     )
     worker.rollouts.stop()  # nothing is going on
 
@@ -130,19 +131,19 @@ class OneTrajectory(EmptyScheduler):
 
 def test_a_worker_tells_what_becomes_of_its_groups(loop: LoopThread, tmp_path: Path) -> None:
     scheduler = cast(Scheduler, OneTrajectory())
-    rollouts = LocalRollouts(Config(), scheduler, cast(RolloutEngine, None), loop, Relay(), tmp_path)
+    rollouts = LocalRollouts(Config(), scheduler, cast(RolloutEngine, None), loop, StatusBuffer(), tmp_path)
     rollouts.version = 4
     groups, task = WorkerGroups(rollouts), training(Config(), 1)
     n = task.each
     told: list[GroupEvent] = []
     for key, ordinal in ((1, 3), (2, 8), (3, 9), (5, 7)):
-        groups.begin(key, GroupWork(ordinal, Sample([], "test", "single_turn"), task, ordinal), None)
+        groups.begin(key, PromptTask(ordinal, Sample([], "test", "single_turn"), task, ordinal), None)
     while sum(isinstance(event, GroupEnded | GroupFailed) for event in told) < 3:
         told += groups.events(10).events
     of_the_first = [event for event in told if event.key == 1]
     assert of_the_first[: n + 1] == [GroupBegan(1, 4), *[TrajectoryEnded(1)] * n]
     (ended,) = of_the_first[n + 1 :]
-    assert isinstance(ended, GroupEnded) and ended.trajectories is None and ended.group.outcome is Outcome.SCORED
+    assert isinstance(ended, GroupEnded) and ended.trajectories is None and ended.group.outcome is GroupStatus.SCORED
     assert ended.group.record is not None and len(trajectories_in(ended.group.record)) == n
     failed = {event.key: event.failure for event in told if isinstance(event, GroupFailed)}
     assert sorted(failed) == [2, 5] and isinstance(raised(failed[2], "worker 1"), CodeError)
@@ -150,7 +151,7 @@ def test_a_worker_tells_what_becomes_of_its_groups(loop: LoopThread, tmp_path: P
     assert [event for event in told if event.key == 3] in ([], [GroupBegan(3, 4)])
     groups.stop()
     assert groups.events(0.01).events == []
-    groups.begin(4, GroupWork(3, Sample([], "test", "single_turn"), task, 3), None)
+    groups.begin(4, PromptTask(3, Sample([], "test", "single_turn"), task, 3), None)
     while not isinstance(told[-1], GroupEnded) or told[-1].key != 4:
         told += groups.events(10).events
 
@@ -167,7 +168,7 @@ def test_a_workers_error_of_a_users_code_reaches_the_driver_with_its_place(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     worker, scheduler = RolloutWorker(Surroundings(str(tmp_path), {})), cast(Scheduler, CarelessScheduler())
-    worker.rollouts = LocalRollouts(Config(), scheduler, cast(RolloutEngine, None), loop, worker.relay, tmp_path)
+    worker.rollouts = LocalRollouts(Config(), scheduler, cast(RolloutEngine, None), loop, worker.status, tmp_path)
     failure = worker.call(partial(LocalRollouts.run, task=training(Config(), 1), samples=[]))
     assert isinstance(failure, Failure)
     error = raised(pickle.loads(pickle.dumps(failure)), "rollout worker 1 of 2")
@@ -195,7 +196,7 @@ def test_a_tool_that_answers_no_call_ends_the_run_with_the_batch(
 
     config = Config.model_validate({"actor_rollout_ref": {"rollout": {"agent": {"on_code_error": on_code_error}}}})
     scheduler, engine = cast(Scheduler, Calling()), cast(RolloutEngine, None)
-    rollouts = LocalRollouts(config, scheduler, engine, loop, Relay(), tmp_path)
+    rollouts = LocalRollouts(config, scheduler, engine, loop, StatusBuffer(), tmp_path)
     ends = (
         pytest.raises(CodeError, match=rf"{__file__}:\d+ in broken: return str") if on_code_error == "error" else None
     )
@@ -238,8 +239,8 @@ def test_numbers_that_cannot_be_taken_end_the_run_or_are_left_out_and_told_once(
     scheduler = cast(Scheduler, SimpleNamespace(context=context, reward=None))
     for on_code_error in ("error", "count"):
         config = Config.model_validate({"actor_rollout_ref": {"rollout": {"agent": {"on_code_error": on_code_error}}}})
-        relay = Relay()
-        rollouts = LocalRollouts(config, scheduler, cast(RolloutEngine, Healthy()), loop, relay, tmp_path)
+        status = StatusBuffer()
+        rollouts = LocalRollouts(config, scheduler, cast(RolloutEngine, Healthy()), loop, status, tmp_path)
         if on_code_error == "error":
             with pytest.raises(CodeError, match=r"tool t .*ValueError"):
                 rollouts.metrics()
@@ -247,20 +248,20 @@ def test_numbers_that_cannot_be_taken_end_the_run_or_are_left_out_and_told_once(
         taken = [dict(rollouts.metrics()) for _ in range(2)]
         assert all(one.pop("rollout/loop_delay_seconds") >= 0 for one in taken)
         assert taken == [{"engine/requests": 1.0}] * 2
-        first, second = relay.take().warnings
+        first, second = status.take().warnings
         assert first.startswith("tool t (") and second.startswith("interaction p (")
 
 
 def test_a_file_on_another_machine_has_no_rewards_filled_in_and_that_is_told(loop: LoopThread, tmp_path: Path) -> None:
-    relay, missing = Relay(), tmp_path / "train_000001.1of2.parquet"
+    status, missing = StatusBuffer(), tmp_path / "train_000001.1of2.parquet"
     rollouts = LocalRollouts(
-        Config(), cast(Scheduler, EmptyScheduler()), cast(RolloutEngine, None), loop, relay, tmp_path
+        Config(), cast(Scheduler, EmptyScheduler()), cast(RolloutEngine, None), loop, status, tmp_path
     )
     made = [Writer("p", uid=uid).says("a").ends(1.0) for uid in "ab"]
     path = write_trajectories(tmp_path, made[1:], step=1, split="train", turn_reward_coef=None)
     outlines = [replace(one.outline(), model_reward=2.0) for one in made]
     rollouts.fill_rewards([(missing, 1), (path, 1)], outlines)
-    assert [warning.split(" is not")[0] for warning in relay.take().warnings] == [str(missing)]
+    assert [warning.split(" is not")[0] for warning in status.take().warnings] == [str(missing)]
     assert pq.read_table(path)["reward"].to_pylist() == [3.0], "the others are, each with its own"
 
 
@@ -269,8 +270,8 @@ def test_all_workers_parts_of_a_validation_have_one_name(loop: LoopThread, tmp_p
 
     def validate(number: int, count: int, first: int, file: int) -> None:
         scheduler, engine = cast(Scheduler, EmptyScheduler()), cast(RolloutEngine, None)
-        audience = cast(Audience, Relay())
-        rollouts = LocalRollouts(Config(), scheduler, engine, loop, audience, tmp_path)
+        reporter = cast(Reporter, StatusBuffer())
+        rollouts = LocalRollouts(Config(), scheduler, engine, loop, reporter, tmp_path)
         task = replace(validation(Config(), 3, greedy=True, first=file), share=(number, count))
         rollouts.run(task, [], first)
 

@@ -204,7 +204,7 @@ async def test_weights_in_flight_on_a_fleet_of_which_one_server_fails(
         await in_the_middle(engine, 0, 3)
         await in_the_middle(engine, 1, 3)
         await engine.update_in_flight(Weights.of(other.named_parameters()), 2)
-        await engine.release_weights()
+        await engine.lock_weights()
         # From here on the second server takes no weights to their end.
         monkeypatch.setattr(SGLangClient, "end_weight_update", end)
         monkeypatch.setattr(SGLangClient, "resume", resume)
@@ -213,7 +213,7 @@ async def test_weights_in_flight_on_a_fleet_of_which_one_server_fails(
         assert resumed.count(servers[0].url) == 1 and servers[1].url not in resumed
         assert engine._supervisor.fleet.serving == [servers[0].url]
         assert any("did not take the weights" in line for line in told)
-        await engine.release_weights()
+        await engine.lock_weights()
         await asyncio.sleep(1.5)  # of the supervisor's looks, in which it may not send what is about to change
         assert engine._supervisor.fleet.state(servers[1].url) is FleetState.STALE and servers[1].url not in resumed
         refusing.clear()

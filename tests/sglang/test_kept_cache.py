@@ -185,7 +185,7 @@ async def test_a_server_that_fails_an_update_runs_nothing(
     monkeypatch.setattr(SGLangClient, "resume", resume)
     with pytest.raises(Exception, match="no server took the weights"):
         await engine.update_in_flight(Weights.of(other.named_parameters()), 2)
-    await engine.release_weights()
+    await engine.lock_weights()
     assert engine._supervisor.fleet.state(asked.url) is FleetState.STALE
     await asyncio.sleep(1.2)
     assert (resumed, task.done()) == (0, False)

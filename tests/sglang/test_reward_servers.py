@@ -12,8 +12,8 @@ import pytest
 
 from agentrl.config import Config
 from agentrl.remote.router import ModelRouter
-from agentrl.rollouts.ray_worker import Relay
-from agentrl.rollouts.reward_servers import open_reward_servers
+from agentrl.rollouts.ray_worker import StatusBuffer
+from agentrl.rollouts.reward_servers.open import open_reward_servers
 
 
 @pytest.mark.timeout(400)  # two starts of a server
@@ -21,12 +21,12 @@ async def test_it_answers_is_started_again_and_ends(model_dir: Path, tmp_path: P
     section = {"enable": True, "model": {"path": str(model_dir), "generative": True}}
     rollout = {"engine_kwargs": {"sglang": {"log_level": "info"}}}
     config = Config.model_validate({"reward_model": {**section, "rollout": rollout}})
-    relay = Relay()
-    opened = open_reward_servers(config, "cpu", tmp_path, relay)
+    status = StatusBuffer()
+    opened = open_reward_servers(config, "cpu", tmp_path, status)
     servers = await asyncio.to_thread(opened.__enter__)
     try:
         assert servers is not None
-        router = ModelRouter(servers, relay.warn)
+        router = ModelRouter(servers, status.warn)
         await asyncio.to_thread(router.start, 60.0)
         asked = {"model": "any", "messages": [{"role": "user", "content": "Is it right?"}], "max_tokens": 4}
         ids = {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 4}}
@@ -43,7 +43,7 @@ async def test_it_answers_is_started_again_and_ends(model_dir: Path, tmp_path: P
         await asyncio.to_thread(router.close)
     finally:
         await asyncio.to_thread(opened.__exit__, None, None, None)
-    assert any("is started again" in text for text in relay.take().warnings)
+    assert any("is started again" in text for text in status.take().warnings)
     assert not listening(port)
 
 

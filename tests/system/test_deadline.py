@@ -93,12 +93,12 @@ async def test_deadlines_of_a_clock_that_is_stopped_do_not_pass() -> None:
         async with clock.timeout(0.01):  # one that begins meanwhile
             await asyncio.sleep(0.1)
             assert first.when() is None
-            clock.go_on()
+            clock.resume()
     with pytest.raises(TimeoutError):
         async with clock.timeout(0.01):
             await asyncio.sleep(10)
     clock.stop()
-    clock.go_on()
+    clock.resume()
 
 
 @virtual_time
@@ -107,7 +107,7 @@ async def test_a_clock_that_goes_on_leaves_the_time_that_was_left() -> None:
     with pytest.raises(TimeoutError):
         async with clock.timeout(0.05) as timeout:
             clock.stop()
-            clock.go_on()
+            clock.resume()
             left = timeout.when()
             assert left is not None and left - asyncio.get_running_loop().time() == pytest.approx(0.05)
             await asyncio.sleep(10)

@@ -13,7 +13,7 @@ def build(setting: EngineSetting, loop: LoopThread) -> EmbeddedEngine:
     """Load the policy's model into this process. See `EngineBuilder`."""
     config = setting.config
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
-    with setting.audience.stage("load engine"):
+    with setting.reporter.stage("load engine"):
         return EmbeddedEngine(
             load_model(
                 model.path,

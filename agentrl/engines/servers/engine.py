@@ -303,7 +303,7 @@ class ServerEngine:
         if self._background:  # requests are being aborted
             await asyncio.wait(self._background, timeout=GRACE)
         if self._free_weights:
-            await self._supervisor.release_weights()  # what waits to be sent some would get them into freed memory
+            await self._supervisor.lock_weights()  # what waits to be sent some would get them into freed memory
         async with self._supervisor.sending:
             flushed = await self._supervisor.flushed(self._supervisor.answering())
             await self._supervisor.each(self._free, flushed)
@@ -398,13 +398,13 @@ class ServerEngine:
             raise EngineError(f"no server took the weights: {why}")
         return SyncReport(self._supervisor.bytes_sent, time.perf_counter() - began)
 
-    async def release_weights(self) -> None:
-        """See `InFlightEngine.release_weights`. A server that starts meanwhile waits until it can be sent weights."""
-        await self._supervisor.release_weights()
+    async def lock_weights(self) -> None:
+        """See `InFlightEngine.lock_weights`. A server that starts meanwhile waits until it can be sent weights."""
+        await self._supervisor.lock_weights()
 
-    async def offer_weights(self, weights: Weights, version: int) -> None:
-        """See `InFlightEngine.offer_weights`."""
-        self._supervisor.offer_weights(weights, version)
+    async def unlock_weights(self, weights: Weights, version: int) -> None:
+        """See `InFlightEngine.unlock_weights`."""
+        self._supervisor.unlock_weights(weights, version)
 
     @asynccontextmanager
     async def _exchange(self) -> AsyncIterator[list[Server]]:

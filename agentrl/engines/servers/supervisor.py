@@ -220,7 +220,7 @@ class Supervisor:
         Return the faults by server; such a server runs nothing before it was sent all weights.
         """
         async with self.sending:
-            self.offer_weights(weights, version)
+            self.unlock_weights(weights, version)
             servers, faults = self.answering(), dict[str, Exception]()
             for wave in (servers[: len(servers) // 2], servers[len(servers) // 2 :]):
                 urls = [server.url for server in wave]
@@ -264,13 +264,13 @@ class Supervisor:
 
         return await self.each(flush, servers)
 
-    async def release_weights(self) -> None:
+    async def lock_weights(self) -> None:
         """Send the weights of the last update no more. Returns when nothing reads them."""
         self.fleet.sendable = False
         async with self.sending:
             self._weights = None
 
-    def offer_weights(self, weights: Weights, version: int) -> None:
+    def unlock_weights(self, weights: Weights, version: int) -> None:
         """Let servers have these weights, too; the weights of the required version are sent no more."""
         self.fleet.rolls_to(version, self.version)
         self._take(weights, version)

@@ -33,19 +33,19 @@ from agentrl.system.loop_thread import LoopThread
 
 def build(setting: EngineSetting, loop: LoopThread) -> SGLangEngine:
     """Start SGLang servers, or attach to them. See `EngineBuilder`."""
-    config, audience = setting.config, setting.audience
+    config, reporter = setting.config, setting.reporter
     rollout = config.actor_rollout_ref.rollout
     if rollout.free_cache_engine and setting.device == "cpu":
         raise ConfigError(f"{ROLLOUT}.free_cache_engine=true frees memory of a GPU, and this machine has none")
     verb = "start" if rollout.server_urls is None else "reach"
-    with audience.stage(f"{verb} SGLang servers"):
+    with reporter.stage(f"{verb} SGLang servers"):
         starting = start_engine(
             config,
             setting.device,
             setting.max_model_len,
             setting.folder,
-            notify=audience.warn,
-            progress=audience.note,
+            notify=reporter.warn,
+            progress=reporter.note,
         )
         try:
             return loop.run(starting)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentrl.agent_loop import AgentLoop, Episode
-from agentrl.agent_loop.privilege import filled, privilege_of, with_privilege
+from agentrl.agent_loop.teacher_context import filled, load_teacher_context, with_teacher_context
 from agentrl.config import load_config
 from agentrl.system import threads
 from agentrl.trajectory import Message, Status, Trajectory
@@ -47,16 +47,16 @@ def test_text_goes_to_the_end_of_the_last_user_message() -> None:
         Message(role=role, content=text)
         for role, text in (("system", "s"), ("user", "q"), ("assistant", "a"), ("user", "q\n\nhint"))
     )
-    assert with_privilege([system, question], "hint") == [system, told]
-    assert with_privilege([question, question, answer], "hint") == [question, told, answer]
-    assert with_privilege([system], "hint") == [system, {"role": "user", "content": "hint"}]
+    assert with_teacher_context([system, question], "hint") == [system, told]
+    assert with_teacher_context([question, question, answer], "hint") == [question, told, answer]
+    assert with_teacher_context([system], "hint") == [system, {"role": "user", "content": "hint"}]
     assert question["content"] == "q", "the policy's own message is not changed"
 
 
 def test_each_data_source_has_its_teachers_text() -> None:
-    assert privilege_of(load_config(["distillation.teacher.path=t"])) is None
+    assert load_teacher_context(load_config(["distillation.teacher.path=t"])) is None
     sources = "{a/*: {path: policy, privileged: '{hint}'}, b: {path: t}}"
-    told = privilege_of(load_config([f"distillation.by_source={sources}"]))
+    told = load_teacher_context(load_config([f"distillation.by_source={sources}"]))
     assert told is not None
     found = [told(row(data_source=name)) for name in ("a/1", "b", "c")]
     assert found == ["use tools", None, None]
@@ -81,7 +81,7 @@ def test_every_transcript_has_a_prompt_for_the_teacher(bench: MakeBench) -> None
         made = bench([call("none"), "It is 51.", "Still 51."])
         made.scheduler.loops = {**made.scheduler.loops, "twice": Twice()}
         if privileged:
-            context = replace(made.scheduler.context, privilege=lambda one: filled("It is {ground_truth}.", one))
+            context = replace(made.scheduler.context, teacher_context=lambda one: filled("It is {ground_truth}.", one))
             made.scheduler.context = context
         return made, asyncio.run(made.run(row(agent_name="twice", **fields)))[0]
 
@@ -91,7 +91,7 @@ def test_every_transcript_has_a_prompt_for_the_teacher(bench: MakeBench) -> None
     first, second = told.transcripts
     chat, prompt = used.chat, row().prompt
     tools = used.scheduler.context.tools.schemas
-    assert first.teacher_prompt == chat.render(with_privilege(prompt, "It is 51."), tools)
+    assert first.teacher_prompt == chat.render(with_teacher_context(prompt, "It is 51."), tools)
     assert second.teacher_prompt == chat.render([{"role": "user", "content": "Once more.\n\nIt is 51."}])
     assert [one.ids for one in told.transcripts] == [one.ids for one in plain.transcripts]
     assert told.messages == plain.messages
@@ -130,7 +130,7 @@ def test_a_long_prompt_for_the_teacher_is_rendered_in_a_thread(
     loop.configure(load_config([]))
     made, seen = bench(["51"]), list[bool]()
     made.scheduler.loops = {**made.scheduler.loops, "one": loop}
-    made.scheduler.context = replace(made.scheduler.context, privilege=lambda _: told)
+    made.scheduler.context = replace(made.scheduler.context, teacher_context=lambda _: told)
     render, loops_thread = made.chat.render, threading.get_ident()
 
     def noting(messages: list[Message], *tools: Any) -> list[int]:
@@ -141,4 +141,4 @@ def test_a_long_prompt_for_the_teacher_is_rendered_in_a_thread(
     monkeypatch.setattr(made.chat, "render", noting)
     (trajectory,) = asyncio.run(made.run(row(agent_name="one")))
     assert seen == [long]
-    assert trajectory.transcripts[0].teacher_prompt == render(with_privilege(row().prompt, told))
+    assert trajectory.transcripts[0].teacher_prompt == render(with_teacher_context(row().prompt, told))

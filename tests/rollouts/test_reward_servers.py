@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from agentrl.engines.servers.fleet import Timings
-from agentrl.engines.sglang import standing
 from agentrl.engines.sglang.options import ServerArguments
 from agentrl.engines.sglang.process import SGLangProcess
-from agentrl.engines.sglang.standing import StandingServers
+from agentrl.rollouts.reward_servers import local
+from agentrl.rollouts.reward_servers.local import RewardServers
 
 SERVER = """
 import sys
@@ -49,11 +49,11 @@ class Standin(SGLangProcess):
 @pytest.fixture
 def warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Warnings of servers that run."""
-    monkeypatch.setattr(standing, "SGLangProcess", Standin)
+    monkeypatch.setattr(local, "SGLangProcess", Standin)
     monkeypatch.setattr(Standin, "started", [])
     told: list[str] = []
     arguments = ServerArguments("model", device="cpu")
-    servers = StandingServers(arguments, [0], "key", tmp_path, 60.0, told.append, QUICK)
+    servers = RewardServers(arguments, [0], "key", tmp_path, 60.0, told.append, QUICK)
     servers.start(lambda _: None)
     yield told
     servers.close()

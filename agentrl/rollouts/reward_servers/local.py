@@ -28,7 +28,7 @@ LONGEST_PAUSE = 60.0
 """Seconds before a server that does not come up is started again, at most."""
 
 
-class StandingServers:
+class RewardServers:
     """Servers on this machine, which end with `close`, or with this process."""
 
     def __init__(

@@ -13,12 +13,12 @@ from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.trajectory import Message
 from agentrl.trajectory.sample import Sample
 
-Privilege = Callable[[Sample], str | None]
+TeacherContext = Callable[[Sample], str | None]
 """Makes the text that the row's teacher is shown; None where it is shown nothing."""
 _NAME = re.compile(r"\{([A-Za-z_]\w*)\}")
 
 
-def privilege_of(config: RolloutsConfig) -> Privilege | None:
+def load_teacher_context(config: RolloutsConfig) -> TeacherContext | None:
     """Make the texts of `distillation.teacher.privileged`; None where no teacher is privileged."""
     keys = config.distillation if isinstance(config, Config) else None
     return None if keys is None or not keys.is_privileged else partial(_text_for, keys)
@@ -45,7 +45,7 @@ def _written(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def with_privilege(messages: Sequence[Message], text: str) -> list[Message]:
+def with_teacher_context(messages: Sequence[Message], text: str) -> list[Message]:
     """Add `text`, after a blank line, to the last message of a user; without one, as a message of a user's."""
     changed = list(messages)
     for place in reversed(range(len(changed))):

@@ -1,8 +1,8 @@
 """Which prompts may begin, which batch they are trained in, and how each ends: a state machine.
 
 It has no I/O and no clock. A state is a value: every transition returns the next one, so that all orders of events can
-be searched (`tests/rollouts/test_flow.py`). Prompts are known by their ordinal in the stream of data, and the
-trajectories of a prompt are its group.
+be searched (`tests/rollouts/test_staleness_scheduler.py`). Prompts are known by their ordinal in the stream of data,
+and the trajectories of a prompt are its group.
 
 One rule keeps the bound. Groups are taken B at a time from version v on, earliest deadlines first. They are **in time**
 for v if each is taken before its deadline has passed. A group is admitted only if all are in time afterwards for the
@@ -25,7 +25,7 @@ from agentrl.system.json_value import JSON
 from agentrl.trajectory.staleness import deadline, publish_lag
 
 
-class Outcome(StrEnum):
+class GroupStatus(StrEnum):
     """How the trajectories of a group ended, taken together."""
 
     SCORED = "scored"
@@ -36,8 +36,8 @@ class Outcome(StrEnum):
     TIMEOUT = "timeout"
 
 
-class Fate(StrEnum):
-    """The fate of a prompt. Each has one, which is final unless it is `OPEN`."""
+class PromptStatus(StrEnum):
+    """The status of a prompt. Each has one, which is final unless it is `OPEN`."""
 
     OPEN = "open"
     """Admitted, and taken by no batch yet."""
@@ -49,17 +49,17 @@ class Fate(StrEnum):
     """The run ended before a batch took it, or the only batch that could take it had no place for it."""
 
 
-FATES = {
-    Outcome.SCORED: Fate.TRAINED,
-    Outcome.FILTERED: Fate.FILTERED,
-    Outcome.FAILED: Fate.FAILED,
-    Outcome.TIMEOUT: Fate.TIMEOUT,
+PROMPT_STATUSES = {
+    GroupStatus.SCORED: PromptStatus.TRAINED,
+    GroupStatus.FILTERED: PromptStatus.FILTERED,
+    GroupStatus.FAILED: PromptStatus.FAILED,
+    GroupStatus.TIMEOUT: PromptStatus.TIMEOUT,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Bounds of a flow, checked: raises ValueError for bounds that cannot hold."""
+    """Bounds of a schedule, checked: raises ValueError for bounds that cannot hold."""
 
     batch_size: int
     """B, the groups of a batch."""
@@ -75,7 +75,7 @@ class Settings:
     """Groups that are not SCORED leave when they end, and others are admitted in their place. Otherwise FAILED and
     TIMEOUT ones take their places in batches."""
     most_left: int | None = None
-    """Groups that may leave before a batch is taken; None: any number. With one more the flow `is_exhausted`."""
+    """Groups that may leave before a batch is taken; None: any number. With one more the schedule `is_exhausted`."""
     at_once: int | None = None
     """Prompts that begin together, while no group is open, with a bound of 0. A batch takes the first of them that it
     has a place for. None: as many as the batch has places."""
@@ -99,7 +99,7 @@ class Group:
     since: int
     """No token of the group is older than this version. It is the version served at its admission; from its beginning,
     the version served then; once it has ended, the version of its oldest token."""
-    outcome: Outcome | None = None
+    outcome: GroupStatus | None = None
     """None: open, its trajectories have not all ended. Otherwise it is ready."""
 
 
@@ -107,16 +107,16 @@ class Group:
 class Batch:
     """A batch that was taken."""
 
-    flow: Flow
+    schedule: StalenessScheduler
     """The state after it."""
-    fates: dict[int, Fate]
-    """Fate of each of its prompts, and of prompts that left since the batch before, by ordinal in rising order."""
+    statuses: dict[int, PromptStatus]
+    """Status of each of its prompts, and of prompts that left since the batch before, by ordinal in rising order."""
     ordinals: tuple[int, ...]
     """Its prompts, in rising order."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class NotReady:
     """No batch can be taken yet."""
 
     ordinals: tuple[int, ...]
@@ -124,8 +124,8 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
-    """State of the flow. Transitions raise RuntimeError where they are not allowed."""
+class StalenessScheduler:
+    """State of the schedule. Transitions raise RuntimeError where they are not allowed."""
 
     settings: Settings
     step: int = 0
@@ -141,8 +141,8 @@ class Flow:
     """Nothing is admitted: a validation runs."""
     groups: tuple[Group, ...] = ()
     """Groups that are open or ready, by rising ordinal."""
-    left: tuple[tuple[int, Fate], ...] = ()
-    """Prompts that left since the last batch was taken, with their fates."""
+    left: tuple[tuple[int, PromptStatus], ...] = ()
+    """Prompts that left since the last batch was taken, with their statuses."""
 
     def late(self, groups: Iterable[Group], version: int) -> int | None:
         """Find groups that are taken too late by batches taken from `version` on, earliest deadlines first.
@@ -173,18 +173,17 @@ class Flow:
         """Another prompt may begin now."""
         if self.paused or self.room <= 0:
             return False
-        if self.settings.at_once is not None:  # none is late: the batch takes some, and the others leave
-            return True
-        return self.late((*self.groups, self._next()), self.version + self.updating) is None
+        is_in_time = self.late((*self.groups, self._next()), self.version + self.updating) is None
+        return is_in_time or self.settings.at_once is not None  # then the batch takes some, and the others leave
 
-    def admit(self, count: int = 1) -> Flow:
+    def admit(self, count: int = 1) -> StalenessScheduler:
         """Begin `count` prompts from `next_ordinal` on; several only with a bound of 0, where all have one version."""
         if not self.can_admit or count > (1 if self.settings.max_staleness else self.room):
             raise RuntimeError(f"{count} prompts from {self.next_ordinal} on may not begin yet")
         begun = (self._next(ahead) for ahead in range(count))
         return replace(self, groups=(*self.groups, *begun), next_ordinal=self.next_ordinal + count)
 
-    def begin(self, ordinal: int, version: int | None = None) -> Flow:
+    def begin(self, ordinal: int, version: int | None = None) -> StalenessScheduler:
         """Let the first trajectory of an open group begin: its tokens are no older than the version served now.
 
         `version`: the version served when the group began, where this call comes late. Call it once, and again where
@@ -194,31 +193,31 @@ class Flow:
         served = self.served if version is None else min(version, self.served)
         return self._with(replace(group, since=max(group.since, served)))
 
-    def finish(self, ordinal: int, outcome: Outcome, oldest: int | None) -> tuple[Flow, Fate]:
+    def finish(self, ordinal: int, outcome: GroupStatus, oldest: int | None) -> tuple[StalenessScheduler, PromptStatus]:
         """End an open group, whose oldest token is of version `oldest` (None: it has no token).
 
-        Returns the state and the prompt's fate; OPEN: it is ready, and a batch will take it. Otherwise it has left: its
-        place is free for another, and the next batch names its fate.
+        Returns the state and the prompt's status; OPEN: it is ready, and a batch will take it. Otherwise it has left:
+        its place is free for another, and the next batch names its status.
         """
         group = self._open(ordinal)
         if oldest is not None and not group.since <= oldest <= self.version:
             raise RuntimeError(
                 f"prompt {ordinal} has a token of version {oldest}; expected {group.since} to {self.version}"
             )
-        if outcome is not Outcome.SCORED and self.settings.replaces:
-            return self._without(group, FATES[outcome]), FATES[outcome]
+        if outcome is not GroupStatus.SCORED and self.settings.replaces:
+            return self._without(group, PROMPT_STATUSES[outcome]), PROMPT_STATUSES[outcome]
         since = group.since if oldest is None else oldest
-        return self._with(replace(group, since=since, outcome=outcome)), Fate.OPEN
+        return self._with(replace(group, since=since, outcome=outcome)), PromptStatus.OPEN
 
-    def recall(self, ordinal: int, outcome: Outcome | None, oldest: int | None) -> Flow:
+    def restore(self, ordinal: int, outcome: GroupStatus | None, oldest: int | None) -> StalenessScheduler:
         """End an open group as it ended in an earlier process, whose tokens may be older than the version served now.
 
         A group without an outcome had not ended, and continues. Where it or another group could then be taken too late
         only, the same state is returned.
         """
         group = self._open(ordinal)
-        if outcome not in (None, Outcome.SCORED) and self.settings.replaces:
-            return self._without(group, FATES[outcome])
+        if outcome not in (None, GroupStatus.SCORED) and self.settings.replaces:
+            return self._without(group, PROMPT_STATUSES[outcome])
         found = self._with(replace(group, since=group.since if oldest is None else oldest, outcome=outcome))
         return self if self.late(found.groups, self.version + self.updating) is not None else found
 
@@ -227,53 +226,60 @@ class Flow:
         """Groups that have ended, by deadline, earliest first."""
         return sorted((one for one in self.groups if one.outcome is not None), key=attrgetter("since", "ordinal"))
 
-    def take(self) -> Batch | Wait:
+    def take(self) -> Batch | NotReady:
         """Take the batch of the next step, the ready groups that are due first; or return the reason for waiting.
 
-        With `at_once` no later batch could take the groups that it has no place for: they are CANCELLED.
+        With `at_once` groups for which it has no place are CANCELLED once none runs: no later batch could take them.
         """
         size = self.settings.batch_size
         if self.updating or self.step >= self.settings.last_step:
             raise RuntimeError(f"no batch can be taken after step {self.step} (updating: {self.updating})")
         ready = self.ready
         running = [one for one in self.groups if one.outcome is None]
-        if len(ready) < size or (self.settings.at_once is not None and running):
-            return Wait(tuple(one.ordinal for one in running))
+        if len(ready) < size:
+            return NotReady(tuple(one.ordinal for one in running))
         taken = {one.ordinal: one for one in sorted(ready[:size], key=attrgetter("ordinal"))}
         rest = tuple(one for one in self.groups if one.ordinal not in taken)
-        fates = {ordinal: FATES[one.outcome] for ordinal, one in taken.items() if one.outcome is not None}
-        if self.settings.at_once is not None:
-            fates |= {one.ordinal: Fate.CANCELLED for one in rest}
-            rest = ()
+        statuses = {ordinal: PROMPT_STATUSES[one.outcome] for ordinal, one in taken.items() if one.outcome is not None}
         late = self.late(rest, self.version + 1)
         if late is not None:
-            return Wait(tuple(one.ordinal for one in running if one.since <= late))
+            due = tuple(one.ordinal for one in running if one.since <= late)
+            if due or self.settings.at_once is None:
+                return NotReady(due)
+            statuses |= {one.ordinal: PromptStatus.CANCELLED for one in rest}
+            rest = ()
         return Batch(
             replace(self, step=self.step + 1, updating=True, groups=rest, left=()),
-            dict(sorted([*fates.items(), *self.left])),
+            dict(sorted([*statuses.items(), *self.left])),
             tuple(taken),
         )
 
-    def repeat(self, fates: Mapping[int, Fate]) -> Batch:
+    def replay(self, statuses: Mapping[int, PromptStatus]) -> Batch:
         """Take the batch that a process before took in this step, at the same version, of groups begun there."""
-        begun = range(self.next_ordinal, max(self.next_ordinal, *(one + 1 for one in fates)))
+        begun = range(self.next_ordinal, max(self.next_ordinal, *(one + 1 for one in statuses)))
         groups = (*self.groups, *(Group(one, self.served) for one in begun))
-        rest = tuple(one for one in groups if one.ordinal not in fates)
-        if self.updating or len(groups) - len(rest) + len(self.left) != len(fates) or dict(self.left).keys() - fates:
-            raise RuntimeError(f"step {self.step + 1} cannot take prompts {sorted(fates)} again of {groups}")
+        rest = tuple(one for one in groups if one.ordinal not in statuses)
+        if (
+            self.updating
+            or len(groups) - len(rest) + len(self.left) != len(statuses)
+            or dict(self.left).keys() - statuses
+        ):
+            raise RuntimeError(f"step {self.step + 1} cannot take prompts {sorted(statuses)} again of {groups}")
         after = replace(self, step=self.step + 1, updating=True, groups=rest, left=(), next_ordinal=begun.stop)
-        return Batch(after, dict(fates), self.trained_of(fates))
+        return Batch(after, dict(statuses), self.trained_of(statuses))
 
-    def trained_of(self, fates: Mapping[int, Fate]) -> tuple[int, ...]:
-        """Return which of a batch's fates are of prompts in it; the others left before it."""
-        return tuple(one for one in sorted(fates) if fates[one] is Fate.TRAINED or not self.settings.replaces)
+    def trained_of(self, statuses: Mapping[int, PromptStatus]) -> tuple[int, ...]:
+        """Return which of a batch's statuses are of prompts in it; the others left before it."""
+        return tuple(
+            one for one in sorted(statuses) if statuses[one] is PromptStatus.TRAINED or not self.settings.replaces
+        )
 
     @property
     def is_exhausted(self) -> bool:
         """More groups have left since the last batch was taken than may."""
         return self.settings.most_left is not None and len(self.left) > self.settings.most_left
 
-    def updated(self, version: int) -> Flow:
+    def updated(self, version: int) -> StalenessScheduler:
         """End the update: the policy is `version` now, one more than before or, where it did not change, the same."""
         if not self.updating or not self.version <= version <= self.version + 1:
             raise RuntimeError(f"the update of step {self.step} made version {version} of {self.version}")
@@ -284,26 +290,26 @@ class Flow:
         """The engine's weights are old enough to be replaced."""
         return publish_lag(self.version, self.served) >= self.settings.publish_every
 
-    def publish(self) -> Flow:
+    def publish(self) -> StalenessScheduler:
         """Serve the policy's version from now on. A version may be served before it is due, e.g. for a validation."""
         if self.updating:
             raise RuntimeError(f"the update of step {self.step} has not ended: there is nothing to publish")
         return replace(self, served=self.version)
 
-    def pause(self) -> Flow:
-        """Admit nothing until `go_on`."""
+    def pause(self) -> StalenessScheduler:
+        """Admit nothing until `resume`."""
         return replace(self, paused=True)
 
-    def go_on(self) -> Flow:
+    def resume(self) -> StalenessScheduler:
         """Admit again."""
         return replace(self, paused=False)
 
-    def cancel(self) -> tuple[Flow, dict[int, Fate]]:
+    def cancel(self) -> tuple[StalenessScheduler, dict[int, PromptStatus]]:
         """End the run: prompts that no batch has taken are CANCELLED."""
-        fates = {group.ordinal: Fate.CANCELLED for group in self.groups} | dict(self.left)
-        return replace(self, groups=(), left=()), fates
+        statuses = {group.ordinal: PromptStatus.CANCELLED for group in self.groups} | dict(self.left)
+        return replace(self, groups=(), left=()), statuses
 
-    def renew(self, ordinals: Collection[int]) -> Flow:
+    def reset(self, ordinals: Collection[int]) -> StalenessScheduler:
         """Count open groups that do not run and were not reported, from the version served now on.
 
         After `restart` they count from the version of that state, and batches that were taken again made later ones.
@@ -311,7 +317,7 @@ class Flow:
         groups = (replace(one, since=self.served) if one.ordinal in ordinals else one for one in self.groups)
         return replace(self, groups=tuple(groups))
 
-    def restart(self, version: int) -> Flow:
+    def restart(self, version: int) -> StalenessScheduler:
         """Continue in a new process without earlier samples: groups restart, with weights `version`."""
         groups = tuple(Group(group.ordinal, version) for group in self.groups)
         return replace(self, version=version, served=version, updating=False, paused=False, groups=groups)
@@ -319,7 +325,7 @@ class Flow:
     def state(self) -> dict[str, JSON]:
         """Return the state as JSON values for `load`; settings are not in it."""
         groups: list[JSON] = [[one.ordinal, one.since, one.outcome and one.outcome.value] for one in self.groups]
-        left: list[JSON] = [[ordinal, fate.value] for ordinal, fate in self.left]
+        left: list[JSON] = [[ordinal, status.value] for ordinal, status in self.left]
         return {
             "step": self.step,
             "version": self.version,
@@ -332,7 +338,7 @@ class Flow:
         }
 
     @staticmethod
-    def load(settings: Settings, state: Mapping[str, JSON]) -> Flow:
+    def load(settings: Settings, state: Mapping[str, JSON]) -> StalenessScheduler:
         """Make the state that `state()` was taken of. Raises TypeError for another form."""
         match state:
             case {
@@ -345,9 +351,9 @@ class Flow:
                 "groups": list(found),
                 "left": list(left),
             }:
-                groups, gone = tuple(_group(one) for one in found), tuple(_fate(one) for one in left)
-                return Flow(settings, step, version, served, next_ordinal, updating, paused, groups, gone)
-        raise TypeError(f"expected the state of a flow, found {state!r:.200}")
+                groups, gone = tuple(_group(one) for one in found), tuple(_prompt_status(one) for one in left)
+                return StalenessScheduler(settings, step, version, served, next_ordinal, updating, paused, groups, gone)
+        raise TypeError(f"expected the state of a schedule, found {state!r:.200}")
 
     def _next(self, ahead: int = 0) -> Group:
         return Group(self.next_ordinal + ahead, self.served)
@@ -362,12 +368,12 @@ class Flow:
             raise RuntimeError(f"prompt {ordinal} is not open: {group}")
         return group
 
-    def _without(self, group: Group, fate: Fate) -> Flow:
+    def _without(self, group: Group, status: PromptStatus) -> StalenessScheduler:
         place = self._place(group.ordinal)
         rest = self.groups[:place] + self.groups[place + 1 :]
-        return replace(self, groups=rest, left=(*self.left, (group.ordinal, fate)))
+        return replace(self, groups=rest, left=(*self.left, (group.ordinal, status)))
 
-    def _with(self, group: Group) -> Flow:
+    def _with(self, group: Group) -> StalenessScheduler:
         place = self._place(group.ordinal)
         return replace(self, groups=(*self.groups[:place], group, *self.groups[place + 1 :]))
 
@@ -378,13 +384,13 @@ def _group(found: JSON) -> Group:
         case [int(ordinal), int(since), None]:
             return Group(ordinal, since)
         case [int(ordinal), int(since), str(outcome)]:
-            return Group(ordinal, since, Outcome(outcome))
+            return Group(ordinal, since, GroupStatus(outcome))
     raise TypeError(f"expected [ordinal, version, outcome] of a group, found {found!r:.100}")
 
 
-def _fate(found: JSON) -> tuple[int, Fate]:
-    """Make the fate of a prompt of its JSON. Raises TypeError for another form."""
+def _prompt_status(found: JSON) -> tuple[int, PromptStatus]:
+    """Make the status of a prompt of its JSON. Raises TypeError for another form."""
     match found:
-        case [int(ordinal), str(fate)]:
-            return ordinal, Fate(fate)
-    raise TypeError(f"expected [ordinal, fate], found {found!r:.100}")
+        case [int(ordinal), str(status)]:
+            return ordinal, PromptStatus(status)
+    raise TypeError(f"expected [ordinal, status], found {found!r:.100}")

@@ -16,15 +16,15 @@ import torch
 from agentrl.config import Config
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.contract import EngineError
-from agentrl.engines.sglang.standing import StandingServers, first_gpus, server_arguments
 from agentrl.errors import TrainingError
 from agentrl.remote.router import ServerAccess
-from agentrl.rollouts.contract import Audience
+from agentrl.rollouts.reward_servers.local import RewardServers, first_gpus, server_arguments
+from agentrl.system.reporter import Reporter
 
 
 @contextmanager
 def open_reward_servers(
-    config: RolloutsConfig, device: str, run_dir: Path, audience: Audience
+    config: RolloutsConfig, device: str, run_dir: Path, reporter: Reporter
 ) -> Iterator[ServerAccess | None]:
     """Yield the servers of the generative reward model; None without such a model. Raises UserError."""
     if not isinstance(config, Config) or not config.reward_model.generates:
@@ -35,20 +35,20 @@ def open_reward_servers(
         yield ServerAccess(tuple(keys.rollout.server_urls))
         return
     if keys.enable_resource_pool:
-        from agentrl.rollouts.ray_reward_servers import RayRewardServers  # Ray is an extra
+        from agentrl.rollouts.reward_servers.ray import RayRewardServers  # Ray is an extra
 
         with closing(RayRewardServers(config, device, folder)) as on_ray:
-            with audience.stage("start the reward model's servers"):
+            with reporter.stage("start the reward model's servers"):
                 servers = on_ray.start()
             yield servers
         return
     arguments, gpus, key = server_arguments(config, device), shared_gpus(config, device), secrets.token_urlsafe(32)
     timeout = config.actor_rollout_ref.rollout.server_start_timeout
-    here = StandingServers(arguments, gpus, key, folder, timeout, audience.warn)
+    here = RewardServers(arguments, gpus, key, folder, timeout, reporter.warn)
     try:
-        with audience.stage("start the reward model's servers"):
+        with reporter.stage("start the reward model's servers"):
             try:
-                servers = here.start(audience.note)
+                servers = here.start(reporter.note)
             except EngineError as error:
                 raise TrainingError(f"the reward model: {error}") from error
         yield servers

@@ -12,8 +12,8 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from agentrl.config import Config
-from agentrl.engines.sglang.standing import StandingServers, first_gpus, server_arguments
 from agentrl.remote.router import ServerAccess
+from agentrl.rollouts.reward_servers.local import RewardServers, first_gpus, server_arguments
 from agentrl.runtime.ray.pool import ask, collect, end, placed
 from agentrl.runtime.ray.rank import Failure
 from agentrl.runtime.ray.session import Surroundings
@@ -31,7 +31,7 @@ class ServerHost:
 
     def __init__(self, surroundings: Surroundings) -> None:
         surroundings.enter()
-        self._servers: StandingServers | None = None
+        self._servers: RewardServers | None = None
 
     def start(self, config: Config, device: str, key: str, folder: Path) -> ServerAccess | Failure:
         """Start them, and say where they are."""
@@ -41,7 +41,7 @@ class ServerHost:
             gpus = [0] if device == "cpu" else first_gpus(keys.n_gpus_per_node, keys.rollout.tensor_model_parallel_size)
             timeout = config.actor_rollout_ref.rollout.server_start_timeout
             arguments = server_arguments(config, device, host)
-            self._servers = StandingServers(arguments, gpus, key, folder / host, timeout, logger.warning)
+            self._servers = RewardServers(arguments, gpus, key, folder / host, timeout, logger.warning)
             return self._servers.start(lambda _: None)
         except Exception as error:
             return Failure.of(error)
