@@ -25,6 +25,7 @@ TRAINERS = [
     f"{release}/{name}" for release in ("0.9.1", "0.7.1") for name in ("fsdp", "megatron", "veomni", "torchtitan")
 ]
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+pytestmark = pytest.mark.usefixtures("sglang_installed")
 
 
 @cache
@@ -129,7 +130,6 @@ def test_sections_that_take_any_key_take_any() -> None:
         assert translate({key: 1}, Config).strangers == []
 
 
-@pytest.mark.usefixtures("with_sglang")
 def test_a_misspelled_key_is_told_with_verls_own() -> None:
     with pytest.raises(ConfigError, match=r"did you mean .*megatron\.tensor_model_parallel_size"):
         load_config([f"+{MISSPELLED[0]}=2"], "ppo_trainer")
@@ -316,12 +316,6 @@ def _plain(value: str) -> str:
     return value
 
 
-@pytest.fixture
-def with_sglang(sglang_installed: None) -> None:
-    """As where the servers are installed."""
-
-
-@pytest.mark.usefixtures("with_sglang")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_values_that_decide_the_algorithm_are_verls(name: str) -> None:
     command = [*COMMANDS[name], f"{ROLLOUT}.name=vllm", "trainer.n_gpus_per_node=8"]
@@ -347,7 +341,6 @@ def test_the_values_that_decide_the_algorithm_are_verls(name: str) -> None:
         assert (validation.temperature, validation.n) == (0.6, 4)
 
 
-@pytest.mark.usefixtures("with_sglang")
 def test_all_that_waits_is_told_in_one_message() -> None:
     with pytest.raises(ConfigError) as error:
         load_config(
@@ -371,7 +364,6 @@ def test_all_that_waits_is_told_in_one_message() -> None:
     assert "unknown key nothing.of.verls" in message
 
 
-@pytest.mark.usefixtures("with_sglang")
 def test_verls_asynchronous_trainers_are_settings_of_ours() -> None:
     """Staleness counts steps here, and parts of a publication there; engines have devices of their own in both."""
     command = [
@@ -417,7 +409,6 @@ V1_MODES = "trainer.v1.trainer_mode"
 STEP = ["data.train_batch_size=64", "actor_rollout_ref.actor.ppo_mini_batch_size=16", "data.gen_batch_size=1"]
 
 
-@pytest.mark.usefixtures("with_sglang")
 @pytest.mark.parametrize(
     ("mode", "further", "ahead", "saves"),
     [
@@ -446,25 +437,10 @@ def test_modes_of_verls_newer_trainer_bound_staleness(
     assert config.algorithm.rollout_correction.rollout_is is None, "verl's defaults hold"
 
 
-@pytest.mark.usefixtures("with_sglang")
 def test_an_engine_on_the_policys_devices_may_keep_its_memory() -> None:
     keeps = [f"{V1_MODES}=colocate_async", "actor_rollout_ref.rollout.free_cache_engine=false"]
     config = load_config([*STEP, *keeps], "ppo_trainer")
     assert not config.actor_rollout_ref.rollout.free_cache_engine
-
-
-@pytest.mark.parametrize(
-    ("further", "message"),
-    [
-        ([f"{V1_MODES}=separate_async", "trainer.v1.separate_async.parameter_sync_step=2"], "should be 32, not 64"),
-        ([f"{V1_MODES}=together"], "expected sync, colocate_async or separate_async, found 'together'"),
-        ([f"{V1_MODES}=colocate_async", "trainer.v1.sampler.max_off_policy_threshold=0"], "threshold >= 1: 1 and 0"),
-        (["trainer.v1.sampler.custom_sampler.path=own.py"], "custom_sampler.path=own.py would change the result"),
-    ],
-)
-def test_modes_that_verls_newer_trainer_has_not_are_refused(further: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        load_config([*STEP[:2], *further], "ppo_trainer")
 
 
 ASYNC = ("fully_async_ppo_trainer", "fully_async_ppo_megatron_trainer")
@@ -472,7 +448,6 @@ AHEAD = ("one_step_off_ppo_trainer", "one_step_off_ppo_megatron_trainer")
 DECOUPLED = "algorithm.rollout_correction.bypass_mode=false"
 
 
-@pytest.mark.usefixtures("with_sglang")
 @pytest.mark.parametrize(
     ("trainers", "command", "proximal", "weight"),
     [
@@ -500,7 +475,6 @@ def test_the_proximal_policy_of_verls_asynchronous_trainers(
         assert (keys.proximal, keys.rollout_is) == (proximal, weight), trainer
 
 
-@pytest.mark.usefixtures("with_sglang")
 def test_verls_asynchronous_trainer_counts_publications() -> None:
     every = ["async_training.trigger_parameter_sync_step=4", "trainer.save_freq=3"]
     config = load_config([*every, "trainer.test_freq=5"], ASYNC[0])
@@ -515,14 +489,12 @@ def test_verls_asynchronous_trainer_counts_publications() -> None:
     assert load_config(mini, ASYNC[0]).trainer.total_training_steps == 3, "verl leaves the last 4 prompts"
 
 
-@pytest.mark.usefixtures("with_sglang")
 def test_the_trainers_devices_do_not_generate(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "agentrl.config"):
         load_config(["async_training.use_dynamic_resource_scheduling=true"], ASYNC[0])
     assert "use_dynamic_resource_scheduling: the trainer's devices do not generate between updates" in caplog.text
 
 
-@pytest.mark.usefixtures("with_sglang")
 def test_without_dynamic_sampling_dapos_recipe_trains_on_the_generation_batch() -> None:
     sizes = ["data.train_batch_size=16", "data.gen_batch_size=48", f"{ACTOR}.ppo_mini_batch_size=16"]
     assert load_config(sizes, "dapo_trainer").data.train_batch_size == 48
@@ -530,7 +502,6 @@ def test_without_dynamic_sampling_dapos_recipe_trains_on_the_generation_batch() 
         load_config(sizes, "ppo_trainer")
 
 
-@pytest.mark.usefixtures("with_sglang")
 def test_further_tokens_are_refused_where_all_layers_would_learn_by_them(caplog: pytest.LogCaptureFixture) -> None:
     keys = [
         f"+actor_rollout_ref.model.mtp.{key}" for key in ("enable=true", "enable_train=true", "enable_rollout=true")
@@ -542,7 +513,6 @@ def test_further_tokens_are_refused_where_all_layers_would_learn_by_them(caplog:
     assert "mtp.enable_train: layers that predict further tokens stay as they are" in caplog.text
 
 
-@pytest.mark.usefixtures("with_sglang")
 @pytest.mark.parametrize(
     ("name", "like"),
     [
@@ -573,7 +543,6 @@ OVERLONG_BUFFERS = {
 }
 
 
-@pytest.mark.usefixtures("with_sglang")
 @pytest.mark.parametrize("section", OVERLONG_BUFFERS)
 def test_dapos_keys_are_taken_in_every_spelling(section: str) -> None:
     values = {"enable": "True", "len": "4096", "penalty_factor": "0.5", "log": "False"}
@@ -594,7 +563,6 @@ def _pairs(command: list[str]) -> list[list[str]]:
     return [text.split("=", 1) for text in command]
 
 
-@pytest.mark.usefixtures("with_sglang")
 @pytest.mark.parametrize(
     ("more", "metric", "bound"),
     [
@@ -606,21 +574,6 @@ def _pairs(command: list[str]) -> list[list[str]]:
 def test_verls_names_of_rewards_and_of_no_bound_are_ours(more: list[str], metric: str, bound: int) -> None:
     keys = load_config([*DAPO, *more], "dapo_trainer").algorithm.filter_groups
     assert (keys.metric, keys.max_num_gen_batches) == (metric, bound)
-
-
-@pytest.mark.usefixtures("with_sglang")
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (
-            ["algorithm.filter_groups.metric=seq_final_reward", "algorithm.use_kl_in_reward=True"],
-            "metric=seq_reward compares without it",
-        ),
-    ],
-)
-def test_what_dynamic_sampling_cannot_do_as_verl_is_refused(more: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        load_config([*DAPO, *more], "dapo_trainer")
 
 
 VERLS_DAPO_32B = [
@@ -667,20 +620,6 @@ VERLS_DAPO_32B = [
 """What run_dapo_qwen2.5_32b.sh of verl's recipe sets, but for paths and names."""
 
 
-@pytest.mark.usefixtures("with_sglang")
-def test_our_recipe_for_dapo_has_the_values_of_verls() -> None:
-    ours, verls = (
-        flatten(load_config(argv, name).model_dump(mode="json"), leaf_keys(Config))
-        for argv, name in (([], "recipe/dapo_qwen2.5_32b"), (VERLS_DAPO_32B, "dapo_trainer"))
-    )
-    without_effect = ("critic.", "algorithm.kl_", "algorithm.lam", f"{ACTOR}.kl_loss_")
-    decide = [key for key in DECIDES if not key.startswith(without_effect)]
-    decide += [key for key in ours if key.startswith(("algorithm.filter_groups.", "reward_model.overlong_buffer."))]
-    decide += ["data.gen_batch_size", "trainer.nnodes", "trainer.n_gpus_per_node", f"{ROLLOUT}.val_kwargs.top_p"]
-    decide += ["actor_rollout_ref.model.dtype", f"{ROLLOUT}.num_servers", f"{ROLLOUT}.free_cache_engine"]
-    assert {key: ours[key] for key in decide} == {key: verls[key] for key in decide}
-
-
 VERLS_RETOOL_32B = [
     "algorithm.adv_estimator=grpo",
     "data.train_batch_size=512",
@@ -715,26 +654,37 @@ VERLS_RETOOL_32B = [
 """What decides in run_qwen2.5_32b_dapo.sh of verl's recipe of ReTool, for 150 steps and 30 answers in validation."""
 
 
-@pytest.mark.usefixtures("with_sglang")
-def test_our_recipe_for_retool_has_the_values_of_verls() -> None:
+@pytest.mark.parametrize(
+    ("name", "command", "trainer", "further"),
+    [
+        (
+            "dapo_qwen2.5_32b",
+            VERLS_DAPO_32B,
+            "dapo_trainer",
+            ["data.gen_batch_size", "trainer.n_gpus_per_node", f"{ROLLOUT}.free_cache_engine"],
+        ),
+        (
+            "retool_qwen2.5_32b",
+            VERLS_RETOOL_32B,
+            "ppo_trainer",
+            [f"{ROLLOUT}.multi_turn.{key}" for key in ("max_assistant_turns", "max_parallel_calls", "format")]
+            + [f"{ROLLOUT}.multi_turn.force_final_answer", f"{ACTOR}.ppo_max_token_len_per_gpu"],
+        ),
+    ],
+)
+def test_our_recipes_have_the_values_of_verls(name: str, command: list[str], trainer: str, further: list[str]) -> None:
     ours, verls = (
-        flatten(load_config(argv, name).model_dump(mode="json"), leaf_keys(Config))
-        for argv, name in (([], "recipe/retool_qwen2.5_32b"), (VERLS_RETOOL_32B, "ppo_trainer"))
+        flatten(load_config(argv, start).model_dump(mode="json"), leaf_keys(Config))
+        for argv, start in (([], f"recipe/{name}"), (command, trainer))
     )
     without_effect = ("critic.", "algorithm.kl_", "algorithm.lam", f"{ACTOR}.kl_loss_")
     decide = [key for key in DECIDES if not key.startswith(without_effect)]
-    decide += [f"{ROLLOUT}.multi_turn.{key}" for key in ("max_assistant_turns", "max_parallel_calls", "format")]
-    decide += [
-        "trainer.nnodes",
-        f"{ROLLOUT}.val_kwargs.top_p",
-        f"{ROLLOUT}.num_servers",
-        "actor_rollout_ref.model.dtype",
-    ]
-    decide += [f"{ROLLOUT}.multi_turn.force_final_answer", f"{ACTOR}.ppo_max_token_len_per_gpu"]
+    decide += [key for key in ours if key.startswith(("algorithm.filter_groups.", "reward_model.overlong_buffer."))]
+    decide += ["trainer.nnodes", f"{ROLLOUT}.val_kwargs.top_p", f"{ROLLOUT}.num_servers"]
+    decide += ["actor_rollout_ref.model.dtype", *further]
     assert {key: ours[key] for key in decide} == {key: verls[key] for key in decide}
 
 
-@pytest.mark.usefixtures("with_sglang")
 def test_gdpos_rewards_are_options_of_the_estimator() -> None:
     keys = ["+algorithm.gdpo_reward_keys=[format,accuracy]", "+algorithm.gdpo_reward_weights=[0.5,1.0]"]
     config = load_config(["algorithm.adv_estimator=gdpo", f"{ROLLOUT}.n=4", *keys], "ppo_trainer").algorithm
@@ -742,7 +692,6 @@ def test_gdpos_rewards_are_options_of_the_estimator() -> None:
     assert load_config(["algorithm.adv_estimator=grpo", *keys], "ppo_trainer").algorithm.adv_options == {}
 
 
-@pytest.mark.usefixtures("with_sglang")
 def test_options_of_a_loss_follow_the_loss() -> None:
     command = [f"{ACTOR}.policy_loss.loss_mode=sapo", f"{ACTOR}.tau_pos=0.9"]
     options = load_config(command, "ppo_trainer").actor_rollout_ref.actor.policy_loss.options
@@ -811,7 +760,6 @@ PRESETS: list[tuple[str, list[str], Keys]] = [
 ]
 
 
-@pytest.mark.usefixtures("with_sglang")
 @pytest.mark.parametrize(("command", "expected"), [case[1:] for case in PRESETS], ids=[case[0] for case in PRESETS])
 def test_presets_of_corrections(command: list[str], expected: Keys) -> None:
     given = [("+" if key.startswith("+") else "") + f"{CORRECTION}.{key.lstrip('+')}" for key in command]
@@ -826,36 +774,55 @@ def test_presets_of_corrections(command: list[str], expected: Keys) -> None:
     assert loss == ("gpg" if "loss_type=reinforce" in command else "vanilla")
 
 
-@pytest.mark.usefixtures("with_sglang")
 def test_the_first_name_of_truncated_weights() -> None:
     config = load_config([f"+{ACTOR}.tis_imp_ratio_cap=3"], "ppo_trainer").algorithm.rollout_correction
     assert (config.rollout_is, config.rollout_is_threshold) == ("token", 3)
 
 
-@pytest.mark.usefixtures("with_sglang")
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        (["rollout_rs=token_k1"], "must have one threshold, or one for each of token_k1; found None"),
-        (["rollout_rs=seq_mean_k1", "rollout_rs_threshold=much"], "expected a number above 0, or lower_upper"),
-        (["rollout_rs=seq_mean_k3", 'rollout_rs_threshold="0.5_2.0"'], "seq_mean_k3 has one bound"),
-        (["rollout_rs=seq_max_k1", "rollout_rs_threshold=2.0"], "there is no criterion seq_max_k1"),
-        (["rollout_is=token", 'rollout_is_threshold="2.0_0.5"'], "bounds must be above 0, the lower one first"),
-        (["rollout_is=token", "rollout_is_batch_normalize=true", *REINFORCE], "the mean of each micro-batch"),
-    ],
-)
-def test_corrections_that_mean_nothing(command: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        load_config([f"{CORRECTION}.{key}" for key in command], "ppo_trainer")
+REFUSED: list[tuple[list[str], str]] = [
+    ([*STEP, f"{V1_MODES}=separate_async", "trainer.v1.separate_async.parameter_sync_step=2"], "should be 32, not 64"),
+    ([*STEP, f"{V1_MODES}=together"], "expected sync, colocate_async or separate_async, found 'together'"),
+    (
+        [*STEP, f"{V1_MODES}=colocate_async", "trainer.v1.sampler.max_off_policy_threshold=0"],
+        "threshold >= 1: 1 and 0",
+    ),
+    (["trainer.v1.sampler.custom_sampler.path=own.py"], "custom_sampler.path=own.py would change the result"),
+    (
+        [*DAPO, "algorithm.filter_groups.metric=seq_final_reward", "algorithm.use_kl_in_reward=True"],
+        "metric=seq_reward compares without it",
+    ),
+    ([f"{CORRECTION}.rollout_rs=token_k1"], "must have one threshold, or one for each of token_k1; found None"),
+    (
+        [f"{CORRECTION}.rollout_rs=seq_mean_k1", f"{CORRECTION}.rollout_rs_threshold=much"],
+        "expected a number above 0, or lower_upper",
+    ),
+    (
+        [f"{CORRECTION}.rollout_rs=seq_mean_k3", f'{CORRECTION}.rollout_rs_threshold="0.5_2.0"'],
+        "seq_mean_k3 has one bound",
+    ),
+    (
+        [f"{CORRECTION}.rollout_rs=seq_max_k1", f"{CORRECTION}.rollout_rs_threshold=2.0"],
+        "there is no criterion seq_max_k1",
+    ),
+    (
+        [f"{CORRECTION}.rollout_is=token", f'{CORRECTION}.rollout_is_threshold="2.0_0.5"'],
+        "bounds must be above 0, the lower one first",
+    ),
+    (
+        [f"{CORRECTION}.{key}" for key in ("rollout_is=token", "rollout_is_batch_normalize=true", *REINFORCE)],
+        "the mean of each micro-batch",
+    ),
+    ([f"{CORRECTION}.bypass_mode=true", f"{ACTOR}.policy_loss.loss_mode=gspo"], "leave loss_mode out"),
+    (["data.truncation=sideways"], "data.truncation"),
+]
 
 
-@pytest.mark.usefixtures("with_sglang")
-def test_the_bypass_mode_has_losses_of_its_own() -> None:
-    with pytest.raises(ConfigError, match="leave loss_mode out"):
-        load_config([f"{CORRECTION}.bypass_mode=true", f"{ACTOR}.policy_loss.loss_mode=gspo"], "ppo_trainer")
+@pytest.mark.parametrize(("command", "said"), REFUSED)
+def test_what_has_no_equal_or_no_meaning_is_refused(command: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        load_config(command, "ppo_trainer")
 
 
-@pytest.mark.usefixtures("with_sglang")
 def test_notes_are_one_summary_and_other_defaults_are_named(caplog: pytest.LogCaptureFixture) -> None:
     command = [f"{ACTOR}.ppo_micro_batch_size_per_gpu=4", "trainer.balance_batch=False", "data.train_batch_size=512"]
     with caplog.at_level(logging.WARNING, "agentrl.config"):
@@ -873,7 +840,6 @@ def test_notes_are_one_summary_and_other_defaults_are_named(caplog: pytest.LogCa
     assert "trainer.balance_batch: micro-batches are balanced by tokens" in listed
 
 
-@pytest.mark.usefixtures("with_sglang")
 def test_a_backend_of_another_kind_is_told_loudly(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "agentrl.config"):
         config = load_config(
@@ -896,7 +862,6 @@ def test_a_backend_of_another_kind_is_told_loudly(caplog: pytest.LogCaptureFixtu
     assert "sharded by FSDP2, too" in told
 
 
-@pytest.mark.usefixtures("with_sglang")
 def test_a_run_in_verls_dialect_is_written_in_our_words(tmp_path: Path) -> None:
     from agentrl.config import write_config
 
@@ -912,7 +877,6 @@ def test_agentrl_train_guesses_nothing() -> None:
     assert load_config(["trainer.balance_batch=True"]).algorithm.adv_estimator == "grpo"
 
 
-@pytest.mark.usefixtures("with_sglang")
 def test_search_r1s_lengths_are_those_of_its_loop() -> None:
     config = load_config(
         [
@@ -934,23 +898,18 @@ def test_search_r1s_lengths_are_those_of_its_loop() -> None:
     assert (config.actor_rollout_ref.rollout.n, config.actor_rollout_ref.actor.clip_low) == (5, 0.1)
 
 
-@pytest.mark.usefixtures("with_sglang")
 def test_a_template_may_stand_in_the_command() -> None:
     template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     config = load_config([f"actor_rollout_ref.model.custom_chat_template='{template}'"], "ppo_trainer")
     assert config.actor_rollout_ref.model.chat_template == template
 
 
-@pytest.mark.usefixtures("with_sglang")
 def test_long_prompts_are_cut_where_the_command_says() -> None:
     assert load_config(["data.truncation=middle"], "ppo_trainer").data.truncation == "middle"
-    with pytest.raises(ConfigError, match=r"data\.truncation"):
-        load_config(["data.truncation=sideways"], "ppo_trainer")
     both = load_config(["data.truncation=left", "data.filter_overlong_prompts=True"], "ppo_trainer")
     assert both.data.filter_overlong_prompts, "nothing is left that could be cut, as verl has it"
 
 
-@pytest.mark.usefixtures("with_sglang")
 def test_search_r1s_retriever_is_the_commands_unless_a_tool_file_says_more(tmp_path: Path) -> None:
     url = "http://127.0.0.1:8765/retrieve"
     words = [f"{ACTOR}.state_masking=true", "max_turns=2", f"retriever.url={url}", "retriever.topk=5"]
@@ -962,7 +921,6 @@ def test_search_r1s_retriever_is_the_commands_unless_a_tool_file_says_more(tmp_p
     assert load_config(own, "search_r1_trainer").actor_rollout_ref.rollout.multi_turn.tool_options == {}
 
 
-@pytest.mark.usefixtures("with_sglang")
 @pytest.mark.parametrize(
     "words",
     [
@@ -977,38 +935,28 @@ def test_a_reward_model_that_scores_by_itself_is_ours(words: list[str], tmp_path
     assert keys.max_length == (77 if "reward_model.max_length=77" in words else None)
 
 
-@pytest.mark.usefixtures("with_sglang")
+SERVED = [
+    "enable=True",
+    "enable_resource_pool=True",
+    "n_gpus_per_node=8",
+    "nnodes=2",
+    "rollout.name=vllm",
+    "rollout.gpu_memory_utilization=0.95",
+    "rollout.tensor_model_parallel_size=1",
+]
+
+
 @pytest.mark.parametrize(
-    "words",
+    ("section", "more"),
     [
-        [
-            "reward_model.enable=True",
-            "reward_model.enable_resource_pool=True",
-            "reward_model.n_gpus_per_node=8",
-            "reward_model.nnodes=2",
-            "reward_model.model.path=/rm",
-            "reward_model.rollout.name=vllm",
-            "reward_model.rollout.gpu_memory_utilization=0.95",
-            "reward_model.rollout.tensor_model_parallel_size=1",
-            "reward_model.rollout.free_cache_engine=False",
-            "+reward_model.rollout.engine_kwargs.sglang.attention_backend=fa3",
-        ],
-        [
-            "reward.reward_model.enable=True",
-            "reward.reward_model.enable_resource_pool=True",
-            "reward.reward_model.n_gpus_per_node=8",
-            "reward.reward_model.nnodes=2",
-            "reward.reward_model.model_path=/rm",
-            "reward.reward_model.rollout.name=vllm",
-            "reward.reward_model.rollout.gpu_memory_utilization=0.95",
-            "reward.reward_model.rollout.tensor_model_parallel_size=1",
-            "+reward.reward_model.rollout.engine_kwargs.sglang.attention_backend=fa3",
-        ],
+        ("reward_model", ["reward_model.model.path=/rm", "reward_model.rollout.free_cache_engine=False"]),
+        ("reward.reward_model", ["reward.reward_model.model_path=/rm"]),
     ],
 )
-def test_a_reward_model_that_a_function_asks_is_served(words: list[str], tmp_path: Path) -> None:
+def test_a_reward_model_that_a_function_asks_is_served(section: str, more: list[str], tmp_path: Path) -> None:
     (tmp_path / "f.py").write_text("def compute_score(solution_str, reward_router_address): return 0\n")
-    words = [*words, f"custom_reward_function.path={tmp_path}/f.py"]
+    words = [*(f"{section}.{word}" for word in SERVED), *more, f"custom_reward_function.path={tmp_path}/f.py"]
+    words.append(f"+{section}.rollout.engine_kwargs.sglang.attention_backend=fa3")
     keys = load_config(words, "ppo_trainer").reward_model
     assert keys.generates and not keys.classifies and keys.model.path == "/rm"
     assert (keys.enable_resource_pool, keys.nnodes, keys.n_gpus_per_node) == (True, 2, 8)
@@ -1024,7 +972,6 @@ def test_a_reward_model_that_a_function_asks_is_served(words: list[str], tmp_pat
         load_config([*words, "reward.reward_model.rollout.quantization=fp8"], "ppo_trainer")
 
 
-@pytest.mark.usefixtures("with_sglang")
 def test_samplers_are_named_in_verls_words(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from agentrl.verl import AbstractSampler\n\n\nclass Mine(AbstractSampler):\n"
@@ -1042,13 +989,11 @@ def test_a_key_of_verls_that_nothing_reads_is_not_proposed_for_itself() -> None:
         load_config(["trainer.ref_update_freq=3"], "ppo_trainer")
 
 
-@pytest.mark.usefixtures("with_sglang")
 def test_a_negative_number_of_generations_to_log_is_all_of_them() -> None:
     assert load_config(["trainer.log_val_generations=-1"], "ppo_trainer").trainer.log_val_generations == 1_000_000
     assert load_config(["trainer.log_val_generations=3"], "ppo_trainer").trainer.log_val_generations == 3
 
 
-@pytest.mark.usefixtures("with_sglang")
 def test_keys_are_deleted_as_in_our_own_configs() -> None:
     assert load_config(["~trainer.total_epochs"], "ppo_trainer").trainer.total_epochs == 1
 
@@ -1127,7 +1072,6 @@ def test_what_distillation_has_not_is_refused(given: dict[str, JSON]) -> None:
 REPLAY = f"{ACTOR}.router_replay.mode"
 
 
-@pytest.mark.usefixtures("with_sglang")
 @pytest.mark.parametrize("backend", ["", "megatron."])
 def test_experts_are_replayed_where_the_engine_tells_them(backend: str) -> None:
     command = [f"+{ACTOR}.{backend}router_replay.mode=R3", f"{ROLLOUT}.enable_rollout_routing_replay=True"]
@@ -1143,7 +1087,6 @@ def test_experts_are_replayed_where_the_engine_tells_them(backend: str) -> None:
         load_config([command[1]], "ppo_trainer")
 
 
-@pytest.mark.usefixtures("with_sglang")
 def test_losses_of_routers_are_those_that_megatron_adds() -> None:
     """verl sets moe_router_load_balancing_type=none, with which Megatron does not read the weight of the balance."""
     given = f"+{ACTOR}.megatron.override_transformer_config"
