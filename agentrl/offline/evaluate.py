@@ -1,7 +1,7 @@
 """Scores of responses in a parquet file, by data source, for `python -m agentrl.evaluate`.
 
-The scorers are those of training, and run as many at once as reward_model.max_concurrent lets them; with `ray_init.*`
-chunks of rows are scored in the processes of Ray, each of which has its own.
+The scorers of training score the rows. As many run at once as reward_model.max_concurrent lets them. With `ray_init.*`
+Ray's processes score chunks of rows, each with scorers of its own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SHOWN_CAUSES = 5
 
 
 def evaluate(config: EvaluateConfig, display: Display) -> dict[str, Summary]:
-    """Score all rows. Returns the numbers by data source, and under `all` those of all rows. Raises UserError."""
+    """Score all rows. Returns the numbers by data source, and under `all` the numbers of all rows. Raises UserError."""
     if config.data.output_path is not None:
         check_folder(Path(config.data.output_path))
     rows = ResponseFiles(expand(config.data.path), config)
@@ -101,7 +101,7 @@ def table_of(summaries: Mapping[str, Summary]) -> Table:
 
 
 def cell_text(value: JSON) -> str:
-    """Format a number of `Summary.numbers`; `-` where it has none."""
+    """Format a number of `Summary.numbers`; `-` where it has no such number."""
     return f"{value:,}" if isinstance(value, int) else f"{value:.4f}" if isinstance(value, float) else "-"
 
 

@@ -1,8 +1,8 @@
 """Responses without training, for `python -m agentrl.generate`.
 
-Loops, tools, interactions, engines and records are those of training. Prompts run in batches; each finished batch is
-on the disk before the next begins, and the seeds of a prompt depend on its position alone, so that a run that was
-killed goes on to the same file.
+Loops, tools, interactions, engines and records are the same as in training. Prompts run in batches; each finished
+batch is on the disk before the next begins. The seeds of a prompt depend on its position alone, so a run that was
+killed continues to the same file.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ ADDED = (
     "response_score",
     "trajectories",
 )
-"""Columns that are written beside those of the rows; the last two when they are asked for."""
+"""Columns that are added to the rows' own; the last two when they are asked for."""
 DECISIVE = (
     "data.prompt_key",
     "data.max_prompt_length",

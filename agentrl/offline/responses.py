@@ -1,6 +1,6 @@
-"""A parquet file of rows and what a policy made of them, written in parts while it is made.
+"""A parquet file of rows and a policy's responses, written in parts while the responses come.
 
-The parts lie in a folder beside the file, `<file>.parts/`, each whole or not at all and named by the position of its
+The parts lie in a folder next to the file, `<file>.parts/`, each whole or not at all and named by the position of its
 first row. They are joined to the file when all rows are done, and the folder is removed.
 """
 
@@ -26,7 +26,7 @@ SETTINGS = "settings.json"
 
 
 class InputRows:
-    """Reader of all columns of the rows behind samples, which come in the order of their files."""
+    """Reader of all columns of the samples' rows, which come in the order of their files."""
 
     def __init__(self, files: Sequence[str], added: Collection[str]) -> None:
         """Read the schemas. Raises DataError when columns differ in type between files, or are named in `added`."""
@@ -50,7 +50,7 @@ class InputRows:
         self._start = 0
 
     def take(self, samples: Sequence[Sample]) -> pa.Table:
-        """Return the rows of `samples`, none of which may be before one that was taken earlier."""
+        """Return the rows of `samples`; no row may come before a row that was taken earlier."""
         tables, chosen = [], list[int]()
         for sample in samples:
             if sample.file != self._file or not self._start <= sample.row < self._start + self._batch.num_rows:

@@ -63,7 +63,7 @@ class ResponseFiles:
     """The rows of parquet files, checked, a chunk at a time."""
 
     def __init__(self, files: Sequence[str], config: EvaluateConfig) -> None:
-        """Check all files. Raises DataError for one that cannot be read, or whose columns cannot be scored."""
+        """Check all files. Raises DataError for a file that cannot be read, or whose columns cannot be scored."""
         self.files = files
         self.keys = config.data
         self.has_function = config.custom_reward_function.path is not None
@@ -189,7 +189,7 @@ def check_sources(reward: RewardManager, sources: Mapping[str, str]) -> None:
 
 
 def check_rows(chunk: list[Responses], reward: RewardManager) -> list[Responses]:
-    """Return the rows. Raises UserError, with the row's place, for one that cannot be scored."""
+    """Return the rows. Raises UserError, with the row's place, for a row that cannot be scored."""
     for row in chunk:
         try:
             reward.check_row(row.sample)

@@ -1,7 +1,7 @@
 """Entry point: `python -m agentrl.replay RUN --uid U [--checkpoint DIR] [--turn K --tool-answer FILE|--message TEXT]`.
 
-Samples a recorded trajectory again, in this process, by the weights that sampled it, and tells the first difference:
-exit status 0 where there is none, 1 where there is one. With --turn it goes on from another tool answer or message.
+Samples a recorded trajectory again, in this process, by the weights that sampled it, and prints the first difference:
+exit status 0 without a difference, 1 with one. With --turn it continues from another tool answer or message.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Keys of `expert.*`: transcripts that are learnt beside the policy's own trajectories."""
+"""Keys of `expert.*`: transcripts that are learnt next to the policy's own trajectories."""
 
 from __future__ import annotations
 

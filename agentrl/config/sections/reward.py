@@ -159,9 +159,9 @@ class ScoreModelConfig(Section):
     """The model has no score of its own: it runs on SGLang servers, and scorers ask it that have the parameter
     reward_router_address (docs/rewards.md)."""
     coef: Annotated[float, CLASSIFIES] = 1.0
-    """Weight of its score beside that of the scorer."""
+    """Weight of its score, next to the scorer's."""
     replaces_scorers: Annotated[bool, CLASSIFIES] = False
-    """The scorers are not asked, and give 0; false: they score beside it."""
+    """The scorers are not asked, and give 0; false: they score, too."""
 
 
 class RewardServersConfig(Section):
@@ -178,7 +178,7 @@ class RewardServersConfig(Section):
 
 
 class RewardModelConfig(RewardConfig):
-    """`reward_model.*` of a training: the scorers, and a reward model beside them."""
+    """`reward_model.*` of a training: the scorers, and perhaps a reward model."""
 
     enable: Annotated[bool, Needs("model.path", "a reward model")] = False
     """Add a reward model's score to that of the scorer, which is 0 where the data source has none; with
@@ -198,7 +198,7 @@ class RewardModelConfig(RewardConfig):
 
     @property
     def classifies(self) -> bool:
-        """Say whether a sequence classification model scores beside the scorers."""
+        """Say whether a sequence classification model scores, too."""
         return self.enable and not self.model.generative
 
     @property

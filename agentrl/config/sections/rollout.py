@@ -32,7 +32,7 @@ def is_server_url(url: str) -> bool:
 
 
 def server_urls(urls: list[str]) -> list[str]:
-    """Strip slashes at the end. Raises ValueError for no URL, for one that is none, and for one that comes twice."""
+    """Strip slashes at the end. Raises ValueError for an empty list, a text that is no URL, or a URL twice."""
     urls = [url.rstrip("/") for url in urls]
     if not urls or not all(map(is_server_url, urls)):
         raise ValueError("URLs such as http://host:30000, at least one")
@@ -212,8 +212,8 @@ class RolloutConfig(Section):
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Options of an engine of yours; embedded and sglang have keys of their own."""
     n: int = Field(8, gt=0)
-    """Trajectories a prompt. Group estimators compare them: one that is left alone, as the others failed, teaches
-    nothing. With 1 they take the reward itself."""
+    """Trajectories a prompt. Group estimators compare them: a trajectory whose siblings all failed teaches nothing. With
+    1 they take the reward itself."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature; log-probs are of softmax(logits / temperature)."""
     top_p: float = Field(1.0, gt=0, le=1)
@@ -251,8 +251,8 @@ class RolloutConfig(Section):
     health_check_interval: Annotated[float, SGLANG] = Field(10.0, gt=0)
     """Seconds between two health checks of an SGLang server."""
     max_server_restarts: Annotated[int, SGLANG, STARTED] = Field(3, ge=0)
-    """Restarts of one server within half an hour: one that dies once more stays dead, and the others go on; 0: a dead
-    server is not started again."""
+    """Restarts of one server within half an hour: a server that dies once more stays dead, and the others
+    continue; 0: a dead server is not started again."""
     free_cache_engine: Annotated[bool, SGLANG, STARTED, DEVICE] = False
     """Free the servers' weights and KV cache while the policy is updated, for a policy on the same GPU. Off, since it
     costs time in every step and helps only where both do not fit; it needs CUDA and torch_memory_saver. With
