@@ -212,8 +212,8 @@ class RolloutConfig(Section):
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Options of an engine of yours; embedded and sglang have keys of their own."""
     n: int = Field(8, gt=0)
-    """Trajectories a prompt. Group estimators compare them: a trajectory whose siblings all failed teaches nothing. With
-    1 they take the reward itself."""
+    """Trajectories a prompt. Group estimators compare them: a trajectory whose siblings all failed teaches nothing.
+    With 1 they take the reward itself."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature; log-probs are of softmax(logits / temperature)."""
     top_p: float = Field(1.0, gt=0, le=1)
