@@ -14,6 +14,7 @@ from agentrl.config.sections.offline import EvaluateConfig, GenerateConfig
 from agentrl.config.sections.sft import PreferencesConfig, SFTConfig
 from agentrl.config.sections.training import Config
 from agentrl.system.json_value import JSON
+from benchmarks.no_options import no_options
 
 HEAD = """\
 # Every key
@@ -123,4 +124,5 @@ def _default(value: JSON) -> str:
 
 
 if __name__ == "__main__":
+    no_options(__doc__)
     print(page(), end="")

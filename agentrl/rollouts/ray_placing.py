@@ -68,7 +68,7 @@ class WorkerMaker:
             "OMP_WAIT_POLICY": "PASSIVE",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # without GPUs of its own it sees all of the machine
         }
-        kind = ray.remote(concurrency_groups={"status_update": 1, "groups": 1})(RolloutWorker)  # type: ignore[call-overload]
+        kind = ray.remote(concurrency_groups={"status": 1, "groups": 1})(RolloutWorker)  # type: ignore[call-overload]
         options = kind.options(runtime_env={"env_vars": variables}, **self._placing(number))
         actor: ActorProxy[RolloutWorker] = options.remote(Surroundings.here())
         return actor

@@ -1,4 +1,4 @@
-"""Where a part of a run reports how far it is, and what the user should know."""
+"""Contract of the object to which parts of a run report their progress and messages for the user."""
 
 from __future__ import annotations
 
