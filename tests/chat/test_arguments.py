@@ -123,24 +123,9 @@ def test_what_a_template_writes_is_read_back(
 SPELLED = st.lists(
     st.sampled_from(
         [
-            *(
-                "</parameter>",
-                "<parameter=new>",
-                "</function>",
-                "<function=g>",
-                "</tool_call>",
-                "<tool_call>",
-                "</invoke>",
-            ),
-            *(
-                '<parameter name="new">',
-                '<invoke name="g">',
-                "<arg_key>",
-                "</arg_key>new",
-                "<arg_value>",
-                "</arg_value>",
-            ),
-            *("\n", " ", "x", "</think>", "<think>", "｜DSML｜", '"', "\\"),
+            *("</parameter>", "<parameter=new>", "</function>", "<function=g>", "</tool_call>", "<tool_call>"),
+            *('<parameter name="new">', '<invoke name="g">', "</invoke>", "<arg_key>", "</arg_key>new"),
+            *("<arg_value>", "</arg_value>", "\n", " ", "x", "</think>", "<think>", "｜DSML｜", '"', "\\"),
         ]
     ),
     max_size=5,

@@ -1,4 +1,4 @@
-"""The default path: tokenizers' own templates, of several shapes."""
+"""The default path: tokenizers' own templates, of several shapes; test_families has what they share with families."""
 
 from __future__ import annotations
 
@@ -22,24 +22,6 @@ from tests.chat.vocabularies import QWEN, save_tokenizer
 PLAIN = [name for name in TEMPLATES if name not in ("opens_reasoning", "history_without_reasoning")]
 
 
-ONE_CALL = ("llama", "harmony")
-
-
-@pytest.mark.parametrize("name", [name for name in PLAIN if not name.startswith("mistral") and name != "harmony"])
-def test_rolled_out_transcript_equals_the_full_render(make_chat: Callable[..., Chat], name: str) -> None:
-    chat = make_chat(name)
-    calls = 1 if name in ONE_CALL else 2
-    turns = [assistant("", calls), assistant("", 1), assistant("So 5."), assistant("Bye.")]
-    messages = conversation(*turns)
-    ids, mask = chat.render_training(messages, TOOLS)
-    sampled = sampled_turns(ids, mask)
-    assert len(sampled) == 4
-    assert roll_out(chat, messages, sampled) == ids
-    assert chat.drift(ids, messages, TOOLS) is Drift.CLEAN
-    ids += chat.bridge(ids, [GO_ON], TOOLS)
-    assert chat.drift(ids, [*messages, GO_ON], TOOLS) is Drift.CLEAN
-
-
 @pytest.mark.parametrize("name", ["mistral", "mistral_args"])
 def test_template_that_moves_the_tools_to_the_last_user_turn(make_chat: Callable[..., Chat], name: str) -> None:
     chat = make_chat(name)
@@ -50,20 +32,6 @@ def test_template_that_moves_the_tools_to_the_last_user_turn(make_chat: Callable
     ids += chat.bridge(ids, [GO_ON], TOOLS)
     assert chat.decode(ids).count("[AVAILABLE_TOOLS]") == 2
     assert chat.drift(ids, [*messages, GO_ON], TOOLS) is Drift.FORK
-
-
-@pytest.mark.parametrize("name", PLAIN)
-def test_sampled_turns_are_read_back(make_chat: Callable[..., Chat], name: str) -> None:
-    chat = make_chat(name)
-    messages = conversation(assistant("", 1 if name in ONE_CALL else 2), assistant("So 5."))
-    messages = messages[1:] if name.startswith("mistral") else messages
-    first, last = sampled_turns(*chat.render_training(messages, TOOLS))
-    wanted = [call["function"] for message in messages for call in message.get("tool_calls", ())]
-    parsed = chat.parse(first, TOOLS)
-    assert [{"name": call.name, "arguments": call.arguments} for call in parsed.calls] == wanted
-    assert (parsed.text, chat.parse(last, TOOLS).text.lstrip()) == ("", "So 5.")
-    assert first[-1] in chat.stop_token_ids
-    assert last[-1] in chat.stop_token_ids
 
 
 def test_template_that_forbids_a_user_turn_after_tool_answers(tmp_path: Path) -> None:
@@ -114,14 +82,6 @@ def test_reasoning_that_the_prompt_begins(make_chat: Callable[..., Chat]) -> Non
     assert chat.drift(ids, messages, TOOLS) is Drift.CLEAN
     with pytest.raises(ConfigError, match="reasoning_content"):
         chat.render_training(conversation(assistant("So 5.")), TOOLS)
-
-
-@pytest.mark.parametrize("name", ["hermes", "coder", "llama", "hermes_in_text"])
-def test_a_cut_turn_is_closed_by_the_bridge(make_chat: Callable[..., Chat], name: str) -> None:
-    chat = make_chat(name)
-    ids, _ = chat.render_training(conversation(assistant("So 5.")), TOOLS)
-    whole = ids + chat.bridge(ids, [GO_ON], TOOLS)
-    assert ids[:-1] + chat.bridge(ids[:-1], [GO_ON], TOOLS) == whole
 
 
 def test_newline_behind_the_end_of_turn_token_is_kept(make_chat: Callable[..., Chat]) -> None:

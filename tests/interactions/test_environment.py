@@ -17,7 +17,7 @@ from agentrl.system.threads import AbandonedThreads
 from agentrl.trajectory import Status
 from interactions import environment
 from interactions.environment import EnvironmentInteraction
-from tests.agent_loop.conftest import Bench, bench, chat, sample, tiny_dir  # noqa: F401 - fixtures
+from tests.agent_loop.conftest import Bench, sample
 
 MakeBench = Callable[..., Bench]
 LAKE = {
@@ -98,7 +98,7 @@ def row(**kwargs: Any) -> Any:
     return sample(prompt=system, data_source="interaction/world", interaction_kwargs={"name": "world", **kwargs})
 
 
-async def test_a_lake_is_crossed(bench: MakeBench) -> None:  # noqa: F811
+async def test_a_lake_is_crossed(bench: MakeBench) -> None:
     world = interaction(**LAKE)
     await world.start("run")
     script = ["I go DOWN", "Not right yet.\nSo: down.", "**right**", "1", "1", "then right\n\n", "2"]
@@ -116,7 +116,7 @@ async def test_a_lake_is_crossed(bench: MakeBench) -> None:  # noqa: F811
     assert (t.score_extra["environment_steps"], t.score_extra["environment_terminated"]) == (7.0, 1.0)
 
 
-async def test_what_is_no_action_is_told_and_not_stepped(bench: MakeBench) -> None:  # noqa: F811
+async def test_what_is_no_action_is_told_and_not_stepped(bench: MakeBench) -> None:
     b = bench(
         ["jump", "4", "leftover", "", "right", "down"], interactions={"world": interaction(**LAKE)}, max_user_turns=9
     )
@@ -148,7 +148,7 @@ async def test_a_seed_makes_the_same_game_and_numbers_are_its_actions() -> None:
         await world.finalize_interaction(name)
 
 
-async def test_a_plain_class_in_a_thread_of_its_own_is_closed_once(bench: MakeBench, made: list[Guess]) -> None:  # noqa: F811
+async def test_a_plain_class_in_a_thread_of_its_own_is_closed_once(bench: MakeBench, made: list[Guess]) -> None:
     b = bench(lambda session, turn: str(turn + 100), interactions={"world": guess(kwargs={"highest": 5}, max_steps=3)})
     await b.scheduler.context.interactions["world"].start("run")
     trajectories = await b.run(row(seed=1, options={"more": 101}), n=8)
@@ -187,7 +187,7 @@ async def test_an_environment_without_close_or_texts() -> None:
     await world.finalize_interaction("a")
 
 
-async def test_a_hanging_step_is_given_up_and_delays_nobody(bench: MakeBench, made: list[Guess]) -> None:  # noqa: F811
+async def test_a_hanging_step_is_given_up_and_delays_nobody(bench: MakeBench, made: list[Guess]) -> None:
     script = lambda session, turn: "hang" if session.startswith("t/0.") else f"{turn}"  # noqa: E731
     b = bench(script, interactions={"world": guess(max_steps=2)}, call_timeout=0.5, max_retries=1)
     hung, other = await b.run(row(), n=2)
@@ -223,8 +223,7 @@ async def test_too_many_hanging_environments_refuse_new_ones(
 
 
 async def test_what_an_environment_raises_is_told_with_its_place_and_it_is_closed(
-    bench: MakeBench,  # noqa: F811
-    made: list[Guess],
+    bench: MakeBench, made: list[Guess]
 ) -> None:
     b = bench(["raise"], interactions={"world": guess()})
     with pytest.raises(CodeError, match=r"interaction world .*: ZeroDivisionError: in step") as told:
@@ -257,10 +256,7 @@ class Wrong(Silent):
     ],
 )
 async def test_what_an_environment_must_not_give_is_told(
-    bench: MakeBench,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-    gives: dict[str, Any],
-    says: str,
+    bench: MakeBench, monkeypatch: pytest.MonkeyPatch, gives: dict[str, Any], says: str
 ) -> None:
     monkeypatch.setattr(Wrong, "gives", gives)
     with pytest.raises(CodeError, match=says):

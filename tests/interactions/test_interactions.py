@@ -89,11 +89,6 @@ def test_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("tools: []", "expected a mapping with the key `interaction`, found the keys 'tools'"),
         ("interaction:\n  - {name: a}", "interaction[0] (a): `class_name` must be a non-empty string"),
         ("interaction:\n  - {name: a, class: x.Y}", "unknown key 'class'; did you mean 'class_name'?"),
-        (
-            "interaction:\n  - {name: a, class_name: interactions.gsm8k.Gsm8k}",
-            "has no class 'Gsm8k'; it has Gsm8kInteraction",
-        ),
-        ("interaction:\n  - {name: a, class_name: interactions.gsm8.X}", "not found; did you mean 'gsm8k'?"),
         ("interaction:\n  - {name: a, class_name: tools.calculator.CalculatorTool}", "must be a subclass of"),
         ("interaction:\n  - {name: a, class_name: HERE.Picky}", "interaction[0] (a): needs a licence"),
         (

@@ -10,12 +10,10 @@ import pyarrow
 import pyarrow.parquet as pq
 import pytest
 
-from agentrl.interaction import load_interactions
 from agentrl.observe.invariants import check_trajectory
 from agentrl.train import main
 from agentrl.trajectory.parquet import read_trajectories
 from tests.agent_loop.short_turns import ending_its_turns
-from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures
 from tests.e2e.test_docs import write_files
 from tests.e2e.test_train import lines
 
@@ -25,10 +23,7 @@ MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
 
 @pytest.fixture
 def run_of(
-    small_run: Overrides,  # noqa: F811
-    policy_dir: Path,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    small_run: Overrides, policy_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[list[dict[str, Any]]], list[str]]:
     """Overrides of one step over such rows, with the page's interactions."""
     assert write_files("docs/interactions.md", tmp_path) == ["my_game.py", "my_interaction.py", "my_interactions.yaml"]
@@ -127,8 +122,3 @@ def test_such_rows_may_be_left_out(run_of: Callable[[list[dict[str, Any]]], list
     good = {"data_source": "interaction/game", "interaction_kwargs": {"name": "game", "seed": 7}}
     overrides = run_of([good, {**good, "agent_name": "react"}, good])
     assert main([*overrides, "data.on_bad_row=skip", "data.train_batch_size=2"]) == 0
-
-
-def test_the_ready_files_load() -> None:
-    for name in ("gsm8k", "simulated_user", "frozen_lake", "unit_tests"):
-        assert len(load_interactions(f"interactions/{name}.yaml")) == 1

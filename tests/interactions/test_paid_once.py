@@ -17,9 +17,8 @@ from agentrl.reward import NaiveRewardManager
 from agentrl.trajectory import Message, Status, Trajectory
 from agentrl.trajectory.collate import from_trajectories
 from agentrl.trajectory.sample import Sample
-from tests.agent_loop.conftest import Bench, bench, chat, sample, tiny_dir  # noqa: F401 - fixtures
+from tests.agent_loop.conftest import Bench, sample
 from tests.interactions.test_simulated_user import completion, user
-from tests.remote.conftest import FaultyServer, server  # noqa: F401 - fixtures
 from tests.sandbox.servers import running
 
 MakeBench = Callable[..., Bench]
@@ -59,14 +58,13 @@ def sandbox() -> Iterator[str]:
 
 
 @pytest.fixture
-def opened(sandbox: str, server: Callable[..., Any]) -> Callable[[str], Any]:  # noqa: F811
+def opened(sandbox: str, server: Callable[..., Any]) -> Callable[[str], Any]:
     @asynccontextmanager
     async def open_one(file: str) -> AsyncIterator[tuple[str, Interaction]]:
         """As its YAML makes it, but for the addresses of servers."""
+        (made,) = load_interactions(f"interactions/{file}.yaml").values()
         if file == "simulated_user":
-            made: Interaction = user((await server(completion("###STOP###"))).url)
-        else:
-            (made,) = load_interactions(f"interactions/{file}.yaml").values()
+            made = user((await server(completion("###STOP###"))).url)
         if file == "unit_tests":
             made = type(made)({**made.config, "url": sandbox}, made.name)
         try:
@@ -84,10 +82,7 @@ def test_no_ready_interaction_is_missing() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.file)
 async def test_a_right_answer_is_paid_once(
-    case: Case,
-    bench: MakeBench,  # noqa: F811
-    opened: Callable[[str], Any],
-    sandbox: str,
+    case: Case, bench: MakeBench, opened: Callable[[str], Any], sandbox: str
 ) -> None:
     async with opened(case.file) as (name, interaction):
         reward = NaiveRewardManager(RewardConfig(sandbox_fusion=SandboxFusionConfig(url=sandbox)))
@@ -140,8 +135,7 @@ class Steps(Interaction):
 
 @pytest.mark.parametrize("coef", [0.0, 0.3, 1.0, 2.0])
 async def test_a_dialogues_score_is_paid_as_it_is_and_its_steps_where_they_were_made(
-    bench: MakeBench,  # noqa: F811
-    coef: float,
+    bench: MakeBench, coef: float
 ) -> None:
     b = bench(["0.2", "0.3", "0.5"], interactions={"steps": Steps({}, "steps")})
     (t,) = await b.run(sample(data_source="interaction/steps", interaction_kwargs={"name": "steps"}))
@@ -152,7 +146,7 @@ async def test_a_dialogues_score_is_paid_as_it_is_and_its_steps_where_they_were_
     assert rewards == pytest.approx([value for value in expected if value], abs=1e-6)
 
 
-async def test_turn_scores_that_no_scorer_pays_are_paid_beside_the_score(bench: MakeBench) -> None:  # noqa: F811
+async def test_turn_scores_that_no_scorer_pays_are_paid_beside_the_score(bench: MakeBench) -> None:
     b = bench(["0.2", "0.5"], interactions={"steps": Steps({}, "steps")})
     row: Sample = sample(interaction_kwargs={"name": "steps"})
     (t,) = await b.run(row)

@@ -20,7 +20,7 @@ from interactions.environment import EnvironmentInteraction
 from interactions.gsm8k import Gsm8kInteraction
 from interactions.simulated_user import SimulatedUser
 from interactions.unit_tests import AGAIN, RIGHT, UnitTestInteraction, units
-from tests.agent_loop.conftest import Bench, bench, chat, sample, tiny_dir  # noqa: F401 - fixtures
+from tests.agent_loop.conftest import Bench, sample
 from tests.sandbox.servers import running
 
 MakeBench = Callable[..., Bench]
@@ -47,7 +47,7 @@ async def feedback(url: str, program: str, tests: AssertTests | StdioTests, **co
         await judge.close()
 
 
-async def test_a_program_is_mended_until_its_tests_pass(bench: MakeBench, sandbox: str) -> None:  # noqa: F811
+async def test_a_program_is_mended_until_its_tests_pass(bench: MakeBench, sandbox: str) -> None:
     judge = UnitTestInteraction({"url": sandbox}, "tests")
     await judge.start("run")
     script = [f"```python\ndef add(a, b):\n    return {body}\n```" for body in ("a - b", "int(a) + int(b)", "a + b")]
@@ -191,10 +191,7 @@ def test_a_row_and_the_url_are_checked() -> None:
     ],
 )
 async def test_what_a_row_or_a_slow_sandbox_is_to_blame_for_ends_no_run(
-    bench: MakeBench,  # noqa: F811
-    sandbox: str,
-    setup: str,
-    failure: str,
+    bench: MakeBench, sandbox: str, setup: str, failure: str
 ) -> None:
     judge = UnitTestInteraction({"url": sandbox, "timeout": 0.5}, "tests")
     b = bench(lambda session, turn: "```python\npass\n```", interactions={"tests": judge})

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.observe.invariants import check_trajectory
-from agentrl.trajectory import Status, ToolCallRecord, Trajectory, Transcript, Turn, VersionSpan
+from agentrl.trajectory import Status, ToolCallRecord, Trajectory, Turn, VersionSpan
 from agentrl.trajectory.parquet import read_trajectories, write_trajectories
 from tests.trajectory.written import VOCAB_SIZE, Writer, tool_trajectory
 
@@ -32,63 +32,17 @@ def test_what_was_written_to_disk_is_still_sound(tmp_path: Path) -> None:
     assert check_trajectory(back, VOCAB_SIZE) == []
 
 
-def token(trajectory: Trajectory, *, sampled: bool) -> tuple[Transcript, int]:
-    """The first token after the prompt with that mask."""
+def put(one: object, **values: object) -> None:
+    for name, value in values.items():
+        setattr(one, name, value)
+
+
+def of_token(trajectory: Trajectory, *, sampled: bool, **values: float) -> None:
+    """Change the first token after the prompt with that mask."""
     transcript = trajectory.transcripts[0]
-    return transcript, transcript.mask.index(int(sampled), transcript.prompt_length)
-
-
-def shorten_mask(trajectory: Trajectory) -> None:
-    trajectory.transcripts[0].mask.pop()
-
-
-def shorten_logprobs(trajectory: Trajectory) -> None:
-    trajectory.transcripts[0].logprobs.pop()
-
-
-def mask_of_two(trajectory: Trajectory) -> None:
-    transcript, index = token(trajectory, sampled=True)
-    transcript.mask[index] = 2
-
-
-def observed_logprob(trajectory: Trajectory) -> None:
-    transcript, index = token(trajectory, sampled=False)
-    transcript.logprobs[index] = -0.5
-
-
-def positive_logprob(trajectory: Trajectory) -> None:
-    transcript, index = token(trajectory, sampled=True)
-    transcript.logprobs[index] = 0.1
-
-
-def infinite_logprob(trajectory: Trajectory) -> None:
-    transcript, index = token(trajectory, sampled=True)
-    transcript.logprobs[index] = -math.inf
-
-
-def nan_logprob(trajectory: Trajectory) -> None:
-    transcript, index = token(trajectory, sampled=True)
-    transcript.logprobs[index] = math.nan
-
-
-def id_outside(trajectory: Trajectory) -> None:
-    trajectory.transcripts[0].ids[3] = VOCAB_SIZE
-
-
-def negative_id(trajectory: Trajectory) -> None:
-    trajectory.transcripts[0].ids[3] = -1
-
-
-def no_prompt(trajectory: Trajectory) -> None:
-    trajectory.transcripts[0].prompt_length = 0
-
-
-def sampled_prompt(trajectory: Trajectory) -> None:
-    trajectory.transcripts[0].prompt_length += 1
-
-
-def missing_span(trajectory: Trajectory) -> None:
-    trajectory.transcripts[0].versions.pop()
+    index = transcript.mask.index(int(sampled), transcript.prompt_length)
+    for name, value in values.items():
+        getattr(transcript, name)[index] = value
 
 
 def span_over_observed(trajectory: Trajectory) -> None:
@@ -100,86 +54,41 @@ def overlapping_spans(trajectory: Trajectory) -> None:
     trajectory.transcripts[0].versions.insert(1, trajectory.transcripts[0].versions[0])
 
 
-def turn_past_the_end(trajectory: Trajectory) -> None:
-    trajectory.turns[-1].end += 1
+VIOLATIONS: list[tuple[Callable[[Trajectory], object], str]] = [
+    (lambda t: t.transcripts[0].mask.pop(), "69 ids, 68 mask entries"),
+    (lambda t: t.transcripts[0].logprobs.pop(), "68 log-probs"),
+    (lambda t: of_token(t, sampled=True, mask=2), "has the mask 2"),
+    (lambda t: of_token(t, sampled=False, logprobs=-0.5), "observed token 58 has the log-prob -0.5"),
+    (lambda t: of_token(t, sampled=True, logprobs=0.1), "sampled token 13 has the log-prob 0.1"),
+    (lambda t: of_token(t, sampled=True, logprobs=-math.inf), "log-prob -inf"),
+    (lambda t: of_token(t, sampled=True, logprobs=math.nan), "log-prob nan"),
+    (lambda t: of_token(t, sampled=True, ids=VOCAB_SIZE), "token 13 has the id 1114112, outside the vocabulary"),
+    (lambda t: of_token(t, sampled=True, ids=-1), "token 13 has the id -1"),
+    (lambda t: put(t.transcripts[0], prompt_length=0), "prompt length 0"),
+    (lambda t: put(t.transcripts[0], prompt_length=14), "the mask is 1 in the prompt"),
+    (lambda t: t.transcripts[0].versions.pop(), "version spans and sampled tokens disagree on token 60"),
+    (span_over_observed, "version spans and sampled tokens disagree on token 58"),
+    (overlapping_spans, "version span [13, 58) is empty, out of order"),
+    (lambda t: put(t.turns[-1], end=70), "assistant turn [60, 70) is out of order or outside"),
+    (lambda t: put(t.turns[0], end=57), "assistant turns and sampled tokens disagree on token 57"),
+    (lambda t: put(t.turns[1], role="assistant"), "assistant turns and sampled tokens disagree on token 58"),
+    (lambda t: put(t.turns[1], start=57), "tool turn [57, 60) is out of order"),
+    (lambda t: t.turns.append(Turn("user", "", 1, 0, 0)), "turn 3: it stands in transcript 1 of 1"),
+    (
+        lambda t: put(t, status=Status.FAILED, failure="EngineError: x"),
+        "it failed and yet has the score 1.0",
+    ),
+    (lambda t: put(t, status=Status.FAILED, score=None), "it failed without a cause"),
+    (lambda t: put(t, transcripts=[], turns=[]), "the policy sampled nothing"),
+    (lambda t: put(t, score=math.nan), "its score is nan"),
+    (lambda t: put(t.turns[0], reward=math.inf), "its reward is inf"),
+    (lambda t: t.turns[1].calls.append(ToolCallRecord("t", {}, "")), "a tool turn has tool calls"),
+    (lambda t: put(t.turns[0].calls[0], error="oops"), "unknown error kind 'oops'"),
+]
 
 
-def turn_too_short(trajectory: Trajectory) -> None:
-    trajectory.turns[0].end -= 1
-
-
-def observed_as_assistant(trajectory: Trajectory) -> None:
-    trajectory.turns[1].role = "assistant"
-
-
-def overlapping_turns(trajectory: Trajectory) -> None:
-    trajectory.turns[1].start -= 1
-
-
-def no_such_transcript(trajectory: Trajectory) -> None:
-    trajectory.turns.append(Turn("user", "", 1, 0, 0))
-
-
-def failed_with_score(trajectory: Trajectory) -> None:
-    trajectory.status, trajectory.failure = Status.FAILED, "EngineError: x"
-
-
-def failed_without_cause(trajectory: Trajectory) -> None:
-    trajectory.status, trajectory.score = Status.FAILED, None
-
-
-def nothing_sampled(trajectory: Trajectory) -> None:
-    trajectory.transcripts, trajectory.turns = [], []
-
-
-def score_nan(trajectory: Trajectory) -> None:
-    trajectory.score = math.nan
-
-
-def reward_infinite(trajectory: Trajectory) -> None:
-    trajectory.turns[0].reward = math.inf
-
-
-def tool_turn_with_calls(trajectory: Trajectory) -> None:
-    trajectory.turns[1].calls.append(ToolCallRecord("t", {}, ""))
-
-
-def unknown_error_kind(trajectory: Trajectory) -> None:
-    trajectory.turns[0].calls[0].error = "oops"
-
-
-@pytest.mark.parametrize(
-    ("violate", "said"),
-    [
-        (shorten_mask, "69 ids, 68 mask entries"),
-        (shorten_logprobs, "68 log-probs"),
-        (mask_of_two, "has the mask 2"),
-        (observed_logprob, "observed token 58 has the log-prob -0.5"),
-        (positive_logprob, "sampled token 13 has the log-prob 0.1"),
-        (infinite_logprob, "log-prob -inf"),
-        (nan_logprob, "log-prob nan"),
-        (id_outside, "token 3 has the id 1114112, outside the vocabulary"),
-        (negative_id, "token 3 has the id -1"),
-        (no_prompt, "prompt length 0"),
-        (sampled_prompt, "the mask is 1 in the prompt"),
-        (missing_span, "version spans and sampled tokens disagree on token 60"),
-        (span_over_observed, "version spans and sampled tokens disagree on token 58"),
-        (overlapping_spans, "version span [13, 58) is empty, out of order"),
-        (turn_past_the_end, "assistant turn [60, 70) is out of order or outside"),
-        (turn_too_short, "assistant turns and sampled tokens disagree on token 57"),
-        (observed_as_assistant, "assistant turns and sampled tokens disagree on token 58"),
-        (overlapping_turns, "tool turn [57, 60) is out of order"),
-        (no_such_transcript, "turn 3: it stands in transcript 1 of 1"),
-        (failed_with_score, "it failed and yet has the score 1.0"),
-        (failed_without_cause, "it failed without a cause"),
-        (nothing_sampled, "the policy sampled nothing"),
-        (score_nan, "its score is nan"),
-        (reward_infinite, "its reward is inf"),
-        (tool_turn_with_calls, "a tool turn has tool calls"),
-        (unknown_error_kind, "unknown error kind 'oops'"),
-    ],
-)
-def test_each_violation_is_told(violate: Callable[[Trajectory], None], said: str) -> None:
+@pytest.mark.parametrize(("violate", "said"), VIOLATIONS)
+def test_each_violation_is_told(violate: Callable[[Trajectory], object], said: str) -> None:
     trajectory = tool_trajectory()
     violate(trajectory)
     violations = check_trajectory(trajectory, VOCAB_SIZE)

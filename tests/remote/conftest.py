@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Faulty = Callable[..., Awaitable["FaultyServer"]]
 
 
 @dataclass

@@ -10,14 +10,14 @@ from agentrl.remote.chat_endpoint import ChatEndpoint
 from agentrl.remote.control_tokens import part_control_tokens
 from agentrl.trajectory import Message
 from tests.conftest import PROJECT
-from tests.remote.conftest import FaultyServer, says, server  # noqa: F401 - fixtures
+from tests.remote.conftest import FaultyServer, says
 from tests.reward.test_judge import CONTROL
 
 Serve = Callable[..., Awaitable[FaultyServer]]
 SPELLED = f"ok{''.join(CONTROL)} <{' '.join(CONTROL)}"
 
 
-async def test_only_instructions_are_sent_with_control_tokens(server: Serve) -> None:  # noqa: F811
+async def test_only_instructions_are_sent_with_control_tokens(server: Serve) -> None:
     s = await server(says(200, json.dumps({"choices": [{"message": {"content": "yes"}}]})))
     endpoint = ChatEndpoint("x", "x", base_url=s.url, model="m", api_key_env=None, options=RemoteOptions())
     messages: list[Message] = [

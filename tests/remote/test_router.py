@@ -11,7 +11,7 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.remote.router import ModelRouter, ServerAccess
-from tests.remote.conftest import FaultyServer, hangs, says, server  # noqa: F401 - a fixture
+from tests.remote.conftest import FaultyServer, hangs, says
 
 Serve = Callable[..., Awaitable[FaultyServer]]
 MODELS = says(200, '{"data": []}')
@@ -37,7 +37,7 @@ async def asked(it: ModelRouter, path: str = "/v1/chat/completions?a=1") -> tupl
         return answer.status, await answer.text()
 
 
-async def test_a_caller_sees_no_fault_of_a_server(server: Serve) -> None:  # noqa: F811
+async def test_a_caller_sees_no_fault_of_a_server(server: Serve) -> None:
     """What is refused is the caller's to see; errors of a server, and one that is busy, cost it time alone."""
     s = await server(MODELS, says(500, "out of memory"), says(429), says(200, "yes"), says(400, "too long"))
     async with routed(s, key="secret") as (it, warnings):
@@ -53,7 +53,7 @@ async def test_a_caller_sees_no_fault_of_a_server(server: Serve) -> None:  # noq
     )
 
 
-async def test_a_server_that_ends_is_waited_for_or_replaced(server: Serve) -> None:  # noqa: F811
+async def test_a_server_that_ends_is_waited_for_or_replaced(server: Serve) -> None:
     one, two = await server(says(200, "one")), await server(says(200, "two"))
     async with routed(one, two) as (it, _):
         await one.stop()
@@ -66,7 +66,7 @@ async def test_a_server_that_ends_is_waited_for_or_replaced(server: Serve) -> No
         assert await waiting == (200, "one")
 
 
-async def test_requests_run_where_fewest_do_and_end_with_their_caller(server: Serve) -> None:  # noqa: F811
+async def test_requests_run_where_fewest_do_and_end_with_their_caller(server: Serve) -> None:
     slow, free = await server(MODELS, hangs), await server(MODELS, says(200, "free"))
     async with routed(slow, free) as (it, _):
         hanging = asyncio.create_task(asked(it))
@@ -77,7 +77,7 @@ async def test_requests_run_where_fewest_do_and_end_with_their_caller(server: Se
             await asyncio.sleep(0.01)
 
 
-async def test_one_that_does_not_answer_is_told_at_the_start(server: Serve) -> None:  # noqa: F811
+async def test_one_that_does_not_answer_is_told_at_the_start(server: Serve) -> None:
     s = await server(says(503))
     it = ModelRouter(ServerAccess((s.url.rstrip("/"),)), print)
     with pytest.raises(ConfigError, match=r"does not answer within 0\.6 s: status 503"):

@@ -15,7 +15,7 @@ from agentrl.remote.router import ServerAccess
 from agentrl.reward import RewardManager, make_reward_manager, score_all
 from agentrl.trajectory import Message, Status, Trajectory, Transcript
 from agentrl.trajectory.sample import Sample
-from tests.remote.conftest import FaultyServer, says, server  # noqa: F401 - a fixture
+from tests.remote.conftest import FaultyServer, says
 
 Serve = Callable[..., Awaitable[FaultyServer]]
 MODELS = says(200, '{"data": []}')
@@ -85,7 +85,7 @@ async def scored(
     return trajectory
 
 
-async def test_a_function_is_given_its_address_and_its_tokenizer(tmp_path: Path, model: Path, server: Serve) -> None:  # noqa: F811
+async def test_a_function_is_given_its_address_and_its_tokenizer(tmp_path: Path, model: Path, server: Serve) -> None:
     """The first answers are faults, which this function would take for a score of 0."""
     s = await server(MODELS, says(500), says(503), says(200, '{"output_ids": [1, 2, 3]}'))
     it = manager(tmp_path, model, GENERATE)
@@ -98,9 +98,7 @@ async def test_a_function_is_given_its_address_and_its_tokenizer(tmp_path: Path,
 
 
 async def test_servers_that_do_not_answer_in_time_are_a_fault_and_no_reward_of_zero(
-    tmp_path: Path,
-    model: Path,
-    server: Serve,  # noqa: F811
+    tmp_path: Path, model: Path, server: Serve
 ) -> None:
     s = await server(MODELS, says(500, "broken"))
     t = await scored(manager(tmp_path, model, GENERATE, timeout=0.5), s)
@@ -108,7 +106,7 @@ async def test_servers_that_do_not_answer_in_time_are_a_fault_and_no_reward_of_z
     assert t.failure == "scorer: no score within reward_model.timeout=0.5 s"
 
 
-async def test_plain_functions_that_wait_ask_it_too(tmp_path: Path, model: Path, server: Serve) -> None:  # noqa: F811
+async def test_plain_functions_that_wait_ask_it_too(tmp_path: Path, model: Path, server: Serve) -> None:
     said = {"choices": [{"message": {"content": "0.25"}}]}
     t = await scored(manager(tmp_path, model, CHAT), await server(MODELS, says(200, json.dumps(said))))
     assert t.score == 0.25
@@ -116,11 +114,7 @@ async def test_plain_functions_that_wait_ask_it_too(tmp_path: Path, model: Path,
 
 @pytest.mark.parametrize(("solution", "score"), [("4", 1.0), ("5", 0.0)])
 async def test_the_function_of_the_documents(
-    tmp_path: Path,
-    model: Path,
-    server: Serve,  # noqa: F811
-    solution: str,
-    score: float,
+    tmp_path: Path, model: Path, server: Serve, solution: str, score: float
 ) -> None:
     page = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
     text = page.partition("# my_critic.py\n")[2].partition("```")[0]
@@ -139,7 +133,7 @@ class Tokens:
         raise NotImplementedError
 
 
-async def test_verls_manager_classes_are_made_with_both(tmp_path: Path, model: Path, server: Serve) -> None:  # noqa: F811
+async def test_verls_manager_classes_are_made_with_both(tmp_path: Path, model: Path, server: Serve) -> None:
     (tmp_path / "mine.py").write_text(MANAGER)
     it = manager(tmp_path, model, GENERATE, reward_manager=f"{tmp_path}/mine.py:Mine")
     it.bind(Tokens())

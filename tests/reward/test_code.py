@@ -265,11 +265,16 @@ def test_inputs_and_outputs_that_are_no_tests_are_told(truth: dict[str, Any], pr
         read_tests(json.dumps(truth))
 
 
-@pytest.mark.parametrize("source", ["apps", "codecontests", "codeforces", "taco"])
-def test_published_sources_of_programs_need_a_sandbox_and_no_name_of_a_scorer(source: str) -> None:
-    with pytest.raises(ConfigError, match=f"'{source}'.*reward_model.sandbox_fusion.url="):
-        NaiveRewardManager().check([source])
+@pytest.mark.parametrize("source", ["apps", "codecontests", "codeforces", "taco", "code/mbpp"])
+def test_sources_of_programs_need_a_sandbox_and_no_name_of_a_scorer(source: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{source}'.*sandbox.server.*reward_model.sandbox_fusion.url="):
+        NaiveRewardManager().check(["gsm8k", source])
     NaiveRewardManager(RewardConfig(sandbox_fusion=SandboxFusionConfig(url="http://127.0.0.1:9"))).check([source])
+
+
+def test_a_url_that_no_sandbox_can_have_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"sandbox_fusion.url: expected http://HOST:PORT.*'localhost:8080'"):
+        NaiveRewardManager(RewardConfig(sandbox_fusion=SandboxFusionConfig(url="localhost:8080")))
 
 
 async def test_each_test_runs_apart_and_what_a_broken_one_did_not_reach_has_failed(sandbox: str) -> None:
@@ -459,13 +464,6 @@ async def test_a_queue_is_nobodys_time(monkeypatch: pytest.MonkeyPatch) -> None:
         await manager.close()
         await server.stop()
         assert trajectory.score == score, trajectory.failure
-
-
-def test_data_that_needs_a_sandbox_is_refused_without_one() -> None:
-    with pytest.raises(ConfigError, match=r"'code/mbpp'.*sandbox.server.*reward_model.sandbox_fusion.url="):
-        NaiveRewardManager().check(["gsm8k", "code/mbpp"])
-    with pytest.raises(ConfigError, match=r"sandbox_fusion.url: expected http://HOST:PORT.*'localhost:8080'"):
-        NaiveRewardManager(RewardConfig(sandbox_fusion=SandboxFusionConfig(url="localhost:8080")))
 
 
 @pytest.mark.parametrize(

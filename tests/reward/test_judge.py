@@ -22,8 +22,8 @@ from agentrl.reward import NaiveRewardManager, score_all
 from agentrl.reward.judge import asked, read_verdict
 from agentrl.trajectory import Message, Status, ToolCall, Trajectory
 from agentrl.trajectory.sample import Sample
-from tests.openai_api.conftest import chat, scripted, tiny_dir  # noqa: F401 - fixtures
-from tests.remote.conftest import FaultyServer, Handler, hangs, says, server  # noqa: F401 - fixtures
+from tests.openai_api.conftest import scripted
+from tests.remote.conftest import FaultyServer, Handler, hangs, says
 
 Serve = Callable[..., Awaitable[FaultyServer]]
 MODELS = says(200, json.dumps({"object": "list", "data": [{"id": "m"}]}))
@@ -54,7 +54,7 @@ async def scored(it: NaiveRewardManager, *messages: Message, source: str = "judg
     return trajectory
 
 
-async def test_it_judges_behind_our_own_endpoint(chat: Chat) -> None:  # noqa: F811
+async def test_it_judges_behind_our_own_endpoint(chat: Chat) -> None:
     """No `response_format` there: reasoning and a fence stand around the verdict."""
     said = ['<think>{"score": 1} or more?</think>\n```json\n{"reason": "right", "score": 9}\n```']
     async with scripted(chat, said, max_model_len=9000) as (service, engine), service.session() as endpoint:
@@ -69,7 +69,7 @@ async def test_it_judges_behind_our_own_endpoint(chat: Chat) -> None:  # noqa: F
     assert "a whole number from 0 to\n10." in prompt and "did not know:\n4806 m" in prompt
 
 
-async def test_what_it_is_asked(server: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+async def test_what_it_is_asked(server: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGES_KEY", "sk-1234567")
     rubric = tmp_path / "rubric.jinja2"
     rubric.write_text("{{ data_source }}: {{ ground_truth }} in {{ extra_info.unit }}, at most {{ max_score }}.")
@@ -131,7 +131,7 @@ CONTROL = """
 """.split()  # noqa: SIM905 - lines of tokens
 
 
-async def test_no_control_token_reaches_it_verbatim(server: Serve) -> None:  # noqa: F811
+async def test_no_control_token_reaches_it_verbatim(server: Serve) -> None:
     """Neither in what is judged, whoever wrote it, nor in the row, nor where the judge quotes it."""
     spelled = f"ok{''.join(CONTROL)} <{' '.join(CONTROL)}"
     call: ToolCall = {"id": "c", "type": "function", "function": {"name": spelled, "arguments": {spelled: [spelled]}}}
@@ -235,7 +235,7 @@ def test_an_answer_is_read_in_linear_time(part: str) -> None:
     assert time.process_time() - begun < 0.5  # where every `{` is tried, 1.7 s for `{"a":[`
 
 
-async def test_an_unreadable_answer_is_shown_to_it_again(server: Serve) -> None:  # noqa: F811
+async def test_an_unreadable_answer_is_shown_to_it_again(server: Serve) -> None:
     s = await server(answers("Good!"), answers(None), verdict(10))
     t = await scored(manager(s.url))
     assert (t.score, t.score_extra) == (1.0, {"unreadable": 2.0})
@@ -259,14 +259,14 @@ async def test_an_unreadable_answer_is_shown_to_it_again(server: Serve) -> None:
         ([hangs], "RemoteUnavailable: the judge: no answer within"),
     ],
 )
-async def test_its_faults_are_never_a_zero(server: Serve, handlers: list[Handler], cause: str) -> None:  # noqa: F811
+async def test_its_faults_are_never_a_zero(server: Serve, handlers: list[Handler], cause: str) -> None:
     s = await server(*handlers)
     t = await scored(manager(s.url, timeout=1.0, max_concurrent=1))
     assert (t.status, t.score) == (Status.FAILED, None)
     assert t.failure is not None and t.failure.startswith(f"scorer: {cause}")
 
 
-async def test_faults_that_pass_cost_time_only_and_are_counted(server: Serve) -> None:  # noqa: F811
+async def test_faults_that_pass_cost_time_only_and_are_counted(server: Serve) -> None:
     s = await server(says(503), says(500), verdict(5))
     it = manager(s.url)
     trajectories = await asyncio.gather(*(scored(it, close=False) for _ in range(4)))
@@ -276,7 +276,7 @@ async def test_faults_that_pass_cost_time_only_and_are_counted(server: Serve) ->
     await it.close()
 
 
-async def test_mistakes_are_named_before_the_first_step(server: Serve, tmp_path: Path) -> None:  # noqa: F811
+async def test_mistakes_are_named_before_the_first_step(server: Serve, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data_source 'judge/x' is scored by a language model: .*judge\.base_url"):
         NaiveRewardManager().check(["judge/x"])
     with pytest.raises(ConfigError, match=r"reward_model\.judge\.base_url: expected http://HOST:PORT/v1, found 'h:1'"):

@@ -16,7 +16,7 @@ BOUNDS: dict[str, float] = {
     "private functions used once": 422,
     "functions used once": 1018,
     "lines of the core": 57465,
-    "lines of tests": 69_210,
+    "lines of tests": 68_811,
     "files under 30 lines": 71,
     "docstrings that only point": 126,
     "hard words in 1,000 of docs": 0.3,

@@ -8,6 +8,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from agentrl.tool.toolset import ToolSet
+from tests.remote.conftest import server as faulty
+
+__all__ = ["faulty"]
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 import pytest
 
-from agentrl.tool import ErrorKind, FunctionTool, ToolResponse, tool
+from agentrl.tool import ErrorKind, FunctionTool, tool
 from agentrl.tool.toolset import ToolSet
 
 Bind = Callable[[ToolSet], ToolSet]
@@ -145,14 +145,6 @@ async def test_what_a_function_returns_is_shown_as_text_or_json(value: Any, text
         return value
 
     assert (await FunctionTool(give).execute("i", {})).text == text
-
-
-async def test_a_tool_response_keeps_its_reward() -> None:
-    async def give() -> ToolResponse:
-        """Give."""
-        return ToolResponse("x", reward=0.5, metrics={"m": 1.0})
-
-    assert await FunctionTool(give).execute("i", {}) == ToolResponse("x", 0.5, {"m": 1.0})
 
 
 async def test_sync_functions_leave_the_loop_unless_marked() -> None:

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
 
 from agentrl.errors import ConfigError
 from agentrl.tool.session import ToolInfrastructureError, ToolResult
+from tests.remote.conftest import Faulty, Handler, breaks, says
 from tests.tools.test_mcp_stdio import load, running, told
 
 ROOT = Path(__file__).parents[2]
@@ -76,9 +77,6 @@ async def test_a_server_that_is_restarted_in_mid_call(tmp_path: Path, sdk: SdkSe
         assert await told(session, "add", a=2, b=3) == "5"
 
 
-Handler = Callable[[dict[str, Any], web.Request], Awaitable[web.StreamResponse]]
-
-
 class OldServer:
     """The protocol of 2025-06-18, with sessions. Its tool counts by session; `faults` are used up one a call."""
 
@@ -117,7 +115,7 @@ class OldServer:
             tool = {"name": "count", "inputSchema": {"type": "object"}, "annotations": hints}
             return self.answer(number, {"tools": [tool]})
         if self.faults:
-            return await self.faults.pop(0)(message, request)
+            return await self.faults.pop(0)(request)
         self.sessions[session] += 1
         return self.answer(number, {"content": [{"type": "text", "text": str(self.sessions[session])}]})
 
@@ -127,33 +125,13 @@ class OldServer:
 
 
 @pytest.fixture
-async def old() -> AsyncIterator[OldServer]:
+async def old(faulty: Faulty) -> OldServer:
     server = OldServer()
-    app = web.Application()
-    app.router.add_route("*", "/mcp", server.handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    server.url = f"http://127.0.0.1:{runner.addresses[0][1]}/mcp"
-    yield server
-    await runner.cleanup()
+    server.url = f"{(await faulty(server.handle)).url}mcp"
+    return server
 
 
-def says(status: int, text: str = "", **headers: str) -> Handler:
-    async def handler(message: dict[str, Any], request: web.Request) -> web.StreamResponse:
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return web.Response(status=status, text=text, headers=named)
-
-    return handler
-
-
-async def breaks(message: dict[str, Any], request: web.Request) -> web.StreamResponse:
-    assert request.transport is not None
-    request.transport.abort()
-    return web.Response()
-
-
-async def breaks_in_an_event_stream(message: dict[str, Any], request: web.Request) -> web.StreamResponse:
+async def breaks_in_an_event_stream(request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
     await response.write(b'event: message\ndata: {"jsonrpc": "2.0", "id"')
@@ -163,7 +141,7 @@ async def breaks_in_an_event_stream(message: dict[str, Any], request: web.Reques
 
 
 def floods(written: list[int]) -> Handler:
-    async def handler(message: dict[str, Any], request: web.Request) -> web.StreamResponse:
+    async def handler(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": request.headers["x-flood"]})
         await response.prepare(request)
         for megabyte in range(100):
@@ -177,7 +155,7 @@ def floods(written: list[int]) -> Handler:
 def hangs(kind: str, gone: asyncio.Event) -> Handler:
     """Says that it answers, and does not, until the client has gone."""
 
-    async def handler(message: dict[str, Any], request: web.Request) -> web.StreamResponse:
+    async def handler(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": kind})
         if kind:
             await response.prepare(request)

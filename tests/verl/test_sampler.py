@@ -18,7 +18,6 @@ from agentrl.errors import CodeError, DataError
 from agentrl.train import main
 from agentrl.trajectory import Outline, Status
 from agentrl.trajectory.parquet import trajectory_files
-from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures
 from tests.verl.users import changed_imports
 
 SAMPLERS = """
@@ -165,10 +164,7 @@ def test_a_curriculum_is_told_of_each_step_and_resumes(own: Callable[[str], Load
 
 
 def test_a_resumed_run_draws_the_rows_of_the_undisturbed_one(
-    small_run: Callable[..., list[str]],  # noqa: F811
-    rows: ParquetDataset,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    small_run: Callable[..., list[str]], rows: ParquetDataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = [f"data.sampler.name={tmp_path}/samplers.py:Hardest", "data.val_files=null"]
 

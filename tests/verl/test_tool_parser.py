@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,34 +14,26 @@ from agentrl.config import load_config
 from agentrl.errors import ConfigError
 from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory import Status
-from tests.agent_loop.conftest import Bench, bench, no_loop_outlives_its_test, sample, tiny_dir  # noqa: F401 - fixtures
+from tests.agent_loop.conftest import Bench, sample
 from tests.verl import users
 
 FORMAT = "actor_rollout_ref.rollout.multi_turn.format"
 LOOPS = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    users.write(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "loops.yaml").write_text("- {name: marked, _target_: verl_tool_loops.MarkedLoop}\n")
-    yield tmp_path
-    for name in ("verl_tools", "verl_tool_loops"):
-        sys.modules.pop(name, None)
+@pytest.fixture(autouse=True)
+def loops(folder: Path) -> None:
+    (folder / "loops.yaml").write_text("- {name: marked, _target_: verl_tool_loops.MarkedLoop}\n")
 
 
 @pytest.fixture
-def chat(folder: Path, tiny_dir: Path) -> Chat:  # noqa: F811
+def chat(folder: Path, tiny_dir: Path) -> Chat:
     load_agent_loops("loops.yaml")  # the run's start loads the file, and with it the parser
     return Chat.from_pretrained(str(tiny_dir), format="marks")
 
 
 async def test_the_format_is_a_parser_that_a_file_registers(
-    bench: Callable[..., Bench],  # noqa: F811
-    chat: Chat,
-    folder: Path,
+    bench: Callable[..., Bench], chat: Chat, folder: Path
 ) -> None:
     schema = users.ADD_SCHEMA
     (folder / "tools.yaml").write_text(f"tools:\n  - class_name: verl_tools.AddTool\n    config: {{}}{schema}")
@@ -55,20 +46,19 @@ async def test_the_format_is_a_parser_that_a_file_registers(
     assert [turn.text for turn in t.turns if turn.role == "assistant"][-1] == "so 7", "without the stop token"
 
 
-def test_a_parser_may_be_named_by_its_file(folder: Path, tiny_dir: Path) -> None:  # noqa: F811
+def test_a_parser_may_be_named_by_its_file(folder: Path, tiny_dir: Path) -> None:
     parsed = Chat.from_pretrained(str(tiny_dir), format="verl_tool_loops.py:MarksParser")
     message = parsed.parse(parsed.encode("so ADD 1 2"))
     assert message.text == "so " and message.calls[0].name == "add"
 
 
-@pytest.mark.usefixtures("folder")
 def test_a_name_that_no_format_has_is_judged_where_files_may_register_it() -> None:
     assert load_config([f"{FORMAT}=marks2", f"{LOOPS}=loops.yaml"]).actor_rollout_ref.rollout.multi_turn.format
     with pytest.raises(ConfigError, match=r"multi_turn\.format='marks2' is unknown"):
         load_config([f"{FORMAT}=marks2"])
 
 
-def test_a_name_that_nothing_registers_is_told_with_the_tokenizer(tiny_dir: Path) -> None:  # noqa: F811
+def test_a_name_that_nothing_registers_is_told_with_the_tokenizer(tiny_dir: Path) -> None:
     with pytest.raises(ConfigError, match=r"multi_turn\.format='marks2' is unknown"):
         Chat.from_pretrained(str(tiny_dir), format="marks2")
 

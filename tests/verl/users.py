@@ -422,9 +422,17 @@ def changed_imports(text: str) -> str:
     return re.sub(r"^from verl(?:\.\S+)? import", "from agentrl.verl import", text, flags=re.MULTILINE)
 
 
+FILES = {
+    "verl_tools": TOOLS,
+    "verl_talks": INTERACTIONS,
+    "verl_loops": LOOPS,
+    "verl_rewards": REWARDS,
+    "verl_tool_loops": TOOL_LOOPS,
+    "verl_main_loops": MAIN_LOOPS,
+}
+"""By the names of their modules, which no other test has."""
+
+
 def write(folder: Path) -> None:
-    """Write the files, as modules of names that no other test has."""
-    texts = {"verl_tools": TOOLS, "verl_talks": INTERACTIONS, "verl_loops": LOOPS, "verl_rewards": REWARDS}
-    texts |= {"verl_tool_loops": TOOL_LOOPS, "verl_main_loops": MAIN_LOOPS}
-    for name, text in texts.items():
+    for name, text in FILES.items():
         (folder / f"{name}.py").write_text(changed_imports(text))

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser, sync_playwright
 
 from agentrl.view.run import open_run
 from agentrl.view.viewer import Viewer
+from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run
 from tests.view.made import hostile, make_run
+from tests.view.served import ARGUMENTS, CHROMIUM
+
+__all__ = ["data_dir", "policy_dir", "reward_file", "small_run"]
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -21,6 +26,15 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.skipped and "browser" in getattr(item, "fixturenames", ()) and os.environ.get("AGENTRL_CI") == "1":
         report.outcome = "failed"
         report.longrepr = f"skipped under .ci/run: {report.longrepr}"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("no chromium is installed: apt-get install chromium")
+    with sync_playwright() as playwright:
+        yield (browser := playwright.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS.split()))
+        browser.close()
 
 
 @pytest.fixture(scope="session")

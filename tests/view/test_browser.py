@@ -11,28 +11,19 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect
 
 from agentrl.trajectory.parquet import write_trajectories
 from agentrl.view.export import Export, Hidden, exported
 from agentrl.view.run import open_run
 from agentrl.view.viewer import Viewer
 from tests.view.made import HOSTILE, add_metrics, make_run, played
-from tests.view.served import ARGUMENTS, CHROMIUM, TOKEN, serving
+from tests.view.served import CHROMIUM, TOKEN, serving
 from tests.view.test_viewer import pictured
 from tests.vision.tiny import encoded
 
 WAIT = 30_000  # milliseconds; a page needs a tenth of a second where nothing else runs
 expect.set_options(timeout=WAIT)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("no chromium is installed: apt-get install chromium")
-    with sync_playwright() as playwright:
-        yield (browser := playwright.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS.split()))
-        browser.close()
 
 
 @pytest.fixture(scope="module")

@@ -27,10 +27,9 @@ from agentrl.view.__main__ import may_replay, parser
 from agentrl.view.replays import Replays, Wanted
 from agentrl.view.run import Run, open_run
 from agentrl.view.viewer import Viewer
-from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures
 from tests.view.made import HOSTILE, Player, as_seen, ids_of, make_run, played
 from tests.view.served import BEARER, TOKEN, serving
-from tests.view.test_browser import Watched, browser  # noqa: F401 - a fixture
+from tests.view.test_browser import Watched
 
 PLACE = (0, "train_000002", 0)
 CELLS = "0/train_000002/0"
@@ -256,11 +255,7 @@ def fits(page: Page) -> None:
         assert (sum(map(int, re.findall(r"\d+", ground)[:3])) > 380) == (scheme == "light")
 
 
-def test_from_a_trajectory_to_its_replay_and_to_an_edit(
-    browser: Browser,  # noqa: F811
-    run: Path,
-    stand_in: StandIn,
-) -> None:
+def test_from_a_trajectory_to_its_replay_and_to_an_edit(browser: Browser, run: Path, stand_in: StandIn) -> None:
     stand_in.leaves(again())
     with serving(run, replay=True) as address:
         watched = Watched(browser)
@@ -329,9 +324,7 @@ def test_from_a_trajectory_to_its_replay_and_to_an_edit(
 
 @pytest.mark.slice(0, "long run")
 def test_the_command_itself_is_asked(
-    small_run: Callable[..., list[str]],  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    small_run: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a run of two steps, of which the last weights are kept: of the second step those that sampled it are not."""
     monkeypatch.setattr(module, "NICE", 0)

@@ -80,21 +80,6 @@ def test_starting_too_long_is_dead() -> None:
     assert b.fleet.reason("s") == "no answer within 100 s of its launch: connection refused"
 
 
-def test_starting_that_exits_is_dead() -> None:
-    b = Bench(fresh=True)
-    b.fleet.exited("s", "CUDA out of memory")
-    assert b.state() is FleetState.DEAD and b.fleet.reason("s") == "CUDA out of memory"
-
-
-def test_healthy_is_checked_at_intervals_and_stays() -> None:
-    b = Bench()
-    for _ in range(3):
-        assert b.after(10) == [Check("s")]
-        assert b.fleet.due() == []
-        b.fleet.answered("s", None)
-    assert b.state() is FleetState.HEALTHY
-
-
 def test_failed_checks_in_a_row_make_it_dead_and_it_serves_until_then() -> None:
     b = Bench()
     (check,) = b.after(10)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from agentrl.engines.sglang.client import SGLangClient
 from agentrl.system.http import http_client
 from agentrl.system.json_value import JSON
 from agentrl.trajectory import Image, PlacedImage
+from tests.remote.conftest import FaultyServer, Handler
 
 
 def chunk(ids: Sequence[int], **meta: Any) -> dict[str, Any]:
@@ -30,23 +31,16 @@ def chunk(ids: Sequence[int], **meta: Any) -> dict[str, Any]:
 END: dict[str, Any] = {"finish_reason": {"type": "length", "length": 3}}
 
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
 @asynccontextmanager
 async def serving(handler: Handler) -> AsyncIterator[SGLangClient]:
     """A client of a server that answers every request so."""
-    app = web.Application()
-    app.router.add_route("*", "/{path}", handler)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    http = http_client()
+    server, http = FaultyServer([handler]), http_client()
+    await server.start()
     try:
-        yield SGLangClient(f"http://127.0.0.1:{runner.addresses[0][1]}", http)
+        yield SGLangClient(server.url.rstrip("/"), http)
     finally:
         await http.close()
-        await runner.cleanup()
+        await server.stop()
 
 
 async def answered(chunks: Sequence[dict[str, Any]], partial: PartialAnswer, *, break_off: bool = False) -> Any:

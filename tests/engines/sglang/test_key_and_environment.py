@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,6 +29,7 @@ from agentrl.engines.sglang.options import ServerArguments, words
 from agentrl.engines.sglang.process import SGLangProcess, environment, is_passed
 from agentrl.errors import ConfigError
 from agentrl.system.http import http_client
+from tests.remote.conftest import FaultyServer, says
 
 SECRETS = ("WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "JUDGE_TOKEN", "AGENTRL_SERVER_KEY", "RANK")
 NEEDED = ("CUDA_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME", "HF_HOME", "SGLANG_LOG_MS", "LD_LIBRARY_PATH", "https_proxy")
@@ -167,28 +167,17 @@ def test_what_would_open_a_server_is_refused(name: str) -> None:
 
 async def test_every_call_of_the_client_carries_the_key() -> None:
     """Of all methods, those of health and weights too."""
-    seen: dict[str, str | None] = {}
-
-    async def answer(request: web.Request) -> web.Response:
-        seen[request.match_info["path"]] = request.headers.get("Authorization")
-        return web.Response(status=503)
-
-    app = web.Application()
-    app.router.add_route("*", "/{path}", answer)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    http = http_client()
-    client = SGLangClient(f"http://127.0.0.1:{runner.addresses[0][1]}", http, "the key")
+    server, http = FaultyServer([says(503)]), http_client()
+    await server.start()
     try:
-        for call in every_call(client):
+        for call in every_call(SGLangClient(server.url.rstrip("/"), http, "the key")):
             with pytest.raises(EngineError):
                 await call
     finally:
         await http.close()
-        await runner.cleanup()
-    assert len(seen) >= 15
-    assert set(seen.values()) == {"Bearer the key"}, seen
+        await server.stop()
+    assert len({request.path for request in server.asked}) >= 15
+    assert {request.headers.get("Authorization") for request in server.asked} == {"Bearer the key"}
 
 
 def every_call(client: SGLangClient) -> Iterator[Awaitable[object]]:
