@@ -67,7 +67,8 @@ def test_a_config_in_our_own_words_imports_no_dialect() -> None:
         "load_config(['trainer.total_epochs=3', 'algorithm=ppo'])\n"
         "ToolSet.from_yaml('tools/calculator.yaml')\n"
         "assert not annex(), annex()\n"
-        "load_config(['rollout.max_head_offpolicyness=0'])\n"
+        "try: load_config(['rollout.max_head_offpolicyness=0'])\n"
+        "except Exception as error: assert 'a key of AReaL' in str(error)\n"
         "assert annex(), 'the same program sees one that is imported'\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
