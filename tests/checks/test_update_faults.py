@@ -23,7 +23,7 @@ from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.backend import MiniBatch
 from agentrl.workers.learner import Learner
 from agentrl.workers.policy import PolicyWorker
-from tests.checks.test_faults import BEGINS, _count, alarms, faulty, wrap  # noqa: F401 - a fixture
+from tests.checks.test_faults import BEGINS, PAGE, _count, alarms, faulty, wrap  # noqa: F401 - a fixture
 from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures
 
 Overrides = Callable[..., list[str]]
@@ -274,6 +274,11 @@ def test_a_fault_of_the_update_is_named_within_two_steps(
     found = alarms(tmp_path / "run")
     assert found and {one["check"] for one in found} == {"update"}
     assert min(one["step"] for one in found) >= BEGINS
+
+
+def test_the_page_lists_these_faults() -> None:
+    page = PAGE.read_text(encoding="utf-8").partition("test_update_faults.py")[2].partition("Real SGLang")[0]
+    assert [line for line in page.splitlines() if line.startswith("- ")] == [f"- {fault}" for fault in FAULTS]
 
 
 def test_a_sound_update_with_all_terms_raises_no_alarm(small_run: Overrides, tmp_path: Path) -> None:  # noqa: F811
