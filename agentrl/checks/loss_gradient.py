@@ -198,7 +198,7 @@ def _teacher(micro: RaggedBatch, p: Tensor, weight: Tensor, keys: DistillationCo
 
 
 def policy_slope(t: _Tokens, keys: ActorConfig) -> tuple[Tensor, Tensor] | None:
-    """Return the policy loss's derivative by log p, [T] float64, and the tokens at a bound, [T] bool; None: other losses."""
+    """Return the policy loss's derivative by log p [T] and the tokens at a bound [T]; None for a loss not listed."""
     low, high, up, down = keys.clip_low, keys.clip_high, t.advantages > 0, t.advantages < 0
     change = t.change.clamp(-MOST, MOST)
     ratio, moves, options = change.exp(), (t.change.abs() < MOST).double(), keys.policy_loss.options
