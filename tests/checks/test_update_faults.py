@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 import agentrl.optim.optimizer
-import agentrl.workers.learner
 from agentrl.model.scores import TokenScores
 from agentrl.optim.optimizer import Optim
+from agentrl.parallel import gradients
 from agentrl.train import main
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.backend import MiniBatch
@@ -118,19 +118,18 @@ def a_token_without_gradient(found: TokenScores, micro: RaggedBatch) -> Seen:
 
 
 def clipped_to_nothing(patch: pytest.MonkeyPatch) -> None:
-    healthy = agentrl.workers.learner.clip
+    healthy = gradients.clip
 
     def clip(params: Any, limit: float, norm: Tensor) -> None:
         healthy(params, 1e-9 if faulty() else limit, norm)
 
-    patch.setattr(agentrl.workers.learner, "clip", clip)
+    patch.setattr("agentrl.workers.learner.clip", clip)
 
 
 def not_clipped(patch: pytest.MonkeyPatch) -> None:
-    healthy = agentrl.workers.learner.clip
+    healthy = gradients.clip
     patch.setattr(
-        agentrl.workers.learner,
-        "clip",
+        "agentrl.workers.learner.clip",
         lambda params, limit, norm: None if faulty() else healthy(params, limit, norm),
     )
 
