@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from agentrl.checks.finding import Finding
 from agentrl.checks.transcripts import TextCounts
 from agentrl.system.metrics import Numbers
@@ -28,6 +30,9 @@ class Report:
     unchanged: bool = False
     """After an update of the engine's weights, no checked tensor differed from its value before."""
 
+    seals: Tensor | None = None
+    """Hashes of the estimate's sequences, see `agentrl.checks.columns.seal`."""
+
     def add_check(self, check: str, found: Iterable[Finding]) -> None:
         """Count that a check compared something, and add its findings."""
         self.evaluated[check] += 1
@@ -41,4 +46,5 @@ class Report:
         self.evidence = other.evidence or self.evidence
         self.text = self.text.plus(other.text)
         self.seconds += other.seconds
+        self.seals = self.seals if other.seals is None else other.seals
         self.unchanged |= other.unchanged

@@ -86,6 +86,12 @@ class Optim:
                 state[f"{name}/{key}"] = value.detach()
         return state
 
+    def state_of(self, name: str) -> Mapping[str, torch.Tensor]:
+        """Return the state of the parameter `name`, as in `state`; empty before its first step."""
+        param = self._params[name]
+        found: Mapping[str, torch.Tensor] = self._of(param).state.get(param, {})
+        return found
+
     def remembered(self, name: str) -> tuple[str, ...]:
         """Return the names of the states that the parameter `name` has from its first step on."""
         return _REMEMBERED[type(self._of(self._params[name]))]

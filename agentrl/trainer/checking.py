@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,10 +12,12 @@ import torch
 from agentrl.algorithms.advantages import reads_teacher
 from agentrl.algorithms.estimate import Estimate
 from agentrl.checks.batch import Drawn, Expected, check_batch
+from agentrl.checks.columns import check_trained, seal
 from agentrl.checks.finding import Finding
 from agentrl.checks.report import Report
 from agentrl.checks.runner import Alarms
 from agentrl.checks.step import History, check_fates, check_position, check_update
+from agentrl.checks.update import UpdateChecked
 from agentrl.config import Config
 from agentrl.config.sections.checks import Reaction
 from agentrl.observe.display import Display
@@ -44,7 +46,9 @@ def estimate_and_check(
     """
     columns, found = compute(batch)
     begun = time.thread_time()
-    report = check_batch(batch.with_fields(**columns), expected)
+    batch = batch.with_fields(**columns)
+    report = check_batch(batch, expected)
+    report.seals = seal(batch)
     report.seconds = time.thread_time() - begun
     return columns, (found, report)
 
@@ -148,6 +152,26 @@ class StepChecks:
         learnt = metrics.get("train/sequences", 0.0) > 0
         found = check_update(metrics, tokens, without, actor.ppo_epochs, learnt=learnt, lr=actor.optim.lr)
         self.found.add_check("update", found)
+
+    def check_trained(
+        self, found: Estimate, trained: Collection[int], outlines: Sequence[Outline], checked: Sequence[UpdateChecked]
+    ) -> None:
+        """Take the findings of the ranks that watched the update, and compare its sequences with the estimate's.
+
+        trained: the trajectories of the update's batch.
+        """
+        seals = self.found.seals
+        for one in checked:
+            self.found.add(one.report)
+        if seals is None or not all(one.watched for one in checked):
+            return
+        kept = [row for row, owner in enumerate(found.trajectory) if owner in trained]
+        zero = set(found.zero_advantage)
+        optional = {place for place, row in enumerate(kept) if row in zero}
+        epochs = self.config.actor_rollout_ref.actor.ppo_epochs
+        gone_over = [one for rank in checked for one in rank.seals]
+        names = check_trained(seals[kept], gone_over, epochs, optional, lambda one: outlines[one].uid)
+        self.found.add_check("update", names)
 
     def end_step(
         self, step: int, metrics: Mapping[str, float], outlines: Sequence[Outline], *, learnt: bool

@@ -361,6 +361,8 @@ class Trainer:
             metrics |= update_metrics
             without = int(batch.select(parts.zero_advantage).policy_tokens.sum())
             self.checks.check_update(metrics, int(batch.policy_tokens.sum()), without)
+            if updated:
+                self.checks.check_trained(found, set(parts.trajectory), outlines, workers.policy.checked())
         self.version += updated
         if updated or self.source.needs_weights:
             metrics |= self.publish()

@@ -18,6 +18,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from agentrl.checks.optimizer_step import Stepped
 from agentrl.config.declaration import Computed
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
@@ -29,6 +30,7 @@ from agentrl.trajectory.batch import RaggedBatch, Sequences
 Needs = frozenset[Computed | Literal["experts", "router"]]
 """Scores read from a forward pass in addition to the log-probs. With `experts` its routers choose by themselves."""
 Found = TypeVar("Found")
+Watched = TypeVar("Watched", contravariant=True)
 AUX_LOSS, Z_LOSS = "moe_aux_loss", "moe_z_loss"
 """Sums that a backend adds to the loss's sums: load balance and z-loss of a mixture's routers, unweighted."""
 
@@ -39,6 +41,22 @@ Loss = Callable[[Found, RaggedBatch], tuple[torch.Tensor, dict[str, torch.Tensor
 
 The share is divided by counts over the whole mini-batch, so shares simply add up.
 """
+
+
+class Watch(Protocol[Watched]):
+    """Observer of one optimizer step, which changes nothing; every rank calls it alike."""
+
+    def scored(self, found: Watched, micro: RaggedBatch, factor: float) -> None:
+        """Take a forward pass's result before its loss; `factor`: of the loss before its backward pass."""
+        ...
+
+    def stepping(self, model: Stepped, norm: float, step: int) -> None:
+        """Look at clipped gradients, whose norm was `norm`, right before the optimizer's step."""
+        ...
+
+    def stepped(self, model: Stepped, step: int) -> None:
+        """Look at the weights after the optimizer's step of training step `step`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +78,8 @@ class MiniBatch(Generic[Found]):
     """Marks the tokens [T] of a micro-batch whose log-probs `loss` reads; None: its mask."""
     beside: MiniBatch[Found] | None = None
     """Other sequences whose loss is added in the same optimizer step; its sums have other names."""
+    watch: Watch[Found] | None = None
+    """Observer of the step. A backend that does not call it is not checked."""
 
 
 @dataclass(frozen=True, slots=True)

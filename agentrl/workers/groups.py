@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from agentrl.algorithms.policy_loss import loss_columns
 from agentrl.checkpoint.manager import Finish
 from agentrl.checkpoint.state import all_seen
+from agentrl.checks.update import UpdateChecked
 from agentrl.config.declaration import Computed
 from agentrl.config.sections.algorithm import RolloutCorrectionConfig
 from agentrl.engines.weights import Weights
@@ -106,6 +107,10 @@ class PolicyGroup(TrainableGroup):
             entropy_coeff=entropy_coeff,
             by_token=by_token,
         )
+
+    def checked(self) -> list[UpdateChecked]:
+        """Return the findings of each rank about the last `update`."""
+        return [one for one in self._ranks.every(PolicyWorker.checked) if one is not None]
 
     def of_update(self, batch: Batch, correction: RolloutCorrectionConfig) -> Batch:
         """Add to the batch of the last `update`, which was called with `by_token`, the columns of its loss."""

@@ -17,6 +17,9 @@ from agentrl.algorithms.kl import kl_loss
 from agentrl.algorithms.policy_loss import PolicyLoss, actor_loss, loss_columns
 from agentrl.algorithms.ragged import masked_sum, observed
 from agentrl.algorithms.rollout_correction import correction_metrics
+from agentrl.checks.loss_gradient import Counts, LossKeys
+from agentrl.checks.optimizer_step import StepWatch
+from agentrl.checks.update import UpdateWatch
 from agentrl.config.declaration import Computed
 from agentrl.config.registries import POLICY_BACKENDS
 from agentrl.config.sections.actor import ActorConfig
@@ -116,7 +119,15 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         )
         make = cast(PolicyBackendFactory, POLICY_BACKENDS.get(actor_config.strategy))
         self.backend = configured(make, actor_config.strategy_options, f"{POLICY_BACKENDS.key}_options")(settings)
-        super().__init__(self.backend)
+        keys = LossKeys(
+            actor=actor_config,
+            correction=self._policy_loss.correction,
+            distillation=None if self._teacher_loss is None else distillation,
+            norm_length=max_response_length,
+        )
+        steps = StepWatch(actor_config.optim, actor_config.grad_clip, total_steps - critic_warmup)
+        self._watch = UpdateWatch(keys, steps, model_config.dtype)
+        super().__init__(self.backend, self._watch)
 
     def keep(self) -> None:
         """Keep the weights as they are, for `compute_log_probs` where the proximal policy is the published one."""
@@ -299,6 +310,14 @@ class PolicyWorker(TrainableWorker[TokenScores]):
                 compare,
                 read_tokens if self.config.observation_nll_coef else None,
                 None if expert is None else expert_batch(expert, place, len(plan), expert_coef),
+                self._watch.mini(
+                    Counts(
+                        policy_tokens=tokens[members],
+                        successful=int(successful[members].sum()),
+                        read=int(read[members].sum()),
+                        entropy_coeff=entropy_coeff,
+                    )
+                ),
             )
 
     @property

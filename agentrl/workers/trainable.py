@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 
 import torch
 
+from agentrl.checks.update import UpdateChecked, UpdateWatch
 from agentrl.errors import TrainingError
 from agentrl.parallel.collectives import rank
 from agentrl.trajectory.batch import RaggedBatch
@@ -62,10 +63,15 @@ class UpdateReport:
 class TrainableWorker(Generic[Found_co]):
     """One rank's part of a role that learns, through a backend."""
 
-    def __init__(self, backend: Backend[Found_co]) -> None:
-        self._learner = backend
+    def __init__(self, backend: Backend[Found_co], watch: UpdateWatch | None = None) -> None:
+        """watch: over its updates."""
+        self._learner, self._watched = backend, watch
         self._barren = 0
         """Training steps in a row, up to the last one, in which every mini-batch was skipped."""
+
+    def checked(self) -> UpdateChecked | None:
+        """Return the findings about the last update; None without a watch."""
+        return None if self._watched is None else self._watched.result()
 
     def save(self, dir: Path, *, background: bool = False) -> list[str]:
         """Begin to write the trained parameters and their optimizer state; `load` of them continues bit for bit.

@@ -1,0 +1,285 @@
+"""Faults inside the policy's update, each named within two steps: the real command, in process.
+
+Each case changes one part of the update from the second step on. The checks know none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import agentrl.optim.optimizer
+from agentrl.model.scores import TokenScores
+from agentrl.optim.optimizer import Optim
+from agentrl.parallel import gradients
+from agentrl.train import main
+from agentrl.trajectory.batch import RaggedBatch
+from agentrl.workers.backend import MiniBatch
+from agentrl.workers.learner import Learner
+from agentrl.workers.policy import PolicyWorker
+from tests.checks.test_faults import BEGINS, PAGE, _count, alarms, faulty, wrap  # noqa: F401 - a fixture
+from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures
+
+Overrides = Callable[..., list[str]]
+Inject = Callable[[pytest.MonkeyPatch], None]
+Seen = tuple[TokenScores, RaggedBatch]
+ACTOR = "actor_rollout_ref.actor"
+KEYS = (
+    f"{ACTOR}.use_kl_loss=true",
+    f"{ACTOR}.kl_loss_coef=0.01",
+    f"{ACTOR}.entropy_coeff=0.001",
+    f"{ACTOR}.grad_clip=0.5",
+    f"{ACTOR}.optim.weight_decay=0.1",
+    f"{ACTOR}.optim.lr=3e-3",
+    f"{ACTOR}.ppo_epochs=2",
+)
+"""One config that has all terms."""
+
+
+def in_the_loss(change: Callable[[TokenScores, RaggedBatch], Seen], factor: float = 1.0) -> Inject:
+    """Have the loss see other scores or columns than the ones that were computed."""
+
+    def inject(patch: pytest.MonkeyPatch) -> None:
+        healthy = Learner._accumulate
+
+        def accumulate(learner: Learner[TokenScores], mine: RaggedBatch, mini: MiniBatch[TokenScores]) -> Any:
+            def loss(found: TokenScores, micro: RaggedBatch) -> Any:
+                total, seen = mini.loss(*change(found, micro))
+                return total * factor, seen
+
+            return healthy(learner, mine, replace(mini, loss=loss) if faulty() else mini)
+
+        patch.setattr(Learner, "_accumulate", accumulate)
+
+    return inject
+
+
+def in_the_batch(**changes: Callable[[RaggedBatch], Tensor]) -> Inject:
+    """Have the update get other columns than the estimate made."""
+
+    def inject(patch: pytest.MonkeyPatch) -> None:
+        healthy = PolicyWorker.update
+
+        def update(worker: PolicyWorker, batch: RaggedBatch, **kwargs: Any) -> Any:
+            fields = {name: change(batch) for name, change in changes.items()} if faulty() else {}
+            return healthy(worker, batch.with_fields(**fields), **kwargs)
+
+        patch.setattr(PolicyWorker, "update", update)
+
+    return inject
+
+
+def column(name: str, change: Callable[[RaggedBatch], Tensor]) -> Inject:
+    return in_the_loss(lambda found, micro: (found, micro.with_fields(**{name: change(micro)})))
+
+
+def ends_of_turns(batch: RaggedBatch) -> Tensor:
+    """[T] bool: sampled tokens after which nothing is sampled."""
+    following = torch.cat([batch.mask[1:], torch.zeros(1, dtype=torch.bool)])
+    return batch.mask & ~following
+
+
+def one_group_turned(batch: RaggedBatch) -> Tensor:
+    assert batch.advantages is not None
+    group = batch.group[0]
+    return torch.where((batch.group == group)[batch.sequence_ids()], -batch.advantages, batch.advantages)
+
+
+def without_ends(batch: RaggedBatch) -> Tensor:
+    assert batch.advantages is not None
+    return torch.where(ends_of_turns(batch), 0.0, batch.advantages)
+
+
+def halved(batch: RaggedBatch) -> Tensor:
+    assert batch.old_logprobs is not None
+    return batch.old_logprobs / 2
+
+
+def no_kl(found: TokenScores, micro: RaggedBatch) -> Seen:
+    return found, micro.with_fields(ref_logprobs=found.logprobs.detach())
+
+
+def no_bonus(found: TokenScores, micro: RaggedBatch) -> Seen:
+    assert found.entropy is not None
+    return found._replace(entropy=found.entropy.detach()), micro
+
+
+def a_token_without_gradient(found: TokenScores, micro: RaggedBatch) -> Seen:
+    """The first policy token of each micro-batch learns nothing."""
+    first = torch.zeros_like(micro.mask)
+    first[micro.mask.nonzero()[:1, 0]] = True
+    return found._replace(logprobs=torch.where(first, found.logprobs.detach(), found.logprobs)), micro
+
+
+def clipped_to_nothing(patch: pytest.MonkeyPatch) -> None:
+    healthy = gradients.clip
+
+    def clip(params: Any, limit: float, norm: Tensor) -> None:
+        healthy(params, 1e-9 if faulty() else limit, norm)
+
+    patch.setattr("agentrl.workers.learner.clip", clip)
+
+
+def not_clipped(patch: pytest.MonkeyPatch) -> None:
+    healthy = gradients.clip
+    patch.setattr(
+        "agentrl.workers.learner.clip",
+        lambda params, limit, norm: None if faulty() else healthy(params, limit, norm),
+    )
+
+
+def rate_times(factor: float) -> Inject:
+    return lambda patch: wrap(patch, agentrl.optim.optimizer, "lr_factor", lambda found, *_: found * factor)
+
+
+def around_step(before: Callable[[Optim], Any], after: Callable[[Optim, Any], None]) -> Inject:
+    """Change an optimizer before and after its steps."""
+
+    def inject(patch: pytest.MonkeyPatch) -> None:
+        healthy = Optim.step
+
+        def step(optim: Optim, number: int) -> float:
+            kept = before(optim) if faulty() else None
+            found = healthy(optim, number)
+            if faulty():
+                after(optim, kept)
+            return found
+
+        patch.setattr(Optim, "step", step)
+
+    return inject
+
+
+def clear(optim: Optim) -> None:
+    for _, one in optim._optimizers:
+        one.state.clear()
+
+
+def copied_state(optim: Optim) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in optim.state().items()}
+
+
+def put_back(optim: Optim, kept: dict[str, Tensor]) -> None:
+    for name, value in optim.state().items():
+        value.copy_(kept[name])
+
+
+def other_betas(optim: Optim) -> None:
+    for _, one in optim._optimizers:
+        for group in one.param_groups:
+            group["betas"] = (0.0, 0.999)
+
+
+def no_decay(optim: Optim) -> None:
+    for _, one in optim._optimizers:
+        for group in one.param_groups:
+            group["weight_decay"] = 0.0
+
+
+def forgets_between_steps(patch: pytest.MonkeyPatch) -> None:
+    """The moments are lost when the gradients are cleared for the next mini-batch."""
+    healthy = Optim.zero_grad
+
+    def zero_grad(optim: Optim) -> None:
+        healthy(optim)
+        for name, value in optim.state().items() if faulty() else ():
+            if not name.endswith("/step"):
+                value.zero_()
+
+    patch.setattr(Optim, "zero_grad", zero_grad)
+
+
+def moved_between_steps(patch: pytest.MonkeyPatch) -> None:
+    """Something else than the optimizer changes the weights."""
+
+    def shrink(found: Any, learner: Learner[Any], *_: Any) -> Any:
+        with torch.no_grad():
+            for param in learner.params.values():
+                param.mul_(0.999)
+        return found
+
+    wrap(patch, Learner, "step", shrink)
+
+
+def a_sequence_twice(patch: pytest.MonkeyPatch) -> None:
+    """One sequence is trained on in place of another."""
+
+    def instead(mine: RaggedBatch, *_: Any) -> RaggedBatch:
+        return mine.select([*range(len(mine) - 1), 0]) if len(mine) else mine
+
+    wrap(patch, Learner, "share_of", instead)
+
+
+def other_log_probs(patch: pytest.MonkeyPatch) -> None:
+    """The update's forward pass has another temperature than the pass before."""
+    from agentrl.workers.fsdp import FSDPPolicy
+
+    healthy = FSDPPolicy.forward
+
+    def forward(policy: FSDPPolicy, *args: Any, **kwargs: Any) -> TokenScores:
+        found = healthy(policy, *args, **kwargs)
+        warm = faulty() and torch.is_grad_enabled()
+        return found._replace(logprobs=found.logprobs * 0.9) if warm else found
+
+    patch.setattr(FSDPPolicy, "forward", forward)
+
+
+FAULTS: dict[str, Inject] = {
+    "a loss of the wrong sign": in_the_loss(lambda *seen: seen, factor=-1.0),
+    "a loss that is halved": in_the_loss(lambda *seen: seen, factor=0.5),
+    "one group's advantages are flipped in the loss": column("advantages", one_group_turned),
+    "one group's advantages are flipped before the update": in_the_batch(advantages=one_group_turned),
+    "the KL has no weight": in_the_loss(no_kl),
+    "the entropy has no weight": in_the_loss(no_bonus),
+    "ends of turns are off the mask in the loss": column("mask", lambda micro: micro.mask & ~ends_of_turns(micro)),
+    "ends of turns are off the mask before the update": in_the_batch(mask=lambda one: one.mask & ~ends_of_turns(one)),
+    "ends of turns have no advantage in the loss": column("advantages", without_ends),
+    "ends of turns have no advantage in the update": in_the_batch(advantages=without_ends),
+    "old log-probs are halved in the loss": column("old_logprobs", halved),
+    "old log-probs are halved before the update": in_the_batch(old_logprobs=halved),
+    "a token has no gradient": in_the_loss(a_token_without_gradient),
+    "the update has another temperature": other_log_probs,
+    "a sequence stands for another": a_sequence_twice,
+    "gradients are clipped to 0": clipped_to_nothing,
+    "gradients are not clipped": not_clipped,
+    "the learning rate is ten times the configured": rate_times(10),
+    "the learning rate is a thousandth": rate_times(0.001),
+    "the optimizer's state is reset": around_step(clear, lambda *_: None),
+    "the optimizer's state is frozen": around_step(copied_state, put_back),
+    "the optimizer's state is lost between steps": forgets_between_steps,
+    "the optimizer has other betas": around_step(other_betas, lambda *_: None),
+    "weights do not decay": around_step(no_decay, lambda *_: None),
+    "weights change between steps": moved_between_steps,
+}
+
+
+@pytest.mark.slice(5, "matrix")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_the_update_is_named_within_two_steps(
+    fault: str,
+    small_run: Overrides,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    FAULTS[fault](monkeypatch)
+    words = (*KEYS, "trainer.total_training_steps=3", "data.val_files=null", "trainer.resume_mode=disable")
+    main(small_run(*words))
+    found = alarms(tmp_path / "run")
+    assert found and {one["check"] for one in found} == {"update"}
+    assert min(one["step"] for one in found) >= BEGINS
+
+
+def test_the_page_lists_these_faults() -> None:
+    page = PAGE.read_text(encoding="utf-8").partition("test_update_faults.py")[2].partition("Real SGLang")[0]
+    assert [line for line in page.splitlines() if line.startswith("- ")] == [f"- {fault}" for fault in FAULTS]
+
+
+def test_a_sound_update_with_all_terms_raises_no_alarm(small_run: Overrides, tmp_path: Path) -> None:  # noqa: F811
+    main(small_run(*KEYS, "trainer.total_training_steps=3", "data.val_files=null", "trainer.resume_mode=disable"))
+    assert alarms(tmp_path / "run") == []
