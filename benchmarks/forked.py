@@ -9,7 +9,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["agentrl.trainer.grpo", "agentrl.workers.roles", "agentrl.trainer.run_sft"])
+_context.set_forkserver_preload(["agentrl.trainer.step", "agentrl.workers.roles", "agentrl.trainer.run_sft"])
 
 
 def started(work: Callable[[], None], log: Path) -> ForkServerProcess:

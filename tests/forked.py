@@ -19,7 +19,7 @@ from pathlib import Path
 from tests.conftest import PROJECT
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["agentrl.trainer.grpo", "agentrl.workers.roles", "agentrl.parallel.tensor_parallel"])
+_context.set_forkserver_preload(["agentrl.trainer.step", "agentrl.workers.roles", "agentrl.parallel.tensor_parallel"])
 
 
 class ForkedPython:

@@ -31,9 +31,9 @@ from agentrl.runtime.ray.session import ray_session
 from agentrl.system.json_value import as_mapping
 from agentrl.trainer.best import best_by
 from agentrl.trainer.expert import open_expert
-from agentrl.trainer.grpo import Trainer
 from agentrl.trainer.inputs import Inputs
 from agentrl.trainer.run_folder import RunFolder
+from agentrl.trainer.step import Trainer
 from agentrl.trainer.teachers import check_teachers
 from agentrl.workers.roles import open_workers, processes
 

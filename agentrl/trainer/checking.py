@@ -3,192 +3,176 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from agentrl.algorithms.advantages import reads_teacher
-from agentrl.algorithms.estimate import Estimate
 from agentrl.checks.batch import Drawn, Expected, check_batch
 from agentrl.checks.columns import check_trained, seal
 from agentrl.checks.finding import Finding
 from agentrl.checks.report import Report
 from agentrl.checks.runner import Alarms
 from agentrl.checks.step import History, check_fates, check_position, check_update
-from agentrl.checks.update import UpdateChecked
 from agentrl.config import Config
-from agentrl.config.sections.checks import Reaction
 from agentrl.observe.display import Display
 from agentrl.observe.gap_alarm import ESS, GapAlarm
 from agentrl.rollouts.contract import training
 from agentrl.rollouts.source import TrajectorySource
 from agentrl.system.json_value import JSON, as_object
-from agentrl.system.metrics import Numbers
-from agentrl.trajectory import Outline, exclusion
+from agentrl.trainer.observer import Step, StepObserver
+from agentrl.trajectory import exclusion
 from agentrl.trajectory.batch import RaggedBatch
-from agentrl.workers.roles import policy_is_reference
+from agentrl.workers.roles import Workers, policy_is_reference
 
 WEIGHTS = "the policy's weights"
 GAPS = {"float32": 1e-3, "bfloat16": 0.25}
 """Bounds of the gap by the dtype of the model, see `trainer.checks.gap`."""
 
 
-def estimate_and_check(
-    batch: RaggedBatch,
-    compute: partial[tuple[dict[str, torch.Tensor], Estimate]],
-    expected: Expected,
-) -> tuple[dict[str, torch.Tensor], tuple[Estimate, Report]]:
-    """Call `compute` on a batch, then check the batch with its columns [T]: (columns, (result, findings)).
-
-    One call, so that the tokens are fetched once.
-    """
-    columns, found = compute(batch)
+def read_checks(batch: RaggedBatch, expected: Expected) -> Report:
+    """Check a batch that has its advantages, where its tokens are."""
     begun = time.thread_time()
-    batch = batch.with_fields(**columns)
     report = check_batch(batch, expected)
     report.seals = seal(batch)
     report.seconds = time.thread_time() - begun
-    return columns, (found, report)
+    return report
 
 
-class StepChecks:
+class StepChecks(StepObserver):
     """Checks on the driver, and the alarms of a run."""
 
-    def __init__(self, config: Config, folder: Path, display: Display) -> None:
-        self.config = config
-        self.keys = config.trainer.checks
-        self.alarms = Alarms(self.keys, folder, display.warn)
+    def __init__(
+        self,
+        config: Config,
+        folder: Path,
+        display: Display,
+        source: TrajectorySource,
+        workers: Workers,
+    ) -> None:
+        self.config, self.source, self.policy, self.reference = config, source, workers.policy, workers.reference
+        keys = config.trainer.checks
+        self.alarms = Alarms(keys, folder, display.warn)
         model = config.actor_rollout_ref.model
-        self.gap = GAPS[model.dtype] if self.keys.gap is None else self.keys.gap
-        self.history = History(self.keys, self.gap)
+        self.gap = GAPS[model.dtype] if keys.gap is None else keys.gap
+        self.history = History(keys, self.gap)
         self.gap_alarm = GapAlarm(config.algorithm.rollout_correction)
-        self.reference: Mapping[str, str] = {}
+        self.reference_sums: Mapping[str, str] = {}
         """Checksums of the reference's tensors at the first step of this process."""
         self.position: tuple[int, JSON] | None = None
         """The last step, and the data's position after it."""
-        self.found = Report()
-        """Everything that was found in the current step."""
-        self.pool = 0
-        """Prompts from which the step's batch was chosen by their results."""
 
-    def add_report(self, report: Report, metrics: Mapping[str, float]) -> None:
-        """Add findings made where trajectories run. metrics: of the step and of its update."""
-        self.found.add(report)
+    def on_rollout(self, step: Step) -> None:
+        """Check the prompts' fates and the data's position, and have the batch checked where its tokens are."""
+        config = self.config
+        at_once, each = config.prompts_at_once, training(config, step.number).each
+        step.found.add_check("fates", check_fates(step.rollout.outlines, each, at_once))
+        if config.async_training.max_staleness == 0:
+            self._check_position(step)
+        step.readers["checks"] = partial(read_checks, expected=self.expected(step))
+
+    def on_batch(self, step: Step) -> None:
+        """Take the findings about the batch, and check the reference."""
+        report = step.read["checks"]
+        assert isinstance(report, Report)
+        step.found.add(report)
+        if self.reference is not None:
+            sums = self.reference.sampled_checksums()
+            self.reference_sums = self.reference_sums or sums
+            changed = [name for name, value in sums.items() if self.reference_sums.get(name) != value]
+            what = "its weights are not those that the run began with"
+            step.found.add_check("reference", [Finding("reference", what, name) for name in changed])
+
+    def on_update(self, step: Step) -> None:
+        """Check the report of the policy's update against its batch."""
+        actor = self.config.actor_rollout_ref.actor
+        without = int(step.batch.select(step.parts.zero_advantage).policy_tokens.sum())
+        tokens = int(step.batch.policy_tokens.sum())
+        learnt = step.metrics.get("train/sequences", 0.0) > 0
+        found = check_update(step.metrics, tokens, without, actor.ppo_epochs, learnt=learnt, lr=actor.optim.lr)
+        step.found.add_check("update", found)
+        if step.updated:
+            self._check_trained(step)
+
+    def _check_trained(self, step: Step) -> None:
+        """Take the findings of the ranks that watched the update, and compare its sequences with the estimate's."""
+        found, checked = step.found, self.policy.checked()
+        for one in checked:
+            found.add(one.report)
+        if found.seals is None or not all(one.watched for one in checked):
+            return
+        trained = set(step.parts.trajectory)
+        kept = [row for row, owner in enumerate(step.estimate.trajectory) if owner in trained]
+        zero = set(step.estimate.zero_advantage)
+        optional = {place for place, row in enumerate(kept) if row in zero}
+        epochs = self.config.actor_rollout_ref.actor.ppo_epochs
+        gone_over = [one for rank in checked for one in rank.seals]
+        names = check_trained(found.seals[kept], gone_over, epochs, optional, lambda one: step.outlines[one].uid)
+        found.add_check("update", names)
+
+    def on_published(self, step: Step) -> None:
+        """Take the findings made where trajectories run, and raise the step's alarms."""
+        found, metrics = step.found, step.metrics
+        found.add(self.source.checked())
         moved = metrics.get("actor/lr", 0.0) > 0 and metrics.get("train/sequences", 0.0) > 0
-        if report.unchanged and moved and not metrics.get("actor/skipped_updates"):
+        if found.unchanged and moved and not metrics.get("actor/skipped_updates"):
             what = "the weights that the engine was sent are those of the step before"
-            self.found.add_check("update", [Finding("update", what, WEIGHTS)])
+            found.add_check("update", [Finding("update", what, WEIGHTS)])
+        begun = time.thread_time()
+        metrics |= found.numbers | found.text.numbers()
+        found.findings += self.history.check(metrics, step.sampled, learnt=step.learnt, evidence=found.evidence)
+        if (text := self.gap_alarm.text(metrics)) is not None:
+            found.findings.append(Finding("gap", text, "all trajectories of the step", "sign"))
+        if (text := self.gap_alarm.ess_text(metrics)) is not None:
+            found.findings.append(Finding("ess", text, "all trajectories of the step", "sign"))
+        self.history.evaluated.update(found.evaluated)
+        self.history.evaluated["ess"] += ESS in metrics
+        alarms, step.reaction = self.alarms.raise_for(step.number, found.findings)
+        step.alarm = "; ".join(alarm.text() for alarm in alarms) or None
+        metrics["checks/alarms"] = float(len(alarms))
+        metrics["perf/check_seconds"] = found.seconds + time.thread_time() - begun
 
-    def check_reference(self, sums: Mapping[str, str]) -> None:
-        """Compare the reference's checksums with the checksums of this process's first step."""
-        if not self.reference:
-            self.reference = sums
-        changed = [name for name, value in sums.items() if self.reference.get(name) != value]
-        what = "its weights are not those that the run began with"
-        self.found.add_check("reference", [Finding("reference", what, name) for name in changed])
+    def _check_position(self, step: Step) -> None:
+        """Check how far the data advanced since the step before."""
+        loader = as_object(self.source.state().get("loader")).get("state")
+        if self.position is not None and self.position[0] == step.number - 1:
+            rows = int(step.metrics.get("refill/gen_batches", 1.0)) * self.config.data.drawn_at_once
+            step.found.add_check("fates", check_position(self.position[1], loader, rows))
+        self.position = step.number, loader
 
-    def check_position(self, step: int, state: Mapping[str, JSON], batches: float) -> None:
-        """Check how far the data advanced since the step before; batches: how often the step drew."""
-        loader = as_object(state.get("loader")).get("state")
-        if self.position is not None and self.position[0] == step - 1:
-            rows = int(batches) * self.config.data.drawn_at_once
-            self.found.add_check("fates", check_position(self.position[1], loader, rows))
-        self.position = step, loader
+    def _pool(self, step: Step) -> int:
+        """Count the prompts from which the step's batch was chosen by their results."""
+        keys = self.config.async_training
+        if not keys.max_staleness:
+            return len({one.group for one in step.rollout.outlines})
+        # those that had not ended, or were replaced, could have been in the batch, too
+        replaced = step.metrics.get("refill/groups_equal", 0.0) + step.metrics.get("refill/groups_failed", 0.0)
+        return (1 + min(keys.depth, keys.max_staleness)) * self.config.prompts_at_once + int(replaced)
 
-    def add_record(self, differences: Mapping[str, str]) -> None:
-        """Add how trained tokens differ from recorded ones, by the trajectory's uid."""
-        self.found.add_check("coverage", [Finding("coverage", text, uid) for uid, text in differences.items()])
-
-    def check_fates(self, step: int, outlines: Sequence[Outline], metrics: Mapping[str, float]) -> None:
-        """Check the fates of the step's prompts; metrics of its source."""
-        at_once, keys = self.config.prompts_at_once, self.config.async_training
-        self.found.add_check("fates", check_fates(outlines, training(self.config, step).each, at_once))
-        self.pool = len({one.group for one in outlines})
-        if keys.max_staleness:  # those that had not ended, or were replaced, could have been in the batch, too
-            replaced = metrics.get("refill/groups_equal", 0.0) + metrics.get("refill/groups_failed", 0.0)
-            self.pool = (1 + min(keys.depth, keys.max_staleness)) * at_once + int(replaced)
-
-    def expected(
-        self,
-        outlines: Sequence[Outline],
-        source: TrajectorySource,
-        version: int,
-        kl_coef: float | None,
-        greedy_rewards: Mapping[int, float] | None,
-        numbers: Mapping[int, Mapping[str, float]] | None,
-    ) -> Expected:
+    def expected(self, step: Step) -> Expected:
         """Return the expectations that the step's batch is checked against."""
         config, roles = self.config, self.config.actor_rollout_ref
         coef, rollout = config.algorithm.turn_reward_coef, roles.rollout
         drawn = {
             number: Drawn(one.uid, one.group, reward, one.num_sampled)
-            for number, one in enumerate(outlines)
+            for number, one in enumerate(step.outlines)
             if not one.baseline and exclusion(one) is None and (reward := one.reward(coef)) is not None
         }
         same = policy_is_reference(config) or roles.ref.path in (None, roles.model.path)
         learns = roles.actor.optim.lr > 0 and roles.model.lora_adapter_path is None
         return Expected(
             drawn=drawn,
-            version=version,
-            max_staleness=source.max_staleness,
+            version=step.version,
+            max_staleness=self.source.max_staleness,
             algorithm=config.algorithm,
             n=rollout.n,
-            pool=self.pool,
-            kl_coef=kl_coef,
-            greedy_rewards=greedy_rewards,
-            numbers=numbers,
+            pool=self._pool(step),
+            kl_coef=step.kl_coef,
+            greedy_rewards=step.greedy_rewards,
+            numbers=step.numbers,
             taught=bool(config.distillation.teachers) and not reads_teacher(config.algorithm),
             gap=self.gap,
             plain=rollout.top_p == 1 and rollout.top_k == -1 and rollout.temperature > 0,
             reference="same" if same and learns else "other",
             keeps=config.async_training.keep_kv_cache,
         )
-
-    def check_update(self, metrics: Mapping[str, float], tokens: int, without: int) -> None:
-        """Check the report of the policy's update; tokens of its batch, and of sequences without an advantage."""
-        actor = self.config.actor_rollout_ref.actor
-        learnt = metrics.get("train/sequences", 0.0) > 0
-        found = check_update(metrics, tokens, without, actor.ppo_epochs, learnt=learnt, lr=actor.optim.lr)
-        self.found.add_check("update", found)
-
-    def check_trained(
-        self, found: Estimate, trained: Collection[int], outlines: Sequence[Outline], checked: Sequence[UpdateChecked]
-    ) -> None:
-        """Take the findings of the ranks that watched the update, and compare its sequences with the estimate's.
-
-        trained: the trajectories of the update's batch.
-        """
-        seals = self.found.seals
-        for one in checked:
-            self.found.add(one.report)
-        if seals is None or not all(one.watched for one in checked):
-            return
-        kept = [row for row, owner in enumerate(found.trajectory) if owner in trained]
-        zero = set(found.zero_advantage)
-        optional = {place for place, row in enumerate(kept) if row in zero}
-        epochs = self.config.actor_rollout_ref.actor.ppo_epochs
-        gone_over = [one for rank in checked for one in rank.seals]
-        names = check_trained(seals[kept], gone_over, epochs, optional, lambda one: outlines[one].uid)
-        self.found.add_check("update", names)
-
-    def end_step(
-        self, step: int, metrics: Mapping[str, float], outlines: Sequence[Outline], *, learnt: bool
-    ) -> tuple[Numbers, str | None, Reaction]:
-        """Raise the step's alarms. Returns (metrics, their text or None, the strongest reaction asked for)."""
-        begun = time.thread_time()
-        step_found, self.found = self.found, Report()
-        numbers = step_found.numbers | step_found.text.numbers()
-        findings = step_found.findings
-        findings += self.history.check({**metrics, **numbers}, outlines, learnt=learnt, evidence=step_found.evidence)
-        if (text := self.gap_alarm.text(metrics)) is not None:
-            findings.append(Finding("gap", text, "all trajectories of the step", "sign"))
-        if (text := self.gap_alarm.ess_text(metrics)) is not None:
-            findings.append(Finding("ess", text, "all trajectories of the step", "sign"))
-        self.history.evaluated.update(step_found.evaluated)
-        self.history.evaluated["ess"] += ESS in metrics
-        alarms, reaction = self.alarms.raise_for(step, findings)
-        numbers["checks/alarms"] = float(len(alarms))
-        numbers["perf/check_seconds"] = step_found.seconds + time.thread_time() - begun
-        return numbers, "; ".join(alarm.text() for alarm in alarms) or None, reaction

@@ -3,46 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 import torch
 
+from agentrl.checks.finding import Finding
 from agentrl.config import Config
-from agentrl.rollouts.contract import Rollout, training
+from agentrl.rollouts.contract import training
 from agentrl.rollouts.saving import Saving
-from agentrl.runtime.executor import Executor
-from agentrl.trajectory import Outline
-from agentrl.trajectory.batch import RaggedBatch, Sequences
+from agentrl.trainer.observer import Step, StepObserver
+from agentrl.trajectory.batch import RaggedBatch
 from agentrl.trajectory.update_record import RecordFile, write_updates
+from agentrl.workers.roles import Workers
 
 
-def record_update(
-    config: Config,
-    executor: Executor,
-    step: int,
-    batch: Sequences,
-    owners: Sequence[int],
-    rollout: Rollout,
-    outlines: Sequence[Outline],
-) -> dict[str, str]:
-    """Write the update's columns of the trajectories that were recorded; only their tokens travel.
+class Timed(Protocol):
+    """Times a stage of a step (see `agentrl.trainer.step`)."""
 
-    owners: the trajectory of each sequence of the batch. Returns by uid how trained tokens differ from recorded ones.
-    """
-    saving, task = Saving(config), training(config, step)
-    if not rollout.files:
-        return {}
-    files, done = [], 0
-    for path, count in rollout.files:
-        numbers = {
-            one.uid: number
-            for number, one in enumerate(outlines[done : done + count], done)
-            if saving.takes(task, one.group)
-        }
-        files.append(RecordFile(path.absolute(), numbers))
-        done += count
-    recorded = {number for file in files for number in file.numbers.values()}
-    chosen = batch.select([row for row, owner in enumerate(owners) if owner in recorded])
-    return executor.compute(recorded_columns, chosen, files)[1]
+    def __call__(self, name: str) -> AbstractContextManager[None]:
+        """Enter the stage."""
+        ...
+
+
+class Records(StepObserver):
+    """Writes what an update made of each token, next to the trajectories that are recorded."""
+
+    def __init__(self, config: Config, workers: Workers, timed: Timed) -> None:
+        self.config, self.workers, self.timed = config, workers, timed
+        self.saving = Saving(config)
+
+    def on_published(self, step: Step) -> None:
+        """Record the step, while the engine samples by the new weights; only the recorded tokens travel."""
+        with self.timed("record"):
+            different = self._record(step) if step.rollout.files else {}
+            step.found.add_check("coverage", [Finding("coverage", text, uid) for uid, text in different.items()])
+
+    def _record(self, step: Step) -> dict[str, str]:
+        """Return by uid how trained tokens differ from recorded ones."""
+        batch, task = step.batch, training(self.config, step.number)
+        if step.updated:
+            batch = self.workers.policy.of_update(batch, self.config.algorithm.rollout_correction)
+        files, done = [], 0
+        for path, count in step.rollout.files:
+            numbers = {
+                one.uid: number
+                for number, one in enumerate(step.outlines[done : done + count], done)
+                if self.saving.takes(task, one.group)
+            }
+            files.append(RecordFile(path.absolute(), numbers))
+            done += count
+        recorded = {number for file in files for number in file.numbers.values()}
+        chosen = batch.select([row for row, owner in enumerate(step.parts.trajectory) if owner in recorded])
+        return self.workers.executor.compute(recorded_columns, chosen, files)[1]
 
 
 def recorded_columns(batch: RaggedBatch, files: Sequence[RecordFile]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:

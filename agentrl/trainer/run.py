@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from agentrl.config import Config
-from agentrl.trainer.grpo import Trainer
+from agentrl.trainer.step import Trainer
 
 
 class TrainingRun:

@@ -33,8 +33,8 @@ from agentrl.runtime.profiler import profile_of
 from agentrl.system.json_value import JSON
 from agentrl.system.metrics import Numbers
 from agentrl.trainer.best import best_by
-from agentrl.trainer.grpo import due, validation_due
 from agentrl.trainer.run_folder import RunFolder
+from agentrl.trainer.step import due, validation_due
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.groups import TuningGroup
 

@@ -70,7 +70,7 @@ class CriticWorker(TrainableWorker[torch.Tensor]):
         """Fit the values to `batch.returns`, in mini-batches of whole prompts; `step` counts from 1.
 
         Returns critic/vf_loss, critic/clip_frac, critic/value_mean, critic/grad_norm, critic/lr and
-        critic/skipped_updates (see `agentrl.trainer.grpo`).
+        critic/skipped_updates (see `agentrl.trainer.step`).
 
         Raises ValueError when values or returns are missing or there is no policy token, and TrainingError when loss
         or gradient were not finite for too long (see `agentrl.workers.trainable`).

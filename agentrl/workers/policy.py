@@ -216,7 +216,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         Returns actor/pg_loss, actor/ppo_kl, the loss's own metrics (clip_frac, clip_frac_lower), actor/grad_norm
         (before clipping), actor/lr, actor/skipped_updates, with these losses actor/kl_loss, actor/success_nll,
         actor/observation_nll, actor/teacher_loss, actor/expert_loss, actor/moe_aux_loss and actor/moe_z_loss (see
-        `agentrl.trainer.grpo`); train/filtered_fraction, the part of the sequences that was not computed;
+        `agentrl.trainer.step`); train/filtered_fraction, the part of the sequences that was not computed;
         perf/update_tokens, all tokens that the updates went over; train/policy_tokens, the tokens among them that the
         policy sampled, in the steps taken; train/loss_weight; `correction_metrics` where the proximal policy is
         another one.

@@ -42,8 +42,8 @@ from agentrl.observe.open import open_display
 from agentrl.quickstart.assets import with_quickstart_data, with_quickstart_policy
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.trainer.build import build
-from agentrl.trainer.grpo import Trainer
 from agentrl.trainer.inputs import open_inputs
+from agentrl.trainer.step import Trainer
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.trajectory.parquet import read_trajectories
 from agentrl.workers import PolicyWorker

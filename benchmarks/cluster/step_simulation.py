@@ -136,7 +136,7 @@ class Forecast:
 
 
 def forecast(training: Training, sessions: Sequence[Session], *, system: int = 0) -> Forecast:
-    """The stages of `agentrl.trainer.grpo.Trainer.train_step`, one after another. The sessions are used up."""
+    """The stages of `agentrl.trainer.step.Trainer.train_step`, one after another. The sessions are used up."""
     plan = training.plan
     rollout = rollout_times.simulate(
         sessions, training.servers, training.speed(), concurrent=plan.concurrent, system=system

@@ -28,7 +28,8 @@ from agentrl.engines.contract import EngineError
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.engines.servers.fleet import Timings
 from agentrl.engines.weights import Weights
-from agentrl.trainer.grpo import Trainer
+from agentrl.trainer.observer import Step
+from agentrl.trainer.step import Trainer
 from benchmarks.fault_matrix import engine_server, tool_server
 from benchmarks.fault_matrix.assets import PROMPTS, SCORER, Loop, N
 from benchmarks.fault_matrix.engine_server import EngineFault
@@ -311,7 +312,7 @@ def clock_jumps(folder: Path) -> None:
     """Have the wall clock an hour ahead from the second step on, and a day behind from the third."""
     healthy, step, now = Trainer.train_step, [0], time.time
 
-    def train_step(trainer: Trainer) -> dict[str, float]:
+    def train_step(trainer: Trainer) -> Step:
         step[0] = trainer.step
         if trainer.step == STEP:
             mark(folder)

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import psutil
 
-import agentrl.trainer.grpo as loop
 from agentrl.system.metrics import Numbers
 from agentrl.train import training
-from agentrl.trainer.recording import record_update
+from agentrl.trainer.observer import Step
+from agentrl.trainer.recording import Records
 from agentrl.trajectory.files import UPDATES
 
 SMALL = (
@@ -63,14 +63,16 @@ def measure(folder: Path, steps: int, keys: list[str]) -> Numbers:
     recording: list[float] = []
     clocks = Clocks()
 
-    def timed(*args: object, **kwargs: object) -> object:
+    healthy = Records.on_published
+
+    def timed(records: Records, step: Step) -> None:
         begun = clocks.read(clocks.mine)
         try:
-            return record_update(*args, **kwargs)  # type: ignore[arg-type]
+            healthy(records, step)
         finally:
             recording.append(clocks.read(clocks.mine) - begun)
 
-    setattr(loop, "record_update", timed)  # noqa: B010 - typed otherwise
+    setattr(Records, "on_published", timed)  # noqa: B010 - typed otherwise
     words = [*SMALL, f"trainer.total_training_steps={steps + 1}", f"trainer.default_local_dir={folder}", *keys]
     with training(words) as run:
         iterator = iter(run)
@@ -84,7 +86,7 @@ def measure(folder: Path, steps: int, keys: list[str]) -> Numbers:
             tokens += metrics["train/policy_tokens"]
         seconds = clocks.read(clocks.mine) - begun
         around = clocks.read(clocks.others) - around
-    setattr(loop, "record_update", record_update)  # noqa: B010
+    setattr(Records, "on_published", healthy)  # noqa: B010
     size = sum(path.stat().st_size for path in (folder / UPDATES).glob("*.parquet"))
     return {
         "processes": float(len(clocks.mine)),

@@ -47,7 +47,7 @@ def main() -> None:
             while sys.stdin.readline():
                 cpu, wall = time.process_time(), time.perf_counter()
                 trainer.step += 1
-                metrics = trainer.train_step()
+                metrics = trainer.train_step().metrics
                 cost = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}
                 print(json.dumps(cost | {"response": metrics["response/mean"]}), file=answers, flush=True)
 

@@ -18,7 +18,7 @@ import torch
 import agentrl.algorithms.estimate
 import agentrl.checks.batch
 import agentrl.rollouts.local
-import agentrl.trainer.grpo
+import agentrl.trainer.step
 import agentrl.workers.groups
 import agentrl.workers.policy
 from agentrl.agent_loop.scheduler import Scheduler
@@ -29,7 +29,8 @@ from agentrl.engines.weights import Weights
 from agentrl.model.lora import Lora
 from agentrl.rollouts.local import LocalRollouts
 from agentrl.train import main
-from agentrl.trainer.grpo import Trainer
+from agentrl.trainer.observer import Step
+from agentrl.trainer.step import Trainer
 from agentrl.trajectory import Status, Trajectory, Transcript
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.policy import PolicyWorker
@@ -60,7 +61,7 @@ def faulty() -> bool:
 def _count(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     healthy = Trainer.train_step
 
-    def train_step(trainer: Trainer) -> dict[str, float]:
+    def train_step(trainer: Trainer) -> Step:
         Now.step = trainer.step
         return healthy(trainer)
 
@@ -262,11 +263,11 @@ def skipped_rows(patch: pytest.MonkeyPatch) -> None:
 
 
 def dropped_from_the_batch(patch: pytest.MonkeyPatch) -> None:
-    wrap(patch, agentrl.trainer.grpo, "trained_on", lambda batch, *_: batch.select(range(1, len(batch))))
+    wrap(patch, agentrl.trainer.step, "trained_on", lambda batch, *_: batch.select(range(1, len(batch))))
 
 
 def trained_on_twice(patch: pytest.MonkeyPatch) -> None:
-    wrap(patch, agentrl.trainer.grpo, "trained_on", lambda batch, *_: batch.select([0, *range(len(batch))]))
+    wrap(patch, agentrl.trainer.step, "trained_on", lambda batch, *_: batch.select([0, *range(len(batch))]))
 
 
 def doubled_reward(patch: pytest.MonkeyPatch) -> None:
@@ -283,7 +284,7 @@ def turned_advantages(patch: pytest.MonkeyPatch) -> None:
         columns, found = result
         return columns | {"advantages": -columns["advantages"]}, found
 
-    wrap(patch, agentrl.trainer.grpo, "estimate", turned)
+    wrap(patch, agentrl.trainer.step, "estimate", turned)
 
 
 def advantages_of_another_sign(patch: pytest.MonkeyPatch) -> None:

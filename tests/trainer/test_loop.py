@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from agentrl.checkpoint.export import STEP_FILE
 from agentrl.errors import WorkerDied
 from agentrl.train import main
-from agentrl.trainer.grpo import Trainer, validation_due
+from agentrl.trainer.step import Trainer, validation_due
 from agentrl.trajectory.parquet import read_trajectories
 from tests.config.loading import load
 from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures

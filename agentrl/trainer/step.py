@@ -53,11 +53,12 @@ correction are then taken over the tokens of the update:
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+import torch
 
 from agentrl.algorithms.declared import declared_by_estimator, declared_by_loss
 from agentrl.algorithms.entropy import EntropyControl
@@ -68,51 +69,33 @@ from agentrl.chat import Chat
 from agentrl.checkpoint.export import export_policy
 from agentrl.checkpoint.manager import CheckpointManager, reading_state, step_in
 from agentrl.checkpoint.recovery import Continuation
+from agentrl.checks.report import Report
 from agentrl.config import Config, config_to_dict
-from agentrl.config.sections.checks import Reaction
 from agentrl.config.sections.trainer import RunConfig
 from agentrl.data.contract import Dataset
 from agentrl.errors import TrainingError, WorkerDied
 from agentrl.observe.display import Display
-from agentrl.observe.generations import some, write_texts
-from agentrl.observe.metrics import step_metrics
-from agentrl.observe.plot import plot
 from agentrl.observe.tracking import Tracker
-from agentrl.observe.troubles import Troubles
-from agentrl.observe.verl_names import verl_names
-from agentrl.rollouts.contract import Rollout, check_failures
+from agentrl.rollouts.contract import check_failures
 from agentrl.rollouts.saving import remove_oldest
 from agentrl.rollouts.source import TrajectorySource
 from agentrl.runtime.profiler import nvtx_range, profile_of
 from agentrl.system.json_value import JSON, as_mapping
-from agentrl.system.metrics import Metrics, Numbers
+from agentrl.system.metrics import Numbers
 from agentrl.system.termination import Terminated, allow, defer, within_time
-from agentrl.trainer.checking import StepChecks, estimate_and_check
+from agentrl.trainer.checking import StepChecks
 from agentrl.trainer.expert import ExpertStream
 from agentrl.trainer.model_scores import trained_on, with_model_scores
-from agentrl.trainer.recording import record_update
+from agentrl.trainer.observer import Observers, Parts, Step, StepObserver
+from agentrl.trainer.recording import Records
+from agentrl.trainer.reporting import Reports
 from agentrl.trainer.run_folder import RunFolder, view_command
 from agentrl.trainer.teachers import with_teacher_scores
 from agentrl.trainer.validation import validate
-from agentrl.trajectory import Outline, Trajectory
-from agentrl.trajectory.batch import Sequences
-from agentrl.trajectory.collate import left_out
+from agentrl.trajectory import Outline
+from agentrl.trajectory.batch import RaggedBatch, Sequences
 from agentrl.workers.groups import TrainableGroup
 from agentrl.workers.roles import Workers, needs_log_probs
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """Sequences of an update by their role in its losses; indices in its batch."""
-
-    trajectory: list[int]
-    """The trajectory of each sequence."""
-    zero_advantage: list[int]
-    """Sequences that the policy need not go over where they teach it nothing."""
-    successes: list[int]
-    """Sequences of trajectories that succeed; empty where no loss reads it."""
-    observed: list[int]
-    """Tokens of each sequence that the policy read after its first one."""
 
 
 class Trainer:
@@ -134,15 +117,20 @@ class Trainer:
         begun_from: Path | None,
         display: Display,
         expert: ExpertStream | None = None,
+        observers: Sequence[StepObserver] = (),
     ) -> None:
         """Args:
         validation: the rows to validate on; None: the run does not validate.
         begun_from: the checkpoint that the run resumes from; None: it begins at step 0.
         expert: transcripts that are learnt together with the policy's own trajectories.
+        observers: a user's, which each event calls after agentrl's own.
         """
         self.config, self.display = config, display
         self.source, self.workers, self.kl_controller = source, workers, kl_controller
         self.checkpoints, self.tracker, self.folder, self.dir = checkpoints, tracker, folder, folder.path
+        self.reports = Reports(config, folder.path, chat, tracker, display, total_steps)
+        self.checks = StepChecks(config, folder.path, display, source, workers)
+        self.observers = Observers([self.reports, Records(config, workers, self.timed), self.checks, *observers])
         self.chat, self.validation, self.total_steps = chat, validation, total_steps
         self.expert = expert
         self.step = 0
@@ -152,10 +140,6 @@ class Trainer:
         self.seconds: Numbers = {}
         self.validated: Numbers = {}
         """Metrics of the last validation; empty before the first."""
-        self.troubles = Troubles()
-        self.checks = StepChecks(config, folder.path, display)
-        self.alarm: tuple[str | None, Reaction] = (None, "warn")
-        """Text of the last step's alarms, and the reaction that they ask for."""
         actor = config.actor_rollout_ref.actor
         self.entropy_control = (
             None if actor.target_entropy is None else EntropyControl(actor.entropy_coeff, actor.target_entropy)
@@ -187,7 +171,7 @@ class Trainer:
         if config.val_only or (self.step == 0 and config.val_before_train):
             self.validated = self.validate_first()
             if self.validated:  # Empty where the run has no rows to validate.
-                self.log(self.validated)
+                self.reports.log(self.step, self.validated)
                 self.checkpoints.is_named_in(self.validated)
         if config.val_only:
             self.display.note(f"done: {self.dir} holds metrics.jsonl and trajectories/")
@@ -229,7 +213,7 @@ class Trainer:
             self.display.note(report)
         if self.config.uses_ray and ray_init.timeline_json_file is not None:
             self.display.note(f"Ray's timeline is written to {ray_init.timeline_json_file}")
-        for text in (self.troubles.text(), self.checks.alarms.text()):
+        for text in (self.reports.troubles.text(), self.checks.alarms.text()):
             if text is not None:
                 self.display.warn(text)
         self.display.note(f"to look at it: {view_command(self.dir)}")
@@ -239,47 +223,33 @@ class Trainer:
 
         From the update on SIGTERM waits for the end of the step, and not longer than `trainer.preemption_seconds`.
         """
+        config, total = self.config.trainer, self.total_steps
+        self.step += 1
         try:
-            metrics = self.logged_step()
+            step = self.train_step()
+            if validation_due(config, self.step, total):
+                self.validated = self.validate()
+                step.metrics |= self.validated
+            self.observers.tell("on_end", step)
+            self.ended = self.state()
         finally:
             allow()
         # The save of an earlier step may have reached the disk meanwhile: then it counts from now on.
         self.checkpoints.settle(wait=False)
-        if self.checkpoints.is_best(self.step, metrics) or due(
-            self.config.trainer.save_freq, self.step, self.total_steps
-        ):
+        if self.checkpoints.is_best(self.step, step.metrics) or due(config.save_freq, self.step, total):
             self.save(self.state())
-        self.react()
-        remove_oldest(
-            self.dir,
-            self.config.trainer.trajectories_to_keep_gb,
-            {self.step, *self.checkpoints.steps_kept()},
-        )
-        return metrics
+        self.react(step)
+        remove_oldest(self.dir, config.trajectories_to_keep_gb, {self.step, *self.checkpoints.steps_kept()})
+        return step.metrics
 
-    def logged_step(self) -> Numbers:
-        """Train one step; validate, show and log as far as it is due."""
-        config, total = self.config.trainer, self.total_steps
-        self.step += 1
-        metrics = self.train_step()
-        if validation_due(config, self.step, total):
-            self.validated = self.validate()
-            metrics |= self.validated
-        if "console" in config.logger:
-            self.display.step(self.step, total, metrics)
-        self.log(metrics)
-        self.ended = self.state()
-        return metrics
-
-    def react(self) -> None:
+    def react(self, step: Step) -> None:
         """Stop the run, after a checkpoint, where alarms of the step ask for it. Raises TrainingError."""
-        text, reaction = self.alarm
-        if text is None or reaction == "warn":
+        if step.alarm is None or step.reaction == "warn":
             return
-        if reaction == "checkpoint_then_stop":
+        if step.reaction == "checkpoint_then_stop":
             self.save(self.state())
             self.checkpoints.settle()
-        raise TrainingError(f"step {self.step}: {text}. All alarms are in {self.checks.alarms.path}")
+        raise TrainingError(f"step {step.number}: {step.alarm}. All alarms are in {self.checks.alarms.path}")
 
     def validate_first(self) -> Numbers:
         """Validate before any step; by new workers when some die."""
@@ -316,174 +286,141 @@ class Trainer:
             self.entropy_control.restore(self.first["entropy_coef"])
         self.source.publish(self.workers.policy.weights(), 0)
 
-    def train_step(self) -> Numbers:
+    def train_step(self) -> Step:
         """Take one step: rollouts, log-probs, advantages, update, weights to the engine."""
-        algorithm = self.config.algorithm
-        workers = self.workers
-        metrics = {name: spent for name, spent in self.seconds.items() if name == "time/save"}  # after the step before
-        self.seconds = {}
-        began = time.perf_counter()
+        workers, observers, began = self.workers, self.observers, time.perf_counter()
+        step = self.collect()
+        observers.tell("on_rollout", step)
+        check_failures(self.config, step.number, step.sampled)
 
-        rollout, of_source = self.collect()
-        metrics |= of_source
-        outlines = rollout.outlines
-        if workers.reward_model is not None:
-            with self.timed("reward_model"):
-                outlines = with_model_scores(self.config.reward_model, workers, self.source, rollout)
-        self.checks.check_fates(self.step, rollout.outlines, metrics)
-        if self.config.async_training.max_staleness == 0:
-            self.checks.check_position(self.step, self.source.state(), metrics.get("refill/gen_batches", 1.0))
-        sampled = [outline for outline in outlines if not outline.baseline]
-        self.write_texts([path for path, _ in rollout.files], self.config.trainer.rollout_data_dir)
-        check_failures(self.config, self.step, sampled)
-        metrics |= step_metrics(
-            sampled,
-            turn_reward_coef=algorithm.turn_reward_coef,
-            success_threshold=self.config.reward_model.success_threshold,
-        )
-        metrics |= {f"left_out/{cause}": float(count) for cause, count in left_out(sampled).items()}
-
-        batch, entropy = self.with_scores(trained_on(workers.executor, rollout, outlines), outlines)
-        metrics |= entropy
+        batch = self.with_scores(trained_on(workers.executor, step.rollout, step.outlines), step)
         tokens = batch.num_tokens
         with self.timed("advantages"):
-            batch, found = self.estimate(batch, outlines)
-        metrics |= found.metrics
+            batch = self.estimate(batch, step)
         defer(self.config.trainer.preemption_seconds)
-        self.ended, updated = None, False
-        batch, parts = self.parts(batch, found, outlines)
-        metrics["left_out/masked"] = float(len(set(found.trajectory)) - len(set(parts.trajectory)))
-        metrics["train/sequences"] = float(len(batch) - len(parts.zero_advantage))
-        learnt = metrics["train/sequences"] > 0 or self.config.distillation.in_loss
-        self.troubles.add(sampled, of_source, learnt=learnt)
-        if len(batch):
-            updated, update_metrics = self.update(batch, parts, entropy.get("actor/entropy"), bool(rollout.files))
-            metrics |= update_metrics
-            without = int(batch.select(parts.zero_advantage).policy_tokens.sum())
-            self.checks.check_update(metrics, int(batch.policy_tokens.sum()), without)
-            if updated:
-                self.checks.check_trained(found, set(parts.trajectory), outlines, workers.policy.checked())
-        self.version += updated
-        if updated or self.source.needs_weights:
-            metrics |= self.publish()
-        self.source.updated(outlines)
-        self.record(rollout, outlines, batch, parts, updated=updated)  # while the engine samples by the new weights
+        self.ended = None
+        self.parts(batch, step)
+        observers.tell("on_batch", step)
+        if len(step.batch):
+            step.updated = self.update(step)
+            observers.tell("on_update", step)
+        self.version += step.updated
+        if step.updated or self.source.needs_weights:
+            step.metrics |= self.publish()
+        self.source.updated(step.outlines)
+        observers.tell("on_published", step)
 
-        self.checks.add_report(self.source.checked(), metrics)
-        numbers, text, reaction = self.checks.end_step(self.step, metrics, sampled, learnt=learnt)
-        self.alarm = text, reaction
-        metrics |= numbers
         seconds = time.perf_counter() - began
-        return metrics | self.seconds | {"time/step": seconds, "perf/tokens_per_second": tokens / seconds}
+        step.metrics |= {**self.seconds, "time/step": seconds, "perf/tokens_per_second": tokens / seconds}
+        return step
 
-    def record(
-        self, rollout: Rollout, outlines: Sequence[Outline], batch: Sequences, parts: Parts, *, updated: bool
-    ) -> None:
-        """Record the step's results for each token, and check them."""
-        workers = self.workers
-        with self.timed("record"):
-            if updated and rollout.files:
-                batch = workers.policy.of_update(batch, self.config.algorithm.rollout_correction)
-            owners = parts.trajectory
-            different = record_update(self.config, workers.executor, self.step, batch, owners, rollout, outlines)
-            self.checks.add_record(different)
-
-    def with_scores(self, batch: Sequences, outlines: Sequence[Outline]) -> tuple[Sequences, Numbers]:
+    def with_scores(self, batch: Sequences, step: Step) -> Sequences:
         """Add the columns of the models that go over the batch before the update; the policy's metrics, too."""
-        workers, metrics = self.workers, Numbers()
+        workers = self.workers
         if needs_log_probs(self.config):
             with self.timed("old_log_prob"):
                 published = self.config.algorithm.rollout_correction.proximal == "published"
                 if published and self.source.served == self.version:
                     workers.policy.keep()
                 batch, metrics = workers.policy.log_probs(batch)
+                step.metrics |= metrics
         if workers.reference is not None:
             with self.timed("ref_log_prob"):
                 batch = workers.reference.log_probs(batch)
-                self.checks.check_reference(workers.reference.sampled_checksums())
         if workers.critic is not None:
             with self.timed("values"):
                 batch = workers.critic.values(batch)
         if workers.teacher is not None:
             with self.timed("teacher"):
-                batch = with_teacher_scores(self.config.distillation, workers, batch, outlines)
-        return batch, metrics
+                batch = with_teacher_scores(self.config.distillation, workers, batch, step.outlines)
+        return batch
 
-    def collect(self) -> tuple[Rollout, Metrics]:
-        """Take the step's trajectories and the source's metrics, and let the engine rest."""
-        frequency = self.config.trainer.show_trajectory_freq
+    def collect(self) -> Step:
+        """Begin a step with its trajectories and their rewards, and let the engine rest."""
+        config, workers = self.config, self.workers
+        metrics = {name: spent for name, spent in self.seconds.items() if name == "time/save"}  # after the step before
+        self.seconds = {}
+        frequency = config.trainer.show_trajectory_freq
         with self.timed("rollout", shown=False):
             show = frequency > 0 and (self.step - 1) % frequency == 0
             rollout = self.source.next_batch(self.step, show=show)
-        metrics = self.source.metrics()
+        metrics |= self.source.metrics()
         self.source.sleep()
-        self.show(rollout.shown, "train")
-        return rollout, metrics
+        outlines = rollout.outlines
+        if workers.reward_model is not None:
+            with self.timed("reward_model"):
+                outlines = with_model_scores(config.reward_model, workers, self.source, rollout)
+        reads_numbers = "numbers" in declared_by_estimator(config).columns
+        return Step(
+            number=self.step,
+            version=self.version,
+            metrics=metrics,
+            found=Report(),
+            rollout=rollout,
+            outlines=outlines,
+            sampled=[outline for outline in outlines if not outline.baseline],
+            greedy_rewards=greedy_rewards(outlines, config.algorithm.turn_reward_coef),
+            numbers={number: one.numbers for number, one in enumerate(outlines)} if reads_numbers else None,
+            kl_coef=None if self.kl_controller is None else self.kl_controller.coef,
+        )
 
-    def estimate(self, batch: Sequences, outlines: Sequence[Outline]) -> tuple[Sequences, Estimate]:
-        """Add advantages, returns and rewards to the batch (see `estimate`), and steer the KL's coefficient.
-
-        outlines: of all trajectories of the step, which the batch's `trajectory` counts.
-        """
+    def estimate(self, batch: Sequences, step: Step) -> Sequences:
+        """Add advantages, returns and rewards to the batch (see `estimate`), and steer the KL's coefficient."""
         further: dict[int, float] | None = None
         if self.workers.reward_model is not None:
-            further = {number: outline.model_reward for number, outline in enumerate(outlines)}
-        greedy = greedy_rewards(outlines, self.config.algorithm.turn_reward_coef)
-        n, controller = self.config.actor_rollout_ref.rollout.n, self.kl_controller
-        kl_coef = None if controller is None else controller.coef
-        numbers = None
-        if "numbers" in declared_by_estimator(self.config).columns:
-            numbers = {number: outline.numbers for number, outline in enumerate(outlines)}
-        successes = self.successes(outlines) if self.config.actor_rollout_ref.actor.success_nll_coef else None
+            further = {number: outline.model_reward for number, outline in enumerate(step.outlines)}
+        n = self.config.actor_rollout_ref.rollout.n
+        successes = self.successes(step.outlines) if self.config.actor_rollout_ref.actor.success_nll_coef else None
         distillation = self.config.distillation if self.config.distillation.teachers else None
         compute = partial(
             estimate,
             config=self.config.algorithm,
             n=n,
-            kl_coef=kl_coef,
+            kl_coef=step.kl_coef,
             further_rewards=further,
-            greedy_rewards=greedy,
-            numbers=numbers,
+            greedy_rewards=step.greedy_rewards,
+            numbers=step.numbers,
             successes=successes,
             version=self.version,
             distillation=distillation,
         )
-        expected = self.checks.expected(outlines, self.source, self.version, kl_coef, greedy, numbers)
-        batch, results = self.workers.executor.compute(estimate_and_check, batch, compute, expected)
-        found, report = results
-        self.checks.found.add(report)
-        if controller is not None:
-            controller.update(found.kl, len(batch))
-        return batch, found
+        batch, results = self.workers.executor.compute(estimate_and_read, batch, compute, step.readers)
+        step.estimate, step.read = results
+        step.metrics |= step.estimate.metrics
+        if self.kl_controller is not None:
+            self.kl_controller.update(step.estimate.kl, len(batch))
+        return batch
 
-    def parts(self, batch: Sequences, found: Estimate, outlines: Sequence[Outline]) -> tuple[Sequences, Parts]:
-        """Leave the trajectories of masked_statuses out of the batch; return the other sequences by their role in
+    def parts(self, batch: Sequences, step: Step) -> None:
+        """Leave the trajectories of masked_statuses out of the batch; sort the other sequences by their role in
         losses."""
+        found, outlines, metrics = step.estimate, step.outlines, step.metrics
         masked, actor = self.config.algorithm.masked_statuses, self.config.actor_rollout_ref.actor
         kept = [row for row, owner in enumerate(found.trajectory) if outlines[owner].status not in masked]
         owners = [found.trajectory[row] for row in kept]
         zero = set(found.zero_advantage)
         successes = self.successes(outlines) if actor.success_nll_coef else set()
-        return batch.select(kept) if masked else batch, Parts(
+        step.batch = batch.select(kept) if masked else batch
+        step.parts = Parts(
             trajectory=owners,
             zero_advantage=[place for place, row in enumerate(kept) if row in zero],
             successes=[place for place, owner in enumerate(owners) if owner in successes],
             observed=[found.observed[row] for row in kept],
         )
+        metrics["left_out/masked"] = float(len(set(found.trajectory)) - len(set(owners)))
+        metrics["train/sequences"] = float(len(step.batch) - len(step.parts.zero_advantage))
+        step.learnt = metrics["train/sequences"] > 0 or self.config.distillation.in_loss
 
     def successes(self, outlines: Sequence[Outline]) -> set[int]:
         """Number the trajectories that succeed."""
         threshold = self.config.reward_model.success_threshold
         return {number for number, one in enumerate(outlines) if one.score is not None and one.score >= threshold}
 
-    def update(self, batch: Sequences, parts: Parts, entropy: float | None, by_token: bool) -> tuple[bool, Numbers]:
-        """Update critic, and policy after the critic's warm-up. Returns (the policy has new weights, metrics).
-
-        entropy: the policy's before the update, nats a token, where it is known. by_token: keep each token's results.
-        """
+    def update(self, step: Step) -> bool:
+        """Update critic, and policy after the critic's warm-up. Returns whether the policy has new weights."""
         filtered = self.config.algorithm.filter_groups.enable and declared_by_estimator(self.config).compares_group
-        workers = self.workers
-        metrics: Numbers = {}
+        workers, batch, parts, metrics = self.workers, step.batch, step.parts, step.metrics
+        entropy = metrics.get("actor/entropy")  # before the update; not every config computes it
         updated = self.step > self.config.trainer.critic_warmup
         if workers.critic is not None:
             with self.timed("update_critic"):
@@ -506,9 +443,9 @@ class Trainer:
                     expert=expert,
                     expert_coef=self.config.expert.coef,
                     entropy_coeff=bonus,
-                    by_token=by_token,
+                    by_token=bool(step.rollout.files),
                 )
-        return updated, metrics
+        return updated
 
     def publish(self) -> Numbers:
         """Give the policy's weights to the engine."""
@@ -524,38 +461,8 @@ class Trainer:
         with self.timed("validation", shown=False):
             show = self.config.trainer.show_trajectory_freq > 0
             metrics, shown, files = validate(self.config, samples, self.source, self.workers, self.step, show=show)
-        self.show(shown, "val")
-        if count := self.config.trainer.log_val_generations:
-            self.tracker.log_generations(some(self.here(files), self.chat.decode, count), self.step)
-        self.write_texts(files, self.config.trainer.validation_data_dir)
-        self.display.validation(self.step, metrics)
+        self.reports.on_validation(self.step, metrics, shown, files)
         return metrics | {"time/validation": self.seconds["time/validation"]}
-
-    def write_texts(self, files: Sequence[Path], folder: str | None) -> None:
-        """Write trajectories as text into the folder, where one is asked for."""
-        if folder is not None:
-            write_texts(self.here(files), self.chat.decode, Path(folder) / f"{self.step}.jsonl")
-
-    def here(self, files: Sequence[Path]) -> list[Path]:
-        """Leave out the files that rollout workers wrote on machines which share no file system with this one."""
-        found = [path for path in files if path.exists()]
-        if len(found) < len(files):
-            self.display.warn(
-                f"{len(files) - len(found)} of {len(files)} files of trajectories are not on this machine"
-            )
-        return found
-
-    def log(self, metrics: Numbers) -> None:
-        """Log the step's metrics, and draw the plot whenever validation is in them."""
-        if self.config.trainer.verl_metric_names:
-            metrics = {**metrics, **verl_names(metrics)}
-        self.tracker.log(metrics, self.step)
-        if any(name.startswith("val/") for name in metrics):
-            plot(self.dir / "metrics.jsonl", self.dir / "reward.png", self.config.trainer.experiment_name)
-
-    def show(self, trajectory: Trajectory | None, split: str) -> None:
-        if trajectory is not None:
-            self.display.trajectory(trajectory, f"{split}, step {self.step}")
 
     def save_in_time(self) -> None:
         """Save the last step that is whole, unless it is saved, or an update was left half done, or time runs out."""
@@ -638,6 +545,20 @@ class Trainer:
         finally:
             self.workers.executor.profile_with(None)  # what follows a worker's death is no part of the stage
         self.seconds[f"time/{name}"] = time.perf_counter() - began
+
+
+def estimate_and_read(
+    batch: RaggedBatch,
+    compute: partial[tuple[dict[str, torch.Tensor], Estimate]],
+    readers: Mapping[str, Callable[[RaggedBatch], object]],
+) -> tuple[dict[str, torch.Tensor], tuple[Estimate, dict[str, object]]]:
+    """Call `compute` on a batch, then the readers on the batch with its columns [T]: (columns, (result, readings)).
+
+    One call, so that the tokens are fetched once.
+    """
+    columns, found = compute(batch)
+    batch = batch.with_fields(**columns)
+    return columns, (found, {name: read(batch) for name, read in readers.items()})
 
 
 def greedy_rewards(outlines: Sequence[Outline], turn_reward_coef: float) -> dict[int, float] | None:
