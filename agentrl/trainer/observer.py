@@ -1,6 +1,6 @@
 """Observers of training steps: what a step does in addition to the algorithm of `agentrl.trainer.step`.
 
-agentrl's own are the reports, the records and the checks of a run; a user's come after them (`trainer.observers`).
+agentrl's own are the reports, the records and the checks of a run. Observers given to `Trainer` come after them.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Step:
 
 
 class StepObserver:
-    """Base class of an observer of steps. Choose one of your own by `trainer.observers`.
+    """Base class of an observer of steps.
 
     Events are called on the driver, between two parts of a step, in the order of the methods below; a step that ends
     early calls only the first of them. They may add to `step.metrics`, and must change nothing else.
