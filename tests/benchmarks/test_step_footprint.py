@@ -114,7 +114,7 @@ def test_a_step_of_the_quickstart_enters_no_more_than_it_did(tmp_path: Path) -> 
     done = subprocess.run(command, cwd=PROJECT, env={**os.environ, "PYTHONPATH": str(PROJECT)})
     assert done.returncode == 0
     files = json.loads((tmp_path / "step.json").read_text())
-    for file in ("trainer/step.py", "engines/embedded/engine.py", "checks/run.py"):
+    for file in ("trainer/step.py", "engines/embedded/engine.py", "checks/runner.py"):
         assert file in files, sorted(files)
     found = {"files": len(files), "functions": sum(map(len, files.values()))}
     assert all(found[name] <= STEP[name] for name in found), f"{found}, at most {STEP}:\n{table(files)}"

@@ -275,6 +275,51 @@ def test_a_fault_of_the_update_is_named_within_two_steps(
     assert min(one["step"] for one in found) >= BEGINS
 
 
+ONE = "layers.1.mlp.down_proj.weight"
+"""A tensor of one layer."""
+
+
+def one_kept(optim: Optim) -> dict[str, Tensor]:
+    return {name: one.detach().clone() for name, one in optim._params.items() if name.endswith(ONE)}
+
+
+def one_put_back(optim: Optim, kept: dict[str, Tensor]) -> None:
+    assert kept
+    with torch.no_grad():
+        for name, value in kept.items():
+            optim._params[name].copy_(value)
+
+
+def one_without_gradient(patch: pytest.MonkeyPatch) -> None:
+    healthy = Learner._accumulate
+
+    def accumulate(learner: Learner[TokenScores], *args: Any) -> Any:
+        found = healthy(learner, *args)
+        for name, param in learner.params.items():
+            if faulty() and name.endswith(ONE) and param.grad is not None:
+                param.grad.zero_()
+        return found
+
+    patch.setattr(Learner, "_accumulate", accumulate)
+
+
+@pytest.mark.slice(2, "matrix")
+@pytest.mark.parametrize("inject", [around_step(one_kept, one_put_back), one_without_gradient])
+def test_a_fault_of_one_tensor_is_named_within_a_rotation(
+    inject: Inject,
+    small_run: Overrides,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inject(monkeypatch)
+    words = (*KEYS, "trainer.total_training_steps=8", "data.val_files=null", "trainer.save_freq=-1")
+    main(small_run(*words))
+    found = [one for one in alarms(tmp_path / "run") if one["check"] == "update"]
+    assert found
+    for one in found:
+        assert one["step"] >= BEGINS and all(where.endswith(ONE) for where in one["where"])
+
+
 def test_the_page_lists_these_faults() -> None:
     page = PAGE.read_text(encoding="utf-8").partition("test_update_faults.py")[2].partition("Real SGLang")[0]
     assert [line for line in page.splitlines() if line.startswith("- ")] == [f"- {fault}" for fault in FAULTS]
