@@ -29,7 +29,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from agentrl.errors import CheckpointError
 from agentrl.optim.optimizer import NEVER_NEGATIVE, Optim
-from agentrl.parallel.collectives import all_gather, all_max, rank, world_size
+from agentrl.parallel.collectives import all_gather, all_max, local, rank, world_size
 from agentrl.system.json_value import JSON
 from agentrl.system.plugin import describe
 from agentrl.system.publish import flush_to_disk
@@ -359,7 +359,7 @@ def _check_whole(directory: Path, name: str, signature: str, there: Metadata) ->
 def _check_values(directory: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Raise CheckpointError for tensors that this rank has read, by name, which no continued training can hold."""
     for name, tensor in tensors.items():
-        piece = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        piece = local(tensor)
         if not piece.numel():
             continue
         least, most = (float(end) for end in piece.aminmax())  # of anything and NaN: NaN

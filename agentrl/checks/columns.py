@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from agentrl.algorithms.ragged import segment_ids
 from agentrl.checks.finding import Finding
 from agentrl.trajectory.batch import RaggedBatch
 
@@ -24,7 +25,7 @@ Seal = tuple[int, ...]
 def seal(batch: RaggedBatch) -> Tensor:
     """Hash the policy tokens of each sequence, their places and their values bit for bit: a `Seal` a row, int64."""
     place = torch.arange(batch.num_tokens, device=batch.ids.device)
-    owner = torch.repeat_interleave(torch.arange(len(batch), device=place.device), batch.offsets.diff())
+    owner = segment_ids(batch.offsets)
     place = place - batch.offsets[:-1][owner]
     found = [batch.trajectory]
     for name in SEALED:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from agentrl.algorithms.ragged import segment_ids
 from agentrl.algorithms.rollout_correction import correct
 from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.algorithm import RolloutCorrectionConfig
@@ -128,16 +129,14 @@ def _tokens(micro: RaggedBatch, p: Tensor, keys: LossKeys) -> _Tokens:
             old = (rollout + behind * p.double()) / (1 + behind)
         case _:
             old = p.double() if micro.old_logprobs is None else micro.old_logprobs.double()
-    lengths = micro.offsets.diff()
-    owner = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
     old = torch.where(mask, old, 0.0)
     selected = torch.zeros_like(mask) if micro.selected is None else micro.selected & mask
     return _Tokens(
         change=p.double() - old,
         advantages=torch.where(mask, advantages, 0.0).double(),
         mask=mask,
-        owner=owner,
-        sequences=len(lengths),
+        owner=segment_ids(micro.offsets),
+        sequences=len(micro),
         p=p.double(),
         old=old,
         rollout=rollout,
@@ -158,9 +157,8 @@ def token_weights(micro: RaggedBatch, mode: str, policy_tokens: Tensor, norm_len
             return mask / sequences
         case "seq-mean-token-sum-norm":
             return mask / (sequences * float(norm_length or 1))
-    lengths = micro.offsets.diff()
-    owner = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
-    own = torch.zeros(len(lengths), dtype=torch.float64, device=lengths.device).index_add_(0, owner, mask)
+    owner = segment_ids(micro.offsets)
+    own = mask.new_zeros(len(micro)).index_add_(0, owner, mask)
     return mask / (own[owner].clamp(min=1) * sequences)
 
 

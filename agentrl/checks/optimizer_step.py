@@ -10,12 +10,11 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from agentrl.checks.finding import Finding
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.optim.optimizer import Optim
-from agentrl.parallel.collectives import all_sum, full, placed_like
+from agentrl.parallel.collectives import all_sum, full, local, placed_like
 from agentrl.parallel.gradients import total_norm
 from agentrl.parallel.mesh import Mesh
 
@@ -105,7 +104,7 @@ class StepWatch:
                 yield Finding("update", f"{part} changed between two optimizer steps", self._after.name)
         name = self._order[self._turn % len(self._order)]
         param = model.params[name]
-        stride = max(1, _part(param).numel() // ELEMENTS)
+        stride = max(1, local(param).numel() // ELEMENTS)
         places = self._turn // len(self._order) % stride, stride
         assert param.grad is not None
         self._before = self._snapshot(model, name, places)
@@ -171,7 +170,7 @@ class StepWatch:
     def _empty(self, model: Stepped, name: str) -> bool:
         grad = model.params[name].grad
         assert grad is not None
-        return float(all_sum(torch.count_nonzero(_part(grad)).double())) == 0
+        return float(all_sum(torch.count_nonzero(local(grad)).double())) == 0
 
 
 def rate(config: OptimConfig, step: int, total: int) -> float:
@@ -251,9 +250,5 @@ def _untrained(model: Stepped) -> Iterator[Finding]:
             yield Finding("update", "it is not trained, and its like in other layers are", left[0])
 
 
-def _part(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def _flat(tensor: Tensor, places: Places) -> Tensor:
-    return _part(tensor).reshape(-1)[places[0] :: places[1]]
+    return local(tensor).reshape(-1)[places[0] :: places[1]]

@@ -22,6 +22,11 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a sharded tensor [S], of any shape S; the tensor itself where it is not sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def placed_like(tensor: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
     """Shard `tensor` [S], held whole by every rank, as `param` [S] is, on its device."""
     tensor = tensor.to(param.device)

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from agentrl.parallel.collectives import full
+from agentrl.parallel.collectives import full, local
 
 
 def by_mesh(params: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
@@ -49,4 +49,4 @@ def clip(params: Iterable[nn.Parameter], limit: float, norm: torch.Tensor) -> No
 
 def _local(param: nn.Parameter) -> torch.Tensor | None:
     """Return this rank's part of the gradient [...]."""
-    return param.grad.to_local() if isinstance(param.grad, DTensor) else param.grad
+    return None if param.grad is None else local(param.grad)

@@ -103,8 +103,7 @@ class StepChecks(StepObserver):
             return
         trained = set(step.parts.trajectory)
         kept = [row for row, owner in enumerate(step.estimate.trajectory) if owner in trained]
-        zero = set(step.estimate.zero_advantage)
-        optional = {place for place, row in enumerate(kept) if row in zero}
+        optional = set(step.parts.zero_advantage)
         epochs = self.config.actor_rollout_ref.actor.ppo_epochs
         gone_over = [one for rank in checked for one in rank.seals]
         names = check_trained(found.seals[kept], gone_over, epochs, optional, lambda one: step.outlines[one].uid)

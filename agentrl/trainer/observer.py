@@ -1,6 +1,6 @@
 """Observers of training steps: what a step does in addition to the algorithm of `agentrl.trainer.step`.
 
-agentrl's own are the reports, the records and the checks of a run. Observers given to `Trainer` come after them.
+They are the reports, the records and the checks of a run.
 """
 
 from __future__ import annotations
@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
-
-from agentrl.system.user_code import user_code
 
 if TYPE_CHECKING:
     from agentrl.algorithms.estimate import Estimate
@@ -53,8 +51,6 @@ class Step:
     """`on_rollout` and later."""
     outlines: list[Outline]
     """All trajectories in outline, with the reward model's part of their rewards."""
-    sampled: list[Outline]
-    """The outlines that are no baseline."""
     greedy_rewards: dict[int, float] | None
     """By prompt, the reward of its greedy trajectory; None where no such was drawn."""
     numbers: dict[int, Mapping[str, float]] | None
@@ -77,6 +73,11 @@ class Step:
     """Text of the step's alarms: `on_end`."""
     reaction: Reaction = "warn"
     """The reaction that the alarms ask for."""
+
+    @property
+    def sampled(self) -> list[Outline]:
+        """The outlines that are no baseline."""
+        return [outline for outline in self.outlines if not outline.baseline]
 
 
 class StepObserver:
@@ -101,9 +102,6 @@ class StepObserver:
     def on_end(self, step: Step) -> None:
         """See the step with all metrics, those of its validation included. They are logged."""
 
-    def close(self) -> None:
-        """Free the observer's resources at the end of the run."""
-
 
 class Observers:
     """Observers in the order in which each event calls them."""
@@ -119,7 +117,6 @@ class Observers:
         }
 
     def tell(self, event: Event, step: Step) -> None:
-        """Call an event. Raises CodeError for an error of a user's observer."""
+        """Call an event."""
         for method in self._methods[event]:
-            with user_code(f"step observer, {event} of step {step.number}", method):
-                method(step)
+            method(step)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
 
 import torch
 
@@ -18,18 +17,10 @@ from agentrl.trajectory.update_record import RecordFile, write_updates
 from agentrl.workers.roles import Workers
 
 
-class Timed(Protocol):
-    """Times a stage of a step (see `agentrl.trainer.step`)."""
-
-    def __call__(self, name: str) -> AbstractContextManager[None]:
-        """Enter the stage."""
-        ...
-
-
 class Records(StepObserver):
     """Writes what an update made of each token, next to the trajectories that are recorded."""
 
-    def __init__(self, config: Config, workers: Workers, timed: Timed) -> None:
+    def __init__(self, config: Config, workers: Workers, timed: Callable[[str], AbstractContextManager[None]]) -> None:
         self.config, self.workers, self.timed = config, workers, timed
         self.saving = Saving(config)
 

@@ -15,7 +15,6 @@ from typing import Generic, Protocol, TypeVar, cast
 
 import torch
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -26,7 +25,7 @@ from agentrl.model.heads import PolicyModel, ScoreModel, ValueModel
 from agentrl.model.scores import Compare
 from agentrl.model.sharded_load import read_weights
 from agentrl.optim.optimizer import Optim
-from agentrl.parallel.collectives import all_max
+from agentrl.parallel.collectives import all_max, local
 from agentrl.parallel.gradients import add_up, clip, total_norm
 from agentrl.parallel.mesh import Mesh
 from agentrl.parallel.offload import Offload, offloading
@@ -105,7 +104,7 @@ class Learner(Generic[Found]):
     def _copied(self) -> list[torch.Tensor]:
         """Copy this rank's part of the parameters that learn to host memory."""
         with self.offload:
-            return [_part(param).to("cpu", copy=True) for param in self.params.values()]
+            return [local(param.detach()).to("cpu", copy=True) for param in self.params.values()]
 
     @torch.no_grad()
     def _put(self, parts: list[torch.Tensor]) -> None:
@@ -113,7 +112,7 @@ class Learner(Generic[Found]):
         if isinstance(self._root, FSDPModule):
             self._root.reshard()
         for param, part in zip(self.params.values(), parts, strict=True):
-            _part(param).copy_(part)
+            local(param.detach()).copy_(part)
 
     def share_of(self, sequences: Sequences) -> RaggedBatch:
         return sequences.select(shares(sequences.lengths.tolist(), self.mesh.data)[self.mesh.data_rank]).load()
@@ -207,12 +206,6 @@ def checkpoint_layers(model: PreTrainedModel, *, offload: bool = False) -> None:
             if offload:
                 layer = cast(_CheckpointingLayer, module)
                 layer._gradient_checkpointing_func = offloading(layer._gradient_checkpointing_func)
-
-
-def _part(param: torch.nn.Parameter) -> torch.Tensor:
-    """Return this rank's part of a parameter, without gradient."""
-    whole = param.detach()
-    return whole.to_local() if isinstance(whole, DTensor) else whole
 
 
 def _matrix_names(root: PolicyModel | ValueModel | ScoreModel) -> set[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from agentrl.config.sections.parallel import Parallel
 from agentrl.engines.inspection import sample_checksum
@@ -13,6 +12,7 @@ from agentrl.model.compiled import compile_layers, text_layers
 from agentrl.model.heads import PolicyModel
 from agentrl.model.scores import TokenScores
 from agentrl.model.sharded_load import open_model, read_weights
+from agentrl.parallel.collectives import local
 from agentrl.parallel.mesh import Mesh
 from agentrl.parallel.offload import Offload, at_work
 from agentrl.parallel.shard import shard
@@ -59,11 +59,7 @@ class ReferenceWorker:
     @at_work
     def sampled_checksums(self) -> dict[str, str]:
         """Return checksums of some numbers of every tensor of this rank's part, by name."""
-        parts = {
-            name: param.to_local() if isinstance(param, DTensor) else param
-            for name, param in self.model.named_parameters()
-        }
-        return {name: sample_checksum(part) for name, part in parts.items()}
+        return {name: sample_checksum(local(param)) for name, param in self.model.named_parameters()}
 
     def _score(self, micro: RaggedBatch) -> torch.Tensor:
         scores: TokenScores = self.model(
