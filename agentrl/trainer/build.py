@@ -59,14 +59,11 @@ def build(config: Config, inputs: Inputs, display: Display, kind: type[Trainer] 
     check_profile_steps(config.trainer, total_steps)
     show_first_prompts(chat, context, display)
     store = open_store(config.trainer, display)
-    folder = RunFolder(config, store, display)
-    run_dir = folder.path
-    checkpoints = build_checkpoints(config, store, display)
-    begun_from = find_beginning(config, checkpoints, loader, total_steps, display)
-
-    tracker = Tracker.of(config.trainer, run_dir, config, display)
     with ExitStack() as stack:
-        stack.callback(tracker.close)
+        folder = stack.enter_context(closing(RunFolder(config, store, display)))
+        checkpoints = build_checkpoints(config, store, display)
+        begun_from = find_beginning(config, checkpoints, loader, total_steps, display)
+        tracker = stack.enter_context(closing(Tracker.of(config.trainer, folder.path, config, display)))
         if config.uses_ray:
             stack.enter_context(ray_session(config.ray_init, processes(config)))
         with display.stage("load models", total=None):
@@ -78,7 +75,7 @@ def build(config: Config, inputs: Inputs, display: Display, kind: type[Trainer] 
             for one, there in ((rollout, rollout.name == "sglang"), (reward.rollout, reward.generates))
         ):
             folder.clear()  # the servers' logs are in it
-        opened = open_rollouts(config, device, chat, context, run_dir, display, lambda: workers.executor.nodes)
+        opened = open_rollouts(config, device, chat, context, folder.path, display, lambda: workers.executor.nodes)
         rollouts = stack.enter_context(opened)
         if rollout.server_urls is not None or model.lora_adapter_path is not None:
             send_first_weights(config, rollouts, workers.policy.weights(), display)

@@ -62,7 +62,7 @@ class RunFolder:
             number = next(n for n in range(1, 10**6) if not path.with_name(f"{path.name}.{n}").exists())
             aside = path.with_name(f"{path.name}.{number}")
             path.rename(aside)
-            self._lock = None
+            self.close()
             self._display.note(f"resume_mode=disable: the run that was in {path} is now in {aside}")
 
     def begin(self, tracker: Tracker, checkpoints: CheckpointManager, after: int | None) -> None:
@@ -90,8 +90,14 @@ class RunFolder:
                 raise
             raise self._refused(str(error.strerror)) from error
 
+    def close(self) -> None:
+        """Let another process train in the folder."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
     def _hold(self) -> None:
-        """Lock the folder as long as this object lives, as two that write one ledger would lose and repeat prompts.
+        """Lock the folder until `close`, as two that write one ledger would lose and repeat prompts.
 
         A lock of fcntl's is its process's alone: a child that outlives a killed run keeps nobody out.
         """
@@ -101,10 +107,12 @@ class RunFolder:
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
-            lock.seek(0)
+            with lock:
+                lock.seek(0)
+                last = lock.read(200).strip()
             raise ConfigError(
                 f"trainer.default_local_dir={self.path}: another command trains there (the last one that began was "
-                f"{lock.read(200).strip()}). End it, or name another folder"
+                f"{last}). End it, or name another folder"
             ) from None
         except OSError:  # a file system without locks
             lock.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -88,12 +88,11 @@ def train_on_files(config: TuningConfig, job: Job[SampleT, Group], display: Disp
     total = trainer.total_training_steps or trainer.total_epochs * per_epoch
     check_profile_steps(trainer, total)
     store = open_store(trainer, display)
-    folder = RunFolder(config, store, display)
-    checkpoints = build_checkpoints(config, train, store, display, validates=validation is not None)
-    begun_from = find_beginning(config, checkpoints, total, per_epoch, display)
-    tracker = Tracker.of(trainer, out, config, display)
     with ExitStack() as stack:
-        stack.callback(tracker.close)
+        folder = stack.enter_context(closing(RunFolder(config, store, display)))
+        checkpoints = build_checkpoints(config, train, store, display, validates=validation is not None)
+        begun_from = find_beginning(config, checkpoints, total, per_epoch, display)
+        tracker = stack.enter_context(closing(Tracker.of(trainer, out, config, display)))
         if config.uses_ray:
             stack.enter_context(ray_session(config.ray_init, processes(config)))
         with display.stage("load model"):
