@@ -15,7 +15,7 @@ BOUNDS: dict[str, float] = {
     "parameters of the widest function": 15,
     "private functions used once": 429,
     "functions used once": 1025,
-    "lines of the core": 58458,
+    "lines of the core": 58462,
     "lines of tests": 69106,
     "files under 30 lines": 71,
     "docstrings that only point": 131,
