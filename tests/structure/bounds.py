@@ -16,7 +16,7 @@ BOUNDS: dict[str, float] = {
     "private functions used once": 429,
     "functions used once": 1025,
     "lines of the core": 58462,
-    "lines of tests": 69106,
+    "lines of tests": 69109,
     "files under 30 lines": 71,
     "docstrings that only point": 131,
     "hard words in 1,000 of docs": 0.3,
