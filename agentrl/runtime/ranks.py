@@ -100,7 +100,7 @@ class Ranks(Protocol[Worker_co]):
         """Give every rank the same arguments, whole batches among them, and reduce the metrics (`reduce_metrics`)."""
         ...
 
-    def every(self, method: Callable[Concatenate[Worker_co, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+    def broadcast(self, method: Callable[Concatenate[Worker_co, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
         """Give every rank the same arguments, and return the answers in the order of the ranks."""
         ...
 
@@ -130,13 +130,13 @@ class LocalRanks(Generic[Worker]):
         batch: Batch,
     ) -> tuple[Batch, Numbers]:
         """See `Ranks.add_columns`: the values are [T] for one field, [T, F] for F of them."""
-        [(values, metrics)] = self.every(method, batch.load())
+        [(values, metrics)] = self.broadcast(method, batch.load())
         columns = (values,) if len(fields) == 1 else values.unbind(1)
         found = {field: column.contiguous() for field, column in zip(fields, columns, strict=True)}
         return batch.with_fields(**found), metrics
 
     def kept_columns(self, fields: Sequence[str], method: Callable[[Worker], Kept], batch: Batch) -> Batch:
-        [kept] = self.every(method)
+        [kept] = self.broadcast(method)
         nothing = math.nan if kept.values.is_floating_point() else 0
         values = kept.values.new_full((batch.num_tokens, *kept.values.shape[1:]), nothing)
         starts = batch.lengths.cumsum(0) - batch.lengths
@@ -145,14 +145,14 @@ class LocalRanks(Generic[Worker]):
         return batch.with_fields(**{name: one.contiguous() for name, one in zip(fields, columns, strict=True)})
 
     def metrics(self, method: Callable[Concatenate[Worker, P], Numbers], *args: P.args, **kwargs: P.kwargs) -> Numbers:
-        return self.every(method, *args, **kwargs)[0]
+        return self.broadcast(method, *args, **kwargs)[0]
 
-    def every(self, method: Callable[Concatenate[Worker, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+    def broadcast(self, method: Callable[Concatenate[Worker, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
         with self._around(method.__name__):
             return [own_method(self._worker, method)(*args, **kwargs)]
 
     def weights(self, method: Callable[[Worker], RankWeights]) -> Weights:
-        return self.every(method)[0].alone()
+        return self.broadcast(method)[0].alone()
 
 
 def shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:

@@ -109,9 +109,9 @@ class RayRanks(Generic[Worker]):
         )
 
     def metrics(self, method: Callable[Concatenate[Worker, P], Numbers], *args: P.args, **kwargs: P.kwargs) -> Numbers:
-        return reduce_metrics(self.every(method, *args, **kwargs))
+        return reduce_metrics(self.broadcast(method, *args, **kwargs))
 
-    def every(self, method: Callable[Concatenate[Worker, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+    def broadcast(self, method: Callable[Concatenate[Worker, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
         return self._pool.call(self._role.name, method, *args, **kwargs)
 
     def weights(self, method: Callable[[Worker], RankWeights]) -> Weights:
