@@ -10,7 +10,7 @@ from statistics import median
 
 from agentrl.checks.finding import Finding
 from agentrl.config.sections.checks import ChecksConfig
-from agentrl.observe.troubles import TOOL_FAILED
+from agentrl.observe.error_summary import TOOL_FAILED
 from agentrl.system.json_value import JSON
 from agentrl.trajectory import Outline, exclusion
 
