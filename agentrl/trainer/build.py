@@ -62,7 +62,7 @@ def build(config: Config, inputs: Inputs, display: Display, kind: type[Trainer] 
     folder = RunFolder(config, store, display)
     run_dir = folder.path
     checkpoints = build_checkpoints(config, store, display)
-    begun_from = find_beginning(config, checkpoints, loader, total_steps, display)
+    begun_from = find_resume_point(config, checkpoints, loader, total_steps, display)
 
     tracker = Tracker.of(config.trainer, run_dir, config, display)
     with ExitStack() as stack:
@@ -114,7 +114,7 @@ def open_source(
         yield source
 
 
-def find_beginning(
+def find_resume_point(
     config: Config, checkpoints: CheckpointManager, loader: Loader, total_steps: int, display: Display
 ) -> Path | None:
     """Choose the checkpoint to resume from, if there is one, and check as much of it as needs no model.

@@ -160,7 +160,7 @@ class Trainer:
         except KeyboardInterrupt as interrupt:
             if isinstance(interrupt, Terminated):
                 self.save_in_time()
-            interrupt.add_note(self.continuation.way_on())
+            interrupt.add_note(self.continuation.resume_hint())
             raise
 
     def _steps(self) -> Generator[Numbers, None, None]:
