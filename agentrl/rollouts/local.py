@@ -472,15 +472,15 @@ class LocalRollouts:
         metrics, context = Metrics(), self.scheduler.context
         metrics.max("rollout/loop_delay_seconds", self.delay.take())
         metrics.add((await self.engine.health()).metrics, "engine/")
-        metrics.add(context.tools.take_metrics(self._meet))
+        metrics.add(context.tools.take_metrics(self._raise_or_warn))
         for name, interaction in context.interactions.items():
-            numbers = collect_numbers(f"interaction {name}", interaction.take_metrics, self._meet)
+            numbers = collect_numbers(f"interaction {name}", interaction.take_metrics, self._raise_or_warn)
             metrics.add(numbers, f"interaction/{name}/")
         if self.scheduler.reward is not None:
             metrics.add(self.scheduler.reward.take_metrics())
         return metrics
 
-    def _meet(self, error: CodeError) -> None:
+    def _raise_or_warn(self, error: CodeError) -> None:
         """Raise an error of a user's code, or warn of it once a place; see `rollout.agent.on_code_error`."""
         if self.config.actor_rollout_ref.rollout.agent.on_code_error == "error":
             raise error
