@@ -37,7 +37,7 @@ Field = Literal["old_logprobs", "ref_logprobs", "values", "rewards", "teacher_sc
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class CachedColumns:
     """Token columns of some sequences, which a rank's worker kept from an earlier call."""
 
     rows: torch.Tensor  # [n] int64: `RaggedBatch.row` of the sequences
@@ -85,7 +85,9 @@ class Ranks(Protocol[Worker_co]):
         """
         ...
 
-    def kept_columns(self, fields: Sequence[str], method: Callable[[Worker_co], Kept], batch: Batch) -> Batch:
+    def cached_columns(
+        self, fields: Sequence[str], method: Callable[[Worker_co], CachedColumns], batch: Batch
+    ) -> Batch:
         """Add the F columns [T], or one [T, ...], that the ranks kept of the sequences of `batch`.
 
         They are NaN for sequences that no rank kept.
@@ -135,7 +137,7 @@ class LocalRanks(Generic[Worker]):
         found = {field: column.contiguous() for field, column in zip(fields, columns, strict=True)}
         return batch.with_fields(**found), metrics
 
-    def kept_columns(self, fields: Sequence[str], method: Callable[[Worker], Kept], batch: Batch) -> Batch:
+    def cached_columns(self, fields: Sequence[str], method: Callable[[Worker], CachedColumns], batch: Batch) -> Batch:
         [kept] = self.broadcast(method)
         nothing = math.nan if kept.values.is_floating_point() else 0
         values = kept.values.new_full((batch.num_tokens, *kept.values.shape[1:]), nothing)

@@ -13,7 +13,7 @@ from agentrl.checks.columns import check_trained, seal
 from agentrl.checks.finding import Finding
 from agentrl.checks.report import Report
 from agentrl.checks.runner import Alarms
-from agentrl.checks.step import History, check_prompts, check_position, check_update
+from agentrl.checks.step import History, check_position, check_prompts, check_update
 from agentrl.config import Config
 from agentrl.observe.display import Display
 from agentrl.observe.gap_alarm import ESS, GapAlarm

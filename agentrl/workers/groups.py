@@ -78,7 +78,7 @@ class PolicyGroup(TrainableGroup):
         method = PolicyWorker.compute_log_probs
         batch, metrics = self._ranks.add_columns(("old_logprobs", *self._further_scores), method, batch)
         if self._records_experts:
-            batch = self._ranks.kept_columns(("experts",), PolicyWorker.of_log_probs, batch)
+            batch = self._ranks.cached_columns(("experts",), PolicyWorker.of_log_probs, batch)
         return batch, metrics
 
     def update(
@@ -114,7 +114,7 @@ class PolicyGroup(TrainableGroup):
 
     def of_update(self, batch: Batch, correction: RolloutCorrectionConfig) -> Batch:
         """Add to the batch of the last `update`, which was called with `by_token`, the columns of its loss."""
-        return self._ranks.kept_columns(loss_columns(correction), PolicyWorker.of_update, batch)
+        return self._ranks.cached_columns(loss_columns(correction), PolicyWorker.of_update, batch)
 
     def weights(self) -> Weights:
         """Return the weights as they are when they are read."""

@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.checks.finding import MEANINGS, Finding, alarms_of
 from agentrl.checks.runner import Alarms
-from agentrl.checks.step import History, check_prompts, check_position, check_update
+from agentrl.checks.step import History, check_position, check_prompts, check_update
 from agentrl.checks.transcripts import check_record, count_text
 from agentrl.config import load_config
 from agentrl.config.sections.checks import ChecksConfig
