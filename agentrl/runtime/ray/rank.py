@@ -159,7 +159,7 @@ class Rank:
             return Failure.of(error)
 
     def kept(self, role: str, method: str) -> Failure | tuple[ray.ObjectRef[ColumnArrays], torch.Tensor]:
-        """Call a method of the role's worker that answers `CachedColumns`; return a reference of its values, and its rows."""
+        """Call a method of the role's worker that answers `CachedColumns`: a reference of its values, and its rows."""
         found = self.call(role, method, (), {}, None)
         if isinstance(found, Failure):
             return found
