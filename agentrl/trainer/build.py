@@ -62,7 +62,7 @@ def build(config: Config, inputs: Inputs, display: Display, kind: type[Trainer] 
     with ExitStack() as stack:
         folder = stack.enter_context(closing(RunFolder(config, store, display)))
         checkpoints = build_checkpoints(config, store, display)
-        begun_from = find_beginning(config, checkpoints, loader, total_steps, display)
+        begun_from = find_resume_point(config, checkpoints, loader, total_steps, display)
         tracker = stack.enter_context(closing(Tracker.of(config.trainer, folder.path, config, display)))
         if config.uses_ray:
             stack.enter_context(ray_session(config.ray_init, processes(config)))
@@ -111,7 +111,7 @@ def open_source(
         yield source
 
 
-def find_beginning(
+def find_resume_point(
     config: Config, checkpoints: CheckpointManager, loader: Loader, total_steps: int, display: Display
 ) -> Path | None:
     """Choose the checkpoint to resume from, if there is one, and check as much of it as needs no model.

@@ -78,7 +78,7 @@ def train_on_files(config: TuningConfig, job: Job[SampleT, Group], display: Disp
     from agentrl.runtime.ray.session import ray_session
     from agentrl.trainer.build import open_store
     from agentrl.trainer.run_folder import RunFolder
-    from agentrl.trainer.sft import SupervisedTrainer, build_checkpoints, find_beginning, steps_per_epoch
+    from agentrl.trainer.sft import SupervisedTrainer, build_checkpoints, find_resume_point, steps_per_epoch
     from agentrl.workers.roles import processes
 
     device = resolve_device(trainer.device, display.warn)
@@ -91,7 +91,7 @@ def train_on_files(config: TuningConfig, job: Job[SampleT, Group], display: Disp
     with ExitStack() as stack:
         folder = stack.enter_context(closing(RunFolder(config, store, display)))
         checkpoints = build_checkpoints(config, train, store, display, validates=validation is not None)
-        begun_from = find_beginning(config, checkpoints, total, per_epoch, display)
+        begun_from = find_resume_point(config, checkpoints, total, per_epoch, display)
         tracker = stack.enter_context(closing(Tracker.of(trainer, out, config, display)))
         if config.uses_ray:
             stack.enter_context(ray_session(config.ray_init, processes(config)))
