@@ -98,7 +98,7 @@ def zero_advantage_sequences(batch: RaggedBatch) -> list[int]:
 
 def group_counts(batch: RaggedBatch, n: int) -> dict[str, int]:
     """Count groups, groups_of_one, and groups_equal: groups of two or more whose rewards are all the same."""
-    groups = Groups.of(estimator_columns(batch, n))
+    groups = Groups.from_columns(estimator_columns(batch, n))
     return {
         "groups": len(groups.size),
         "groups_of_one": int((groups.size == 1).sum()),

@@ -4,7 +4,7 @@
 micro-batch therefore adds exactly its share. The gradient does not depend on the cut into micro-batches or, once the
 two counts are summed over ranks, into ranks:
 
-    scale = LossScale.of(mini.policy_tokens, config.loss_agg_mode, norm_length)   # once a mini-batch
+    scale = LossScale.from_policy_tokens(mini.policy_tokens, config.loss_agg_mode, norm_length)   # once a mini-batch
     for micro in micro_batches:                                                   # whole sequences of `mini`
         by_token = ...                                                            # [T]
         aggregate(by_token, micro.mask, micro.offsets, scale).backward()          # no further division
@@ -37,7 +37,7 @@ class LossScale:
     """Tokens; the constant of seq-mean-token-sum-norm, 1 in the other modes."""
 
     @classmethod
-    def of(cls, policy_tokens: Tensor, mode: LossAggMode, norm_length: int | None = None) -> LossScale:
+    def from_policy_tokens(cls, policy_tokens: Tensor, mode: LossAggMode, norm_length: int | None = None) -> LossScale:
         """Count over a mini-batch: policy_tokens [N] int64, the policy tokens of each sequence.
 
         `norm_length` is needed by, and only used in, seq-mean-token-sum-norm: a number that stays the same over the

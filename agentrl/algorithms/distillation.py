@@ -94,7 +94,7 @@ class TeacherLoss:
     """With scope=full, of each teacher."""
 
     @staticmethod
-    def of(config: DistillationConfig, heads: Sequence[Head] = ()) -> TeacherLoss | None:
+    def from_config(config: DistillationConfig, heads: Sequence[Head] = ()) -> TeacherLoss | None:
         """Make the term; None where the loss has no teacher. Raises ConfigError for a wrong divergence."""
         if not config.in_loss:
             return None

@@ -45,7 +45,7 @@ class Groups:
     teaches: Tensor  # [G] bool, False for a lone survivor: a group of size 1 although n > 1
 
     @staticmethod
-    def of(columns: EstimatorColumns) -> Groups:
+    def from_columns(columns: EstimatorColumns) -> Groups:
         """Add up the rewards of each trajectory, and number trajectories and groups from 0."""
         trajectories, member = torch.unique(columns.trajectory, return_inverse=True)
         group_of = torch.zeros_like(trajectories).index_copy_(0, member, columns.group)
@@ -54,6 +54,9 @@ class Groups:
         totals.index_add_(0, member, segment_sum(columns.rewards.double(), columns.offsets))
         size = torch.bincount(group_index, minlength=len(groups))
         return Groups(member, group_index, totals, size, size >= min(columns.n, 2))
+
+    of = from_columns
+    """Name of before."""
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum `values` [M] over each group: [G] float64."""
@@ -124,6 +127,6 @@ def temporal_differences(columns: EstimatorColumns, gamma: float) -> tuple[Tenso
     value after a trajectory's last policy token is 0.
     """
     assert columns.values is not None, "declared"
-    order, offsets = Groups.of(columns).policy_order(columns)
+    order, offsets = Groups.from_columns(columns).policy_order(columns)
     values = columns.values[order].double()
     return order, offsets, values, columns.rewards[order].double() + gamma * following(values, offsets) - values

@@ -62,7 +62,7 @@ class PolicyLoss:
     correction: RolloutCorrectionConfig
 
     @staticmethod
-    def of(config: ActorConfig, correction: RolloutCorrectionConfig | None = None) -> PolicyLoss:
+    def from_config(config: ActorConfig, correction: RolloutCorrectionConfig | None = None) -> PolicyLoss:
         """Raises ConfigError when there is no such loss, or it does not take the options.
 
         correction: `algorithm.rollout_correction`; None: its defaults.
@@ -173,7 +173,7 @@ class PolicyLoss:
 def select_tokens(batch: RaggedBatch, config: ActorConfig, seed: int) -> tuple[dict[str, Tensor], None]:
     """Compute the column `selected` [T] bool, for a loss that declares `select`. Needs the policy's old_logprobs."""
     assert batch.old_logprobs is not None, "the policy's log-probs come first"
-    return {"selected": PolicyLoss.of(config).select(batch, batch.old_logprobs, seed)}, None
+    return {"selected": PolicyLoss.from_config(config).select(batch, batch.old_logprobs, seed)}, None
 
 
 def actor_loss(

@@ -80,7 +80,7 @@ class Chat:
         from agentrl.chat.load import load_tokenizer, make_format
 
         codec = Codec(load_tokenizer(path, chat_template, trust_remote_code=trust_remote_code))
-        vision = Vision.of(path, trust_remote_code=trust_remote_code)
+        vision = Vision.from_path(path, trust_remote_code=trust_remote_code)
         # Families' renderers write text only.
         own_template = chat_template is not None or (vision is not None and format == "auto")
         return cls(codec, make_format(codec, format, chat_template_kwargs or {}, own_template=own_template), vision)

@@ -29,7 +29,7 @@ class Vision:
         self._bytes = 0
 
     @staticmethod
-    def of(path: str, *, trust_remote_code: bool = False) -> Vision | None:
+    def from_path(path: str, *, trust_remote_code: bool = False) -> Vision | None:
         """Read the model's config. None for a model without images, or a folder with a tokenizer only."""
         from transformers import AutoConfig, PretrainedConfig
 

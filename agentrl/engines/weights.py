@@ -24,7 +24,7 @@ class Weights:
     """Yields (name, tensor). The tensors may be live weights, which the next update of the policy changes."""
 
     @classmethod
-    def of(cls, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> Weights:
+    def from_tensors(cls, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> Weights:
         """Wrap tensors [S] in memory, each of any shape S and dtype."""
         tensors = dict(named_tensors)
         return cls({name: tuple(tensor.shape) for name, tensor in tensors.items()}, lambda: iter(tensors.items()))

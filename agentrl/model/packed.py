@@ -348,7 +348,7 @@ def stored_hidden_states(
     positions = layout.positions
     if images is not None:
         placed, positions = place_features(model, ids, offsets, images, layout)
-    part = Slice.of(len(layout.stored), group)
+    part = Slice.from_group(len(layout.stored), group)
     if placed is not None and group is not None:
         mine = part.holds(placed.places)
         placed = replace(placed, places=placed.places[mine] - part.first, which=placed.which[mine])

@@ -51,7 +51,7 @@ class Routes:
         if self.given is not None:
             self._replayed = part.cut(self.given[layout.stored].movedim(0, -1)).movedim(-1, 0)
 
-    def of(self, layer: int) -> torch.Tensor | None:
+    def for_layer(self, layer: int) -> torch.Tensor | None:
         """Return the experts [P, k] int64 that are to be chosen in a layer; None: the router's own choice."""
         return None if self._replayed is None else self._replayed[:, layer].long()
 
@@ -164,7 +164,7 @@ class _Router:
             return own(*args, **kwargs)
         sizes = cast(_Sizes, router)
         experts, k = sizes.num_experts, sizes.top_k
-        with _Choice(experts, k, routes.of(self._layer)) as choice:
+        with _Choice(experts, k, routes.for_layer(self._layer)) as choice:
             result = own(*args, **kwargs)
         if choice.chosen is None:
             raise ConfigError(_unfit(router, "its router does not choose by torch.topk"))

@@ -31,7 +31,7 @@ class Slice:
     group: dist.ProcessGroup | None
 
     @staticmethod
-    def of(size: int, group: dist.ProcessGroup | None) -> Slice:
+    def from_group(size: int, group: dist.ProcessGroup | None) -> Slice:
         """Take this rank's part of `size` tokens, equal for all ranks of `group`; all of them without a group."""
         ranks, rank = (1, 0) if group is None else (group.size(), group.rank())
         width = -(-size // ranks)

@@ -217,7 +217,7 @@ def image_probe(model: PreTrainedModel) -> tuple[torch.Tensor, Images] | None:
     ids = torch.arange(32, device=model.device) * 7 % model.config.get_text_config().vocab_size
     placed = PlacedImage(4, sample_image(model))
     ids[8 + placed.start : 8 + placed.start + placed.image.tokens] = model.config.image_token_id
-    images = Images.of([[], [placed]])
+    images = Images.from_sequences([[], [placed]])
     assert images is not None
     return ids, images
 

@@ -98,7 +98,7 @@ class Tracker:
                 self._sinks[name] = make(run)
 
     @staticmethod
-    def of(trainer: RunConfig, dir: Path, config: Section, display: Display) -> Tracker:
+    def from_config(trainer: RunConfig, dir: Path, config: Section, display: Display) -> Tracker:
         """The loggers of a run in the folder `dir`, whose whole config is `config`. Raises ConfigError."""
         run = RunInfo(dir, config_to_dict(config), trainer.project_name, trainer.experiment_name)
         return Tracker(trainer.logger, trainer.logger_options, run, display)

@@ -197,4 +197,4 @@ def model_weights(config: GenerateConfig) -> Weights:
         trust_remote_code=model.trust_remote_code,
         override=model.override_config,
     )
-    return Weights.of(loaded.named_parameters())
+    return Weights.from_tensors(loaded.named_parameters())

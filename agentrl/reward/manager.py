@@ -68,10 +68,12 @@ class NaiveRewardManager(RewardManager):
             if function is not None:
                 raise ConfigError(f"{where}: a reward function is given as an object, too; keep one of them")
             loaded, key = load_function(self.custom.path, self.custom.name), "custom_reward_function.reward_kwargs"
-            self._custom = Scorer.of(loaded, where, self.custom.reward_kwargs, key=key, asks_model=asks_model)
+            self._custom = Scorer.from_function(
+                loaded, where, self.custom.reward_kwargs, key=key, asks_model=asks_model
+            )
         if function is not None:
             where = f"reward {getattr(function, '__name__', function)}"
-            self._custom = Scorer.of(function, where, self.custom.reward_kwargs, asks_model=asks_model)
+            self._custom = Scorer.from_function(function, where, self.custom.reward_kwargs, asks_model=asks_model)
         self._judges: dict[str, CodeJudge | ModelJudge] = {}
         if (sandbox := self._config.sandbox_fusion).url is not None:
             self._judges["code"] = CodeJudge(sandbox)
@@ -79,7 +81,7 @@ class NaiveRewardManager(RewardManager):
             self._judges["judge"] = ModelJudge(judge)
         bounds = {"code": sandbox.max_concurrent, "judge": judge.max_concurrent}
         self._asking = {
-            kind: Scorer.of(judge.compute_score, kind, {}, max_concurrent=bounds[kind])
+            kind: Scorer.from_function(judge.compute_score, kind, {}, max_concurrent=bounds[kind])
             for kind, judge in self._judges.items()
         }
         self._own = {pattern: self._named(pattern, entry) for pattern, entry in self._config.scorers.items()}
@@ -223,7 +225,9 @@ class NaiveRewardManager(RewardManager):
             in_loop = entry.name in INSTANT
             where, asks_model = f"{key}: {entry.name}", generative(self.config) is not None
             of_kwargs = f"{key}.kwargs"
-            return Scorer.of(function, where, entry.kwargs, key=of_kwargs, in_loop=in_loop, asks_model=asks_model)
+            return Scorer.from_function(
+                function, where, entry.kwargs, key=of_kwargs, in_loop=in_loop, asks_model=asks_model
+            )
         if entry.kwargs:
             section = {"code": "sandbox_fusion", "judge": "judge"}[entry.name]
             raise ConfigError(f"{key}.kwargs: {entry.name} takes none; its keys are reward_model.{section}.*")

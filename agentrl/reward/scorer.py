@@ -46,7 +46,7 @@ class Scorer:
     """Calls at once; None: as many as reward_model.max_concurrent says."""
 
     @staticmethod
-    def of(
+    def from_function(
         function: Callable[..., object],
         where: str,
         kwargs: Mapping[str, object],

@@ -56,4 +56,4 @@ def ready_scorer(kind: str) -> Scorer:
     """The scorer of any kind but `code` and `judge`, which ask servers; see `agentrl.reward.code` and `judge`."""
     found = SCORERS.get(kind)
     assert callable(found), "ours are functions"
-    return Scorer.of(found, kind, {}, in_loop=kind in INSTANT)
+    return Scorer.from_function(found, kind, {}, in_loop=kind in INSTANT)

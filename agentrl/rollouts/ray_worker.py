@@ -116,7 +116,7 @@ class RolloutWorker:
             self.groups = WorkerGroups(self.rollouts)
             self.rollouts.loop.call_soon(self.rollouts.idle.begin)
         except Exception as error:
-            return Failure.of(error)
+            return Failure.from_error(error)
         return None
 
     def call(self, work: Work[T]) -> T | Failure:
@@ -124,7 +124,7 @@ class RolloutWorker:
         try:
             return work(self.rollouts)
         except (Exception, CancelledError) as error:
-            return Failure.of(error)
+            return Failure.from_error(error)
 
     @ray.method(concurrency_group="status")
     def place(self) -> Place:
@@ -191,7 +191,8 @@ def pack_part(
 def _stored(packed: Packed, rollouts: LocalRollouts) -> RolloutPart:
     made = packed.rollout
     batch, read = (
-        None if one is None else StoredBatch.of([put_batch(one.load())]) for one in (made.batch, made.conversations)
+        None if one is None else StoredBatch.from_pieces([put_batch(one.load())])
+        for one in (made.batch, made.conversations)
     )
     stored = replace(made, batch=batch, conversations=read)
     return RolloutPart(replace(packed, rollout=stored), rollouts.share[0] - 1)

@@ -136,7 +136,7 @@ class WorkerGroups:
             trajectories = self._rollouts.pop_group(work.ordinal)
             self._emit(GroupEnded(key, ended, trajectories if ended.record is None else None))
         except Exception as error:
-            self._emit(GroupFailed(key, Failure.of(error)))
+            self._emit(GroupFailed(key, Failure.from_error(error)))
         finally:
             del self._tasks[key]
             if not self._tasks and self._watching is not None:

@@ -42,7 +42,7 @@ class Metrics(Mapping[str, float]):
         self._numbers: dict[str, _Number] = {}
 
     @staticmethod
-    def of(values: Mapping[str, float]) -> Metrics:
+    def from_numbers(values: Mapping[str, float]) -> Metrics:
         """Copy `values`: Metrics with their kinds, and plain numbers, which say nothing of theirs, as means."""
         metrics = Metrics()
         metrics.add(values)

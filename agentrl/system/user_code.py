@@ -198,10 +198,10 @@ async def await_user_code(
 def collect_numbers(
     what: str, code: Callable[[], Mapping[str, float]], on_error: Callable[[CodeError], None]
 ) -> Metrics:
-    """Return the metrics that `code` gives (see `Metrics.of`); on its error, call `on_error` and return no metrics."""
+    """Return the metrics that `code` gives; on its error, call `on_error` and return no metrics."""
     try:
         with user_code(what, code):
-            return Metrics.of(code())
+            return Metrics.from_numbers(code())
     except CodeError as error:
         on_error(error)
         return Metrics()

@@ -63,7 +63,7 @@ def build(config: Config, inputs: Inputs, display: Display, kind: type[Trainer] 
         folder = stack.enter_context(closing(RunFolder(config, store, display)))
         checkpoints = build_checkpoints(config, store, display)
         begun_from = find_resume_point(config, checkpoints, loader, total_steps, display)
-        tracker = stack.enter_context(closing(Tracker.of(config.trainer, folder.path, config, display)))
+        tracker = stack.enter_context(closing(Tracker.from_config(config.trainer, folder.path, config, display)))
         if config.uses_ray:
             stack.enter_context(ray_session(config.ray_init, processes(config)))
         with display.stage("load models", total=None):

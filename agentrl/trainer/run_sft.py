@@ -92,7 +92,7 @@ def train_on_files(config: TuningConfig, job: Job[SampleT, Group], display: Disp
         folder = stack.enter_context(closing(RunFolder(config, store, display)))
         checkpoints = build_checkpoints(config, train, store, display, validates=validation is not None)
         begun_from = find_resume_point(config, checkpoints, total, per_epoch, display)
-        tracker = stack.enter_context(closing(Tracker.of(trainer, out, config, display)))
+        tracker = stack.enter_context(closing(Tracker.from_config(trainer, out, config, display)))
         if config.uses_ray:
             stack.enter_context(ray_session(config.ray_init, processes(config)))
         with display.stage("load model"):

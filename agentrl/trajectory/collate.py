@@ -59,8 +59,8 @@ def from_trajectories(
         policies=policies,
         state=_joined((row.states for row in rows), torch.int64) if states else None,
         experts=_experts(transcripts) if experts else None,
-        images=Images.of(item.images for item in transcripts),
-        teacher_prompts=TeacherPrompts.of(transcripts) if privileged else None,
+        images=Images.from_sequences(item.images for item in transcripts),
+        teacher_prompts=TeacherPrompts.from_transcripts(transcripts) if privileged else None,
     )
 
 

@@ -27,7 +27,7 @@ class Images:
     image: Ints  # [M]: which of the images it is
 
     @staticmethod
-    def of(sequences: Iterable[Sequence[PlacedImage]]) -> Images | None:
+    def from_sequences(sequences: Iterable[Sequence[PlacedImage]]) -> Images | None:
         """Collect the images of each sequence, in order; None when there are no images."""
         known: dict[bytes, int] = {}
         images: list[Image] = []

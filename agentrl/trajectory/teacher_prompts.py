@@ -22,7 +22,7 @@ class TeacherPrompts:
     replaced: Ints  # [N], tokens of the policy's own prompt, with which each sequence begins
 
     @staticmethod
-    def of(transcripts: Iterable[Transcript]) -> TeacherPrompts:
+    def from_transcripts(transcripts: Iterable[Transcript]) -> TeacherPrompts:
         """Collect the prompts of each transcript, in order."""
         found = [(np.array(one.teacher_prompt, np.int64), one.prompt_length) for one in transcripts]
         return TeacherPrompts(tuple(ids for ids, _ in found), np.array([length for _, length in found], np.int64))

@@ -81,7 +81,7 @@ def _write(
 ) -> dict[str, str]:
     table = pq.read_table(file.path, columns=["uid", "ids", "mask"]).combine_chunks()
     uids = table["uid"].to_pylist()
-    tokens, ids = _Nested.of(table["mask"]), _Nested.of(table["ids"]).values
+    tokens, ids = _Nested.from_column(table["mask"]), _Nested.from_column(table["ids"]).values
     offsets, batch_ids, batch_mask = batch.offsets.tolist(), batch.ids.numpy(), batch.mask.long().numpy()
     sampled = tokens.values
     source = np.full(len(tokens.values), -1, dtype=np.int64)
@@ -134,7 +134,7 @@ class _Nested:
     values: npt.NDArray[np.int64]
 
     @staticmethod
-    def of(column: pa.ChunkedArray) -> _Nested:
+    def from_column(column: pa.ChunkedArray) -> _Nested:
         lists = column.combine_chunks()
         inner = lists.flatten()
         values = inner.flatten().to_numpy(zero_copy_only=False).astype(np.int64)

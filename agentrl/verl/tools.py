@@ -207,7 +207,7 @@ class AgentData:
     """Values that tools keep here are seen by later calls of the trajectory, and by scorers in `extra_info`."""
 
     @staticmethod
-    def of(episode: Episode) -> AgentData:
+    def from_episode(episode: Episode) -> AgentData:
         """Describe an episode."""
         trajectory, sample = episode.trajectory, episode.sample
         started = episode.index >= 0
@@ -269,7 +269,7 @@ class AdaptedTool(Tool):
         created = await call(self.inner.create, **offered)
         instance = created[0] if isinstance(created, tuple) else created
         episode = CURRENT_EPISODE.get(None)
-        data = LOOPS_DATA.get(None) or (None if episode is None else AgentData.of(episode))
+        data = LOOPS_DATA.get(None) or (None if episode is None else AgentData.from_episode(episode))
         try:
             if self._by_name:
                 given = fitting(self.inner.execute, {"instance_id": instance, "agent_data": data})

@@ -119,7 +119,7 @@ def write_export(options: argparse.Namespace) -> None:
         steps = [int(one) for one in options.steps.split(",") if one]
     except ValueError as error:
         raise DataError(f"--steps={options.steps}: want numbers such as 10,12") from error
-    hidden = Hidden.of(_names(options.leave_out), _names(options.mask))
+    hidden = Hidden.from_names(_names(options.leave_out), _names(options.mask))
     places = [
         place
         for number in range(len(options.runs))

@@ -50,7 +50,7 @@ class Hidden:
     masked: frozenset[str] = frozenset()
 
     @staticmethod
-    def of(leave_out: Collection[str], mask: Collection[str]) -> Hidden:
+    def from_names(leave_out: Collection[str], mask: Collection[str]) -> Hidden:
         """Check the names. Raises DataError for an unknown name."""
         for name in leave_out:
             if name not in COLUMNS:

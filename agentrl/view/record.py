@@ -58,7 +58,7 @@ def trajectory(run: Run, part: Part, row: int) -> Record:
     placed = [_dicts(one["images"]) for one in transcripts]
     found["pictures"] = pictures(run.folder, [str(image["digest"]) for images in placed for image in images])
     ids = [int(id) for one in transcripts for id in cast(npt.NDArray[np.int32], one["ids"]).tolist()]
-    found["tokens"] = run.tokens.of(ids)
+    found["tokens"] = run.tokens.describe(ids)
     found["tokenizer"] = {"known": run.tokens.is_known, "origin": run.tokens.origin}
     found |= {"part": part.name, "set": part.set, "row": row, "step": part.step, "batch": part.batch}
     return found

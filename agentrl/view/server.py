@@ -191,7 +191,7 @@ def _add_questions(app: FastAPI, viewer: Viewer) -> None:
         leave_out: Annotated[list[str], Query()] = [],  # noqa: B006 - FastAPI copies it
         mask: Annotated[list[str], Query()] = [],  # noqa: B006
     ) -> Response:
-        hidden = Hidden.of(leave_out, mask)
+        hidden = Hidden.from_names(leave_out, mask)
         text = exported(viewer, Export([place_of(one) for one in m], hidden))
         headers = {"Content-Disposition": 'attachment; filename="trajectories.html"'}
         return Response(text, media_type="text/html", headers=headers)

@@ -36,7 +36,7 @@ class TokenTexts:
         """True with a tokenizer."""
         return self._tokenizer is not None
 
-    def of(self, ids: Iterable[int]) -> dict[str, TokenText]:
+    def describe(self, ids: Iterable[int]) -> dict[str, TokenText]:
         """Describe each of the ids once."""
         if self._tokenizer is None:
             return {}

@@ -86,7 +86,7 @@ class CriticWorker(TrainableWorker[torch.Tensor]):
             MiniBatch(
                 f"step {step}, {where} of the critic",
                 batch.select(rows),
-                self._loss(LossScale.of(tokens[rows], mode, self._max_response_length)),
+                self._loss(LossScale.from_policy_tokens(tokens[rows], mode, self._max_response_length)),
             )
             for where, rows in update_plan(batch.group, self._mini_batch_size, self._epochs, key)
         )

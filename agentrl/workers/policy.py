@@ -83,7 +83,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
     ) -> None:
         """Make the backend of `actor_config.strategy`. Raises ConfigError."""
         self.config = actor_config
-        self._policy_loss = PolicyLoss.of(actor_config, correction)
+        self._policy_loss = PolicyLoss.from_config(actor_config, correction)
         self._teacher_loss: TeacherLoss | None = None
         self._teaches = [
             index for index, (_, one) in enumerate(distillation.teachers if distillation else ()) if one.is_policy
@@ -91,7 +91,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         """Indices among the teachers that mean the policy itself."""
         if distillation is not None:
             heads = read_heads(distillation, model_config, device=device, temperature=temperature)
-            self._teacher_loss = TeacherLoss.of(distillation, heads)
+            self._teacher_loss = TeacherLoss.from_config(distillation, heads)
         self._further_scores = tuple(further_scores)
         self.seed = seed
         self._critic_warmup = critic_warmup
@@ -295,7 +295,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         compare = teacher.compare if teacher is not None and teacher.reads_distributions else None
         last = len(plan) - len(plan) // self.config.ppo_epochs
         for place, (name, members) in enumerate(plan):
-            scale = LossScale.of(tokens[members], self.config.loss_agg_mode, self._max_response_length)
+            scale = LossScale.from_policy_tokens(tokens[members], self.config.loss_agg_mode, self._max_response_length)
             yield MiniBatch(
                 f"{where}{name} of the policy",
                 batch.select([row for row in members if computed[row]]),
@@ -483,7 +483,7 @@ def observation_nll(logprobs: torch.Tensor, micro: RaggedBatch) -> torch.Tensor:
 def expert_batch(expert: Sequences, place: int, steps: int, coef: float) -> MiniBatch[TokenScores]:
     """Make the part of an expert's transcripts that goes with optimizer step `place` of so many."""
     sequences = expert.select(range(place, len(expert), steps))
-    scale = LossScale.of(sequences.policy_tokens, "token-mean")
+    scale = LossScale.from_policy_tokens(sequences.policy_tokens, "token-mean")
 
     def loss(found: TokenScores, micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Compute (loss, a scalar; sums for metrics, scalars) from the scores [T] of a micro-batch."""

@@ -54,7 +54,7 @@ class SupervisedWorker(TuningWorker[TokenScores]):
 
         Raises TrainingError when loss or gradient were not finite for too long (see `agentrl.workers.trainable`).
         """
-        scale = LossScale.of(batch.policy_tokens, "token-mean")
+        scale = LossScale.from_policy_tokens(batch.policy_tokens, "token-mean")
 
         def loss(found: TokenScores, micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             """Compute (loss, a scalar; sums for metrics, scalars) from the scores [T] of a micro-batch."""

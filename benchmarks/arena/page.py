@@ -27,7 +27,7 @@ def table(matches: Sequence[Match], out: Path) -> list[str]:
     lines: list[str] = []
     for ray in dict.fromkeys(match.contender.ray for match in matches):
         own = [match for match in matches if match.contender.ray == ray]
-        results = {match: found for match in own if (found := Result.of(match, out))}
+        results = {match: found for match in own if (found := Result.from_folder(match, out))}
         tasks = [task for task in TASKS if any(match.task == task for match in results)]
         columns = f"before | after | in training | trajectories to {ENOUGH:.0%} | CPU-s"
         critics = any(found.explained is not None for found in results.values())
@@ -94,7 +94,7 @@ def draw(matches: Sequence[Match], out: Path, file: Path) -> None:
             own = [match for match in matches if match.task == task and match.contender.ray == kind]
             named: dict[Contender, list[Result]] = {}
             for match in own:
-                if (found := Result.of(match, out)) is not None:
+                if (found := Result.from_folder(match, out)) is not None:
                     named.setdefault(match.contender, []).append(found)
             for place, (contender, results) in enumerate(named.items()):
                 seen = [x for x, _ in results[0].success]

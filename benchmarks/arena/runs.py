@@ -60,7 +60,7 @@ class Result:
     """Variance of the returns that the critic explains, mean over the last half of the steps; None: no critic."""
 
     @staticmethod
-    def of(match: Match, out: Path) -> Result | None:
+    def from_folder(match: Match, out: Path) -> Result | None:
         """Read a finished run's; None where there is none."""
         folder = match.folder(out)
         try:

@@ -38,7 +38,7 @@ class ModelShape:
     experts_per_token: int = 1
 
     @staticmethod
-    def of(config: dict[str, Any]) -> ModelShape:
+    def from_config(config: dict[str, Any]) -> ModelShape:
         """Take the shape from a Hugging Face config.json. Raises KeyError for a key that it does not have."""
         config = config.get("text_config", config)
         heads = config["num_attention_heads"]
@@ -62,7 +62,7 @@ class ModelShape:
     def read(path: Path) -> ModelShape:
         """Read the shape from a config.json, or a folder that has one."""
         path = path / "config.json" if path.is_dir() else path
-        return ModelShape.of(json.loads(path.read_text(encoding="utf-8")))
+        return ModelShape.from_config(json.loads(path.read_text(encoding="utf-8")))
 
     @property
     def q_dim(self) -> int:
@@ -119,7 +119,7 @@ class Work:
     """Tokens whose log-prob is wanted."""
 
     @staticmethod
-    def of(lengths: Sequence[int], scored: float) -> Work:
+    def from_lengths(lengths: Sequence[int], scored: float) -> Work:
         return Work(float(sum(lengths)), float(sum(length * length for length in lengths)), scored)
 
 

@@ -244,7 +244,7 @@ class Training:
         for rows in shares(lengths, groups):
             tokens = sum(lengths[row] for row in rows)
             rounds = max(rounds, math.ceil(tokens / (plan.micro_tokens * plan.sequence_parallel)))
-            part = Work.of([lengths[row] for row in rows], sum(sum(sessions[row].answers) for row in rows))
+            part = Work.from_lengths([lengths[row] for row in rows], sum(sum(sessions[row].answers) for row in rows))
             if plan.share_prompts:
                 prompts = {sessions[row].group: sessions[row].prompt for row in rows}
                 repeated = [sessions[row].prompt for row in rows]

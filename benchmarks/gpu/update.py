@@ -47,7 +47,7 @@ def measure(worker: PolicyWorker, shape: ModelShape, asked: Setting, tokens: int
     device = asked.device
     batch = made_batch(shape, MICRO_BATCHES * tokens, min(LONGEST, tokens))
     fsdp(worker).max_tokens = fsdp(worker).log_prob_max_tokens = tokens
-    work = Work.of(batch.lengths.tolist(), float(batch.policy_tokens.sum()))
+    work = Work.from_lengths(batch.lengths.tolist(), float(batch.policy_tokens.sum()))
     flops = update_flops(shape, work, recompute=False, recompute_head=False)
     peak = data_sheet_flops(device)
     with out_of_memory_is_a_row(label):

@@ -104,7 +104,7 @@ def engine_over(
             for server in servers
         ],
         http,
-        ModelFacts.of(str(folder)),
+        ModelFacts.from_path(str(folder)),
         TensorSender(torch.float32, 1 << 20),
         max_model_len=MODEL_LENGTH,
         deterministic=deterministic,

@@ -109,7 +109,7 @@ async def engine_costs(policy: Path) -> tuple[list[float], list[float]]:
         await asyncio.gather(*[grow(index, OBSERVED) for index in range(DIALOGUES)])
 
     async def turn_without_cache() -> None:
-        await engine.update_weights(Weights.of([]), 0)
+        await engine.update_weights(Weights.from_tensors([]), 0)
         await turn()
 
     cached, anew = [], []

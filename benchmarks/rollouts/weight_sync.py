@@ -55,7 +55,7 @@ class Row:
 
 def part(folder: Path, keep: Callable[[str], bool]) -> Weights:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return Weights.of([(name, weight.detach()) for name, weight in model.named_parameters() if keep(name)])
+    return Weights.from_tensors([(name, weight.detach()) for name, weight in model.named_parameters() if keep(name)])
 
 
 class Copy:

@@ -51,7 +51,7 @@ def in_loss(batch: RaggedBatch, config: RolloutCorrectionConfig) -> float:
     """Seconds that the correction adds to the loss of a batch, all micro-batches at once."""
     assert batch.old_logprobs is not None
     logprobs = batch.old_logprobs
-    plain, own = PolicyLoss.of(ActorConfig()), PolicyLoss.of(ActorConfig(), config)
+    plain, own = PolicyLoss.from_config(ActorConfig()), PolicyLoss.from_config(ActorConfig(), config)
     return seconds(lambda: own(batch, logprobs), ROUNDS) - seconds(lambda: plain(batch, logprobs), ROUNDS)
 
 
@@ -60,7 +60,7 @@ def of_loss(batch: RaggedBatch, name: str) -> float:
     assert batch.old_logprobs is not None
     options: dict[str, JSON] = {"dro_beta": 0.1} if name == "dro" else {}
     config = ActorConfig.model_validate({"policy_loss": {"loss_mode": name, "options": options}})
-    loss = PolicyLoss.of(config)
+    loss = PolicyLoss.from_config(config)
     logprobs = batch.old_logprobs.clone().requires_grad_()
 
     def once() -> None:

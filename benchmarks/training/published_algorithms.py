@@ -256,7 +256,7 @@ def loss_difference(name: str, drawn: Drawn) -> float:
         advantages = drawn.greedy[:, None] * drawn.mask
     batch = drawn.ragged(drawn.outcome)
     batch.advantages = drawn.unpad(advantages)
-    ours_loss = PolicyLoss.of(ours_config)
+    ours_loss = PolicyLoss.from_config(ours_config)
     if ours_loss.declaration.select is not None:  # verl selects in each micro-batch, by the policy that is trained
         batch.selected = ours_loss.select(batch, drawn.unpad(drawn.new), 0)
     worst = 0.0
@@ -267,7 +267,7 @@ def loss_difference(name: str, drawn: Drawn) -> float:
         own = drawn.unpad(drawn.new).requires_grad_()
         by_token = ours_loss(batch, own).by_token
         counts = segment_sum(batch.mask.double(), batch.offsets)
-        found = aggregate(by_token, batch.mask, batch.offsets, LossScale.of(counts, mode))
+        found = aggregate(by_token, batch.mask, batch.offsets, LossScale.from_policy_tokens(counts, mode))
         found.backward()
         assert own.grad is not None and leaf.grad is not None
         worst = max(worst, abs(float(found.detach() - loss.detach())))

@@ -205,7 +205,7 @@ def main(words: list[str] | None = None) -> None:
         torch.nn.Module.to(plain, device)
     padded_log_probs(plain, batch.select(range(min(4, len(batch)))), args.tokens)
     padded = seconds(partial(padded_log_probs, plain, batch, args.tokens), device)
-    work = Work.of(batch.lengths.tolist(), float(batch.policy_tokens.sum()))
+    work = Work.from_lengths(batch.lengths.tolist(), float(batch.policy_tokens.sum()))
     flops = update_flops(shape, work, recompute=False, recompute_head=False)
     print(f"peak: {peak / 1e12:.3g} TFLOP/s")
     print(

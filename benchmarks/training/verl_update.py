@@ -160,11 +160,11 @@ class Rows:
         self.starts = [int(batch.mask[row].nonzero()[0]) for row in rows]
         self.lengths = [row.stop - row.start for row in rows]
         self.ids = nn.utils.rnn.pad_sequence([batch.ids[row] for row in rows], batch_first=True)
-        self.mask = self.of(batch.mask.double(), batch.offsets)
-        self.rewards = self.of(batch.rewards.double(), batch.offsets)
+        self.mask = self.by_sequence(batch.mask.double(), batch.offsets)
+        self.rewards = self.by_sequence(batch.rewards.double(), batch.offsets)
         self.group = batch.group.numpy().astype(np.int64)
 
-    def of(self, values: Tensor, offsets: Tensor) -> Tensor:
+    def by_sequence(self, values: Tensor, offsets: Tensor) -> Tensor:
         """Take responses [N, R] out of tokens [T]."""
         rows = [values[int(a) + start : int(b)] for a, b, start in zip(offsets, offsets[1:], self.starts, strict=False)]
         return nn.utils.rnn.pad_sequence(rows, batch_first=True)

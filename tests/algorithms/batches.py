@@ -92,7 +92,7 @@ def micro_loss(
     )
     chosen = PolicyLossConfig(loss_mode=mode, options=LOSS_OPTIONS.get(mode, {}))
     config = ActorConfig(policy_loss=chosen, clip_ratio_low=low, clip_ratio_high=high, clip_ratio_c=dual)
-    loss = PolicyLoss.of(config)
+    loss = PolicyLoss.from_config(config)
     if loss.declaration.select is not None and selected is None:
         batch.selected = loss.select(batch, logprobs.detach(), 0)
     return loss(batch, logprobs)

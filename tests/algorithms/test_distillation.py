@@ -124,7 +124,7 @@ def test_estimates_are_bounded_on_both_sides(use: str) -> None:
         found, _ = with_teacher_advantages(replace(batch, advantages=torch.zeros(6)), config)
         assert found.advantages is not None and found.advantages[batch.mask].tolist() == [-0.75, 0.75, 0]
         return
-    term = TeacherLoss.of(config)
+    term = TeacherLoss.from_config(config)
     assert term is not None
     logprobs = torch.tensor([0.0, -1.0, 0.0, 0.0, -3.0, -3.0], requires_grad=True)
     lost = term.by_token(batch, logprobs, None)
@@ -143,7 +143,7 @@ def test_rows_without_a_teacher_learn_from_rewards_alone() -> None:
 
 @pytest.mark.parametrize(("estimator", "loss", "slope"), [("k2", 0.5, 1.0), ("k3", math.exp(-1), 1 - math.exp(-1))])
 def test_sampled_tokens_as_a_loss(estimator: str, loss: float, slope: float) -> None:
-    term = TeacherLoss.of(config_of(use="loss", estimator=estimator))
+    term = TeacherLoss.from_config(config_of(use="loss", estimator=estimator))
     assert term is not None and not term.reads_distributions
     batch = batch_of([[9.0], [-2.0], [9.0], [9.0], [9.0], [9.0]], [0.0] * 6, teacher=-1)
     logprobs = torch.full((6,), -1.0, requires_grad=True)
@@ -155,7 +155,7 @@ def test_sampled_tokens_as_a_loss(estimator: str, loss: float, slope: float) -> 
 
 def test_top_k_compares_the_teachers_tokens_and_the_rest() -> None:
     """Policy (1/4, 1/4, 1/2) against a teacher's 2: 1/2 and 0: 3/8, so 1/8 for all others."""
-    term = TeacherLoss.of(config_of(scope="top_k", top_k=2, divergence="forward_kl"))
+    term = TeacherLoss.from_config(config_of(scope="top_k", top_k=2, divergence="forward_kl"))
     assert term is not None and term.reads_distributions
     row = [-1.0, 2.0, 0.0, math.log(1 / 2), math.log(3 / 8)]
     batch = batch_of([[math.nan] * 5, row, [math.nan] * 5, *[[0.0] * 5] * 3], [0.0] * 6, teacher=-1)
@@ -170,7 +170,7 @@ def test_top_k_compares_the_teachers_tokens_and_the_rest() -> None:
 def test_full_takes_each_teachers_own_head_and_the_ids_that_both_have() -> None:
     """Two teachers, of hidden width 2 and 1; the policy's vocabulary has a padded id more."""
     heads = [lambda h: h @ torch.eye(2, dtype=h.dtype), lambda h: torch.cat([h[:, :1], -h[:, :1]], dim=1)]
-    term = TeacherLoss.of(config_of(scope="full", divergence="forward_kl"), heads)
+    term = TeacherLoss.from_config(config_of(scope="full", divergence="forward_kl"), heads)
     assert term is not None
     scores = [[0.0] * 3, [-1.0, LN3, 0.0], [0.0] * 3, [0.0] * 3, [-1.0, LN2 / 2, 7.0], [-1.0, LN2 / 2, 7.0]]
     batch = batch_of(scores, [0.0] * 6, teacher=1)
@@ -183,7 +183,7 @@ def test_full_takes_each_teachers_own_head_and_the_ids_that_both_have() -> None:
 
 
 def test_a_divergence_of_the_wrong_shape_and_a_strategy_without_divergences() -> None:
-    term = TeacherLoss.of(config_of(scope="top_k", top_k=1, divergence=f"{__name__}:one_number"))
+    term = TeacherLoss.from_config(config_of(scope="top_k", top_k=1, divergence=f"{__name__}:one_number"))
     assert term is not None
     batch = batch_of([[-1.0, 0.0, -1.0]] * 6, [0.0] * 6)
     with pytest.raises(TrainingError, match=r"divergence=.*one_number: expected one number a row, \[3\], found \[\]"):

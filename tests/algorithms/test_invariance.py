@@ -48,7 +48,7 @@ def token_positions(batch: RaggedBatch, rows: list[int]) -> Tensor:
 @settings(max_examples=80, deadline=None)
 @given(mode=st.sampled_from(MODES), policy=st.sampled_from(POLICIES), batch=batches(), max_tokens=st.integers(1, 30))
 def test_micro_batches_add_up_to_the_mini_batch(mode: Any, policy: Any, batch: RaggedBatch, max_tokens: int) -> None:
-    scale = LossScale.of(batch.policy_tokens, mode, norm_length=7)
+    scale = LossScale.from_policy_tokens(batch.policy_tokens, mode, norm_length=7)
     whole = batch.rollout_logprobs.double().requires_grad_()
     loss = loss_of(batch, whole, scale, policy)
     loss.backward()
@@ -139,7 +139,7 @@ def test_more_masked_tokens_change_no_loss(mode: Any, policy: Any, batch: Ragged
     results = []
     for each in (batch, longer):
         logprobs = each.rollout_logprobs.double().requires_grad_()
-        scale = LossScale.of(each.policy_tokens, mode, norm_length=7)
+        scale = LossScale.from_policy_tokens(each.policy_tokens, mode, norm_length=7)
         loss = loss_of(each, logprobs, scale, policy)
         loss.backward()
         assert logprobs.grad is not None

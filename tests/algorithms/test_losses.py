@@ -128,7 +128,12 @@ def test_geo_mean_is_the_gradient_of_the_geometric_mean() -> None:
     old, advantages = torch.full((7,), -1.0, dtype=torch.float64), torch.tensor([2.0] * 4 + [-1.0] * 3).double()
     ours = (old + change).requires_grad_()
     by_token = micro_loss("geo_mean", ours, old, advantages, mask, offsets).by_token
-    loss = aggregate(by_token, mask, offsets, LossScale.of(segment_sum(mask.double(), offsets), "seq-mean-token-mean"))
+    loss = aggregate(
+        by_token,
+        mask,
+        offsets,
+        LossScale.from_policy_tokens(segment_sum(mask.double(), offsets), "seq-mean-token-mean"),
+    )
     loss.backward()
 
     paper = (old + change).requires_grad_()
@@ -180,7 +185,7 @@ def covariance_loss(mode: str, change: list[float], **options: float) -> tuple[l
     columns, _ = select_tokens(batch, config, 7)
     batch = batch.with_fields(**columns)
     new = (torch.tensor(COV_LOGPROBS) + torch.tensor(change)).requires_grad_()
-    found = PolicyLoss.of(config)(batch, new)
+    found = PolicyLoss.from_config(config)(batch, new)
     torch.where(COV_MASK, found.by_token, 0.0).sum().backward()
     assert new.grad is not None
     return found.by_token.tolist(), new.grad, found
@@ -236,7 +241,7 @@ def test_m2po_leaves_out_the_largest_moments(threshold: float, left_out: list[in
     batch.advantages = torch.tensor([1.0, 1.0, 0.0, -1.0, 2.0])
     columns, _ = select_tokens(batch, config, 0)
     new = (engine + change).requires_grad_()
-    found = PolicyLoss.of(config)(batch.with_fields(**columns), new)
+    found = PolicyLoss.from_config(config)(batch.with_fields(**columns), new)
     torch.where(batch.mask, found.by_token, 0.0).sum().backward()
     assert new.grad is not None
     expected = [-math.exp(0.2), -math.exp(-0.1), math.exp(0.5), -2.0]
@@ -277,7 +282,12 @@ def test_gspo_is_the_gradient_of_the_sequence_ratio() -> None:
 
     ours = (old + change).requires_grad_()
     by_token = micro_loss("gspo", ours, old, advantages, mask, offsets).by_token
-    loss = aggregate(by_token, mask, offsets, LossScale.of(segment_sum(mask.double(), offsets), "seq-mean-token-mean"))
+    loss = aggregate(
+        by_token,
+        mask,
+        offsets,
+        LossScale.from_policy_tokens(segment_sum(mask.double(), offsets), "seq-mean-token-mean"),
+    )
     loss.backward()
 
     paper = (old + change).requires_grad_()
@@ -308,7 +318,9 @@ def test_masked_tokens_may_hold_anything(mode: str) -> None:
     mask, offsets = torch.tensor([False, True, False, True]), torch.tensor([0, 4])
     found = micro_loss(mode, new, old, torch.tensor([nan, 1.0, nan, -1.0]), mask, offsets)
     whole = actor_loss(found.by_token, entropy=new.exp(), entropy_coeff=0.1)
-    loss = aggregate(whole, mask, offsets, LossScale.of(segment_sum(mask.double(), offsets), "seq-mean-token-mean"))
+    loss = aggregate(
+        whole, mask, offsets, LossScale.from_policy_tokens(segment_sum(mask.double(), offsets), "seq-mean-token-mean")
+    )
     loss.backward()
     assert math.isfinite(loss.item()) and all(math.isfinite(one.item()) for one in found.sums.values())
     assert new.grad is not None
@@ -330,7 +342,7 @@ def test_aggregate(mode: Any, expected: float) -> None:
     loss = torch.tensor([9.0, 1, 2, 3, 9, 9, 10], requires_grad=True)
     mask = torch.tensor([False, True, True, True, False, False, True])
     offsets = torch.tensor([0, 4, 5, 7])
-    scale = LossScale.of(segment_sum(mask.double(), offsets), mode, norm_length=50)
+    scale = LossScale.from_policy_tokens(segment_sum(mask.double(), offsets), mode, norm_length=50)
     assert (scale.tokens, scale.sequences) == (4, 2)
     total = aggregate(loss, mask, offsets, scale)
     assert total.item() == pytest.approx(expected)
@@ -341,13 +353,13 @@ def test_aggregate(mode: Any, expected: float) -> None:
 
 def test_a_constant_length_must_be_given() -> None:
     with pytest.raises(ValueError, match="norm_length"):
-        LossScale.of(torch.tensor([1]), "seq-mean-token-sum-norm")
+        LossScale.from_policy_tokens(torch.tensor([1]), "seq-mean-token-sum-norm")
 
 
 def test_the_loss_of_no_policy_token_is_zero() -> None:
     mask, offsets = torch.zeros(2, dtype=torch.bool), torch.tensor([0, 2])
     for mode in ("token-mean", "seq-mean-token-mean"):
-        scale = LossScale.of(segment_sum(mask.double(), offsets), mode)
+        scale = LossScale.from_policy_tokens(segment_sum(mask.double(), offsets), mode)
         assert aggregate(torch.ones(2), mask, offsets, scale).item() == 0.0
 
 

@@ -84,7 +84,10 @@ def test_policy_loss_gradient_and_metrics(case: dict[str, Any], mode: Any) -> No
     old, advantages = unpad(case["old"], case["lengths"]), unpad(case["advantages"], case["lengths"])
     found = micro_loss(case["loss"], new, old, advantages, mask, offsets, *case["clip"])
     loss = aggregate(
-        found.by_token, mask, offsets, LossScale.of(segment_sum(mask.double(), offsets), mode, case["norm_length"])
+        found.by_token,
+        mask,
+        offsets,
+        LossScale.from_policy_tokens(segment_sum(mask.double(), offsets), mode, case["norm_length"]),
     )
     loss.backward()
     expected = case["expected"][mode]
@@ -102,7 +105,7 @@ def test_policy_loss_gradient_and_metrics(case: dict[str, Any], mode: Any) -> No
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
 def test_aggregation(case: dict[str, Any], mode: Any) -> None:
     mask, offsets = layout(case)
-    scale = LossScale.of(segment_sum(mask.double(), offsets), mode, case["norm_length"])
+    scale = LossScale.from_policy_tokens(segment_sum(mask.double(), offsets), mode, case["norm_length"])
     found = aggregate(unpad(case["loss"], case["lengths"]), mask, offsets, scale)
     assert found.item() == pytest.approx(case["expected"][mode], rel=1e-6)
 
@@ -129,7 +132,9 @@ def test_value_loss(case: dict[str, Any]) -> None:
     mask, offsets = layout(case)
     values, old, returns = (unpad(case[name], case["lengths"]) for name in ("values", "old", "returns"))
     by_token, clipped = value_loss(values, old, returns, mask, case["clip_range"])
-    loss = aggregate(by_token, mask, offsets, LossScale.of(segment_sum(mask.double(), offsets), case["mode"]))
+    loss = aggregate(
+        by_token, mask, offsets, LossScale.from_policy_tokens(segment_sum(mask.double(), offsets), case["mode"])
+    )
     assert loss.item() == pytest.approx(case["expected"]["loss"], rel=1e-6)
     assert clipped.item() / mask.sum().item() == pytest.approx(case["expected"]["clipped"], rel=1e-6)
 

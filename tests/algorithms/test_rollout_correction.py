@@ -170,7 +170,7 @@ def loss_of(
     batch: RaggedBatch, logprobs: Tensor, correction: RolloutCorrectionConfig, mode: str = "vanilla"
 ) -> MicroLoss:
     config = ActorConfig(policy_loss=PolicyLossConfig(loss_mode=mode, options=LOSS_OPTIONS.get(mode, {})))
-    return PolicyLoss.of(config, correction)(batch, logprobs)
+    return PolicyLoss.from_config(config, correction)(batch, logprobs)
 
 
 def one_sequence(**columns: Any) -> RaggedBatch:
@@ -265,7 +265,7 @@ def test_every_loss_is_corrected_alike_however_it_is_cut(
     given = {"rollout_correction": correction.model_dump()}
     columns, _ = estimate(batch, algorithm("reinforce_plus_plus", **given), 4, None, version=2)
     batch = batch.with_fields(**{name: columns[name] for name in ("correction", "staleness") if name in columns})
-    scale = LossScale.of(batch.policy_tokens, mode, norm_length=7)
+    scale = LossScale.from_policy_tokens(batch.policy_tokens, mode, norm_length=7)
     start = (batch.rollout_logprobs + 0.3 * batch.values).double()  # type: ignore[operator]
     position = torch.arange(batch.num_tokens)
 

@@ -116,7 +116,7 @@ def test_a_match_is_run_once_and_documented(tmp_path: Path) -> None:
         write_parquet(place / f"{split}.parquet", [walk.row(*next(drawn), index) for index in range(count)])
     matches = [Match("walk", one, 1, 1) for one in CONTENDERS if one.name in ("gigpo", "cispo")]
     assert finish(matches, tmp_path, 2) == [], [file.read_text()[-2000:] for file in tmp_path.rglob("*.log")]
-    results = [Result.of(match, tmp_path) for match in matches]
+    results = [Result.from_folder(match, tmp_path) for match in matches]
     assert [[seen for seen, _ in one.success] for one in results if one] == [[0, 256], [0, 256]]
     stamps = [file.stat().st_mtime_ns for file in tmp_path.rglob("done.json")]
     assert finish(matches, tmp_path, 2) == []

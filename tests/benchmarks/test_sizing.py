@@ -64,7 +64,7 @@ def test_parameters_are_those_of_the_real_model_but_for_norms_and_biases(config:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     matrices = sum(param.numel() for param in model.parameters() if param.ndim > 1)
-    assert ModelShape.of(config.to_dict()).params == matrices
+    assert ModelShape.from_config(config.to_dict()).params == matrices
 
 
 def test_known_models_have_the_size_that_they_are_called_by() -> None:
@@ -76,7 +76,7 @@ def test_known_models_have_the_size_that_they_are_called_by() -> None:
 def test_flops_of_a_hand_worked_case() -> None:
     layer = 2 * 8 * (8 + 4) + 3 * 8 * 16  # 576: attention 192, MLP 384
     assert SMALL.active_params == 2 * layer
-    work = Work.of([3, 5], scored=2)
+    work = Work.from_lengths([3, 5], scored=2)
     pairs = 9 + 25
     attention = 2 * 2 * 8 * pairs  # two products of 2 FLOPs, half of the pairs, 2 layers, 8 wide
     assert attention_flops(SMALL, work) == attention
@@ -115,7 +115,7 @@ def test_bytes_that_travel_in_hand_worked_cases() -> None:
 @pytest.mark.parametrize("kind", [Qwen2Config, Qwen3Config])
 def test_a_layer_keeps_the_activations_that_are_counted(kind: type[PretrainedConfig], autocast: bool) -> None:
     one, two = (kept_bytes_by_token(kind, layers, autocast) for layers in (1, 2))
-    shape = ModelShape.of(config_of(kind, 1).to_dict())
+    shape = ModelShape.from_config(config_of(kind, 1).to_dict())
     assert two - one == pytest.approx(layer_activation_bytes(shape, autocast=autocast), rel=0.01)
 
 

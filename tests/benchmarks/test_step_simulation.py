@@ -93,7 +93,7 @@ def test_passes_take_their_flops_over_what_ranks_reach() -> None:
     cluster = Cluster(gpus_per_node=2, flops=1e6, mfu_forward=0.5, mfu_update=0.25, link=1e15)
     training = Training(cluster, Plan(prompts=1, n=4, recompute=False), SHAPE)
     sessions = [session(f"0/{k}", [20]) for k in range(4)]
-    work = Work.of([120, 120], 40)  # of a rank
+    work = Work.from_lengths([120, 120], 40)  # of a rank
     assert training.forward("old_log_prob", sessions).seconds == pytest.approx(forward_flops(SHAPE, work) / 0.5e6)
     update = update_flops(SHAPE, work, recompute=False, recompute_head=False)
     assert training.update("update_actor", sessions).compute == pytest.approx(update / 0.25e6)
@@ -128,7 +128,7 @@ def test_attention_that_is_slower_counts_for_more() -> None:
     )
     rate = even.cluster.flops * even.cluster.mfu_update
     more = slow.update("", sessions).compute - even.update("", sessions).compute
-    assert more == pytest.approx(2 * 3 * attention_flops(SHAPE, Work.of([120], 20)) / rate)
+    assert more == pytest.approx(2 * 3 * attention_flops(SHAPE, Work.from_lengths([120], 20)) / rate)
 
 
 def test_a_prompt_that_is_computed_once_counts_once() -> None:

@@ -332,7 +332,7 @@ def old_weights_sent(patch: pytest.MonkeyPatch) -> None:
     def stale(weights: Weights, *_: Any) -> Weights:
         if not kept:
             kept.update({name: tensor.clone() for name, tensor in weights.read()})
-        return Weights.of(kept.items())
+        return Weights.from_tensors(kept.items())
 
     wrap(patch, agentrl.workers.groups.PolicyGroup, "weights", stale)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -140,7 +139,7 @@ def test_a_full_disk_keeps_what_was_there(
     fails(small_run(run_dir=run), capsys, "disk is full")
     kept = sorted(path.name for path in (run / "checkpoints").glob("step_*"))
     assert kept, "the checkpoints of earlier steps are there"
-    opened = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    opened = [str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
     assert [path for path in opened if Path(path).is_relative_to(run)] == [], "a run that has ended holds no lock"
     assert main(small_run("trainer.val_only=true", f"actor_rollout_ref.model.path={run / 'nope'}")) == 2
 

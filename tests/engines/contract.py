@@ -39,7 +39,7 @@ class EngineContract:
     @pytest.fixture
     async def sharp(self, engine: RolloutEngine, reference: PreTrainedModel) -> RolloutEngine:
         """The engine with the reference's weights, version 1."""
-        await engine.update_weights(Weights.of(reference.named_parameters()), 1)
+        await engine.update_weights(Weights.from_tensors(reference.named_parameters()), 1)
         return engine
 
     # Sampling
@@ -328,7 +328,7 @@ class EngineContract:
         await self.until_running(sharp)
         if mode is not None:
             await sharp.pause(mode)  # type: ignore[arg-type]
-        await sharp.update_weights(Weights.of(other.named_parameters()), 2)
+        await sharp.update_weights(Weights.from_tensors(other.named_parameters()), 2)
         await sharp.resume()
         generation = await task
         assert (await sharp.health()).version == 2
@@ -343,13 +343,13 @@ class EngineContract:
     ) -> None:
         other: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager")
         old = await sharp.generate(prompt_of(40), GREEDY, "a")
-        await sharp.update_weights(Weights.of(other.named_parameters()), 7)
+        await sharp.update_weights(Weights.from_tensors(other.named_parameters()), 7)
         new = await sharp.generate(prompt_of(40), GREEDY, "b")
         assert new.cached_tokens == 0
         assert new.ids == greedy_ids(other, prompt_of(40), 12) != old.ids
         assert new.versions == [VersionSpan(7, 0, 12)]
         await sharp.update_weights(
-            Weights.of(reference.state_dict().items()), 8
+            Weights.from_tensors(reference.state_dict().items()), 8
         )  # with the tied weight under both its names
         assert (await sharp.generate(prompt_of(40), GREEDY, "a")).ids == old.ids
 
@@ -365,7 +365,7 @@ class EngineContract:
         else:
             tensors[last] = torch.zeros(*tensors[last].shape, 2)
         with pytest.raises(ValueError, match=r"no_such" if fault == "name" else last.replace(".", r"\.")):
-            await sharp.update_weights(Weights.of(tensors.items()), 9)
+            await sharp.update_weights(Weights.from_tensors(tensors.items()), 9)
         assert (await sharp.health()).version == 1
         assert (await sharp.generate(prompt_of(40), GREEDY, "b")).ids == old.ids
 
@@ -425,7 +425,7 @@ class EngineContract:
         await sharp.sleep()
         next_turn = prompt_of(40) + turn.ids + prompt_of(5)
         tasks.append(asyncio.create_task(sharp.generate(next_turn, GREEDY, "dialogue")))
-        await sharp.update_weights(Weights.of(other.named_parameters()), 2)
+        await sharp.update_weights(Weights.from_tensors(other.named_parameters()), 2)
         assert (await sharp.health()).asleep
         await sharp.wake()
         await asyncio.sleep(0.02)

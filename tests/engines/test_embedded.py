@@ -82,7 +82,7 @@ async def dialogues(engine: EmbeddedEngine, count: int) -> list[list[int]]:
 async def test_the_same_calls_give_the_same_bits(model: PreTrainedModel) -> None:
     engine = engine_of(model)
     first = await dialogues(engine, 24)
-    await engine.update_weights(Weights.of([]), 1)
+    await engine.update_weights(Weights.from_tensors([]), 1)
     again = await dialogues(engine, 24)
     generations = [await engine.generate(prompt_of(9), SamplingParams(8, seed=1), f"x{i}") for i in range(2)]
     assert first == again
@@ -149,7 +149,7 @@ async def test_nothing_that_happens_in_mid_flight_changes_a_probability(
                 case 1:
                     await engine.flush_cache()
                 case 2:
-                    await engine.update_weights(Weights.of(versions[number % 2].named_parameters()), number)
+                    await engine.update_weights(Weights.from_tensors(versions[number % 2].named_parameters()), number)
                 case _:
                     await engine.pause("retract")
                     await asyncio.sleep(0)
@@ -177,7 +177,7 @@ async def test_one_module_for_trainer_and_engine(model: PreTrainedModel) -> None
     assert torch.allclose(logprobs[30:], torch.tensor(old.logprobs), atol=1e-5)
     (-logprobs.sum()).backward()
     torch.optim.SGD(model.parameters(), lr=1.0).step()
-    await engine.update_weights(Weights.of(model.named_parameters()), 1)  # the engine's own tensors
+    await engine.update_weights(Weights.from_tensors(model.named_parameters()), 1)  # the engine's own tensors
     new = await engine.generate(prompt_of(30), GREEDY, "a")
     now, *_ = token_logprobs(model, torch.tensor(prompt_of(30) + new.ids), offsets)
     assert new.ids != old.ids and new.cached_tokens == 0
@@ -207,10 +207,12 @@ async def test_broken_weights_are_an_engine_error_and_leave_no_trace(
 ) -> None:
     engine = engine_of(model)
     name = "model.layers.0.self_attn.v_proj.weight"
-    await engine.update_weights(Weights.of([(name, torch.full_like(model.get_parameter(name), float("nan")))]), 1)
+    await engine.update_weights(
+        Weights.from_tensors([(name, torch.full_like(model.get_parameter(name), float("nan")))]), 1
+    )
     with pytest.raises(EngineError, match="not finite"):
         await engine.generate(prompt_of(20), GREEDY, "a")
-    await engine.update_weights(Weights.of([(name, reference.get_parameter(name))]), 2)
+    await engine.update_weights(Weights.from_tensors([(name, reference.get_parameter(name))]), 2)
     assert (await engine.generate(prompt_of(20), GREEDY, "a")).ids == greedy_ids(reference, prompt_of(20), 12)
 
 
@@ -219,7 +221,7 @@ async def test_tied_weights_that_differ_are_refused(model: PreTrainedModel) -> N
     embedding = model.get_parameter("model.embed_tokens.weight")
     tensors = [("model.embed_tokens.weight", embedding * 2), ("lm_head.weight", embedding * 3)]
     with pytest.raises(ValueError, match="tied but differ"):
-        await engine.update_weights(Weights.of(tensors), 1)
+        await engine.update_weights(Weights.from_tensors(tensors), 1)
     assert (await engine.health()).version == 0
 
 

@@ -130,7 +130,7 @@ async def test_generated_trained_and_saved(name: str, tmp_path: Path) -> None:
     assert set(before) | (buffers & set(saved)) == set(saved)
     assert all(torch.equal(tensor, saved[key]) for key, tensor in before.items())
     assert {key: tuple(tensor.shape) for key, tensor in before.items()} == dict(worker.weights().shapes)
-    ModelFacts.of(str(tmp_path / "model")).check(worker.weights().alone())
+    ModelFacts.from_path(str(tmp_path / "model")).check(worker.weights().alone())
 
     assert worker.update(grouped_batch(), step=1)["actor/grad_norm"] > 0
     assert not any(torch.equal(tensor, before[key]) for key, tensor in fsdp(worker).named_tensors())

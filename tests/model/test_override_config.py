@@ -38,7 +38,7 @@ def test_the_policy_computes_with_it_and_keeps_it(
 
 
 def test_the_engine_is_told(tiny_policy: Path) -> None:
-    assert ModelFacts.of(str(tiny_policy), OVERRIDE).max_positions == 4096
+    assert ModelFacts.from_path(str(tiny_policy), OVERRIDE).max_positions == 4096
     argv = ServerArguments(str(tiny_policy), override_config=OVERRIDE).argv(1)
     assert json.loads(argv[argv.index("--json-model-override-args") + 1]) == OVERRIDE
     assert "--json-model-override-args" not in ServerArguments(str(tiny_policy)).argv(1)

@@ -95,7 +95,7 @@ def test_a_group_is_equal_to_the_metrics_where_it_is_to_the_estimators(written: 
     trajectories = [scored(score, group) for group, score in written]
     batch = from_trajectories(trajectories, turn_reward_coef=1.0)
     batch.old_logprobs = batch.rollout_logprobs
-    groups = Groups.of(estimator_columns(batch, n=2))
+    groups = Groups.from_columns(estimator_columns(batch, n=2))
     compared = int((groups.size > 1).sum())
     metrics = step_metrics(trajectories)
     assert ("group/zero_variance" in metrics) == (compared > 0)

@@ -24,7 +24,7 @@ def tracker(
 ) -> Tracker:
     keys = {"logger": list(names or ("console", "jsonl")), "logger_options": options or {}}
     config = Config.model_validate({"trainer": keys})
-    return Tracker.of(config.trainer, dir, config, PlainDisplay("run", output or io.StringIO()))
+    return Tracker.from_config(config.trainer, dir, config, PlainDisplay("run", output or io.StringIO()))
 
 
 def test_one_object_a_line_with_the_step_first(tmp_path: Path) -> None:

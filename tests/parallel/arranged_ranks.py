@@ -171,7 +171,7 @@ def score() -> None:
         compare(one_by_one(own, ids, offsets, 0.8), own, make_model(family), parallel, ids, offsets)
     rows, placed = vision.sequences()
     ids, offsets = torch.tensor([token for row in rows for token in row]), torch.tensor([0, *map(len, rows)]).cumsum(0)
-    images = Images.of(placed)
+    images = Images.from_sequences(placed)
     own, other = (tiny.make_model("qwen3_vl", vision.VOCAB, **vision.TOKENS) for _ in range(2))
     logprobs, entropy, *_ = token_logprobs(
         use_packed_attention(own), ids, offsets, temperature=0.8, with_entropy=True, images=images

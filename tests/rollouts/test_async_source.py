@@ -179,7 +179,7 @@ class Bench:
                 parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.003)
 
     def weights(self) -> Weights:
-        return Weights.of(self.policy.named_parameters())
+        return Weights.from_tensors(self.policy.named_parameters())
 
     def goes_on(self, state: dict[str, JSON], version: int) -> None:
         """Load a checkpoint."""

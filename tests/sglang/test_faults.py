@@ -75,7 +75,7 @@ async def test_a_tensor_that_was_not_sent_is_named_within_one_update(
     async def found(version: int) -> list[str]:
         torch.manual_seed(version)
         new = {name: tensor + torch.randn_like(tensor) for name, tensor in reference.state_dict().items()}
-        weights, passed = watch.watched(Weights.of(new.items()), engine)
+        weights, passed = watch.watched(Weights.from_tensors(new.items()), engine)
         await engine.update_weights(weights, version)
         return [f"{one.what} {one.where}" for one in await watch.check(engine, passed, version)]
 
@@ -103,7 +103,7 @@ async def engine_over(
     """An engine with the reference's weights, version 1. `ours`: it restarts and stops the servers."""
     engine = engine_of(processes, reference, ours=ours, timings=QUICK, notify=(told if told is not None else []).append)
     try:
-        await engine.update_weights(Weights.of(reference.named_parameters()), 1)
+        await engine.update_weights(Weights.from_tensors(reference.named_parameters()), 1)
         yield engine
     finally:
         await engine.close()
@@ -166,7 +166,7 @@ async def test_a_server_with_old_weights_cannot_pass_as_current(
         other: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_dir)
         # Planted: somebody else gives one server other, older weights.
         failures = await TensorSender(torch.float32, 1 << 20).send(
-            [first.client], Weights.of(other.named_parameters()), 0
+            [first.client], Weights.from_tensors(other.named_parameters()), 0
         )
         assert not failures
         assert_right(list(await asyncio.gather(*requests(engine, 12, 30))), reference, 30)
@@ -205,13 +205,13 @@ async def test_weights_in_flight_on_a_fleet_of_which_one_server_fails(
         tasks = [asyncio.ensure_future(request) for request in requests(engine, 12, 100)]
         await in_the_middle(engine, 0, 3)
         await in_the_middle(engine, 1, 3)
-        await engine.update_in_flight(Weights.of(other.named_parameters()), 2)
+        await engine.update_in_flight(Weights.from_tensors(other.named_parameters()), 2)
         await engine.lock_weights()
         # From here on the second server takes no weights to their end.
         monkeypatch.setattr(SGLangClient, "end_weight_update", end)
         monkeypatch.setattr(SGLangClient, "resume", resume)
         tasks += [asyncio.ensure_future(request) for request in requests(engine, 12, 100, "t")]
-        await engine.update_in_flight(Weights.of(reference.named_parameters()), 3)
+        await engine.update_in_flight(Weights.from_tensors(reference.named_parameters()), 3)
         assert resumed.count(servers[0].url) == 1 and servers[1].url not in resumed
         assert engine._supervisor.fleet.serving == [servers[0].url]
         assert any("did not take the weights" in line for line in told)
@@ -219,7 +219,7 @@ async def test_weights_in_flight_on_a_fleet_of_which_one_server_fails(
         await asyncio.sleep(1.5)  # of the supervisor's looks, in which it may not send what is about to change
         assert engine._supervisor.fleet.state(servers[1].url) is FleetState.STALE and servers[1].url not in resumed
         refusing.clear()
-        await engine.update_in_flight(Weights.of(other.named_parameters()), 4)
+        await engine.update_in_flight(Weights.from_tensors(other.named_parameters()), 4)
         assert set(engine._supervisor.fleet.serving) == {server.url for server in servers}
         tasks += [asyncio.ensure_future(request) for request in requests(engine, 12, 20, "u")]
         results = list(await asyncio.gather(*tasks))
@@ -265,7 +265,7 @@ async def test_memory_is_lent_until_new_weights_have_come(
         waiting = asyncio.create_task(engine.generate(prompt_of(41), params_of(12), "b"))
         with pytest.raises(EngineError, match="update_weights must come first"):
             await engine.wake()
-        await engine.update_weights(Weights.of(reference.named_parameters()), 2)
+        await engine.update_weights(Weights.from_tensors(reference.named_parameters()), 2)
         assert not waiting.done() and (await engine.health()).asleep
         await engine.wake()
         assert (await waiting).ids == greedy_ids(reference, prompt_of(41), 12)
@@ -309,7 +309,7 @@ async def test_memory_that_a_server_does_not_give_back_holds_up_nothing(
             await engine.sleep()
         assert set(asked) == {process.url for process in pair}
         arrived = [len(engine._calls[f"s{number}"].partial.ids) for number in range(12)]
-        await engine.update_weights(Weights.of(other.named_parameters()), 2)
+        await engine.update_weights(Weights.from_tensors(other.named_parameters()), 2)
         await engine.wake()
         await engine.resume()
         for number, result in enumerate(await asyncio.gather(*tasks)):
@@ -345,7 +345,7 @@ async def test_a_server_that_dies_asleep_takes_no_request_with_it(
         await until(lambda: engine._supervisor.fleet.state(first.url) is FleetState.DEAD)
         await asyncio.sleep(1.5)  # of the supervisor's looks, in which nothing is started beside an update
         assert engine._supervisor.fleet.state(first.url) is FleetState.DEAD and not any(task.done() for task in tasks)
-        await engine.update_weights(Weights.of(other.named_parameters()), 2)
+        await engine.update_weights(Weights.from_tensors(other.named_parameters()), 2)
         await engine.wake()
         await engine.resume()
         results = await asyncio.gather(*tasks)
@@ -370,7 +370,7 @@ async def test_a_killed_server_is_started_again_and_has_the_weights_before_it_se
     told: list[str] = []
     other: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager")
     async with engine_over(pair, reference, ours=True, told=told) as engine:
-        await engine.update_weights(Weights.of(other.named_parameters()), 2)
+        await engine.update_weights(Weights.from_tensors(other.named_parameters()), 2)
         first = next(iter(engine._supervisor.servers))
         tasks = [asyncio.ensure_future(request) for request in requests(engine, 12, 100)]
         await in_the_middle(engine, 0, 3)
@@ -401,7 +401,7 @@ async def test_a_killed_server_is_started_again_and_has_the_weights_before_it_se
             os.killpg(process.pid, signal.SIGKILL)
         while any(process.exited is None for process in pair):
             time.sleep(0.01)
-        await engine.update_weights(Weights.of(reference.named_parameters()), 3)
+        await engine.update_weights(Weights.from_tensors(reference.named_parameters()), 3)
         assert not engine._supervisor.fleet.serving and not engine._supervisor.fleet.hopeless
         waiting = asyncio.create_task(engine.generate(prompt_of(20), params_of(10), "w"))
         await until(lambda: engine._supervisor.restarts > 1, 10)

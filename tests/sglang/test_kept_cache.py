@@ -35,7 +35,7 @@ def other(model_dir: Path) -> PreTrainedModel:
 async def engine(server: SGLangProcess, reference: PreTrainedModel) -> AsyncIterator[SGLangEngine]:
     """Keeps caches; with the reference's weights, version 1."""
     engine = engine_of([server], reference, keep_kv_cache=True)
-    await engine.update_weights(Weights.of(reference.named_parameters()), 1)
+    await engine.update_weights(Weights.from_tensors(reference.named_parameters()), 1)
     yield engine
     await engine.close()
 
@@ -78,12 +78,12 @@ async def test_a_request_keeps_its_cache_through_two_updates(
     prompt, models = prompt_of(100), {1: reference, 2: other, 3: reference}
     task = ask(engine, prompt, LONG, "a")
     await until_arrived(engine, 1, 65)
-    await engine.update_in_flight(Weights.of(other.named_parameters()), 2)
+    await engine.update_in_flight(Weights.from_tensors(other.named_parameters()), 2)
     begun = ask(engine, prompt, 12, "b")
     beside = await begun
     have = len(engine._calls["a"].partial.ids)
     await until_arrived(engine, 1, have + 64)
-    await engine.update_in_flight(Weights.of(reference.named_parameters()), 3)
+    await engine.update_in_flight(Weights.from_tensors(reference.named_parameters()), 3)
     answer = await task
     assert [span.version for span in answer.versions] == [1, 2, 3]
     parts = [(models[span.version], span.end) for span in answer.versions]
@@ -116,7 +116,7 @@ async def test_what_waits_at_the_server_begins_anew_under_the_new_weights(
     waiting = [ask(engine, prompt, 4, f"waits/{number}") for number, prompt in enumerate(prompts)]
     while len(engine._calls) < 2 * MAX_NUM_SEQS or any(call.server is None for call in engine._calls.values()):
         await asyncio.sleep(0)
-    update = asyncio.create_task(engine.update_in_flight(Weights.of(other.named_parameters()), 2))
+    update = asyncio.create_task(engine.update_in_flight(Weights.from_tensors(other.named_parameters()), 2))
     late: list[asyncio.Task[Generation]] = []
     while not update.done():
         if len(late) < MAX_NUM_SEQS:
@@ -143,7 +143,7 @@ async def test_what_older_weights_left_goes_by_age(engine: SGLangEngine, other: 
     room = int(words[words.index("--max-total-tokens") + 1])
     long, read, version = asyncio.create_task(_endless(engine)), 0, 1
     await until_arrived(engine, 1)
-    weights = Weights.of(other.named_parameters())
+    weights = Weights.from_tensors(other.named_parameters())
     while read < 3 * room:
         version += 1
         await engine.update_in_flight(weights, version)
@@ -184,13 +184,13 @@ async def test_a_server_that_fails_an_update_runs_nothing(
     monkeypatch.setattr(SGLangClient, "end_weight_update", end)
     monkeypatch.setattr(SGLangClient, "resume", resume)
     with pytest.raises(Exception, match="no server took the weights"):
-        await engine.update_in_flight(Weights.of(other.named_parameters()), 2)
+        await engine.update_in_flight(Weights.from_tensors(other.named_parameters()), 2)
     await engine.lock_weights()
     assert engine._supervisor.fleet.state(asked.url) is FleetState.STALE
     await asyncio.sleep(1.2)
     assert (resumed, task.done()) == (0, False)
     refusing = False
-    await engine.update_in_flight(Weights.of(reference.named_parameters()), 3)
+    await engine.update_in_flight(Weights.from_tensors(reference.named_parameters()), 3)
     answer = await task
     assert resumed == 1 and {span.version for span in answer.versions} <= {1, 3}
     assert close(torch.tensor(answer.logprobs), logprobs_of(reference, prompt_of(30), answer.ids, 1.0))

@@ -30,7 +30,7 @@ def chat(model_dir: Path) -> Chat:
 @pytest.fixture
 async def service(server: SGLangProcess, reference: PreTrainedModel, chat: Chat) -> AsyncIterator[Service]:
     engine = engine_of([server], reference)
-    await engine.update_weights(Weights.of(reference.named_parameters()), 1)
+    await engine.update_weights(Weights.from_tensors(reference.named_parameters()), 1)
     async with serve(chat, engine, max_model_len=MAX_MODEL_LEN, max_response_tokens=MAX_MODEL_LEN) as made:
         yield made
     await engine.close()

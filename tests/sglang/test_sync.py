@@ -72,7 +72,7 @@ def changed(model: PreTrainedModel, seed: int) -> PreTrainedModel:
 
 
 def weights_of(model: PreTrainedModel) -> Weights:
-    return Weights.of(model.named_parameters())
+    return Weights.from_tensors(model.named_parameters())
 
 
 @torch.no_grad()
@@ -116,7 +116,7 @@ async def test_untied_names_of_a_tied_head_may_be_sent(
     client: SGLangClient, reference: PreTrainedModel, make_sender: MakeSender
 ) -> None:
     sender, model = make_sender(), changed(reference, 3)
-    assert await sender.send([client], Weights.of(model.state_dict().items()), 13) == {}
+    assert await sender.send([client], Weights.from_tensors(model.state_dict().items()), 13) == {}
     await expect_model(client, model, 13)
     assert sender.compared == "sent"
     await sender.close()
@@ -326,9 +326,9 @@ async def test_experts_that_transformers_holds_as_one_tensor_arrive(
     client = SGLangClient(process.url, http)
     new = changed(model, 8)
     params = dict(new.named_parameters())
-    weights = Weights.of(CheckpointNames(new, params).named(params.items()))
+    weights = Weights.from_tensors(CheckpointNames(new, params).named(params.items()))
     assert "model.layers.1.mlp.experts.3.up_proj.weight" in weights.shapes
-    ModelFacts.of(str(tmp_path / "model")).check(weights)
+    ModelFacts.from_path(str(tmp_path / "model")).check(weights)
     sender = TensorSender(F32, BUCKET)
     assert await sender.send([client], weights, 1) == {}
     await expect_model(client, new, 1)

@@ -50,7 +50,7 @@ def test_the_store_is_told_of_no_run_that_could_not_begin_here(tmp_path: Path) -
     display = PlainDisplay("run", io.StringIO())
     store = ObjectStore(f"file://{tmp_path}/store", warn=display.warn)
     folder = RunFolder(config, store, display)
-    tracker = Tracker.of(config.trainer, tmp_path / "run", config, display)
+    tracker = Tracker.from_config(config.trainer, tmp_path / "run", config, display)
     checkpoints = CheckpointManager(tmp_path / "run" / "checkpoints", keep=None, fingerprint={}, store=store)
     (tmp_path / "run" / "config.yaml").mkdir(parents=True)
     with pytest.raises(ConfigError, match="cannot be written"):
@@ -81,7 +81,7 @@ def folder_of(path: str | Path) -> RunFolder:
 
 def begun(folder: RunFolder) -> RunFolder:
     display = PlainDisplay("run", io.StringIO())
-    tracker = Tracker.of(Config().trainer, folder.path, Config(), display)
+    tracker = Tracker.from_config(Config().trainer, folder.path, Config(), display)
     folder.begin(tracker, CheckpointManager(folder.path / "checkpoints", keep=None, fingerprint={}, store=None), 0)
     return folder
 

@@ -107,7 +107,7 @@ def changed(draw: st.DrawFn, batch: Sequences) -> Sequences:
             batch = batch.load()
         return batch.select(rows[:cut]).joined([batch.select(rows[cut:])])
     pieces = [batch.select(rows[:cut]).load(), batch.select(rows[cut:]).load()]
-    return StoredBatch.of(map(put_batch, pieces)) if what == "store" else RaggedBatch.concat(pieces)
+    return StoredBatch.from_pieces(map(put_batch, pieces)) if what == "store" else RaggedBatch.concat(pieces)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

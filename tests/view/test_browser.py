@@ -202,7 +202,9 @@ def test_images_are_shown_as_pictures(browser: Browser, tmp_path: Path) -> None:
 def test_an_exported_file_opens_without_a_network(browser: Browser, run: Path, tmp_path: Path) -> None:
     out = tmp_path / "one.html"
     viewer = Viewer([open_run(str(run))])
-    out.write_text(exported(viewer, Export([(0, "train_000002", row) for row in range(4)], Hidden.of([], ["prompts"]))))
+    out.write_text(
+        exported(viewer, Export([(0, "train_000002", row) for row in range(4)], Hidden.from_names([], ["prompts"])))
+    )
     watched = Watched(browser, offline=True)
     page = watched.page
     page.goto(f"file://{out}")

@@ -144,7 +144,7 @@ def test_tokens_of_a_sentencepiece_vocabulary() -> None:
     made = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
     made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     texts = TokenTexts(made, "made")
-    assert texts.of([1, 2]) == {"1": (" a", "2061", False), "2": ("", "e2", False)}
+    assert texts.describe([1, 2]) == {"1": (" a", "2061", False), "2": ("", "e2", False)}
 
 
 def contents(text: str) -> Any:
@@ -180,7 +180,7 @@ def test_what_is_left_out_is_nowhere_in_the_file(viewer: Viewer, column: str) ->
         "uids": "train/2/0/3",
         "sources": "made/up",
     }
-    data = contents(exported(viewer, Export([(0, "train_000002", 3)], Hidden.of([column], []))))
+    data = contents(exported(viewer, Export([(0, "train_000002", 3)], Hidden.from_names([column], []))))
     record = data["routes"]["/api/run/0/trajectory/train_000002/3"]
     window = record["transcripts"][0]
     whole = json.dumps(data) + "".join(data["tokens"].get(str(id), ("", "", 0))[0] for id in window["ids"])
@@ -196,7 +196,7 @@ def test_what_is_left_out_is_nowhere_in_the_file(viewer: Viewer, column: str) ->
 
 @pytest.mark.parametrize("column", TEXTS)
 def test_what_is_masked_shows_its_length_alone(viewer: Viewer, column: str) -> None:
-    data = contents(exported(viewer, Export([(0, "train_000002", 3)], Hidden.of([], [column]))))
+    data = contents(exported(viewer, Export([(0, "train_000002", 3)], Hidden.from_names([], [column]))))
     record = data["routes"]["/api/run/0/trajectory/train_000002/3"]
     if column == "prompts":
         assert record["messages"][1]["content"] == "███ ████ ██ █ █████ ██"
@@ -209,9 +209,9 @@ def test_what_is_masked_shows_its_length_alone(viewer: Viewer, column: str) -> N
 
 def test_columns_that_cannot_be_hidden_are_refused() -> None:
     with pytest.raises(DataError, match="leave_out=prompt: want one of"):
-        Hidden.of(["prompt"], [])
+        Hidden.from_names(["prompt"], [])
     with pytest.raises(DataError, match="mask=ids: want one of"):
-        Hidden.of([], ["ids"])
+        Hidden.from_names([], ["ids"])
 
 
 def test_hostile_texts_do_not_end_the_scripts_of_an_export(hostile_run: Path) -> None:
@@ -255,7 +255,9 @@ def test_only_checked_formats_become_pictures(tmp_path: Path) -> None:
     viewer = Viewer([open_run(str(folder))])
     assert set(as_seen(viewer.trajectory(place))["pictures"]) == {images[1]["digest"]}
     for hidden in ("prompts", "answers"):
-        assert "data:image/jpeg" not in str(contents(exported(viewer, Export([place], Hidden.of([hidden], [])))))
+        assert "data:image/jpeg" not in str(
+            contents(exported(viewer, Export([place], Hidden.from_names([hidden], []))))
+        )
     assert "data:image/jpeg" in str(contents(exported(viewer, Export([place]))))
 
 

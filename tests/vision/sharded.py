@@ -35,7 +35,7 @@ def images_for_one(chat: Chat) -> RaggedBatch:
         [{"role": "user", "content": "What is it that you see?"}],
     ]
     ids = [chat.render(prompt) for prompt in prompts]
-    images = Images.of([chat.images(one, prompt) for one, prompt in zip(ids, prompts, strict=True)])
+    images = Images.from_sequences([chat.images(one, prompt) for one, prompt in zip(ids, prompts, strict=True)])
     answer = chat.encode("It is a dot.")
     mask = torch.tensor([flag for one in ids for flag in [False] * len(one) + [True] * len(answer)])
     flat = [id for one in ids for id in [*one, *answer]]

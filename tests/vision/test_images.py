@@ -44,17 +44,17 @@ SEEN = [[(3, 1, SQUARE)], [], [(3, 1, SQUARE), (7, 2, WIDE)], [(1, 3, SQUARE)]]
 
 
 def test_each_image_is_stored_once_and_found_by_every_sequence() -> None:
-    images = Images.of(PLACED)
+    images = Images.from_sequences(PLACED)
     assert images is not None
     assert len(images.patches) == 4 + 8 + 4
     assert seen(images, 4) == SEEN
     assert seen(pickle.loads(pickle.dumps(images)), 4) == SEEN
-    assert Images.of([[], []]) is None
+    assert Images.from_sequences([[], []]) is None
 
 
 @pytest.mark.parametrize("rows", [[2, 0], [3, 1], [0, 1, 2, 3], [2, 2]])
 def test_a_selection_holds_its_own_images_only(rows: list[int]) -> None:
-    images = Images.of(PLACED)
+    images = Images.from_sequences(PLACED)
     assert images is not None
     chosen = images.select(rows, 4)
     assert seen(chosen, len(rows)) == [SEEN[row] for row in rows]
@@ -66,7 +66,7 @@ def test_a_selection_holds_its_own_images_only(rows: list[int]) -> None:
 
 
 def test_batches_are_joined_with_what_they_share_once() -> None:
-    first, second = Images.of(PLACED[:2]), Images.of(PLACED[2:])
+    first, second = Images.from_sequences(PLACED[:2]), Images.from_sequences(PLACED[2:])
     joined = Images.concat([(first, 2), (None, 1), (second, 2)])
     assert joined is not None and len(joined.patches) == 16
     assert seen(joined, 5) == [*SEEN[:2], [], *SEEN[2:]]

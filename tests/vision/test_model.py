@@ -102,7 +102,7 @@ def test_packed_equals_the_models_own_forward(family: str) -> None:
     use_packed_attention(model)
     offsets = torch.tensor([0, *map(len, ids)]).cumsum(0)
     flat = torch.tensor([token for one in ids for token in one])
-    logprobs, *_ = token_logprobs(model, flat, offsets, images=Images.of(placed))
+    logprobs, *_ = token_logprobs(model, flat, offsets, images=Images.from_sequences(placed))
     for number, own in enumerate(expected):
         start, end = offsets[number : number + 2].tolist()
         torch.testing.assert_close(logprobs[start + 1 : end], own, atol=1e-5, rtol=1e-5)

@@ -133,7 +133,7 @@ async def test_a_policy_that_makes_up_an_image_ends_there(vision_policy: Path, c
     model = load_model(str(vision_policy))
     prompt = question(SMALL)
     ids = chat.render(prompt)
-    images = Images.of([chat.images(ids, prompt)])
+    images = Images.from_sequences([chat.images(ids, prompt)])
     with torch.no_grad():
         last = hidden_states(model, torch.tensor(ids), torch.tensor([0, len(ids)]), images)[-1]
         head = model.get_output_embeddings().weight

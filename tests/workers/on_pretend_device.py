@@ -145,7 +145,7 @@ def update_with_images(path: str, batch: RaggedBatch) -> None:
         ids[start : start + image.tokens] = fsdp(worker).model.base.config.image_token_id
         mask[start : start + image.tokens] = False
     placed = [PlacedImage(4, image)]
-    seen = replace(batch, ids=ids, mask=mask, images=Images.of([[], placed, [], placed]))
+    seen = replace(batch, ids=ids, mask=mask, images=Images.from_sequences([[], placed, [], placed]))
     worker.update(replace(seen, old_logprobs=worker.compute_log_probs(seen)[0]), step=1)
 
 

@@ -40,7 +40,7 @@ def bi_level_gae(columns: EstimatorColumns, config: AlgorithmConfig, options: Bi
     order in which they ended, over all transcripts of a trajectory.
     """
     assert columns.values is not None, "declared"
-    order, _, _, turn, _, counts = Groups.of(columns).turns(columns)
+    order, _, _, turn, _, counts = Groups.from_columns(columns).turns(columns)
     values, rewards = columns.values[order].double(), columns.rewards[order].double()
     offsets, bounds = _bounds(torch.bincount(turn, minlength=int(counts.sum()))), _bounds(counts)
     last = offsets[1:] - 1

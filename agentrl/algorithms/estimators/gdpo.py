@@ -47,7 +47,7 @@ def gdpo(columns: EstimatorColumns, config: AlgorithmConfig, options: GdpoOption
     with n = 1. Groups of equal rewards get the whitened value of 0; lone survivors take no part, and get 0. Raises
     TrainingError where a scorer did not give one of `reward_keys`.
     """
-    groups = Groups.of(columns)
+    groups = Groups.from_columns(columns)
     total = torch.zeros_like(groups.totals)
     for key, weight in zip(
         options.reward_keys, options.reward_weights or [1.0] * len(options.reward_keys), strict=True

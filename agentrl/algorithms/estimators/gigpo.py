@@ -42,7 +42,7 @@ def gigpo(columns: EstimatorColumns, config: AlgorithmConfig, options: GigpoOpti
     With `over_turns` mean and std of the first term are over all turns of the group, each with its trajectory's R_i.
     """
     assert columns.state is not None, "declared"
-    groups = Groups.of(columns)
+    groups = Groups.from_columns(columns)
     order, _, first, turn, owner, counts = groups.turns(columns)
     bounds = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     earned = torch.zeros(len(owner), dtype=torch.float64, device=owner.device)

@@ -20,7 +20,7 @@ def gpg(columns: EstimatorColumns, config: AlgorithmConfig) -> Advantages:
     survivors count nowhere in alpha. With n = 1 the mean is 0. verl 0.9.1 counts rewards that are not 0 in place of
     trajectories that teach. The two agree where every wrong answer's group is wrong as a whole.
     """
-    groups = Groups.of(columns)
+    groups = Groups.from_columns(columns)
     centred = groups.centred(groups.totals, groups.mean(groups.totals))
     compared = groups.size[groups.teaches].sum()
     teaching = groups.size[groups.teaches & ~groups.equal(groups.totals)].sum()

@@ -23,7 +23,7 @@ def grpo(columns: EstimatorColumns, config: AlgorithmConfig) -> Advantages:
     than the rounding of the mean divided by 1e-6. Without `norm_adv_by_std_in_grpo`, A_i = R_i - mean(R): Dr. GRPO
     (arXiv:2503.20783, section 3.2).
     """
-    groups = Groups.of(columns)
+    groups = Groups.from_columns(columns)
     centred = groups.centred(groups.totals, groups.mean(groups.totals))
     if config.norm_adv_by_std_in_grpo:
         centred = centred / (groups.std(centred.square()) + EPSILON)[groups.group]

@@ -22,7 +22,7 @@ def grpo_passk(columns: EstimatorColumns, config: AlgorithmConfig) -> Advantages
     The value of a group is its best of n, and only the best trajectory raises it. Two best ones get 0: either would do
     without the other. With `norm_adv_by_std_in_grpo` divided by std(R) + 1e-6. A_i = R_i with n = 1.
     """
-    groups = Groups.of(columns)
+    groups = Groups.from_columns(columns)
     below = torch.full_like(groups.size, -torch.inf, dtype=torch.float64)
     first = below.scatter_reduce(0, groups.group, groups.totals, "amax")
     is_best = groups.totals == first[groups.group]

@@ -33,7 +33,7 @@ def grpo_turn(columns: EstimatorColumns, config: AlgorithmConfig) -> Advantages:
     advantage 0. Turns are counted in the order in which they ended, over all transcripts of a trajectory.
     `norm_adv_by_std_in_grpo` decides on s as in grpo.
     """
-    groups = Groups.of(columns)
+    groups = Groups.from_columns(columns)
     order, offsets, first, turn, owner, turns = groups.turns(columns)
     to_go = suffix_sums(columns.rewards[order], offsets, 1.0)[first]  # [turns]
 

@@ -23,7 +23,7 @@ def maxrl(columns: EstimatorColumns, config: AlgorithmConfig) -> Advantages:
     its logarithm as n grows. A prompt that is seldom solved therefore weighs more. A group without success has
     advantage 0. A_i = R_i with n = 1. Raises TrainingError for a negative reward.
     """
-    groups = Groups.of(columns)
+    groups = Groups.from_columns(columns)
     if (groups.totals < 0).any():
         raise TrainingError(
             f"algorithm.adv_estimator=maxrl divides by a group's mean reward and needs rewards of 0 and more; found "

@@ -41,7 +41,7 @@ def online_dpo(columns: EstimatorColumns, config: AlgorithmConfig, options: Onli
     assert columns.ref_logprobs is not None, "declared"
     chosen = cast(PairLoss, PAIR_LOSSES.get(options.loss, "algorithm.adv_options.loss"))
     loss = configured(chosen, options.loss_options, OPTIONS)
-    groups = Groups.of(columns)
+    groups = Groups.from_columns(columns)
 
     def by_trajectory(values: Tensor) -> Tensor:
         """Add up `values` [T] over the policy tokens of each trajectory: [M] float64."""

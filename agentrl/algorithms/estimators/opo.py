@@ -21,7 +21,7 @@ def opo(columns: EstimatorColumns, config: AlgorithmConfig) -> Advantages:
 
     A_i = R_i with n = 1.
     """
-    groups = Groups.of(columns)
+    groups = Groups.from_columns(columns)
     lengths = torch.zeros_like(groups.totals)
     lengths.index_add_(0, groups.member, segment_sum(columns.mask.double(), columns.offsets))
     weighted = groups.sum(lengths * groups.totals) / groups.sum(lengths).clamp(min=1)

@@ -44,7 +44,7 @@ def optimal_token_baseline(
     (`algorithm.rollout_correction`) the weight's square is a factor of each j's term, as it is of the gradient's norm.
     """
     assert columns.squared_probs is not None, "declared"
-    groups = Groups.of(columns)
+    groups = Groups.from_columns(columns)
     order, offsets = groups.policy_order(columns)  # P policy tokens
     owner = segment_ids(offsets)  # [P], trajectory
     place = torch.arange(len(order), device=order.device) - offsets[owner]  # [P], t

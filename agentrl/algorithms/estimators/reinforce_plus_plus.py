@@ -21,7 +21,7 @@ def reinforce_plus_plus(columns: EstimatorColumns, config: AlgorithmConfig) -> A
 
     R_t = r_t + gamma * R_{t+1}, t counting policy tokens only, so a long tool answer discounts nothing.
     """
-    order, offsets = Groups.of(columns).policy_order(columns)
+    order, offsets = Groups.from_columns(columns).policy_order(columns)
     returns = torch.zeros(len(columns.mask), dtype=torch.float64, device=columns.rewards.device)
     returns[order] = suffix_sums(columns.rewards[order], offsets, config.gamma)
     return Advantages(masked_whiten(returns, columns.mask), returns)

@@ -20,7 +20,7 @@ def reinforce_plus_plus_baseline(columns: EstimatorColumns, config: AlgorithmCon
     The mean is 0 with n = 1. Groups of equal rewards take part in the whitening and get the whitened value of 0, which
     is small; lone survivors take no part, and get 0.
     """
-    groups = Groups.of(columns)
+    groups = Groups.from_columns(columns)
     centred = groups.spread(groups.centred(groups.totals, groups.mean(groups.totals)), columns).advantages
     taught = columns.mask & groups.teaches[groups.group][groups.member][segment_ids(columns.offsets)]
     advantages = masked_whiten(centred, taught)

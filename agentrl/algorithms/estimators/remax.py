@@ -23,7 +23,7 @@ def remax(columns: EstimatorColumns, config: AlgorithmConfig) -> Advantages:
     others. Where the two are equal up to rounding, and where the greedy trajectory failed, A is exactly 0.
     """
     assert columns.greedy_rewards is not None, "declared"
-    order, offsets = Groups.of(columns).policy_order(columns)
+    order, offsets = Groups.from_columns(columns).policy_order(columns)
     returns = torch.zeros(len(columns.mask), dtype=torch.float64, device=columns.rewards.device)
     returns[order] = suffix_sums(columns.rewards[order], offsets, 1.0)
     baseline = columns.greedy_rewards.double()[segment_ids(columns.offsets)]

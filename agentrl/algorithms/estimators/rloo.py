@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 @declare(compares_group=True)
 def rloo(columns: EstimatorColumns, config: AlgorithmConfig) -> Advantages:
     """RLOO (arXiv:2402.14740, section 3.2): A_i = R_i - mean of the others' R; A_i = R_i with n = 1."""
-    groups = Groups.of(columns)
+    groups = Groups.from_columns(columns)
     others = groups.size / (groups.size - 1).clamp(min=1)
     centred = groups.centred(groups.totals, groups.mean(groups.totals))
     return groups.spread(others[groups.group] * centred, columns)

@@ -116,7 +116,7 @@ class ActorConfig(Section):
     @property
     def parallel(self) -> Parallel:
         """Arrangement of the ranks."""
-        return Parallel.of(self.ulysses_sequence_parallel_size, self.fsdp_config)
+        return Parallel.from_fsdp(self.ulysses_sequence_parallel_size, self.fsdp_config)
 
     @property
     def has_entropy_bonus(self) -> bool:
@@ -174,7 +174,7 @@ class ActorRolloutRefConfig(PolicyConfig):
     def ref_parallel(self) -> Parallel:
         """Arrangement of the reference's ranks."""
         sequence = self.ref.ulysses_sequence_parallel_size or self.actor.ulysses_sequence_parallel_size
-        return Parallel.of(sequence, self.ref.fsdp_config)
+        return Parallel.from_fsdp(sequence, self.ref.fsdp_config)
 
 
 class CriticModelConfig(Section):
@@ -213,4 +213,4 @@ class CriticConfig(Section):
     @property
     def parallel(self) -> Parallel:
         """Arrangement of the ranks."""
-        return Parallel.of(self.ulysses_sequence_parallel_size, self.model.fsdp_config)
+        return Parallel.from_fsdp(self.ulysses_sequence_parallel_size, self.model.fsdp_config)

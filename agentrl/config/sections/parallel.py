@@ -53,7 +53,7 @@ class Parallel:
         return self.sequence * self.tensor
 
     @staticmethod
-    def of(sequence: int, fsdp: FSDPConfig) -> Parallel:
+    def from_fsdp(sequence: int, fsdp: FSDPConfig) -> Parallel:
         """Read a role's keys."""
         return Parallel(sequence, fsdp.tensor_parallel_size, None if fsdp.fsdp_size == -1 else fsdp.fsdp_size)
 

@@ -105,7 +105,7 @@ class TuningConfig(Section):
     @property
     def parallel(self) -> Parallel:
         """Arrangement of the ranks."""
-        return Parallel.of(self.ulysses_sequence_parallel_size, self.model.fsdp_config)
+        return Parallel.from_fsdp(self.ulysses_sequence_parallel_size, self.model.fsdp_config)
 
     @property
     def uses_ray(self) -> bool:

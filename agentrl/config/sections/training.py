@@ -58,7 +58,7 @@ class Config(RolloutsConfig):
         """Arrangement of the teachers' ranks."""
         own = self.distillation.ulysses_sequence_parallel_size
         sequence = own or self.actor_rollout_ref.actor.ulysses_sequence_parallel_size
-        return Parallel.of(sequence, self.distillation.fsdp_config)
+        return Parallel.from_fsdp(sequence, self.distillation.fsdp_config)
 
     @property
     def uses_ray(self) -> bool:

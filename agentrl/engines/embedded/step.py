@@ -64,7 +64,7 @@ class _DecodingBatch:
     sampler: Sampler
 
     @classmethod
-    def of(
+    def from_requests(
         cls,
         requests: list[Request],
         parts: Sequence[RowBatch | Segments],
@@ -266,7 +266,7 @@ class StepRunner:
             _give_prompt_experts(requests)
         sampler = Sampler([r.params for r in requests], [r.seed for r in requests], device)
         if len(groups.decoding) == len(requests) and new is None:
-            self._steady = _DecodingBatch.of(requests, parts, attention, sampler)
+            self._steady = _DecodingBatch.from_requests(requests, parts, attention, sampler)
         logits = token_logits(self.model, torch.cat([*states, *groups.ready_states()]))
         return requests, *self._sample(requests, sampler, logits)
 
@@ -337,4 +337,4 @@ def _step_images(
     """Find the images among the new tokens of sessions and in new prompts; None without images."""
     spans: list[Span] = [(s, s.cached, len(s.ids)) for part in parts for s in part.sessions]
     spans += [(prefix, 0, len(prefix.ids)) for prefix in prompts]
-    return StepImages.of(spans, device) if any(holder.images for holder, _, _ in spans) else None
+    return StepImages.from_spans(spans, device) if any(holder.images for holder, _, _ in spans) else None

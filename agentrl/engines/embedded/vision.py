@@ -64,7 +64,7 @@ class StepImages:
     images: list[Image]
 
     @staticmethod
-    def of(spans: Sequence[Span], device: torch.device) -> StepImages | None:
+    def from_spans(spans: Sequence[Span], device: torch.device) -> StepImages | None:
         """Find the images in the spans that make up a step. None without images."""
         first: dict[bytes, int] = {}
         images: list[Image] = []

@@ -29,7 +29,7 @@ class ModelFacts:
     """Longest context in tokens that the model was made for."""
 
     @staticmethod
-    def of(path: str, override: Mapping[str, JSON] = {}, *, trust_remote_code: bool = False) -> ModelFacts:
+    def from_path(path: str, override: Mapping[str, JSON] = {}, *, trust_remote_code: bool = False) -> ModelFacts:
         """Read the facts from the config of the model at `path` (see `read_config`); no weights are read."""
         config = read_config(path, override, trust_remote_code=trust_remote_code)
         with torch.device("meta"):

@@ -64,7 +64,7 @@ async def start_engine(
     """
     allow_many_files()
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
-    facts = ModelFacts.of(model.path, model.override_config, trust_remote_code=model.trust_remote_code)
+    facts = ModelFacts.from_path(model.path, model.override_config, trust_remote_code=model.trust_remote_code)
     if facts.max_positions is not None and max_model_len > facts.max_positions:
         raise ConfigError(
             f"{model.path} was made for contexts of {facts.max_positions} tokens, and this job needs {max_model_len} "

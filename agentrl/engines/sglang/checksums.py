@@ -53,8 +53,8 @@ class Expectation:
                 padding = -rows % VOCABULARY_MULTIPLE * (len(content) // rows)
             self._hashes.setdefault(name, _Parameter()).add(part, content + bytes(padding))
 
-    def of(self, parameters: Collection[str]) -> Mapping[str, str] | None:
-        """See `ExpectedChecksums.of`.
+    def for_parameters(self, parameters: Collection[str]) -> Mapping[str, str] | None:
+        """See `ExpectedChecksums.for_parameters`.
 
         A head that is tied to the embedding is no parameter of SGLang's, but may have been sent.
         """

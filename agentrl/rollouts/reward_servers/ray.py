@@ -44,7 +44,7 @@ class ServerHost:
             self._servers = RewardServers(arguments, gpus, key, folder / host, timeout, logger.warning)
             return self._servers.start(lambda _: None)
         except Exception as error:
-            return Failure.of(error)
+            return Failure.from_error(error)
 
     def close(self) -> None:
         """End them."""

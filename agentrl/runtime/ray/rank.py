@@ -47,7 +47,7 @@ class Failure:
     trace: str
 
     @staticmethod
-    def of(error: BaseException) -> Failure:
+    def from_error(error: BaseException) -> Failure:
         if isinstance(error, ObjectLostError):
             return Failure(WorkerDied.__name__, "a process died that held a part of the batch", "")
         kind = type(error).__name__ if isinstance(error, UserError) else ""
@@ -99,7 +99,7 @@ class Rank:
                 port: int = listening.getsockname()[1]
                 self._store = listening_store(listening, self.ranks, timedelta(seconds=timeout))
         except Exception as error:
-            return Failure.of(error)
+            return Failure.from_error(error)
         return host, port
 
     def connect(self, address: tuple[str, int], timeout: float, surroundings: Surroundings) -> Failure | Place:
@@ -115,7 +115,7 @@ class Rank:
             store = self._store or TCPStore(*address, self.ranks, is_master=False, timeout=limit)
             dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.ranks, timeout=limit)
         except Exception as error:
-            return Failure.of(error)
+            return Failure.from_error(error)
         return Place.here()
 
     @ray.method(concurrency_group="watch")
@@ -129,7 +129,7 @@ class Rank:
         try:
             self.workers[role.name] = role.make()
         except Exception as error:
-            return Failure.of(error)
+            return Failure.from_error(error)
         return None
 
     def call(
@@ -141,7 +141,7 @@ class Rank:
                 answer: object = getattr(self.workers[role], method)(*args, **kwargs)
                 return answer
         except Exception as error:
-            return Failure.of(error)
+            return Failure.from_error(error)
 
     def column(
         self, role: str, method: str, batch: StoredBatch, profile: Profile | None
@@ -156,7 +156,7 @@ class Rank:
                 values, metrics = getattr(self.workers[role], method)(loaded)
                 return put_column(values, loaded), metrics
         except Exception as error:
-            return Failure.of(error)
+            return Failure.from_error(error)
 
     def kept(self, role: str, method: str) -> Failure | tuple[ray.ObjectRef[ColumnArrays], torch.Tensor]:
         """Call a method of the role's worker that answers `CachedColumns`: a reference of its values, and its rows."""
@@ -193,7 +193,7 @@ class Rank:
             columns, result = function(loaded, *args, **kwargs)
             return {name: put_column(values, loaded) for name, values in columns.items()}, result
         except Exception as error:
-            return Failure.of(error)
+            return Failure.from_error(error)
 
     def turn(self, reader: str, role: str, number: int, expected: int) -> Failure | Turn | None:
         """Let `reader` take part `number` of the weights, or have it ask again (see `Readers`). Asked of the first
@@ -201,7 +201,7 @@ class Rank:
         try:
             return self._readers.turn(reader, role, number, expected)
         except LostTurn as error:
-            return Failure.of(error)
+            return Failure.from_error(error)
 
     def leave(self, reader: str) -> None:
         """Wait for the reader no longer. Asked of the first rank."""
@@ -224,7 +224,7 @@ class Rank:
         try:
             return self._parts.part(turn, number, lambda: self._stored(self._weights[role], elements))
         except Exception as error:
-            return Failure.of(error)
+            return Failure.from_error(error)
 
     @staticmethod
     def _stored(weights: RankWeights, elements: int) -> Iterator[ray.ObjectRef[Tensors | Failure]]:

@@ -84,7 +84,7 @@ class StoredBatch:
     columns: Mapping[str, Column]
 
     @staticmethod
-    def of(pieces: Iterable[Index]) -> StoredBatch:
+    def from_pieces(pieces: Iterable[Index]) -> StoredBatch:
         """Join batches, given the results of `put_batch` for each, one after the other."""
         index = list(pieces)
         ends = np.cumsum([0, *(len(one.lengths) for one in index)])

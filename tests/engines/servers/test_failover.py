@@ -95,7 +95,7 @@ async def test_what_a_dead_server_had_sent_is_gone_on_with(versions: Sequence[in
     http = aiohttp.ClientSession()
     engine = ServerEngine(servers, http, facts, cast(WeightSender, StandInSender()), max_model_len=100)
     for version in versions:
-        await engine.update_in_flight(Weights.of([]), version)
+        await engine.update_in_flight(Weights.from_tensors([]), version)
     made = await engine.generate([5, 6], SamplingParams(10), "g/0")
     await engine.close()
     newest = versions[-1] if versions else 0

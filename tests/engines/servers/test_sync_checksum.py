@@ -29,7 +29,7 @@ class Expected:
 
     def add(self, bucket: Bucket) -> None: ...
 
-    def of(self, parameters: Collection[str]) -> Mapping[str, str] | None:
+    def for_parameters(self, parameters: Collection[str]) -> Mapping[str, str] | None:
         return self._checksums if set(parameters) == self._checksums.keys() else None
 
 

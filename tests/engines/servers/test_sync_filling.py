@@ -26,7 +26,7 @@ class Notes:
     def add(self, bucket: Bucket) -> None:
         self.names += [entry.name for entry in bucket.entries]
 
-    def of(self, parameters: object) -> None:
+    def for_parameters(self, parameters: object) -> None:
         raise AssertionError
 
 

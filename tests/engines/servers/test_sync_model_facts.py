@@ -29,24 +29,24 @@ def test_shapes_are_those_of_the_model_and_tied_weights_have_both_names(
 ) -> None:
     config = kind(**SIZES, tie_word_embeddings=tied)
     config.save_pretrained(tmp_path)
-    facts = ModelFacts.of(str(tmp_path))
+    facts = ModelFacts.from_path(str(tmp_path))
     model = AutoModelForCausalLM.from_config(config)
     assert facts.vocab_size == 101
     assert facts.shapes == {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
     assert facts.shapes["lm_head.weight"] == (101, 16)
-    facts.check(Weights.of(model.named_parameters()))
+    facts.check(Weights.from_tensors(model.named_parameters()))
 
 
 def test_an_unknown_name_and_a_wrong_shape_are_refused(model_dir: Path) -> None:
-    facts = ModelFacts.of(str(model_dir))
+    facts = ModelFacts.from_path(str(model_dir))
     with pytest.raises(ValueError, match=r"no parameter 'model\.norm\.wight'"):
-        facts.check(Weights.of([("model.norm.wight", torch.ones(64))]))
+        facts.check(Weights.from_tensors([("model.norm.wight", torch.ones(64))]))
     with pytest.raises(ValueError, match=r"model.norm.weight has shape \(64,\) in the engine but \(63,\)"):
-        facts.check(Weights.of([("model.norm.weight", torch.ones(63))]))
+        facts.check(Weights.from_tensors([("model.norm.weight", torch.ones(63))]))
 
 
 def test_no_memory_is_taken_for_weights(tmp_path: Path) -> None:
     LlamaConfig(**{**SIZES, "hidden_size": 1 << 16, "num_hidden_layers": 200, "vocab_size": 1 << 18}).save_pretrained(
         tmp_path
     )
-    assert ModelFacts.of(str(tmp_path)).shapes["model.embed_tokens.weight"] == (1 << 18, 1 << 16)  # 64 GiB
+    assert ModelFacts.from_path(str(tmp_path)).shapes["model.embed_tokens.weight"] == (1 << 18, 1 << 16)  # 64 GiB

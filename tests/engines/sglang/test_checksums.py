@@ -55,12 +55,12 @@ def test_rows_of_the_vocabulary_are_padded_and_other_names_are_kept() -> None:
 
 def test_checksums_are_known_of_the_very_parameters_that_were_sent() -> None:
     norm = ("norm.weight", torch.ones(2))
-    assert expected(norm).of(["norm.weight"]) == {"norm.weight": sha(norm[1])}
-    assert expected(norm).of(["experts.w13"]) is None
-    assert expected(norm).of(["norm.weight", "experts.w13"]) is None
+    assert expected(norm).for_parameters(["norm.weight"]) == {"norm.weight": sha(norm[1])}
+    assert expected(norm).for_parameters(["experts.w13"]) is None
+    assert expected(norm).for_parameters(["norm.weight", "experts.w13"]) is None
 
 
 def test_a_tied_head_need_not_be_a_parameter_of_the_server() -> None:
     norm, head = ("norm.weight", torch.ones(2)), ("lm_head.weight", torch.ones(64, 1))
-    assert (expected(norm, head).of(["norm.weight"]) or {})["norm.weight"] == sha(norm[1])
-    assert expected(norm).of(["norm.weight", "lm_head.weight"]) is None
+    assert (expected(norm, head).for_parameters(["norm.weight"]) or {})["norm.weight"] == sha(norm[1])
+    assert expected(norm).for_parameters(["norm.weight", "lm_head.weight"]) is None

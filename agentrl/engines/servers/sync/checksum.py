@@ -47,7 +47,7 @@ def _predicted(answer: WeightChecksums, expected: ExpectedChecksums) -> Mapping[
     if not answer.predictable or len(answer.ranks) != 1:
         return None
     [sums] = answer.ranks.values()
-    return expected.of(sums.keys())
+    return expected.for_parameters(sums.keys())
 
 
 def _with_rank(answer: WeightChecksums) -> dict[str, str]:

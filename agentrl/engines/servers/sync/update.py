@@ -27,7 +27,7 @@ class ExpectedChecksums(Protocol):
         """Take note of a bucket before it is sent."""
         ...
 
-    def of(self, parameters: Collection[str]) -> Mapping[str, str] | None:
+    def for_parameters(self, parameters: Collection[str]) -> Mapping[str, str] | None:
         """Return the checksums of a server's parameters by name; None where their layout is unknown."""
         ...
 
