@@ -123,7 +123,7 @@ class Continuation:
         self.begun_from = begun_from
         self._config, self._restart, self._checkpoints = config, restart, checkpoints
 
-    def way_on(self) -> str:
+    def resume_hint(self) -> str:
         """Name the place from which the same command, started again, resumes."""
         newest = self._checkpoints.newest()
         if newest is None:

@@ -10,7 +10,7 @@ from statistics import median
 
 from agentrl.checks.finding import Finding
 from agentrl.config.sections.checks import ChecksConfig
-from agentrl.observe.troubles import TOOL_FAILED
+from agentrl.observe.error_summary import TOOL_FAILED
 from agentrl.system.json_value import JSON
 from agentrl.trajectory import Outline, exclusion
 
@@ -25,7 +25,7 @@ LEAST_CALLS = 8
 WHOLE_STEP = "all trajectories of the step"
 
 
-def check_fates(outlines: Sequence[Outline], each: int, drawn: int) -> Iterator[Finding]:
+def check_prompts(outlines: Sequence[Outline], each: int, drawn: int) -> Iterator[Finding]:
     """Compare a step's trajectories with the drawn prompts: `each` of every prompt, of `drawn` prompts or a multiple.
 
     Every trajectory has its name alone.

@@ -210,9 +210,5 @@ class InFlightEngine(RolloutEngine, Protocol):
         ...
 
 
-def with_present_names(engine: RolloutEngine) -> RolloutEngine:
-    """Give an engine that has `release_weights` and `offer_weights`, the names of before, the present ones."""
-    for old, new in (("release_weights", "lock_weights"), ("offer_weights", "unlock_weights")):
-        if hasattr(engine, old) and not hasattr(engine, new):
-            setattr(engine, new, getattr(engine, old))
-    return engine
+RENAMED = {"release_weights": "lock_weights", "offer_weights": "unlock_weights"}
+"""Names of methods that an engine of a user's may have instead."""

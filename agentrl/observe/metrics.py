@@ -69,7 +69,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
 from agentrl.algorithms.groups import all_equal
-from agentrl.observe.troubles import RETRIES
+from agentrl.observe.error_summary import RETRIES
 from agentrl.reward.prompt_scores import PromptScores
 from agentrl.system.metrics import Numbers
 from agentrl.tool import MALFORMED, ErrorKind

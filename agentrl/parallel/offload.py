@@ -63,7 +63,7 @@ class HasOffload(Protocol):
 Worker = TypeVar("Worker", bound=HasOffload)
 
 
-def at_work(method: Callable[Concatenate[Worker, P], R]) -> Callable[Concatenate[Worker, P], R]:
+def on_device(method: Callable[Concatenate[Worker, P], R]) -> Callable[Concatenate[Worker, P], R]:
     """Mark a worker's method that needs its parameters on the device."""
 
     @functools.wraps(method)

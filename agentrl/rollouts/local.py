@@ -29,7 +29,7 @@ from agentrl.config import Config
 from agentrl.config.registries import ENGINES
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.builder import EngineBuilder, EngineSetting
-from agentrl.engines.contract import EngineError, InFlightEngine, RolloutEngine, with_present_names
+from agentrl.engines.contract import RENAMED, EngineError, InFlightEngine, RolloutEngine
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import CodeError, ConfigError, TrainingError
 from agentrl.interaction import Interaction
@@ -48,6 +48,7 @@ from agentrl.runtime.stall import watched_loop
 from agentrl.system.answers import AfterKill, Answers, Entry, check_after_kill
 from agentrl.system.loop_thread import DelayWatch, LoopThread
 from agentrl.system.metrics import Metrics
+from agentrl.system.plugin import with_present_names
 from agentrl.system.registry import configured
 from agentrl.system.reporter import Reporter
 from agentrl.system.thread_state import torch_state
@@ -89,7 +90,7 @@ def open_local_rollouts(
         rollout = config.actor_rollout_ref.rollout
         found = cast(EngineBuilder, ENGINES.get(rollout.name))
         build = configured(found, rollout.engine_options, ENGINE_OPTIONS)
-        engine = with_present_names(build(setting, loop))
+        engine = with_present_names(build(setting, loop), RENAMED)
         stack.callback(lambda: loop.run(engine.close()))
         stack.callback(lambda: loop.run(context.close()))
         with reporter.stage("reach tools"):
@@ -471,15 +472,15 @@ class LocalRollouts:
         metrics, context = Metrics(), self.scheduler.context
         metrics.max("rollout/loop_delay_seconds", self.delay.take())
         metrics.add((await self.engine.health()).metrics, "engine/")
-        metrics.add(context.tools.take_metrics(self._meet))
+        metrics.add(context.tools.take_metrics(self._raise_or_warn))
         for name, interaction in context.interactions.items():
-            numbers = collect_numbers(f"interaction {name}", interaction.take_metrics, self._meet)
+            numbers = collect_numbers(f"interaction {name}", interaction.take_metrics, self._raise_or_warn)
             metrics.add(numbers, f"interaction/{name}/")
         if self.scheduler.reward is not None:
             metrics.add(self.scheduler.reward.take_metrics())
         return metrics
 
-    def _meet(self, error: CodeError) -> None:
+    def _raise_or_warn(self, error: CodeError) -> None:
         """Raise an error of a user's code, or warn of it once a place; see `rollout.agent.on_code_error`."""
         if self.config.actor_rollout_ref.rollout.agent.on_code_error == "error":
             raise error

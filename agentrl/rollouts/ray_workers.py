@@ -198,7 +198,10 @@ class RolloutWorkers:
         joins = []
         for number, one in list(self._starting.items()):
             if not ray.wait([one.call], timeout=0)[0]:
-                self._warn_of_room(number, one)
+                waited = time.monotonic() - one.begun
+                if waited > ROOM_TOLD and not one.is_told and not self.maker.has_room(number, 0.1):
+                    one.is_told = True
+                    self._warn_of_room(number, "the worker takes part then")
                 continue
             try:
                 self._finish_start(number, one.call)
@@ -304,19 +307,14 @@ class RolloutWorkers:
                 raise WorkerDied(f"rollout worker {number + 1}: the cluster had no room for it in {ROOM_WITHIN:g} s")
             if waited > ROOM_TOLD and not is_told:
                 is_told = True
-                self.display.warn(
-                    f"no machine of the cluster has room for rollout worker {number + 1}: the run goes on when one "
-                    f"joins (ray start --address=...), and ends after {ROOM_WITHIN:g} s without one"
-                )
+                self._warn_of_room(number, f"the run continues then, and ends after {ROOM_WITHIN:g} s without one")
 
-    def _warn_of_room(self, number: int, one: Starting) -> None:
-        """Warn, once, where no machine has room for a worker."""
-        if not one.is_told and time.monotonic() - one.begun > ROOM_TOLD and not self.maker.has_room(number, 0.1):
-            one.is_told = True
-            self.display.warn(
-                f"no machine of the cluster has room for rollout worker {number + 1}: it takes part when one joins "
-                "(ray start --address=...)"
-            )
+    def _warn_of_room(self, number: int, then: str) -> None:
+        """Warn that no machine has room for a worker."""
+        self.display.warn(
+            f"no machine of the cluster has room for rollout worker {number + 1} until one joins "
+            f"(ray start --address=...): {then}"
+        )
 
     def _open(self) -> None:
         """Start all workers' engines and tools at once."""

@@ -37,7 +37,7 @@ Field = Literal["old_logprobs", "ref_logprobs", "values", "rewards", "teacher_sc
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class CachedColumns:
     """Token columns of some sequences, which a rank's worker kept from an earlier call."""
 
     rows: torch.Tensor  # [n] int64: `RaggedBatch.row` of the sequences
@@ -85,7 +85,9 @@ class Ranks(Protocol[Worker_co]):
         """
         ...
 
-    def kept_columns(self, fields: Sequence[str], method: Callable[[Worker_co], Kept], batch: Batch) -> Batch:
+    def cached_columns(
+        self, fields: Sequence[str], method: Callable[[Worker_co], CachedColumns], batch: Batch
+    ) -> Batch:
         """Add the F columns [T], or one [T, ...], that the ranks kept of the sequences of `batch`.
 
         They are NaN for sequences that no rank kept.
@@ -100,7 +102,7 @@ class Ranks(Protocol[Worker_co]):
         """Give every rank the same arguments, whole batches among them, and reduce the metrics (`reduce_metrics`)."""
         ...
 
-    def every(self, method: Callable[Concatenate[Worker_co, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+    def broadcast(self, method: Callable[Concatenate[Worker_co, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
         """Give every rank the same arguments, and return the answers in the order of the ranks."""
         ...
 
@@ -130,13 +132,13 @@ class LocalRanks(Generic[Worker]):
         batch: Batch,
     ) -> tuple[Batch, Numbers]:
         """See `Ranks.add_columns`: the values are [T] for one field, [T, F] for F of them."""
-        [(values, metrics)] = self.every(method, batch.load())
+        [(values, metrics)] = self.broadcast(method, batch.load())
         columns = (values,) if len(fields) == 1 else values.unbind(1)
         found = {field: column.contiguous() for field, column in zip(fields, columns, strict=True)}
         return batch.with_fields(**found), metrics
 
-    def kept_columns(self, fields: Sequence[str], method: Callable[[Worker], Kept], batch: Batch) -> Batch:
-        [kept] = self.every(method)
+    def cached_columns(self, fields: Sequence[str], method: Callable[[Worker], CachedColumns], batch: Batch) -> Batch:
+        [kept] = self.broadcast(method)
         nothing = math.nan if kept.values.is_floating_point() else 0
         values = kept.values.new_full((batch.num_tokens, *kept.values.shape[1:]), nothing)
         starts = batch.lengths.cumsum(0) - batch.lengths
@@ -145,14 +147,14 @@ class LocalRanks(Generic[Worker]):
         return batch.with_fields(**{name: one.contiguous() for name, one in zip(fields, columns, strict=True)})
 
     def metrics(self, method: Callable[Concatenate[Worker, P], Numbers], *args: P.args, **kwargs: P.kwargs) -> Numbers:
-        return self.every(method, *args, **kwargs)[0]
+        return self.broadcast(method, *args, **kwargs)[0]
 
-    def every(self, method: Callable[Concatenate[Worker, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+    def broadcast(self, method: Callable[Concatenate[Worker, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
         with self._around(method.__name__):
             return [own_method(self._worker, method)(*args, **kwargs)]
 
     def weights(self, method: Callable[[Worker], RankWeights]) -> Weights:
-        return self.every(method)[0].alone()
+        return self.broadcast(method)[0].alone()
 
 
 def shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:

@@ -6,13 +6,15 @@ import difflib
 import importlib
 import pkgutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import ModuleType
+from typing import TypeVar
 
 import pydantic
 
 from agentrl.errors import ConfigError
 
+MadeT = TypeVar("MadeT")
 Base = type | tuple[type, ...]
 """Class that a loaded class must be a subclass of; or a tuple of such classes."""
 
@@ -54,6 +56,17 @@ def adapted(found: object) -> object:
     """
     make = getattr(found, "adapted_class", None)
     return make() if isinstance(found, type) and callable(make) else found
+
+
+def with_present_names(made: MadeT, renamed: Mapping[str, str]) -> MadeT:
+    """Give an object of a user's class the present names of methods that it has under the names of before.
+
+    renamed: present names by earlier ones.
+    """
+    for old, new in renamed.items():
+        if hasattr(made, old) and not hasattr(made, new):
+            setattr(made, new, getattr(made, old))
+    return made
 
 
 def import_module(name: str) -> ModuleType:

@@ -36,7 +36,7 @@ def sigterm_raises() -> Iterator[None]:
         yield
         return
     before = signal.signal(signal.SIGALRM, _raise)
-    signal.signal(signal.SIGTERM, _meet)
+    signal.signal(signal.SIGTERM, _on_sigterm)
     _State.handles, _State.deferred, _State.came, _State.waits = True, None, None, False
     try:
         yield
@@ -77,7 +77,7 @@ def within_time(seconds: float) -> Iterator[None]:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _meet(number: int, frame: object) -> None:
+def _on_sigterm(number: int, frame: object) -> None:
     is_first = _State.came is None
     _State.came = time.monotonic() if _State.came is None else _State.came
     if _State.deferred is None or not is_first:

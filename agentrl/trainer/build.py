@@ -59,6 +59,15 @@ def build(config: Config, inputs: Inputs, display: Display, kind: type[Trainer] 
     check_profile_steps(config.trainer, total_steps)
     show_first_prompts(chat, context, display)
     store = open_store(config.trainer, display)
+<<<<<<< HEAD
+=======
+    folder = RunFolder(config, store, display)
+    run_dir = folder.path
+    checkpoints = build_checkpoints(config, store, display)
+    begun_from = find_resume_point(config, checkpoints, loader, total_steps, display)
+
+    tracker = Tracker.of(config.trainer, run_dir, config, display)
+>>>>>>> w-r
     with ExitStack() as stack:
         folder = stack.enter_context(closing(RunFolder(config, store, display)))
         checkpoints = build_checkpoints(config, store, display)
@@ -111,7 +120,7 @@ def open_source(
         yield source
 
 
-def find_beginning(
+def find_resume_point(
     config: Config, checkpoints: CheckpointManager, loader: Loader, total_steps: int, display: Display
 ) -> Path | None:
     """Choose the checkpoint to resume from, if there is one, and check as much of it as needs no model.

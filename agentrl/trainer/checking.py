@@ -13,7 +13,7 @@ from agentrl.checks.columns import check_trained, seal
 from agentrl.checks.finding import Finding
 from agentrl.checks.report import Report
 from agentrl.checks.runner import Alarms
-from agentrl.checks.step import History, check_fates, check_position, check_update
+from agentrl.checks.step import History, check_position, check_prompts, check_update
 from agentrl.config import Config
 from agentrl.observe.display import Display
 from agentrl.observe.gap_alarm import ESS, GapAlarm
@@ -63,10 +63,10 @@ class StepChecks(StepObserver):
         """The last step, and the data's position after it."""
 
     def on_rollout(self, step: Step) -> None:
-        """Check the prompts' fates and the data's position, and have the batch checked where its tokens are."""
+        """Check the prompts and the data's position, and have the batch checked where its tokens are."""
         config = self.config
         at_once, each = config.prompts_at_once, training(config, step.number).each
-        step.found.add_check("fates", check_fates(step.rollout.outlines, each, at_once))
+        step.found.add_check("fates", check_prompts(step.rollout.outlines, each, at_once))
         if config.async_training.max_staleness == 0:
             self._check_position(step)
         step.readers["checks"] = partial(read_checks, expected=self.expected(step))

@@ -8,11 +8,11 @@ from pathlib import Path
 from agentrl.chat import Chat
 from agentrl.config import Config
 from agentrl.observe.display import Display
+from agentrl.observe.error_summary import ErrorSummary
 from agentrl.observe.generations import some, write_texts
 from agentrl.observe.metrics import step_metrics
 from agentrl.observe.plot import plot
 from agentrl.observe.tracking import Tracker
-from agentrl.observe.troubles import Troubles
 from agentrl.observe.verl_names import verl_names
 from agentrl.trainer.observer import Step, StepObserver
 from agentrl.trajectory import Trajectory
@@ -27,7 +27,7 @@ class Reports(StepObserver):
     ) -> None:
         self.config, self.folder, self.chat = config, folder, chat
         self.tracker, self.display, self.total_steps = tracker, display, total_steps
-        self.troubles = Troubles()
+        self.errors = ErrorSummary()
 
     def on_rollout(self, step: Step) -> None:
         self._show(step.rollout.shown, f"train, step {step.number}")
@@ -40,7 +40,7 @@ class Reports(StepObserver):
         step.metrics |= {f"left_out/{cause}": float(count) for cause, count in left_out(step.sampled).items()}
 
     def on_batch(self, step: Step) -> None:
-        self.troubles.add(step.sampled, step.metrics, learnt=step.learnt)
+        self.errors.add(step.sampled, step.metrics, learnt=step.learnt)
 
     def on_end(self, step: Step) -> None:
         if "console" in self.config.trainer.logger:

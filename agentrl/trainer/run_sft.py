@@ -78,7 +78,7 @@ def train_on_files(config: TuningConfig, job: Job[SampleT, Group], display: Disp
     from agentrl.runtime.ray.session import ray_session
     from agentrl.trainer.build import open_store
     from agentrl.trainer.run_folder import RunFolder
-    from agentrl.trainer.sft import SupervisedTrainer, build_checkpoints, find_beginning, steps_per_epoch
+    from agentrl.trainer.sft import SupervisedTrainer, build_checkpoints, find_resume_point, steps_per_epoch
     from agentrl.workers.roles import processes
 
     device = resolve_device(trainer.device, display.warn)
@@ -88,6 +88,13 @@ def train_on_files(config: TuningConfig, job: Job[SampleT, Group], display: Disp
     total = trainer.total_training_steps or trainer.total_epochs * per_epoch
     check_profile_steps(trainer, total)
     store = open_store(trainer, display)
+<<<<<<< HEAD
+=======
+    folder = RunFolder(config, store, display)
+    checkpoints = build_checkpoints(config, train, store, display, validates=validation is not None)
+    begun_from = find_resume_point(config, checkpoints, total, per_epoch, display)
+    tracker = Tracker.of(trainer, out, config, display)
+>>>>>>> w-r
     with ExitStack() as stack:
         folder = stack.enter_context(closing(RunFolder(config, store, display)))
         checkpoints = build_checkpoints(config, train, store, display, validates=validation is not None)

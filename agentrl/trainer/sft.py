@@ -94,7 +94,7 @@ class SupervisedTrainer(Generic[SampleT]):
         try:
             return self._fit()
         except KeyboardInterrupt as interrupt:
-            interrupt.add_note(self.continuation.way_on())
+            interrupt.add_note(self.continuation.resume_hint())
             raise
 
     def _fit(self) -> Numbers:
@@ -189,7 +189,7 @@ def build_checkpoints(
     )
 
 
-def find_beginning(
+def find_resume_point(
     config: TuningConfig, checkpoints: CheckpointManager, total: int, per_epoch: int, display: Display
 ) -> Path | None:
     """Choose the checkpoint to resume from, if there is one, and check as much of it as needs no model.

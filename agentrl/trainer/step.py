@@ -160,7 +160,7 @@ class Trainer:
         except KeyboardInterrupt as interrupt:
             if isinstance(interrupt, Terminated):
                 self.save_in_time()
-            interrupt.add_note(self.continuation.way_on())
+            interrupt.add_note(self.continuation.resume_hint())
             raise
 
     def _steps(self) -> Generator[Numbers, None, None]:
@@ -211,7 +211,7 @@ class Trainer:
             self.display.note(report)
         if self.config.uses_ray and ray_init.timeline_json_file is not None:
             self.display.note(f"Ray's timeline is written to {ray_init.timeline_json_file}")
-        for text in (self.reports.troubles.text(), self.checks.alarms.text()):
+        for text in (self.reports.errors.text(), self.checks.alarms.text()):
             if text is not None:
                 self.display.warn(text)
         self.display.note(f"to look at it: {view_command(self.dir)}")

@@ -101,7 +101,7 @@ class StepReport:
 class Backend(Protocol[Found]):
     """A model that learns. Its forward pass gives a `Found` for each micro-batch."""
 
-    def at_work(self) -> AbstractContextManager[None]:
+    def on_device(self) -> AbstractContextManager[None]:
         """Hold the model where it computes, for calls that follow each other. Nests."""
         ...
 

@@ -41,17 +41,17 @@ class TrainableGroup:
 
         Returns an object that says whether this process sees all of the files.
         """
-        files = list(chain.from_iterable(self._trainable.every(TrainableWorker.save, dir, background=background)))
+        files = list(chain.from_iterable(self._trainable.broadcast(TrainableWorker.save, dir, background=background)))
 
         def finish(wait: bool) -> bool:
-            written = all(self._trainable.every(TrainableWorker.finish_save, wait=wait))
+            written = all(self._trainable.broadcast(TrainableWorker.finish_save, wait=wait))
             return written and all_seen(dir, files, wait=wait)
 
         return finish
 
     def load(self, dir: Path) -> None:
         """Load the parts in `dir`, saved by any number of ranks. Raises CheckpointError."""
-        self._trainable.every(TrainableWorker.load, dir)
+        self._trainable.broadcast(TrainableWorker.load, dir)
 
 
 class PolicyGroup(TrainableGroup):
@@ -68,7 +68,7 @@ class PolicyGroup(TrainableGroup):
 
     def keep(self) -> None:
         """Keep the weights as they are, for `log_probs` where the proximal policy is the published one."""
-        self._ranks.every(PolicyWorker.keep)
+        self._ranks.broadcast(PolicyWorker.keep)
 
     def log_probs(self, batch: Batch) -> tuple[Batch, Numbers]:
         """Add the columns old_logprobs and `further_scores` [T] float32; the metrics hold actor/entropy in nats.
@@ -78,7 +78,7 @@ class PolicyGroup(TrainableGroup):
         method = PolicyWorker.compute_log_probs
         batch, metrics = self._ranks.add_columns(("old_logprobs", *self._further_scores), method, batch)
         if self._records_experts:
-            batch = self._ranks.kept_columns(("experts",), PolicyWorker.of_log_probs, batch)
+            batch = self._ranks.cached_columns(("experts",), PolicyWorker.of_log_probs, batch)
         return batch, metrics
 
     def update(
@@ -110,11 +110,11 @@ class PolicyGroup(TrainableGroup):
 
     def checked(self) -> list[UpdateChecked]:
         """Return the findings of each rank about the last `update`."""
-        return [one for one in self._ranks.every(PolicyWorker.checked) if one is not None]
+        return [one for one in self._ranks.broadcast(PolicyWorker.checked) if one is not None]
 
     def of_update(self, batch: Batch, correction: RolloutCorrectionConfig) -> Batch:
         """Add to the batch of the last `update`, which was called with `by_token`, the columns of its loss."""
-        return self._ranks.kept_columns(loss_columns(correction), PolicyWorker.of_update, batch)
+        return self._ranks.cached_columns(loss_columns(correction), PolicyWorker.of_update, batch)
 
     def weights(self) -> Weights:
         """Return the weights as they are when they are read."""
@@ -122,7 +122,7 @@ class PolicyGroup(TrainableGroup):
 
     def export(self, dir: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         """Write the policy and its tokenizer into `dir` in Hugging Face format."""
-        self._ranks.every(PolicyWorker.export, dir, tokenizer)
+        self._ranks.broadcast(PolicyWorker.export, dir, tokenizer)
 
 
 class HasReference(Protocol):
@@ -144,7 +144,7 @@ class ReferenceGroup:
         """Return checksums of the reference's tensors on every rank; empty where the policy without adapters is it."""
         if not self._own:
             return {}
-        ranks = self._own.every(ReferenceWorker.sampled_checksums)
+        ranks = self._own.broadcast(ReferenceWorker.sampled_checksums)
         return {f"{name} (rank {rank})": value for rank, part in enumerate(ranks) for name, value in part.items()}
 
     def log_probs(self, batch: Batch) -> Batch:
@@ -212,7 +212,7 @@ class TuningGroup(TrainableGroup):
 
     def export(self, dir: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         """Write model and tokenizer into `dir` in Hugging Face format."""
-        self._ranks.every(TuningWorker.export, dir, tokenizer)
+        self._ranks.broadcast(TuningWorker.export, dir, tokenizer)
 
 
 class PreferenceGroup(TuningGroup):

@@ -85,8 +85,10 @@ class Learner(Generic[Found]):
         `StateWriter.save`)."""
         return {}
 
-    def at_work(self) -> AbstractContextManager[None]:
+    def on_device(self) -> AbstractContextManager[None]:
         return self.offload
+
+    at_work = on_device
 
     def keep(self) -> None:
         self._kept = self._copied()

@@ -28,7 +28,7 @@ from agentrl.config.sections.distillation import POLICY, DistillationConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.errors import TrainingError
 from agentrl.model.scores import TokenScores
-from agentrl.runtime.ranks import Kept, RankWeights
+from agentrl.runtime.ranks import CachedColumns, RankWeights
 from agentrl.system.metrics import Numbers
 from agentrl.system.registry import configured
 from agentrl.trajectory.batch import RaggedBatch, Sequences
@@ -98,7 +98,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         self._max_response_length = max_response_length
         self._kept: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         """Rows [n], offsets [n + 1] and columns [T, F] of the last update's micro-batches."""
-        self._experts: Kept | None = None
+        self._experts: CachedColumns | None = None
         """Experts [T, L, k] that the last `compute_log_probs` sent tokens to, with router_replay.mode=R2."""
         settings = PolicySettings(
             model=model_config,
@@ -155,7 +155,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         found = torch.stack(columns, dim=1) if self._further_scores else scores.logprobs
         return found, {"actor/entropy": entropy / max(tokens, 1.0)}
 
-    def of_log_probs(self) -> Kept:
+    def of_log_probs(self) -> CachedColumns:
         """Return the experts of this rank's sequences in the last `compute_log_probs`, and forget them."""
         kept, self._experts = self._experts, None
         assert kept is not None, "it recorded them"
@@ -244,7 +244,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         left = {"train/filtered_fraction": 1 - sum(computed) / len(computed)}
         return self._metrics(report, with_expert=expert is not None) | went_over | left
 
-    def of_update(self) -> Kept:
+    def of_update(self) -> CachedColumns:
         """Return the loss's columns of this rank's sequences in the last epoch of the last update, and forget them."""
         kept, self._kept = self._kept, []
         fields = loss_columns(self._policy_loss.correction)
@@ -256,7 +256,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
             values.append(columns.cpu())
             end += len(columns)
         found = torch.cat(rows) if rows else torch.zeros(0, dtype=torch.int64)
-        return Kept(found, torch.cat(ends), torch.cat(values))
+        return CachedColumns(found, torch.cat(ends), torch.cat(values))
 
     def _keep(self, micro: RaggedBatch, columns: Mapping[str, torch.Tensor]) -> None:
         """Keep the columns of a micro-batch."""
@@ -450,7 +450,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         return loss
 
 
-def kept_experts(experts: torch.Tensor | None, batch: RaggedBatch) -> Kept:
+def kept_experts(experts: torch.Tensor | None, batch: RaggedBatch) -> CachedColumns:
     """Name the sequences that experts [T, L, k] are of. Raises TrainingError where the backend returned no experts."""
     if experts is None:
         raise TrainingError(
@@ -458,7 +458,7 @@ def kept_experts(experts: torch.Tensor | None, batch: RaggedBatch) -> Kept:
             "to (TokenScores.experts); set it to disabled, or take actor_rollout_ref.actor.strategy=fsdp2"
         )
     rows = torch.arange(len(batch)) if batch.row is None else batch.row
-    return Kept(rows, batch.offsets, experts)
+    return CachedColumns(rows, batch.offsets, experts)
 
 
 def read_tokens(micro: RaggedBatch) -> torch.Tensor:

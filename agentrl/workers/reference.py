@@ -14,7 +14,7 @@ from agentrl.model.scores import TokenScores
 from agentrl.model.sharded_load import open_model, read_weights
 from agentrl.parallel.collectives import local
 from agentrl.parallel.mesh import Mesh
-from agentrl.parallel.offload import Offload, at_work
+from agentrl.parallel.offload import Offload, on_device
 from agentrl.parallel.shard import shard
 from agentrl.system.json_value import JSON
 from agentrl.trajectory.batch import RaggedBatch
@@ -51,12 +51,12 @@ class ReferenceWorker:
         self.temperature = temperature
         self._log_prob_max_tokens = log_prob_max_tokens * mesh.parallel.sequence
 
-    @at_work
+    @on_device
     def compute_reference_log_probs(self, batch: RaggedBatch) -> tuple[torch.Tensor, dict[str, float]]:
         """Return ([T] float32 on the CPU: log-probs of the policy tokens, 0 elsewhere; no metrics)."""
         return forward_tokens(self._score, batch, self._log_prob_max_tokens, self.device), {}
 
-    @at_work
+    @on_device
     def sampled_checksums(self) -> dict[str, str]:
         """Return checksums of some numbers of every tensor of this rank's part, by name."""
         return {name: sample_checksum(local(param)) for name, param in self.model.named_parameters()}

@@ -19,6 +19,7 @@ import torch
 from agentrl.checks.update import UpdateChecked, UpdateWatch
 from agentrl.errors import TrainingError
 from agentrl.parallel.collectives import rank
+from agentrl.system.plugin import with_present_names
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.backend import Backend, MiniBatch, StepReport
 
@@ -28,6 +29,8 @@ MAX_SKIPPED = 5
 """Training steps in a row in which all mini-batches of a role were skipped, after which it is no accident."""
 CHECKED = ("rewards", "old_logprobs", "ref_logprobs", "values", "advantages", "returns")
 """Columns that are looked at when a loss is not finite."""
+RENAMED = {"at_work": "on_device"}
+"""Name of a method that a backend of a user's may have instead."""
 
 Found_co = TypeVar("Found_co", covariant=True)
 
@@ -65,7 +68,7 @@ class TrainableWorker(Generic[Found_co]):
 
     def __init__(self, backend: Backend[Found_co], watch: UpdateWatch | None = None) -> None:
         """watch: over its updates."""
-        self._learner, self._watched = backend, watch
+        self._learner, self._watched = with_present_names(backend, RENAMED), watch
         self._barren = 0
         """Training steps in a row, up to the last one, in which every mini-batch was skipped."""
 
@@ -98,7 +101,7 @@ class TrainableWorker(Generic[Found_co]):
         """
         taken: list[StepReport] = []
         skipped, cause = 0, ""
-        with self._learner.at_work():
+        with self._learner.on_device():
             for mini in minis:
                 report = self._learner.step(mini, step)
                 if math.isfinite(report.grad_norm) and math.isfinite(report.loss):

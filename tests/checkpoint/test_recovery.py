@@ -35,7 +35,7 @@ def test_deaths_in_the_middle_of_a_save_and_of_a_restart(tmp_path: Path) -> None
         config = RunConfig(max_worker_restarts=2)
         assert choose_checkpoint(config, checkpoints, 9, tmp_path / "policy", display) is None
         continuation = Continuation(config, executor.restart, checkpoints, None)
-        assert "no checkpoint was saved" in continuation.way_on()
+        assert "no checkpoint was saved" in continuation.resume_hint()
         published = checkpoints.save(1, {}, {"step": 1})
         checkpoints.settle()
         checkpoints.save(2, {"policy": lambda dir: lambda wait: False}, {"step": 2})
@@ -44,7 +44,7 @@ def test_deaths_in_the_middle_of_a_save_and_of_a_restart(tmp_path: Path) -> None
         assert executor.seen == [[".step_000002.partial", "step_000001"]] * 2
         assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
         assert went_back_to == [published]
-        assert continuation.way_on() == f"the same command goes on from {published}"
+        assert continuation.resume_hint() == f"the same command goes on from {published}"
         with pytest.raises(WorkerDied, match="third\nStart the same command again"):
             continuation.after(WorkerDied("third"), went_back_to.append)
 

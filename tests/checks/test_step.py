@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.checks.finding import MEANINGS, Finding, alarms_of
 from agentrl.checks.runner import Alarms
-from agentrl.checks.step import History, check_fates, check_position, check_update
+from agentrl.checks.step import History, check_position, check_prompts, check_update
 from agentrl.checks.transcripts import check_record, count_text
 from agentrl.config import load_config
 from agentrl.config.sections.checks import ChecksConfig
@@ -86,12 +86,12 @@ def test_a_tool_that_fails_by_its_own_fault_is_named() -> None:
 
 def test_every_prompt_has_its_trajectories() -> None:
     outlines = [Trajectory(f"{group}/{k}", group, score=1.0).outline() for group in range(4) for k in range(2)]
-    assert said([*check_fates(outlines, 2, 4)]) == []
-    assert said([*check_fates(outlines, 2, 2)]) == [], "two generation batches"
-    assert "4 prompts are drawn at once" in said([*check_fates(outlines[:-2], 2, 4)])[0]
-    assert "a prompt has 1" in said([*check_fates(outlines[:-1], 2, 4)])[0]
-    assert "have no trajectory" in said([*check_fates([*outlines[:2], *outlines[4:]], 2, 4)])[0]
-    assert "the same name" in said([*check_fates([*outlines[:-1], replace(outlines[0], group=3)], 2, 4)])[0]
+    assert said([*check_prompts(outlines, 2, 4)]) == []
+    assert said([*check_prompts(outlines, 2, 2)]) == [], "two generation batches"
+    assert "4 prompts are drawn at once" in said([*check_prompts(outlines[:-2], 2, 4)])[0]
+    assert "a prompt has 1" in said([*check_prompts(outlines[:-1], 2, 4)])[0]
+    assert "have no trajectory" in said([*check_prompts([*outlines[:2], *outlines[4:]], 2, 4)])[0]
+    assert "the same name" in said([*check_prompts([*outlines[:-1], replace(outlines[0], group=3)], 2, 4)])[0]
 
 
 @pytest.mark.parametrize(

@@ -89,14 +89,14 @@ def test_a_folder_that_says_too_little(tmp_path: Path, names: list[str], said: s
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.jsonl.gz"])
 def test_json_lines_are_rows(tmp_path: Path, name: str) -> None:
-    """Values of one key may be of several types, which no parquet column could hold."""
-    rows = [row(0), row(1, reward_model={"ground_truth": [1, "a"]}, agent_name="tool_agent", ability=None)]
+    """Values of one key may be of several types, which no parquet column could hold, and no text becomes a date."""
+    truth = [12345678901234567890, "2024-01-02 10:00:00"]
+    rows = [row(0), row(1, reward_model={"ground_truth": truth}, agent_name="tool_agent", ability=None)]
     rows += [row(2, prompt=json.dumps(row(2)["prompt"]), tools_kwargs={"f": {"create_kwargs": {"x": 1}}})]
-    file = lines(tmp_path / name, rows)
-    data = JsonDataset(file, default_agent_loop="react")
+    data = JsonDataset(file := lines(tmp_path / name, rows), default_agent_loop="react")
     first, second, third = data
     assert (first.prompt, first.ground_truth, first.agent_name) == (row(0)["prompt"], "0", "react")
-    assert (second.ground_truth, second.agent_name, second.ability) == ([1, "a"], "tool_agent", None)
+    assert (second.ground_truth, second.agent_name, second.ability) == (truth, "tool_agent", None)
     assert (third.prompt, third.tools_kwargs) == (row(2)["prompt"], {"f": {"create_kwargs": {"x": 1}}})
     assert [(sample.file, sample.row, sample.index) for sample in data] == [
         (file, number, number) for number in range(3)

@@ -85,7 +85,7 @@ def test_one_worker_is_its_ranks(make_batch: BatchMaker) -> None:
     batch = make_batch(prompts=2, n=2)
     ranks = LocalRanks[Counter](Louder())
     assert ranks.metrics(Counter.count, batch, factor=10) == {"count": 40.0}
-    assert ranks.every(Counter.ping) == ["PONG"] == [own_method(Louder(), Counter.ping)()]
+    assert ranks.broadcast(Counter.ping) == ["PONG"] == [own_method(Louder(), Counter.ping)()]
     known, metrics = ranks.add_columns(("values",), Counter.values, batch)
     assert torch.equal(known.values, torch.arange(batch.num_tokens)) and not batch.has("values")  # type: ignore[arg-type]
     assert metrics == {"tokens": float(batch.num_tokens)}

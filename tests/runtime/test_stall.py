@@ -101,7 +101,7 @@ def test_a_slow_call_of_one_process_is_told_until_it_ends() -> None:
             worker.go_on.set()
 
     ranks = LocalRanks(worker, lambda method: watched(f"policy.{method}", 0.05, say))
-    assert ranks.every(SlowWorker.update) == ["done"]
+    assert ranks.broadcast(SlowWorker.update) == ["done"]
     assert len(told) == 2
     assert told[0].startswith("policy.update has taken 0 s; it is in threading.Event.wait at tests/runtime/")
     assert "`self.go_on.wait()`" in told[0]

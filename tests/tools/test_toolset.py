@@ -14,7 +14,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from agentrl.errors import ConfigError, DataError
-from agentrl.observe.troubles import TOOL_FAILED
+from agentrl.observe.error_summary import TOOL_FAILED
 from agentrl.tool import ErrorKind, Tool, ToolError, ToolFailed, ToolResponse, tool
 from agentrl.tool.session import ToolInfrastructureError, ToolResult
 from agentrl.tool.toolset import ToolSet

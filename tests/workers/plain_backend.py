@@ -38,7 +38,7 @@ class PlainPolicy:
             self._model.parameters(), lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay
         )
 
-    def at_work(self) -> AbstractContextManager[None]:
+    def on_device(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def share_of(self, sequences: Sequences) -> RaggedBatch:

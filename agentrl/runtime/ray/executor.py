@@ -15,7 +15,7 @@ import torch
 from agentrl.engines.weights import Weights
 from agentrl.runtime.placement import Pool, Role
 from agentrl.runtime.profiler import Profile
-from agentrl.runtime.ranks import Batch, Field, Kept, RankWeights, reduce_metrics, shares
+from agentrl.runtime.ranks import Batch, CachedColumns, Field, RankWeights, reduce_metrics, shares
 from agentrl.runtime.ray.pool import RankPool
 from agentrl.runtime.ray.rank import Rank
 from agentrl.runtime.ray.stored import Column, Piece, StoredBatch, put_batch
@@ -99,8 +99,8 @@ class RayRanks(Generic[Worker]):
         columns = {field: replace(column, place=place if several else None) for place, field in enumerate(fields)}
         return batch.with_fields(**columns), reduce_metrics([metrics for _, metrics in answers])
 
-    def kept_columns(self, fields: Sequence[str], method: Callable[[Worker], Kept], batch: Batch) -> Batch:
-        """See `Ranks.kept_columns`: the values go to the object store, never through the driver."""
+    def cached_columns(self, fields: Sequence[str], method: Callable[[Worker], CachedColumns], batch: Batch) -> Batch:
+        """See `Ranks.cached_columns`: the values go to the object store, never through the driver."""
         answers = self._pool.kept(self._role.name, method.__name__)[:: self._role.copies]
         pieces = tuple(Piece(ref, rows) for ref, rows in answers)
         several = len(fields) > 1
@@ -109,9 +109,9 @@ class RayRanks(Generic[Worker]):
         )
 
     def metrics(self, method: Callable[Concatenate[Worker, P], Numbers], *args: P.args, **kwargs: P.kwargs) -> Numbers:
-        return reduce_metrics(self.every(method, *args, **kwargs))
+        return reduce_metrics(self.broadcast(method, *args, **kwargs))
 
-    def every(self, method: Callable[Concatenate[Worker, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+    def broadcast(self, method: Callable[Concatenate[Worker, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
         return self._pool.call(self._role.name, method, *args, **kwargs)
 
     def weights(self, method: Callable[[Worker], RankWeights]) -> Weights:

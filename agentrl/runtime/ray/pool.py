@@ -120,7 +120,7 @@ class RankPool:
         return self.collect(calls, f"{role}.{method}")
 
     def kept(self, role: str, method: str) -> list[tuple[ray.ObjectRef[ColumnArrays], torch.Tensor]]:
-        """Call a method that answers `Kept` on every rank: references of the values, and rows [N], by rank."""
+        """Call a method that answers `CachedColumns` on every rank: references of the values, and rows [N], by rank."""
         calls = [ask(actor, Rank.kept, role, method) for actor in self._actors]
         return self.collect(calls, f"{role}.{method}")
 

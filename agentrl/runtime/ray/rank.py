@@ -23,7 +23,7 @@ from agentrl.errors import UserError, WorkerDied
 from agentrl.parallel.store import listening_store
 from agentrl.runtime.placement import Role
 from agentrl.runtime.profiler import Profile, nvtx_range, profiled
-from agentrl.runtime.ranks import Kept, RankWeights
+from agentrl.runtime.ranks import CachedColumns, RankWeights
 from agentrl.runtime.ray.network import use_cluster_network
 from agentrl.runtime.ray.reading import LostTurn, Parts, Readers, Turn
 from agentrl.runtime.ray.session import Surroundings
@@ -159,11 +159,11 @@ class Rank:
             return Failure.of(error)
 
     def kept(self, role: str, method: str) -> Failure | tuple[ray.ObjectRef[ColumnArrays], torch.Tensor]:
-        """Call a method of the role's worker that answers `Kept`; return its values' reference, and its rows [N]."""
+        """Call a method of the role's worker that answers `CachedColumns`: a reference of its values, and its rows."""
         found = self.call(role, method, (), {}, None)
         if isinstance(found, Failure):
             return found
-        assert isinstance(found, Kept)
+        assert isinstance(found, CachedColumns)
         values = ColumnArrays(values=found.values.numpy(), offsets=found.offsets.numpy())
         return ray.put(values), found.rows
 

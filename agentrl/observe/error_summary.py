@@ -14,7 +14,7 @@ TOOL_FAILED = (ErrorKind.EXECUTION, ErrorKind.TIMEOUT)
 """Errors of calls that are a tool's, or its server's, rather than the policy's."""
 
 
-class Troubles:
+class ErrorSummary:
     """Failures and fresh tries by cause and agent loop, failed calls by tool, and steps whose rewards taught nothing.
 
     Only steps of this process count.
@@ -50,7 +50,7 @@ class Troubles:
                 self.tools[name.removeprefix("tool/").removesuffix("/faults")]["faults"] += int(value)
 
     def text(self) -> str | None:
-        """Write the summary, a line for each kind of trouble; None without trouble."""
+        """Write the summary, a line for each kind of error; None without errors."""
         lines = []
         if failed := sum(sum(loops.values()) for loops in self.failed.values()):
             lines.append(f"{failed} of {self.trajectories} trajectories failed: {_by_cause(self.failed)}")
