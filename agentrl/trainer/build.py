@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from agentrl.system.json_value import as_mapping
 from agentrl.trainer.best import best_by
 from agentrl.trainer.expert import open_expert
 from agentrl.trainer.inputs import Inputs
+from agentrl.trainer.observer import StepObserver
 from agentrl.trainer.run_folder import RunFolder
 from agentrl.trainer.step import Trainer
 from agentrl.trainer.teachers import check_teachers
@@ -39,8 +40,16 @@ from agentrl.workers.roles import open_workers, processes
 
 
 @contextmanager
-def build(config: Config, inputs: Inputs, display: Display, kind: type[Trainer] = Trainer) -> Iterator[Trainer]:
+def build(
+    config: Config,
+    inputs: Inputs,
+    display: Display,
+    kind: type[Trainer] = Trainer,
+    observers: Sequence[StepObserver] = (),
+) -> Iterator[Trainer]:
     """Check and make everything, cheapest checks first; free it at the end. `kind`: the class of the training loop.
+
+    The observers are the user's.
 
     Raises UserError before the first step for every setting that cannot work.
     """
@@ -102,6 +111,7 @@ def build(config: Config, inputs: Inputs, display: Display, kind: type[Trainer] 
             begun_from=begun_from,
             display=display,
             expert=expert,
+            observers=observers,
         )
 
 

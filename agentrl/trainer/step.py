@@ -86,7 +86,7 @@ from agentrl.system.termination import Terminated, allow, defer, within_time
 from agentrl.trainer.checking import StepChecks
 from agentrl.trainer.expert import ExpertStream
 from agentrl.trainer.model_scores import trained_on, with_model_scores
-from agentrl.trainer.observer import Observers, Parts, Step
+from agentrl.trainer.observer import Observers, Parts, Step, StepObserver
 from agentrl.trainer.recording import Records
 from agentrl.trainer.reporting import Reports
 from agentrl.trainer.run_folder import RunFolder, view_command
@@ -117,18 +117,20 @@ class Trainer:
         begun_from: Path | None,
         display: Display,
         expert: ExpertStream | None = None,
+        observers: Sequence[StepObserver] = (),
     ) -> None:
         """Args:
         validation: the rows to validate on; None: the run does not validate.
         begun_from: the checkpoint that the run resumes from; None: it begins at step 0.
         expert: transcripts that are learnt together with the policy's own trajectories.
+        observers: the user's, called after agentrl's own.
         """
         self.config, self.display = config, display
         self.source, self.workers, self.kl_controller = source, workers, kl_controller
         self.checkpoints, self.tracker, self.folder, self.dir = checkpoints, tracker, folder, folder.path
         self.reports = Reports(config, folder.path, chat, tracker, display, total_steps)
         self.checks = StepChecks(config, folder.path, display, source, workers)
-        self.observers = Observers([self.reports, Records(config, workers, self.timed), self.checks])
+        self.observers = Observers([self.reports, Records(config, workers, self.timed), self.checks], observers)
         self.chat, self.validation, self.total_steps = chat, validation, total_steps
         self.expert = expert
         self.step = 0
@@ -351,6 +353,7 @@ class Trainer:
         reads_numbers = "numbers" in declared_by_estimator(config).columns
         return Step(
             number=self.step,
+            run_dir=self.dir,
             version=self.version,
             metrics=metrics,
             found=Report(),
