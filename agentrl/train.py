@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -57,7 +57,7 @@ def training(
     interactions: Sequence[Interaction] = (),
     reward: Callable[..., object] | None = None,
     observers: Sequence[StepObserver] = (),
-) -> Iterator[TrainingRun]:
+) -> Iterator[TrainingRun[Config]]:
     """Open a training, whose steps are done by iterating over it, and close it at the end.
 
     Args:
@@ -88,9 +88,8 @@ def training(
         config = with_quickstart_policy(config, display)
         # Imported later still: torch takes seconds, for which no mistake in tools or rows should wait.
         from agentrl.trainer.build import build
-        from agentrl.trainer.run import TrainingRun
 
-        with build(config, inputs, display, observers=watching) as trainer, closing(TrainingRun(trainer)) as run:
+        with build(config, inputs, display, observers=watching) as run:
             yield run
 
 

@@ -45,17 +45,29 @@ class Parts:
     """Tokens of each sequence that the policy read after its first one."""
 
 
-@dataclass(slots=True)
-class Step:
-    """A training step so far. An event has what is listed below it, and what earlier events had."""
+@dataclass(slots=True, kw_only=True)
+class StepDone:
+    """A training step as its run sees it."""
 
     number: int
+    metrics: Numbers
+    """Numbers to log: observers may add theirs before `on_end`."""
+    shown: Numbers = field(default_factory=dict)
+    """Numbers to show next to the progress."""
+    alarm: str | None = None
+    """Text of the step's alarms: `on_end`."""
+    reaction: Reaction = "warn"
+    """The reaction that the alarms ask for."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Step(StepDone):
+    """A training step so far. An event has what is listed below it, and what earlier events had."""
+
     run_dir: Path
     """Folder of the run."""
     version: int
     """Version of the policy that the step updates."""
-    metrics: Numbers
-    """Numbers to log: observers may add theirs before `on_end`."""
     found: Report
     """Findings of the checks, of which `on_published` makes alarms."""
     rollout: Rollout
@@ -80,10 +92,6 @@ class Step:
     """Something of the batch teaches the policy."""
     updated: bool = False
     """The policy was updated: `on_update` and later."""
-    alarm: str | None = None
-    """Text of the step's alarms: `on_end`."""
-    reaction: Reaction = "warn"
-    """The reaction that the alarms ask for."""
 
     @property
     def sampled(self) -> list[Outline]:
@@ -96,7 +104,7 @@ class StepObserver:
 
     Events are called on the driver, between two parts of a step, in the order of the methods below; a step that ends
     early calls only the first of them. They may add to `step.metrics`, and must change nothing else. After a worker's
-    death, and in a run that resumes, steps since the checkpoint are done again, and called again.
+    death, and in a run that resumes, steps since the checkpoint are done again: `forget_after` names the checkpoint's.
 
     A class that `trainer.observers` names is made without arguments, or with `options` where it has that parameter.
     """
@@ -116,6 +124,9 @@ class StepObserver:
     def on_end(self, step: Step) -> None:
         """See the step with all metrics, those of its validation included. They are logged."""
 
+    def forget_after(self, step: int) -> None:
+        """Forget the steps after `step`, which are done again; -1: all. Called before the first step, too."""
+
     def close(self) -> None:
         """Free the observer's resources at the end of the run."""
 
@@ -132,6 +143,14 @@ class Observers:
             ]
             for event in EVENTS
         }
+        self._ours, self._of_user = ours, of_user
+
+    def forget_after(self, step: int) -> None:
+        """Have all observers forget the steps after `step`."""
+        for one in self._ours:
+            one.forget_after(step)
+        for one in self._of_user:
+            _call(one.forget_after, step)
 
     def tell(self, event: Event, step: Step) -> None:
         """Call an event."""
@@ -150,7 +169,8 @@ def open_observers(
     for number, one in enumerate(objects):
         if not isinstance(one, StepObserver):
             raise ConfigError(f"observers[{number}]: expected an object of a StepObserver's class, found {one!r:.200}")
-    found = [*cast(list[StepObserver], STEP_OBSERVERS.make(names, options, methods=EVENTS)), *objects]
+    made = STEP_OBSERVERS.make(names, options, methods=(*EVENTS, "forget_after", "close"))
+    found = [*cast(list[StepObserver], made), *objects]
     with ExitStack() as stack:
         for one in reversed(found):
             stack.callback(_call, one.close)
