@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from agentrl.agent_loop.function import LoopFunction
     from agentrl.interaction import Interaction
     from agentrl.tool import Tool
+    from agentrl.trainer.observer import StepObserver
     from agentrl.trainer.run import TrainingRun
 
 
@@ -33,12 +34,15 @@ def train(
     tools: Sequence[Tool | Callable[..., object]] = (),
     interactions: Sequence[Interaction] = (),
     reward: Callable[..., object] | None = None,
+    observers: Sequence[StepObserver] = (),
 ) -> dict[str, float]:
     """Do the whole job: prepare, train, validate, export. Returns the last validation's metrics (empty without).
 
     See `training` for the arguments and errors.
     """
-    with training(config, loops=loops, tools=tools, interactions=interactions, reward=reward) as run:
+    with training(
+        config, loops=loops, tools=tools, interactions=interactions, reward=reward, observers=observers
+    ) as run:
         for _ in run:
             pass
         return run.validation
@@ -52,7 +56,8 @@ def training(
     tools: Sequence[Tool | Callable[..., object]] = (),
     interactions: Sequence[Interaction] = (),
     reward: Callable[..., object] | None = None,
-) -> Iterator[TrainingRun]:
+    observers: Sequence[StepObserver] = (),
+) -> Iterator[TrainingRun[Config]]:
     """Open a training, whose steps are done by iterating over it, and close it at the end.
 
     Args:
@@ -61,6 +66,7 @@ def training(
         tools: tool objects and plain functions, in addition to multi_turn.tool_config_path.
         interactions: in addition to multi_turn.interaction_config_path.
         reward: a scoring function, in place of the scorers by data source.
+        observers: of each step, called after the ones of trainer.observers.
 
     Raises UserError, before the first step for any config that cannot work.
     """
@@ -70,17 +76,20 @@ def training(
     from agentrl.quickstart.assets import with_quickstart_data, with_quickstart_policy
     from agentrl.rollouts.objects import UserObjects
     from agentrl.trainer.inputs import open_inputs
+    from agentrl.trainer.observer import open_observers
 
     objects = UserObjects(loops or {}, tools, interactions, reward)
-    with open_display(f"{config.trainer.project_name} · {config.trainer.experiment_name}") as display:
+    with (
+        open_observers(config.trainer.observers, config.trainer.observer_options, observers) as watching,
+        open_display(f"{config.trainer.project_name} · {config.trainer.experiment_name}") as display,
+    ):
         config = with_quickstart_data(config, display)
         inputs = open_inputs(config, objects)
         config = with_quickstart_policy(config, display)
         # Imported later still: torch takes seconds, for which no mistake in tools or rows should wait.
         from agentrl.trainer.build import build
-        from agentrl.trainer.run import TrainingRun
 
-        with build(config, inputs, display) as trainer, closing(TrainingRun(trainer)) as run:
+        with build(config, inputs, display, observers=watching) as run:
             yield run
 
 

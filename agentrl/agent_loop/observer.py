@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ParamSpec, cast
 
 from agentrl.config.registries import TURN_OBSERVERS
-from agentrl.errors import CodeError, ConfigError
-from agentrl.system.registry import configured
+from agentrl.errors import CodeError
 from agentrl.system.user_code import code_error
 from agentrl.trajectory import Trajectory, Turn
 
@@ -70,22 +68,8 @@ class Observers:
 
         Raises ConfigError for `async` methods and wrong options, CodeError where making fails.
         """
-        observers = []
-        for target in targets:
-            found = cast(type[TurnObserver], TURN_OBSERVERS.get(target))
-            for method in (found.on_turn, found.on_end):
-                if inspect.iscoroutinefunction(method):
-                    raise ConfigError(
-                        f"{TURN_OBSERVERS.key}: {target}.{method.__name__} must be a plain function (`def`), found "
-                        "`async def`: observers are called on the event loop, and not awaited"
-                    )
-            key = f"{TURN_OBSERVERS.key.removesuffix('s')}_options.{target}"
-            make = configured(found, (options or {}).get(target, {}), key)
-            try:
-                observers.append(make(run_dir))
-            except (Exception, SystemExit) as error:
-                raise code_error("turn observer", error, found) from error
-        return Observers(observers)
+        made = TURN_OBSERVERS.make(targets, options or {}, run_dir, methods=("on_turn", "on_end"))
+        return Observers(cast(list[TurnObserver], made))
 
     def on_turn(self, trajectory: Trajectory, turn: Turn) -> None:
         """Show every observer a turn that was just appended."""

@@ -170,6 +170,14 @@ TURN_OBSERVERS = Registry(
 )
 """Observers of each turn of a trajectory as it is recorded."""
 
+STEP_OBSERVERS = Registry(
+    "step observer",
+    "trainer.observers",
+    {},
+    base="agentrl.trainer.observer:StepObserver",
+)
+"""Observers of each training step."""
+
 LOGGERS = Registry(
     "logger",
     "trainer.logger",

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import pydantic
 
 from agentrl.errors import ConfigError
 from agentrl.system.plugin import adapted, describe, nearest
 from agentrl.system.targets import is_target, load_target, plain_name
+from agentrl.system.user_code import code_error
 
 T = TypeVar("T")
 Made = TypeVar("Made")
@@ -101,6 +102,29 @@ class Registry:
         """
         if options or name not in self._built_in or name in self._needing_options:
             read_options(self.get(name, key), options, options_key or key or self.key)
+
+    def make(
+        self, names: Sequence[str], options: Mapping[str, Mapping[str, object]], *given: object, methods: Sequence[str]
+    ) -> list[object]:
+        """Make an object of each class that is named, of `given` and of its options, the key `<self.key>_options`.
+
+        Raises ConfigError for wrong options and for `async` methods among `methods`, CodeError where making fails.
+        """
+        made: list[object] = []
+        for name in names:
+            found = cast(Callable[..., object], self.get(name))
+            for method in methods:
+                if inspect.iscoroutinefunction(getattr(found, method)):
+                    raise ConfigError(
+                        f"{self.key}: {name}.{method} must be a plain function (`def`), found `async def`: it is "
+                        "called, and not awaited"
+                    )
+            make = configured(found, options.get(name, {}), f"{self.key.removesuffix('s')}_options.{name}")
+            try:
+                made.append(make(*given))
+            except (Exception, SystemExit) as error:
+                raise code_error(self.what, error, found) from error
+        return made
 
     def _target(self, name: str, key: str) -> str:
         target = self._built_in.get(name, name)

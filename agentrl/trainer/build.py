@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from pathlib import Path
 
-from agentrl.algorithms.kl import AdaptiveKLController, FixedKLController, KLController
-from agentrl.checkpoint.manager import CheckpointManager
-from agentrl.checkpoint.recovery import check_same_form, choose_checkpoint, remark_on_schedule
-from agentrl.checkpoint.remote import ObjectStore
 from agentrl.config import Config
-from agentrl.config.sections.trainer import RunConfig
 from agentrl.data.loader import Loader, make_loader
 from agentrl.errors import ConfigError
 from agentrl.observe.display import Display
-from agentrl.observe.tracking import Tracker
 from agentrl.rollouts.async_source import AsyncSource, settings_of
 from agentrl.rollouts.build import open_rollouts, send_first_weights
 from agentrl.rollouts.context import (
@@ -26,23 +19,29 @@ from agentrl.rollouts.context import (
 from agentrl.rollouts.runner import RolloutRunner
 from agentrl.rollouts.source import TrajectorySource
 from agentrl.runtime.device import resolve_device
-from agentrl.runtime.profiler import check_profile_steps
 from agentrl.runtime.ray.session import ray_session
-from agentrl.system.json_value import as_mapping
-from agentrl.trainer.best import best_by
+from agentrl.system.json_value import JSON, as_mapping
 from agentrl.trainer.expert import open_expert
 from agentrl.trainer.inputs import Inputs
-from agentrl.trainer.run_folder import RunFolder
+from agentrl.trainer.observer import StepObserver
+from agentrl.trainer.run import TrainingRun
+from agentrl.trainer.setting import open_setting
 from agentrl.trainer.step import Trainer
 from agentrl.trainer.teachers import check_teachers
 from agentrl.workers.roles import open_workers, processes
 
 
 @contextmanager
-def build(config: Config, inputs: Inputs, display: Display, kind: type[Trainer] = Trainer) -> Iterator[Trainer]:
+def build(
+    config: Config,
+    inputs: Inputs,
+    display: Display,
+    kind: type[Trainer] = Trainer,
+    observers: Sequence[StepObserver] = (),
+) -> Iterator[TrainingRun[Config]]:
     """Check and make everything, cheapest checks first; free it at the end. `kind`: the class of the training loop.
 
-    Raises UserError before the first step for every setting that cannot work.
+    The observers are the user's. Raises UserError before the first step for every setting that cannot work.
     """
     device = resolve_device(config.trainer.device, display.warn)
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
@@ -53,17 +52,16 @@ def build(config: Config, inputs: Inputs, display: Display, kind: type[Trainer] 
     display.reading = context.reading(chat)
     fit_prompts([inputs.train, *filter(None, [inputs.validation])], config, chat, context, display)
     loader = make_loader(inputs.train, config.data)
-    total_steps = config.trainer.total_training_steps or config.trainer.total_epochs * loader.steps_per_epoch
-    if total_steps >= loader.steps_per_epoch and loader.passed_over:
-        display.note(f"an epoch takes whole batches: it passes over {loader.passed_over} of {len(inputs.train)} rows")
-    check_profile_steps(config.trainer, total_steps)
     show_first_prompts(chat, context, display)
-    store = open_store(config.trainer, display)
+    fingerprint: dict[str, JSON] = {"algorithm.adv_estimator": config.algorithm.adv_estimator}
     with ExitStack() as stack:
-        folder = stack.enter_context(closing(RunFolder(config, store, display)))
-        checkpoints = build_checkpoints(config, store, display)
-        begun_from = find_resume_point(config, checkpoints, loader, total_steps, display)
-        tracker = stack.enter_context(closing(Tracker.from_config(config.trainer, folder.path, config, display)))
+        opened = open_setting(config, chat, display, loader.steps_per_epoch, fingerprint)
+        setting = stack.enter_context(opened)
+        total_steps = setting.total_steps
+        if total_steps >= loader.steps_per_epoch and (left := loader.passed_over):
+            display.note(f"an epoch takes whole batches: it passes over {left} of {len(inputs.train)} rows")
+        if setting.begun_from is not None:
+            loader.load_state_dict(as_mapping(setting.checkpoints.load(setting.begun_from)["loader"]))
         if config.uses_ray:
             stack.enter_context(ray_session(config.ray_init, processes(config)))
         with display.stage("load models", total=None):
@@ -74,26 +72,15 @@ def build(config: Config, inputs: Inputs, display: Display, kind: type[Trainer] 
             one.server_urls is None and there
             for one, there in ((rollout, rollout.name == "sglang"), (reward.rollout, reward.generates))
         ):
-            folder.clear()  # the servers' logs are in it
-        opened = open_rollouts(config, device, chat, context, folder.path, display, lambda: workers.executor.nodes)
-        rollouts = stack.enter_context(opened)
+            setting.folder.clear()  # the servers' logs are in it
+        run_dir = setting.folder.path
+        running = open_rollouts(config, device, chat, context, run_dir, display, lambda: workers.executor.nodes)
+        rollouts = stack.enter_context(running)
         if rollout.server_urls is not None or model.lora_adapter_path is not None:
             send_first_weights(config, rollouts, workers.policy.weights(), display)
-        yield kind(
-            config,
-            source=stack.enter_context(open_source(config, loader, rollouts, total_steps)),
-            workers=workers,
-            kl_controller=build_kl_controller(config),
-            checkpoints=checkpoints,
-            tracker=tracker,
-            folder=folder,
-            chat=chat,
-            validation=inputs.validation,
-            total_steps=total_steps,
-            begun_from=begun_from,
-            display=display,
-            expert=expert,
-        )
+        source = stack.enter_context(open_source(config, loader, rollouts, total_steps))
+        trainer = kind(setting, source, workers, validation=inputs.validation, expert=expert, observers=observers)
+        yield stack.enter_context(closing(TrainingRun(trainer)))
 
 
 @contextmanager
@@ -109,69 +96,3 @@ def open_source(
         )
     with closing(AsyncSource(config, loader, rollouts, settings_of(config, total_steps))) as source:
         yield source
-
-
-def find_resume_point(
-    config: Config, checkpoints: CheckpointManager, loader: Loader, total_steps: int, display: Display
-) -> Path | None:
-    """Choose the checkpoint to resume from, if there is one, and check as much of it as needs no model.
-
-    Raises UserError: no step is left to train, or the checkpoint is of other data or of a model of another form.
-    """
-    policy = Path(config.trainer.default_local_dir) / "policy"
-    last = None if config.trainer.val_only else total_steps
-    found = choose_checkpoint(config.trainer, checkpoints, last, policy, display)
-    if found is None:
-        return None
-    path, state = found
-    check_same_form(path, state, config)
-    rates = {"actor_rollout_ref.actor.optim": config.actor_rollout_ref.actor.optim, "critic.optim": config.critic.optim}
-    if last is not None and (remark := remark_on_schedule(state, loader.steps_per_epoch, total_steps, rates)):
-        display.warn(remark)
-    loader.load_state_dict(as_mapping(state["loader"]))
-    return path
-
-
-def build_checkpoints(config: Config, store: ObjectStore | None, display: Display) -> CheckpointManager:
-    """Make the manager of the run's checkpoints, in its folder and, with a `store`, there."""
-    return CheckpointManager(
-        Path(config.trainer.default_local_dir) / "checkpoints",
-        keep=config.trainer.max_actor_ckpt_to_keep,
-        fingerprint={
-            "algorithm.adv_estimator": config.algorithm.adv_estimator,
-            **config.actor_rollout_ref.actor.checkpoint.fingerprint,
-        },
-        store=store,
-        best_by=best_by(config.trainer, validates=config.data.val_files is not None),
-        background=config.actor_rollout_ref.actor.checkpoint.async_save,
-        warn=display.warn,
-    )
-
-
-def open_store(config: RunConfig, display: Display) -> ObjectStore | None:
-    """Open the object store that checkpoints are uploaded to; None without trainer.default_remote_dir.
-
-    Raises ConfigError when nothing can be written there, or when a run that starts from step 0 would mix with an older
-    one.
-    """
-    url = config.default_remote_dir
-    if url is None:
-        return None
-    store = ObjectStore(url, warn=display.warn)
-    store.check()
-    if config.resume_mode == "disable" and (steps := store.steps()):
-        raise ConfigError(
-            f"trainer.resume_mode=disable starts anew, and trainer.default_remote_dir={url} holds checkpoints of steps "
-            f"{steps}: name another folder, or remove them"
-        )
-    return store
-
-
-def build_kl_controller(config: Config) -> KLController | None:
-    """Make the controller of the KL coefficient of the reward; None without KL in the reward."""
-    ctrl = config.algorithm.kl_ctrl
-    if not config.algorithm.use_kl_in_reward:
-        return None
-    if ctrl.type == "fixed":
-        return FixedKLController(ctrl.kl_coef)
-    return AdaptiveKLController(ctrl.kl_coef, target=ctrl.target_kl, horizon=ctrl.horizon)

@@ -131,6 +131,9 @@ class StepChecks(StepObserver):
         metrics["checks/alarms"] = float(len(alarms))
         metrics["perf/check_seconds"] = found.seconds + time.thread_time() - begun
 
+    def forget_after(self, step: int) -> None:
+        self.alarms.forget_after(step)
+
     def _check_position(self, step: Step) -> None:
         """Check how far the data advanced since the step before."""
         loader = as_object(self.source.state().get("loader")).get("state")

@@ -1,13 +1,21 @@
-"""Observers of training steps: what a step does in addition to the algorithm of `agentrl.trainer.step`.
+"""Observers of training steps: the work of a step in addition to the algorithm of `agentrl.trainer.step`.
 
 They are the reports, the records and the checks of a run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, ParamSpec, cast
+
+from agentrl.config.registries import STEP_OBSERVERS
+from agentrl.errors import ConfigError, UserError
+from agentrl.system.user_code import code_error, contract_error
 
 if TYPE_CHECKING:
     from agentrl.algorithms.estimate import Estimate
@@ -18,6 +26,7 @@ if TYPE_CHECKING:
     from agentrl.trajectory import Outline
     from agentrl.trajectory.batch import RaggedBatch, Sequences
 
+P = ParamSpec("P")
 Event = Literal["on_rollout", "on_batch", "on_update", "on_published", "on_end"]
 EVENTS: Sequence[Event] = ("on_rollout", "on_batch", "on_update", "on_published", "on_end")
 
@@ -36,15 +45,29 @@ class Parts:
     """Tokens of each sequence that the policy read after its first one."""
 
 
-@dataclass(slots=True)
-class Step:
-    """A training step so far. An event has what is listed below it, and what earlier events had."""
+@dataclass(slots=True, kw_only=True)
+class StepDone:
+    """A training step as its run sees it."""
 
     number: int
-    version: int
-    """Version of the policy that the step updates."""
     metrics: Numbers
     """Numbers to log: observers may add theirs before `on_end`."""
+    shown: Numbers = field(default_factory=dict)
+    """Numbers to show next to the progress."""
+    alarm: str | None = None
+    """Text of the step's alarms: `on_end`."""
+    reaction: Reaction = "warn"
+    """The reaction that the alarms ask for."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Step(StepDone):
+    """A training step so far. An event has what is listed below it, and what earlier events had."""
+
+    run_dir: Path
+    """Folder of the run."""
+    version: int
+    """Version of the policy that the step updates."""
     found: Report
     """Findings of the checks, of which `on_published` makes alarms."""
     rollout: Rollout
@@ -69,10 +92,6 @@ class Step:
     """Something of the batch teaches the policy."""
     updated: bool = False
     """The policy was updated: `on_update` and later."""
-    alarm: str | None = None
-    """Text of the step's alarms: `on_end`."""
-    reaction: Reaction = "warn"
-    """The reaction that the alarms ask for."""
 
     @property
     def sampled(self) -> list[Outline]:
@@ -81,10 +100,13 @@ class Step:
 
 
 class StepObserver:
-    """Base class of an observer of steps.
+    """Base class of an observer of steps. Choose one of your own by `trainer.observers`.
 
     Events are called on the driver, between two parts of a step, in the order of the methods below; a step that ends
-    early calls only the first of them. They may add to `step.metrics`, and must change nothing else.
+    early calls only the first of them. They may add to `step.metrics`, and must change nothing else. After a worker's
+    death, and in a run that resumes, steps since the checkpoint are done again: `forget_after` names the checkpoint's.
+
+    A class that `trainer.observers` names is made without arguments, or with `options` where it has that parameter.
     """
 
     def on_rollout(self, step: Step) -> None:
@@ -102,21 +124,77 @@ class StepObserver:
     def on_end(self, step: Step) -> None:
         """See the step with all metrics, those of its validation included. They are logged."""
 
+    def forget_after(self, step: int) -> None:
+        """Forget the steps after `step`, which are done again; -1: all. Called before the first step, too."""
+
+    def close(self) -> None:
+        """Free the observer's resources at the end of the run."""
+
 
 class Observers:
     """Observers in the order in which each event calls them."""
 
-    def __init__(self, observers: Sequence[StepObserver]) -> None:
+    def __init__(self, ours: Sequence[StepObserver], of_user: Sequence[StepObserver] = ()) -> None:
+        """`of_user`: called after `ours`; their errors are errors of user code."""
         self._methods: dict[Event, list[Callable[[Step], None]]] = {
             event: [
-                getattr(one, event)
-                for one in observers
-                if getattr(type(one), event) is not getattr(StepObserver, event)
+                *(getattr(one, event) for one in ours if _has(one, event)),
+                *(partial(_tell, getattr(one, event)) for one in of_user if _has(one, event)),
             ]
             for event in EVENTS
         }
+        self._ours, self._of_user = ours, of_user
+
+    def forget_after(self, step: int) -> None:
+        """Have all observers forget the steps after `step`."""
+        for one in self._ours:
+            one.forget_after(step)
+        for one in self._of_user:
+            _call(one.forget_after, step)
 
     def tell(self, event: Event, step: Step) -> None:
         """Call an event."""
         for method in self._methods[event]:
             method(step)
+
+
+@contextmanager
+def open_observers(
+    names: Sequence[str], options: Mapping[str, Mapping[str, object]], objects: Sequence[StepObserver]
+) -> Iterator[list[StepObserver]]:
+    """Make the observers of `trainer.observers`, and add the objects that a script gives; close all of them at the end.
+
+    Raises ConfigError for an object that is no observer, CodeError where making or closing one fails.
+    """
+    for number, one in enumerate(objects):
+        if not isinstance(one, StepObserver):
+            raise ConfigError(f"observers[{number}]: expected an object of a StepObserver's class, found {one!r:.200}")
+    made = STEP_OBSERVERS.make(names, options, methods=(*EVENTS, "forget_after", "close"))
+    found = [*cast(list[StepObserver], made), *objects]
+    with ExitStack() as stack:
+        for one in reversed(found):
+            stack.callback(_call, one.close)
+        yield found
+
+
+def _has(observer: StepObserver, event: Event) -> bool:
+    return getattr(type(observer), event) is not getattr(StepObserver, event)
+
+
+def _call(method: Callable[P, None], *seen: P.args, **named: P.kwargs) -> None:
+    """Call a user's method. Raises CodeError for its error."""
+    try:
+        method(*seen, **named)
+    except UserError:  # e.g. of a worker that died while the method read the batch
+        raise
+    except (Exception, SystemExit) as error:
+        raise code_error(STEP_OBSERVERS.what, error, method) from error
+
+
+def _tell(method: Callable[[Step], None], step: Step) -> None:
+    """Call an event of a user's observer. Raises CodeError for its error, and for a metric that is no number then."""
+    _call(method, step)
+    for name, value in step.metrics.items():
+        if not isinstance(value, Real):
+            problem = f"step.metrics[{name!r}] must be a number, found {value!r:.200}"
+            raise contract_error(STEP_OBSERVERS.what, method, problem)

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from agentrl.chat import Chat
 from agentrl.config import Config
-from agentrl.observe.display import Display
 from agentrl.observe.error_summary import ErrorSummary
 from agentrl.observe.generations import some, write_texts
 from agentrl.observe.metrics import step_metrics
 from agentrl.observe.plot import plot
-from agentrl.observe.tracking import Tracker
 from agentrl.observe.verl_names import verl_names
 from agentrl.trainer.observer import Step, StepObserver
+from agentrl.trainer.run_folder import view_command
+from agentrl.trainer.setting import RunSetting
 from agentrl.trajectory import Trajectory
 from agentrl.trajectory.collate import left_out
 
@@ -22,11 +21,9 @@ from agentrl.trajectory.collate import left_out
 class Reports(StepObserver):
     """Reports of steps and validations."""
 
-    def __init__(
-        self, config: Config, folder: Path, chat: Chat, tracker: Tracker, display: Display, total_steps: int
-    ) -> None:
-        self.config, self.folder, self.chat = config, folder, chat
-        self.tracker, self.display, self.total_steps = tracker, display, total_steps
+    def __init__(self, setting: RunSetting[Config]) -> None:
+        self.config, self.folder, self.chat = setting.config, setting.folder.path, setting.chat
+        self.tracker, self.display, self.total_steps = setting.tracker, setting.display, setting.total_steps
         self.errors = ErrorSummary()
 
     def on_rollout(self, step: Step) -> None:
@@ -64,6 +61,22 @@ class Reports(StepObserver):
         self.tracker.log(metrics, step)
         if any(name.startswith("val/") for name in metrics):
             plot(self.folder / "metrics.jsonl", self.folder / "reward.png", self.config.trainer.experiment_name)
+
+    def tell_end(self, source: str | None, alarms: str | None) -> None:
+        """List the contents of the run's folder, and the problems that occurred."""
+        trainer, ray_init = self.config.trainer, self.config.ray_init
+        held = ["metrics.jsonl", "reward.png", "checkpoints/", "policy/"]
+        held += ["trajectories/"] if trainer.save_trajectories != "none" else []
+        held += ["profile/"] if trainer.profile_steps else []
+        there = ", ".join(name for name in held if (self.folder / name).exists())
+        self.display.note(f"done: {self.folder} holds {there}")
+        if source is not None:
+            self.display.note(source)
+        if self.config.uses_ray and ray_init.timeline_json_file is not None:
+            self.display.note(f"Ray's timeline is written to {ray_init.timeline_json_file}")
+        for text in filter(None, [self.errors.text(), alarms]):
+            self.display.warn(text)
+        self.display.note(f"to look at it: {view_command(self.folder)}")
 
     def _show(self, trajectory: Trajectory | None, title: str) -> None:
         if trajectory is not None:

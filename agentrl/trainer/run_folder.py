@@ -12,6 +12,7 @@ import os
 import shlex
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
@@ -21,7 +22,6 @@ from agentrl.checkpoint.remote import ObjectStore
 from agentrl.config import Config, TuningConfig, write_config
 from agentrl.errors import CheckpointError, ConfigError
 from agentrl.observe.display import Display
-from agentrl.observe.tracking import Tracker
 from agentrl.system.publish import is_disk_full
 
 LOCK = "running.lock"
@@ -65,8 +65,8 @@ class RunFolder:
             self.close()
             self._display.note(f"resume_mode=disable: the run that was in {path} is now in {aside}")
 
-    def begin(self, tracker: Tracker, checkpoints: CheckpointManager, after: int | None) -> None:
-        """After every check has passed: write the config, forget the metrics of steps `after` this one, and remove the
+    def begin(self, forget_after: Callable[[int], None], checkpoints: CheckpointManager, after: int | None) -> None:
+        """After every check has passed: write the config, forget the reports of steps `after` this one, and remove the
         files of a killed save. `after` is None where no step is trained: only the config is written then.
 
         The store comes after the folder: it has the config of no run that could not begin here. Raises ConfigError
@@ -78,7 +78,7 @@ class RunFolder:
             self._hold()
             self._sign()
             if after is not None:
-                tracker.truncate_after(after)
+                forget_after(after)
             write_config(self._config, file := self.path / "config.yaml")
             if after is None:
                 return

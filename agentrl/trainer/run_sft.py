@@ -3,11 +3,11 @@ config alone."""
 
 from __future__ import annotations
 
-from collections import Counter
+from abc import ABC, abstractmethod
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from agentrl.chat import Chat
 from agentrl.config import PreferencesConfig, SFTConfig, TuningConfig
@@ -19,36 +19,33 @@ from agentrl.system.metrics import Numbers
 
 if TYPE_CHECKING:
     from agentrl.runtime.executor import Executor
-    from agentrl.trainer.sft import Sample
     from agentrl.trajectory.batch import RaggedBatch
-    from agentrl.workers.groups import PreferenceGroup, TuningGroup
+    from agentrl.workers.groups import TuningGroup
 
-SampleT = TypeVar("SampleT", bound="Sample")
-Group = TypeVar("Group", bound="TuningGroup")
+SampleT = TypeVar("SampleT", bound=SFTSample | Pair)
 
 
-class Job(Protocol[SampleT, Group]):
+class Job(ABC, Generic[SampleT]):
     """The difference between supervised training and training on preferences."""
 
+    @abstractmethod
     def check(self, files: str | list[str], progress: Callable[[int], object]) -> int:
         """Check the rows without a tokenizer, and count them. Raises DataError."""
-        ...
 
+    @abstractmethod
     def read(self, files: str | list[str], chat: Chat, display: Display, rows: int) -> list[SampleT]:
         """Tokenise so many rows, and report the rows left out. Raises DataError."""
-        ...
 
-    def open(self, device: str, total: int) -> tuple[Executor, Group]:
+    @abstractmethod
+    def open(self, device: str, total: int) -> tuple[Executor, TuningGroup]:
         """Make the workers."""
-        ...
 
+    @abstractmethod
     def to_batch(self, samples: Sequence[SampleT]) -> RaggedBatch:
         """Make a batch of rows."""
-        ...
 
-    def prepare(self, executor: Executor, group: Group, samples: Sequence[SampleT], display: Display) -> None:
+    def prepare(self, executor: Executor, group: TuningGroup, samples: Sequence[SampleT], display: Display) -> None:
         """Compute the log-probs of the rows by the model that the run starts from, before it learns."""
-        ...
 
 
 def train_sft(config: SFTConfig, display: Display) -> Numbers:
@@ -61,66 +58,42 @@ def train_preferences(config: PreferencesConfig, display: Display) -> Numbers:
     return train_on_files(config, PreferencesJob(config), display)
 
 
-def train_on_files(config: TuningConfig, job: Job[SampleT, Group], display: Display) -> Numbers:
+def train_on_files(config: TuningConfig, job: Job[SampleT], display: Display) -> Numbers:
     """Read, train, validate, and write `<trainer.default_local_dir>/policy` in Hugging Face format.
 
     An older run in that directory is resumed if it left checkpoints, and replaced if not. Returns the metrics of the
     last step, and val/loss with validation data. Raises UserError.
     """
-    trainer, out = config.trainer, Path(config.trainer.default_local_dir)
     check_folder("model.path", config.model.path)
     # The rows are read twice, so that a mistake in the last row is found before torch is imported and before all
     # earlier rows are tokenised.
     train_rows, val_rows = (check(files, job, display) for files in (config.data.train_files, config.data.val_files))
-    from agentrl.observe.tracking import Tracker
     from agentrl.runtime.device import resolve_device
-    from agentrl.runtime.profiler import check_profile_steps
     from agentrl.runtime.ray.session import ray_session
-    from agentrl.trainer.build import open_store
-    from agentrl.trainer.run_folder import RunFolder
-    from agentrl.trainer.sft import SupervisedTrainer, build_checkpoints, find_resume_point, steps_per_epoch
+    from agentrl.trainer.run import TrainingRun
+    from agentrl.trainer.setting import open_setting
+    from agentrl.trainer.sft import SupervisedTrainer, order_of, steps_per_epoch
     from agentrl.workers.roles import processes
 
-    device = resolve_device(trainer.device, display.warn)
+    device = resolve_device(config.trainer.device, display.warn)
     chat = Chat.of_model(config.model, config.format)
     train, validation = _read_rows(config, job, chat, display, train_rows, val_rows)
-    per_epoch = steps_per_epoch(config, train)
-    total = trainer.total_training_steps or trainer.total_epochs * per_epoch
-    check_profile_steps(trainer, total)
-    store = open_store(trainer, display)
     with ExitStack() as stack:
-        folder = stack.enter_context(closing(RunFolder(config, store, display)))
-        checkpoints = build_checkpoints(config, train, store, display, validates=validation is not None)
-        begun_from = find_resume_point(config, checkpoints, total, per_epoch, display)
-        tracker = stack.enter_context(closing(Tracker.from_config(trainer, out, config, display)))
+        opened = open_setting(config, chat, display, steps_per_epoch(config, train), order_of(config, train))
+        setting = stack.enter_context(opened)
         if config.uses_ray:
             stack.enter_context(ray_session(config.ray_init, processes(config)))
         with display.stage("load model"):
-            executor, group = job.open(device, total)
+            executor, group = job.open(device, setting.total_steps)
         stack.callback(executor.close)
         job.prepare(executor, group, [*train, *(validation or [])], display)
-        trained = SupervisedTrainer(
-            config,
-            executor,
-            group,
-            job.to_batch,
-            chat,
-            train,
-            validation,
-            total,
-            folder,
-            tracker,
-            checkpoints,
-            begun_from,
-            display,
-        )
-        metrics = trained.fit()
-    display.note(f"{out / 'policy'}: trained on {len(train)} rows in {total} steps")
-    return metrics
+        training = SupervisedTrainer(setting, executor, group, job.to_batch, train, validation)
+        last = deque(TrainingRun(training), maxlen=1)
+    return last[0] if last else {}
 
 
 def _read_rows(
-    config: TuningConfig, job: Job[SampleT, Group], chat: Chat, display: Display, train_rows: int, val_rows: int
+    config: TuningConfig, job: Job[SampleT], chat: Chat, display: Display, train_rows: int, val_rows: int
 ) -> tuple[list[SampleT], list[SampleT] | None]:
     """Read the rows to train on and, where there are files, to validate on; warn of rows that the template changes."""
     train, validation = job.read(config.data.train_files, chat, display, train_rows), None
@@ -130,7 +103,7 @@ def _read_rows(
     return train, validation
 
 
-def check(files: str | list[str] | None, job: Job[SampleT, Group], display: Display) -> int:
+def check(files: str | list[str] | None, job: Job[SampleT], display: Display) -> int:
     """Check the rows of `files`; return their number, 0 without files."""
     if files is None:
         return 0
@@ -138,8 +111,8 @@ def check(files: str | list[str] | None, job: Job[SampleT, Group], display: Disp
         return job.check(files, stage.advance)
 
 
-class SupervisedJob:
-    """Training on transcripts. Implements `Job`."""
+class SupervisedJob(Job[SFTSample]):
+    """Training on transcripts."""
 
     def __init__(self, config: SFTConfig) -> None:
         self._config = config
@@ -168,12 +141,9 @@ class SupervisedJob:
 
         return to_batch(samples)
 
-    def prepare(self, executor: Executor, group: TuningGroup, samples: Sequence[SFTSample], display: Display) -> None:
-        pass
 
-
-class PreferencesJob:
-    """Training on pairs. Implements `Job`."""
+class PreferencesJob(Job[Pair]):
+    """Training on pairs."""
 
     def __init__(self, config: PreferencesConfig) -> None:
         self._config = config
@@ -199,7 +169,7 @@ class PreferencesJob:
             display.warn(f"{too_long} pairs are longer than data.max_length={data.max_length} and left out")
         return pairs
 
-    def open(self, device: str, total: int) -> tuple[Executor, PreferenceGroup]:
+    def open(self, device: str, total: int) -> tuple[Executor, TuningGroup]:
         from agentrl.workers.roles import open_preference_workers
 
         return open_preference_workers(self._config, device, total)
@@ -209,10 +179,13 @@ class PreferencesJob:
 
         return to_batch(samples)
 
-    def prepare(self, executor: Executor, group: PreferenceGroup, samples: Sequence[Pair], display: Display) -> None:
+    def prepare(self, executor: Executor, group: TuningGroup, samples: Sequence[Pair], display: Display) -> None:
         """Compute the log-probs under the reference: of the model as it is loaded, before any checkpoint is."""
         if self._config.trains != "policy":
             return
+        from agentrl.workers.groups import PreferenceGroup
+
+        assert isinstance(group, PreferenceGroup)
         with display.stage("reference", total=len(samples)) as stage:
             size = self._config.data.train_batch_size
             for chunk in (samples[start : start + size] for start in range(0, len(samples), size)):

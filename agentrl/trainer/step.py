@@ -53,236 +53,81 @@ correction are then taken over the tokens of the update:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 import torch
 
 from agentrl.algorithms.declared import declared_by_estimator, declared_by_loss
 from agentrl.algorithms.entropy import EntropyControl
 from agentrl.algorithms.estimate import Estimate, estimate
-from agentrl.algorithms.kl import KLController
+from agentrl.algorithms.kl import AdaptiveKLController, FixedKLController, KLController
 from agentrl.algorithms.policy_loss import select_tokens
-from agentrl.chat import Chat
-from agentrl.checkpoint.export import export_policy
-from agentrl.checkpoint.manager import CheckpointManager, reading_state, step_in
-from agentrl.checkpoint.recovery import Continuation
 from agentrl.checks.report import Report
-from agentrl.config import Config, config_to_dict
-from agentrl.config.sections.trainer import RunConfig
+from agentrl.config import Config
 from agentrl.data.contract import Dataset
-from agentrl.errors import TrainingError, WorkerDied
-from agentrl.observe.display import Display
-from agentrl.observe.tracking import Tracker
 from agentrl.rollouts.contract import check_failures
-from agentrl.rollouts.saving import remove_oldest
 from agentrl.rollouts.source import TrajectorySource
-from agentrl.runtime.profiler import nvtx_range, profile_of
 from agentrl.system.json_value import JSON, as_mapping
 from agentrl.system.metrics import Numbers
-from agentrl.system.termination import Terminated, allow, defer, within_time
+from agentrl.system.termination import defer
 from agentrl.trainer.checking import StepChecks
 from agentrl.trainer.expert import ExpertStream
 from agentrl.trainer.model_scores import trained_on, with_model_scores
-from agentrl.trainer.observer import Observers, Parts, Step
+from agentrl.trainer.observer import Observers, Parts, Step, StepObserver
 from agentrl.trainer.recording import Records
 from agentrl.trainer.reporting import Reports
-from agentrl.trainer.run_folder import RunFolder, view_command
+from agentrl.trainer.run import Training
+from agentrl.trainer.setting import RunSetting
 from agentrl.trainer.teachers import with_teacher_scores
 from agentrl.trainer.validation import validate
 from agentrl.trajectory import Outline
 from agentrl.trajectory.batch import RaggedBatch, Sequences
-from agentrl.workers.groups import TrainableGroup
 from agentrl.workers.roles import Workers, needs_log_probs
 
 
-class Trainer:
-    """The training loop of a run, from the newest checkpoint, or from the start, to the last step."""
+class Trainer(Training[Config]):
+    """Reinforcement learning, a step at a time."""
 
     def __init__(
         self,
-        config: Config,
-        *,
+        setting: RunSetting[Config],
         source: TrajectorySource,
         workers: Workers,
-        kl_controller: KLController | None,
-        checkpoints: CheckpointManager,
-        tracker: Tracker,
-        folder: RunFolder,
-        chat: Chat,
+        *,
         validation: Dataset | None,
-        total_steps: int,
-        begun_from: Path | None,
-        display: Display,
         expert: ExpertStream | None = None,
+        observers: Sequence[StepObserver] = (),
     ) -> None:
         """Args:
         validation: the rows to validate on; None: the run does not validate.
-        begun_from: the checkpoint that the run resumes from; None: it begins at step 0.
         expert: transcripts that are learnt together with the policy's own trajectories.
+        observers: the user's, called after agentrl's own.
         """
-        self.config, self.display = config, display
-        self.source, self.workers, self.kl_controller = source, workers, kl_controller
-        self.checkpoints, self.tracker, self.folder, self.dir = checkpoints, tracker, folder, folder.path
-        self.reports = Reports(config, folder.path, chat, tracker, display, total_steps)
-        self.checks = StepChecks(config, folder.path, display, source, workers)
-        self.observers = Observers([self.reports, Records(config, workers, self.timed), self.checks])
-        self.chat, self.validation, self.total_steps = chat, validation, total_steps
-        self.expert = expert
-        self.step = 0
+        learning = {"policy": workers.policy, "critic": workers.critic}
+        groups = {name: group for name, group in learning.items() if group is not None}
+        super().__init__(setting, workers.executor, groups, workers.policy.export)
+        config = self.config
+        self.source, self.workers = source, workers
+        self.kl_controller = build_kl_controller(config)
+        self.reports = Reports(setting)
+        self.checks = StepChecks(config, self.dir, self.display, source, workers)
+        self.evaluated = self.checks.history.evaluated
+        self.observers = Observers([self.reports, Records(config, workers, self.timed), self.checks], observers)
+        self.validation, self.expert = validation, expert
         self.version = 0
         """Version of the policy; see `agentrl.trajectory.staleness`."""
-        self.continuation = Continuation(config.trainer, workers.executor.restart, checkpoints, begun_from)
-        self.seconds: Numbers = {}
-        self.validated: Numbers = {}
-        """Metrics of the last validation; empty before the first."""
         actor = config.actor_rollout_ref.actor
         self.entropy_control = (
             None if actor.target_entropy is None else EntropyControl(actor.entropy_coeff, actor.target_entropy)
         )
-        self.first = self.state()
-        self.ended: dict[str, JSON] | None = None
-        """State after the last step that is whole; None before the first, and while an update changes the policy."""
-        self.saved = 0
-        """Step of the newest checkpoint."""
 
-    def steps(self) -> Generator[Numbers, None, None]:
-        """Resume, validate if asked, train to the last step, and export the policy. Yields each step's metrics.
-
-        Closing the generator between two steps waits for the checkpoints that are being written. An interruption is
-        raised with a note of the checkpoint that the run would resume from; SIGTERM after a checkpoint, if there is
-        time.
-        """
-        try:
-            yield from self._steps()
-        except KeyboardInterrupt as interrupt:
-            if isinstance(interrupt, Terminated):
-                self.save_in_time()
-            interrupt.add_note(self.continuation.resume_hint())
-            raise
-
-    def _steps(self) -> Generator[Numbers, None, None]:
-        config, total = self.config.trainer, self.total_steps
-        self.resume()
-        if config.val_only or (self.step == 0 and config.val_before_train):
-            self.validated = self.validate_first()
-            if self.validated:  # Empty where the run has no rows to validate.
-                self.reports.log(self.step, self.validated)
-                self.checkpoints.is_named_in(self.validated)
-        if config.val_only:
-            self.display.note(f"done: {self.dir} holds metrics.jsonl and trajectories/")
-            self.display.note(f"to look at it: {view_command(self.dir)}")
-            return
-        with self.display.stage("train", total=total, done=self.step) as stage:
-            while True:
-                done, metrics = self.step, None
-                try:
-                    if done == total:
-                        self.checkpoints.settle()
-                        self.export()
-                        self.tell_end()
-                        return
-                    metrics = self.next_step()
-                except WorkerDied as death:
-                    self.go_back(death)
-                except Exception:
-                    with suppress(Exception):  # the error that ended the run is the one to tell
-                        self.checkpoints.settle()
-                    raise
-                stage.advance(self.step - done)
-                if metrics is None:
-                    continue
-                try:
-                    yield metrics
-                except GeneratorExit:
-                    self.checkpoints.settle()
-                    raise
-
-    def tell_end(self) -> None:
-        """List the contents of the run's folder, and the problems that occurred."""
-        trainer, ray_init = self.config.trainer, self.config.ray_init
-        held = ["metrics.jsonl", "reward.png", "checkpoints/", "policy/"]
-        held += ["trajectories/"] if trainer.save_trajectories != "none" else []
-        held += ["profile/"] if trainer.profile_steps else []
-        self.display.note(f"done: {self.dir} holds {', '.join(name for name in held if (self.dir / name).exists())}")
-        if (report := self.source.report()) is not None:
-            self.display.note(report)
-        if self.config.uses_ray and ray_init.timeline_json_file is not None:
-            self.display.note(f"Ray's timeline is written to {ray_init.timeline_json_file}")
-        for text in (self.reports.errors.text(), self.checks.alarms.text()):
-            if text is not None:
-                self.display.warn(text)
-        self.display.note(f"to look at it: {view_command(self.dir)}")
-
-    def next_step(self) -> Numbers:
-        """Train one step; validate, show, log and save as far as it is due.
-
-        From the update on SIGTERM waits for the end of the step, and not longer than `trainer.preemption_seconds`.
-        """
-        config, total = self.config.trainer, self.total_steps
-        self.step += 1
-        try:
-            step = self.train_step()
-            if validation_due(config, self.step, total):
-                self.validated = self.validate()
-                step.metrics |= self.validated
-            self.observers.tell("on_end", step)
-            self.ended = self.state()
-        finally:
-            allow()
-        # The save of an earlier step may have reached the disk meanwhile: then it counts from now on.
-        self.checkpoints.settle(wait=False)
-        if self.checkpoints.is_best(self.step, step.metrics) or due(config.save_freq, self.step, total):
-            self.save(self.state())
-        self.react(step)
-        remove_oldest(self.dir, config.trajectories_to_keep_gb, {self.step, *self.checkpoints.steps_kept()})
-        return step.metrics
-
-    def react(self, step: Step) -> None:
-        """Stop the run, after a checkpoint, where alarms of the step ask for it. Raises TrainingError."""
-        if step.alarm is None or step.reaction == "warn":
-            return
-        if step.reaction == "checkpoint_then_stop":
-            self.save(self.state())
-            self.checkpoints.settle()
-        raise TrainingError(f"step {step.number}: {step.alarm}. All alarms are in {self.checks.alarms.path}")
-
-    def validate_first(self) -> Numbers:
-        """Validate before any step; by new workers when some die."""
-        while True:
-            try:
-                return self.validate()
-            except WorkerDied as death:
-                self.go_back(death)
-
-    def go_back(self, death: WorkerDied) -> None:
-        """After a worker died, make new workers and load the newest checkpoint.
-
-        Raises WorkerDied when the run has resumed often enough.
-        """
-
-        def go_back_to(path: Path | None) -> None:
-            self.source.restart_workers()
-            self.begin_again() if path is None else self.load(path)
-            if not self.config.trainer.val_only:
-                self.tracker.truncate_after(self.step)
-                self.checks.alarms.forget_after(self.step)
-
-        death = self.continuation.after(death, go_back_to)
-        self.display.warn(f"{death}; new workers go on after step {self.step}")
-
-    def begin_again(self) -> None:
-        """Restore the state in which this process began from no checkpoint, with workers that are new."""
-        self.step = self.version = self.saved = 0
-        self.ended = None
-        self.source.load_state(self.first)
-        if self.kl_controller is not None:
-            self.kl_controller.load_state_dict(as_mapping(self.first["kl_controller"]))
-        if self.entropy_control is not None:
-            self.entropy_control.restore(self.first["entropy_coef"])
-        self.source.publish(self.workers.policy.weights(), 0)
+    def take_step(self, *, validates: bool) -> Step:
+        step = self.train_step()
+        if validates:
+            step.metrics |= self.validate()
+        self.observers.tell("on_end", step)
+        return step
 
     def train_step(self) -> Step:
         """Take one step: rollouts, log-probs, advantages, update, weights to the engine."""
@@ -296,7 +141,7 @@ class Trainer:
         with self.timed("advantages"):
             batch = self.estimate(batch, step)
         defer(self.config.trainer.preemption_seconds)
-        self.ended = None
+        self.whole = None
         self.parts(batch, step)
         observers.tell("on_batch", step)
         if len(step.batch):
@@ -351,6 +196,7 @@ class Trainer:
         reads_numbers = "numbers" in declared_by_estimator(config).columns
         return Step(
             number=self.step,
+            run_dir=self.dir,
             version=self.version,
             metrics=metrics,
             found=Report(),
@@ -459,89 +305,45 @@ class Trainer:
             show = self.config.trainer.show_trajectory_freq > 0
             metrics, shown, files = validate(self.config, samples, self.source, self.workers, self.step, show=show)
         self.reports.on_validation(self.step, metrics, shown, files)
-        return metrics | {"time/validation": self.seconds["time/validation"]}
+        self.validated = metrics | {"time/validation": self.seconds["time/validation"]}
+        return self.validated
 
-    def save_in_time(self) -> None:
-        """Save the last step that is whole, unless it is saved, or an update was left half done, or time runs out."""
-        seconds = self.config.trainer.preemption_seconds
-        try:
-            with within_time(seconds):
-                if self.ended is not None and step_in(self.ended) > self.saved and seconds:
-                    self.save(self.ended, goes_on=False)
-                self.checkpoints.settle()
-        except (Exception, Terminated) as error:  # the run ends anyway, and goes on from the checkpoint before
-            self.display.warn(f"no checkpoint was saved at the end: {str(error) or f'{seconds:g} s have passed'}")
-
-    def save(self, state: Mapping[str, JSON], *, goes_on: bool = True) -> None:
-        """Save the state that a continued run needs; published now or, in the background, when it is written.
-
-        `state`: of the step that the models are after. Not `goes_on`: later records are needed, too.
-        """
-        groups: dict[str, TrainableGroup] = {"policy": self.workers.policy}
-        if self.workers.critic is not None:
-            groups["critic"] = self.workers.critic
-        background = self.checkpoints.background
-        writers = {name: partial(group.save, background=background) for name, group in groups.items()}
-        with self.timed("save"):
-            self.checkpoints.save(step_in(state), writers, {**state, "config": config_to_dict(self.config)})
-            self.saved = step_in(state)
-            if goes_on:
-                self.source.saved()
+    def validate_first(self) -> Numbers:
+        metrics = self.validate()
+        if metrics:
+            self.reports.log(self.step, metrics)
+        return metrics
 
     def state(self) -> dict[str, JSON]:
-        """Collect the contents of a checkpoint apart from the workers."""
-        state: dict[str, JSON] = {"step": self.step, "version": self.version, **self.source.state()}
+        state: dict[str, JSON] = {**super().state(), "version": self.version, **self.source.state()}
         if self.kl_controller is not None:
             state["kl_controller"] = self.kl_controller.state_dict()
         if self.entropy_control is not None:
             state["entropy_coef"] = self.entropy_control.coef
         return state
 
-    def load(self, path: Path) -> None:
-        """Restore workers, data order, step and engine from a checkpoint. Raises CheckpointError."""
-        state = self.checkpoints.load(path)
-        self.workers.policy.load(path / "policy")
-        if self.workers.critic is not None:
-            self.workers.critic.load(path / "critic")
-        with reading_state(path):
-            if self.kl_controller is not None:
-                self.kl_controller.load_state_dict(as_mapping(state["kl_controller"]))
-            if self.entropy_control is not None:
-                self.entropy_control.restore(state["entropy_coef"])
-            self.source.load_state(state)
-        self.step = self.saved = step_in(state)
-        self.ended = None
+    def restore(self, state: Mapping[str, JSON]) -> None:
+        if self.kl_controller is not None:
+            self.kl_controller.load_state_dict(as_mapping(state["kl_controller"]))
+        if self.entropy_control is not None:
+            self.entropy_control.restore(state["entropy_coef"])
+        self.source.load_state(state)
+        super().restore(state)
         version = state.get("version")  # checkpoints of earlier releases have none: theirs was the step
         self.version = version if isinstance(version, int) else self.step
+
+    def loaded(self) -> None:
         self.source.publish(self.workers.policy.weights(), self.version)
 
-    def resume(self) -> None:
-        """Load the checkpoint that the run resumes from, if there is one, then begin to write into its folder."""
-        config, path = self.config.trainer, self.continuation.begun_from
-        if path is not None:
-            self.load(path)
-            self.display.note(f"resumed from {path} (step {self.step})")
-        after = None if config.val_only else -1 if path is None else self.step
-        self.folder.begin(self.tracker, self.checkpoints, after)
-        if after is not None:
-            self.checks.alarms.forget_after(after)
+    def restart(self) -> None:
+        super().restart()
+        self.source.restart_workers()
 
-    def export(self) -> None:
-        """Export the policy in Hugging Face format, whole or not at all."""
-        export = self.workers.policy.export
-        export_policy(export, self.chat, self.step, self.dir / "policy", self.checkpoints.store, self.display)
+    def saved(self) -> None:
+        self.source.saved()
 
-    @contextmanager
-    def timed(self, name: str, *, shown: bool = True) -> Iterator[None]:
-        """Time a stage into `time/<name>`, in seconds; show it, unless it shows its own progress. Profiled if asked."""
-        began = time.perf_counter()
-        self.workers.executor.profile_with(profile_of(self.config.trainer, self.dir, self.step, name))
-        try:
-            with self.display.stage(name.replace("_", " ")) if shown else nullcontext(), nvtx_range(name):
-                yield
-        finally:
-            self.workers.executor.profile_with(None)  # what follows a worker's death is no part of the stage
-        self.seconds[f"time/{name}"] = time.perf_counter() - began
+    def tell_end(self) -> None:
+        self.reports.tell_end(self.source.report(), self.checks.alarms.text())
 
 
 def estimate_and_read(
@@ -564,11 +366,11 @@ def greedy_rewards(outlines: Sequence[Outline], turn_reward_coef: float) -> dict
     return {group: reward for group, reward in drawn.items() if reward is not None} if drawn else None
 
 
-def validation_due(config: RunConfig, step: int, total: int) -> bool:
-    """Return true every `test_freq` steps and at the last one; with -1 there alone, unless `val_after_train` is off."""
-    return due(config.test_freq, step, total) and (config.test_freq > 0 or config.val_after_train)
-
-
-def due(frequency: int, step: int, total: int) -> bool:
-    """Return true every `frequency` steps, and at the last one; -1: only there."""
-    return step == total or (frequency > 0 and step % frequency == 0)
+def build_kl_controller(config: Config) -> KLController | None:
+    """Make the controller of the KL coefficient of the reward; None without KL in the reward."""
+    ctrl = config.algorithm.kl_ctrl
+    if not config.algorithm.use_kl_in_reward:
+        return None
+    if ctrl.type == "fixed":
+        return FixedKLController(ctrl.kl_coef)
+    return AdaptiveKLController(ctrl.kl_coef, target=ctrl.target_kl, horizon=ctrl.horizon)

@@ -225,8 +225,9 @@ def run(setting: Setting, policy: Path, assets: Path, folder: Path, steps: int) 
     found = []
     with (
         open_display(setting.name) as display,
-        build(config, open_inputs(config), display, CountingTrainer) as trainer,
+        build(config, open_inputs(config), display, CountingTrainer) as run,
     ):
+        trainer = run.training
         assert isinstance(trainer, CountingTrainer)
         for _ in range(steps + 1):
             trainer.cpu = {}

@@ -33,7 +33,7 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     [
         "benchmarks.fault_matrix.cells",
-        "agentrl.trainer.run",
+        "agentrl.trainer.step",
         "agentrl.workers.roles",
         "agentrl.openai_api.agent_loop",
         "agentrl.openai_api.endpoint",

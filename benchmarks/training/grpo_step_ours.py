@@ -43,11 +43,12 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         config = load_config(overrides(given, Path(folder)))
-        with open_display("grpo_step") as display, build(config, open_inputs(config), display) as trainer:
+        with open_display("grpo_step") as display, build(config, open_inputs(config), display) as run:
+            trainer = run.training
             while sys.stdin.readline():
                 cpu, wall = time.process_time(), time.perf_counter()
                 trainer.step += 1
-                metrics = trainer.train_step().metrics
+                metrics = trainer.take_step(validates=False).metrics
                 cost = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}
                 print(json.dumps(cost | {"response": metrics["response/mean"]}), file=answers, flush=True)
 

@@ -21,8 +21,8 @@ from agentrl.config import Config
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.optim.schedule import lr_factor
 from agentrl.system.json_value import JSON
-from agentrl.trainer.build import build_kl_controller
-from agentrl.trainer.step import validation_due
+from agentrl.trainer.run import validation_due
+from agentrl.trainer.step import build_kl_controller
 from agentrl.workers.plan import update_plan
 
 Release = Literal["main", "0.2", "search_r1"]

@@ -12,7 +12,7 @@ from agentrl.checkpoint.remote import ObjectStore
 from agentrl.config.sections.trainer import RunConfig
 from agentrl.errors import ConfigError
 from agentrl.observe.open import open_display
-from agentrl.trainer.best import best_by
+from agentrl.trainer.setting import best_by
 
 
 def manager(dir: Path, warnings: list[str] | None = None, greater: bool = True, url: str = "") -> CheckpointManager:

@@ -58,7 +58,7 @@ def small(policy_dir: Path) -> list[str]:
 
 
 def test_every_command_is_accepted(folder: Path) -> None:
-    assert len(trainings()) == 17
+    assert len(trainings()) == 18
     (folder / "accept.py").write_text(ACCEPT)
     done = forked(["accept.py", *map(shlex.join, (words[2:] for words in trainings()))], folder)
     assert done.returncode == 0, done.stderr
@@ -78,6 +78,7 @@ def test_the_parts_train_together(folder: Path, policy_dir: Path) -> None:
     assert 0 <= step["actor/bounded_frac"] <= 1 and "score/cost" in step and "score/characters" in step
     assert (done / "my_rewards.txt").read_text() == f"1 {step['reward/mean']}\n"
     (file,) = trajectory_files(done / "trajectories")
+    assert (done / "unsolved.txt").read_text().startswith("1 [") and step["unsolved/prompts"] >= 0
     shown = str(pq.read_table(file).to_pylist())
     assert "train/1/0/" in (done / "long_turns.txt").read_text()
     assert "Are you sure?" in shown, "the interaction"

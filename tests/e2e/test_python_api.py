@@ -23,6 +23,7 @@ from agentrl.agent_loop.function import FunctionLoop, as_loop
 from agentrl.config.overrides import _text, as_config
 from agentrl.errors import CodeError, ConfigError
 from agentrl.interaction import Interaction, InteractionResponse
+from agentrl.trainer.observer import Step, StepObserver
 from agentrl.trajectory import Status
 from agentrl.trajectory.parquet import read_trajectories, trajectory_files
 from tests.e2e.conftest import PROJECT
@@ -176,6 +177,42 @@ def test_steps_beside_a_running_event_loop_that_are_left_and_gone_on_with(keys: 
     assert asyncio.run(cells())[-1] == 3
 
 
+class Events(StepObserver):
+    """Keeps the events of each step, and some of what they have."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, str, object]] = []
+
+    def on_rollout(self, step: Step) -> None:
+        step.metrics["mine/solved"] = sum(bool(one.score) for one in step.sampled)
+        self.seen.append((step.number, "on_rollout", len(step.outlines)))
+
+    def on_batch(self, step: Step) -> None:
+        self.seen.append((step.number, "on_batch", len(step.batch.load())))
+
+    def on_update(self, step: Step) -> None:
+        self.seen.append((step.number, "on_update", step.updated and "actor/grad_norm" in step.metrics))
+
+    def on_published(self, step: Step) -> None:
+        self.seen.append((step.number, "on_published", "sync/bytes" in step.metrics))
+
+    def on_end(self, step: Step) -> None:
+        self.seen.append((step.number, "on_end", (step.run_dir / "metrics.jsonl").exists()))
+
+    def close(self) -> None:
+        self.seen.append((0, "close", None))
+
+
+def test_observers_see_each_step(keys: Callable[..., Any], tmp_path: Path) -> None:
+    config = {**keys("single_turn"), "data.val_files": None, "trainer.observers": f"{__file__}:Events"}
+    del config["data.val_max_samples"]
+    events = Events()
+    agentrl.run_training(config, observers=[events], reward=varied)
+    told = [("on_rollout", 8), ("on_batch", 8), ("on_update", True), ("on_published", True), ("on_end", True)]
+    assert events.seen == [*((number, *one) for number in (1, 2) for one in told), (0, "close", None)]
+    assert all(line["mine/solved"] >= 0 for line in lines(tmp_path / "run")), "logged, as it was set before on_end"
+
+
 class Partner(Interaction):
     async def start_interaction(self, instance_id: str, **kwargs: Any) -> None: ...
 
@@ -222,6 +259,7 @@ def test_objects_that_cannot_be_used_are_refused_before_anything_is_made(
         ("two tools are called 'add'", {"tools": [add, add]}),
         ("two interactions are called 'p'", {"interactions": [Partner({}, "p"), Partner({}, "p")]}),
         ("reward .*expected a function", {"reward": 3}),
+        (r"observers\[0\]: expected an object of a StepObserver's class", {"observers": [add]}),
     ]
     for message, objects in refused:
         with pytest.raises(ConfigError, match=message):

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet as pq
@@ -15,9 +16,11 @@ import pytest
 from safetensors.torch import load_file
 
 from agentrl.checkpoint.export import STEP_FILE
+from agentrl.checkpoint.recovery import Continuation
 from agentrl.errors import WorkerDied
 from agentrl.train import main
-from agentrl.trainer.step import Trainer, validation_due
+from agentrl.trainer.run import validation_due
+from agentrl.trainer.step import Trainer
 from agentrl.trajectory.parquet import read_trajectories
 from tests.config.loading import load
 from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures
@@ -319,7 +322,7 @@ def test_val_only_of_a_trained_run_validates_it_and_keeps_its_metrics(
     before, files = lines(tmp_path / "run"), contents(tmp_path / "run")
     assert main(small_run("trainer.total_training_steps=2", "trainer.val_only=true")) == 0
     *_, done, look = capsys.readouterr().out.rstrip().splitlines()
-    assert done.endswith("run/val_only holds metrics.jsonl and trajectories/")
+    assert done.endswith("run/val_only holds metrics.jsonl, reward.png, trajectories/")
     assert look.endswith(f" -m agentrl.view {tmp_path}/run/val_only")
     assert contents(tmp_path / "run") == files, "what the run wrote of its training is as it was"
     (after,) = lines(tmp_path / "run" / "val_only")
@@ -351,17 +354,21 @@ def test_a_run_killed_before_its_export_exports_when_started_again(
 def dies_at_first(monkeypatch: pytest.MonkeyPatch, method: str) -> list[int]:
     """The trainer's method ends as if a worker had died when it is called first; the steps of all its calls."""
     called: list[int] = []
-    original = getattr(Trainer, method)
+    original, after = getattr(Trainer, method), Continuation.after
+
+    def going_back(self: Continuation, *seen: Any) -> WorkerDied:
+        self.restarts = -1  # one is allowed, which a run on one device cannot be asked for
+        return after(self, *seen)
 
     def dying(trainer: Trainer) -> dict[str, float]:
         called.append(trainer.step)
         if len(called) == 1:
-            trainer.continuation.restarts = -1  # one is allowed, which a run on one device cannot be asked for
             raise WorkerDied("injected")
         metrics: dict[str, float] = original(trainer)
         return metrics
 
     monkeypatch.setattr(Trainer, method, dying)
+    monkeypatch.setattr(Continuation, "after", going_back)
     return called
 
 

@@ -54,10 +54,10 @@ def test_the_store_is_told_of_no_run_that_could_not_begin_here(tmp_path: Path) -
     checkpoints = CheckpointManager(tmp_path / "run" / "checkpoints", keep=None, fingerprint={}, store=store)
     (tmp_path / "run" / "config.yaml").mkdir(parents=True)
     with pytest.raises(ConfigError, match="cannot be written"):
-        folder.begin(tracker, checkpoints, 0)
+        folder.begin(tracker.truncate_after, checkpoints, 0)
     assert not (tmp_path / "store" / "config.yaml").exists()
     (tmp_path / "run" / "config.yaml").rmdir()
-    folder.begin(tracker, checkpoints, 0)
+    folder.begin(tracker.truncate_after, checkpoints, 0)
     written = (tmp_path / "run" / "config.yaml").read_bytes()
     assert (tmp_path / "store" / "config.yaml").read_bytes() == written != b""
 
@@ -82,7 +82,9 @@ def folder_of(path: str | Path) -> RunFolder:
 def begun(folder: RunFolder) -> RunFolder:
     display = PlainDisplay("run", io.StringIO())
     tracker = Tracker.from_config(Config().trainer, folder.path, Config(), display)
-    folder.begin(tracker, CheckpointManager(folder.path / "checkpoints", keep=None, fingerprint={}, store=None), 0)
+    folder.begin(
+        tracker.truncate_after, CheckpointManager(folder.path / "checkpoints", keep=None, fingerprint={}, store=None), 0
+    )
     return folder
 
 

@@ -6,16 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from agentrl.config.registries import ADVANTAGE_ESTIMATORS, CHECKPOINT_WRITERS, LOGGERS
+from agentrl.config.registries import ADVANTAGE_ESTIMATORS, CHECKPOINT_WRITERS, LOGGERS, STEP_OBSERVERS
 from agentrl.config.rules import ConflictsWith, Names, NamesEach, Needs, OnlyWith, ReadBy
 from agentrl.config.section import Section
 from agentrl.config.sections.checks import ChecksConfig
 
-Loggers = Annotated[
-    list[str],
-    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
-    NamesEach(LOGGERS, options="logger_options"),
-]
+ONE_OR_MORE = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 
 
 RAY = OnlyWith(
@@ -90,7 +86,7 @@ class RunConfig(JobConfig):
     """Passes over the training data, where total_training_steps does not say how many steps are taken."""
     total_training_steps: int | None = Field(None, gt=0)
     """Steps of the run, whatever total_epochs is; null: as many as total_epochs gives."""
-    logger: Loggers = ["console", "jsonl"]
+    logger: Annotated[list[str], ONE_OR_MORE, NamesEach(LOGGERS, options="logger_options")] = ["console", "jsonl"]
     """Destinations of each step's metrics; a class of your own is a subclass of agentrl.observe.tracking.Sink."""
     logger_options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Options of loggers, by their entries in logger; e.g. wandb: {entity: team, group: a, tags: [b]}."""
@@ -172,6 +168,11 @@ class TrainerConfig(RunConfig, RolloutsTrainerConfig):
         ),
     ] = None
     """The same for each validation."""
+    observers: Annotated[list[str], ONE_OR_MORE, NamesEach(STEP_OBSERVERS, options="observer_options")] = []
+    """Observers of each training step: subclasses of agentrl.trainer.observer.StepObserver, called in this order, after
+    agentrl's own. An error of one ends the run."""
+    observer_options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Options of observers, by their entries in observers."""
 
 
 class RuntimeEnvConfig(Section):
