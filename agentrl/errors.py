@@ -59,6 +59,9 @@ class InfrastructureError(RuntimeError):
     User code may raise it for faults that may pass.
     """
 
+    failure_cause: str | None = None
+    """Cause under which the failure is counted (`failure/<cause>`); None: the class's name."""
+
 
 def first_line(error: Exception) -> str:
     """First line of the message, for messages of several pages."""

@@ -19,7 +19,7 @@ from typing import Literal
 from agentrl.agent_loop.base import CURRENT_EPISODE, AgentLoop, Episode, LoopContext
 from agentrl.agent_loop.limits import seed_of
 from agentrl.engines.contract import RequestError, SamplingParams
-from agentrl.errors import CodeError, UserError
+from agentrl.errors import CodeError, InfrastructureError, UserError
 from agentrl.reward import RewardManager, score_all, score_once
 from agentrl.system.answers import Answers
 from agentrl.system.cancellation import leaked_cancellation_fails
@@ -298,5 +298,7 @@ def _contract_violation(trajectory: Trajectory) -> str | None:
 
 
 def fail(trajectory: Trajectory, error: BaseException) -> None:
-    """End a trajectory as a failure, counted under the error's class."""
-    trajectory.fail(type(error).__name__, error.summary if isinstance(error, CodeError) else error)
+    """End a trajectory as a failure, counted under `failure_cause` of the error or its cause, or the error's class."""
+    faults = [one for one in (error, error.__cause__) if isinstance(one, InfrastructureError)]  # a tool's is the cause
+    named = next((one.failure_cause for one in faults if one.failure_cause), type(error).__name__)
+    trajectory.fail(named, error.summary if isinstance(error, CodeError) else error)

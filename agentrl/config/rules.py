@@ -65,7 +65,7 @@ class Choices(Protocol):
     def is_built_in(self, name: str) -> bool: ...
     def get(self, name: str, key: str | None = None) -> object: ...
     def check(
-        self, name: str, options: Mapping[str, object], key: str | None = None, options_key: str = ""
+        self, name: str, options: Mapping[str, object] | None, key: str | None = None, options_key: str = ""
     ) -> None: ...
 
 
@@ -291,10 +291,10 @@ class Names(Rule):
 
     def faults(self, key: str, values: Values, place: Place) -> list[str]:
         options_key = place.find(self.options) if self.options is not None else None
-        options = values.mapping(options_key) if options_key is not None else {}
+        options = values.mapping(options_key) if options_key is not None else None
         return [fault for name in values.names(key) for fault in self.faults_of(name, key, options, options_key or "")]
 
-    def faults_of(self, name: str, key: str, options: Mapping[str, JSON] = {}, options_key: str = "") -> list[str]:
+    def faults_of(self, name: str, key: str, options: Mapping[str, JSON] | None, options_key: str) -> list[str]:
         """Write the message for one name, if the registry refuses it."""
         try:
             self.registry.check(name, options, key, options_key)

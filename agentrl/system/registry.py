@@ -95,13 +95,19 @@ class Registry:
                 )
         return found
 
-    def check(self, name: str, options: Mapping[str, object], key: str | None = None, options_key: str = "") -> None:
+    def check(
+        self, name: str, options: Mapping[str, object] | None, key: str | None = None, options_key: str = ""
+    ) -> None:
         """Raises ConfigError for a name that `get` refuses, and for options (`options_key`) that it does not take.
 
-        A built-in choice that needs no options, and gets no options, is not imported.
+        A built-in choice that needs no options, and gets no options, is not imported. `options`: None where no key
+        gives any.
         """
         if options or name not in self._built_in or name in self._needing_options:
-            read_options(self.get(name, key), options, options_key or key or self.key)
+            found, key = self.get(name, key), key or self.key
+            if options is None and options_model(found) is not None:
+                raise ConfigError(f"{key}={name}: a {self.what} has no options, found a parameter `options`")
+            read_options(found, options or {}, options_key or key)
 
     def make(
         self, names: Sequence[str], options: Mapping[str, Mapping[str, object]], *given: object, methods: Sequence[str]

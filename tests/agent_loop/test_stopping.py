@@ -14,6 +14,7 @@ import pytest
 from agentrl.agent_loop import StopCondition
 from agentrl.agent_loop.stopping import load_stop_conditions
 from agentrl.chat import Chat
+from agentrl.config import load_config
 from agentrl.config.registries import STOP_CONDITIONS
 from agentrl.errors import CodeError, ConfigError
 from agentrl.trajectory import Status, Trajectory
@@ -23,6 +24,7 @@ from tests.openai_api.conftest import scripted
 
 MakeBench = Callable[..., Bench]
 MINE = """
+from pydantic import BaseModel
 from agentrl.trajectory import Status
 
 def second_turn(episode, reply):
@@ -36,6 +38,12 @@ def wrong(episode, reply):
 
 def broken(episode, reply):
     return reply.absent
+
+class Options(BaseModel):
+    most: int = 3
+
+def with_options(episode, reply, options: Options):
+    return None
 """
 
 
@@ -120,6 +128,11 @@ async def test_an_error_of_a_condition_ends_the_run_and_names_it(
 def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(ConfigError, match=f"{STOP_CONDITIONS.key}: unknown stop condition 'nswer_tag'"):
         load_stop_conditions(["nswer_tag"])
+
+
+def test_options_that_no_key_gives_are_refused(mine: Callable[..., object], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{STOP_CONDITIONS.key}=.*: a stop condition has no options"):
+        load_config([f"{STOP_CONDITIONS.key}={tmp_path}/mine.py:with_options"])
 
 
 async def test_an_agent_is_refused_after_it(chat: Chat, mine: Callable[..., tuple[StopCondition, ...]]) -> None:

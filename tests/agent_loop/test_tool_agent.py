@@ -11,6 +11,7 @@ import pytest
 
 from agentrl.agent_loop import Request
 from agentrl.engines.contract import SamplingParams
+from agentrl.errors import InfrastructureError
 from agentrl.tool import ErrorKind, Tool, ToolResponse, ToolSchema
 from agentrl.trajectory import Status, Trajectory
 from interactions.gsm8k import Gsm8kInteraction
@@ -177,14 +178,26 @@ async def test_a_raising_tool_is_told_to_the_model(bench: MakeBench) -> None:
     assert "no luck with 7" in t.tool_calls[0].response
 
 
+class Quota(InfrastructureError):
+    failure_cause = "quota"
+
+
 class Failing(Tool):
     """Raises, configured to fail the trajectory."""
 
+    error: Exception = RuntimeError("server down")
+
     async def execute(self, instance_id: str, arguments: dict[str, Any]) -> ToolResponse:
-        raise RuntimeError("server down")
+        raise self.error
 
 
-async def test_on_error_fail_is_an_infrastructure_failure_without_reward(bench: MakeBench) -> None:
+@pytest.mark.parametrize(
+    ("error", "cause"), [(Failing.error, "ToolInfrastructureError"), (Quota("server down"), "quota")]
+)
+async def test_on_error_fail_is_an_infrastructure_failure_without_reward(
+    bench: MakeBench, monkeypatch: pytest.MonkeyPatch, error: Exception, cause: str
+) -> None:
+    monkeypatch.setattr(Failing, "error", error)
     schema: ToolSchema = {
         "type": "function",
         "function": {"name": "failing", "description": "Fails.", "parameters": {}},
@@ -194,7 +207,8 @@ async def test_on_error_fail_is_an_infrastructure_failure_without_reward(bench: 
     assert t.status is Status.FAILED
     assert t.score is None
     assert "server down" in (t.failure or "")
-    assert t.metrics["retries"] == 2
+    assert t.failure_cause == cause
+    assert t.metrics["retries"] == t.metrics[f"retries/{cause}"] == 2
     assert b.engine.released == ["t/0.0", "t/0.1", "t/0.2"]
 
 

@@ -67,7 +67,7 @@ class NamesFormat(Names):
     def faults(self, key: str, values: Values, place: Place) -> list[str]:
         name = str(values.all[key])
         if is_target(target := name.removeprefix("template:")):
-            return self.faults_of(target, key)
+            return self.faults_of(target, key, {}, "")
         paths = (values.all.get(f"actor_rollout_ref.rollout.{name}") for name in REGISTERING)
         if any(isinstance(path, str) and not is_ours(path) for path in paths):
             return []
