@@ -20,29 +20,35 @@ HEAD = """\
 # Every key
 
 Lengths are in tokens, times in seconds. Set a key on the command line (`key=value`) or in a YAML file of your own
-(`--config-path`, `--config-name`; it builds on ours with `defaults: [train, _self_]`). A start reports all unknown keys
-and wrong values. Without such errors it reports all keys that conflict, or have no effect with the others. Writing a
-key counts as setting it, even to its default, so it must have an effect. Only a default of null, false, 0 or empty does
-not count. In a file that begins with `every_key: true` (`--cfg job` and runs write it) no default counts.
+(`--config-path FOLDER --config-name NAME`; it builds on ours with `defaults: [train, _self_]`).
+
+A start first reports all unknown keys and wrong values, and ends. When there are none, it reports all keys that
+conflict or that have no effect, and ends. A key that you write to its default counts as set, so it must have an effect,
+too. The exceptions are the defaults null, false, 0 and empty, which may be written anywhere. Runs and `--cfg job` write
+files that begin with `every_key: true`. In such a file keys with their default count as not set.
 
 The command line is Hydra's: `key=value`, `+key=value`, `~key`, `group=choice`, `--config-path`, `--config-name`,
-`--config-dir`, `--cfg job`, `--package SECTION`, `--info`. YAML files are searched in the folder of the file that
-`--config-name` names, then in `--config-path`, `--config-dir` and ours. `--multirun` (`-m`), for `agentrl.train`,
-`agentrl.sft` and `agentrl.preferences`, runs a job for each combination of the values that keys list, one after
-another, and ends with a table. If a job fails, the others still run. Without lists there is one job. This runs 18:
+`--config-dir`, `--cfg job`, `--package SECTION`, `--info`. Folders are relative to the working directory. YAML files
+that yours builds on are searched in its own folder, then in `--config-path`, `--config-dir` and ours. `--multirun`
+(`-m`), for `agentrl.train`, `agentrl.sft` and `agentrl.preferences`, runs a job for each combination of listed values,
+one after another, and ends with a table. If a job fails, the others still run. Without lists there is one job. This
+command runs 18 jobs:
 
     python -m agentrl.train --multirun trainer.seed=1,2,3 algorithm=grpo,ppo 'data.seed=range(1,4)'
 
-If two jobs would share a run folder, every job's folder becomes e.g.
-`<folder>/trainer.seed=1,algorithm=grpo,data.seed=1`, and its name likewise. The same command then continues all jobs.
-`hydra.run.dir` means `trainer.default_local_dir`. `hydra.sweep.dir` and `hydra.sweep.subdir` name jobs' folders.
-`hydra.sweeper.params` lists values in a YAML file, and `hydra.searchpath` adds folders. `hydra.job.chdir` may only be
-false: the working directory never changes. Most other keys of Hydra are refused with the reason, in YAML, too.
+If two jobs would share a run folder, each job gets one below it that names its values, e.g.
+`<folder>/trainer.seed=1,algorithm=grpo,data.seed=1`, and its experiment's name gets the same ending. To continue all
+jobs after an interruption, repeat the command.
+
+`hydra.run.dir` means `trainer.default_local_dir`. `hydra.sweep.dir` and `hydra.sweep.subdir` name the jobs' folders
+themselves. `hydra.sweeper.params` lists values in a YAML file, and `hydra.searchpath` adds folders in which YAML files
+are searched. `hydra.job.chdir` may only be false: the working directory never changes. A key of Hydra that has no
+meaning here is refused with the reason, also in YAML.
 
 The defaults below hold with data and a model of your own. Until you name others, `data.train_files` and
-`actor_rollout_ref.model.path` are `quickstart`. Each then brings the values of its file,
-`configs/recipe/data/quickstart.yaml` or `configs/recipe/policy/quickstart.yaml`. With only your data named, the tiny
-policy's lengths, learning rate and number of steps still hold.
+`actor_rollout_ref.model.path` are `quickstart`. While one of them is `quickstart`, the values of its file hold instead:
+`configs/recipe/data/quickstart.yaml` for the data, `configs/recipe/policy/quickstart.yaml` for the tiny policy. So with
+only your data named, the tiny policy's lengths, learning rate and number of steps hold.
 """
 
 
