@@ -31,12 +31,12 @@ The command line is Hydra's: `key=value`, `+key=value`, `~key`, `group=choice`, 
 `--config-dir`, `--cfg job`, `--package SECTION`, `--info`. Folders are relative to the working directory. YAML files
 that yours builds on are searched in its own folder, then in `--config-path`, `--config-dir` and ours. `--multirun`
 (`-m`), for `agentrl.train`, `agentrl.sft` and `agentrl.preferences`, runs a job for each combination of listed values,
-one after another, and ends with a table. If a job fails, the others still run. Without lists there is one job. This
-command runs 18 jobs:
+one after another, and ends with a table. If a job fails, the others still run. Without lists there is one job. An
+example with 18 jobs is:
 
     python -m agentrl.train --multirun trainer.seed=1,2,3 algorithm=grpo,ppo 'data.seed=range(1,4)'
 
-If two jobs would share a run folder, each job gets one below it that names its values, e.g.
+Jobs that would share a run folder get folders below it, which name their values, e.g.
 `<folder>/trainer.seed=1,algorithm=grpo,data.seed=1`, and its experiment's name gets the same ending. To continue all
 jobs after an interruption, repeat the command.
 
