@@ -82,15 +82,20 @@ K = TypeVar("K", bound=Hashable)
 
 def step_metrics(trajectories: Sequence[Outline], *, turn_reward_coef: float, success_threshold: float) -> Numbers:
     """Metrics of one training step; names in the module's table."""
+    if not trajectories:
+        return {}
     begun = _begun(trajectories)
-    return (
-        _scores(trajectories, success_threshold)
-        | _rewards(trajectories, turn_reward_coef)
-        | _lengths(begun)
-        | _tools([trajectory.calls for trajectory in begun])
-        | _endings(trajectories)
-        | _measured(trajectories)
-    )
+    metrics = _scores(trajectories, success_threshold) | _rewards(trajectories, turn_reward_coef)
+    metrics |= _lengths(begun) | _tools([trajectory.calls for trajectory in begun])
+    metrics |= {f"status/{status}": _mean(one.status is status for one in trajectories) for status in Status}
+    causes = Counter([cause_of(one) for one in trajectories if one.score is None])
+    metrics |= {f"failure/{cause}": float(count) for cause, count in causes.items()}
+    for name, values in _collect(one.metrics for one in trajectories).items():
+        if name == "retries" or name.startswith(RETRIES):
+            metrics[f"trajectory/{name}"] = sum(values)
+        else:
+            metrics[name if name.startswith("drift/") else f"trajectory/{name}"] = _mean(values)
+    return metrics
 
 
 def validation_metrics(
@@ -155,9 +160,11 @@ def _rewards(trajectories: Sequence[Outline], coef: float) -> Numbers:
     rewards = _rewards_of(trajectories, coef)
     if not rewards:
         return {}
+    mean = _mean(rewards)
+    squares = sum((reward - mean) ** 2 for reward in rewards)
     metrics = {
-        "reward/mean": _mean(rewards),
-        "reward/std": _std(rewards),
+        "reward/mean": mean,
+        "reward/std": math.sqrt(squares / max(len(rewards) - 1, 1)),  # unbiased; 0 for a single reward
         "reward/min": min(rewards),
         "reward/max": max(rewards),
     }
@@ -195,58 +202,19 @@ def _tools(by_trajectory: Sequence[Sequence[ToolCallRecord]]) -> Numbers:
     metrics = {"tool/calls_mean": _mean(counts), "tool/calls_max": float(max(counts))}
     if not calls:
         return metrics
-    seconds = sorted(call.seconds for call in calls)
-    metrics |= {
-        "tool/malformed_rate": _mean(call.error in MALFORMED for call in calls),
-        "tool/error_rate": _mean(call.error is not None for call in calls),
-        "tool/truncated_rate": _mean(call.truncated for call in calls),
-        "tool/seconds_mean": _mean(seconds),
-        "tool/seconds_p99": percentile(seconds, 0.99),
-        **_errors("tool", calls),
-    }
+    metrics["tool/malformed_rate"] = _mean(call.error in MALFORMED for call in calls)
+    metrics["tool/truncated_rate"] = _mean(call.truncated for call in calls)
     # Names that the policy made up must not become metrics' names.
     known = [call for call in calls if call.name and call.error not in (ErrorKind.UNKNOWN_TOOL, ErrorKind.PARSE)]
-    for name, members in _by(known, lambda call: call.name).items():
-        metrics |= _tool(f"tool/{name}", members)
-    return metrics
-
-
-def _tool(prefix: str, calls: Sequence[ToolCallRecord]) -> Numbers:
-    """Measure the calls of one tool."""
-    seconds = sorted(call.seconds for call in calls)
-    return {
-        f"{prefix}/calls": float(len(calls)),
-        f"{prefix}/error_rate": _mean(call.error is not None for call in calls),
-        **_errors(prefix, calls),
-        f"{prefix}/seconds_mean": _mean(seconds),
-        f"{prefix}/seconds_p50": percentile(seconds, 0.5),
-        f"{prefix}/seconds_p99": percentile(seconds, 0.99),
-    }
-
-
-def _errors(prefix: str, calls: Sequence[ToolCallRecord]) -> Numbers:
-    """Count each kind of error as a fraction of the calls."""
-    kinds = Counter(call.error for call in calls if call.error)
-    return {f"{prefix}/error/{kind}": count / len(calls) for kind, count in kinds.items()}
-
-
-def _endings(trajectories: Sequence[Outline]) -> Numbers:
-    if not trajectories:
-        return {}
-    metrics: Numbers = {
-        f"status/{status}": _mean(trajectory.status is status for trajectory in trajectories) for status in Status
-    }
-    causes = Counter([cause_of(trajectory) for trajectory in trajectories if trajectory.score is None])
-    return metrics | {f"failure/{cause}": float(count) for cause, count in causes.items()}
-
-
-def _measured(trajectories: Sequence[Outline]) -> Numbers:
-    collected = _collect(trajectory.metrics for trajectory in trajectories)
-    metrics: Numbers = {}
-    for name in [name for name in collected if name == "retries" or name.startswith(RETRIES)]:
-        metrics[f"trajectory/{name}"] = sum(collected.pop(name))
-    for name, values in collected.items():
-        metrics[name if name.startswith("drift/") else f"trajectory/{name}"] = _mean(values)
+    by_tool = {f"tool/{name}": members for name, members in _by(known, lambda call: call.name).items()}
+    for prefix, members in {"tool": calls, **by_tool}.items():
+        seconds = sorted(call.seconds for call in members)
+        kinds = Counter(call.error for call in members if call.error)
+        metrics[f"{prefix}/error_rate"] = _mean(call.error is not None for call in members)
+        metrics |= {f"{prefix}/error/{kind}": count / len(members) for kind, count in kinds.items()}
+        metrics |= {f"{prefix}/seconds_mean": _mean(seconds), f"{prefix}/seconds_p99": percentile(seconds, 0.99)}
+        if members is not calls:
+            metrics |= {f"{prefix}/calls": float(len(members)), f"{prefix}/seconds_p50": percentile(seconds, 0.5)}
     return metrics
 
 
@@ -290,11 +258,3 @@ def _collect(dicts: Iterable[dict[str, float]]) -> dict[str, list[float]]:
 def _mean(values: Iterable[float]) -> float:
     listed = list(values)
     return sum(listed) / len(listed)
-
-
-def _std(values: Sequence[float]) -> float:
-    """Unbiased; 0 for a single value."""
-    if len(values) < 2:
-        return 0.0
-    mean = _mean(values)
-    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))

@@ -68,7 +68,11 @@ class StepChecks(StepObserver):
         at_once, each = config.prompts_at_once, training(config, step.number).each
         step.found.add_check("fates", check_prompts(step.rollout.outlines, each, at_once))
         if config.async_training.max_staleness == 0:
-            self._check_position(step)
+            loader = as_object(self.source.state().get("loader")).get("state")
+            if self.position is not None and self.position[0] == step.number - 1:
+                rows = int(step.metrics.get("refill/gen_batches", 1.0)) * config.data.drawn_at_once
+                step.found.add_check("fates", check_position(self.position[1], loader, rows))
+            self.position = step.number, loader
         step.readers["checks"] = partial(read_checks, expected=self.expected(step))
 
     def on_batch(self, step: Step) -> None:
@@ -133,14 +137,6 @@ class StepChecks(StepObserver):
 
     def forget_after(self, step: int) -> None:
         self.alarms.forget_after(step)
-
-    def _check_position(self, step: Step) -> None:
-        """Check how far the data advanced since the step before."""
-        loader = as_object(self.source.state().get("loader")).get("state")
-        if self.position is not None and self.position[0] == step.number - 1:
-            rows = int(step.metrics.get("refill/gen_batches", 1.0)) * self.config.data.drawn_at_once
-            step.found.add_check("fates", check_position(self.position[1], loader, rows))
-        self.position = step.number, loader
 
     def _pool(self, step: Step) -> int:
         """Count the prompts from which the step's batch was chosen by their results."""

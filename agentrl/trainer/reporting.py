@@ -27,8 +27,10 @@ class Reports(StepObserver):
         self.errors = ErrorSummary()
 
     def on_rollout(self, step: Step) -> None:
-        self._show(step.rollout.shown, f"train, step {step.number}")
-        self._write_texts([path for path, _ in step.rollout.files], self.config.trainer.rollout_data_dir, step.number)
+        if step.rollout.shown is not None:
+            self.display.trajectory(step.rollout.shown, f"train, step {step.number}")
+        if (folder := self.config.trainer.rollout_data_dir) is not None:
+            self._write_texts([path for path, _ in step.rollout.files], folder, step.number)
         step.metrics |= step_metrics(
             step.sampled,
             turn_reward_coef=self.config.algorithm.turn_reward_coef,
@@ -48,10 +50,12 @@ class Reports(StepObserver):
         self, step: int, metrics: Mapping[str, float], shown: Trajectory | None, files: Sequence[Path]
     ) -> None:
         """Report a validation, whose trajectories are in the files."""
-        self._show(shown, f"val, step {step}")
+        if shown is not None:
+            self.display.trajectory(shown, f"val, step {step}")
         if count := self.config.trainer.log_val_generations:
             self.tracker.log_generations(some(self._here(files), self.chat.decode, count), step)
-        self._write_texts(files, self.config.trainer.validation_data_dir, step)
+        if (folder := self.config.trainer.validation_data_dir) is not None:
+            self._write_texts(files, folder, step)
         self.display.validation(step, metrics)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -78,14 +82,9 @@ class Reports(StepObserver):
             self.display.warn(text)
         self.display.note(f"to look at it: {view_command(self.folder)}")
 
-    def _show(self, trajectory: Trajectory | None, title: str) -> None:
-        if trajectory is not None:
-            self.display.trajectory(trajectory, title)
-
-    def _write_texts(self, files: Sequence[Path], folder: str | None, step: int) -> None:
-        """Write trajectories as text into the folder, where one is asked for."""
-        if folder is not None:
-            write_texts(self._here(files), self.chat.decode, Path(folder) / f"{step}.jsonl")
+    def _write_texts(self, files: Sequence[Path], folder: str, step: int) -> None:
+        """Write trajectories as text into the folder."""
+        write_texts(self._here(files), self.chat.decode, Path(folder) / f"{step}.jsonl")
 
     def _here(self, files: Sequence[Path]) -> list[Path]:
         """Leave out the files that rollout workers wrote on machines which share no file system with this one."""

@@ -94,13 +94,15 @@ class Training(ABC, Generic[ConfigT]):
     @contextmanager
     def timed(self, name: str, *, shown: bool = True) -> Iterator[None]:
         """Time a stage into `time/<name>`, in seconds; show it, unless it shows its own progress. Profiled if asked."""
-        began = time.perf_counter()
-        self.executor.profile_with(profile_of(self.config.trainer, self.dir, self.step, name))
+        began, keys = time.perf_counter(), self.config.trainer
+        if keys.profile_steps:
+            self.executor.profile_with(profile_of(keys, self.dir, self.step, name))
         try:
             with self.display.stage(name.replace("_", " ")) if shown else nullcontext(), nvtx_range(name):
                 yield
         finally:
-            self.executor.profile_with(None)  # what follows a worker's death is no part of the stage
+            if keys.profile_steps:
+                self.executor.profile_with(None)  # what follows a worker's death is no part of the stage
         self.seconds[f"time/{name}"] = time.perf_counter() - began
 
 
@@ -167,12 +169,12 @@ class TrainingRun(Generic[ConfigT]):
                 with self._display.stage("train", total=self.total_steps, done=self.step) as stage:
                     ended = None
                     while not ended:
-                        before, step = self.step, None
+                        before, step = training.step, None
                         if before == self.total_steps:
                             ended = self._surviving(self._export)
                         else:
                             step = self._surviving(self._take_step)
-                        stage.advance(self.step - before, **({} if step is None else step.shown))
+                        stage.advance(training.step - before, **({} if step is None else step.shown))
                         if step is not None:
                             yield step.metrics
             training.tell_end()

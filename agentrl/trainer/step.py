@@ -315,7 +315,7 @@ class Trainer(Training[Config]):
         return metrics
 
     def state(self) -> dict[str, JSON]:
-        state: dict[str, JSON] = {**super().state(), "version": self.version, **self.source.state()}
+        state: dict[str, JSON] = {"step": self.step, "version": self.version, **self.source.state()}
         if self.kl_controller is not None:
             state["kl_controller"] = self.kl_controller.state_dict()
         if self.entropy_control is not None:
