@@ -53,6 +53,8 @@ class Registry:
         self._needing_options = frozenset(needing_options)
         self._base, self._functions, self.takes_targets = base, functions, targets
         self._registered: dict[str, object] = {}
+        self._loaded: dict[str, object] = {}
+        """Built-in objects that were chosen before."""
 
     def register(self, name: str) -> Callable[[T], T]:
         """Decorate an object that configs then name. Raises ValueError for a name that another object has."""
@@ -79,6 +81,8 @@ class Registry:
 
         Raises ConfigError with the known names, the reason why loading failed, or the required type.
         """
+        if name in self._loaded:
+            return self._loaded[name]
         key = key or self.key
         found = self._registered.get(name)
         if found is None:
@@ -93,6 +97,8 @@ class Registry:
                 raise ConfigError(
                     f"{key}: expected a subclass of {wanted} as {self.what}, found {name} = {found!r:.200}"
                 )
+        if name in self._built_in:
+            self._loaded[name] = found
         return found
 
     def check(
