@@ -180,7 +180,7 @@ class AsyncSource:
 
     def updated(self, outlines: Sequence[Outline]) -> None:
         """See `TrajectorySource`. With a bound of 0 a learning sampler is updated: it has drawn for no later step."""
-        self.prompts.update(outlines)
+        self.prompts.loader.update(outlines)
         if self.schedule.updating:  # it made no weights
             self.loop.run(self._end_update())
 
