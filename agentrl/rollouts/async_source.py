@@ -163,19 +163,15 @@ class AsyncSource:
 
     @property
     def needs_weights(self) -> bool:
-        """See `TrajectorySource`."""
         return self.rollouts.needs_weights
 
     def fill_rewards(self, files: Sequence[tuple[Path, int]], outlines: Sequence[Outline]) -> None:
-        """See `TrajectorySource`."""
         self.rollouts.fill_rewards(files, outlines)
 
     def sleep(self) -> None:
-        """See `TrajectorySource`."""
         self.rollouts.sleep()
 
     def checked(self) -> Report:
-        """See `TrajectorySource`."""
         return self.rollouts.checked()
 
     def updated(self, outlines: Sequence[Outline]) -> None:
@@ -243,16 +239,13 @@ class AsyncSource:
 
     @property
     def served(self) -> int:
-        """See `TrajectorySource`."""
         return self.schedule.served
 
     @property
     def max_staleness(self) -> int:
-        """See `TrajectorySource`."""
         return self.schedule.settings.max_staleness
 
     def metrics(self) -> Metrics:
-        """See `TrajectorySource`."""
         metrics = self.rollouts.metrics()
         metrics.add(self._numbers)
         return metrics
@@ -287,7 +280,6 @@ class AsyncSource:
         self.record.check_prompts(state, self.prompts.__getitem__)
 
     def saved(self) -> None:
-        """See `TrajectorySource`."""
         if self.schedule.settings.max_staleness:
             self.loop.run(self._saved())
 
@@ -296,7 +288,6 @@ class AsyncSource:
         return self.record.text() if self.schedule.settings.max_staleness else None
 
     def restart_workers(self) -> None:
-        """See `TrajectorySource`."""
         self.loop.run(self._stop())
         self.rollouts.restart_workers()
 

@@ -212,7 +212,6 @@ class LocalRollouts:
 
     @property
     def in_flight_updates(self) -> bool:
-        """See `RolloutRunner.in_flight_updates`."""
         return self._in_flight is not None
 
     @property
@@ -301,7 +300,6 @@ class LocalRollouts:
         ]
 
     def fill_rewards(self, files: Sequence[tuple[Path, int]], outlines: Sequence[Outline]) -> None:
-        """See `RolloutRunner.fill_rewards`."""
         done = 0
         for path, count in files:
             if path.exists():
@@ -313,7 +311,6 @@ class LocalRollouts:
     async def run_group(
         self, work: PromptTask, on_begin: Callable[[int], None], on_end: Callable[[], None], log: Log | None
     ) -> EndedGroup:
-        """See `RolloutRunner.run_group`."""
         is_begun = False
 
         def begins() -> None:
@@ -360,7 +357,6 @@ class LocalRollouts:
         ]
 
     async def stop_groups(self) -> None:
-        """See `RolloutRunner.stop_groups`."""
         self._ended.clear()
 
     def pop_group(self, ordinal: int) -> list[Trajectory] | None:
@@ -368,37 +364,31 @@ class LocalRollouts:
         return self._ended.pop(ordinal, None)
 
     async def pause(self) -> None:
-        """See `RolloutRunner.pause`."""
         if not self._is_paused:
             self._is_paused = True
             self.scheduler.clock.stop()
             await self.engine.pause("retract")
 
     async def resume(self) -> None:
-        """See `RolloutRunner.resume`."""
         if self._is_paused:
             self._is_paused = False
             self.scheduler.clock.resume()
             await self.engine.resume()
 
     async def lock_weights(self) -> None:
-        """See `RolloutRunner.lock_weights`."""
         await self._check_weights()
         if self._in_flight is not None:
             await self._in_flight.lock_weights()
 
     async def unlock_weights(self, weights: Weights, version: int) -> None:
-        """See `RolloutRunner.unlock_weights`."""
         if self._in_flight is not None:
             await self._in_flight.unlock_weights(weights, version)
 
     async def idle_seconds(self) -> float:
-        """See `RolloutRunner.idle_seconds`."""
         self.idle.begin()
         return self.idle.total
 
     def pack(self, task: Task, ordinals: Sequence[int], journal: Journal, *, show: bool = False) -> Packed:
-        """See `RolloutRunner.pack`."""
         groups = [
             self._ended.pop(one) if one in self._ended else trajectories_in(journal.record(one)) for one in ordinals
         ]
@@ -420,7 +410,6 @@ class LocalRollouts:
         """See `RolloutRunner.replace_dead_workers`."""
 
     def update_weights(self, weights: Weights, version: int, *, in_flight: bool = False) -> SyncReport:
-        """See `RolloutRunner.update_weights`."""
         watched, passed = self._watch_weights.watched(weights, self.engine)
         try:
             report = self.loop.run(self._update(watched, version, in_flight=in_flight))
@@ -449,13 +438,11 @@ class LocalRollouts:
                 self.scheduler.clock.resume()
 
     def sleep(self) -> None:
-        """See `RolloutRunner.sleep`."""
         if self.config.actor_rollout_ref.rollout.free_cache_engine:
             self.loop.run(self.engine.sleep())
             self.needs_weights = True
 
     def metrics(self) -> Metrics:
-        """See `RolloutRunner.metrics`."""
         return self.loop.run(self._take_metrics())
 
     def stop(self) -> None:
@@ -488,7 +475,6 @@ class LocalRollouts:
             self.reporter.warn(f"{error}\n  Its numbers are left out")
 
     def checked(self) -> Report:
-        """See `RolloutRunner.checked`."""
         self.loop.run(self._check_weights())
         report, self._report = self._report, Report()
         return report

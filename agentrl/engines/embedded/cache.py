@@ -63,7 +63,6 @@ class Prefix:
 
     @property
     def held(self) -> int:
-        """See `Holder.held`."""
         return len(self.ids) if self.ready else 0
 
 
@@ -97,7 +96,6 @@ class Session:
 
     @property
     def held(self) -> int:
-        """See `Holder.held`."""
         return max(0, self.cached - self.prompt_length)
 
 

@@ -270,7 +270,6 @@ class EmbeddedEngine:
     # Control
 
     async def abort(self, session: str | None = None) -> None:
-        """See `RolloutEngine.abort`."""
         self._abort([r for r in (*self._running, *self._waiting) if session is None or r.session.name == session])
 
     def _abort(self, requests: Sequence[Request]) -> None:
@@ -298,7 +297,6 @@ class EmbeddedEngine:
             self._retract(self._running)
 
     async def resume(self) -> None:
-        """See `RolloutEngine.resume`."""
         self._paused = False
         for request in self._running:
             request.in_place = False
@@ -349,7 +347,6 @@ class EmbeddedEngine:
         return SyncReport(size, time.perf_counter() - began)
 
     def held_in(self, name: str) -> str:
-        """See `InspectableEngine.held_in`."""
         return name
 
     async def differences(self, sent: Mapping[str, torch.Tensor], names: Collection[str]) -> list[Difference]:
@@ -378,7 +375,6 @@ class EmbeddedEngine:
                     raise ValueError(f"update_weights: {first} and {name} are tied but differ; nothing was changed")
 
     async def flush_cache(self) -> None:
-        """See `RolloutEngine.flush_cache`."""
         self._most, self._cache.max_rows = self.max_num_seqs, 2 * self.max_num_seqs
         self._cache.flush(request.session for request in self._running)
         self._runner.disturb()
@@ -392,16 +388,13 @@ class EmbeddedEngine:
         self._runner.disturb()
 
     async def wake(self) -> None:
-        """See `RolloutEngine.wake`."""
         self._asleep = False
         self._kick()
 
     async def health(self) -> EngineHealth:
-        """See `RolloutEngine.health`."""
         return EngineHealth(self._version, len(self._running), len(self._waiting), self._paused, self._asleep)
 
     async def close(self) -> None:
-        """See `RolloutEngine.close`."""
         self._closed = True
         self._abort([*self._running, *self._waiting])
         self._cache.free()
