@@ -194,6 +194,10 @@ class LocalRollouts:
         self.on_loss: Callable[[], object] = lambda: None
         """Never called: in one process nothing can die but the run itself."""
         self.is_broken = False
+        frees = config.actor_rollout_ref.rollout.free_cache_engine
+        self._in_flight = engine if isinstance(engine, InFlightEngine) and not frees else None
+        """The engine where it samples while the policy is updated; an engine that must free its memory does not."""
+        self.in_flight_updates = self._in_flight is not None
         self.version = 0
         """Version of the weights that the engine has taken whole: it samples by no older weights."""
         self._is_paused = False
@@ -210,16 +214,6 @@ class LocalRollouts:
         self.delay = DelayWatch()
         loop.call_soon(self.delay.begin)
 
-    @property
-    def in_flight_updates(self) -> bool:
-        return self._in_flight is not None
-
-    @property
-    def _in_flight(self) -> InFlightEngine | None:
-        """The engine where it samples while the policy is updated; an engine that must free its memory does not."""
-        frees = self.config.actor_rollout_ref.rollout.free_cache_engine
-        return self.engine if isinstance(self.engine, InFlightEngine) and not frees else None
-
     def run(
         self,
         task: Task,
@@ -231,8 +225,19 @@ class LocalRollouts:
         after: Hook = None,
     ) -> Rollout:
         """See `RolloutRunner.run`. All of it is one coroutine, so that the engine's order repeats."""
-        found = self.respond(task, samples, first, before=before, after=after)
-        made = self.pack_trajectories(task, found, first * task.each, show=show)
+        requests = [one for group, sample in enumerate(samples, first) for one in self.requests(task, group, sample)]
+
+        async def work() -> list[Trajectory]:
+            if before is not None:
+                await before()
+            with self.observed(task, len(requests)) as on_end:
+                trajectories = await self.scheduler.run(requests, lambda _: on_end())
+            self.check()
+            if after is not None:
+                await after()
+            return trajectories
+
+        made = self.pack_trajectories(task, self.loop.run(work()), first * task.each, show=show)
         if task.split != "train":
             return made
         groups = groupby(made.outlines, attrgetter("group"))
@@ -263,26 +268,6 @@ class LocalRollouts:
             None if self.reading is None else conversations(trajectories, self.reading, first),
             self._write(task, trajectories),
         )
-
-    def respond(
-        self, task: Task, samples: Sequence[Sample], first: int = 0, *, before: Hook = None, after: Hook = None
-    ) -> list[Trajectory]:
-        """Run and score the trajectories of `samples`; see `RolloutRunner.run`."""
-        requests = [
-            request for group, sample in enumerate(samples, first) for request in self.requests(task, group, sample)
-        ]
-
-        async def work() -> list[Trajectory]:
-            if before is not None:
-                await before()
-            with self.observed(task, len(requests)) as on_end:
-                trajectories = await self.scheduler.run(requests, lambda _: on_end())
-            self.check()
-            if after is not None:
-                await after()
-            return trajectories
-
-        return self.loop.run(work())
 
     def requests(self, task: Task, group: int, sample: Sample) -> list[Request]:
         """Ask for the trajectories of one prompt."""
@@ -326,7 +311,12 @@ class LocalRollouts:
             replace(request, group=work.ordinal, on_begin=begins, params=replace(request.params, priority=priority))
             for request in self.requests(work.task, work.number, work.sample)
         ]
-        if log is not None and self._can_resume(work.sample):
+        # Experts of tokens are not written down.
+        if (
+            log is not None
+            and not self.replays_experts
+            and self.scheduler.loops[work.sample.agent_name].after_kill != "none"
+        ):
             requests = self._logged(requests, log)
         trajectories = await self.scheduler.run(requests, lambda _: on_end())
         self.check()
@@ -336,10 +326,6 @@ class LocalRollouts:
             self._ended[work.ordinal] = trajectories
         record = record_of(work.ordinal, work.sample, outcome, oldest, trajectories, whole=not is_replaced)
         return EndedGroup(work.ordinal, outcome, oldest, record)
-
-    def _can_resume(self, sample: Sample) -> bool:
-        """Say whether the row's trajectories can continue after a kill; experts of tokens are not written down."""
-        return not self.replays_experts and self.scheduler.loops[sample.agent_name].after_kill != "none"
 
     def _logged(self, requests: Sequence[Request], log: Log) -> list[Request]:
         """Record the answers to the trajectories, and give recorded answers again."""

@@ -279,11 +279,12 @@ class EmbeddedEngine:
 
     async def release(self, session: str) -> None:
         """See `RolloutEngine.release`. A request of the session that still runs is aborted."""
-        await self.abort(session)
         known = self._cache.sessions.get(session)
         if known is not None:
+            if known.busy:
+                await self.abort(session)
             self._cache.forget(known)
-            self._runner.disturb()
+        self._runner.disturb()
 
     async def pause(self, mode: PauseMode = "abort") -> None:
         """See `RolloutEngine.pause`. abort ends the requests that wait, too."""

@@ -158,14 +158,6 @@ class StepRunner:
             _keep_experts([request.session for request in steady.requests], self._rows_of(routes))
         return hidden
 
-    def _keep_all_experts(
-        self, parts: Sequence[RowBatch | Segments], new: _NewPrompts | None, rows: Sequence[bytes]
-    ) -> None:
-        """Keep the experts of the step's tokens; new prompts come last."""
-        _keep_experts([session for part in parts for session in part.sessions], rows)
-        if new is not None:
-            new.keep_experts(rows, sum(part.size for part in parts))
-
     def _rows_of(self, routes: Routes) -> list[bytes]:
         """Split the recorded experts by token."""
         recorded = routes.recorded()
@@ -233,7 +225,10 @@ class StepRunner:
             features = images.placed(self.model)
         hidden = forward_packed(self.model, ids, positions, attention, features, routes)
         if routes is not None:
-            self._keep_all_experts(parts, new, self._rows_of(routes))
+            experts = self._rows_of(routes)
+            _keep_experts([session for part in parts for session in part.sessions], experts)
+            if new is not None:
+                new.keep_experts(experts, len(tokens))
         return hidden
 
     def _start_prompts(self, running: Sequence[Request]) -> list[Prefix]:

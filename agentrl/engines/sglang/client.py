@@ -346,12 +346,11 @@ class SGLangClient:
         body: dict[str, JSON] = {"action": "checksum", "skip_tensor_list": list(leave_out)}
         answer = await self._update("/weights_checker", body, timeout)
         try:
-            ranks = {
-                _rank_name(rank.parallelism_info[0]): rank.checksums for rank in read(ChecksumsAnswer, answer).ranks
-            }
+            found = [(rank.parallelism_info[0], rank.checksums) for rank in read(ChecksumsAnswer, answer).ranks]
         except (IndexError, ValueError) as error:
             raise EngineError(f"{self.url}: /weights_checker: unexpected answer {answer!r:.500}") from error
         info = await self.info()
+        ranks = {f"{place.role}/{place.tp_rank}/{place.pp_rank}": checksums for place, checksums in found}
         return WeightChecksums(ranks, predictable=info.device == "cpu", quantized=info.quantized)
 
     async def _update(self, path: str, body: Mapping[str, JSON], timeout: float) -> bytes:
@@ -490,7 +489,3 @@ def with_one_token_each(ids: Sequence[int], images: Sequence[PlacedImage]) -> li
 def data_url(file: bytes) -> str:
     """Encode an image file as the data URL that SGLang takes in JSON; it detects the format by itself."""
     return f"data:image;base64,{base64.b64encode(file).decode()}"
-
-
-def _rank_name(place: RankPlace) -> str:
-    return f"{place.role}/{place.tp_rank}/{place.pp_rank}"

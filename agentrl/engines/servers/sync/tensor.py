@@ -85,7 +85,11 @@ class TensorSender:
     def _buffer_of(self, size: int) -> torch.Tensor:
         if self._buffer.numel() < size:
             self._buffer = torch.empty(0, dtype=torch.uint8)
-            self._buffer = _shared(size) if self._device.type == "cpu" else _on_device(size, self._device)
+            self._buffer = (
+                _shared(size)
+                if self._device.type == "cpu"
+                else torch.empty(size, dtype=torch.uint8, device=self._device)
+            )
         return self._buffer
 
 
@@ -127,7 +131,3 @@ def _shared(size: int) -> torch.Tensor:
         )
     with shared_by_name(), _stderr_not_inherited():
         return torch.empty(size, dtype=torch.uint8).share_memory_()
-
-
-def _on_device(size: int, device: torch.device) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.uint8, device=device)
