@@ -1,9 +1,9 @@
 """Attention of one step of the embedded engine, over the rows of keys and values.
 
-The step's tokens are packed in one row: first one token of each decoding session, then the new tokens of sessions that
-extend their cache by several, then the tokens of new prompts. All of them are written to the cache first. Decoding runs
-over views of the stores, without copies. It reads each session's own row, and each prompt's row once for all sessions
-that share it (arXiv:2402.05099).
+The step's tokens are packed in one row. First comes one token of each decoding session, then the new tokens of sessions
+that extend their cache by several, then the tokens of new prompts. All of them are written to the cache first. Decoding
+runs over views of the stores, without copies. It reads each session's own row, and each prompt's row once for all
+sessions that share it (arXiv:2402.05099).
 """
 
 from __future__ import annotations

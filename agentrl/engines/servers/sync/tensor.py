@@ -112,7 +112,7 @@ def _stderr_not_inherited() -> Iterator[None]:
     """Keep processes that are started inside the block from inheriting stderr.
 
     The first shared buffer starts torch's torch_shm_manager. When this process is killed, the manager stays until the
-    servers that mapped the buffer are gone, and then removes it; a reader of our stderr must not wait for that.
+    servers that mapped the buffer are gone, and then removes it. A reader of our stderr must not wait for that.
     """
     flags = fcntl.fcntl(2, fcntl.F_GETFD)
     fcntl.fcntl(2, fcntl.F_SETFD, flags | fcntl.FD_CLOEXEC)
