@@ -20,11 +20,9 @@ class FunctionLoop(AgentLoop):
 
     @property
     def code(self) -> LoopFunction:
-        """See `AgentLoop.code`."""
         return self.function
 
     async def run(self, episode: Episode) -> None:
-        """See `AgentLoop.run`."""
         await self.function(episode)
 
 

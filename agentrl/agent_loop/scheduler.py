@@ -112,7 +112,7 @@ class Scheduler:
         for request in requests:
             groups[request.group, request.baseline].requests.append(request)
         return await run_concurrently(
-            self._run_to_end(request, groups[request.group, request.baseline], on_end) for request in requests
+            self._run_one(request, groups[request.group, request.baseline], on_end) for request in requests
         )
 
     async def close(self) -> None:
@@ -125,29 +125,24 @@ class Scheduler:
         """Count the running trajectories by what they wait for, most frequent first."""
         return dict(Counter(episode.waiting_for.split(" (")[0] for episode in self.running.values()).most_common())
 
-    async def _run_to_end(
-        self, request: Request, group: _Group, on_end: Callable[[Trajectory], None] | None
-    ) -> Trajectory:
-        with leaked_cancellation_fails(f"trajectory {request.uid}"):  # of its group others may wait for this one
-            return await self._run_one(request, group, on_end)
-
     async def _run_one(
         self, request: Request, group: _Group, on_end: Callable[[Trajectory], None] | None
     ) -> Trajectory:
-        async with self._places:
-            if request.on_begin is not None:
-                request.on_begin()
-            trajectory = await self._with_retries(request)
-        if self.reward is not None and self.reward.by_group:
-            await self._score_with_group(self.reward, request, trajectory, group)
-        elif self.reward is not None:
-            await self._score(self.reward, [trajectory], request, request.answers)
-        self.context.observers.on_end(trajectory)
-        if (error := self.context.observers.take_error(request.uid)) is not None:
-            self._handle_code_error(error, request, OBSERVER_ADVICE, NOT_OBSERVED)
-        if on_end is not None:
-            on_end(trajectory)
-        return trajectory
+        with leaked_cancellation_fails(f"trajectory {request.uid}"):  # of its group others may wait for this one
+            async with self._places:
+                if request.on_begin is not None:
+                    request.on_begin()
+                trajectory = await self._with_retries(request)
+            if self.reward is not None and self.reward.by_group:
+                await self._score_with_group(self.reward, request, trajectory, group)
+            elif self.reward is not None:
+                await self._score(self.reward, [trajectory], request, request.answers)
+            self.context.observers.on_end(trajectory)
+            if (error := self.context.observers.take_error(request.uid)) is not None:
+                self._handle_code_error(error, request, OBSERVER_ADVICE, NOT_OBSERVED)
+            if on_end is not None:
+                on_end(trajectory)
+            return trajectory
 
     async def _score_with_group(
         self, reward: RewardManager, request: Request, trajectory: Trajectory, group: _Group

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 
 from agentrl.chat import ParsedCall
 from agentrl.system.quota import run_concurrently
@@ -17,14 +17,11 @@ FINAL_ANSWER_REQUEST = "No more tool calls are possible. Give your final answer 
 async def run_calls(session: ToolSession, calls: Sequence[ParsedCall], limit: int) -> list[ToolResult]:
     """Run the first `limit` calls concurrently, and answer the rest with an error; the results are in call order."""
     if len(calls) == 1:
-        return [await call_tool(session, calls[0])]
-    results = await run_concurrently(call_tool(session, call) for call in calls[:limit])
+        return [await session.call(calls[0].name, calls[0].arguments, parse_error=calls[0].error)]
+    results = await run_concurrently(
+        session.call(call.name, call.arguments, parse_error=call.error) for call in calls[:limit]
+    )
     return [*results, *[over_limit(limit)] * (len(calls) - len(results))]
-
-
-def call_tool(session: ToolSession, call: ParsedCall) -> Coroutine[None, None, ToolResult]:
-    """Run one call in the trajectory's tool session, when awaited."""
-    return session.call(call.name, call.arguments, parse_error=call.error)
 
 
 def over_limit(limit: int) -> ToolResult:
@@ -37,14 +34,10 @@ def over_limit(limit: int) -> ToolResult:
 
 def answer_to(call: ParsedCall, result: ToolResult) -> Message:
     """Make the message that answers a call."""
-    return {"role": "tool", "content": content_of(result), "tool_call_id": call.id, "name": call.name}
-
-
-def content_of(result: ToolResult) -> str | list[Part]:
-    """Return a tool message's content: text, or images and text."""
-    if not result.images:
-        return result.text
-    return [*map(image_part, result.images), {"type": "text", "text": result.text}]
+    content: str | list[Part] = result.text
+    if result.images:
+        content = [*map(image_part, result.images), {"type": "text", "text": result.text}]
+    return {"role": "tool", "content": content, "tool_call_id": call.id, "name": call.name}
 
 
 def record_of(call: ParsedCall, result: ToolResult) -> ToolCallRecord:

@@ -173,9 +173,9 @@ class WorkerState:
     def _read(self, directory: Path, mark: Mapping[str, JSON]) -> dict[str, torch.Tensor]:
         """Read weights and optimizer state, by name, sharded as they are here."""
         described = _read_description(directory)
-        missing = _first_missing(directory, described.ranks)
-        if missing is not None:
-            raise CheckpointError(f"{directory}: half-written, {missing} is missing; {_USE_AN_EARLIER}")
+        for name in (_shard_name(number, described.ranks) for number in range(described.ranks)):
+            if not (directory / name).exists():
+                raise CheckpointError(f"{directory}: half-written, {name} is missing; {_USE_AN_EARLIER}")
         reader = HuggingFaceStorageReader(str(directory))
         try:
             there = reader.read_metadata()
@@ -322,11 +322,6 @@ def _read_description(directory: Path) -> _Description:
         raise CheckpointError(f"{path}: broken ({describe(error):.500}); {_USE_AN_EARLIER}") from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: broken ({error}); {_USE_AN_EARLIER}") from error
-
-
-def _first_missing(directory: Path, ranks: int) -> str | None:
-    names = (_shard_name(rank, ranks) for rank in range(ranks))
-    return next((name for name in names if not (directory / name).exists()), None)
 
 
 def _shard_name(rank: int, ranks: int) -> str:

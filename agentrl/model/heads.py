@@ -216,7 +216,6 @@ class ValueModel(nn.Module):
         return before.masked_fill(first, 0.0)
 
     def check_attention(self) -> None:
-        """See `PolicyModel.check_attention`."""
         with torch.autocast(self.base.device.type, torch.bfloat16, enabled=self.autocast):
             check_packed_attention(self.base)
 
@@ -246,7 +245,6 @@ class ScoreModel(nn.Module):
         return torch.where(last, found, 0.0)
 
     def check_attention(self) -> None:
-        """See `PolicyModel.check_attention`."""
         with torch.autocast(self.base.device.type, torch.bfloat16, enabled=self.autocast):
             check_packed_attention(self.base)
 

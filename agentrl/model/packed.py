@@ -179,7 +179,7 @@ def use_packed_attention(model: PreTrainedModel) -> PreTrainedModel:
 
     Raises ConfigError when the packed forward would not compute the same as the model's own forward.
     """
-    if _text_config(model)._attn_implementation == IMPLEMENTATION:
+    if model.config.get_text_config()._attn_implementation == IMPLEMENTATION:
         return model
     _without_dropout(model)
     check_packed_attention(model)
@@ -201,7 +201,7 @@ def check_packed_attention(model: PreTrainedModel) -> None:
     if any(rope.get("rope_type") == "dynamic" for rope in _rotations(model)):
         raise ConfigError(_unsupported(model, "its dynamic rotary embedding depends on the longest sequence beside it"))
     has_head = model.get_output_embeddings() is not None
-    ids = torch.arange(40, device=model.device) * 7 % _text_config(model).vocab_size
+    ids = torch.arange(40, device=model.device) * 7 % model.config.get_text_config().vocab_size
     ids[24:36] = ids[8:20]  # two of the sequences begin alike, so that they share a node of the layout
     layout = make_layout(ids, torch.tensor([0, 8, 24, 40]))
     attention = _RecordingAttention(layout)
@@ -222,7 +222,7 @@ def check_packed_attention(model: PreTrainedModel) -> None:
             raise ConfigError(_unsupported(model, str(error))) from error
     # Written so that a difference of NaN fails, too.
     if not difference <= _tolerance(model):
-        layers, found = _text_config(model).num_hidden_layers, len(attention.layers)
+        layers, found = model.config.get_text_config().num_hidden_layers, len(attention.layers)
         why = f"its logits differ by {difference:.2g} of their size"
         if found < layers:
             why += f"; only {found} of its {layers} layers have attention that keeps sequences apart"
@@ -231,7 +231,7 @@ def check_packed_attention(model: PreTrainedModel) -> None:
 
 def _select_attention(model: PreTrainedModel, name: str) -> None:
     """Select an attention function for the text model. A vision tower keeps its own, which is not causal."""
-    parts = [part for part in model.config.sub_configs if getattr(model.config, part) is _text_config(model)]
+    parts = [part for part in model.config.sub_configs if getattr(model.config, part) is model.config.get_text_config()]
     model.set_attn_implementation({parts[0]: name} if parts else name)
 
 
@@ -248,10 +248,6 @@ def _check_with_image(model: PreTrainedModel, probe: tuple[torch.Tensor, Images]
     packed = token_logits(model, hidden_states(model, ids, torch.tensor([0, 8, len(ids)]), images))[8:]
     if not _difference(own, packed) <= _tolerance(model):
         raise ValueError(f"its logits with an image differ by {_difference(own, packed):.2g} of their size")
-
-
-def _text_config(model: PreTrainedModel) -> PretrainedConfig:
-    return model.config.get_text_config()
 
 
 def _difference(own: torch.Tensor, packed: torch.Tensor) -> float:
@@ -288,13 +284,13 @@ def _unsupported(model: PreTrainedModel, why: str) -> str:
 
 def _rotations(model: PreTrainedModel) -> list[RopeParameters]:
     """List the parameters of the model's rotary embeddings. Some models have one for each type of layer."""
-    rope = getattr(_text_config(model), "rope_parameters", None) or {}
+    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     return cast("list[RopeParameters]", [one for one in rope.values() if isinstance(one, dict)] or [rope])
 
 
 def longest_context(model: PreTrainedModel) -> int | None:
     """Find the longest sequence in tokens that the config allows; None where it sets no limit."""
-    limits = (getattr(_text_config(model), "max_position_embeddings", None), _longrope_limit(model))
+    limits = (getattr(model.config.get_text_config(), "max_position_embeddings", None), _longrope_limit(model))
     return min((limit for limit in limits if limit), default=None)
 
 
@@ -344,7 +340,12 @@ def stored_hidden_states(
     names = ids if images is None else told_apart(ids, *image_rows(images, offsets))
     experts = None if routes is None else routes.given
     layout = make_layout(names if experts is None or ids.is_cuda else named_apart(names, experts), offsets)
-    _check_length(model, layout)
+    limit = _longrope_limit(model)
+    if limit is not None and layout.longest > limit:
+        raise ConfigError(
+            f"a sequence has {layout.longest} tokens, and {type(model).__name__} with LongRoPE can be trained on up to "
+            f"{limit}: set actor_rollout_ref.rollout.max_model_len"
+        )
     positions = layout.positions
     if images is not None:
         placed, positions = place_features(model, ids, offsets, images, layout)
@@ -366,15 +367,6 @@ def named_apart(ids: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
     """
     rows = torch.cat([ids[:, None], experts.flatten(1).long()], dim=1)
     return torch.unique(rows, dim=0, return_inverse=True)[1]
-
-
-def _check_length(model: PreTrainedModel, layout: PackedLayout) -> None:
-    limit = _longrope_limit(model)
-    if limit is not None and layout.longest > limit:
-        raise ConfigError(
-            f"a sequence has {layout.longest} tokens, and {type(model).__name__} with LongRoPE can be trained on up to "
-            f"{limit}: set actor_rollout_ref.rollout.max_model_len"
-        )
 
 
 def place_features(
@@ -530,7 +522,7 @@ def predicting_states(
 def chunk_size(model: PreTrainedModel, states: torch.Tensor) -> int:
     """Count the tokens whose logits may be alive at once."""
     logits = _CHUNK_LOGITS_ON_GPU if states.is_cuda else _CHUNK_LOGITS
-    return max(1, logits // _text_config(model).vocab_size)
+    return max(1, logits // model.config.get_text_config().vocab_size)
 
 
 def _score(

@@ -26,7 +26,9 @@ def shard(root: nn.Module, model: PreTrainedModel, mesh: Mesh, *, autocast: bool
     """
     if mesh.fsdp is None:
         return set()
-    mesh.parallel.check_heads(*_heads(model))
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    mesh.parallel.check_heads(heads, getattr(config, "num_key_value_heads", None) or heads)
     partial = set() if mesh.tensor is None else split_layers(model, mesh.tensor)
     # What autocast leaves in float32, the sums of a layer's outputs for one, is to stay so: inputs are not cast.
     precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
@@ -34,9 +36,3 @@ def shard(root: nn.Module, model: PreTrainedModel, mesh: Mesh, *, autocast: bool
         fully_shard(layer, mesh=mesh.fsdp, mp_policy=precision if autocast else MixedPrecisionPolicy())
     fully_shard(root, mesh=mesh.fsdp)
     return partial
-
-
-def _heads(model: PreTrainedModel) -> tuple[int, int]:
-    """Count the attention heads of queries, and the heads of keys and values."""
-    config = model.config.get_text_config()
-    return config.num_attention_heads, getattr(config, "num_key_value_heads", None) or config.num_attention_heads

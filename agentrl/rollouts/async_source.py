@@ -138,7 +138,7 @@ class AsyncSource:
         """`settings`: see `settings_of`; None: the settings of a bound of 0."""
         settings = settings_of(config, 0) if settings is None else settings
         self.config, self.rollouts, self.loop = config, rollouts, rollouts.loop
-        self.schedule = StalenessScheduler(settings)
+        self.schedule, self.max_staleness = StalenessScheduler(settings), settings.max_staleness
         self.prompts = Prompts(loader)
         fsync = config.async_training.journal_fsync
         self.record = Record(rollouts.run_dir, validity(config), rollouts.reporter.note, fsync=fsync)
@@ -163,24 +163,20 @@ class AsyncSource:
 
     @property
     def needs_weights(self) -> bool:
-        """See `TrajectorySource`."""
         return self.rollouts.needs_weights
 
     def fill_rewards(self, files: Sequence[tuple[Path, int]], outlines: Sequence[Outline]) -> None:
-        """See `TrajectorySource`."""
         self.rollouts.fill_rewards(files, outlines)
 
     def sleep(self) -> None:
-        """See `TrajectorySource`."""
         self.rollouts.sleep()
 
     def checked(self) -> Report:
-        """See `TrajectorySource`."""
         return self.rollouts.checked()
 
     def updated(self, outlines: Sequence[Outline]) -> None:
         """See `TrajectorySource`. With a bound of 0 a learning sampler is updated: it has drawn for no later step."""
-        self.prompts.update(outlines)
+        self.prompts.loader.update(outlines)
         if self.schedule.updating:  # it made no weights
             self.loop.run(self._end_update())
 
@@ -243,16 +239,9 @@ class AsyncSource:
 
     @property
     def served(self) -> int:
-        """See `TrajectorySource`."""
         return self.schedule.served
 
-    @property
-    def max_staleness(self) -> int:
-        """See `TrajectorySource`."""
-        return self.schedule.settings.max_staleness
-
     def metrics(self) -> Metrics:
-        """See `TrajectorySource`."""
         metrics = self.rollouts.metrics()
         metrics.add(self._numbers)
         return metrics
@@ -262,7 +251,7 @@ class AsyncSource:
 
         With a bound of 0 that is the loader's: between two steps nothing is begun.
         """
-        if not self.schedule.settings.max_staleness:
+        if not self.max_staleness:
             return {"loader": self.prompts.state()["loader"]}
         return self.loop.run(self._state())
 
@@ -272,7 +261,7 @@ class AsyncSource:
         Prompts that had begun and not ended continue with the weights of `publish`. Raises DataError when the data
         differ, the ledger disagrees with them, or more prompts had begun than the settings allow.
         """
-        if not self.schedule.settings.max_staleness:
+        if not self.max_staleness:
             if begun := as_list(as_object(state.get("flow")).get("groups")):
                 raise DataError(
                     "the checkpoint was made with async_training.max_staleness above 0 and holds "
@@ -287,16 +276,14 @@ class AsyncSource:
         self.record.check_prompts(state, self.prompts.__getitem__)
 
     def saved(self) -> None:
-        """See `TrajectorySource`."""
-        if self.schedule.settings.max_staleness:
+        if self.max_staleness:
             self.loop.run(self._saved())
 
     def report(self) -> str | None:
         """See `TrajectorySource`; None with a bound of 0, where a step's prompts end within it."""
-        return self.record.text() if self.schedule.settings.max_staleness else None
+        return self.record.text() if self.max_staleness else None
 
     def restart_workers(self) -> None:
-        """See `TrajectorySource`."""
         self.loop.run(self._stop())
         self.rollouts.restart_workers()
 
@@ -365,7 +352,7 @@ class AsyncSource:
         await self._resume()
 
     async def _end_validation(self) -> None:
-        if self.schedule.settings.max_staleness and not self.rollouts.in_flight_updates:
+        if self.max_staleness and not self.rollouts.in_flight_updates:
             await self._pause()
         self.schedule = self.schedule.resume()
         if self.rollouts.in_flight_updates and self._running:
@@ -373,7 +360,7 @@ class AsyncSource:
 
     def _send(self, weights: Weights) -> SyncReport:
         """Have the engine, which is held or can do it in flight, sample by `weights`."""
-        in_flight = self.schedule.settings.max_staleness > 0
+        in_flight = self.max_staleness > 0
         report = self.rollouts.update_weights(weights, self.schedule.version, in_flight=in_flight)
         self._is_locked = False
         self.loop.run(self._published())

@@ -194,6 +194,10 @@ class LocalRollouts:
         self.on_loss: Callable[[], object] = lambda: None
         """Never called: in one process nothing can die but the run itself."""
         self.is_broken = False
+        frees = config.actor_rollout_ref.rollout.free_cache_engine
+        self._in_flight = engine if isinstance(engine, InFlightEngine) and not frees else None
+        """The engine where it samples while the policy is updated; an engine that must free its memory does not."""
+        self.in_flight_updates = self._in_flight is not None
         self.version = 0
         """Version of the weights that the engine has taken whole: it samples by no older weights."""
         self._is_paused = False
@@ -210,17 +214,6 @@ class LocalRollouts:
         self.delay = DelayWatch()
         loop.call_soon(self.delay.begin)
 
-    @property
-    def in_flight_updates(self) -> bool:
-        """See `RolloutRunner.in_flight_updates`."""
-        return self._in_flight is not None
-
-    @property
-    def _in_flight(self) -> InFlightEngine | None:
-        """The engine where it samples while the policy is updated; an engine that must free its memory does not."""
-        frees = self.config.actor_rollout_ref.rollout.free_cache_engine
-        return self.engine if isinstance(self.engine, InFlightEngine) and not frees else None
-
     def run(
         self,
         task: Task,
@@ -232,8 +225,19 @@ class LocalRollouts:
         after: Hook = None,
     ) -> Rollout:
         """See `RolloutRunner.run`. All of it is one coroutine, so that the engine's order repeats."""
-        found = self.respond(task, samples, first, before=before, after=after)
-        made = self.pack_trajectories(task, found, first * task.each, show=show)
+        requests = [one for group, sample in enumerate(samples, first) for one in self.requests(task, group, sample)]
+
+        async def work() -> list[Trajectory]:
+            if before is not None:
+                await before()
+            with self.observed(task, len(requests)) as on_end:
+                trajectories = await self.scheduler.run(requests, lambda _: on_end())
+            self.check()
+            if after is not None:
+                await after()
+            return trajectories
+
+        made = self.pack_trajectories(task, self.loop.run(work()), first * task.each, show=show)
         if task.split != "train":
             return made
         groups = groupby(made.outlines, attrgetter("group"))
@@ -265,26 +269,6 @@ class LocalRollouts:
             self._write(task, trajectories),
         )
 
-    def respond(
-        self, task: Task, samples: Sequence[Sample], first: int = 0, *, before: Hook = None, after: Hook = None
-    ) -> list[Trajectory]:
-        """Run and score the trajectories of `samples`; see `RolloutRunner.run`."""
-        requests = [
-            request for group, sample in enumerate(samples, first) for request in self.requests(task, group, sample)
-        ]
-
-        async def work() -> list[Trajectory]:
-            if before is not None:
-                await before()
-            with self.observed(task, len(requests)) as on_end:
-                trajectories = await self.scheduler.run(requests, lambda _: on_end())
-            self.check()
-            if after is not None:
-                await after()
-            return trajectories
-
-        return self.loop.run(work())
-
     def requests(self, task: Task, group: int, sample: Sample) -> list[Request]:
         """Ask for the trajectories of one prompt."""
         return [
@@ -301,7 +285,6 @@ class LocalRollouts:
         ]
 
     def fill_rewards(self, files: Sequence[tuple[Path, int]], outlines: Sequence[Outline]) -> None:
-        """See `RolloutRunner.fill_rewards`."""
         done = 0
         for path, count in files:
             if path.exists():
@@ -313,7 +296,6 @@ class LocalRollouts:
     async def run_group(
         self, work: PromptTask, on_begin: Callable[[int], None], on_end: Callable[[], None], log: Log | None
     ) -> EndedGroup:
-        """See `RolloutRunner.run_group`."""
         is_begun = False
 
         def begins() -> None:
@@ -329,7 +311,12 @@ class LocalRollouts:
             replace(request, group=work.ordinal, on_begin=begins, params=replace(request.params, priority=priority))
             for request in self.requests(work.task, work.number, work.sample)
         ]
-        if log is not None and self._can_resume(work.sample):
+        # Experts of tokens are not written down.
+        if (
+            log is not None
+            and not self.replays_experts
+            and self.scheduler.loops[work.sample.agent_name].after_kill != "none"
+        ):
             requests = self._logged(requests, log)
         trajectories = await self.scheduler.run(requests, lambda _: on_end())
         self.check()
@@ -339,10 +326,6 @@ class LocalRollouts:
             self._ended[work.ordinal] = trajectories
         record = record_of(work.ordinal, work.sample, outcome, oldest, trajectories, whole=not is_replaced)
         return EndedGroup(work.ordinal, outcome, oldest, record)
-
-    def _can_resume(self, sample: Sample) -> bool:
-        """Say whether the row's trajectories can continue after a kill; experts of tokens are not written down."""
-        return not self.replays_experts and self.scheduler.loops[sample.agent_name].after_kill != "none"
 
     def _logged(self, requests: Sequence[Request], log: Log) -> list[Request]:
         """Record the answers to the trajectories, and give recorded answers again."""
@@ -360,7 +343,6 @@ class LocalRollouts:
         ]
 
     async def stop_groups(self) -> None:
-        """See `RolloutRunner.stop_groups`."""
         self._ended.clear()
 
     def pop_group(self, ordinal: int) -> list[Trajectory] | None:
@@ -368,37 +350,31 @@ class LocalRollouts:
         return self._ended.pop(ordinal, None)
 
     async def pause(self) -> None:
-        """See `RolloutRunner.pause`."""
         if not self._is_paused:
             self._is_paused = True
             self.scheduler.clock.stop()
             await self.engine.pause("retract")
 
     async def resume(self) -> None:
-        """See `RolloutRunner.resume`."""
         if self._is_paused:
             self._is_paused = False
             self.scheduler.clock.resume()
             await self.engine.resume()
 
     async def lock_weights(self) -> None:
-        """See `RolloutRunner.lock_weights`."""
         await self._check_weights()
         if self._in_flight is not None:
             await self._in_flight.lock_weights()
 
     async def unlock_weights(self, weights: Weights, version: int) -> None:
-        """See `RolloutRunner.unlock_weights`."""
         if self._in_flight is not None:
             await self._in_flight.unlock_weights(weights, version)
 
     async def idle_seconds(self) -> float:
-        """See `RolloutRunner.idle_seconds`."""
         self.idle.begin()
         return self.idle.total
 
     def pack(self, task: Task, ordinals: Sequence[int], journal: Journal, *, show: bool = False) -> Packed:
-        """See `RolloutRunner.pack`."""
         groups = [
             self._ended.pop(one) if one in self._ended else trajectories_in(journal.record(one)) for one in ordinals
         ]
@@ -420,7 +396,6 @@ class LocalRollouts:
         """See `RolloutRunner.replace_dead_workers`."""
 
     def update_weights(self, weights: Weights, version: int, *, in_flight: bool = False) -> SyncReport:
-        """See `RolloutRunner.update_weights`."""
         watched, passed = self._watch_weights.watched(weights, self.engine)
         try:
             report = self.loop.run(self._update(watched, version, in_flight=in_flight))
@@ -449,13 +424,11 @@ class LocalRollouts:
                 self.scheduler.clock.resume()
 
     def sleep(self) -> None:
-        """See `RolloutRunner.sleep`."""
         if self.config.actor_rollout_ref.rollout.free_cache_engine:
             self.loop.run(self.engine.sleep())
             self.needs_weights = True
 
     def metrics(self) -> Metrics:
-        """See `RolloutRunner.metrics`."""
         return self.loop.run(self._take_metrics())
 
     def stop(self) -> None:
@@ -488,7 +461,6 @@ class LocalRollouts:
             self.reporter.warn(f"{error}\n  Its numbers are left out")
 
     def checked(self) -> Report:
-        """See `RolloutRunner.checked`."""
         self.loop.run(self._check_weights())
         report, self._report = self._report, Report()
         return report

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import Lock
 
 from agentrl.data.loader import Loader
 from agentrl.system.json_value import JSON, as_mapping
-from agentrl.trajectory import Outline
 from agentrl.trajectory.sample import Sample
 
 
@@ -29,7 +28,7 @@ class Prompts:
     """
 
     def __init__(self, loader: Loader) -> None:
-        self._loader = loader
+        self.loader = loader
         self._next = 0
         self._drawn: deque[_Drawn] = deque()
         self._lock = Lock()
@@ -38,15 +37,11 @@ class Prompts:
     def draw_to(self, end: int) -> None:
         """Draw until all prompts before `end` are there. Raises the errors of `Loader`."""
         while self._next < end:
-            position = self._loader.state_dict()
-            drawn = _Drawn(self._next, next(self._loader), position)
+            position = self.loader.state_dict()
+            drawn = _Drawn(self._next, next(self.loader), position)
             with self._lock:
                 self._drawn.append(drawn)
                 self._next += len(drawn.samples)
-
-    def update(self, outlines: Sequence[Outline]) -> None:
-        """Update a sampler that learns with a step's trajectories; see `Loader.update`."""
-        self._loader.update(outlines)
 
     @property
     def end(self) -> int:
@@ -69,14 +64,14 @@ class Prompts:
         """Return the position before the oldest batch that is not forgotten, and the ordinal of its first prompt."""
         if self._drawn:
             return {"loader": self._drawn[0].position, "first_prompt": self._drawn[0].first}
-        return {"loader": self._loader.state_dict(), "first_prompt": self._next}
+        return {"loader": self.loader.state_dict(), "first_prompt": self._next}
 
     def load(self, state: Mapping[str, JSON], first: int) -> None:
         """Continue where `state` was taken; `first`: ordinal of the first prompt of a state without one.
 
         Raises DataError when the data differ.
         """
-        self._loader.load_state_dict(as_mapping(state["loader"]))
+        self.loader.load_state_dict(as_mapping(state["loader"]))
         found = state.get("first_prompt", first)
         self._next = found if isinstance(found, int) else first
         self._drawn.clear()

@@ -64,7 +64,6 @@ class RayRunner:
 
     @property
     def is_broken(self) -> bool:
-        """See `RolloutRunner.is_broken`."""
         return self.groups.is_broken
 
     def run(
@@ -125,7 +124,6 @@ class RayRunner:
         )
 
     def sleep(self) -> None:
-        """See `RolloutRunner.sleep`."""
         if self.config.actor_rollout_ref.rollout.free_cache_engine:
             self.workers.broadcast(LocalRollouts.sleep)
             self.needs_weights = True
@@ -142,11 +140,9 @@ class RayRunner:
         return found
 
     def restart_workers(self) -> None:
-        """See `RolloutRunner.restart_workers`."""
         self.workers.restart_dead()
 
     def replace_dead_workers(self) -> None:
-        """See `RolloutRunner.replace_dead_workers`."""
         self.groups.replace_dead_workers()
 
     async def run_group(
@@ -156,23 +152,19 @@ class RayRunner:
         return await self.groups.run(work, on_begin, on_end, log)
 
     async def stop_groups(self) -> None:
-        """See `RolloutRunner.stop_groups`."""
         await self.groups.stop()
 
     async def pause(self) -> None:
-        """See `RolloutRunner.pause`."""
         if not self._is_paused:
             self._is_paused = True
             await self.groups.broadcast(_pause)
 
     async def resume(self) -> None:
-        """See `RolloutRunner.resume`."""
         if self._is_paused:
             self._is_paused = False
             await self.groups.broadcast(_resume)
 
     async def lock_weights(self) -> None:
-        """See `RolloutRunner.lock_weights`."""
         self._is_locked = True
         await self.groups.broadcast(_lock_weights)
 
@@ -187,7 +179,6 @@ class RayRunner:
 
     @contextmanager
     def observed(self, task: Task, total: int | None) -> Iterator[Callable[[], None]]:
-        """See `RolloutRunner.observed`."""
         with self.display.stage(task.name, total=total) as stage:
             yield partial(stage.advance, 1)
 

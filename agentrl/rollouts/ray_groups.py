@@ -101,7 +101,6 @@ class RayGroups:
 
     @property
     def is_broken(self) -> bool:
-        """See `RolloutRunner.is_broken`."""
         return any(self._is_of(number, one) and one.has_ended for number, one in list(self._followed.items()))
 
     def replace_dead_workers(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection
 from hashlib import blake2b
 from pathlib import Path
 
@@ -53,9 +53,14 @@ def remove_oldest(run: Path, most_gb: float | None, keep: Collection[int]) -> li
     pictures = list((run / IMAGES).glob("*"))
     states = {path: path.stat() for path in (*files, *pictures)}
     pictures.sort(key=lambda path: states[path].st_mtime)
+    by_step: defaultdict[int, list[Path]] = defaultdict(list)
+    for path in files:
+        name = FileName.read(path.name)
+        if name is not None and name.split == "train" and name.step not in keep:
+            by_step[name.step].append(path)
     removed, total = [], sum(state.st_size for state in states.values())
     last = 0.0  # when the newest of what is removed was written
-    for step, paths in sorted(_of_training(files, keep).items()):
+    for step, paths in sorted(by_step.items()):
         if total <= most_gb * GB:
             break
         last = max(last, *(states[path].st_mtime for path in paths))
@@ -66,13 +71,3 @@ def remove_oldest(run: Path, most_gb: float | None, keep: Collection[int]) -> li
             total -= states[path].st_size
         removed.append(step)
     return removed
-
-
-def _of_training(files: Iterable[Path], keep: Collection[int]) -> Mapping[int, list[Path]]:
-    """Sort files of training by step, without files of the steps `keep`."""
-    by_step: defaultdict[int, list[Path]] = defaultdict(list)
-    for path in files:
-        name = FileName.read(path.name)
-        if name is not None and name.split == "train" and name.step not in keep:
-            by_step[name.step].append(path)
-    return by_step

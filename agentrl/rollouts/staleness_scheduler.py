@@ -173,14 +173,15 @@ class StalenessScheduler:
         """Another prompt may begin now."""
         if self.paused or self.room <= 0:
             return False
-        is_in_time = self.late((*self.groups, self._next()), self.version + self.updating) is None
+        another = Group(self.next_ordinal, self.served)
+        is_in_time = self.late((*self.groups, another), self.version + self.updating) is None
         return is_in_time or self.settings.at_once is not None  # then the batch takes some, and the others leave
 
     def admit(self, count: int = 1) -> StalenessScheduler:
         """Begin `count` prompts from `next_ordinal` on; several only with a bound of 0, where all have one version."""
         if not self.can_admit or count > (1 if self.settings.max_staleness else self.room):
             raise RuntimeError(f"{count} prompts from {self.next_ordinal} on may not begin yet")
-        begun = (self._next(ahead) for ahead in range(count))
+        begun = (Group(self.next_ordinal + ahead, self.served) for ahead in range(count))
         return replace(self, groups=(*self.groups, *begun), next_ordinal=self.next_ordinal + count)
 
     def begin(self, ordinal: int, version: int | None = None) -> StalenessScheduler:
@@ -354,9 +355,6 @@ class StalenessScheduler:
                 groups, gone = tuple(_group(one) for one in found), tuple(_prompt_status(one) for one in left)
                 return StalenessScheduler(settings, step, version, served, next_ordinal, updating, paused, groups, gone)
         raise TypeError(f"expected the state of a schedule, found {state!r:.200}")
-
-    def _next(self, ahead: int = 0) -> Group:
-        return Group(self.next_ordinal + ahead, self.served)
 
     def _place(self, ordinal: int) -> int:
         return bisect_left(self.groups, ordinal, key=attrgetter("ordinal"))

@@ -79,7 +79,6 @@ class DriverLog:
     add: Callable[[Entry], None]
 
     def read(self) -> Sequence[Entry]:
-        """See `Log`."""
         return self.entries
 
 

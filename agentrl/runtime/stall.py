@@ -123,13 +123,13 @@ class Stall:
 @contextmanager
 def watched(what: str, period: float, say: Callable[[str], None]) -> Iterator[None]:
     """Say where this thread is, from another one, every `period` seconds that the block lasts."""
-    watched_thread, ended, stall = threading.get_ident(), threading.Event(), Stall(period, None)
+    watched_thread, ended, began = threading.get_ident(), threading.Event(), time.monotonic()
 
     def watch() -> None:
-        while not ended.wait(stall.next()):
+        while not ended.wait(period):
             frame = sys._current_frames().get(watched_thread)
-            if stall.due() and frame is not None:
-                say(f"{what} has taken {stall.seconds:.0f} s; it is in {position_of(frame)}")
+            if frame is not None:
+                say(f"{what} has taken {time.monotonic() - began:.0f} s; it is in {position_of(frame)}")
 
     threading.Thread(target=watch, name=f"watch {what}", daemon=True).start()
     try:

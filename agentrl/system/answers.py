@@ -25,8 +25,8 @@ T = TypeVar("T")
 AfterKill = Literal["answers", "calls", "none"]
 """How a trajectory's session with a tool or an interaction comes back in the process after a kill.
 
-answers: the callee keeps nothing that a later call needs, so the recorded answer is given again; calls: the same calls
-are made again and must be answered the same; none: resuming is impossible, and the trajectory restarts."""
+answers: the callee keeps nothing that a later call needs, so the recorded answer is given again. calls: the same calls
+are made again and must be answered the same. none: resuming is impossible, and the trajectory restarts."""
 
 
 def check_after_kill(word: object, *, remembers: bool = False) -> None:

@@ -7,7 +7,8 @@ nobody cancelled the task. Taken for a cancellation, such an error would end the
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from agentrl.errors import InfrastructureError
 
@@ -21,18 +22,12 @@ def is_being_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-class leaked_cancellation_fails:
-    """Context that raises InfrastructureError in place of a CancelledError that nobody asked the running task for."""
-
-    __slots__ = ("_what",)
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, asyncio.CancelledError) and not is_being_cancelled():
-            raise InfrastructureError(f"{self._what}: something that it waited for was cancelled") from error
+@contextmanager
+def leaked_cancellation_fails(what: str) -> Iterator[None]:
+    """Raise InfrastructureError in place of a CancelledError that nobody asked the running task for."""
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        if is_being_cancelled():
+            raise
+        raise InfrastructureError(f"{what}: something that it waited for was cancelled") from error

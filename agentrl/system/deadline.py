@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextvars import ContextVar, Token
 from types import TracebackType
 
@@ -102,9 +102,15 @@ class Clock:
         """Seconds left of each deadline when the clock was stopped."""
         self._is_stopped = False
 
-    def timeout(self, seconds: float) -> _Timeout:
+    @contextlib.asynccontextmanager
+    async def timeout(self, seconds: float) -> AsyncIterator[asyncio.Timeout]:
         """Be `asyncio.timeout(seconds)` on this clock."""
-        return _Timeout(self._left, seconds, is_stopped=self._is_stopped)
+        async with asyncio.timeout(None if self._is_stopped else seconds) as timeout:
+            self._left[timeout] = seconds
+            try:
+                yield timeout
+            finally:
+                del self._left[timeout]
 
     def stop(self) -> None:
         """Let no deadline pass until `resume`."""
@@ -125,24 +131,3 @@ class Clock:
         for timeout, left in self._left.items():
             if not timeout.expired():
                 timeout.reschedule(now + left)
-
-
-class _Timeout:
-    """An `asyncio.timeout` that is listed in `left` as long as it is open."""
-
-    __slots__ = ("_left", "_seconds", "_timeout")
-
-    def __init__(self, left: dict[asyncio.Timeout, float], seconds: float, *, is_stopped: bool) -> None:
-        self._left, self._seconds = left, seconds
-        self._timeout = asyncio.timeout(None if is_stopped else seconds)
-
-    async def __aenter__(self) -> asyncio.Timeout:
-        timeout = await self._timeout.__aenter__()
-        self._left[timeout] = self._seconds
-        return timeout
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        del self._left[self._timeout]
-        await self._timeout.__aexit__(kind, error, trace)

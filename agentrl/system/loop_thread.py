@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
@@ -115,7 +116,8 @@ class LoopThread:
             running.cancel()
             return
         self._running.add(running)
-        running.begin(self._loop)
+        running.task = self._loop.create_task(running.work)
+        running.task.add_done_callback(running.settle)
         running.outcome.add_done_callback(lambda _: self._running.discard(running))
         if self._error is not None:
             self._fail(self._error)
@@ -182,28 +184,24 @@ class DelayWatch:
         loop.call_at(self._due, self._look)
 
 
+@dataclass(slots=True, eq=False)
 class _Running(Generic[T_co]):
     """A running coroutine, and the outcome that the waiting thread receives. All methods run on the loop's thread."""
 
-    def __init__(self, work: Coroutine[object, None, T_co]) -> None:
-        self.work = work
-        self.outcome: concurrent.futures.Future[T_co] = concurrent.futures.Future()
-        self.error: BaseException | None = None
-        """Raised in place of the result of `work`."""
-        self._task: asyncio.Task[T_co] | None = None
-
-    def begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._task = loop.create_task(self.work)
-        self._task.add_done_callback(self._settle)
+    work: Coroutine[object, None, T_co]
+    outcome: concurrent.futures.Future[T_co] = field(default_factory=concurrent.futures.Future)
+    error: BaseException | None = None
+    """Raised in place of the result of `work`."""
+    task: asyncio.Task[T_co] | None = None
 
     def cancel(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+        if self.task is not None:
+            self.task.cancel()
         elif not self.outcome.done():  # the interrupt came before `work` began
             self.work.close()
             self.outcome.set_exception(asyncio.CancelledError())
 
-    def _settle(self, task: asyncio.Task[T_co]) -> None:
+    def settle(self, task: asyncio.Task[T_co]) -> None:
         # CancelledError is no exception of a task, and the class of asyncio differs from the one in concurrent.futures.
         raised = asyncio.CancelledError() if task.cancelled() else task.exception()
         if self.error is not None or raised is not None:

@@ -19,10 +19,6 @@ class _Number:
     weight: float = 1.0
     """mean: the weights' sum."""
 
-    @property
-    def value(self) -> float:
-        return self.total / self.weight if self.kind == "mean" else self.total
-
     def add(self, other: _Number) -> None:
         if self.kind == "max":
             self.total = max(self.total, other.total)
@@ -78,7 +74,8 @@ class Metrics(Mapping[str, float]):
             self.mean(prefix + name, value)
 
     def __getitem__(self, name: str) -> float:
-        return self._numbers[name].value
+        number = self._numbers[name]
+        return number.total / number.weight if number.kind == "mean" else number.total
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._numbers)

@@ -43,16 +43,14 @@ class Quota:
                 begun = begun or time.perf_counter()
                 await self._rate.acquire()
         except BaseException:
-            self._release()
+            if self._places is not None:
+                self._places.release()
             raise
         return 0.0 if begun is None else time.perf_counter() - begun
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._release()
-
-    def _release(self) -> None:
         if self._places is not None:
             self._places.release()
 

@@ -62,7 +62,8 @@ class Registry:
         def decorate(found: T) -> T:
             known = self._registered.get(name)
             if name in self._built_in or (known is not None and _place(known) != _place(found)):
-                raise ValueError(f"{self.what} {name!r} is already registered by {self._owner(name)}")
+                owner = self._built_in.get(name) or ".".join(_place(known))
+                raise ValueError(f"{self.what} {name!r} is already registered by {owner}")
             self._registered[name] = found
             return found
 
@@ -149,9 +150,6 @@ class Registry:
             f"{key}: unknown {self.what} {name!r}{nearest(name, self.names())}; known are "
             f"{_listed(self.names())}{yours}"
         )
-
-    def _owner(self, name: str) -> str:
-        return self._built_in.get(name) or ".".join(_place(self._registered[name]))
 
 
 def options_model(found: object) -> type[pydantic.BaseModel] | None:

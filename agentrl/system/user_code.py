@@ -17,10 +17,10 @@ import subprocess
 import sys
 import sysconfig
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
 from agentrl.errors import CodeError, InfrastructureError, UserError
@@ -159,29 +159,22 @@ def _http_status(error: BaseException) -> int | None:
     return None
 
 
-class user_code:
-    """Context for a call of `code`, called `what` in messages: raise CodeError in place of its errors.
+@contextmanager
+def user_code(what: str, code: Code, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Raise CodeError in place of errors of `code`, called `what` in messages.
 
     Faults, UserErrors, the classes of `passing`, and errors that no user code had a part in stay as they are. A
     CancelledError without a request to cancel is a fault (see `agentrl.system.cancellation`).
     """
-
-    __slots__ = ("_code", "_passing", "_what")
-
-    def __init__(self, what: str, code: Code, passing: tuple[type[Exception], ...] = ()) -> None:
-        self._what, self._code, self._passing = what, code, passing
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not isinstance(error, (Exception, SystemExit)):
-            leaked_cancellation_fails(self._what).__exit__(kind, error, trace)
-            return
-        stays = isinstance(error, (UserError, *self._passing)) or is_fault(error)
-        if not stays and not (is_agentrl_code(self._code) and not _frames(error, self._code)):
-            raise code_error(self._what, error, self._code) from error
+    with leaked_cancellation_fails(what):
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            if isinstance(error, (UserError, *passing)) or is_fault(error):
+                raise
+            if is_agentrl_code(code) and not _frames(error, code):
+                raise
+            raise code_error(what, error, code) from error
 
 
 async def await_user_code(

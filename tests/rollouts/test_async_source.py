@@ -690,7 +690,7 @@ def flying(bench: Bench) -> list[str]:
     engine = bench.rollouts.engine
     engine.__class__ = Flying
     assert isinstance(engine, Flying)
-    engine.asked = []
+    bench.rollouts._in_flight, bench.rollouts.in_flight_updates, engine.asked = engine, True, []
     return engine.asked
 
 

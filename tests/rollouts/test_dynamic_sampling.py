@@ -141,7 +141,7 @@ def test_groups_that_find_no_place_are_dropped_and_the_data_go_on_behind_all_tha
     with opened("data.gen_batch_size=9") as source:
         assert prompts(source.next_batch(1)) == [0, 0, 3, 3]
         assert numbers(source)["refill/groups_surplus"] == 1, "row 6"
-        again = make_loader(source.prompts._loader.dataset, source.config.data)
+        again = make_loader(source.prompts.loader.dataset, source.config.data)
         next(again)
         assert source.state() == {"loader": again.state_dict()}
 

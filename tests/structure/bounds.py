@@ -9,21 +9,21 @@ BOUNDS: dict[str, float] = {
     "classes over 300 lines": 8,
     "classes over 20 methods": 16,
     "classes over 15 attributes": 14,
-    "methods of the largest class": 41,
-    "public classes": 756,
+    "methods of the largest class": 40,
+    "public classes": 754,
     "functions over 7 parameters": 21,
     "parameters of the widest function": 15,
-    "private functions used once": 430,
-    "functions used once": 1042,
-    "lines of the core": 58513,
+    "private functions used once": 419,
+    "functions used once": 1027,
+    "lines of the core": 58248,
     "lines of tests": 69371,
     "files under 30 lines": 70,
-    "docstrings that only point": 131,
+    "docstrings that only point": 64,
     "hard words in 1,000 of docs": 0.3,
     "long sentences in 100 of docs": 1.4,
     "hard words in 1,000 of docstrings": 0.2,
     "long sentences in 100 of docstrings": 1.4,
 }
 
-STEP = {"files": 146, "functions": 774}
+STEP = {"files": 148, "functions": 749}
 """A step of the quickstart enters so many; three of the functions only where a line of progress is due."""

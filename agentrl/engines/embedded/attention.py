@@ -1,9 +1,9 @@
 """Attention of one step of the embedded engine, over the rows of keys and values.
 
-The step's tokens are packed in one row: first one token of each decoding session, then the new tokens of sessions that
-extend their cache by several, then the tokens of new prompts. All of them are written to the cache first. Decoding runs
-over views of the stores, without copies. It reads each session's own row, and each prompt's row once for all sessions
-that share it (arXiv:2402.05099).
+The step's tokens are packed in one row. First comes one token of each decoding session, then the new tokens of sessions
+that extend their cache by several, then the tokens of new prompts. All of them are written to the cache first. Decoding
+runs over views of the stores, without copies. It reads each session's own row, and each prompt's row once for all
+sessions that share it (arXiv:2402.05099).
 """
 
 from __future__ import annotations
@@ -65,18 +65,17 @@ class _Part:
         grid = query.index_select(0, self._source).unflatten(0, (self.outer, self.inner)).transpose(1, 2).flatten(2, 3)
         if mask.shape[2] > 1:
             mask = mask.repeat_interleave(query.shape[2], dim=2)
-        out, lse = attend_part(grid, key, value, mask, rule)
-        return self._collect(out), self._collect(lse)
+        out, lse = (  # the layout undone: [outer, K, inner * G, *] -> [T, K, G, *]
+            laid.unflatten(2, (self.inner, -1)).transpose(1, 2).flatten(0, 1).index_select(0, self.back)
+            for laid in attend_part(grid, key, value, mask, rule)
+        )
+        return out, lse
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
         """Lay out one value a token, [T] -> [outer, 1, inner, 1], with 1 where there is no token."""
         grid = torch.ones(self.outer * self.inner, dtype=values.dtype, device=values.device)
         grid[self.back] = values
         return grid.view(self.outer, 1, self.inner, 1)
-
-    def _collect(self, grid: torch.Tensor) -> torch.Tensor:
-        """Undo the layout: [outer, K, inner * G, *] -> [T, K, G, *]."""
-        return grid.unflatten(2, (self.inner, -1)).transpose(1, 2).flatten(0, 1).index_select(0, self.back)
 
 
 class RowBatch:
@@ -110,11 +109,6 @@ class RowBatch:
         self._prompt_mask = self._masked(self._held, self._prompt_columns)
         self._prepare()
 
-    @property
-    def ids(self) -> list[int]:
-        """The T new tokens, session after session."""
-        return [token for session in self.sessions for token in session.ids[session.cached :]]
-
     def _prepare(self) -> None:
         """Make room for the step's tokens and mask what each of them must not see."""
         self.own.reserve(0, self.longest)
@@ -131,11 +125,12 @@ class RowBatch:
         return self._masks[window]
 
     def _masked(self, end: torch.Tensor, columns: int, first: torch.Tensor | None = None) -> torch.Tensor:
-        """Build an additive mask [outer, 1, 1 or inner, columns]: 0 in the columns [first, end), `hidden` outside."""
+        """Build an additive mask [outer, 1, 1 or inner, columns]: 0 in the columns [first, end), lowest outside."""
         index = torch.arange(columns, device=end.device)
         outside = index >= end if first is None else (index >= end) | (index < first)
         return torch.zeros(outside.shape, dtype=self.own.dtype, device=end.device).masked_fill_(
-            outside, hidden(self.own.dtype)
+            outside,
+            torch.finfo(self.own.dtype).min / 2,  # finite: attention to no key at all must not give NaN
         )
 
     def advance(self) -> None:
@@ -157,11 +152,6 @@ class RowBatch:
         if rule.sinks is None:
             return out
         return out * sink_share(torch.logaddexp(lse, prompt_lse).flatten(1, 2), rule.sinks).to(out.dtype).unsqueeze(-1)
-
-
-def hidden(dtype: torch.dtype) -> float:
-    """Value added to the score of a masked key. Finite: attention to no key at all must not give NaN."""
-    return torch.finfo(dtype).min / 2
 
 
 class Segments:
@@ -202,11 +192,6 @@ class Segments:
             assert prefix is not None
             self.groups.append((prefix, spans[0][0], spans[-1][1]))
 
-    @property
-    def ids(self) -> list[int]:
-        """The m new tokens, session after session."""
-        return [token for session in self.sessions for token in session.ids[session.cached :]]
-
     def _mask(self, window: int | None) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
         """Build or look up the masks of own rows and of prompts, for tokens that see the last `window` tokens."""
         if window not in self._masks:
@@ -225,7 +210,7 @@ class Segments:
         if not outside.any():
             return None
         mask = torch.zeros(outside.shape, dtype=self.own.dtype, device=places.device)
-        return mask.masked_fill_(outside, hidden(self.own.dtype))[None, None]
+        return mask.masked_fill_(outside, torch.finfo(self.own.dtype).min / 2)[None, None]
 
     def attend(self, layer: int, query: torch.Tensor, rule: Rule) -> torch.Tensor:
         """Attend to own rows and prompts: query [H, m, D] -> [m, H, D]. Keys of the new tokens are stored already."""

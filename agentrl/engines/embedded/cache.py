@@ -63,7 +63,6 @@ class Prefix:
 
     @property
     def held(self) -> int:
-        """See `Holder.held`."""
         return len(self.ids) if self.ready else 0
 
 
@@ -97,7 +96,6 @@ class Session:
 
     @property
     def held(self) -> int:
-        """See `Holder.held`."""
         return max(0, self.cached - self.prompt_length)
 
 
@@ -202,12 +200,8 @@ class KVRows:
         chosen = set(map(id, active))
         near = [row for row in range(limit) if id(self.holders[row]) not in chosen]
         near.sort(key=lambda row: self.holders[row] is not None)  # an empty row costs no copy back
-        pairs = [(holder.row, row) for holder, row in zip(far, near, strict=False)]
-        self._swap(pairs)
-
-    def _swap(self, pairs: list[tuple[int, int]]) -> None:
-        for row, other in pairs:
-            first, second = self.holders[row], self.holders[other]
+        for first, other in zip(far, near, strict=False):
+            row, second = first.row, self.holders[other]
             columns = max(holder.held for holder in (first, second) if holder is not None)
             for tensor in (*self.keys, *self.values):
                 if second is None:
@@ -215,9 +209,9 @@ class KVRows:
                 else:
                     tensor[[row, other], :, :columns] = tensor[[other, row], :, :columns]
             self.holders[row], self.holders[other] = second, first
-            for holder, place in ((first, other), (second, row)):
-                if holder is not None:
-                    holder.row = place
+            first.row = other
+            if second is not None:
+                second.row = row
 
     def write(
         self, layer: int, rows: torch.Tensor, columns: torch.Tensor, key: torch.Tensor, value: torch.Tensor

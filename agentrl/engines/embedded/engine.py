@@ -105,7 +105,10 @@ class EmbeddedEngine:
         if self._closed:
             raise EngineError("the engine is closed")
         request = self._accept(list(ids), params, session, images)
-        self._queue(request)
+        place = len(self._waiting)
+        while place and self._waiting[place - 1].params.priority > params.priority:
+            place -= 1
+        self._waiting.insert(place, request)
         self._kick()
         try:
             return await request.future
@@ -178,13 +181,6 @@ class EmbeddedEngine:
         if ended:
             self._leave(ended)
         return bool(ended)
-
-    def _queue(self, request: Request) -> None:
-        """Insert a request into the queue after all waiting requests that come before it."""
-        place = len(self._waiting)
-        while place and self._waiting[place - 1].params.priority > request.params.priority:
-            place -= 1
-        self._waiting.insert(place, request)
 
     def _admit(self) -> None:
         """Let waiting requests join, while there is room in the batch and in the step."""
@@ -264,21 +260,16 @@ class EmbeddedEngine:
     def _relieve(self, error: CacheFull) -> None:
         """Start over with half as many requests at once, since the cache is full; until the next flush."""
         alone = len(self._running) == 1 and self._cache.own.used <= 1 and self._cache.shared.used <= 1
-        self._bound(max(1, len(self._running) // 2))
+        self._most = max(1, len(self._running) // 2)
+        self._cache.max_rows = 2 * self._most
         if alone:
             self._fail(error)
         self._retract(self._running)
         self._cache.free()
 
-    def _bound(self, most: int) -> None:
-        """Limit the requests that run at once, and the rows that are kept for as many idle sessions."""
-        self._most = most
-        self._cache.max_rows = 2 * most
-
     # Control
 
     async def abort(self, session: str | None = None) -> None:
-        """See `RolloutEngine.abort`."""
         self._abort([r for r in (*self._running, *self._waiting) if session is None or r.session.name == session])
 
     def _abort(self, requests: Sequence[Request]) -> None:
@@ -288,11 +279,12 @@ class EmbeddedEngine:
 
     async def release(self, session: str) -> None:
         """See `RolloutEngine.release`. A request of the session that still runs is aborted."""
-        await self.abort(session)
         known = self._cache.sessions.get(session)
         if known is not None:
+            if known.busy:
+                await self.abort(session)
             self._cache.forget(known)
-            self._runner.disturb()
+        self._runner.disturb()
 
     async def pause(self, mode: PauseMode = "abort") -> None:
         """See `RolloutEngine.pause`. abort ends the requests that wait, too."""
@@ -306,7 +298,6 @@ class EmbeddedEngine:
             self._retract(self._running)
 
     async def resume(self) -> None:
-        """See `RolloutEngine.resume`."""
         self._paused = False
         for request in self._running:
             request.in_place = False
@@ -349,7 +340,7 @@ class EmbeddedEngine:
                     known[name].copy_(tensor)
                     size += known[name].nbytes
         self._version = version
-        self._bound(self.max_num_seqs)
+        self._most, self._cache.max_rows = self.max_num_seqs, 2 * self.max_num_seqs
         kept = [request for request in self._running if request.in_place]
         self._retract([request for request in self._running if not request.in_place])
         self._cache.outdate(request.session for request in kept)
@@ -357,7 +348,6 @@ class EmbeddedEngine:
         return SyncReport(size, time.perf_counter() - began)
 
     def held_in(self, name: str) -> str:
-        """See `InspectableEngine.held_in`."""
         return name
 
     async def differences(self, sent: Mapping[str, torch.Tensor], names: Collection[str]) -> list[Difference]:
@@ -386,8 +376,7 @@ class EmbeddedEngine:
                     raise ValueError(f"update_weights: {first} and {name} are tied but differ; nothing was changed")
 
     async def flush_cache(self) -> None:
-        """See `RolloutEngine.flush_cache`."""
-        self._bound(self.max_num_seqs)
+        self._most, self._cache.max_rows = self.max_num_seqs, 2 * self.max_num_seqs
         self._cache.flush(request.session for request in self._running)
         self._runner.disturb()
 
@@ -400,16 +389,13 @@ class EmbeddedEngine:
         self._runner.disturb()
 
     async def wake(self) -> None:
-        """See `RolloutEngine.wake`."""
         self._asleep = False
         self._kick()
 
     async def health(self) -> EngineHealth:
-        """See `RolloutEngine.health`."""
         return EngineHealth(self._version, len(self._running), len(self._waiting), self._paused, self._asleep)
 
     async def close(self) -> None:
-        """See `RolloutEngine.close`."""
         self._closed = True
         self._abort([*self._running, *self._waiting])
         self._cache.free()

@@ -63,67 +63,6 @@ class _DecodingBatch:
     attention: StepAttention
     sampler: Sampler
 
-    @classmethod
-    def from_requests(
-        cls,
-        requests: list[Request],
-        parts: Sequence[RowBatch | Segments],
-        attention: StepAttention,
-        sampler: Sampler,
-    ) -> _DecodingBatch:
-        """Keep a step in which all requests decode."""
-        decode = parts[0]
-        assert isinstance(decode, RowBatch)
-        return cls(requests, decode, attention, sampler)
-
-
-@dataclass(slots=True)
-class _Groups:
-    """The running requests of a step, by how many new tokens they have."""
-
-    decoding: list[Request]
-    """One: the token that was sampled last."""
-    short: list[Request]
-    """Up to _SHORT."""
-    long: list[Request]
-    ready: list[Request]
-    """Requests without new tokens: they sample from the last hidden state of their prompt."""
-
-    @classmethod
-    def split(cls, running: Sequence[Request]) -> _Groups:
-        """Group requests whose prompts count as cached already."""
-        return cls(
-            decoding=[r for r in running if r.new_tokens == 1],
-            short=[r for r in running if 1 < r.new_tokens <= _SHORT],
-            long=[r for r in running if r.new_tokens > _SHORT],
-            ready=[r for r in running if r.new_tokens == 0],
-        )
-
-    def sort(self) -> None:
-        """Order each group as its rows lie in the stores, the long ones by prompt first: `Segments` joins them."""
-        self.decoding.sort(key=lambda r: r.session.row)
-        self.short.sort(key=lambda r: r.session.row)
-        self.long.sort(key=lambda r: (r.session.prefix.row if r.session.prefix else -1, r.session.row))
-
-    def parts(self, cache: SessionCache) -> list[RowBatch | Segments]:
-        """Prepare the attention of the groups that have new tokens."""
-        kinds = ((RowBatch, self.decoding), (RowBatch, self.short), (Segments, self.long))
-        return [kind([r.session for r in group], cache.own, cache.shared) for kind, group in kinds if group]
-
-    def last_places(self, device: torch.device) -> torch.Tensor:
-        """[R] int64: place in the step of the last token of each of the R requests with new tokens."""
-        counts = [r.new_tokens for r in (*self.decoding, *self.short, *self.long)]
-        return (torch.tensor(counts, dtype=torch.int64).cumsum(0) - 1).to(device)
-
-    def ready_states(self) -> list[torch.Tensor]:
-        """[1, H] for each ready request: the last hidden state of its prompt."""
-        prefixes = [r.session.prefix for r in self.ready]
-        return [prefix.hidden[None] for prefix in prefixes if prefix and prefix.hidden is not None]
-
-    def requests(self) -> list[Request]:
-        """All requests in the order of the step."""
-        return self.decoding + self.short + self.long + self.ready
-
 
 @dataclass(frozen=True, slots=True)
 class _NewPrompts:
@@ -199,29 +138,25 @@ class StepRunner:
     @torch.inference_mode()
     def run(self, running: Sequence[Request]) -> tuple[list[Request], list[int], list[float]]:
         """Run a step. Return the requests in its order, the token sampled for each, and the token's log-prob."""
-        steady = self._steady
-        if steady is None:
-            return self._mixed(running)
-        decode = steady.decode
-        decode.advance()
+        if self._steady is None:
+            requests, sampler, hidden = self._mixed(running)
+        else:
+            requests, sampler = self._steady.requests, self._steady.sampler
+            hidden = self._decoded(self._steady)
+        logits = token_logits(self.model, hidden)
+        for request in requests:
+            request.session.cached = len(request.session.ids)
+        return requests, *sampler.sample(logits, [request.session.cached for request in requests])
+
+    def _decoded(self, steady: _DecodingBatch) -> torch.Tensor:
+        """Run a step of the requests of the last one: the last hidden state of each, [R, H]."""
+        steady.decode.advance()
         ids = torch.tensor([request.session.ids[-1] for request in steady.requests], device=self.cache.own.device)
-        routes = self._routes()
-        hidden = forward_packed(self.model, ids, decode.positions, steady.attention, None, routes)
+        routes = Routes() if self.records_experts else None
+        hidden = forward_packed(self.model, ids, steady.decode.positions, steady.attention, None, routes)
         if routes is not None:
             _keep_experts([request.session for request in steady.requests], self._rows_of(routes))
-        logits = token_logits(self.model, hidden)
-        return steady.requests, *self._sample(steady.requests, steady.sampler, logits)
-
-    def _routes(self) -> Routes | None:
-        return Routes() if self.records_experts else None
-
-    def _keep_all_experts(
-        self, parts: Sequence[RowBatch | Segments], new: _NewPrompts | None, rows: Sequence[bytes]
-    ) -> None:
-        """Keep the experts of the step's tokens; new prompts come last."""
-        _keep_experts([session for part in parts for session in part.sessions], rows)
-        if new is not None:
-            new.keep_experts(rows, sum(part.size for part in parts))
+        return hidden
 
     def _rows_of(self, routes: Routes) -> list[bytes]:
         """Split the recorded experts by token."""
@@ -230,45 +165,41 @@ class StepRunner:
         width, whole = recorded[0].nbytes, recorded.numpy().tobytes()
         return [whole[at : at + width] for at in range(0, len(whole), width)]
 
-    def _sample(self, requests: list[Request], sampler: Sampler, logits: torch.Tensor) -> tuple[list[int], list[float]]:
-        lengths = []
-        for request in requests:
-            session = request.session
-            session.cached = len(session.ids)
-            lengths.append(session.cached)
-        return sampler.sample(logits, lengths)
-
-    def _mixed(self, running: Sequence[Request]) -> tuple[list[Request], list[int], list[float]]:
-        """Run a step in which requests do different things."""
+    def _mixed(self, running: Sequence[Request]) -> tuple[list[Request], Sampler, torch.Tensor]:
+        """Run a step in which requests do different things. Return them in its order, and their last states [R, H]."""
         cache, device = self.cache, self.cache.own.device
         prompts = self._start_prompts(running)
-        groups = _Groups.split(running)
-        self._arrange(groups.decoding)  # may move the rows of all others, too
-        groups.sort()
-        parts = groups.parts(cache)
+        self._arrange([r for r in running if r.new_tokens == 1])  # may move the rows of all others, too
+        by_row = sorted(running, key=lambda r: r.session.row)
+        decoding = [r for r in by_row if r.new_tokens == 1]  # the token that was sampled last
+        short = [r for r in by_row if 1 < r.new_tokens <= _SHORT]
+        long = [r for r in by_row if r.new_tokens > _SHORT]
+        long.sort(key=lambda r: r.session.prefix.row if r.session.prefix else -1)  # `Segments` joins them by prompt
+        ready = [r for r in running if r.new_tokens == 0]  # sample from the last hidden state of their prompt
+        kinds = ((RowBatch, decoding), (RowBatch, short), (Segments, long))
+        parts = [kind([r.session for r in group], cache.own, cache.shared) for kind, group in kinds if group]
         continuing = sum(part.size for part in parts)
         images = _step_images(parts, prompts, device)
         new = _NewPrompts.make(prompts, images, continuing, device)
         if new is not None and images is not None:
             images = new.images_of(images, continuing)
         attention = StepAttention(parts, prompts, None if new is None else new.layout, cache.own, cache.shared)
+        requests = decoding + short + long + ready
+        ends = torch.tensor([r.new_tokens for r in requests if r.new_tokens], dtype=torch.int64).cumsum(0) - 1
         states = []
         if parts or new is not None:
-            routes = self._routes()
-            hidden = self._forward(parts, new, attention, images, routes)
-            if routes is not None:
-                self._keep_all_experts(parts, new, self._rows_of(routes))
-            states.append(hidden.index_select(0, groups.last_places(device)))
+            hidden = self._forward(parts, new, attention, images)
+            states.append(hidden.index_select(0, ends.to(device)))
             if new is not None:
                 new.keep_states(hidden)
-        requests = groups.requests()
         if self.records_experts:
             _give_prompt_experts(requests)
         sampler = Sampler([r.params for r in requests], [r.seed for r in requests], device)
-        if len(groups.decoding) == len(requests) and new is None:
-            self._steady = _DecodingBatch.from_requests(requests, parts, attention, sampler)
-        logits = token_logits(self.model, torch.cat([*states, *groups.ready_states()]))
-        return requests, *self._sample(requests, sampler, logits)
+        if len(decoding) == len(requests) and new is None and isinstance(parts[0], RowBatch):
+            self._steady = _DecodingBatch(requests, parts[0], attention, sampler)
+        prefixes = [r.session.prefix for r in ready]
+        states += [prefix.hidden[None] for prefix in prefixes if prefix and prefix.hidden is not None]
+        return requests, sampler, torch.cat(states)
 
     def _forward(
         self,
@@ -276,22 +207,29 @@ class StepRunner:
         new: _NewPrompts | None,
         attention: StepAttention,
         images: StepImages | None,
-        routes: Routes | None,
     ) -> torch.Tensor:
         """Run the step's T tokens through the model: last hidden states [T, H]."""
-        device = self.cache.own.device
-        rows = [torch.tensor(part.ids, device=device) for part in parts]
+        routes = Routes() if self.records_experts else None
+        tokens = [token for part in parts for s in part.sessions for token in s.ids[s.cached :]]
+        rows = [torch.tensor(tokens, dtype=torch.int64, device=self.cache.own.device)]
         places = [part.positions for part in parts]
         if new is not None:
             rows.append(new.ids)
             places.append(new.layout.positions)
         ids, positions = torch.cat(rows), torch.cat(places)
-        if images is None:
-            return forward_packed(self.model, ids, positions, attention, None, routes)
-        # Image tokens are numbers beyond the vocabulary in the cache; the model's own stands for them in the forward.
-        ids = torch.where(images.rows < 0, ids, self.model.config.image_token_id)
-        positions = positions if images.positions is None else images.positions
-        return forward_packed(self.model, ids, positions, attention, images.placed(self.model), routes)
+        features = None
+        if images is not None:
+            # Image tokens are numbers beyond the vocabulary in the cache; the model's own stands for them here.
+            ids = torch.where(images.rows < 0, ids, self.model.config.image_token_id)
+            positions = positions if images.positions is None else images.positions
+            features = images.placed(self.model)
+        hidden = forward_packed(self.model, ids, positions, attention, features, routes)
+        if routes is not None:
+            experts = self._rows_of(routes)
+            _keep_experts([session for part in parts for session in part.sessions], experts)
+            if new is not None:
+                new.keep_experts(experts, len(tokens))
+        return hidden
 
     def _start_prompts(self, running: Sequence[Request]) -> list[Prefix]:
         """Find the prompts that this step has to compute; their sessions count them as cached from here on."""

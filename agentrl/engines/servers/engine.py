@@ -237,7 +237,6 @@ class ServerEngine:
         )
 
     async def abort(self, session: str | None = None) -> None:
-        """See `RolloutEngine.abort`."""
         calls = [call for call in self._calls.values() if session is None or call.session == session]
         self._mark_aborted(calls)
         running = [(call.server, call.rid) for call in calls if call.server is not None]
@@ -281,7 +280,6 @@ class ServerEngine:
             await self._all_ended()
 
     async def resume(self) -> None:
-        """See `RolloutEngine.resume`."""
         await self._supervisor.each(lambda server: server.client.resume())
         self._paused = None
         self._update_quiet()
@@ -294,7 +292,6 @@ class ServerEngine:
         await self._supervisor.each(lambda server: server.client.flush_cache(wait=0.0 if server.asking else GRACE))
 
     async def sleep(self) -> None:
-        """See `RolloutEngine.sleep`."""
         running = sum(call.server is not None for call in self._calls.values())
         if running and self._paused != "retract":
             raise EngineError(f"sleep: {running} requests are running; pause with mode abort or retract")
@@ -403,7 +400,6 @@ class ServerEngine:
         await self._supervisor.lock_weights()
 
     async def unlock_weights(self, weights: Weights, version: int) -> None:
-        """See `InFlightEngine.unlock_weights`."""
         self._supervisor.unlock_weights(weights, version)
 
     @asynccontextmanager

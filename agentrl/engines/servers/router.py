@@ -6,8 +6,8 @@ shares a prompt. Both avoid a crowded server: its requests in flight are more th
 server's, and `SPARE` more. Waiting there costs more than computing the prefix again.
 All else goes to the least loaded server; of several, to the one with fewest sessions, so that servers fill evenly.
 
-At a server that takes `SLOW` times as long for a token as the median one, each request counts as that many, and no
-session stays while another server is free: a dying disk or a throttled GPU must not hold up a step.
+A server may take `SLOW` times as long for a token as the median one. Then each of its requests counts as that many, and
+no session stays while another server is free: a dying disk or a throttled GPU must not hold up a step.
 
 No I/O, no clock: the same calls give the same routes. The rules and both numbers were chosen by simulation:
 `benchmarks/cluster/router_simulation.py`.

@@ -58,8 +58,8 @@ async def start_engine(
 ) -> SGLangEngine:
     """Start `num_servers` servers, or attach to `server_urls`, and wait until all of them answer.
 
-    Started servers write their logs to `folder`/servers/. Servers that are attached to have some weights of the model;
-    they must be sent the policy's before they generate. `progress` shows the stages of the start, `notify` what happens
+    Started servers write their logs to `folder`/servers/. Servers that are attached to have some weights of the model.
+    They must be sent the policy's before they generate. `progress` shows the stages of the start, `notify` what happens
     to servers later on. Raises ConfigError or EngineError with the server's own last error; no process is left then.
     """
     allow_many_files()

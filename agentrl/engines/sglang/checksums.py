@@ -43,7 +43,6 @@ class Expectation:
         self._hashes: dict[str, _Parameter] = {}
 
     def add(self, bucket: Bucket) -> None:
-        """See `ExpectedChecksums.add`."""
         for entry in bucket.entries:
             name, part = parameter_of(entry.name)
             content = bucket.data[entry.start : entry.end].cpu().numpy().tobytes()

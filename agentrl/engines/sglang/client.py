@@ -230,11 +230,9 @@ class SGLangClient:
     # Control
 
     async def pause(self, mode: PauseMode) -> None:
-        """See `RolloutEngine.pause`."""
         await self.post("pause_generation", {"mode": mode})
 
     async def resume(self) -> None:
-        """See `RolloutEngine.resume`."""
         await self.post("continue_generation", {})
 
     async def flush_cache(self, wait: float = 0.0) -> bool:
@@ -296,11 +294,9 @@ class SGLangClient:
             await self._update("/begin_weight_update", {}, timeout)
 
     async def end_weight_update(self, timeout: float) -> None:
-        """See `WeightReceiver.end_weight_update`."""
         await self._update("/end_weight_update", {}, timeout)
 
     async def update_from_memory(self, bucket: Bucket, version: int, *, ranks: int, timeout: float) -> None:
-        """See `WeightReceiver.update_from_memory`."""
         body: dict[str, JSON] = {
             "serialized_named_tensors": [serialize(bucket) for _ in range(ranks)],
             "load_format": "flattened_bucket",
@@ -310,7 +306,6 @@ class SGLangClient:
         await self._update("/update_weights_from_tensor", body, timeout)
 
     async def join_weight_group(self, invitation: GroupInvitation, timeout: float) -> None:
-        """See `WeightReceiver.join_weight_group`."""
         body: dict[str, JSON] = {
             "master_address": invitation.address,
             "master_port": invitation.port,
@@ -322,7 +317,6 @@ class SGLangClient:
         await self._update("/init_weights_update_group", body, timeout)
 
     async def update_from_broadcast(self, bucket: Bucket, version: int, *, group: str, timeout: float) -> None:
-        """See `WeightReceiver.update_from_broadcast`."""
         body: dict[str, JSON] = {
             "names": [entry.name for entry in bucket.entries],
             "dtypes": [str(entry.dtype).removeprefix("torch.") for entry in bucket.entries],
@@ -335,7 +329,6 @@ class SGLangClient:
         await self._update("/update_weights_from_distributed", body, timeout)
 
     async def leave_weight_group(self, group: str, timeout: float) -> None:
-        """See `WeightReceiver.leave_weight_group`."""
         await self.post("/destroy_weights_update_group", {"group_name": group}, timeout=timeout)
 
     async def update_from_disk(self, folder: Path, version: int, timeout: float) -> None:
@@ -350,16 +343,14 @@ class SGLangClient:
         await self._update("/update_weights_from_disk", body, timeout)
 
     async def weight_checksums(self, timeout: float, leave_out: Sequence[str] = ()) -> WeightChecksums:
-        """See `WeightReceiver.weight_checksums`."""
         body: dict[str, JSON] = {"action": "checksum", "skip_tensor_list": list(leave_out)}
         answer = await self._update("/weights_checker", body, timeout)
         try:
-            ranks = {
-                _rank_name(rank.parallelism_info[0]): rank.checksums for rank in read(ChecksumsAnswer, answer).ranks
-            }
+            found = [(rank.parallelism_info[0], rank.checksums) for rank in read(ChecksumsAnswer, answer).ranks]
         except (IndexError, ValueError) as error:
             raise EngineError(f"{self.url}: /weights_checker: unexpected answer {answer!r:.500}") from error
         info = await self.info()
+        ranks = {f"{place.role}/{place.tp_rank}/{place.pp_rank}": checksums for place, checksums in found}
         return WeightChecksums(ranks, predictable=info.device == "cpu", quantized=info.quantized)
 
     async def _update(self, path: str, body: Mapping[str, JSON], timeout: float) -> bytes:
@@ -498,7 +489,3 @@ def with_one_token_each(ids: Sequence[int], images: Sequence[PlacedImage]) -> li
 def data_url(file: bytes) -> str:
     """Encode an image file as the data URL that SGLang takes in JSON; it detects the format by itself."""
     return f"data:image;base64,{base64.b64encode(file).decode()}"
-
-
-def _rank_name(place: RankPlace) -> str:
-    return f"{place.role}/{place.tp_rank}/{place.pp_rank}"

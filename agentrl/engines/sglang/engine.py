@@ -57,7 +57,6 @@ class SGLangEngine(ServerEngine):
         self._sample = WeightSample(sender.dtype, notify)
 
     def held_in(self, name: str) -> str | None:
-        """See `InspectableEngine.held_in`."""
         return self._sample.held_in(name)
 
     async def differences(self, sent: Mapping[str, torch.Tensor], names: Collection[str]) -> list[Difference]:

@@ -52,15 +52,12 @@ class SGLangProcess(ServerProcess):
         self._pass_env = frozenset(pass_env)
 
     def command(self, port: int) -> list[str]:
-        """See `ServerProcess.command`."""
         return [sys.executable, "-m", self.module, *self.arguments.argv(port)]
 
     def environment(self) -> dict[str, str]:
-        """See `ServerProcess.environment`."""
         return environment(self.arguments.device, self._pass_env)
 
     async def served_model(self, http: httpx.AsyncClient) -> str | None:
-        """See `ServerProcess.served_model`."""
         if (await http.get(f"{self.url}/health")).status_code != 200:
             return None
         told = await http.get(f"{self.url}/model_info", headers=key_header(self.key))

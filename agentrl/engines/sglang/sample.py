@@ -43,7 +43,6 @@ class WeightSample:
         """Servers that were not compared."""
 
     def held_in(self, name: str) -> str | None:
-        """See `InspectableEngine.held_in`."""
         parameter, _ = parameter_of(name)
         return None if parameter in self._absent else parameter
 

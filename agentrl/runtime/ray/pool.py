@@ -302,7 +302,8 @@ def placed(nodes: Sequence[list[dict[str, float]]], what: str, within: float = P
     if missing:
         for group in groups:
             remove_placement_group(group)
-        raise ConfigError(f"the Ray cluster has no room for {what}: it has {_resources()}")
+        has = (f"{name} {amount:g}" for name, amount in sorted(ray.cluster_resources().items()) if name.isupper())
+        raise ConfigError(f"the Ray cluster has no room for {what}: it has {', '.join(has)}")
     return groups
 
 
@@ -321,7 +322,3 @@ def _environment(nodes: int, per_node: int) -> dict[str, str]:
     if nodes == 1:
         variables |= {GLOO: "lo", "NCCL_SOCKET_IFNAME": "lo"}
     return variables
-
-
-def _resources() -> str:
-    return ", ".join(f"{name} {amount:g}" for name, amount in sorted(ray.cluster_resources().items()) if name.isupper())

@@ -33,7 +33,10 @@ async def compare(update: Update, expected: ExpectedChecksums) -> Comparison:
                 update, server, [name for name, value in sums.items() if prediction[name] != value], "what was sent"
             )
         return "sent"
-    by_key = {url: _with_rank(answer) for url, answer in answers.items()}
+    by_key = {
+        url: {f"{rank}:{name}": value for rank, sums in answer.ranks.items() for name, value in sums.items()}
+        for url, answer in answers.items()
+    }
     majority = _majority(by_key)
     for server in list(update.servers):
         sums = by_key[server.url]
@@ -48,10 +51,6 @@ def _predicted(answer: WeightChecksums, expected: ExpectedChecksums) -> Mapping[
         return None
     [sums] = answer.ranks.values()
     return expected.for_parameters(sums.keys())
-
-
-def _with_rank(answer: WeightChecksums) -> dict[str, str]:
-    return {f"{rank}:{name}": value for rank, sums in answer.ranks.items() for name, value in sums.items()}
 
 
 def _majority(answers: Mapping[str, Mapping[str, str]]) -> dict[str, str | None]:

@@ -142,7 +142,7 @@ class DistributedSender:
         mine = asyncio.create_task(asyncio.to_thread(ours))
         try:
             done, _ = await asyncio.wait([mine, *theirs], return_when=asyncio.FIRST_EXCEPTION, timeout=self._timeout)
-            first = _first_error(done)
+            first = next((error for task in done if (error := task.exception()) is not None), None)
             if first is None and len(done) == 1 + len(theirs):
                 return
             # A refusal counts only while our side works: after our own failure the servers' errors are its echo.
@@ -275,10 +275,6 @@ def _gloo_at(host: str, store: PrefixStore, ranks: int, timeout: timedelta) -> d
     options = vars(dist.ProcessGroupGloo)["_Options"]()  # torch does not declare it
     options._timeout, options._devices = timeout, [dist.ProcessGroupGloo.create_device(hostname=host)]
     return dist.ProcessGroupGloo(store, 0, ranks, options)
-
-
-def _first_error(done: Iterable[asyncio.Future[None]]) -> BaseException | None:
-    return next((error for task in done if (error := task.exception()) is not None), None)
 
 
 def _errors(

@@ -85,7 +85,11 @@ class TensorSender:
     def _buffer_of(self, size: int) -> torch.Tensor:
         if self._buffer.numel() < size:
             self._buffer = torch.empty(0, dtype=torch.uint8)
-            self._buffer = _shared(size) if self._device.type == "cpu" else _on_device(size, self._device)
+            self._buffer = (
+                _shared(size)
+                if self._device.type == "cpu"
+                else torch.empty(size, dtype=torch.uint8, device=self._device)
+            )
         return self._buffer
 
 
@@ -108,7 +112,7 @@ def _stderr_not_inherited() -> Iterator[None]:
     """Keep processes that are started inside the block from inheriting stderr.
 
     The first shared buffer starts torch's torch_shm_manager. When this process is killed, the manager stays until the
-    servers that mapped the buffer are gone, and then removes it; a reader of our stderr must not wait for that.
+    servers that mapped the buffer are gone, and then removes it. A reader of our stderr must not wait for that.
     """
     flags = fcntl.fcntl(2, fcntl.F_GETFD)
     fcntl.fcntl(2, fcntl.F_SETFD, flags | fcntl.FD_CLOEXEC)
@@ -127,7 +131,3 @@ def _shared(size: int) -> torch.Tensor:
         )
     with shared_by_name(), _stderr_not_inherited():
         return torch.empty(size, dtype=torch.uint8).share_memory_()
-
-
-def _on_device(size: int, device: torch.device) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.uint8, device=device)
