@@ -12,6 +12,7 @@ pydantic model, and `declare` further columns next to the basic ones. Configs na
 """
 
 from agentrl.algorithms.columns import Advantages, EstimatorColumns, LossColumns, TokenLoss
+from agentrl.config.columns import register_column
 from agentrl.config.declaration import Declaration, declaration_of, declare
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "TokenLoss",
     "declaration_of",
     "declare",
+    "register_column",
 ]

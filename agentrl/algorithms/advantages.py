@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+import math
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -13,7 +13,8 @@ from agentrl.algorithms.columns import Advantages, EstimatorColumns
 from agentrl.algorithms.distillation import teacher_logprobs
 from agentrl.algorithms.groups import Groups
 from agentrl.algorithms.ragged import segment_sum
-from agentrl.config.declaration import Extra, declaration_of
+from agentrl.config.columns import OF_SCORER
+from agentrl.config.declaration import declaration_of
 from agentrl.config.registries import ADVANTAGE_ESTIMATORS
 from agentrl.errors import TrainingError
 from agentrl.system.registry import configured
@@ -22,23 +23,21 @@ if TYPE_CHECKING:
     from agentrl.config.sections.algorithm import AlgorithmConfig
     from agentrl.trajectory.batch import RaggedBatch
 
+BASIC = ("offsets", "rewards", "mask", "group", "trajectory", "turn", "version", "old_logprobs", "rollout_logprobs")
+"""Columns that every estimator is given."""
 Estimator = Callable[[EstimatorColumns, "AlgorithmConfig"], Advantages]
 
 
-def compute_advantages(
-    batch: RaggedBatch, config: AlgorithmConfig, n: int, numbers: Mapping[int, Mapping[str, float]] | None = None
-) -> RaggedBatch:
+def compute_advantages(batch: RaggedBatch, config: AlgorithmConfig, n: int) -> RaggedBatch:
     """Add advantages and returns [T] float32 by `config.adv_estimator`, 0 where the policy did not sample.
 
-    Needs old_logprobs and the columns that the estimator declares. n: trajectories requested for each prompt. numbers:
-    by trajectory, its scorer's numbers. Raises TrainingError unless the estimator returns one number a token.
+    Needs old_logprobs and the columns that the estimator declares. n: trajectories requested for each prompt. Raises
+    TrainingError unless the estimator returns one number a token.
     """
     found = cast(Estimator, ADVANTAGE_ESTIMATORS.get(config.adv_estimator))
-    declared = declaration_of(found).columns
-    columns = estimator_columns(batch, n, declared)
-    if "numbers" in declared:
-        by_sequence = [(numbers or {}).get(trajectory, {}) for trajectory in batch.trajectory.tolist()]
-        columns = replace(columns, numbers=by_sequence)
+    columns = estimator_columns(
+        batch, n, declaration_of(found).columns, f"algorithm.adv_estimator={config.adv_estimator}"
+    )
     with torch.no_grad():
         results = configured(found, config.adv_options, "algorithm.adv_options")(columns, config)
     for name, result in zip(("advantages", "returns"), results, strict=True):
@@ -48,40 +47,27 @@ def compute_advantages(
                 f"one a token, found {list(result.shape)}"
             )
     advantages, returns = (torch.where(batch.mask, result, 0.0).float() for result in results)
-    return replace(batch, advantages=advantages, returns=returns)
+    return batch.with_fields(advantages=advantages, returns=returns)
 
 
-def estimator_columns(batch: RaggedBatch, n: int, declared: Collection[Extra] = ()) -> EstimatorColumns:
-    """Take the columns of a batch that has old_logprobs; of the optional columns only the `declared` ones."""
-    assert batch.old_logprobs is not None, "the policy's log-probs come first"
+def estimator_columns(
+    batch: RaggedBatch, n: int, declared: Collection[str] = (), asked_by: str = ""
+) -> EstimatorColumns:
+    """Take the columns of a batch that has old_logprobs; of the additional columns only the `declared` ones."""
+    made = {"numbers": numbers, "teacher_logprobs": teacher_logprobs}
+    values = {name: made[name](batch) if name in made else getattr(batch, name) for name in (*BASIC, *declared)}
+    if missing := [name for name, found in values.items() if found is None]:
+        raise TrainingError(f"{asked_by}: the batch has no column {', '.join(missing)}; it has to be computed before")
+    return EstimatorColumns(asked_by=asked_by, n=n, correction=batch.correction, **values)
 
-    def optional(name: Extra) -> Tensor | None:
-        if name not in declared:
-            return None
-        values: Tensor | None = getattr(batch, name)
-        assert values is not None, f"{name} is declared, and not computed"
-        return values
 
-    return EstimatorColumns(
-        rewards=batch.rewards,
-        mask=batch.mask,
-        offsets=batch.offsets,
-        group=batch.group,
-        trajectory=batch.trajectory,
-        turn=batch.turn,
-        version=batch.version,
-        old_logprobs=batch.old_logprobs,
-        rollout_logprobs=batch.rollout_logprobs,
-        n=n,
-        ref_logprobs=optional("ref_logprobs"),
-        values=optional("values"),
-        entropy=optional("entropy"),
-        squared_probs=optional("squared_probs"),
-        state=optional("state"),
-        greedy_rewards=optional("greedy_rewards"),
-        correction=batch.correction,
-        teacher_logprobs=teacher_logprobs(batch) if "teacher_logprobs" in declared else None,
-    )
+def numbers(batch: RaggedBatch) -> list[dict[str, float]]:
+    """List by sequence the numbers that its trajectory's scorer gave."""
+    given = {name: values.tolist() for name, values in batch.sequences.items() if name.startswith(OF_SCORER)}
+    return [
+        {name.removeprefix(OF_SCORER): values[row] for name, values in given.items() if not math.isnan(values[row])}
+        for row in range(len(batch))
+    ]
 
 
 def reads_teacher(config: AlgorithmConfig) -> bool:
@@ -89,11 +75,10 @@ def reads_teacher(config: AlgorithmConfig) -> bool:
     return "teacher_logprobs" in declaration_of(ADVANTAGE_ESTIMATORS.get(config.adv_estimator)).columns
 
 
-def zero_advantage_sequences(batch: RaggedBatch) -> list[int]:
-    """Indices of the sequences whose advantages are all exactly 0, so that their tokens have no policy gradient."""
+def zero_advantage_sequences(batch: RaggedBatch) -> Tensor:
+    """Mark the sequences whose advantages are all exactly 0, so that their tokens have no policy gradient: [N] bool."""
     assert batch.advantages is not None, "compute_advantages comes first"
-    nonzero = segment_sum((batch.advantages != 0).double(), batch.offsets)
-    return torch.nonzero(nonzero == 0).flatten().tolist()
+    return segment_sum((batch.advantages != 0).double(), batch.offsets) == 0
 
 
 def group_counts(batch: RaggedBatch, n: int) -> dict[str, int]:

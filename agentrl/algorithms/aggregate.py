@@ -1,4 +1,4 @@
-"""The one way in which losses by token become a scalar.
+"""The one way in which losses by token, and the terms of a loss, become a scalar.
 
 `aggregate` adds the tokens up and divides by denominators counted beforehand over the whole mini-batch. Each
 micro-batch therefore adds exactly its share. The gradient does not depend on the cut into micro-batches or, once the
@@ -13,15 +13,20 @@ two counts are summed over ranks, into ranks:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from agentrl.algorithms.ragged import masked_sum, segment_ids, segment_sum
 
 if TYPE_CHECKING:
+    from agentrl.config.declaration import Score
     from agentrl.config.sections.algorithm import LossAggMode
+    from agentrl.model.scores import Compare, TokenScores
+    from agentrl.trajectory.batch import RaggedBatch, Sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +73,92 @@ def aggregate(loss: Tensor, mask: Tensor, offsets: Tensor, scale: LossScale) -> 
         counts = segment_sum(mask.to(loss.dtype), offsets).clamp(min=1)
         loss = loss / counts[segment_ids(offsets)]
     return masked_sum(loss, mask) / (max(scale.sequences, 1) * scale.norm_length)
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A micro-batch and the result of its forward pass."""
+
+    micro: RaggedBatch
+    found: TokenScores
+    logprobs: Tensor
+    """[T] with gradient: `found.logprobs`, and 0 where mask is False."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A micro-batch's part of a term."""
+
+    value: Tensor
+    """With gradient and without the coefficient: [T] of a term by token, else a scalar."""
+    sums: Mapping[str, Tensor] = field(default_factory=dict)
+    """Scalars without gradient, to be added up over the update."""
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
+    """[T] without gradient, for the record."""
+
+
+class Term:
+    """One term of the policy's loss. Terms by token come first, as they are aggregated together."""
+
+    name: str | None = None
+    """Its sum, whose mean is the metric actor/<name>; None: it is not reported."""
+    key: str
+    """The key of the config that asks for it, for messages."""
+    by_token: bool = True
+    coef: float
+    """Its factor in the loss."""
+    columns: Sequence[str] = ()
+    """Columns of the batch that it needs."""
+
+    def share(self, scored: Scored, count: int) -> Share:
+        """Compute the part of a micro-batch. count: the sum of `counts` over the mini-batch."""
+        raise NotImplementedError
+
+    def scores(self) -> Sequence[Score]:
+        """List the scores of the forward pass that it needs in addition to log-probs."""
+        return ()
+
+    def counts(self, batch: Sequences) -> Tensor:
+        """Count the tokens of each sequence that a term not by token is a mean over: [N] int64."""
+        return torch.zeros(len(batch), dtype=torch.int64)
+
+    def computes(self, batch: Sequences) -> Tensor:
+        """Mark the sequences [N] bool that the term teaches the policy something by; the others have no gradient."""
+        return torch.ones(len(batch), dtype=torch.bool)
+
+    def reads(self) -> Callable[[RaggedBatch], Tensor] | None:
+        """Return the function that marks the tokens [T] of a micro-batch whose log-probs it reads; None: the mask."""
+        return None
+
+    def comparison(self) -> Callable[[RaggedBatch], Compare] | None:
+        """Return the function that makes a `Compare` of a micro-batch; None: it reads no distributions."""
+        return None
+
+
+def add_up(
+    terms: Sequence[Term], scored: Scored, scale: LossScale, counts: Mapping[str | None, int]
+) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    """Compute (loss, a scalar with gradient; sums, scalars; columns [T]) of a micro-batch from at least one term.
+
+    scale: denominators of the mini-batch. counts: by a term's name, the sum of its `counts` over the mini-batch. Terms
+    are added in their order. A term with a coefficient of 0 is reported, and adds no gradient.
+    """
+    mask, offsets = scored.micro.mask, scored.micro.offsets
+    shares = [(term, term.share(scored, counts.get(term.name, 0))) for term in terms]
+    sums: dict[str, Tensor] = {}
+    columns: dict[str, Tensor] = {}
+    for term, share in shares:
+        value = share.value.detach()
+        if term.name is not None:
+            sums[term.name] = aggregate(value, mask, offsets, scale) if term.by_token else value
+        sums |= share.sums
+        columns |= share.columns
+    whole: Tensor | None = None  # by token, and from the first term on that is not by token a scalar
+    added = [one for one in shares if one[0].coef != 0] or shares[:1]
+    for place, (term, share) in enumerate(added):
+        weighed = share.value if term.coef == 1 else term.coef * share.value
+        whole = weighed if whole is None else whole + weighed
+        if term.by_token and (place + 1 == len(added) or not added[place + 1][0].by_token):
+            whole = aggregate(whole, mask, offsets, scale)
+    assert whole is not None, "there is a term"
+    return whole, sums, columns

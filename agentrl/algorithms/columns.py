@@ -4,15 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, NamedTuple
+
+from agentrl.config.columns import COLUMNS
+from agentrl.config.declaration import ADDITIONAL
+from agentrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class EstimatorColumns:
-    """A step's tokens, as an advantage estimator sees them. The optional columns are there if declared."""
+class _Columns(SimpleNamespace):
+    """A view of columns by name, for one algorithm: the basic ones, and the ones that it declares."""
+
+    asked_by: str = ""
+    """Names the algorithm in messages."""
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        known = name in ADDITIONAL or name in COLUMNS
+        do = "" if known else f"register it by register_column({name!r}, ...) in its file and "
+        raise ConfigError(
+            f"{self.asked_by or 'this algorithm'} reads the column {name!r} and does not declare it: {do}write "
+            f"@declare({name!r}) above its function (docs/extending.md)"
+        )
+
+
+class EstimatorColumns(_Columns):
+    """A step's tokens, as an advantage estimator sees them. The columns from `ref_logprobs` on are there if declared.
+
+    Columns that a user registered are there, too, if they are declared.
+    """
 
     rewards: Tensor  # [T] float32, each on a policy token
     mask: Tensor  # [T] bool
@@ -23,18 +47,17 @@ class EstimatorColumns:
     version: Tensor  # [T] int32, of the weights that sampled the token; -1 where mask is False
     old_logprobs: Tensor  # [T] float32, the policy's before the update
     rollout_logprobs: Tensor  # [T] float32, the engine's
-    n: int
-    """Trajectories requested for each prompt; failed ones are not here."""
-    ref_logprobs: Tensor | None = None  # [T] float32, the reference policy's
-    values: Tensor | None = None  # [T] float32, the critic's, of the state before each token
-    entropy: Tensor | None = None  # [T] float32 in nats, of the policy before the update
-    squared_probs: Tensor | None = None  # [T] float32, sum over the vocabulary of its squared probabilities
-    state: Tensor | None = None  # [T] int64, equal for turns taken in the same state; -1 where mask is False
-    greedy_rewards: Tensor | None = None  # [N] float32, of the prompt's greedy trajectory; NaN where that failed
-    numbers: Sequence[Mapping[str, float]] | None = None
+    n: int  # trajectories requested for each prompt; failed ones are not here
+    correction: Tensor | None  # [T] float32, the token's weight in the loss; None: the loss is not weighed
+    ref_logprobs: Tensor  # [T] float32, the reference policy's
+    values: Tensor  # [T] float32, the critic's, of the state before each token
+    entropy: Tensor  # [T] float32 in nats, of the policy before the update
+    squared_probs: Tensor  # [T] float32, sum over the vocabulary of its squared probabilities
+    state: Tensor  # [T] int64, equal for turns taken in the same state; -1 where mask is False
+    greedy_rewards: Tensor  # [N] float32, of the prompt's greedy trajectory; NaN where that failed
+    numbers: Sequence[Mapping[str, float]]
     """By sequence, the numbers that its trajectory's scorer gave, `score` among them."""
-    correction: Tensor | None = None  # [T] float32, the token's weight in the loss, where there is one
-    teacher_logprobs: Tensor | None = None  # [T] float32, the teacher's; NaN where the token has no teacher
+    teacher_logprobs: Tensor  # [T] float32, the teacher's; NaN where the token has no teacher
 
 
 class Advantages(NamedTuple):
@@ -44,11 +67,11 @@ class Advantages(NamedTuple):
     returns: Tensor  # [T] float, the critic's targets
 
 
-@dataclass(frozen=True, slots=True)
-class LossColumns:
-    """A micro-batch, as a policy loss sees it. The optional columns are there if declared.
+class LossColumns(_Columns):
+    """A micro-batch, as a policy loss sees it. The columns from `ref_logprobs` on are there if declared.
 
-    Float columns are 0 where mask is False. `logprobs`, `entropy` and `squared_probs` carry the gradient.
+    Float columns by token are 0 where mask is False. `logprobs`, `entropy` and `squared_probs` carry the gradient.
+    Columns that a user registered are there, too, if they are declared.
     """
 
     logprobs: Tensor  # [T] float32, the policy's
@@ -59,10 +82,10 @@ class LossColumns:
     offsets: Tensor  # [N + 1] int64
     turn: Tensor  # [T] int32, index of the assistant turn in its trajectory's turns; -1 where mask is False
     version: Tensor  # [T] int32, of the weights that sampled the token; -1 where mask is False
-    ref_logprobs: Tensor | None = None  # [T] float32, the reference policy's
-    entropy: Tensor | None = None  # [T] float32 in nats
-    squared_probs: Tensor | None = None  # [T] float32, sum over the vocabulary of the squared probabilities
-    selected: Tensor | None = None  # [T] bool, by the function that the loss declares as `select`
+    ref_logprobs: Tensor  # [T] float32, the reference policy's
+    entropy: Tensor  # [T] float32 in nats
+    squared_probs: Tensor  # [T] float32, sum over the vocabulary of the squared probabilities
+    selected: Tensor  # [T] bool, by the function that the loss declares as `select`
 
 
 @dataclass(frozen=True, slots=True)

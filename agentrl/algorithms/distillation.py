@@ -16,16 +16,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
+from agentrl.algorithms.aggregate import Scored, Share, Term
 from agentrl.algorithms.kl import kl_penalty
 from agentrl.algorithms.ragged import masked_mean
 from agentrl.config.registries import DIVERGENCES
 from agentrl.errors import TrainingError
+from agentrl.model.scores import Compare
 from agentrl.system.registry import configured
 
 if TYPE_CHECKING:
@@ -80,11 +82,11 @@ def with_teacher_advantages(
     if config.in_loss or not mixed:
         return batch, metrics
     penalty = torch.where(told, bounded(kl_penalty(ratio, torch.zeros_like(ratio), config.estimator), config), 0.0)
-    return replace(batch, advantages=config.policy_loss_coef * batch.advantages - config.coef * penalty), metrics
+    return batch.with_fields(advantages=config.policy_loss_coef * batch.advantages - config.coef * penalty), metrics
 
 
-@dataclass(frozen=True, slots=True)
-class TeacherLoss:
+@dataclass(frozen=True)
+class TeacherLoss(Term):
     """The term of the loss by which the policy learns a teacher's distributions."""
 
     config: DistillationConfig
@@ -92,6 +94,11 @@ class TeacherLoss:
     """The divergence; None where sampled tokens alone are compared."""
     heads: Sequence[Head] = ()
     """With scope=full, of each teacher."""
+    coef: float = 1.0
+
+    name = "teacher_loss"
+    key = "distillation"
+    columns = ("teacher", "teacher_scores")
 
     @staticmethod
     def from_config(config: DistillationConfig, heads: Sequence[Head] = ()) -> TeacherLoss | None:
@@ -99,16 +106,16 @@ class TeacherLoss:
         if not config.in_loss:
             return None
         if config.scope == "sampled":
-            return TeacherLoss(config, None)
+            return TeacherLoss(config, None, coef=config.coef)
         found = cast("Callable[[Tensor, Tensor], Tensor]", DIVERGENCES.get(config.divergence))
-        return TeacherLoss(
-            config, configured(found, config.divergence_options, "distillation.divergence_options"), heads
-        )
+        function = configured(found, config.divergence_options, "distillation.divergence_options")
+        return TeacherLoss(config, function, heads, config.coef)
 
-    @property
-    def reads_distributions(self) -> bool:
-        """Check whether `compare` has to be called with the policy's distributions."""
-        return self.function is not None
+    def share(self, scored: Scored, count: int) -> Share:
+        return Share(self.by_token_of(scored.micro, scored.logprobs, scored.found.divergence))
+
+    def comparison(self) -> Callable[[RaggedBatch], Compare] | None:
+        return None if self.function is None else self.compare
 
     def compare(self, micro: RaggedBatch) -> Callable[[Tensor, Tensor], Tensor]:
         """Make the function that returns divergences from the teacher [M], 0 without a teacher.
@@ -153,12 +160,7 @@ class TeacherLoss:
             )
         return found
 
-    def policy_loss(self, by_token: Tensor) -> Tensor:
-        """Weigh the policy loss [T] next to the distillation term."""
-        coef = self.config.policy_loss_coef
-        return by_token if coef == 1 else torch.zeros_like(by_token) if coef == 0 else coef * by_token
-
-    def by_token(self, micro: RaggedBatch, logprobs: Tensor, divergence: Tensor | None) -> Tensor:
+    def by_token_of(self, micro: RaggedBatch, logprobs: Tensor, divergence: Tensor | None) -> Tensor:
         """Return the term by token, [T] with gradient, without `coef`: 0 where there is no teacher.
 
         logprobs [T]: the policy's. divergence [T]: the result of `compare`, where it has to be called.

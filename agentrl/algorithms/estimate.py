@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,73 +20,57 @@ if TYPE_CHECKING:
     from agentrl.trajectory.batch import RaggedBatch
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """Result of `estimate` besides the per-token columns."""
+REWARD_KL = "actor/reward_kl_penalty"
+"""Metric: the KL to the reference that was subtracted from the rewards, mean over sequences."""
 
-    metrics: dict[str, float]
-    zero_advantage: list[int]
-    """Indices of sequences without advantage; see `zero_advantage_sequences`."""
-    kl: float
-    """KL to the reference that was subtracted from the rewards, mean over sequences; 0 without a KL penalty."""
-    trajectory: list[int]
-    """The trajectory of each sequence."""
-    observed: list[int]
-    """Tokens of each sequence that the policy read after its first one; see `observed`."""
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Inputs of `estimate` in addition to the batch and the algorithm's section."""
+
+    n: int
+    """Trajectories requested for each prompt."""
+    kl_coef: float | None = None
+    """Multiple of the KL to the reference that is subtracted from the rewards; None: the KL is not."""
+    version: int = 0
+    """Version of the policy before the update."""
+    distillation: DistillationConfig | None = None
+    """The teachers, if any; the advantages include their terms, too (see `with_teacher_advantages`)."""
 
 
 def estimate(
-    batch: RaggedBatch,
-    config: AlgorithmConfig,
-    n: int,
-    kl_coef: float | None,
-    further_rewards: Mapping[int, float] | None = None,
-    greedy_rewards: Mapping[int, float] | None = None,
-    numbers: Mapping[int, Mapping[str, float]] | None = None,
-    successes: Collection[int] | None = None,
-    version: int = 0,
-    distillation: DistillationConfig | None = None,
-) -> tuple[dict[str, torch.Tensor], Estimate]:
-    """Compute the columns advantages, returns and rewards [T] float32, and the columns of the rollout's correction.
+    batch: RaggedBatch, config: AlgorithmConfig, settings: Settings
+) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """Compute (columns, metrics): advantages, returns and rewards [T] float32, and the rollout's correction.
 
-    The rewards include `further_rewards` (see `add_rewards`); with a `kl_coef`, that multiple of the KL to the
-    reference is subtracted. n: trajectories requested for each prompt. For an estimator that declares them:
-    greedy_rewards, the reward of each prompt's greedy trajectory, and numbers, the further numbers of each trajectory's
-    scorer. With `successes`, a set of trajectories, there is the column success, too: 1 on their tokens, 0 on others.
-    version: of the policy before the update. distillation: the teachers, if any; the advantages include their terms,
-    too (see `with_teacher_advantages`). Needs old_logprobs where `rollout_correction.proximal` is recomputed, with a
-    `kl_coef` ref_logprobs, with teachers their columns, and the columns that the estimator declares (see
-    `compute_advantages`). Raises TrainingError when rewards, or the KL in them, are not finite.
+    By sequence [N] there are zero_advantage (bool) and observed (int64). The rewards include the column model_rewards
+    (see `add_rewards`). Needs old_logprobs where `rollout_correction.proximal` is recomputed, with a `kl_coef`
+    ref_logprobs, with teachers their columns, and the columns that the estimator declares (see `compute_advantages`).
+    Raises TrainingError when rewards, or the KL in them, are not finite.
     """
-    batch, corrections, metrics = corrected(batch, config, version)
-    if further_rewards is not None:
-        batch = replace(batch, rewards=add_rewards(batch, further_rewards))
+    n, kl_coef = settings.n, settings.kl_coef
+    batch, corrections, metrics = corrected(batch, config, settings.version)
+    if (by_model := batch.model_rewards) is not None:
+        batch = batch.with_fields(rewards=add_rewards(batch, by_model))
     check_rewards(batch)
-    kl = 0.0
     if kl_coef is not None:
         batch, kl = apply_kl_to_rewards(batch, config.kl_penalty, kl_coef)
         check_rewards(batch)
-        metrics |= {"actor/reward_kl_penalty": kl, "actor/reward_kl_penalty_coeff": kl_coef}
-    if greedy_rewards is not None:
-        prompts = batch.group.tolist()
-        batch = replace(batch, greedy_rewards=torch.tensor([greedy_rewards.get(one, math.nan) for one in prompts]))
-        metrics["group/groups_without_greedy"] = float(len(set(prompts) - greedy_rewards.keys()))
-    batch = compute_advantages(batch, config, n, numbers)
-    if distillation is not None:
-        batch, of_teacher = with_teacher_advantages(batch, distillation, mixed=not reads_teacher(config))
+        metrics |= {REWARD_KL: kl, "actor/reward_kl_penalty_coeff": kl_coef}
+    if (greedy := batch.greedy_rewards) is not None:
+        metrics["group/groups_without_greedy"] = float(len(batch.group[greedy.isnan()].unique()))
+    batch = compute_advantages(batch, config, n)
+    if settings.distillation is not None:
+        batch, of_teacher = with_teacher_advantages(batch, settings.distillation, mixed=not reads_teacher(config))
         metrics |= of_teacher
     metrics |= {f"group/{name}": float(count) for name, count in group_counts(batch, n).items()}
-    assert batch.advantages is not None and batch.returns is not None
-    columns = {"advantages": batch.advantages, "returns": batch.returns, "rewards": batch.rewards}
-    columns |= corrections
     if (explained := explained_variance(batch)) is not None:
         metrics["critic/explained_variance"] = explained
-    trajectories = batch.trajectory.tolist()
-    if successes is not None:
-        succeeds = torch.tensor([float(one in successes) for one in trajectories])
-        columns["success"] = succeeds[batch.sequence_ids()] if len(batch) else torch.zeros(0)
-    read = segment_sum(observed(batch.mask, batch.offsets).double(), batch.offsets).long().tolist()
-    return columns, Estimate(metrics, zero_advantage_sequences(batch), kl, trajectories, read)
+    assert batch.advantages is not None and batch.returns is not None
+    read = segment_sum(observed(batch.mask, batch.offsets).double(), batch.offsets).long()
+    columns = {"advantages": batch.advantages, "returns": batch.returns, "rewards": batch.rewards, **corrections}
+    columns |= {"zero_advantage": zero_advantage_sequences(batch), "observed": read}
+    return columns, metrics
 
 
 def corrected(
@@ -102,7 +84,7 @@ def corrected(
     """
     correction, staleness = config.rollout_correction, ages(batch.version, version)
     if not correction.needs_pass:
-        return replace(batch, old_logprobs=batch.rollout_logprobs), {"staleness": staleness}, {}
+        return batch.with_fields(old_logprobs=batch.rollout_logprobs), {"staleness": staleness}, {}
     assert batch.old_logprobs is not None, "the policy's log-probs come first"
     gap = torch.where(batch.mask, batch.old_logprobs - batch.rollout_logprobs, 0.0)
     found = correct(gap, batch.mask, batch.offsets, correction)
@@ -119,16 +101,20 @@ def corrected(
     return batch.with_fields(**columns), columns, metrics
 
 
-def add_rewards(batch: RaggedBatch, rewards: Mapping[int, float]) -> torch.Tensor:
-    """Add `rewards`, by trajectory, on each trajectory's last policy token: the batch's rewards then, [T] float32."""
+def add_rewards(batch: RaggedBatch, rewards: torch.Tensor) -> torch.Tensor:
+    """Add `rewards` [N] on each trajectory's last policy token: the batch's rewards then, [T] float32.
+
+    Sequences of one trajectory have the same number.
+    """
     places = batch.mask.nonzero()[:, 0]
     if not len(places):
         return batch.rewards
-    owner = batch.trajectory[batch.sequence_ids()[places]]
+    rows = batch.sequence_ids()[places]
+    owner = batch.trajectory[rows]
     last = torch.full((int(owner.max()) + 1,), -1).scatter_reduce_(0, owner, places, "amax")
-    owners = [trajectory for trajectory in owner.unique().tolist() if trajectory in rewards]
-    added = torch.tensor([rewards[trajectory] for trajectory in owners])
-    return batch.rewards.index_add(0, last[owners], added)
+    added = torch.zeros(len(last)).index_copy_(0, owner, rewards[rows])
+    owners = owner.unique()
+    return batch.rewards.index_add(0, last[owners], added[owners])
 
 
 def explained_variance(batch: RaggedBatch) -> float | None:

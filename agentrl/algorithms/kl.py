@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
@@ -133,4 +133,4 @@ def apply_kl_to_rewards(batch: RaggedBatch, kind: KLType, coef: float) -> tuple[
     counts = segment_sum(batch.mask.to(kl.dtype), batch.offsets)
     by_sequence = segment_sum(kl, batch.offsets) / counts.clamp(min=1)
     mean = masked_mean(by_sequence, counts > 0).item()
-    return replace(batch, rewards=batch.rewards - coef * kl), mean
+    return batch.with_fields(rewards=batch.rewards - coef * kl), mean

@@ -1,19 +1,20 @@
-"""The configured policy loss on a micro-batch, and the terms that are added to it."""
+"""The term of the configured policy loss, with the correction for the engine's samples."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
+from agentrl.algorithms.aggregate import Scored, Share, Term
 from agentrl.algorithms.columns import LossColumns, TokenLoss
 from agentrl.algorithms.policy_losses.ratio import log_ratio
 from agentrl.algorithms.ragged import masked_sum
 from agentrl.algorithms.rollout_correction import Corrected, correct, interpolated, tally
-from agentrl.config.declaration import Declaration, declaration_of
+from agentrl.config.declaration import Declaration, Score, declaration_of
 from agentrl.config.registries import POLICY_LOSSES
 from agentrl.config.sections.algorithm import RolloutCorrectionConfig
 from agentrl.errors import TrainingError
@@ -21,9 +22,12 @@ from agentrl.system.registry import configured
 
 if TYPE_CHECKING:
     from agentrl.config.sections.actor import ActorConfig
-    from agentrl.trajectory.batch import RaggedBatch
+    from agentrl.trajectory.batch import RaggedBatch, Sequences
 
 
+BY_TOKEN, CORRECTION = "by_token/", "correction/"
+"""Marks, among the sums of an update, those reported as a mean over the policy tokens with advantage."""
+LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
 OPTIONS = "actor_rollout_ref.actor.policy_loss.options"
 
 
@@ -52,24 +56,53 @@ class MicroLoss:
     """[T] without gradient, the columns of `loss_columns` that the loss has."""
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyLoss:
+@dataclass(frozen=True)
+class PolicyLoss(Term):
     """The loss that `config.policy_loss` names, with its options."""
 
     config: ActorConfig
     declaration: Declaration
     function: Callable[[LossColumns, ActorConfig], TokenLoss]
     correction: RolloutCorrectionConfig
+    coef: float = 1.0
+    filters: bool = True
+    """Sequences whose advantages are all 0 need not be computed, if the loss declares advantage_only."""
+
+    name = "pg_loss"
+    key = LOSS_MODE
+    columns = ("advantages",)
 
     @staticmethod
-    def from_config(config: ActorConfig, correction: RolloutCorrectionConfig | None = None) -> PolicyLoss:
+    def from_config(
+        config: ActorConfig,
+        correction: RolloutCorrectionConfig | None = None,
+        *,
+        coef: float = 1.0,
+        filters: bool = True,
+    ) -> PolicyLoss:
         """Raises ConfigError when there is no such loss, or it does not take the options.
 
         correction: `algorithm.rollout_correction`; None: its defaults.
         """
         found = cast("Callable[[LossColumns, ActorConfig], TokenLoss]", POLICY_LOSSES.get(config.policy_loss.loss_mode))
         function = configured(found, config.policy_loss.options, OPTIONS)
-        return PolicyLoss(config, declaration_of(found), function, correction or RolloutCorrectionConfig())
+        correction = correction or RolloutCorrectionConfig()
+        return PolicyLoss(config, declaration_of(found), function, correction, coef, filters)
+
+    def scores(self) -> Sequence[Score]:
+        return self.declaration.scores
+
+    def share(self, scored: Scored, count: int) -> Share:
+        found = scored.found
+        lost = self(scored.micro, scored.logprobs, found.entropy, found.squared_probs)
+        by_token = {f"{BY_TOKEN}{name}": value for name, value in lost.sums.items()}
+        correction = {f"{CORRECTION}{name}": value for name, value in lost.correction.items()}
+        return Share(lost.by_token, {"tokens": lost.tokens, **by_token, **correction}, lost.columns)
+
+    def computes(self, batch: Sequences) -> Tensor:
+        if not self.filters or not self.declaration.advantage_only or not batch.has("zero_advantage"):
+            return super().computes(batch)
+        return ~batch.sequences["zero_advantage"]
 
     def __call__(
         self, micro: RaggedBatch, logprobs: Tensor, entropy: Tensor | None = None, squared_probs: Tensor | None = None
@@ -81,8 +114,7 @@ class PolicyLoss:
         from its staleness, where the proximal policy is not recomputed. Raises TrainingError when the loss does not
         return one number a token.
         """
-        further = {"ref_logprobs": micro.ref_logprobs, "entropy": entropy, "squared_probs": squared_probs}
-        columns = self._columns(micro, logprobs, further)
+        columns = self._columns(micro, logprobs, {"entropy": entropy, "squared_probs": squared_probs})
         found = self.function(columns, self.config)
         self._check(found.by_token, columns.mask, "by_token")
         with torch.no_grad():
@@ -111,14 +143,14 @@ class PolicyLoss:
         """
         assert self.declaration.select is not None, "a loss that selects"
         choose = configured(self.declaration.select, self.config.policy_loss.options, OPTIONS)
-        selected = choose(self._columns(batch, logprobs, {}), self.config, seed)
+        selected = choose(self._columns(batch, logprobs, None), self.config, seed)
         self._check(selected, batch.mask, "selected tokens")
         return selected & batch.mask
 
     def _check(self, found: Tensor, mask: Tensor, what: str) -> None:
         if found.shape != mask.shape:
             raise TrainingError(
-                f"actor_rollout_ref.actor.policy_loss.loss_mode={self.config.policy_loss.loss_mode}: expected {what} "
+                f"{LOSS_MODE}={self.config.policy_loss.loss_mode}: expected {what} "
                 f"of shape {list(mask.shape)}, one a token, found {list(found.shape)}"
             )
 
@@ -143,21 +175,24 @@ class PolicyLoss:
             case "recomputed" | "published":
                 return logprobs.detach() if micro.old_logprobs is None else micro.old_logprobs
 
-    def _columns(self, micro: RaggedBatch, logprobs: Tensor, further: Mapping[str, Tensor | None]) -> LossColumns:
+    def _columns(self, micro: RaggedBatch, logprobs: Tensor, scores: Mapping[str, Tensor | None] | None) -> LossColumns:
+        """Build the view; scores: of the forward pass, with gradient. None: the view has no declared columns."""
         assert micro.advantages is not None
-        mask = micro.mask
+        mask, asked_by = micro.mask, f"{LOSS_MODE}={self.config.policy_loss.loss_mode}"
 
         def inside(values: Tensor) -> Tensor:
-            return torch.where(mask, values, 0.0)
+            return torch.where(mask, values, 0.0) if values.is_floating_point() else values
 
         declared: dict[str, Tensor] = {}
         if self.declaration.select is not None and micro.selected is not None:
             declared["selected"] = micro.selected & mask
-        for name, values in further.items():
-            if name in self.declaration.columns:
-                assert values is not None, f"{name} is declared"
-                declared[name] = inside(values)
+        for name in self.declaration.columns if scores is not None else ():
+            values = scores[name] if scores is not None and name in scores else getattr(micro, name)
+            if values is None:
+                raise TrainingError(f"{asked_by}: the batch has no column {name!r}; it has to be computed before")
+            declared[name] = values if name in micro.sequences else inside(values)
         return LossColumns(
+            asked_by=asked_by,
             logprobs=inside(logprobs),
             old_logprobs=inside(self._proximal(micro, logprobs)),
             rollout_logprobs=inside(micro.rollout_logprobs),
@@ -174,23 +209,3 @@ def select_tokens(batch: RaggedBatch, config: ActorConfig, seed: int) -> tuple[d
     """Compute the column `selected` [T] bool, for a loss that declares `select`. Needs the policy's old_logprobs."""
     assert batch.old_logprobs is not None, "the policy's log-probs come first"
     return {"selected": PolicyLoss.from_config(config).select(batch, batch.old_logprobs, seed)}, None
-
-
-def actor_loss(
-    policy: Tensor,
-    *,
-    entropy: Tensor | None = None,
-    entropy_coeff: float = 0.0,
-    kl: Tensor | None = None,
-    kl_coef: float = 0.0,
-) -> Tensor:
-    """[T]: policy loss - entropy_coeff * entropy + kl_coef * kl, all [T] and aggregated alike.
-
-    The entropy bonus is PPO's (arXiv:1707.06347, eq. 9), the KL to the reference GRPO's (arXiv:2402.03300, eq. 3).
-    """
-    loss = policy
-    if entropy is not None and entropy_coeff != 0:
-        loss = loss - entropy_coeff * entropy
-    if kl is not None and kl_coef != 0:
-        loss = loss + kl_coef * kl
-    return loss

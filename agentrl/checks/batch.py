@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 
 import torch
@@ -70,8 +70,6 @@ class Expected:
     """Prompts from which the batch's prompts were chosen by the results of their trajectories."""
     kl_coef: float | None
     """Coefficient of the KL in the reward; None: it is not there."""
-    greedy_rewards: Mapping[int, float] | None
-    numbers: Mapping[int, Mapping[str, float]] | None
     taught: bool
     """A teacher's advantages are added to the estimator's."""
     gap: float
@@ -213,11 +211,8 @@ def _rewards(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
 def _advantages(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
     """Compute the advantages again, by the registered estimator from the batch's own columns."""
     if not expected.algorithm.rollout_correction.needs_pass:
-        batch = replace(batch, old_logprobs=batch.rollout_logprobs)
-    if expected.greedy_rewards is not None:
-        greedy = [expected.greedy_rewards.get(one, math.nan) for one in batch.group.tolist()]
-        batch = replace(batch, greedy_rewards=torch.tensor(greedy))
-    again = compute_advantages(batch, expected.algorithm, expected.n, expected.numbers)
+        batch = batch.with_fields(old_logprobs=batch.rollout_logprobs)
+    again = compute_advantages(batch, expected.algorithm, expected.n)
     assert again.advantages is not None and batch.advantages is not None
     wrong = ~torch.isclose(again.advantages, batch.advantages, rtol=1e-3, atol=1e-5, equal_nan=True)
     for uid, place, token in _at(batch, wrong, expected) if wrong.any() else ():

@@ -33,6 +33,7 @@ def seal(batch: RaggedBatch) -> Tensor:
         if column is None:
             found.append(torch.zeros_like(batch.trajectory))
             continue
+        column = column[owner] if name in batch.sequences else column
         bits = column.contiguous().view(torch.int32) if column.is_floating_point() else column
         mixed = (bits.long() + place * _MULTIPLIERS[0]) * _MULTIPLIERS[1]
         mixed = (mixed ^ (mixed >> 29)) * _MULTIPLIERS[2]

@@ -87,7 +87,7 @@ def slopes(micro: RaggedBatch, logprobs: Tensor, keys: LossKeys, counts: Counts)
         terms["teacher"] = _teacher(micro, p, weight, keys.distillation)
     if actor.success_nll_coef:
         assert micro.success is not None
-        of_success = torch.where(mask & (micro.success > 0), -1.0 / max(counts.successful, 1), 0.0).double()
+        of_success = torch.where(mask & micro.success[tokens.owner], -1.0 / max(counts.successful, 1), 0.0).double()
         terms["success"] = Term(actor.success_nll_coef, of_success, of_success.abs())
     if actor.observation_nll_coef:
         after = mask.long().cumsum(0)

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar, get_args
 
+from agentrl.config.columns import USERS
+from agentrl.errors import ConfigError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -13,8 +16,8 @@ Score = Literal["entropy", "squared_probs"]
 """Numbers of the distribution that a token was drawn from, given by the pass that computes log-probs."""
 Computed = Score | Literal["varentropy"]
 """Everything that the pass can give; the checks alone read `varentropy`."""
-Extra = Score | Literal["ref_logprobs", "values", "greedy_rewards", "state", "numbers", "teacher_logprobs"]
-"""Columns that are computed only for algorithms that declare them."""
+ADDITIONAL = (*get_args(Score), "ref_logprobs", "values", "greedy_rewards", "state", "numbers", "teacher_logprobs")
+"""Columns of agentrl that are computed only for algorithms that declare them."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -24,12 +27,12 @@ R = TypeVar("R")
 class Declaration:
     """Needs of an algorithm in addition to the basic columns."""
 
-    columns: frozenset[Extra] = frozenset()
-    """Columns that it is given; the others are None. `values` makes a critic, `ref_logprobs` a reference policy, and
-    `greedy_rewards` (an estimator's) has one more trajectory of each prompt drawn, greedily. `state` (an estimator's)
-    identifies the state in which each turn was taken; `numbers` (an estimator's) are the scorer's further numbers of
-    each trajectory. `teacher_logprobs` (an estimator's) are the log-probs by the teachers of `distillation`, which then
-    do nothing else to the advantages."""
+    columns: frozenset[str] = frozenset()
+    """Columns that it is given, of `ADDITIONAL` or registered by a user. `values` makes a critic, `ref_logprobs` a
+    reference policy, and `greedy_rewards` (an estimator's) has one more trajectory of each prompt drawn, greedily.
+    `state` (an estimator's) identifies the state in which each turn was taken; `numbers` (an estimator's) are the
+    scorer's further numbers of each trajectory. `teacher_logprobs` (an estimator's) are the log-probs by the teachers
+    of `distillation`, which then do nothing else to the advantages."""
     keys: frozenset[str] = frozenset()
     """Keys of its config section (`algorithm`, `actor_rollout_ref.actor`) that it reads. With an algorithm that
     does not read a key that only some do, the key is refused, as it would have no effect."""
@@ -49,7 +52,7 @@ class Declaration:
 
 
 def declare(
-    *columns: Extra,
+    *columns: str,
     keys: tuple[str, ...] = (),
     compares_group: bool = False,
     advantage_only: bool = False,
@@ -57,11 +60,18 @@ def declare(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate an estimator or a policy loss with its `Declaration`; one without needs nothing more.
 
+    Raises ConfigError for a column that is neither one of `ADDITIONAL` nor registered.
+
     select: for a loss that treats some tokens otherwise by how they compare with the others. A loss sees a micro-batch,
     and its result must not depend on how the batch is cut. So this function, of (columns, config, seed, options), is
     called once a step before the update, on all tokens and without the declared columns. columns.logprobs are the
     policy's then; seed differs by step. It returns [T] bool, which the loss is given as columns.selected.
     """
+    if wrong := [name for name in columns if name not in ADDITIONAL and name not in USERS]:
+        raise ConfigError(
+            f"@declare({wrong[0]!r}): expected one of {', '.join(ADDITIONAL)}, or a column that "
+            f"register_column({wrong[0]!r}, ...) has registered above it (docs/extending.md)"
+        )
     declaration = Declaration(frozenset(columns), frozenset(keys), compares_group, advantage_only, select)
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

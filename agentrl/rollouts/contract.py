@@ -50,9 +50,6 @@ class Task:
     greedy: bool = False
     """One more trajectory of each prompt, drawn greedily in addition to the others: a `Trajectory.baseline`."""
 
-    states: bool = False
-    """The batch says in which state each turn was taken."""
-
     @property
     def each(self) -> int:
         """Trajectories of each prompt, the greedy one included."""
@@ -62,9 +59,8 @@ class Task:
 def training(config: Config, step: int) -> Task:
     """Ask for rollout.n sampled trajectories of each prompt, and a greedy one where the estimator reads its reward."""
     rollout = config.actor_rollout_ref.rollout
-    tag, columns = f"train/{step}", declared_by_estimator(config).columns
-    greedy, states = "greedy_rewards" in columns, "state" in columns
-    return Task("rollout", rollout.n, _sampled(rollout), tag, tag, "train", step, greedy=greedy, states=states)
+    tag, greedy = f"train/{step}", "greedy_rewards" in declared_by_estimator(config).columns
+    return Task("rollout", rollout.n, _sampled(rollout), tag, tag, "train", step, greedy=greedy)
 
 
 def validation(config: Config, step: int, *, greedy: bool, first: int = 0) -> Task:

@@ -20,6 +20,7 @@ from agentrl.agent_loop.limits import seed_of
 from agentrl.agent_loop.observer import Observers
 from agentrl.agent_loop.stopping import load_stop_conditions
 from agentrl.agent_loop.teacher_context import load_teacher_context
+from agentrl.algorithms.declared import made_columns
 from agentrl.algorithms.filtering import load_filter
 from agentrl.chat import Chat
 from agentrl.checks.report import Report
@@ -188,6 +189,8 @@ class LocalRollouts:
         self.teaches = None if training is None else load_filter(training.algorithm)
         """Rule of groups; None: each group that can be trained on is."""
         self.replays_experts = training is not None and training.actor_rollout_ref.actor.router_replay.mode == "R3"
+        self.columns = () if training is None else made_columns(training)
+        """Columns of the batch that are made from trajectories for the estimator or the loss."""
         self.privileged = training is not None and training.distillation.is_privileged
         self.needs_weights = False
         """See `RolloutRunner.needs_weights`."""
@@ -255,7 +258,7 @@ class LocalRollouts:
                 trajectories,
                 turn_reward_coef=coef,
                 first=first,
-                states=task.states,
+                columns=self.columns,
                 experts=self.replays_experts,
                 privileged=self.privileged,
             )

@@ -22,7 +22,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Worker = TypeVar("Worker")
 Columns = dict[str, torch.Tensor]
-"""Token columns [T] by the field of `RaggedBatch`."""
+"""Columns of a `RaggedBatch` by name: [T] by token, [N] by sequence."""
 
 
 class Executor(Protocol):

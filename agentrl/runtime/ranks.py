@@ -15,13 +15,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from agentrl.config.declaration import Computed
 from agentrl.engines.weights import Weights
 from agentrl.system.metrics import Numbers
 from agentrl.trajectory.batch import RaggedBatch, Sequences, token_places
@@ -31,9 +30,6 @@ R = TypeVar("R")
 Worker = TypeVar("Worker")
 Worker_co = TypeVar("Worker_co", covariant=True)
 Batch = TypeVar("Batch", bound=Sequences)
-
-Field = Literal["old_logprobs", "ref_logprobs", "values", "rewards", "teacher_scores"] | Computed
-"""Columns of a `RaggedBatch` that workers compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +70,7 @@ class Ranks(Protocol[Worker_co]):
 
     def add_columns(
         self,
-        fields: Sequence[Field],
+        fields: Sequence[str],
         method: Callable[[Worker_co, RaggedBatch], tuple[torch.Tensor, Numbers]],
         batch: Batch,
     ) -> tuple[Batch, Numbers]:
@@ -127,7 +123,7 @@ class LocalRanks(Generic[Worker]):
 
     def add_columns(
         self,
-        fields: Sequence[Field],
+        fields: Sequence[str],
         method: Callable[[Worker, RaggedBatch], tuple[torch.Tensor, Numbers]],
         batch: Batch,
     ) -> tuple[Batch, Numbers]:

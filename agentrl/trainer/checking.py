@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from agentrl.algorithms.advantages import reads_teacher
 from agentrl.checks.batch import Drawn, Expected, check_batch
 from agentrl.checks.columns import check_trained, seal
@@ -90,8 +92,8 @@ class StepChecks(StepObserver):
     def on_update(self, step: Step) -> None:
         """Check the report of the policy's update against its batch."""
         actor = self.config.actor_rollout_ref.actor
-        without = int(step.batch.select(step.parts.zero_advantage).policy_tokens.sum())
-        tokens = int(step.batch.policy_tokens.sum())
+        by_sequence = step.batch.policy_tokens
+        without, tokens = int(by_sequence[step.batch.sequences["zero_advantage"]].sum()), int(by_sequence.sum())
         learnt = step.metrics.get("train/sequences", 0.0) > 0
         found = check_update(step.metrics, tokens, without, actor.ppo_epochs, learnt=learnt, lr=actor.optim.lr)
         step.found.add_check("update", found)
@@ -105,9 +107,8 @@ class StepChecks(StepObserver):
             found.add(one.report)
         if found.seals is None or not all(one.watched for one in checked):
             return
-        trained = set(step.parts.trajectory)
-        kept = [row for row, owner in enumerate(step.estimate.trajectory) if owner in trained]
-        optional = set(step.parts.zero_advantage)
+        kept = torch.isin(found.seals[:, 0], step.batch.trajectory)
+        optional = set(step.batch.sequences["zero_advantage"].nonzero()[:, 0].tolist())
         epochs = self.config.actor_rollout_ref.actor.ppo_epochs
         gone_over = [one for rank in checked for one in rank.seals]
         names = check_trained(found.seals[kept], gone_over, epochs, optional, lambda one: step.outlines[one].uid)
@@ -166,8 +167,6 @@ class StepChecks(StepObserver):
             n=rollout.n,
             pool=self._pool(step),
             kl_coef=step.kl_coef,
-            greedy_rewards=step.greedy_rewards,
-            numbers=step.numbers,
             taught=bool(config.distillation.teachers) and not reads_teacher(config.algorithm),
             gap=self.gap,
             plain=rollout.top_p == 1 and rollout.top_k == -1 and rollout.temperature > 0,

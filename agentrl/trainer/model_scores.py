@@ -1,15 +1,19 @@
-"""Scores of the reward model for a rollout's trajectories, as part of their rewards."""
+"""Scores of a rollout's trajectories: the reward model's as part of their rewards, and all as columns of a batch."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
+from agentrl.algorithms.declared import declared_by_estimator
+from agentrl.config import Config
+from agentrl.config.columns import OF_SCORER
 from agentrl.config.sections.reward import RewardModelConfig
 from agentrl.rollouts.contract import Rollout
 from agentrl.rollouts.source import TrajectorySource
-from agentrl.runtime.executor import Executor
 from agentrl.system.numbers import fits_float32
 from agentrl.trajectory import Cause, Outline, Status
 from agentrl.trajectory.batch import RaggedBatch, Sequences
@@ -59,7 +63,7 @@ def scores_by_trajectory(batch: RaggedBatch) -> tuple[dict[str, torch.Tensor], d
     return {}, dict(zip(batch.trajectory.tolist(), ends, strict=True))
 
 
-def trained_on(executor: Executor, rollout: Rollout, outlines: list[Outline]) -> Sequences:
+def trained_on(rollout: Rollout, outlines: list[Outline]) -> Sequences:
     """Leave out of the rollout's batch the trajectories that FAILED only in `outlines`, by `with_model_scores`."""
     assert rollout.batch is not None
     failed = {
@@ -69,10 +73,30 @@ def trained_on(executor: Executor, rollout: Rollout, outlines: list[Outline]) ->
     }
     if not failed:
         return rollout.batch
-    _, owners = executor.compute(trajectories_of, rollout.batch)
+    owners = rollout.batch.trajectory.tolist()
     return rollout.batch.select([row for row, owner in enumerate(owners) if owner not in failed])
 
 
-def trajectories_of(batch: RaggedBatch) -> tuple[dict[str, torch.Tensor], list[int]]:
-    """Return (no columns, the trajectory of each sequence: `batch.trajectory` [N] as a list)."""
-    return {}, batch.trajectory.tolist()
+def outline_columns(config: Config, batch: Sequences, outlines: Sequence[Outline]) -> dict[str, torch.Tensor]:
+    """Make the columns [N] of a batch whose `trajectory` counts `outlines`, as far as the config reads them.
+
+    They are model_rewards, greedy_rewards where greedy trajectories were drawn, success, and the scorer's numbers.
+    """
+    found: dict[str, torch.Tensor] = {}
+    of_rows = [outlines[number] for number in batch.trajectory.tolist()]
+    if any(one.model_reward for one in of_rows):
+        found["model_rewards"] = torch.tensor([one.model_reward for one in of_rows], dtype=torch.float32)
+    coef = config.algorithm.turn_reward_coef
+    if drawn := {one.group: one.reward(coef) for one in outlines if one.baseline}:
+        greedy = [drawn.get(group) for group in batch.group.tolist()]
+        found["greedy_rewards"] = torch.tensor([math.nan if reward is None else reward for reward in greedy])
+    if config.actor_rollout_ref.actor.success_nll_coef:
+        threshold = config.reward_model.success_threshold
+        succeeded = [one.score is not None and one.score >= threshold for one in of_rows]
+        found["success"] = torch.tensor(succeeded, dtype=torch.bool)
+    if "numbers" in declared_by_estimator(config).columns:
+        names = dict.fromkeys(name for one in of_rows for name in one.numbers)
+        for name in names:
+            values = [one.numbers.get(name, math.nan) for one in of_rows]
+            found[OF_SCORER + name] = torch.tensor(values, dtype=torch.float64)
+    return found

@@ -18,7 +18,6 @@ from agentrl.errors import ConfigError, UserError
 from agentrl.system.user_code import code_error, contract_error
 
 if TYPE_CHECKING:
-    from agentrl.algorithms.estimate import Estimate
     from agentrl.checks.report import Report
     from agentrl.config.sections.checks import Reaction
     from agentrl.rollouts.contract import Rollout
@@ -29,20 +28,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 Event = Literal["on_rollout", "on_batch", "on_update", "on_published", "on_end"]
 EVENTS: Sequence[Event] = ("on_rollout", "on_batch", "on_update", "on_published", "on_end")
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """Sequences of an update by their role in its losses; indices in its batch."""
-
-    trajectory: list[int]
-    """The trajectory of each sequence."""
-    zero_advantage: list[int]
-    """Sequences that the policy need not go over where they teach it nothing."""
-    successes: list[int]
-    """Sequences of trajectories that succeed; empty where no loss reads it."""
-    observed: list[int]
-    """Tokens of each sequence that the policy read after its first one."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,20 +59,14 @@ class Step(StepDone):
     """`on_rollout` and later."""
     outlines: list[Outline]
     """All trajectories in outline, with the reward model's part of their rewards."""
-    greedy_rewards: dict[int, float] | None
-    """By prompt, the reward of its greedy trajectory; None where no such was drawn."""
-    numbers: dict[int, Mapping[str, float]] | None
-    """By trajectory, the numbers that the advantage estimator reads; None where it reads no number."""
     kl_coef: float | None
     """Coefficient of the KL in the reward; None without it."""
     readers: dict[str, Callable[[RaggedBatch], object]] = field(default_factory=dict)
     """Functions to call on the batch with its advantages, where the tokens are: `on_rollout` adds them."""
     batch: Sequences = field(init=False, repr=False)
     """The update's batch, with its advantages: `on_batch` and later."""
-    estimate: Estimate = field(init=False, repr=False)
     read: dict[str, object] = field(init=False, repr=False)
     """Results of the readers, by name."""
-    parts: Parts = field(init=False, repr=False)
     learnt: bool = False
     """Something of the batch teaches the policy."""
     updated: bool = False

@@ -45,7 +45,8 @@ class Records(StepObserver):
             files.append(RecordFile(path.absolute(), numbers))
             done += count
         recorded = {number for file in files for number in file.numbers.values()}
-        chosen = batch.select([row for row, owner in enumerate(step.parts.trajectory) if owner in recorded])
+        owners = batch.trajectory.tolist()
+        chosen = batch.select([row for row, owner in enumerate(owners) if owner in recorded])
         return self.workers.executor.compute(recorded_columns, chosen, files)[1]
 
 

@@ -58,9 +58,9 @@ from functools import partial
 
 import torch
 
-from agentrl.algorithms.declared import declared_by_estimator, declared_by_loss
+from agentrl.algorithms.declared import declared_by_loss
 from agentrl.algorithms.entropy import EntropyControl
-from agentrl.algorithms.estimate import Estimate, estimate
+from agentrl.algorithms.estimate import REWARD_KL, Settings, estimate
 from agentrl.algorithms.kl import AdaptiveKLController, FixedKLController, KLController
 from agentrl.algorithms.policy_loss import select_tokens
 from agentrl.checks.report import Report
@@ -73,15 +73,14 @@ from agentrl.system.metrics import Numbers
 from agentrl.system.termination import defer
 from agentrl.trainer.checking import StepChecks
 from agentrl.trainer.expert import ExpertStream
-from agentrl.trainer.model_scores import trained_on, with_model_scores
-from agentrl.trainer.observer import Observers, Parts, Step, StepObserver
+from agentrl.trainer.model_scores import outline_columns, trained_on, with_model_scores
+from agentrl.trainer.observer import Observers, Step, StepObserver
 from agentrl.trainer.recording import Records
 from agentrl.trainer.reporting import Reports
 from agentrl.trainer.run import Training
 from agentrl.trainer.setting import RunSetting
 from agentrl.trainer.teachers import with_teacher_scores
 from agentrl.trainer.validation import validate
-from agentrl.trajectory import Outline
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 from agentrl.workers.roles import Workers, needs_log_probs
 
@@ -131,18 +130,18 @@ class Trainer(Training[Config]):
 
     def train_step(self) -> Step:
         """Take one step: rollouts, log-probs, advantages, update, weights to the engine."""
-        workers, observers, began = self.workers, self.observers, time.perf_counter()
+        observers, began = self.observers, time.perf_counter()
         step = self.collect()
         observers.tell("on_rollout", step)
         check_failures(self.config, step.number, step.sampled)
 
-        batch = self.with_scores(trained_on(workers.executor, step.rollout, step.outlines), step)
+        batch = self.with_scores(trained_on(step.rollout, step.outlines), step)
         tokens = batch.num_tokens
         with self.timed("advantages"):
             batch = self.estimate(batch, step)
         defer(self.config.trainer.preemption_seconds)
         self.whole = None
-        self.parts(batch, step)
+        self.mask(batch, step)
         observers.tell("on_batch", step)
         if len(step.batch):
             step.updated = self.update(step)
@@ -193,7 +192,6 @@ class Trainer(Training[Config]):
         if workers.reward_model is not None:
             with self.timed("reward_model"):
                 outlines = with_model_scores(config.reward_model, workers, self.source, rollout)
-        reads_numbers = "numbers" in declared_by_estimator(config).columns
         return Step(
             number=self.step,
             run_dir=self.dir,
@@ -202,67 +200,34 @@ class Trainer(Training[Config]):
             found=Report(),
             rollout=rollout,
             outlines=outlines,
-            greedy_rewards=greedy_rewards(outlines, config.algorithm.turn_reward_coef),
-            numbers={number: one.numbers for number, one in enumerate(outlines)} if reads_numbers else None,
             kl_coef=None if self.kl_controller is None else self.kl_controller.coef,
         )
 
     def estimate(self, batch: Sequences, step: Step) -> Sequences:
         """Add advantages, returns and rewards to the batch (see `estimate`), and steer the KL's coefficient."""
-        further: dict[int, float] | None = None
-        if self.workers.reward_model is not None:
-            further = {number: outline.model_reward for number, outline in enumerate(step.outlines)}
-        n = self.config.actor_rollout_ref.rollout.n
-        successes = self.successes(step.outlines) if self.config.actor_rollout_ref.actor.success_nll_coef else None
-        distillation = self.config.distillation if self.config.distillation.teachers else None
-        compute = partial(
-            estimate,
-            config=self.config.algorithm,
-            n=n,
-            kl_coef=step.kl_coef,
-            further_rewards=further,
-            greedy_rewards=step.greedy_rewards,
-            numbers=step.numbers,
-            successes=successes,
-            version=self.version,
-            distillation=distillation,
-        )
-        batch, results = self.workers.executor.compute(estimate_and_read, batch, compute, step.readers)
-        step.estimate, step.read = results
-        step.metrics |= step.estimate.metrics
+        config = self.config
+        batch = batch.with_fields(**outline_columns(config, batch, step.outlines))
+        distillation = config.distillation if config.distillation.teachers else None
+        settings = Settings(config.actor_rollout_ref.rollout.n, step.kl_coef, self.version, distillation)
+        compute = partial(estimate, config=config.algorithm, settings=settings)
+        batch, (metrics, step.read) = self.workers.executor.compute(estimate_and_read, batch, compute, step.readers)
+        step.metrics |= metrics
         if self.kl_controller is not None:
-            self.kl_controller.update(step.estimate.kl, len(batch))
+            self.kl_controller.update(metrics[REWARD_KL], len(batch))
         return batch
 
-    def parts(self, batch: Sequences, step: Step) -> None:
-        """Leave the trajectories of masked_statuses out of the batch; sort the other sequences by their role in
-        losses."""
-        found, outlines, metrics = step.estimate, step.outlines, step.metrics
-        masked, actor = self.config.algorithm.masked_statuses, self.config.actor_rollout_ref.actor
-        kept = [row for row, owner in enumerate(found.trajectory) if outlines[owner].status not in masked]
-        owners = [found.trajectory[row] for row in kept]
-        zero = set(found.zero_advantage)
-        successes = self.successes(outlines) if actor.success_nll_coef else set()
+    def mask(self, batch: Sequences, step: Step) -> None:
+        """Leave the trajectories of masked_statuses out of the update's batch, and count its parts."""
+        masked, metrics, trajectory = self.config.algorithm.masked_statuses, step.metrics, batch.trajectory
+        kept = [row for row, owner in enumerate(trajectory.tolist()) if step.outlines[owner].status not in masked]
         step.batch = batch.select(kept) if masked else batch
-        step.parts = Parts(
-            trajectory=owners,
-            zero_advantage=[place for place, row in enumerate(kept) if row in zero],
-            successes=[place for place, owner in enumerate(owners) if owner in successes],
-            observed=[found.observed[row] for row in kept],
-        )
-        metrics["left_out/masked"] = float(len(set(found.trajectory)) - len(set(owners)))
-        metrics["train/sequences"] = float(len(step.batch) - len(step.parts.zero_advantage))
+        metrics["left_out/masked"] = float(len(trajectory.unique()) - len(trajectory[kept].unique()))
+        metrics["train/sequences"] = float((~step.batch.sequences["zero_advantage"]).sum())
         step.learnt = metrics["train/sequences"] > 0 or self.config.distillation.in_loss
-
-    def successes(self, outlines: Sequence[Outline]) -> set[int]:
-        """Number the trajectories that succeed."""
-        threshold = self.config.reward_model.success_threshold
-        return {number for number, one in enumerate(outlines) if one.score is not None and one.score >= threshold}
 
     def update(self, step: Step) -> bool:
         """Update critic, and policy after the critic's warm-up. Returns whether the policy has new weights."""
-        filtered = self.config.algorithm.filter_groups.enable and declared_by_estimator(self.config).compares_group
-        workers, batch, parts, metrics = self.workers, step.batch, step.parts, step.metrics
+        workers, batch, metrics = self.workers, step.batch, step.metrics
         entropy = metrics.get("actor/entropy")  # before the update; not every config computes it
         updated = self.step > self.config.trainer.critic_warmup
         if workers.critic is not None:
@@ -280,11 +245,7 @@ class Trainer(Training[Config]):
                 metrics |= workers.policy.update(
                     batch,
                     step=self.step,
-                    zero_advantage=parts.zero_advantage if filtered else [],
-                    successes=parts.successes,
-                    observed_tokens=parts.observed,
                     expert=expert,
-                    expert_coef=self.config.expert.coef,
                     entropy_coeff=bonus,
                     by_token=bool(step.rollout.files),
                 )
@@ -348,22 +309,16 @@ class Trainer(Training[Config]):
 
 def estimate_and_read(
     batch: RaggedBatch,
-    compute: partial[tuple[dict[str, torch.Tensor], Estimate]],
+    compute: partial[tuple[dict[str, torch.Tensor], Numbers]],
     readers: Mapping[str, Callable[[RaggedBatch], object]],
-) -> tuple[dict[str, torch.Tensor], tuple[Estimate, dict[str, object]]]:
-    """Call `compute` on a batch, then the readers on the batch with its columns [T]: (columns, (result, readings)).
+) -> tuple[dict[str, torch.Tensor], tuple[Numbers, dict[str, object]]]:
+    """Call `compute` on a batch, then the readers on the batch with its columns: (columns, (metrics, readings)).
 
     One call, so that the tokens are fetched once.
     """
-    columns, found = compute(batch)
+    columns, metrics = compute(batch)
     batch = batch.with_fields(**columns)
-    return columns, (found, {name: read(batch) for name, read in readers.items()})
-
-
-def greedy_rewards(outlines: Sequence[Outline], turn_reward_coef: float) -> dict[int, float] | None:
-    """Find by prompt the rewards of the trajectories that are a baseline; None where no baseline was drawn."""
-    drawn = {outline.group: outline.reward(turn_reward_coef) for outline in outlines if outline.baseline}
-    return {group: reward for group, reward in drawn.items() if reward is not None} if drawn else None
+    return columns, (metrics, {name: read(batch) for name, read in readers.items()})
 
 
 def build_kl_controller(config: Config) -> KLController | None:

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 import torch
 
+from agentrl.config.columns import COLUMNS, column
 from agentrl.trajectory.images import Images
 from agentrl.trajectory.teacher_prompts import TeacherPrompts
-
-_TOKEN = {"kind": "token"}
-_SEQUENCE = {"kind": "sequence"}
 
 
 class Sequences(Protocol):
     """Sequences whose tokens may be in another process: numbers by sequence to plan with, and a way to fetch tokens."""
 
     @property
-    def lengths(self) -> torch.Tensor:
-        """Tokens of each sequence, [N] int64."""
+    def sequences(self) -> Mapping[str, torch.Tensor]:
+        """Columns [N] by sequence."""
         ...
 
     @property
@@ -30,13 +28,18 @@ class Sequences(Protocol):
         ...
 
     @property
-    def policy_tokens(self) -> torch.Tensor:
-        """Tokens of each sequence that the policy sampled, [N] int64."""
+    def trajectory(self) -> torch.Tensor:
+        """Index of each sequence's trajectory, [N] int64."""
         ...
 
     @property
-    def policy(self) -> torch.Tensor:
-        """Index in `policies` of the policy that sampled each sequence, [N] int32; -1 without sampled tokens."""
+    def lengths(self) -> torch.Tensor:
+        """Tokens of each sequence, [N] int64."""
+        ...
+
+    @property
+    def policy_tokens(self) -> torch.Tensor:
+        """Tokens of each sequence that the policy sampled, [N] int64."""
         ...
 
     @property
@@ -51,20 +54,20 @@ class Sequences(Protocol):
 
     def __len__(self) -> int: ...
 
-    def has(self, field: str) -> bool:
-        """Check whether the optional field of `RaggedBatch` is there."""
+    def has(self, name: str) -> bool:
+        """Check whether the column is there."""
         ...
 
     def select(self, indices: Sequence[int]) -> Self:
         """Take the sequences `indices`, in that order."""
         ...
 
-    def with_fields(self, **values: Any) -> Self:
-        """Return the same sequences with fields added or replaced: columns that a worker group computed for them."""
+    def with_fields(self, **columns: Any) -> Self:
+        """Return the same sequences with columns added or replaced."""
         ...
 
     def joined(self, others: Sequence[Self]) -> Self:
-        """Append the sequences of `others`. All must have the same optional fields."""
+        """Append the sequences of `others`. All must have the same columns."""
         ...
 
     def load(self) -> RaggedBatch:
@@ -72,52 +75,63 @@ class Sequences(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class RaggedBatch:
-    """T tokens of N sequences in a row, without padding.
+class _Always:
+    """The columns that each batch has."""
 
-    A token field's entry t belongs to ids[t]: `logprobs[t]` is log p(ids[t] | the tokens before it in its sequence). So
-    the first token of a sequence never has a log-prob. `mask` is True where the policy sampled the token, and `version`
-    and `turn` are -1 where it is False.
+    __slots__ = ()
+    ids: torch.Tensor  # [T] int64
+    mask: torch.Tensor  # [T] bool
+    rollout_logprobs: torch.Tensor  # [T] float32, the engine's
+    version: torch.Tensor  # [T] int32, of the weights that sampled the token
+    turn: torch.Tensor  # [T] int32, index in the trajectory's `turns`
+    rewards: torch.Tensor  # [T] float32, each on a policy token
+    group: torch.Tensor  # [N] int64, index of the prompt
+    trajectory: torch.Tensor  # [N] int64, sequences of one trajectory share it
+    policy: torch.Tensor  # [N] int32, index in `policies`; -1 where no policy sampled
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedBatch(_Always):
+    """T tokens of N sequences in a row, without padding, and columns by name (`agentrl.config.columns`).
+
+    `batch.name` is a column, [T, ...] by token or [N] by sequence; None where the batch does not have it. A token
+    column's entry t belongs to ids[t]: `logprobs[t]` is log p(ids[t] | the tokens before it in its sequence). So the
+    first token of a sequence never has a log-prob. `mask` is True where the policy sampled the token, and `version` and
+    `turn` are -1 where it is False.
     """
 
     offsets: torch.Tensor  # [N + 1] int64, offsets[0] = 0, offsets[N] = T
-    ids: torch.Tensor = field(metadata=_TOKEN)  # [T] int64
-    mask: torch.Tensor = field(metadata=_TOKEN)  # [T] bool
-    rollout_logprobs: torch.Tensor = field(metadata=_TOKEN)  # [T] float32, the engine's
-    version: torch.Tensor = field(metadata=_TOKEN)  # [T] int32, of the weights that sampled the token
-    turn: torch.Tensor = field(metadata=_TOKEN)  # [T] int32, index in the trajectory's `turns`
-    rewards: torch.Tensor = field(metadata=_TOKEN)  # [T] float32, each on a policy token
-    group: torch.Tensor = field(metadata=_SEQUENCE)  # [N] int64, index of the prompt
-    trajectory: torch.Tensor = field(metadata=_SEQUENCE)  # [N] int64, sequences of one trajectory share it
-    policy: torch.Tensor = field(metadata=_SEQUENCE)  # [N] int32, index in `policies`; -1 where no policy sampled
-    policies: tuple[str, ...]
+    tokens: Mapping[str, torch.Tensor]
+    """Columns by token."""
+    sequences: Mapping[str, torch.Tensor]
+    """Columns by sequence."""
+    policies: tuple[str, ...] = ()
     """Names; `version` counts each policy's weights separately."""
-    state: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] int64, a hash; -1 where mask is False
-    experts: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T, L, k] uint8 or int16, to replay
-    old_logprobs: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, before the update
-    ref_logprobs: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, the reference policy's
-    values: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, the critic's
-    entropy: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, nats, before the update
-    squared_probs: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, sum over the vocabulary
-    varentropy: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, variance of -log p
-    advantages: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32
-    correction: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, factor of the policy's loss
-    staleness: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] int64, 0 where mask is False
-    selected: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] bool, by the policy's loss
-    returns: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32
-    success: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, 1: of a trajectory that succeeds
-    teacher: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] int32, index; -1 without a teacher
-    teacher_scores: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T, 1 + X] float32, a teacher's
-    greedy_rewards: torch.Tensor | None = field(default=None, metadata=_SEQUENCE)  # [N] float32, NaN: unknown
-    ratio: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, NaN: unknown
-    clipped: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, 1: by the loss
-    correction_clipped: torch.Tensor | None = field(default=None, metadata=_TOKEN)  # [T] float32, likewise
-    row: torch.Tensor | None = field(default=None, metadata=_SEQUENCE)  # [N] int64, in the batch of the whole step
     images: Images | None = None
     """The images of all sequences; None without images."""
     teacher_prompts: TeacherPrompts | None = None
     """Prompts that a privileged teacher reads; None where no teacher is."""
+
+    @staticmethod
+    def from_columns(
+        *,
+        offsets: torch.Tensor,
+        policies: tuple[str, ...] = (),
+        images: Images | None = None,
+        teacher_prompts: TeacherPrompts | None = None,
+        **columns: torch.Tensor | None,
+    ) -> RaggedBatch:
+        """Make a batch of columns by name. Raises ConfigError for a column that is not registered."""
+        return RaggedBatch(offsets, {}, {}, policies, images, teacher_prompts).with_fields(**columns)
+
+    def __getattr__(self, name: str) -> torch.Tensor | None:
+        if name in self.tokens:
+            return self.tokens[name]
+        if name in self.sequences:
+            return self.sequences[name]
+        if name in COLUMNS:
+            return None
+        raise AttributeError(f"a batch has no column {name!r}; see agentrl.algorithms.register_column", name=name)
 
     def __len__(self) -> int:
         return self.offsets.numel() - 1
@@ -136,11 +150,25 @@ class RaggedBatch:
         """Tokens of each sequence that the policy sampled, [N] int64."""
         return torch.zeros(len(self), dtype=torch.int64).index_add_(0, self.sequence_ids(), self.mask.long())
 
-    def has(self, field: str) -> bool:
-        return getattr(self, field) is not None
+    def has(self, name: str) -> bool:
+        return name in self.tokens or name in self.sequences
 
-    def with_fields(self, **values: Any) -> RaggedBatch:
-        return replace(self, **values)
+    def with_fields(self, **columns: torch.Tensor | None) -> RaggedBatch:
+        """Add, replace or, with None, take away columns. Raises ConfigError for a column that is not registered."""
+        held = {"token": dict(self.tokens), "sequence": dict(self.sequences)}
+        for name, values in columns.items():
+            of_kind = held[(COLUMNS.get(name) or column(name)).per]
+            if values is None:
+                of_kind.pop(name, None)
+            else:
+                of_kind[name] = values
+        return replace(self, tokens=held["token"], sequences=held["sequence"])
+
+    def mapped(self, function: Callable[[torch.Tensor], torch.Tensor]) -> RaggedBatch:
+        """Apply `function` to offsets and columns."""
+        tokens = {name: function(values) for name, values in self.tokens.items()}
+        sequences = {name: function(values) for name, values in self.sequences.items()}
+        return replace(self, offsets=function(self.offsets), tokens=tokens, sequences=sequences)
 
     def joined(self, others: Sequence[RaggedBatch]) -> RaggedBatch:
         return RaggedBatch.concat([self, *others])
@@ -158,7 +186,7 @@ class RaggedBatch:
         Log-probs and rewards are 0; version, turn and policy are -1.
         """
         tokens = torch.full((len(ids),), -1, dtype=torch.int32)
-        return RaggedBatch(
+        return RaggedBatch.from_columns(
             offsets=offsets,
             ids=ids,
             mask=mask,
@@ -169,23 +197,24 @@ class RaggedBatch:
             group=group,
             trajectory=trajectory,
             policy=torch.full((len(group),), -1, dtype=torch.int32),
-            policies=(),
         )
 
     @staticmethod
     def concat(batches: Sequence[RaggedBatch]) -> RaggedBatch:
-        """Put the sequences of batches, at least one, after each other. All must have the same optional fields."""
+        """Put the sequences of batches, at least one, after each other. All must have the same columns."""
+        first = batches[0]
         ends = torch.tensor([0, *(batch.num_tokens for batch in batches)]).cumsum(0).tolist()
         offsets = [batch.offsets[1:] + end for batch, end in zip(batches, ends, strict=False)]
-        changes: dict[str, Any] = {"offsets": torch.cat([batches[0].offsets[:1], *offsets])}
-        changes["images"] = Images.concat([(batch.images, len(batch)) for batch in batches])
         prompts = [batch.teacher_prompts for batch in batches if batch.teacher_prompts is not None]
-        changes["teacher_prompts"] = TeacherPrompts.concat(prompts) if prompts else None
-        for item in fields(RaggedBatch):
-            if item.metadata and batches[0].has(item.name):
-                changes[item.name] = torch.cat([getattr(batch, item.name) for batch in batches])
-        changes["policy"], changes["policies"] = join_policies([(batch.policy, batch.policies) for batch in batches])
-        return replace(batches[0], **changes)
+        sequences, policies = join_sequences([(batch.sequences, batch.policies) for batch in batches])
+        return RaggedBatch(
+            torch.cat([first.offsets[:1], *offsets]),
+            {name: torch.cat([batch.tokens[name] for batch in batches]) for name in first.tokens},
+            sequences,
+            policies,
+            Images.concat([(batch.images, len(batch)) for batch in batches]),
+            TeacherPrompts.concat(prompts) if prompts else None,
+        )
 
     def select(self, indices: Sequence[int]) -> RaggedBatch:
         """Take the sequences `indices`, in that order; all columns go along."""
@@ -194,16 +223,15 @@ class RaggedBatch:
         offsets = torch.zeros(len(indices) + 1, dtype=torch.int64)
         torch.cumsum(lengths, 0, out=offsets[1:])
         take = token_places(self.offsets[rows], lengths)
-        changes: dict[str, Any] = {"offsets": offsets}
-        if self.images is not None:
-            changes["images"] = self.images.select(rows.tolist(), len(self))
-        if self.teacher_prompts is not None:
-            changes["teacher_prompts"] = self.teacher_prompts.select(rows.tolist())
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if value is not None and item.metadata:
-                changes[item.name] = value[take] if item.metadata["kind"] == "token" else value[rows]
-        return replace(self, **changes)
+        images, prompts = self.images, self.teacher_prompts
+        return RaggedBatch(
+            offsets,
+            {name: values[take] for name, values in self.tokens.items()},
+            {name: values[rows] for name, values in self.sequences.items()},
+            self.policies,
+            None if images is None else images.select(rows.tolist(), len(self)),
+            None if prompts is None else prompts.select(rows.tolist()),
+        )
 
     def as_taught(self) -> RaggedBatch:
         """Put each sequence after its teacher's prompt, where it has one, in place of the policy's.
@@ -227,21 +255,33 @@ class RaggedBatch:
         return torch.repeat_interleave(torch.arange(len(self)), self.lengths)
 
 
+def dtype_of(name: str) -> torch.dtype:
+    """Return the dtype of a column. Raises ConfigError where no column has the name."""
+    dtype = getattr(torch, column(name).dtype)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
 def token_places(starts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """List start, start + 1, ... of each sequence: [sum of lengths] int64, from starts and lengths [N] int64."""
     before = lengths.cumsum(0) - lengths
     return torch.repeat_interleave(starts - before, lengths) + torch.arange(int(lengths.sum()))
 
 
-def join_policies(parts: Sequence[tuple[torch.Tensor, tuple[str, ...]]]) -> tuple[torch.Tensor, tuple[str, ...]]:
-    """Join the `policy` columns [N_i] int32 of batches, each with its `policies`, into one [sum of N_i] int32.
+def join_sequences(
+    parts: Sequence[tuple[Mapping[str, torch.Tensor], tuple[str, ...]]],
+) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:
+    """Join columns [N_i] by sequence of batches, each with its `policies`, into columns [sum of N_i] and policies.
 
-    Names come in the order in which they first appear. -1 stays -1.
+    Names of policies come in the order in which they first appear; `policy` counts these then, and -1 stays -1.
     """
     names = tuple(dict.fromkeys(name for _, policies in parts for name in policies))
-    # The entry after the last name is the one at index -1.
-    codes = [torch.tensor([*map(names.index, policies), -1], dtype=torch.int32) for _, policies in parts]
-    return torch.cat([code[policy.long()] for code, (policy, _) in zip(codes, parts, strict=True)]), names
+    joined = {name: torch.cat([sequences[name] for sequences, _ in parts]) for name in parts[0][0]}
+    if "policy" in joined:  # The entry after the last name is the one at index -1.
+        codes = [torch.tensor([*map(names.index, policies), -1], dtype=torch.int32) for _, policies in parts]
+        counted = [code[sequences["policy"].long()] for code, (sequences, _) in zip(codes, parts, strict=True)]
+        joined["policy"] = torch.cat(counted)
+    return joined, names
 
 
 def split_by_tokens(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

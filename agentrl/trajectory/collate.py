@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain, compress
 
 import torch
 
+from agentrl.config.columns import Column, column
 from agentrl.errors import ConfigError
+from agentrl.system.user_code import contract_error, user_code
 from agentrl.trajectory import Outline, Trajectory, Transcript, exclusion
-from agentrl.trajectory.batch import RaggedBatch
+from agentrl.trajectory.batch import RaggedBatch, dtype_of
 from agentrl.trajectory.images import Images
 from agentrl.trajectory.teacher_prompts import TeacherPrompts
 
@@ -25,7 +27,7 @@ def from_trajectories(
     *,
     turn_reward_coef: float,
     first: int = 0,
-    states: bool = False,
+    columns: Collection[str] = (),
     experts: bool = False,
     privileged: bool = False,
 ) -> RaggedBatch:
@@ -34,34 +36,61 @@ def from_trajectories(
     Left out, never trained on as a zero: trajectories that FAILED, have no score or no policy token (see `left_out`),
     trajectories that are a `baseline`, and transcripts without policy tokens. `group` is the trajectory's, `trajectory`
     its position in `trajectories`, counted from `first`. `rewards` come from `token_rewards`, `turn` from
-    `token_turns`, `version` from `token_versions`. With `states`, `state` comes from `token_states`; with `experts`,
-    they come from `token_experts`. With `privileged` there are the prompts of privileged teachers.
+    `token_turns`, `version` from `token_versions`. With `experts`, they come from `token_experts`. With
+    `privileged` there are the prompts of privileged teachers. `columns`: further ones to make, `state` from
+    `token_states`, or a user's by its function.
 
     Raises ValueError when a record is unsound: a sampled token of no version or no assistant turn. Raises ConfigError
     when the engine reported no experts.
     """
-    rows = list(_rows(trajectories, first, turn_reward_coef, states))
+    rows = list(_rows(trajectories, first, turn_reward_coef, "state" in columns))
     transcripts = [row.transcript for row in rows]
     offsets = torch.zeros(len(rows) + 1, dtype=torch.int64)
     torch.cumsum(torch.tensor(list(map(len, transcripts)), dtype=torch.int64), 0, out=offsets[1:])
     policies, policy = _policies(transcripts)
-    return RaggedBatch(
-        offsets=offsets,
-        ids=_joined((item.ids for item in transcripts), torch.int64),
-        mask=_joined((item.mask for item in transcripts), torch.bool),
-        rollout_logprobs=_joined((item.logprobs for item in transcripts), torch.float32),
-        version=_joined((row.versions for row in rows), torch.int32),
-        turn=_joined((row.turns for row in rows), torch.int32),
-        rewards=_joined((row.rewards for row in rows), torch.float32),
-        group=torch.tensor([row.group for row in rows], dtype=torch.int64),
-        trajectory=torch.tensor([row.position for row in rows], dtype=torch.int64),
-        policy=policy,
-        policies=policies,
-        state=_joined((row.states for row in rows), torch.int64) if states else None,
-        experts=_experts(transcripts) if experts else None,
-        images=Images.from_sequences(item.images for item in transcripts),
-        teacher_prompts=TeacherPrompts.from_transcripts(transcripts) if privileged else None,
+    tokens = {
+        "ids": _joined((item.ids for item in transcripts), torch.int64),
+        "mask": _joined((item.mask for item in transcripts), torch.bool),
+        "rollout_logprobs": _joined((item.logprobs for item in transcripts), torch.float32),
+        "version": _joined((row.versions for row in rows), torch.int32),
+        "turn": _joined((row.turns for row in rows), torch.int32),
+        "rewards": _joined((row.rewards for row in rows), torch.float32),
+    }
+    if "state" in columns:
+        tokens["state"] = _joined((row.states for row in rows), torch.int64)
+    if experts:
+        tokens["experts"] = _experts(transcripts)
+    group = torch.tensor([row.group for row in rows], dtype=torch.int64)
+    trajectory = torch.tensor([row.position for row in rows], dtype=torch.int64)
+    batch = RaggedBatch(
+        offsets,
+        tokens,
+        {"group": group, "trajectory": trajectory, "policy": policy},
+        policies,
+        Images.from_sequences(item.images for item in transcripts),
+        TeacherPrompts.from_transcripts(transcripts) if privileged else None,
     )
+    made = {name: _made(column(name), rows, trajectories, first) for name in columns if name != "state"}
+    return batch.with_fields(**made) if made else batch
+
+
+def _made(what: Column, rows: Sequence[_Row], trajectories: Sequence[Trajectory], first: int) -> torch.Tensor:
+    """Make a user's column of all rows, by its function. Raises CodeError when that fails or returns something else."""
+    make, dtype, where = what.make, dtype_of(what.name), f"the column {what.name}"
+    assert make is not None, "checked when it is declared"
+    values = [torch.zeros(0, dtype=dtype)]
+    for row in rows:
+        count = 1 if what.per == "sequence" else len(row.transcript)
+        with user_code(where, make):
+            found = make(trajectories[row.position - first], row.transcript)
+            numbers = torch.full((count,), what.default, dtype=dtype)
+            if found is not None:
+                numbers = torch.as_tensor(found, dtype=dtype).reshape(-1)
+        if len(numbers) != count:
+            asked = "one number" if what.per == "sequence" else f"a number for each of the transcript's {count} tokens"
+            raise contract_error(where, make, f"expected {asked}, found {len(numbers)}")
+        values.append(numbers)
+    return torch.cat(values)
 
 
 def _policies(transcripts: Sequence[Transcript]) -> tuple[tuple[str, ...], torch.Tensor]:

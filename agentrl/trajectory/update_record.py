@@ -2,7 +2,7 @@
 
 A row for each row of the trajectories' file, in its order. Each column but `uid` has one list for each transcript, with
 a value for each of its tokens. The value is null where the policy did not sample the token, or where the trajectory was
-not trained on. A column that a run does not compute is absent.
+not trained on. A column that a run does not compute is absent. Columns that a user registered are there by their names.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from agentrl.config.columns import USERS
 from agentrl.system.publish import published
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.trajectory.files import update_file
 from agentrl.trajectory.parquet import rows_together
 
+Values = npt.NDArray[np.float32 | np.float64 | np.int32 | np.int64 | np.bool_]
 COLUMNS: Mapping[str, tuple[str, pa.DataType]] = {
     "trainer_logprobs": ("old_logprobs", pa.float32()),
     "entropy": ("entropy", pa.float32()),
@@ -56,11 +58,14 @@ def write_updates(batch: RaggedBatch, files: Sequence[RecordFile]) -> dict[str, 
     Returns by uid how a trajectory's trained tokens differ from the recorded ones: nothing of it is written then.
     Raises TrainingError on a full disk.
     """
-    found: dict[str, npt.NDArray[np.float32]] = {}
+    found: dict[str, Values] = {}
     for name, (field, _) in COLUMNS.items():
         column: torch.Tensor | None = getattr(batch, field)
         if column is not None:
             found[name] = (column[:, 0] if column.ndim > 1 else column).numpy()
+    found |= {name: values.numpy() for name, values in batch.tokens.items() if name in USERS}
+    owner = batch.sequence_ids()
+    found |= {name: values[owner].numpy() for name, values in batch.sequences.items() if name in USERS}
     if "ratio" in found:
         found["ratio"] = found["ratio"].round(RATIO_DECIMALS)
     rows: dict[int, list[int]] = {}
@@ -75,7 +80,7 @@ def write_updates(batch: RaggedBatch, files: Sequence[RecordFile]) -> dict[str, 
 
 def _write(
     batch: RaggedBatch,
-    columns: Mapping[str, npt.NDArray[np.float32]],
+    columns: Mapping[str, Values],
     file: RecordFile,
     rows: Mapping[int, Sequence[int]],
 ) -> dict[str, str]:
@@ -106,11 +111,11 @@ def _write(
     known = (sampled != 0) & (source >= 0)
     arrays = {"uid": table["uid"].combine_chunks()}
     for name, values in columns.items():
-        by_token = values[source] if len(values) else np.zeros(len(source), np.float32)
+        by_token = values[source] if len(values) else np.zeros(len(source), values.dtype)
         there = known & ~np.isnan(by_token) if name in MAY_BE_UNKNOWN else known
         if name in MAY_BE_UNKNOWN and np.isnan(values).all():
             continue
-        kind = COLUMNS[name][1]
+        kind = COLUMNS[name][1] if name in COLUMNS else pa.from_numpy_dtype(values.dtype)
         by_token = by_token != 0 if kind == pa.bool_() else by_token
         arrays[name] = tokens.with_values(pa.array(by_token, kind, mask=~there))
     with published(update_file(file.path)) as temporary:

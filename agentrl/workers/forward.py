@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 
 import torch
 
@@ -40,18 +39,15 @@ def filler(like: RaggedBatch) -> RaggedBatch:
 
     For a rank that has no more work than to keep step with the others.
     """
-    values = {item.name: getattr(like, item.name) for item in fields(like)}
-    given = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
-    tensors = {name: value.new_zeros(1, *value.shape[1:]) for name, value in given.items()}
+
+    tensors = {name: values.new_zeros(1, *values.shape[1:]) for name, values in like.tokens.items()}
     tensors |= {name: tensors[name] - 1 for name in ("version", "turn", "teacher") if name in tensors}
-    tensors["offsets"] = torch.tensor([0, 1])
-    return like.with_fields(**tensors, images=None, teacher_prompts=None)
+    sequences = {name: values.new_zeros(1) for name, values in like.sequences.items()}
+    return RaggedBatch(torch.tensor([0, 1]), tensors, sequences, like.policies)
 
 
 def to_device(batch: RaggedBatch, device: torch.device) -> RaggedBatch:
     """Copy every tensor of the batch to `device`; images go there when they are looked at."""
     if device.type == "cpu":
         return batch
-    values = {item.name: getattr(batch, item.name) for item in fields(batch)}
-    tensors = {name: value.to(device) for name, value in values.items() if isinstance(value, torch.Tensor)}
-    return batch.with_fields(**tensors)
+    return batch.mapped(lambda values: values.to(device))

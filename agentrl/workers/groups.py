@@ -86,26 +86,13 @@ class PolicyGroup(TrainableGroup):
         batch: Sequences,
         *,
         step: int,
-        zero_advantage: list[int],
-        successes: Sequence[int] = (),
-        observed_tokens: Sequence[int] = (),
         expert: Sequences | None = None,
-        expert_coef: float = 0.0,
         entropy_coeff: float | None = None,
         by_token: bool = False,
     ) -> Numbers:
         """Take the optimizer steps of training step `step` (see `PolicyWorker.update`)."""
         return self._ranks.metrics(
-            PolicyWorker.update,
-            batch,
-            step=step,
-            zero_advantage=zero_advantage,
-            successes=successes,
-            observed_tokens=observed_tokens,
-            expert=expert,
-            expert_coef=expert_coef,
-            entropy_coeff=entropy_coeff,
-            by_token=by_token,
+            PolicyWorker.update, batch, step=step, expert=expert, entropy_coeff=entropy_coeff, by_token=by_token
         )
 
     def checked(self) -> list[UpdateChecked]:

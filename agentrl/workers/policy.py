@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from agentrl.algorithms.aggregate import LossScale, aggregate
-from agentrl.algorithms.distillation import TeacherLoss
-from agentrl.algorithms.kl import kl_loss
-from agentrl.algorithms.policy_loss import PolicyLoss, actor_loss, loss_columns
-from agentrl.algorithms.ragged import masked_sum, observed
+from agentrl.algorithms.aggregate import LossScale, Scored, Term, add_up, aggregate
+from agentrl.algorithms.distillation import Head
+from agentrl.algorithms.policy_loss import BY_TOKEN, CORRECTION, loss_columns
 from agentrl.algorithms.rollout_correction import correction_metrics
+from agentrl.algorithms.terms import EntropyBonus, ExpertNLL, loss_terms
 from agentrl.checks.loss_gradient import Counts, LossKeys
 from agentrl.checks.optimizer_step import StepWatch
 from agentrl.checks.update import UpdateWatch
 from agentrl.config.declaration import Computed
 from agentrl.config.registries import POLICY_BACKENDS
 from agentrl.config.sections.actor import ActorConfig
-from agentrl.config.sections.algorithm import RolloutCorrectionConfig
+from agentrl.config.sections.algorithm import AlgorithmConfig, RolloutCorrectionConfig
 from agentrl.config.sections.distillation import POLICY, DistillationConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.errors import TrainingError
@@ -32,7 +32,7 @@ from agentrl.runtime.ranks import CachedColumns, RankWeights
 from agentrl.system.metrics import Numbers
 from agentrl.system.registry import configured
 from agentrl.trajectory.batch import RaggedBatch, Sequences
-from agentrl.workers.backend import AUX_LOSS, Z_LOSS, Loss, MiniBatch, Needs, PolicyBackendFactory, PolicySettings
+from agentrl.workers.backend import AUX_LOSS, Z_LOSS, MiniBatch, Needs, PolicyBackendFactory, PolicySettings
 from agentrl.workers.plan import update_plan, with_policy_tokens
 from agentrl.workers.teacher import read_heads, write_scores
 from agentrl.workers.trainable import TrainableWorker, UpdateReport
@@ -45,8 +45,6 @@ ENTROPY: Needs = frozenset({"entropy"})
 MOST_VARENTROPY = 49.0
 """Bound of the variance of -log p of n < 2^20 tokens: log(n - 1)^2 / 4 + 1 (arXiv:1404.0123). Checks see less by it."""
 EXPERTS: Needs = frozenset({"experts"})
-BY_TOKEN, CORRECTION = "by_token/", "correction/"
-"""Marks, among the sums of an update, those reported as a mean over the policy tokens with advantage."""
 
 
 class PolicyWorker(TrainableWorker[TokenScores]):
@@ -61,8 +59,10 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         seed: of the order of mini-batches, and of the start of adapters.
         max_response_length: the constant of loss_agg_mode=seq-mean-token-sum-norm, needed only there.
         further_scores: scores that `compute_log_probs` gives in addition to log-probs.
-        correction: for the engine's samples; None: no correction.
+        algorithm: the correction for the engine's samples, and whether sequences without advantage may be left out;
+            None: no correction, and they may.
         distillation: the teachers, if there are any.
+        expert_coef: weight of an expert's transcripts in the loss.
     """
 
     def __init__(
@@ -78,20 +78,25 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         critic_warmup: int = 0,
         max_response_length: int | None = None,
         further_scores: Sequence[Computed] = (),
-        correction: RolloutCorrectionConfig | None = None,
+        algorithm: AlgorithmConfig | None = None,
         distillation: DistillationConfig | None = None,
+        expert_coef: float = 0.0,
     ) -> None:
         """Make the backend of `actor_config.strategy`. Raises ConfigError."""
         self.config = actor_config
-        self._policy_loss = PolicyLoss.from_config(actor_config, correction)
-        self._teacher_loss: TeacherLoss | None = None
+        self._correction = RolloutCorrectionConfig() if algorithm is None else algorithm.rollout_correction
+        self._expert = ExpertNLL(expert_coef)
         self._teaches = [
             index for index, (_, one) in enumerate(distillation.teachers if distillation else ()) if one.is_policy
         ]
         """Indices among the teachers that mean the policy itself."""
+        heads: Sequence[Head] = ()
         if distillation is not None:
             heads = read_heads(distillation, model_config, device=device, temperature=temperature)
-            self._teacher_loss = TeacherLoss.from_config(distillation, heads)
+        self._terms = loss_terms(actor_config, algorithm, distillation, heads)
+        self._needs: Needs = frozenset(score for term in self._terms for score in term.scores())
+        self._compare = next(filter(None, (term.comparison() for term in self._terms)), None)
+        self._reads = next(filter(None, (term.reads() for term in self._terms)), None)
         self._further_scores = tuple(further_scores)
         self.seed = seed
         self._critic_warmup = critic_warmup
@@ -121,8 +126,8 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         self.backend = configured(make, actor_config.strategy_options, f"{POLICY_BACKENDS.key}_options")(settings)
         keys = LossKeys(
             actor=actor_config,
-            correction=self._policy_loss.correction,
-            distillation=None if self._teacher_loss is None else distillation,
+            correction=self._correction,
+            distillation=distillation if distillation is not None and distillation.in_loss else None,
             norm_length=max_response_length,
         )
         steps = StepWatch(actor_config.optim, actor_config.grad_clip, total_steps - critic_warmup)
@@ -187,11 +192,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         batch: Sequences,
         *,
         step: int,
-        zero_advantage: Collection[int] = (),
-        successes: Collection[int] = (),
-        observed_tokens: Sequence[int] = (),
         expert: Sequences | None = None,
-        expert_coef: float = 0.0,
         entropy_coeff: float | None = None,
         by_token: bool = False,
     ) -> dict[str, float]:
@@ -202,12 +203,11 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         the same. They are not read, but `staleness` is, where the proximal policy is another one.
 
         Args:
-            zero_advantage: sequences whose advantages are all 0. With a loss that declares advantage_only, and without
-                KL loss, entropy bonus and teacher in the loss, their gradient is 0, and they are not computed. This
-                changes no weight: mini-batches and denominators count all sequences, and a mini-batch without any
-                other takes its optimizer step, too.
-            successes: with success_nll_coef, sequences of trajectories that succeed; they are always computed.
-            observed_tokens: with observation_nll_coef, how many tokens of each sequence `observed` marks.
+            batch: sequences of its column zero_advantage have advantages that are all 0. With a loss that declares
+                advantage_only, and without KL loss, entropy bonus and teacher in the loss, their gradient is 0, and
+                they are not computed. This changes no weight: mini-batches and denominators count all sequences, and
+                a mini-batch without any other takes its optimizer step, too. With success_nll_coef its column success
+                is needed, with observation_nll_coef its column observed.
             expert: transcripts whose mean negative log-likelihood by policy token, times `expert_coef`, is added to
                 the loss; they are spread over the optimizer steps.
             entropy_coeff: weight of the entropy bonus; None: the config's.
@@ -224,30 +224,34 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         Raises ValueError when a field of the batch is missing or the batch has no policy token. Raises TrainingError
         when loss or gradient were not finite for too long (see `agentrl.workers.trainable`).
         """
-        config = self.config
+        config, terms = self.config, self._terms
+        if entropy_coeff is not None:
+            terms = [EntropyBonus(-entropy_coeff) if isinstance(one, EntropyBonus) else one for one in terms]
         self._kept = []
         if isinstance(batch, RaggedBatch):
             batch = batch.with_fields(row=torch.arange(len(batch)))
-        rows, imitated = with_policy_tokens(batch), set(successes) if config.success_nll_coef else set()
-        left_out = set(zero_advantage) - imitated if self._leaves_out else set()
-        computed = [row not in left_out for row in rows]
-        batch = batch.select(rows)
+        batch = batch.select(with_policy_tokens(batch))
         key = f"{self.seed}/{step}" if config.shuffle else None
         plan = update_plan(batch.group, config.ppo_mini_batch_size, config.ppo_epochs, key)
         self._check(batch, len(plan))
-        successful = batch.policy_tokens * torch.tensor([row in imitated for row in rows])
-        read = torch.tensor([observed_tokens[row] for row in rows] if config.observation_nll_coef else [0] * len(rows))
-        bonus, where = config.entropy_coeff if entropy_coeff is None else entropy_coeff, f"step {step}, "
-        minis = self._minis(batch, plan, computed, successful, read, where, expert, expert_coef, bonus, by_token)
+        computed = torch.stack([term.computes(batch) for term in terms]).any(0)
+        last = len(plan) - len(plan) // config.ppo_epochs if by_token else len(plan)
+        """The place of the first mini-batch whose columns are kept."""
+        minis = (
+            self._mini(f"step {step}, {name} of the policy", batch, members, terms, computed, keeps=place >= last)
+            for place, (name, members) in enumerate(plan)
+        )
+        if expert is not None:
+            minis = (replace(mini, beside=self._imitated(expert, place, len(plan))) for place, mini in enumerate(minis))
         report = self._learn(minis, step=step - self._critic_warmup)
-        went_over = self._went_over(report, int(batch.lengths[torch.tensor(computed)].sum()))
-        left = {"train/filtered_fraction": 1 - sum(computed) / len(computed)}
+        went_over = self._went_over(report, int(batch.lengths[computed].sum()))
+        left = {"train/filtered_fraction": 1 - int(computed.sum()) / len(computed)}
         return self._metrics(report, with_expert=expert is not None) | went_over | left
 
     def of_update(self) -> CachedColumns:
         """Return the loss's columns of this rank's sequences in the last epoch of the last update, and forget them."""
         kept, self._kept = self._kept, []
-        fields = loss_columns(self._policy_loss.correction)
+        fields = loss_columns(self._correction)
         rows, ends, values = [], [torch.zeros(1, dtype=torch.int64)], [torch.zeros(0, len(fields))]
         end = 0
         for of_rows, offsets, columns in kept:
@@ -262,7 +266,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         """Keep the columns of a micro-batch."""
         assert micro.row is not None, "update has numbered them"
         absent = torch.full((micro.num_tokens,), math.nan, device=micro.ids.device)
-        names = loss_columns(self._policy_loss.correction)
+        names = loss_columns(self._correction)
         values = torch.stack([columns.get(name, absent).float() for name in names], dim=1)
         self._kept.append((micro.row, micro.offsets, values.masked_fill(~micro.mask[:, None], math.nan)))
 
@@ -274,86 +278,83 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         """Write the policy and its tokenizer in Hugging Face format, in the configured dtype."""
         self.backend.export(Path(dir), tokenizer)
 
-    def _minis(
+    def _mini(
         self,
-        batch: Sequences,
-        plan: Sequence[tuple[str, list[int]]],
-        computed: Sequence[bool],
-        successful: torch.Tensor,
-        read: torch.Tensor,
         where: str,
-        expert: Sequences | None,
-        expert_coef: float,
-        entropy_coeff: float,
-        by_token: bool,
-    ) -> Iterator[MiniBatch[TokenScores]]:
-        """Yield the mini-batches of a plan. They count all of their sequences and hold the `computed` ones.
+        batch: Sequences,
+        members: Sequence[int],
+        terms: Sequence[Term],
+        computed: torch.Tensor,
+        *,
+        keeps: bool,
+    ) -> MiniBatch[TokenScores]:
+        """Make a mini-batch that counts all of its `members`, and holds the computed ones.
 
-        successful and read: [N] int64, the tokens by sequence that `success_nll` and `observation_nll` count.
+        keeps: it keeps its columns for `of_update`.
         """
-        tokens, needs, teacher = batch.policy_tokens, self._loss_needs(), self._teacher_loss
-        compare = teacher.compare if teacher is not None and teacher.reads_distributions else None
-        last = len(plan) - len(plan) // self.config.ppo_epochs
-        for place, (name, members) in enumerate(plan):
-            scale = LossScale.from_policy_tokens(tokens[members], self.config.loss_agg_mode, self._max_response_length)
-            yield MiniBatch(
-                f"{where}{name} of the policy",
-                batch.select([row for row in members if computed[row]]),
-                self._loss(
-                    scale,
-                    int(successful[members].sum()),
-                    int(read[members].sum()),
-                    entropy_coeff,
-                    keeps=by_token and place >= last,
-                ),
-                needs,
-                compare,
-                read_tokens if self.config.observation_nll_coef else None,
-                None if expert is None else expert_batch(expert, place, len(plan), expert_coef),
-                self._watch.mini(
-                    Counts(
-                        policy_tokens=tokens[members],
-                        successful=int(successful[members].sum()),
-                        read=int(read[members].sum()),
-                        entropy_coeff=entropy_coeff,
-                    )
-                ),
-            )
+        config, tokens = self.config, batch.policy_tokens[members]
+        scale = LossScale.from_policy_tokens(tokens, config.loss_agg_mode, self._max_response_length)
+        counts = {term.name: int(term.counts(batch)[members].sum()) for term in terms if not term.by_token}
+
+        def loss(found: TokenScores, micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            """Compute (loss, a scalar; sums for metrics, scalars) from the scores [T] of a micro-batch."""
+            logprobs = torch.where(micro.mask, found.logprobs, 0.0)  # those of observed tokens are for one term alone
+            total, sums, columns = add_up(terms, Scored(micro, found, logprobs), scale, counts)
+            if keeps and micro.mask.any():  # without policy tokens it only keeps step with other ranks
+                self._keep(micro, columns)
+            weight = aggregate(torch.ones_like(found.logprobs), micro.mask, micro.offsets, scale)
+            return total, sums | {POLICY_TOKENS: micro.mask.sum(), LOSS_WEIGHT: weight}
+
+        return MiniBatch(
+            where,
+            batch.select([row for row in members if computed[row]]),
+            loss,
+            self._needs,
+            self._compare,
+            self._reads,
+            watch=self._watch.mini(
+                Counts(
+                    policy_tokens=tokens,
+                    successful=counts.get("success_nll", 0),
+                    read=counts.get("observation_nll", 0),
+                    entropy_coeff=-sum(term.coef for term in terms if isinstance(term, EntropyBonus)),
+                )
+            ),
+        )
+
+    def _imitated(self, expert: Sequences, place: int, steps: int) -> MiniBatch[TokenScores]:
+        """Make the part of an expert's transcripts that goes with optimizer step `place` of so many."""
+        sequences = expert.select(range(place, len(expert), steps))
+        scale = LossScale.from_policy_tokens(sequences.policy_tokens, "token-mean")
+
+        def loss(found: TokenScores, micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            """Compute (loss, a scalar; sums for metrics, scalars) from the scores [T] of a micro-batch."""
+            return add_up(
+                [self._expert], Scored(micro, found, found.logprobs), scale, {self._expert.name: scale.tokens}
+            )[:2]
+
+        return MiniBatch(f"transcripts of optimizer step {place + 1}", sequences, loss)
 
     @property
     def _reads_published(self) -> bool:
         """Say whether the proximal policy is the last published policy."""
-        return self._policy_loss.correction.proximal == "published"
-
-    @property
-    def _leaves_out(self) -> bool:
-        """Say whether sequences whose advantages are all 0 have no gradient."""
-        config = self.config
-        beside = config.use_kl_loss or config.has_entropy_bonus or config.observation_nll_coef
-        beside = beside or self._teacher_loss is not None
-        return self._policy_loss.declaration.advantage_only and not beside
+        return self._correction.proximal == "published"
 
     def _metrics(self, report: UpdateReport, *, with_expert: bool) -> dict[str, float]:
         """Name the sums that the optimizer steps reported."""
-        optional = {
-            "kl_loss": self.config.use_kl_loss,
-            "success_nll": self.config.success_nll_coef,
-            "observation_nll": self.config.observation_nll_coef,
-            "teacher_loss": self._teacher_loss is not None,
-            "expert_loss": with_expert,
-        }
         names = list(report.taken[0].sums) if report.taken else []
-        optional |= {name: name in names for name in (AUX_LOSS, Z_LOSS)}
-        terms = {name: name for name in ("pg_loss", *(name for name, on in optional.items() if on))}
+        terms = [*self._terms, self._expert] if with_expert else self._terms
+        means = {one.name: one.name for one in terms if one.name is not None}
+        means |= {name: name for name in (AUX_LOSS, Z_LOSS) if name in names}
         by_token = {name.removeprefix(BY_TOKEN): name for name in names if name.startswith(BY_TOKEN)}
-        found = report.metrics("actor", terms, by_token)
+        found = report.metrics("actor", means, by_token)
         corrections = [name for name in names if name.startswith(CORRECTION)]
         if not corrections:
             return found
         sums = {
             name.removeprefix(CORRECTION): sum(one.sums.get(name, 0.0) for one in report.taken) for name in corrections
         }
-        return found | correction_metrics(sums, self._policy_loss.correction)
+        return found | correction_metrics(sums, self._correction)
 
     def _went_over(self, report: UpdateReport, length: int) -> dict[str, float]:
         """Return train/policy_tokens, perf/update_tokens and, where weights add up to 1, train/loss_weight, a mean.
@@ -372,82 +373,15 @@ class PolicyWorker(TrainableWorker[TokenScores]):
     def _check(self, batch: Sequences, optimizer_steps: int) -> None:
         if len(batch) == 0:
             raise ValueError("PolicyWorker.update: the batch has no policy token")
-        if not batch.has("advantages"):
-            raise ValueError("PolicyWorker.update: batch.advantages is missing; compute them first")
-        may_lack = not self._policy_loss.correction.needs_pass or (optimizer_steps == 1 and not self._reads_published)
+        for term in self._terms:
+            if missing := [name for name in term.columns if not batch.has(name)]:
+                raise ValueError(f"PolicyWorker.update: batch.{missing[0]} is missing, and {term.key} needs it")
+        may_lack = not self._correction.needs_pass or (optimizer_steps == 1 and not self._reads_published)
         if not batch.has("old_logprobs") and not may_lack:
             raise ValueError(
                 f"PolicyWorker.update: {optimizer_steps} optimizer steps need batch.old_logprobs; without them the "
                 "batch must be one mini-batch and one epoch, and the proximal policy not the published one"
             )
-        if self.config.use_kl_loss and not batch.has("ref_logprobs"):
-            raise ValueError("PolicyWorker.update: use_kl_loss needs batch.ref_logprobs, of the reference policy")
-        if self._teacher_loss is not None and not batch.has("teacher_scores"):
-            raise ValueError("PolicyWorker.update: a teacher in the loss needs batch.teacher_scores")
-
-    def _loss_needs(self) -> Needs:
-        """Scores that the loss reads in addition to log-probs."""
-        needs = frozenset(self._policy_loss.declaration.scores)
-        return needs | ENTROPY if self.config.has_entropy_bonus else needs
-
-    def _loss(
-        self, scale: LossScale, successful: int, read: int, entropy_coeff: float, *, keeps: bool
-    ) -> Loss[TokenScores]:
-        """Make the loss of a mini-batch, divided by the denominators of `scale`.
-
-        successful, read: denominators of `success_nll` and of `observation_nll`. keeps: it keeps its columns for
-        `of_update`.
-        """
-        config = self.config
-
-        def loss(found: TokenScores, micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-            """Compute (loss, a scalar; sums for metrics, scalars) from the scores [T] of a micro-batch."""
-            logprobs = torch.where(micro.mask, found.logprobs, 0.0)  # those of observed tokens are for one term alone
-            lost = self._policy_loss(micro, logprobs, found.entropy, found.squared_probs)
-            by_token = lost.by_token
-            if keeps and micro.mask.any():  # without policy tokens it only keeps step with other ranks
-                self._keep(micro, lost.columns)
-            kl = None
-            with torch.no_grad():
-                weight = aggregate(torch.ones_like(by_token), micro.mask, micro.offsets, scale)
-            if config.use_kl_loss:
-                assert micro.ref_logprobs is not None
-                kl = kl_loss(logprobs, micro.ref_logprobs, config.kl_loss_type)
-            seen = {
-                "pg_loss": aggregate(by_token.detach(), micro.mask, micro.offsets, scale),
-                "tokens": lost.tokens,
-                POLICY_TOKENS: micro.mask.sum(),
-                LOSS_WEIGHT: weight,
-                **{f"{BY_TOKEN}{name}": value for name, value in lost.sums.items()},
-                **{f"{CORRECTION}{name}": value for name, value in lost.correction.items()},
-            }
-            if kl is not None:
-                seen["kl_loss"] = aggregate(kl.detach(), micro.mask, micro.offsets, scale)
-            teacher = self._teacher_loss
-            whole = actor_loss(
-                by_token if teacher is None else teacher.policy_loss(by_token),
-                entropy=found.entropy,
-                entropy_coeff=entropy_coeff,
-                kl=kl,
-                kl_coef=config.kl_loss_coef,
-            )
-            if teacher is not None:
-                term = teacher.by_token(micro, logprobs, found.divergence)
-                whole = whole + teacher.config.coef * term
-                seen["teacher_loss"] = aggregate(term.detach(), micro.mask, micro.offsets, scale)
-            total = aggregate(whole, micro.mask, micro.offsets, scale)
-            if config.success_nll_coef:
-                assert micro.success is not None
-                nll = -masked_sum(logprobs, micro.mask & (micro.success > 0)) / max(successful, 1)
-                seen["success_nll"] = nll.detach()
-                total = total + config.success_nll_coef * nll
-            if config.observation_nll_coef:
-                nll = observation_nll(found.logprobs, micro) / max(read, 1)
-                seen["observation_nll"] = nll.detach()
-                total = total + config.observation_nll_coef * nll
-            return total, seen
-
-        return loss
 
 
 def kept_experts(experts: torch.Tensor | None, batch: RaggedBatch) -> CachedColumns:
@@ -459,35 +393,3 @@ def kept_experts(experts: torch.Tensor | None, batch: RaggedBatch) -> CachedColu
         )
     rows = torch.arange(len(batch)) if batch.row is None else batch.row
     return CachedColumns(rows, batch.offsets, experts)
-
-
-def read_tokens(micro: RaggedBatch) -> torch.Tensor:
-    """Mark the tokens [T] whose log-probs a loss with `observation_nll_coef` reads."""
-    return micro.mask | observed(micro.mask, micro.offsets)
-
-
-def observation_nll(logprobs: torch.Tensor, micro: RaggedBatch) -> torch.Tensor:
-    """Add up -log p over the observed tokens: a scalar with gradient; logprobs [T].
-
-    Raises TrainingError where the backend gives no log-probs of them.
-    """
-    places = observed(micro.mask, micro.offsets)
-    if places.any() and not logprobs[places].any():
-        raise TrainingError(
-            "actor_rollout_ref.actor.observation_nll_coef: this strategy gives no log-probs of tokens that the policy "
-            "did not sample (MiniBatch.reads); set it to 0, or take actor_rollout_ref.actor.strategy=fsdp2"
-        )
-    return -masked_sum(logprobs, places)
-
-
-def expert_batch(expert: Sequences, place: int, steps: int, coef: float) -> MiniBatch[TokenScores]:
-    """Make the part of an expert's transcripts that goes with optimizer step `place` of so many."""
-    sequences = expert.select(range(place, len(expert), steps))
-    scale = LossScale.from_policy_tokens(sequences.policy_tokens, "token-mean")
-
-    def loss(found: TokenScores, micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Compute (loss, a scalar; sums for metrics, scalars) from the scores [T] of a micro-batch."""
-        mean = aggregate(-found.logprobs, micro.mask, micro.offsets, scale)
-        return coef * mean, {"expert_loss": mean.detach()}
-
-    return MiniBatch(f"transcripts of optimizer step {place + 1}", sequences, loss)

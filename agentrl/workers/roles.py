@@ -163,8 +163,9 @@ def policy_role(config: Config, device: str, total_steps: int) -> Role[PolicyWor
         seed=config.trainer.seed,
         max_response_length=config.data.max_response_length,
         further_scores=computed_scores(config),
-        correction=config.algorithm.rollout_correction,
+        algorithm=config.algorithm,
         distillation=config.distillation,
+        expert_coef=config.expert.coef,
     )
     return Role("policy", make, roles.actor.parallel.copies)
 

@@ -124,7 +124,7 @@ def made_up_batch(vocab: int, groups: int, answer: int) -> RaggedBatch:
             ids += [prompt, torch.randint(3, vocab, (answer,), generator=generator)]
     mask = (torch.arange(length) >= PROMPT).repeat(rows)
     zeros = torch.zeros(rows * length)
-    return RaggedBatch(
+    return RaggedBatch.from_columns(
         offsets=torch.arange(0, rows * length + 1, length),
         ids=torch.cat(ids),
         mask=mask,

@@ -36,7 +36,7 @@ SEQUENCES, LENGTH = 4, 64
 def made_up_batch() -> RaggedBatch:
     tokens = SEQUENCES * LENGTH
     generator = torch.Generator().manual_seed(0)
-    return RaggedBatch(
+    return RaggedBatch.from_columns(
         offsets=torch.arange(0, tokens + 1, LENGTH),
         ids=torch.randint(3, 300, (tokens,), generator=generator),
         mask=torch.ones(tokens, dtype=torch.bool),

@@ -13,7 +13,6 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -76,7 +75,7 @@ def main() -> None:
     no_options(__doc__)
     torch.set_num_threads(1)
     batch, _ = ragged_batch(32)
-    batch = replace(batch, ids=batch.ids % 256, advantages=torch.randn(batch.num_tokens) * batch.mask)
+    batch = batch.with_fields(ids=batch.ids % 256, advantages=torch.randn(batch.num_tokens) * batch.mask)
     with tempfile.TemporaryDirectory() as folder:
         path = make_tiny_policy(Path(folder) / "policy", seed=0, shape=SHAPE)
         actor = ActorConfig(optim=OptimConfig(lr=1e-6))
@@ -90,11 +89,12 @@ def main() -> None:
             seed=1,
         )
         passes = seconds(lambda: worker.compute_log_probs(batch))
-        batch.old_logprobs, _ = worker.compute_log_probs(batch)
-        batch.rollout_logprobs = batch.old_logprobs + 0.05 * torch.randn(batch.num_tokens)
+        batch = batch.with_fields(old_logprobs=worker.compute_log_probs(batch)[0])
+        assert batch.old_logprobs is not None
+        batch = batch.with_fields(rollout_logprobs=batch.old_logprobs + 0.05 * torch.randn(batch.num_tokens))
         update = seconds(lambda: worker.update(batch, step=1))
     algorithm = AlgorithmConfig.model_validate({"rollout_correction": KEYS})
-    batch.staleness = torch.randint(0, 4, (batch.num_tokens,))
+    batch = batch.with_fields(staleness=torch.randint(0, 4, (batch.num_tokens,)))
     interpolated = RolloutCorrectionConfig.model_validate(KEYS | {"proximal": "interpolated"})
     print(f"{batch.num_tokens} tokens: log-probs {passes:.2f} s, update {update:.2f} s")
     for name, cost, step in (
@@ -102,7 +102,7 @@ def main() -> None:
         ("interpolated", in_loss(batch, interpolated), update),
     ):
         print(f"{name:13} {cost * 1e3:6.2f} ms, {cost / (step + cost):.2%} of the step")
-    batch.correction = None
+    batch = batch.with_fields(correction=None)
     for name in POLICY_LOSSES.names():
         cost = of_loss(batch, name)
         print(f"loss {name:8} {cost * 1e3:6.2f} ms, {cost / (passes + update):.2%} of the step")

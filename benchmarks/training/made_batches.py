@@ -25,7 +25,7 @@ def ragged_batch(sequences: int, seed: int = 1) -> tuple[RaggedBatch, torch.Tens
     tokens = int(offsets[-1])
     places = torch.arange(tokens) - offsets[:-1].repeat_interleave(lengths)
     mask = places >= prompts.repeat_interleave(lengths)
-    batch = RaggedBatch(
+    batch = RaggedBatch.from_columns(
         offsets=offsets,
         ids=torch.randint(0, 150_000, (tokens,), generator=generator),
         mask=mask,

@@ -128,7 +128,7 @@ class Drawn:
         """Build our batch of these rows, with `rewards` [R, W]; `corrected`: and with the weights."""
         rows = len(self.lengths)
         mask = self.unpad(self.mask).bool()
-        return RaggedBatch(
+        return RaggedBatch.from_columns(
             offsets=torch.cat([torch.zeros(1, dtype=torch.int64), self.lengths.cumsum(0)]),
             ids=torch.zeros(len(mask), dtype=torch.int64),
             mask=mask,
@@ -217,13 +217,11 @@ def their_advantages(name: str, drawn: Drawn) -> tuple[Tensor, Tensor]:
 def estimator_difference(name: str, drawn: Drawn) -> float:
     """Difference of the advantages, relative to the largest."""
     rewards, theirs = their_advantages(name, drawn)
-    rows = len(drawn.lengths)
     options = GDPO if name == "gdpo" else {}
     keys = {"adv_estimator": name, "adv_options": options, "gamma": 0.9, "lam": 0.8}
-    numbers = {row: dict(zip(GDPO["reward_keys"], drawn.numbers[row].tolist(), strict=True)) for row in range(rows)}
-    ours = compute_advantages(
-        drawn.ragged(rewards, corrected=True), AlgorithmConfig.model_validate(keys), 5, numbers
-    ).advantages
+    numbers = {f"score/{key}": drawn.numbers[:, place].double() for place, key in enumerate(GDPO["reward_keys"])}
+    batch = drawn.ragged(rewards, corrected=True).with_fields(**numbers)
+    ours = compute_advantages(batch, AlgorithmConfig.model_validate(keys), 5).advantages
     assert ours is not None
     return relative(ours.double(), drawn.unpad(theirs))
 
@@ -255,10 +253,10 @@ def loss_difference(name: str, drawn: Drawn) -> float:
     if name == "geo_mean":
         advantages = drawn.greedy[:, None] * drawn.mask
     batch = drawn.ragged(drawn.outcome)
-    batch.advantages = drawn.unpad(advantages)
+    batch = batch.with_fields(advantages=drawn.unpad(advantages))
     ours_loss = PolicyLoss.from_config(ours_config)
     if ours_loss.declaration.select is not None:  # verl selects in each micro-batch, by the policy that is trained
-        batch.selected = ours_loss.select(batch, drawn.unpad(drawn.new), 0)
+        batch = batch.with_fields(selected=ours_loss.select(batch, drawn.unpad(drawn.new), 0))
     worst = 0.0
     for mode in MODES[-1:] if name in BY_SEQUENCE else MODES:
         leaf = drawn.new.clone().requires_grad_()

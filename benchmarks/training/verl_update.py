@@ -16,7 +16,7 @@ import argparse
 import logging
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from agentrl.algorithms.estimate import estimate
+from agentrl.algorithms.estimate import Settings, estimate
 from agentrl.config import Config, load_config
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.trajectory.batch import RaggedBatch
@@ -81,7 +81,7 @@ def draw(prompts: int, n: int, vocab: int) -> RaggedBatch:
     mask, offsets = torch.cat(is_policys).bool(), torch.tensor([0, *lengths]).cumsum(0)
     rewards = torch.zeros(len(mask))
     rewards[offsets[1:] - 1] = torch.randn(len(group), generator=generator)
-    return RaggedBatch(
+    return RaggedBatch.from_columns(
         offsets=offsets,
         ids=torch.cat(parts),
         mask=mask,
@@ -127,7 +127,7 @@ def our_step(config: Config, batch: RaggedBatch) -> tuple[Step, dict[str, Tensor
         log_prob_max_tokens=4096,
     )
     old, _ = policy.compute_log_probs(batch)
-    batch = replace(batch, old_logprobs=old, ref_logprobs=reference.compute_reference_log_probs(batch)[0])
+    batch = batch.with_fields(old_logprobs=old, ref_logprobs=reference.compute_reference_log_probs(batch)[0])
     critic, critic_weights = None, None
     if config.algorithm.adv_estimator == "gae":
         critic = CriticWorker(model, config.critic, actor, device="cpu", total_steps=10, seed=config.trainer.seed)
@@ -135,9 +135,9 @@ def our_step(config: Config, batch: RaggedBatch) -> tuple[Step, dict[str, Tensor
             head: nn.Linear = critic.backend.model.value_head  # type: ignore[attr-defined]
             head.weight.normal_(std=0.2, generator=torch.Generator().manual_seed(3))
         critic_weights = _copied(critic)
-        batch = replace(batch, values=critic.compute_values(batch)[0])
+        batch = batch.with_fields(values=critic.compute_values(batch)[0])
     kl_coef = config.algorithm.kl_ctrl.kl_coef if config.algorithm.use_kl_in_reward else None
-    columns, _ = estimate(batch, config.algorithm, rollout.n, kl_coef)
+    columns, _ = estimate(batch, config.algorithm, Settings(rollout.n, kl_coef))
     batch = batch.with_fields(**columns)
     if critic is not None:
         critic.update(batch, step=1)

@@ -74,7 +74,16 @@ def _clipped(config: Config) -> list[float]:
     zeros, count = torch.zeros_like(ratios), len(ratios)
     numbers = torch.zeros(count, dtype=torch.int32)
     mask, offsets = torch.ones(count, dtype=torch.bool), torch.tensor([0, count])
-    columns = LossColumns(ratios.log(), zeros, zeros, advantages, mask, offsets, numbers, numbers)
+    columns = LossColumns(
+        logprobs=ratios.log(),
+        old_logprobs=zeros,
+        rollout_logprobs=zeros,
+        advantages=advantages,
+        mask=mask,
+        offsets=offsets,
+        turn=numbers,
+        version=numbers,
+    )
     found: list[float] = vanilla(columns, actor).by_token.tolist()
     return found
 

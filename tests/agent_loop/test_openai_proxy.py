@@ -181,7 +181,7 @@ return {"reward": 1.0}
     assert turn.transcript == 0 and turn.reward == 1.0, "the main conversation ended last"
     assert placed == [(0, turn.end - 1), (2, len(last) - 1)], "turn reward on its turn, the score behind everything"
     assert batch.rewards.sum().item() == 1.0 + 2 * 0.5
-    batch.old_logprobs = batch.rollout_logprobs
+    batch = batch.with_fields(old_logprobs=batch.rollout_logprobs)
     result = compute_advantages(batch, AlgorithmConfig(norm_adv_by_std_in_grpo=False), n=2).advantages
     assert result is not None
     values = [

@@ -52,7 +52,7 @@ async def test_the_reward_of_a_trajectory_that_ends_in_a_tool_answer_is_on_the_p
         last = max(place for place, sampled in enumerate(mask) if sampled)
         assert last == t.turns[0].end - 1
         assert {place: value for place, value in enumerate(rewards) if value} == {last: (t.score or 0.0) + 0.125}
-    batch.old_logprobs = batch.rollout_logprobs
+    batch = batch.with_fields(old_logprobs=batch.rollout_logprobs)
     advantages = compute_advantages(batch, AlgorithmConfig(), n=2).advantages
     assert advantages is not None
     assert (advantages[batch.mask] != 0).all() and not advantages[~batch.mask].any()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ def batch_of(*rows: Row) -> RaggedBatch:
     """The batch of `rows`; ids are 0, 1, 2, ..."""
     lengths = [len(row.mask) for row in rows]
     total = sum(lengths)
-    return RaggedBatch(
+    return RaggedBatch.from_columns(
         offsets=torch.tensor([0, *lengths]).cumsum(0),
         state=torch.tensor(turns_of(rows)),
         ids=torch.arange(total),
@@ -74,7 +74,7 @@ def micro_loss(
 ) -> MicroLoss:
     """The policy loss `mode` of these columns, with these clip bounds. Without `selected` it selects by `logprobs`."""
     sequences = len(offsets) - 1
-    batch = RaggedBatch(
+    batch = RaggedBatch.from_columns(
         offsets=offsets,
         ids=torch.zeros(len(mask), dtype=torch.int64),
         mask=mask,
@@ -94,7 +94,7 @@ def micro_loss(
     config = ActorConfig(policy_loss=chosen, clip_ratio_low=low, clip_ratio_high=high, clip_ratio_c=dual)
     loss = PolicyLoss.from_config(config)
     if loss.declaration.select is not None and selected is None:
-        batch.selected = loss.select(batch, logprobs.detach(), 0)
+        batch = batch.with_fields(selected=loss.select(batch, logprobs.detach(), 0))
     return loss(batch, logprobs)
 
 
@@ -142,16 +142,17 @@ def batches(draw: st.DrawFn, max_trajectories: int = 6) -> RaggedBatch:
     def normal() -> torch.Tensor:
         return torch.randn(batch.num_tokens, generator=generator)
 
-    batch.rollout_logprobs, batch.old_logprobs, batch.ref_logprobs = -normal().abs(), -normal().abs(), -normal().abs()
-    batch.values, batch.advantages, batch.returns = normal(), normal(), normal()
-    batch.squared_probs = normal().sigmoid()
-    batch.teacher_scores = -normal().abs()[:, None]
-    batch.state = torch.where(batch.mask, batch.turn % 3, -1).long()
-    batch.greedy_rewards = 0.5 * (batch.group == 1)
-    batch.selected = (normal() > 0) & batch.mask
+    names = ("rollout_logprobs", "old_logprobs", "ref_logprobs")
+    batch = batch.with_fields(**{name: -normal().abs() for name in names})
+    batch = batch.with_fields(**{name: normal() for name in ("values", "advantages", "returns")})
+    batch = batch.with_fields(squared_probs=normal().sigmoid())
+    batch = batch.with_fields(teacher_scores=-normal().abs()[:, None])
+    batch = batch.with_fields(state=torch.where(batch.mask, batch.turn % 3, -1).long())
+    batch = batch.with_fields(greedy_rewards=0.5 * (batch.group == 1))
+    batch = batch.with_fields(selected=(normal() > 0) & batch.mask)
     return batch
 
 
 def suited(batch: RaggedBatch, estimator: str) -> RaggedBatch:
     """The batch with rewards that the estimator takes: none below 0 for maxrl."""
-    return replace(batch, rewards=batch.rewards.abs()) if estimator == "maxrl" else batch
+    return batch.with_fields(rewards=batch.rewards.abs()) if estimator == "maxrl" else batch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -84,8 +83,7 @@ def batch_of(teacher_scores: list[list[float]], old: list[float], teacher: int =
     made = RaggedBatch.unsampled(
         torch.tensor([0, 3, 6]), torch.tensor([5, 1, 6, 5, 0, 2]), mask, torch.tensor([0, 1]), torch.tensor([0, 1])
     )
-    return replace(
-        made,
+    return made.with_fields(
         old_logprobs=torch.tensor(old),
         advantages=torch.tensor([0.0, 2.0, 0.0, 0.0, -1.0, -1.0]),
         teacher=torch.tensor([0, 0, 0] + [teacher] * 3, dtype=torch.int32),
@@ -121,13 +119,13 @@ def test_estimates_are_bounded_on_both_sides(use: str) -> None:
     config = config_of(estimator="k1" if use == "advantage" else "k2", use=use, max_divergence=0.75)
     batch = batch_of([[0.0], [-2.0], [0.0], [0.0], [-1.0], [-3.0]], [0.0, -1.0, 0.0, 0.0, -3.0, -3.0])
     if use == "advantage":
-        found, _ = with_teacher_advantages(replace(batch, advantages=torch.zeros(6)), config)
+        found, _ = with_teacher_advantages(batch.with_fields(advantages=torch.zeros(6)), config)
         assert found.advantages is not None and found.advantages[batch.mask].tolist() == [-0.75, 0.75, 0]
         return
     term = TeacherLoss.from_config(config)
     assert term is not None
     logprobs = torch.tensor([0.0, -1.0, 0.0, 0.0, -3.0, -3.0], requires_grad=True)
-    lost = term.by_token(batch, logprobs, None)
+    lost = term.by_token_of(batch, logprobs, None)
     (gradient,) = torch.autograd.grad(lost.sum(), logprobs)
     assert lost[batch.mask].tolist() == [0.5, 0.75, 0] and gradient[batch.mask].tolist() == [1, 0, 0]
 
@@ -144,10 +142,10 @@ def test_rows_without_a_teacher_learn_from_rewards_alone() -> None:
 @pytest.mark.parametrize(("estimator", "loss", "slope"), [("k2", 0.5, 1.0), ("k3", math.exp(-1), 1 - math.exp(-1))])
 def test_sampled_tokens_as_a_loss(estimator: str, loss: float, slope: float) -> None:
     term = TeacherLoss.from_config(config_of(use="loss", estimator=estimator))
-    assert term is not None and not term.reads_distributions
+    assert term is not None and term.comparison() is None
     batch = batch_of([[9.0], [-2.0], [9.0], [9.0], [9.0], [9.0]], [0.0] * 6, teacher=-1)
     logprobs = torch.full((6,), -1.0, requires_grad=True)
-    found = term.by_token(batch, logprobs, None)
+    found = term.by_token_of(batch, logprobs, None)
     (gradient,) = torch.autograd.grad(found.sum(), logprobs)
     assert found.tolist() == pytest.approx([0, loss, 0, 0, 0, 0])
     assert gradient.tolist() == pytest.approx([0, slope, 0, 0, 0, 0])
@@ -156,7 +154,7 @@ def test_sampled_tokens_as_a_loss(estimator: str, loss: float, slope: float) -> 
 def test_top_k_compares_the_teachers_tokens_and_the_rest() -> None:
     """Policy (1/4, 1/4, 1/2) against a teacher's 2: 1/2 and 0: 3/8, so 1/8 for all others."""
     term = TeacherLoss.from_config(config_of(scope="top_k", top_k=2, divergence="forward_kl"))
-    assert term is not None and term.reads_distributions
+    assert term is not None and term.comparison() is not None
     row = [-1.0, 2.0, 0.0, math.log(1 / 2), math.log(3 / 8)]
     batch = batch_of([[math.nan] * 5, row, [math.nan] * 5, *[[0.0] * 5] * 3], [0.0] * 6, teacher=-1)
     student = logs([1 / 4, 1 / 4, 1 / 2], [1 / 3] * 3, [1 / 3] * 3).requires_grad_()
@@ -189,7 +187,7 @@ def test_a_divergence_of_the_wrong_shape_and_a_strategy_without_divergences() ->
     with pytest.raises(TrainingError, match=r"divergence=.*one_number: expected one number a row, \[3\], found \[\]"):
         term.compare(batch)(logs(*[[1 / 3] * 3] * 3), torch.tensor([1, 4, 5]))
     with pytest.raises(TrainingError, match="scope=top_k: this strategy gives no divergences"):
-        term.by_token(batch, torch.zeros(6), None)
+        term.by_token_of(batch, torch.zeros(6), None)
 
 
 def one_number(student: Tensor, teacher: Tensor) -> Tensor:

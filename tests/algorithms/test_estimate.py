@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
 import torch
 
-from agentrl.algorithms.estimate import add_rewards, estimate
+from agentrl.algorithms.estimate import Settings, add_rewards, estimate
 from agentrl.config.registries import ADVANTAGE_ESTIMATORS
 from agentrl.config.sections.algorithm import KLType
 from agentrl.errors import TrainingError
@@ -20,7 +19,7 @@ from tests.algorithms.batches import algorithm
 def test_rewards_of_trajectories_go_to_their_last_policy_tokens() -> None:
     """Trajectory 3 has two sequences, and both trajectories end with a tool's token."""
     mask = torch.tensor([0, 1, 0, 0, 1, 1, 0, 0, 1, 1, 0], dtype=torch.bool)
-    batch = RaggedBatch(
+    batch = RaggedBatch.from_columns(
         offsets=torch.tensor([0, 3, 7, 11]),
         ids=torch.arange(11),
         mask=mask,
@@ -33,10 +32,12 @@ def test_rewards_of_trajectories_go_to_their_last_policy_tokens() -> None:
         policy=torch.zeros(3, dtype=torch.int32),
         policies=("policy",),
     )
-    added = add_rewards(batch, {3: 2.0, 5: 100.0, 7: -1.0}) - batch.rewards
+    by_trajectory = {3: 2.0, 5: 100.0, 7: -1.0}
+    rewards = torch.tensor([by_trajectory[owner] for owner in batch.trajectory.tolist()])
+    added = add_rewards(batch, rewards) - batch.rewards
     assert added.tolist() == [0, 0, 0, 0, 0, 2, 0, 0, 0, -1, 0]
-    assert torch.equal(add_rewards(batch, {}), batch.rewards)
-    assert len(add_rewards(batch.select([]), {3: 2.0})) == 0
+    assert torch.equal(add_rewards(batch, torch.zeros(len(batch))), batch.rewards)
+    assert len(add_rewards(batch.select([]), rewards[:0])) == 0
 
 
 def scored(**columns: Any) -> RaggedBatch:
@@ -44,7 +45,7 @@ def scored(**columns: Any) -> RaggedBatch:
     mask = torch.tensor([False, True, True] * 4)
     rewards = torch.zeros(12)
     rewards[5] = 1.0
-    batch = RaggedBatch(
+    batch = RaggedBatch.from_columns(
         offsets=torch.arange(0, 13, 3),
         ids=torch.arange(12),
         mask=mask,
@@ -65,7 +66,7 @@ def scored(**columns: Any) -> RaggedBatch:
         teacher=torch.zeros(12, dtype=torch.int32),
         teacher_scores=torch.full((12, 1), -1.0),
     )
-    return replace(batch, **columns)
+    return batch.with_fields(**columns)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -74,19 +75,19 @@ def test_rewards_that_are_not_finite_are_refused(estimator: str, value: float) -
     """A NaN would make its group one that teaches nothing, an infinity one whose rewards are all equal."""
     config = algorithm(estimator)
     sound = scored()
-    estimate(sound, config, 2, None)
+    estimate(sound, config, Settings(2))
     rewards = sound.rewards.clone()
     rewards[[7, 10]] = value
     said = rf"those of 2 trajectories are not; the first is trajectory 12 of the step \(prompt 6\), with {value}"
     with pytest.raises(TrainingError, match=said):
-        estimate(replace(sound, rewards=rewards), config, 2, None)
+        estimate(sound.with_fields(rewards=rewards), config, Settings(2))
     with pytest.raises(TrainingError, match=r"trajectory 9 .* \(prompt 4\)"):
-        estimate(sound, config, 2, None, {8: 1.0, 9: value})
+        estimate(sound.with_fields(model_rewards=torch.tensor([1.0, value, 0.0, 0.0])), config, Settings(2))
 
 
 def test_further_rewards_that_float32_cannot_hold_are_refused() -> None:
     with pytest.raises(TrainingError, match=r"trajectory 8 .* with inf"):
-        estimate(scored(), algorithm("grpo"), 2, None, {8: 1e39})
+        estimate(scored(model_rewards=torch.tensor([1e39, 0.0, 0.0, 0.0])), algorithm("grpo"), Settings(2))
 
 
 @pytest.mark.parametrize(("column", "counts"), [("old_logprobs", (1, 0)), ("ref_logprobs", (0, 1))])
@@ -99,12 +100,12 @@ def test_a_kl_in_the_reward_that_is_not_finite_names_its_log_probs(
     broken[[0, 4]] = math.nan  # the first is no policy token's
     said = f"the KL of 1 of 8 policy tokens .* log-probs {counts[0]} of the policy's and {counts[1]} of the reference's"
     with pytest.raises(TrainingError, match=said):
-        estimate(scored(**{column: broken}), config, 2, 0.1)
-    columns, found = estimate(scored(), config, 2, 0.1)
-    assert found.zero_advantage == [2, 3]
+        estimate(scored(**{column: broken}), config, Settings(2, 0.1))
+    columns, metrics = estimate(scored(), config, Settings(2, 0.1))
+    assert columns["zero_advantage"].tolist() == [False, False, True, True]
     assert columns["rewards"].isfinite().all()
-    assert found.metrics["actor/reward_kl_penalty"] == found.kl
-    assert found.metrics["actor/reward_kl_penalty_coeff"] == 0.1
+    assert metrics["actor/reward_kl_penalty"] == pytest.approx(0.0)
+    assert metrics["actor/reward_kl_penalty_coeff"] == 0.1
 
 
 def test_how_much_of_the_returns_the_critic_knows() -> None:
@@ -112,15 +113,8 @@ def test_how_much_of_the_returns_the_critic_knows() -> None:
     config = algorithm("gae")
     rewarded = scored()
     for values, expected in ((torch.zeros(12), 0.0), (0.5 * (rewarded.trajectory == 9)[rewarded.sequence_ids()], 0.75)):
-        _, found = estimate(replace(rewarded, values=values.float()), config, 2, None)
-        assert found.metrics["critic/explained_variance"] == pytest.approx(expected)
+        _, metrics = estimate(rewarded.with_fields(values=values.float()), config, Settings(2))
+        assert metrics["critic/explained_variance"] == pytest.approx(expected)
     for without in (scored(rewards=torch.zeros(12)), scored(values=None)):
-        _, found = estimate(without, algorithm("grpo"), 2, None)
-        assert "critic/explained_variance" not in found.metrics
-
-
-def test_tokens_of_trajectories_that_succeed_are_told() -> None:
-    columns, found = estimate(scored(), algorithm("grpo"), 2, None, successes={9, 13, 100})
-    assert columns["success"].tolist() == [0.0] * 3 + [1.0] * 3 + [0.0] * 3 + [1.0] * 3
-    assert found.trajectory == [8, 9, 12, 13]
-    assert "success" not in estimate(scored(), algorithm("grpo"), 2, None)[0]
+        _, metrics = estimate(without, algorithm("grpo"), Settings(2))
+        assert "critic/explained_variance" not in metrics

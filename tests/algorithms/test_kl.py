@@ -64,8 +64,8 @@ def test_a_plus_keeps_the_value_and_takes_the_gradient_of_the_divergence(kind: A
 
 def test_kl_leaves_the_reward_of_policy_tokens_only() -> None:
     batch = batch_of(Row("0110", {2: 1.0}), Row("01"))
-    batch.old_logprobs = torch.tensor([0.0, -1.0, -2.0, -9.0, float("nan"), -1.0])
-    batch.ref_logprobs = torch.tensor([0.0, -1.5, -1.0, -1.0, 0.0, -3.0])
+    batch = batch.with_fields(old_logprobs=torch.tensor([0.0, -1.0, -2.0, -9.0, float("nan"), -1.0]))
+    batch = batch.with_fields(ref_logprobs=torch.tensor([0.0, -1.5, -1.0, -1.0, 0.0, -3.0]))
     controller = AdaptiveKLController(0.1, target=0.5, horizon=100)
     result, kl = apply_kl_to_rewards(batch, "k1", controller.coef)
     assert result.rewards.tolist() == pytest.approx([0, -0.05, 1.1, 0, 0, -0.2])

@@ -10,16 +10,19 @@ import torch
 from torch import Tensor
 
 from agentrl.algorithms import LossColumns, TokenLoss, declare
-from agentrl.algorithms.aggregate import LossScale, aggregate
-from agentrl.algorithms.policy_loss import MicroLoss, PolicyLoss, actor_loss, select_tokens
+from agentrl.algorithms.aggregate import LossScale, Scored, add_up, aggregate
+from agentrl.algorithms.policy_loss import MicroLoss, PolicyLoss, select_tokens
 from agentrl.algorithms.ragged import segment_sum
+from agentrl.algorithms.terms import loss_terms
 from agentrl.algorithms.value_loss import value_loss
 from agentrl.config.declaration import declaration_of
 from agentrl.config.registries import POLICY_LOSSES
 from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.algorithm import PolicyLossConfig, RolloutCorrectionConfig
 from agentrl.errors import ConfigError, TrainingError
+from agentrl.model.scores import TokenScores
 from agentrl.system.registry import options_model
+from agentrl.trajectory.batch import RaggedBatch
 from tests.algorithms.batches import Row, batch_of, micro_loss
 
 
@@ -180,8 +183,8 @@ def covariance_loss(mode: str, change: list[float], **options: float) -> tuple[l
     """(loss by token, gradient, all of it) where log-probs went by `change` since the selection."""
     config = ActorConfig(policy_loss=PolicyLossConfig(loss_mode=mode, options=options))
     batch = batch_of(Row("10111"))
-    batch.old_logprobs, batch.advantages = torch.tensor(COV_LOGPROBS), torch.tensor(COV_ADVANTAGES)
-    batch.rollout_logprobs = batch.old_logprobs
+    batch = batch.with_fields(old_logprobs=torch.tensor(COV_LOGPROBS), advantages=torch.tensor(COV_ADVANTAGES))
+    batch = batch.with_fields(rollout_logprobs=batch.old_logprobs)
     columns, _ = select_tokens(batch, config, 7)
     batch = batch.with_fields(**columns)
     new = (torch.tensor(COV_LOGPROBS) + torch.tensor(change)).requires_grad_()
@@ -237,8 +240,8 @@ def test_m2po_leaves_out_the_largest_moments(threshold: float, left_out: list[in
     batch = batch_of(Row("11011"))
     engine = torch.tensor([-1.0, -1.0, 0.0, -1.0, -1.0])
     change = torch.tensor([0.2, -0.1, 30.0, 0.5, 0.0])
-    batch.rollout_logprobs, batch.old_logprobs = engine, engine + change
-    batch.advantages = torch.tensor([1.0, 1.0, 0.0, -1.0, 2.0])
+    batch = batch.with_fields(rollout_logprobs=engine, old_logprobs=engine + change)
+    batch = batch.with_fields(advantages=torch.tensor([1.0, 1.0, 0.0, -1.0, 2.0]))
     columns, _ = select_tokens(batch, config, 0)
     new = (engine + change).requires_grad_()
     found = PolicyLoss.from_config(config)(batch.with_fields(**columns), new)
@@ -257,7 +260,7 @@ def test_a_selection_for_other_tokens_ends_the_run() -> None:
 
     loss = PolicyLoss(ActorConfig(), declaration_of(own), own, RolloutCorrectionConfig())
     batch = batch_of(Row("011"))
-    batch.advantages = torch.zeros(3)
+    batch = batch.with_fields(advantages=torch.zeros(3))
     with pytest.raises(TrainingError, match=r"expected selected tokens of shape \[3\], one a token, found \[2\]"):
         loss.select(batch, torch.zeros(3), 0)
 
@@ -317,7 +320,7 @@ def test_masked_tokens_may_hold_anything(mode: str) -> None:
     new = torch.tensor([nan, -1.1, float("-inf"), -1.9], requires_grad=True)
     mask, offsets = torch.tensor([False, True, False, True]), torch.tensor([0, 4])
     found = micro_loss(mode, new, old, torch.tensor([nan, 1.0, nan, -1.0]), mask, offsets)
-    whole = actor_loss(found.by_token, entropy=new.exp(), entropy_coeff=0.1)
+    whole = found.by_token - 0.1 * new.exp()
     loss = aggregate(
         whole, mask, offsets, LossScale.from_policy_tokens(segment_sum(mask.double(), offsets), "seq-mean-token-mean")
     )
@@ -363,11 +366,50 @@ def test_the_loss_of_no_policy_token_is_zero() -> None:
         assert aggregate(torch.ones(2), mask, offsets, scale).item() == 0.0
 
 
-def test_actor_loss_rewards_entropy_and_punishes_kl() -> None:
-    found = actor_loss(
-        torch.tensor([1.0]), entropy=torch.tensor([2.0]), entropy_coeff=0.1, kl=torch.tensor([3.0]), kl_coef=0.01
+def test_terms_are_added_up_by_their_coefficients() -> None:
+    """Advantages of 1 and 2 at a ratio of 1, entropies of 2 and 4, a KL (k1) of 3 and 1; one sequence succeeds."""
+    logprobs = torch.tensor([0.0, -1.0, -1.0], requires_grad=True)
+    mask, offsets = torch.tensor([False, True, True]), torch.tensor([0, 2, 3])
+    batch = RaggedBatch.unsampled(offsets, torch.arange(3), mask, torch.arange(2), torch.arange(2)).with_fields(
+        advantages=torch.tensor([0.0, 1.0, 2.0]),
+        ref_logprobs=torch.tensor([0.0, -4.0, -2.0]),
+        success=torch.tensor([True, False]),
+        zero_advantage=torch.tensor([False, True]),
     )
-    assert found.item() == pytest.approx(1 - 0.2 + 0.03)
+    config = ActorConfig(
+        entropy_coeff=0.1, use_kl_loss=True, kl_loss_coef=0.01, kl_loss_type="kl", success_nll_coef=0.5
+    )
+    terms = loss_terms(config, None, None, [])
+    assert [term.name for term in terms] == ["pg_loss", None, "kl_loss", "success_nll"]
+    scale = LossScale.from_policy_tokens(batch.policy_tokens, "token-mean")
+    counts = {term.name: int(term.counts(batch).sum()) for term in terms}
+    assert counts["success_nll"] == 1
+    found = TokenScores(logprobs, entropy=torch.tensor([9.0, 2.0, 4.0]))
+    scored = Scored(batch, found, torch.where(mask, logprobs, 0.0))
+    total, sums, columns = add_up(terms, scored, scale, counts)
+    assert total.item() == pytest.approx(-1.5 - 0.1 * 3 + 0.01 * 2 + 0.5 * 1)
+    expected = {"pg_loss": -1.5, "kl_loss": 2.0, "success_nll": 1.0, "tokens": 2.0}
+    assert {name: sums[name].item() for name in expected} == pytest.approx(expected)
+    assert columns["ratio"][mask].tolist() == [1.0, 1.0]
+    total.backward()
+    # of the policy -A / 2, of the KL 0.01 / 2, of the success -0.5 at its one token
+    assert logprobs.grad is not None and logprobs.grad.tolist() == pytest.approx([0.0, -0.5 + 0.005 - 0.5, -1 + 0.005])
+
+
+def test_sequences_that_no_term_needs_are_left_out() -> None:
+    tokens = torch.arange(3)
+    batch = RaggedBatch.unsampled(torch.arange(4), tokens, torch.ones(3, dtype=torch.bool), tokens, tokens).with_fields(
+        zero_advantage=torch.tensor([True, False, True]), success=torch.tensor([False, False, True])
+    )
+
+    def computed(**keys: Any) -> list[bool]:
+        terms = loss_terms(ActorConfig(**keys), None, None, [])
+        found: list[bool] = torch.stack([term.computes(batch) for term in terms]).any(0).tolist()
+        return found
+
+    assert computed() == [False, True, False]
+    assert computed(success_nll_coef=0.5) == [False, True, True]
+    assert computed(entropy_coeff=0.1) == computed(use_kl_loss=True) == [True, True, True]
 
 
 def test_value_loss_takes_the_larger_error() -> None:

@@ -52,7 +52,7 @@ def test_advantages(case: dict[str, Any], name: str) -> None:
     mask, offsets = layout(case)
     by_token = ("gae", "reinforce_plus_plus", "tir_optimal_token_baseline")
     rewards = "token_rewards" if name in by_token else "outcome_rewards"
-    batch = RaggedBatch(
+    batch = RaggedBatch.from_columns(
         offsets=offsets,
         ids=torch.zeros(len(mask), dtype=torch.int64),
         mask=mask,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 
-from agentrl.algorithms.estimate import estimate
+from agentrl.algorithms.estimate import Settings, estimate
 from agentrl.config.sections.algorithm import AlgorithmConfig
 from agentrl.config.sections.distillation import DistillationConfig
 from agentrl.errors import ConfigError
@@ -35,8 +34,7 @@ def batch_of(rewards: list[float], trajectories: list[int] | None = None, versio
         torch.zeros(count, dtype=torch.int64),
         torch.tensor(trajectories or range(count)),
     )
-    return replace(
-        batch,
+    return batch.with_fields(
         rollout_logprobs=old,
         old_logprobs=old,
         rewards=paid.flatten(),
@@ -49,7 +47,7 @@ def batch_of(rewards: list[float], trajectories: list[int] | None = None, versio
 
 def advantages(batch: RaggedBatch, **options: float) -> torch.Tensor:
     config = AlgorithmConfig(adv_estimator="rlsd", adv_options=dict(options), norm_adv_by_std_in_grpo=False)
-    columns, _ = estimate(batch, config, n=2, kl_coef=None, distillation=TEACHER)
+    columns, _ = estimate(batch, config, Settings(2, distillation=TEACHER))
     return columns["advantages"].view(len(batch), 6)
 
 
@@ -75,7 +73,7 @@ def test_whatever_the_teacher_says_the_sign_is_the_rewards() -> None:
     batch = batch_of([1.0, 0.0, 1.0, 0.0])
     for seed in range(20):
         scores = 30 * torch.randn(24, 1, generator=torch.Generator().manual_seed(seed))
-        found = advantages(replace(batch, teacher_scores=scores), mix=1, clip=0.99, decay_steps=0)
+        found = advantages(batch.with_fields(teacher_scores=scores), mix=1, clip=0.99, decay_steps=0)
         mask = batch.mask.view(4, 6)
         assert (found[::2][mask[::2]] > 0).all() and (found[1::2][mask[1::2]] < 0).all() and (found[~mask] == 0).all()
 
@@ -108,10 +106,10 @@ def test_the_teacher_does_nothing_else_to_the_advantages() -> None:
     """A share of 0 is GRPO exactly, though a teacher's estimates are taken off other estimators' advantages."""
     batch = batch_of([1.0, 0.0])
     config = AlgorithmConfig(norm_adv_by_std_in_grpo=False)
-    plain, _ = estimate(batch, config, n=2, kl_coef=None)
-    mixed, told = estimate(batch, config, n=2, kl_coef=None, distillation=TEACHER)
+    plain, _ = estimate(batch, config, Settings(2))
+    mixed, told = estimate(batch, config, Settings(2, distillation=TEACHER))
     assert torch.equal(advantages(batch, mix=0).flatten(), plain["advantages"])
-    assert not torch.equal(mixed["advantages"], plain["advantages"]) and told.metrics["distill/taught_fraction"] == 1
+    assert not torch.equal(mixed["advantages"], plain["advantages"]) and told["distill/taught_fraction"] == 1
 
 
 def test_options_that_are_none() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -15,7 +14,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from agentrl.algorithms.aggregate import LossScale, aggregate
-from agentrl.algorithms.estimate import estimate
+from agentrl.algorithms.estimate import Settings, estimate
 from agentrl.algorithms.policy_loss import MicroLoss, PolicyLoss
 from agentrl.algorithms.rollout_correction import AGES, ages, correct, correction_metrics, tally
 from agentrl.config.registries import POLICY_LOSSES
@@ -120,11 +119,11 @@ TEMPERED = {key: value for key, value in ALL.items() if key != "rollout_is_batch
 @given(batch=batches(), correction=st.sampled_from([ALL, TEMPERED]))
 def test_equal_log_probs_are_weighed_by_exactly_1(batch: RaggedBatch, correction: dict[str, Any]) -> None:
     """In float32, where sums would show a rounding that is not there."""
-    batch.rollout_logprobs = batch.old_logprobs  # type: ignore[assignment]
-    columns, found = estimate(batch, algorithm("reinforce_plus_plus", rollout_correction=correction), 4, None)
+    batch = batch.with_fields(rollout_logprobs=batch.old_logprobs)
+    columns, metrics = estimate(batch, algorithm("reinforce_plus_plus", rollout_correction=correction), Settings(4))
     assert torch.equal(columns["correction"], batch.mask.float())
-    assert found.metrics["correction/ess"] == 1.0
-    assert found.metrics["correction/masked_frac"] == found.metrics["rollout/logprob_gap_kl"] == 0.0
+    assert metrics["correction/ess"] == 1.0
+    assert metrics["correction/masked_frac"] == metrics["rollout/logprob_gap_kl"] == 0.0
 
 
 def test_a_ratio_beyond_all_bounds_is_finite() -> None:
@@ -176,7 +175,7 @@ def loss_of(
 def one_sequence(**columns: Any) -> RaggedBatch:
     """Three policy tokens of staleness 0, 1 and 3; log-probs are those of the engine, -1."""
     mask = torch.ones(3, dtype=torch.bool)
-    batch = RaggedBatch(
+    batch = RaggedBatch.from_columns(
         offsets=torch.tensor([0, 3]),
         ids=torch.zeros(3, dtype=torch.int64),
         mask=mask,
@@ -190,7 +189,7 @@ def one_sequence(**columns: Any) -> RaggedBatch:
         policies=("policy",),
         advantages=torch.ones(3),
     )
-    return replace(batch, **columns)
+    return batch.with_fields(**columns)
 
 
 def test_the_recomputed_policy_is_between_two_ratios() -> None:
@@ -198,9 +197,9 @@ def test_the_recomputed_policy_is_between_two_ratios() -> None:
     proximal = -1 + torch.tensor([0.5, 1.0, 4.0]).log()
     batch = one_sequence(old_logprobs=proximal)
     config = algorithm("reinforce_plus_plus", rollout_correction={"rollout_is": "token"})
-    columns, _ = estimate(batch, config, 1, None, version=3)
+    columns, _ = estimate(batch, config, Settings(1, version=3))
     logprobs = (proximal + torch.tensor([1.1, 1.0, 0.9]).log()).requires_grad_()
-    batch = replace(batch, correction=columns["correction"])
+    batch = batch.with_fields(correction=columns["correction"])
     loss_of(batch, logprobs, config.rollout_correction).by_token.sum().backward()
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == pytest.approx([-1.1 * 0.5, -1.0, -0.9 * 2])
@@ -210,9 +209,9 @@ def test_the_engine_as_proximal_policy() -> None:
     """gpg is weighed by the ratio to the engine; vanilla has it as its own."""
     config = algorithm("reinforce_plus_plus", rollout_correction={"proximal": "rollout", "rollout_is": "token"})
     batch = one_sequence()
-    columns, _ = estimate(batch, config, 1, None, version=3)
+    columns, _ = estimate(batch, config, Settings(1, version=3))
     assert columns["staleness"].tolist() == [0, 1, 3] and "correction" not in columns
-    batch = replace(batch, staleness=columns["staleness"])
+    batch = batch.with_fields(staleness=columns["staleness"])
     ratios = torch.tensor([1.1, 3.0, 0.5])
     for mode, correction, slopes in (
         ("gpg", config.rollout_correction, [-1.1, -2.0, -0.5]),
@@ -263,7 +262,7 @@ def test_every_loss_is_corrected_alike_however_it_is_cut(
     recomputed = keys(rollout_is="sequence", rollout_is_batch_normalize=True, reject={"token": [0.2, 5], "veto": 0.01})
     correction = [recomputed, *IN_LOSS][which]
     given = {"rollout_correction": correction.model_dump()}
-    columns, _ = estimate(batch, algorithm("reinforce_plus_plus", **given), 4, None, version=2)
+    columns, _ = estimate(batch, algorithm("reinforce_plus_plus", **given), Settings(4, version=2))
     batch = batch.with_fields(**{name: columns[name] for name in ("correction", "staleness") if name in columns})
     scale = LossScale.from_policy_tokens(batch.policy_tokens, mode, norm_length=7)
     start = (batch.rollout_logprobs + 0.3 * batch.values).double()  # type: ignore[operator]

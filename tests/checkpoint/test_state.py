@@ -34,7 +34,7 @@ def test_save_and_load_continue_bit_for_bit(
     straight, resumed = make_worker(config), make_worker(config)
     for step in (1, 2):
         batch = make_batch(seed=step)
-        batch.old_logprobs, _ = straight.compute_log_probs(batch)
+        batch = batch.with_fields(old_logprobs=straight.compute_log_probs(batch)[0])
         straight.update(batch, step=step)
     straight.save(tmp_path)
     resumed.load(tmp_path)
@@ -42,7 +42,7 @@ def test_save_and_load_continue_bit_for_bit(
     saved = weights(straight)
     for worker in (straight, resumed):
         batch = make_batch(seed=3)
-        batch.old_logprobs, _ = worker.compute_log_probs(batch)
+        batch = batch.with_fields(old_logprobs=worker.compute_log_probs(batch)[0])
         worker.update(batch, step=3)
     assert same_weights(straight, resumed)
     assert any(not torch.equal(saved[name], tensor) for name, tensor in fsdp(resumed).named_tensors())

@@ -71,7 +71,7 @@ def drawn_by(
         return torch.cat([torch.zeros(count, 1), values.float()], dim=1).flatten()
 
     sampled = column(torch.ones(count, tokens)) > 0
-    batch = RaggedBatch(
+    batch = RaggedBatch.from_columns(
         offsets=torch.arange(count + 1) * (tokens + 1),
         ids=torch.arange(count * (tokens + 1)),
         mask=sampled,
@@ -100,8 +100,6 @@ def expected(batch: RaggedBatch, pool: int = GROUPS) -> Expected:
         n=EACH,
         pool=pool,
         kl_coef=None,
-        greedy_rewards=None,
-        numbers=None,
         taught=False,
         gap=1e-3,
         plain=True,
@@ -191,6 +189,6 @@ def test_equal_sequences_are_told_only_where_chance_cannot_make_them() -> None:
 def test_certain_tokens_do_not_tell_the_reference_from_the_policy(chance: float, told: bool) -> None:
     """Log-probs of certain tokens are equal to the last bit whatever the update changed."""
     batch, _ = drawn_by(Policy(chance, chance, 10), 40, seed=2)
-    batch.ref_logprobs = batch.old_logprobs
+    batch = batch.with_fields(ref_logprobs=batch.old_logprobs)
     held = replace(expected(batch), reference="same")
     assert [one.check for one in check_batch(batch, held).findings] == ["reference"] * told

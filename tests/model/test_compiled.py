@@ -79,7 +79,8 @@ def test_a_policy_that_is_compiled_learns_and_leaves_as_another(
     )
     for step in (1, 2):
         batch = make_batch(seed=step)
-        batch.old_logprobs, _ = plain.compute_log_probs(batch)
+        batch = batch.with_fields(old_logprobs=plain.compute_log_probs(batch)[0])
+        assert batch.old_logprobs is not None
         assert torch.allclose(worker.compute_log_probs(batch)[0], batch.old_logprobs, rtol=0, atol=1e-5)
         plain.update(batch, step=step)
         worker.update(batch, step=step)

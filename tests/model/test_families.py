@@ -91,7 +91,7 @@ def grouped_batch() -> RaggedBatch:
     mask = torch.ones_like(ids, dtype=torch.bool)
     mask[offsets[:-1]] = False
     count = len(offsets) - 1
-    return RaggedBatch(
+    return RaggedBatch.from_columns(
         offsets=offsets,
         ids=ids,
         mask=mask,

@@ -71,7 +71,7 @@ def test_adapters_learn_and_nothing_else(
     make_worker: WorkerMaker, make_batch: BatchMaker, tiny_policy: Path, optim: OptimConfig
 ) -> None:
     batch = make_batch()
-    batch.advantages = batch.mask.float()  # the more likely the better
+    batch = batch.with_fields(advantages=batch.mask.float())  # the more likely the better
     worker = make_worker(ActorConfig(ppo_mini_batch_size=4, optim=optim), lora(tiny_policy))
     untouched = {name: param.detach() for name, param in load_model(str(tiny_policy)).named_parameters()}
     assert equal(base_weights(worker), untouched)
@@ -236,7 +236,8 @@ def test_two_ranks_equal_one(
     actor = ActorConfig(ppo_mini_batch_size=4, ppo_max_token_len_per_gpu=64, optim=optim)
     model = lora(tiny_policy, lora_rank=3, enable_gradient_checkpointing=True)
     worker = make_worker(actor, model, log_prob_max_tokens=128)
-    batch.old_logprobs, _ = worker.compute_log_probs(batch)
+    batch = batch.with_fields(old_logprobs=worker.compute_log_probs(batch)[0])
+    assert batch.old_logprobs is not None
     torch.save({item.name: getattr(batch, item.name) for item in fields(batch)}, tmp_path / "batch.pt")
     settings = {"model": model.model_dump(), "actor": actor.model_dump()}
     (tmp_path / "settings.json").write_text(json.dumps(settings))

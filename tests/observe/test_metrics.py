@@ -94,7 +94,7 @@ def test_groups_without_variance_are_those_of_two_or_more_whose_rewards_are_equa
 def test_a_group_is_equal_to_the_metrics_where_it_is_to_the_estimators(written: list[tuple[int, float | None]]) -> None:
     trajectories = [scored(score, group) for group, score in written]
     batch = from_trajectories(trajectories, turn_reward_coef=1.0)
-    batch.old_logprobs = batch.rollout_logprobs
+    batch = batch.with_fields(old_logprobs=batch.rollout_logprobs)
     groups = Groups.from_columns(estimator_columns(batch, n=2))
     compared = int((groups.size > 1).sum())
     metrics = step_metrics(trajectories)

@@ -8,7 +8,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from torch._dynamo.utils import counters
 from transformers import AutoTokenizer, PreTrainedModel
 
 from agentrl.algorithms.declared import declared_by_loss
-from agentrl.algorithms.estimate import estimate
+from agentrl.algorithms.estimate import Settings, estimate
 from agentrl.algorithms.policy_loss import select_tokens
 from agentrl.config import Config, PreferencesConfig, SFTConfig
 from agentrl.config.sections.parallel import Parallel
@@ -83,20 +82,26 @@ def trained(config: Config, batch: RaggedBatch) -> tuple[list[dict[str, float]],
         log_probs = scores(run.policy.compute_log_probs, roles.actor.parallel, batch)[
             :, 0
         ]  # and entropies, varentropies
-        batch = replace(batch, old_logprobs=log_probs)
+        batch = batch.with_fields(old_logprobs=log_probs)
         if roles.actor.router_replay.mode == "R2":
-            batch.experts = scores(lambda _: (run.policy.of_log_probs().values, {}), roles.actor.parallel, batch)
+            batch = batch.with_fields(
+                experts=scores(lambda _: (run.policy.of_log_probs().values, {}), roles.actor.parallel, batch)
+            )
         if run.critic is not None:
-            batch.values = scores(run.critic.compute_values, config.critic.parallel, batch)
+            batch = batch.with_fields(values=scores(run.critic.compute_values, config.critic.parallel, batch))
         if run.reference is not None:
-            batch.ref_logprobs = scores(run.reference.compute_reference_log_probs, roles.ref_parallel, batch)
-        columns, found = estimate(batch, config.algorithm, config.actor_rollout_ref.rollout.n, None, version=step % 3)
+            batch = batch.with_fields(
+                ref_logprobs=scores(run.reference.compute_reference_log_probs, roles.ref_parallel, batch)
+            )
+        columns, seen = estimate(
+            batch, config.algorithm, Settings(config.actor_rollout_ref.rollout.n, version=step % 3)
+        )
         batch = batch.with_fields(**columns)
         if declared_by_loss(config).select is not None:
             columns, _ = select_tokens(batch, roles.actor, seed=step)
             batch = batch.with_fields(**columns)
-        seen = found.metrics | ({} if run.critic is None else run.critic.update(batch, step=step))
-        metrics.append(seen | run.policy.update(batch, step=step, observed_tokens=found.observed))
+        seen |= {} if run.critic is None else run.critic.update(batch, step=step)
+        metrics.append(seen | run.policy.update(batch, step=step))
     return metrics, run
 
 
@@ -111,11 +116,11 @@ def preferring(config: PreferencesConfig, batch: RaggedBatch) -> tuple[list[dict
     worker = preference_role(config, "cpu", 10).make()
     batch = batch.with_fields(trajectory=torch.arange(len(batch)))
     if config.trains == "policy":
-        batch.ref_logprobs = scores(worker.compute_scores, config.parallel, batch)
+        batch = batch.with_fields(ref_logprobs=scores(worker.compute_scores, config.parallel, batch))
     else:
         last = torch.zeros_like(batch.mask)
         last[batch.offsets[1:] - 1] = True
-        batch.mask = last
+        batch = batch.with_fields(mask=last)
     return [worker.update(batch, step=step) | worker.mean_loss(batch) for step in range(1, STEPS + 1)], worker
 
 

@@ -44,7 +44,8 @@ def main(rank: int, ranks: int, work: Path) -> None:
     worker.export(work / "export", AutoTokenizer.from_pretrained(model.path))
     dist.barrier()
     worker.load(work / "policy")  # what was gathered can be scattered again
-    after = worker.update(batch, step=3, zero_advantage=settings["left_out"])
+    left_out = torch.isin(torch.arange(len(batch)), torch.tensor(settings["left_out"]))
+    after = worker.update(batch.with_fields(zero_advantage=left_out), step=3)
     (work / f"after-{rank}.json").write_text(json.dumps(after))
 
     model = ModelConfig(**settings["experts"])

@@ -138,9 +138,11 @@ def work(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     generator = torch.Generator().manual_seed(3)
     batch.rewards[last] = torch.randn(len(last), generator=generator)
     # The policy is random: about the same log-prob for every token of its vocabulary.
-    batch.rollout_logprobs = 0.5 * torch.randn(batch.num_tokens, generator=generator) - math.log(SHAPE.vocab)
+    batch = batch.with_fields(
+        rollout_logprobs=0.5 * torch.randn(batch.num_tokens, generator=generator) - math.log(SHAPE.vocab)
+    )
     chosen = torch.rand(batch.num_tokens, 2, 4, generator=generator).argsort(-1)[..., :2]
-    batch.experts = chosen.to(torch.uint8)
+    batch = batch.with_fields(experts=chosen.to(torch.uint8))
     torch.save({item.name: getattr(batch, item.name) for item in fields(batch)}, work / "batch.pt")
     make_model("qwen3-moe", vocab_size=SHAPE.vocab).save_pretrained(work / "mixture")
     needed = wanted(request.session.items)

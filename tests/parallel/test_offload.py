@@ -49,7 +49,7 @@ def test_parameters_are_on_the_device_while_the_role_works(
         run()
         assert noted.moves == ["cuda", "cpu"], name
     noted.moves.clear()
-    batch.advantages = None
+    batch = batch.with_fields(advantages=None)
     with pytest.raises(ValueError, match="advantages is missing"):
         worker.update(batch, step=2)
     assert not noted.moves

@@ -55,8 +55,8 @@ def test_two_ranks_equal_one(
     """7 sequences, tiny micro-batches: the shares differ in size and in the number of micro-batches."""
     batch = make_batch(prompts=7, n=1)
     generator = torch.Generator().manual_seed(1)
-    batch.values = torch.zeros(batch.num_tokens)
-    batch.returns = torch.randn(batch.num_tokens, generator=generator)
+    batch = batch.with_fields(values=torch.zeros(batch.num_tokens))
+    batch = batch.with_fields(returns=torch.randn(batch.num_tokens, generator=generator))
     # Muon's updates do not depend on the size of a gradient, so this is strict about directions; the gradient norms
     # among the metrics are strict about sizes.
     optim = OptimConfig(name="muon", lr=1e-2, adamw_lr=1e-3, lr_scheduler_type="linear")
@@ -66,7 +66,7 @@ def test_two_ranks_equal_one(
 
     worker = make_worker(actor, log_prob_max_tokens=64)
     logprobs, seen = worker.compute_log_probs(batch)
-    batch.old_logprobs = logprobs
+    batch = batch.with_fields(old_logprobs=logprobs)
     torch.save({item.name: getattr(batch, item.name) for item in fields(batch)}, tmp_path / "batch.pt")
     # Five experts of two ranks, each token goes to one: some experts get none in a micro-batch.
     sizes: dict[str, Any] = {
@@ -112,7 +112,8 @@ def test_two_ranks_equal_one(
     assert exported.lm_head.weight is exported.model.embed_tokens.weight
     continued = make_worker(actor)
     continued.load(tmp_path / "policy")  # a checkpoint of two ranks, in one process
-    after = continued.update(batch, step=3, zero_advantage=written["left_out"])
+    left_out = torch.isin(torch.arange(len(batch)), torch.tensor(written["left_out"]))
+    after = continued.update(batch.with_fields(zero_advantage=left_out), step=3)
     assert after["perf/update_tokens"] == batch.lengths[second[0]]
     assert json.loads((tmp_path / "after-0.json").read_text()) == pytest.approx(after, rel=1e-4, abs=1e-5)
 

@@ -24,7 +24,7 @@ def test_a_profile_shows_the_update_and_appears_whole(
     profile = profile_of(trainer, tmp_path, 3, "update_actor")
     assert profile is not None
     batch, worker = make_batch(prompts=2), make_worker()
-    batch.old_logprobs = torch.zeros(batch.num_tokens)
+    batch = batch.with_fields(old_logprobs=torch.zeros(batch.num_tokens))
     with profiled(profile, 0):
         worker.update(batch, step=3)
 

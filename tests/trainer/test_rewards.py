@@ -50,7 +50,9 @@ def test_batch_file_and_metrics_agree(made: list[Trajectory], coef: float, model
     batch = from_trajectories(made, turn_reward_coef=coef)
     if model is not None:
         outlines = [replace(one, model_reward=by_model) for one, by_model in zip(outlines, model, strict=False)]
-        batch = replace(batch, rewards=add_rewards(batch, dict(enumerate(model))))
+        batch = batch.with_fields(
+            rewards=add_rewards(batch, torch.tensor([model[number] for number in batch.trajectory]))
+        )
     trained: dict[int, float] = {}
     for owner, start, end in zip(batch.trajectory.tolist(), batch.offsets[:-1], batch.offsets[1:], strict=True):
         trained[owner] = trained.get(owner, 0.0) + float(batch.rewards[start:end].double().sum())
@@ -119,4 +121,4 @@ def test_a_trajectory_that_the_reward_model_fails_is_failed_in_its_file(tmp_path
 
 def test_add_rewards_reaches_only_what_is_trained_on() -> None:
     batch = from_trajectories([Writer("p").ends(1.0), Writer("p").says("a").ends(1.0)], turn_reward_coef=1.0)
-    assert torch.equal(add_rewards(batch, {0: 5.0, 1: 2.0}), torch.tensor([0.0, 3.0]))
+    assert torch.equal(add_rewards(batch, torch.tensor([2.0])), torch.tensor([0.0, 3.0]))

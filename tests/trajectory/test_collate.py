@@ -75,7 +75,7 @@ def test_the_state_of_a_turn_is_its_name_or_what_was_observed_before_it() -> Non
         return trajectory(*transcripts, turns=turns)
 
     games = [played("hall", "cellar", "hall"), played("cellar", None), played("no such door", named="hall")]
-    batch = from_trajectories(games, turn_reward_coef=1.0, states=True)
+    batch = from_trajectories(games, turn_reward_coef=1.0, columns=["state"])
     assert batch.state is not None and batch.state.dtype == torch.int64
     assert batch.state[~batch.mask].eq(-1).all() and batch.state[batch.mask].ge(0).all()
     start, *found = batch.state[batch.mask].tolist()

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 
 import numpy
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agentrl.algorithms.declared import made_columns
+from agentrl.algorithms.policy_loss import PolicyLoss
+from agentrl.config import Config
 from agentrl.runtime.ranks import shares
 from agentrl.runtime.ray.stored import StoredBatch, put_batch, put_column
 from agentrl.trajectory import Trajectory, Transcript, Turn, VersionSpan
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 from agentrl.trajectory.collate import from_trajectories
+from agentrl.trajectory.parquet import write_trajectories
+from agentrl.trajectory.update_record import RecordFile, write_updates
+from tests.conftest import PROJECT
+from tests.trajectory.written import tool_trajectory
 
 ray = pytest.importorskip("ray")
 
@@ -110,6 +120,38 @@ def changed(draw: st.DrawFn, batch: Sequences) -> Sequences:
     return StoredBatch.from_pieces(map(put_batch, pieces)) if what == "store" else RaggedBatch.concat(pieces)
 
 
+def test_a_users_column_reaches_every_place(store: None, tmp_path: Path) -> None:
+    """The file of docs/extending.md: through collate, Ray's store, a selection, the record of the update and a loss."""
+    found = re.search(r"```python\n(# my_column\.py\n.*?)```", (PROJECT / "docs/extending.md").read_text(), re.DOTALL)
+    assert found
+    (tmp_path / "my_column.py").write_text(found.group(1))
+    target = f"{tmp_path}/my_column.py:fewer_answers"
+    asked = replace(tool_trajectory(), uid="asked")
+    said = [replace(turn, role="user" if turn.role == "tool" else turn.role) for turn in asked.turns]
+    plain = replace(asked, uid="plain", group=1, turns=said)
+    answers = sum(turn.role == "tool" for turn in asked.turns)
+    assert answers > 0
+    file = write_trajectories(tmp_path / "trajectories", [asked, plain], step=1, split="train", turn_reward_coef=1.0)
+    config = Config.model_validate({"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": target}}}})
+    assert made_columns(config) == ["tool_answers"]
+    batch = from_trajectories([asked, plain], turn_reward_coef=1.0, columns=made_columns(config))
+    stored = StoredBatch.from_pieces([put_batch(batch), put_batch(batch)]).select([1, 2, 3])
+    assert stored.has("tool_answers") and stored.sequences["tool_answers"].tolist() == [0, answers, 0]
+    loaded = stored.load()
+    assert loaded.tool_answers is not None and loaded.tool_answers.dtype == torch.int64
+    assert loaded.tool_answers.tolist() == [0, answers, 0]
+
+    assert write_updates(batch, [RecordFile(file, {"asked": 0, "plain": 1})]) == {}
+    rows = pq.read_table(tmp_path / "updates").to_pylist()
+    recorded = [{value for of_transcript in row["tool_answers"] for value in of_transcript} for row in rows]
+    assert recorded == [{None, answers}, {None, 0}]
+
+    zeros = torch.zeros(loaded.num_tokens)
+    micro = loaded.with_fields(advantages=loaded.mask.float(), old_logprobs=zeros)
+    loss = PolicyLoss.from_config(config.actor_rollout_ref.actor)(micro, zeros).by_token[micro.mask]
+    assert sorted(set(loss.tolist())) == pytest.approx([-1, -1 / (1 + answers)])
+
+
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(made=recorded(), data=st.data())
 def test_each_token_keeps_its_origin(
@@ -120,7 +162,9 @@ def test_each_token_keeps_its_origin(
     for _ in range(data.draw(st.integers(0, 5))):
         batch = changed(data.draw, batch)  # type: ignore[arg-type]
     loaded = batch.load()
-    assert [batch.policies[code] for code in batch.policy] == [loaded.policies[code] for code in loaded.policy]
+    assert [batch.policies[code] for code in batch.sequences["policy"]] == [
+        loaded.policies[code] for code in loaded.policy
+    ]
     policy = torch.repeat_interleave(loaded.policy, loaded.lengths).tolist()
     found = zip(loaded.mask.tolist(), loaded.version.tolist(), loaded.turn.tolist(), policy, strict=True)
     for id, (mask, version, turn, code) in zip(loaded.ids.tolist(), found, strict=True):

@@ -40,7 +40,7 @@ def images_for_one(chat: Chat) -> RaggedBatch:
     mask = torch.tensor([flag for one in ids for flag in [False] * len(one) + [True] * len(answer)])
     flat = [id for one in ids for id in [*one, *answer]]
     zeros = torch.zeros(len(flat))
-    return RaggedBatch(
+    return RaggedBatch.from_columns(
         offsets=torch.tensor([0, *(len(one) + len(answer) for one in ids)]).cumsum(0),
         ids=torch.tensor(flat),
         mask=mask,

@@ -60,7 +60,7 @@ def make_batch(vocab_size: int) -> BatchMaker:
         flat_mask = torch.cat(mask)
         by_sequence = torch.randn(len(group), generator=generator)
         advantages = torch.repeat_interleave(by_sequence, torch.tensor(offsets).diff()) * flat_mask
-        return RaggedBatch(
+        return RaggedBatch.from_columns(
             offsets=torch.tensor(offsets),
             ids=torch.cat(ids),
             mask=flat_mask,

@@ -42,7 +42,7 @@ def batch_of(vocab: int) -> RaggedBatch:
     lengths = torch.tensor([24, 31, 20, 27])
     ids = torch.randint(3, vocab, (int(lengths.sum()),), generator=generator)
     mask = torch.rand(ids.shape, generator=generator) < 0.5
-    return RaggedBatch(
+    return RaggedBatch.from_columns(
         offsets=torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]),
         ids=ids,
         mask=mask,
@@ -94,7 +94,7 @@ def update(path: str, batch: RaggedBatch) -> None:
     worker = policy(path, "bfloat16", use_kl_loss=True, entropy_coeff=0.1, loss_agg_mode="seq-mean-token-mean")
     logprobs, _ = worker.compute_log_probs(batch)
     assert not isinstance(logprobs, pretend_device.PretendTensor)
-    seen = replace(batch, old_logprobs=logprobs, ref_logprobs=logprobs - 0.1)
+    seen = batch.with_fields(old_logprobs=logprobs, ref_logprobs=logprobs - 0.1)
     worker.update(seen, step=1)
     with tempfile.TemporaryDirectory() as folder:
         worker.save(Path(folder), background=True)
@@ -118,7 +118,7 @@ def update_with_everything_offloaded(path: str, batch: RaggedBatch) -> None:
 def update_of_adapters(path: str, batch: RaggedBatch) -> None:
     worker = policy(path, "bfloat16", {"lora_rank": 2, "lora_alpha": 4})
     worker.compute_reference_log_probs(batch)
-    worker.update(replace(batch, old_logprobs=worker.compute_log_probs(batch)[0]), step=1)
+    worker.update(batch.with_fields(old_logprobs=worker.compute_log_probs(batch)[0]), step=1)
     assert all(tensor.is_cuda for _, tensor in fsdp(worker).named_tensors())
 
 
@@ -132,7 +132,7 @@ def critic(path: str, batch: RaggedBatch) -> None:
         seed=1,
     )
     values = worker.compute_values(batch)[0]
-    worker.update(replace(batch, values=values, returns=torch.ones_like(values)), step=1)
+    worker.update(batch.with_fields(values=values, returns=torch.ones_like(values)), step=1)
 
 
 def update_with_images(path: str, batch: RaggedBatch) -> None:
@@ -145,8 +145,8 @@ def update_with_images(path: str, batch: RaggedBatch) -> None:
         ids[start : start + image.tokens] = fsdp(worker).model.base.config.image_token_id
         mask[start : start + image.tokens] = False
     placed = [PlacedImage(4, image)]
-    seen = replace(batch, ids=ids, mask=mask, images=Images.from_sequences([[], placed, [], placed]))
-    worker.update(replace(seen, old_logprobs=worker.compute_log_probs(seen)[0]), step=1)
+    seen = replace(batch.with_fields(ids=ids, mask=mask), images=Images.from_sequences([[], placed, [], placed]))
+    worker.update(seen.with_fields(old_logprobs=worker.compute_log_probs(seen)[0]), step=1)
 
 
 def engine(path: str, batch: RaggedBatch) -> None:

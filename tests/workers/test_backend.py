@@ -30,7 +30,7 @@ def test_one_update_is_the_same(make_worker: WorkerMaker, make_batch: BatchMaker
     batch = make_batch()
     (logprobs, seen), (others, also) = ours.compute_log_probs(batch), plain.compute_log_probs(batch)
     assert torch.allclose(logprobs, others, rtol=0, atol=1e-5) and seen == pytest.approx(also, abs=1e-5)
-    batch.old_logprobs = logprobs
+    batch = batch.with_fields(old_logprobs=logprobs)
     assert ours.update(batch, step=1) == pytest.approx(plain.update(batch, step=1), rel=1e-3, abs=1e-5)
     expected = weights(ours)
     assert isinstance(plain.backend, PlainPolicy)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,18 +45,18 @@ def test_values_fit_the_returns(tiny_policy: Path, make_batch: BatchMaker) -> No
     batch = make_batch(prompts=4, n=2)
     # What can be told from the tokens before: a different return for each prompt, known from its first token on.
     target = torch.tensor([1.0, -1.0, 0.5, 0.0])
-    batch.returns = torch.repeat_interleave(target[batch.group], batch.lengths)
+    batch = batch.with_fields(returns=torch.repeat_interleave(target[batch.group], batch.lengths))
     worker = critic(tiny_policy)
-    batch.values = worker.compute_values(batch)[0]
-    assert batch.values.abs().max() == 0.0
+    batch = batch.with_fields(values=worker.compute_values(batch)[0])
+    assert batch.values is not None and batch.values.abs().max() == 0.0
     losses = []
     for step in range(1, 41):
-        batch.values = worker.compute_values(batch)[0]
+        batch = batch.with_fields(values=worker.compute_values(batch)[0])
         losses.append(worker.update(batch, step=step)["critic/vf_loss"])
     values = worker.compute_values(batch)[0]
     first = sum(0.5 * target[rows].square().mean() for rows in ([0, 1], [2, 3])) / 2
     assert losses[0] == pytest.approx(float(first), rel=0.5)
-    assert (values - batch.returns)[batch.mask].abs().max() < 0.15
+    assert batch.returns is not None and (values - batch.returns)[batch.mask].abs().max() < 0.15
 
 
 def test_a_value_knows_only_the_tokens_before_it(tiny_policy: Path, make_batch: BatchMaker) -> None:
@@ -66,7 +65,7 @@ def test_a_value_knows_only_the_tokens_before_it(tiny_policy: Path, make_batch: 
     torch.nn.init.ones_(head(worker))
     values = worker.compute_values(batch)[0]
     place = int(batch.offsets[1]) - 2
-    changed = replace(batch, ids=batch.ids.clone())
+    changed = batch.with_fields(ids=batch.ids.clone())
     changed.ids[place] = (changed.ids[place] + 1) % 200
     after = worker.compute_values(changed)[0]
     assert torch.equal(after[: place + 1], values[: place + 1])
@@ -77,9 +76,9 @@ def test_a_value_knows_only_the_tokens_before_it(tiny_policy: Path, make_batch: 
 
 def test_clip_range_holds_the_values_back(tiny_policy: Path, make_batch: BatchMaker) -> None:
     batch = make_batch(prompts=2, n=2)
-    batch.returns = torch.full((batch.num_tokens,), 5.0)
+    batch = batch.with_fields(returns=torch.full((batch.num_tokens,), 5.0))
     worker = critic(tiny_policy, cliprange_value=0.1, ppo_epochs=20)
-    batch.values = worker.compute_values(batch)[0]
+    batch = batch.with_fields(values=worker.compute_values(batch)[0])
     metrics = worker.update(batch, step=1)
     assert metrics["critic/clip_frac"] > 0.3
     assert worker.compute_values(batch)[0][batch.mask].mean() < 2.5
@@ -90,8 +89,8 @@ def test_clip_range_holds_the_values_back(tiny_policy: Path, make_batch: BatchMa
 
 def test_micro_batches_change_nothing(tiny_policy: Path, make_batch: BatchMaker) -> None:
     batch = make_batch()
-    batch.returns = torch.randn(batch.num_tokens, generator=torch.Generator().manual_seed(0))
-    batch.values = torch.zeros(batch.num_tokens)
+    batch = batch.with_fields(returns=torch.randn(batch.num_tokens, generator=torch.Generator().manual_seed(0)))
+    batch = batch.with_fields(values=torch.zeros(batch.num_tokens))
     small, large = (
         critic(tiny_policy, ppo_max_token_len_per_gpu=budget, optim=OptimConfig(lr=1e-3)) for budget in (64, 100_000)
     )
@@ -104,8 +103,8 @@ def test_micro_batches_change_nothing(tiny_policy: Path, make_batch: BatchMaker)
 
 def test_save_and_load_continue_bit_for_bit(tiny_policy: Path, make_batch: BatchMaker, tmp_path: Path) -> None:
     batch = make_batch()
-    batch.returns = torch.ones(batch.num_tokens)
-    batch.values = torch.zeros(batch.num_tokens)
+    batch = batch.with_fields(returns=torch.ones(batch.num_tokens))
+    batch = batch.with_fields(values=torch.zeros(batch.num_tokens))
     worker = critic(tiny_policy)
     worker.update(batch, step=1)
     worker.save(tmp_path)
@@ -118,8 +117,8 @@ def test_save_and_load_continue_bit_for_bit(tiny_policy: Path, make_batch: Batch
 
 def test_nan_returns_are_skipped_and_end_the_run_in_the_end(tiny_policy: Path, make_batch: BatchMaker) -> None:
     batch = make_batch()
-    batch.returns = torch.full((batch.num_tokens,), torch.nan)
-    batch.values = torch.zeros(batch.num_tokens)
+    batch = batch.with_fields(returns=torch.full((batch.num_tokens,), torch.nan))
+    batch = batch.with_fields(values=torch.zeros(batch.num_tokens))
     worker = critic(tiny_policy)
     for step in range(1, MAX_SKIPPED):
         assert worker.update(batch, step=step) == {"critic/skipped_updates": 2}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,11 +28,11 @@ def test_the_loss_is_that_of_supervised_training(
 ) -> None:
     """Without advantages nothing else is learnt; the weight scales the gradient."""
     expert, batch = transcripts(make_batch), make_batch()
-    batch = replace(batch, advantages=torch.zeros(batch.num_tokens), old_logprobs=torch.zeros(batch.num_tokens))
+    batch = batch.with_fields(advantages=torch.zeros(batch.num_tokens), old_logprobs=torch.zeros(batch.num_tokens))
     config = SFTConfig.model_validate({"data": {"train_files": "none"}, "model": {"path": str(tiny_policy)}})
     own = SupervisedWorker(config, device="cpu", total_steps=10).update(expert, step=1)
-    worker = make_worker(ActorConfig(ppo_mini_batch_size=4))
-    found = worker.update(batch, step=1, zero_advantage=list(range(len(batch))), expert=expert, expert_coef=0.5)
+    worker = make_worker(ActorConfig(ppo_mini_batch_size=4), expert_coef=0.5)
+    found = worker.update(batch.with_fields(zero_advantage=torch.ones(len(batch)) > 0), step=1, expert=expert)
     assert found["actor/expert_loss"] == pytest.approx(own["sft/loss"], rel=1e-5)
     assert found["actor/grad_norm"] == pytest.approx(0.5 * own["sft/grad_norm"], rel=1e-4)
     assert found["actor/pg_loss"] == 0
@@ -43,12 +42,12 @@ def test_transcripts_are_spread_over_the_optimizer_steps_and_0_is_none(
     make_worker: WorkerMaker, make_batch: BatchMaker
 ) -> None:
     expert, batch = transcripts(make_batch), make_batch()
-    batch.old_logprobs = torch.zeros(batch.num_tokens)
+    batch = batch.with_fields(old_logprobs=torch.zeros(batch.num_tokens))
     actor = ActorConfig(ppo_mini_batch_size=1, optim=OptimConfig(lr=1e-3))  # four steps, three transcripts
-    none, weightless, some = (make_worker(actor) for _ in range(3))
+    none, weightless, some = make_worker(actor), make_worker(actor), make_worker(actor, expert_coef=1.0)
     none.update(batch, step=1)
-    found = weightless.update(batch, step=1, expert=expert, expert_coef=0.0)
-    some.update(batch, step=1, expert=expert, expert_coef=1.0)
+    found = weightless.update(batch, step=1, expert=expert)
+    some.update(batch, step=1, expert=expert)
     assert found["actor/expert_loss"] > 0
     assert same_weights(none, weightless)
     assert not same_weights(none, some, 1e-4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agentrl.config.sections.actor import ActorConfig
-from agentrl.config.sections.algorithm import PolicyLossConfig, RolloutCorrectionConfig
+from agentrl.config.sections.algorithm import AlgorithmConfig, PolicyLossConfig, RolloutCorrectionConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.errors import TrainingError
@@ -43,12 +42,14 @@ def test_log_probs_are_those_of_the_model(make_worker: WorkerMaker, make_batch: 
 def test_published_log_probs_are_those_of_the_weights_kept(make_worker: WorkerMaker, make_batch: BatchMaker) -> None:
     batch = make_batch()
     config = ActorConfig(ppo_mini_batch_size=4, optim=ADAMW)
-    worker = make_worker(config, correction=RolloutCorrectionConfig(proximal="published"))
+    worker = make_worker(
+        config, algorithm=AlgorithmConfig(rollout_correction=RolloutCorrectionConfig(proximal="published"))
+    )
     with pytest.raises(ValueError, match="the proximal policy not the published one"):
         worker.update(batch, step=1)
     worker.keep()
     first, entropy = worker.compute_log_probs(batch)
-    batch.old_logprobs = first
+    batch = batch.with_fields(old_logprobs=first)
     worker.update(batch, step=1)
     after = weights(worker)
     again, entropy_again = worker.compute_log_probs(batch)
@@ -75,8 +76,9 @@ def test_micro_batches_change_nothing(make_worker: WorkerMaker, make_batch: Batc
             entropy_coeff=0.01,
         )
         worker = make_worker(config, max_response_length=30)
-        batch.old_logprobs, _ = worker.compute_log_probs(batch)
-        batch.ref_logprobs = batch.old_logprobs - 0.1
+        batch = batch.with_fields(old_logprobs=worker.compute_log_probs(batch)[0])
+        assert batch.old_logprobs is not None
+        batch = batch.with_fields(ref_logprobs=batch.old_logprobs - 0.1)
         metrics = worker.update(batch, step=1)
         workers.append((worker, metrics))
     (small, small_metrics), (large, large_metrics) = workers
@@ -92,13 +94,14 @@ def test_only_policy_tokens_count(make_worker: WorkerMaker, make_batch: BatchMak
     assert batch.advantages is not None
     config = ActorConfig(ppo_mini_batch_size=4, optim=ADAMW)
     plain, disturbed, changed = make_worker(config), make_worker(config), make_worker(config)
-    batch.old_logprobs, _ = plain.compute_log_probs(batch)
+    batch = batch.with_fields(old_logprobs=plain.compute_log_probs(batch)[0])
+    assert batch.old_logprobs is not None and batch.advantages is not None
     noise = torch.where(batch.mask, 0.0, torch.nan)
     plain.update(batch, step=1)
     disturbed.update(
-        replace(batch, advantages=batch.advantages + noise, old_logprobs=batch.old_logprobs + noise), step=1
+        batch.with_fields(advantages=batch.advantages + noise, old_logprobs=batch.old_logprobs + noise), step=1
     )
-    changed.update(replace(batch, advantages=batch.advantages + batch.mask * 0.5), step=1)
+    changed.update(batch.with_fields(advantages=batch.advantages + batch.mask * 0.5), step=1)
     assert same_weights(plain, disturbed)
     assert not same_weights(plain, changed, 1e-4)
 
@@ -108,10 +111,10 @@ def test_a_step_makes_good_tokens_likelier_and_bad_ones_less_likely(
 ) -> None:
     batch = make_batch(prompts=4, n=2)
     sign = torch.where(torch.arange(len(batch)) % 2 == 0, 1.0, -1.0)
-    batch.advantages = torch.repeat_interleave(sign, batch.lengths) * batch.mask
+    batch = batch.with_fields(advantages=torch.repeat_interleave(sign, batch.lengths) * batch.mask)
     worker = make_worker(ActorConfig(ppo_mini_batch_size=4, optim=OptimConfig(lr=2e-3)), temperature=0.7)
     before, _ = worker.compute_log_probs(batch)
-    batch.old_logprobs = before
+    batch = batch.with_fields(old_logprobs=before)
     metrics = worker.update(batch, step=1)
     after, _ = worker.compute_log_probs(batch)
     change = torch.zeros(len(batch)).index_add_(0, batch.sequence_ids(), after - before)
@@ -124,7 +127,7 @@ def test_repeated_updates_on_one_batch_are_held_by_the_clip(make_worker: WorkerM
     """The surrogate falls, and once the ratios pass their bounds tokens are clipped."""
     batch = make_batch()
     worker = make_worker(ActorConfig(ppo_mini_batch_size=4, ppo_epochs=8, grad_clip=1e9, optim=OptimConfig(lr=3e-3)))
-    batch.old_logprobs, _ = worker.compute_log_probs(batch)
+    batch = batch.with_fields(old_logprobs=worker.compute_log_probs(batch)[0])
     first = worker.update(batch, step=1)
     second = worker.update(batch, step=2)
     assert second["actor/pg_loss"] < first["actor/pg_loss"] < 0.2
@@ -141,9 +144,9 @@ def test_what_the_loss_made_of_each_token_is_kept(make_worker: WorkerMaker, make
     batch.advantages[zero[0] : zero[1]] = 0
     config = ActorConfig(ppo_mini_batch_size=2, clip_ratio=0.001, grad_clip=1e9, optim=OptimConfig(lr=3e-3))
     worker = make_worker(config)
-    batch.old_logprobs, _ = worker.compute_log_probs(batch)
+    batch = batch.with_fields(old_logprobs=worker.compute_log_probs(batch)[0])
     group = PolicyGroup(LocalRanks(worker))
-    metrics = group.update(batch, step=1, zero_advantage=[2], by_token=True)
+    metrics = group.update(batch.with_fields(zero_advantage=torch.arange(len(batch)) == 2), step=1, by_token=True)
     made = group.of_update(batch, RolloutCorrectionConfig())
     assert made.ratio is not None and made.clipped is not None
     known = batch.mask.clone()
@@ -162,12 +165,12 @@ def test_what_the_loss_made_of_each_token_is_kept(make_worker: WorkerMaker, make
 def test_clip_bounds_are_told_apart(make_worker: WorkerMaker, make_batch: BatchMaker, sign: float, bound: str) -> None:
     """With good tokens only the upper bound can clip, with bad ones only the lower."""
     batch = make_batch()
-    batch.advantages = sign * batch.mask.float()
+    batch = batch.with_fields(advantages=sign * batch.mask.float())
     clipped = {}
     for tight in ("clip_ratio_low", "clip_ratio_high"):
         bounds = {"clip_ratio_low": 0.99, "clip_ratio_high": 100.0, tight: 1e-4}
         worker = make_worker(ActorConfig(ppo_mini_batch_size=4, ppo_epochs=3, optim=OptimConfig(lr=1e-3), **bounds))
-        batch.old_logprobs, _ = worker.compute_log_probs(batch)
+        batch = batch.with_fields(old_logprobs=worker.compute_log_probs(batch)[0])
         clipped[tight] = worker.update(batch, step=1)["actor/clip_frac"]
     assert clipped.pop(bound) > 0.5
     assert list(clipped.values()) == [0.0]
@@ -178,10 +181,10 @@ def test_old_log_probs_may_be_left_out_of_a_single_step(make_worker: WorkerMaker
     config = ActorConfig(ppo_mini_batch_size=4, optim=ADAMW)
     given, left_out = make_worker(config), make_worker(config)
     left_out.update(batch, step=1)
-    batch.old_logprobs, _ = given.compute_log_probs(batch)
+    batch = batch.with_fields(old_logprobs=given.compute_log_probs(batch)[0])
     given.update(batch, step=1)
     assert same_weights(given, left_out, 1e-6)
-    batch.old_logprobs = None
+    batch = batch.with_fields(old_logprobs=None)
     for config in (ActorConfig(ppo_mini_batch_size=2), ActorConfig(ppo_mini_batch_size=4, ppo_epochs=2)):
         with pytest.raises(ValueError, match=r"2 optimizer steps need batch\.old_logprobs"):
             make_worker(config).update(batch, step=1)
@@ -195,7 +198,7 @@ def test_gspo_moves_the_weights_elsewhere_than_vanilla(make_worker: WorkerMaker,
         )
         for mode in ("vanilla", "gspo")
     )
-    batch.old_logprobs, _ = vanilla.compute_log_probs(batch)
+    batch = batch.with_fields(old_logprobs=vanilla.compute_log_probs(batch)[0])
     vanilla.update(batch, step=1)
     gspo.update(batch, step=1)
     assert not same_weights(vanilla, gspo, 1e-3)
@@ -208,7 +211,7 @@ def test_kl_in_the_loss_pulls_towards_the_reference(
     reference = ReferenceWorker(
         str(tiny_policy), dtype="float32", device="cpu", temperature=1.0, log_prob_max_tokens=4096
     )
-    batch.ref_logprobs, _ = reference.compute_reference_log_probs(batch)
+    batch = batch.with_fields(ref_logprobs=reference.compute_reference_log_probs(batch)[0])
     kls = []
     for coefficient in (0.0, 10.0):
         config = ActorConfig(
@@ -216,7 +219,7 @@ def test_kl_in_the_loss_pulls_towards_the_reference(
         )
         worker = make_worker(config)
         for step in (1, 2, 3, 4):
-            batch.old_logprobs, _ = worker.compute_log_probs(batch)
+            batch = batch.with_fields(old_logprobs=worker.compute_log_probs(batch)[0])
             metrics = worker.update(batch, step=step)
         kls.append(metrics["actor/kl_loss"])
     assert 0 < kls[1] < 0.5 * kls[0]
@@ -224,11 +227,12 @@ def test_kl_in_the_loss_pulls_towards_the_reference(
 
 def test_entropy_bonus_raises_the_entropy(make_worker: WorkerMaker, make_batch: BatchMaker) -> None:
     batch = make_batch()
-    batch.advantages = torch.zeros(batch.num_tokens)
+    batch = batch.with_fields(advantages=torch.zeros(batch.num_tokens))
     worker = make_worker(
         ActorConfig(ppo_mini_batch_size=4, entropy_coeff=1.0, optim=OptimConfig(lr=1e-3)), temperature=0.2
     )
-    batch.old_logprobs, before = worker.compute_log_probs(batch)
+    logprobs, before = worker.compute_log_probs(batch)
+    batch = batch.with_fields(old_logprobs=logprobs)
     metrics = worker.update(batch, step=1)
     _, after = worker.compute_log_probs(batch)
     assert "actor/entropy" not in metrics, "it is taken before the update, over all tokens, with a bonus or without"
@@ -244,7 +248,7 @@ def test_the_weight_of_the_entropy_bonus_may_be_another_in_each_update(
         for keys in ({}, {"entropy_coeff": 0.3}, {"target_entropy": 1.0})
     )
     for worker, weight in ((plain, None), (given, None), (steered, 0.3)):
-        batch.old_logprobs, _ = worker.compute_log_probs(batch)
+        batch = batch.with_fields(old_logprobs=worker.compute_log_probs(batch)[0])
         worker.update(batch, step=1, entropy_coeff=weight)
     assert same_weights(given, steered) and not same_weights(plain, steered)
 
@@ -272,7 +276,7 @@ def with_nan(batch: RaggedBatch, group: int) -> RaggedBatch:
     assert batch.advantages is not None
     advantages = batch.advantages.clone()
     advantages[(batch.mask & (batch.group == group)[batch.sequence_ids()]).nonzero()[3]] = torch.nan
-    return replace(batch, advantages=advantages)
+    return batch.with_fields(advantages=advantages)
 
 
 def test_a_mini_batch_with_a_nan_is_skipped_and_nothing_else(
@@ -281,7 +285,7 @@ def test_a_mini_batch_with_a_nan_is_skipped_and_nothing_else(
     """Weights and optimizer go on as if it had not been there."""
     batch = make_batch(prompts=4)
     worker, without = (make_worker(ActorConfig(ppo_mini_batch_size=2, shuffle=False, optim=ADAMW)) for _ in range(2))
-    batch.old_logprobs, _ = worker.compute_log_probs(batch)
+    batch = batch.with_fields(old_logprobs=worker.compute_log_probs(batch)[0])
     worker.update(batch, step=1)
     without.update(batch, step=1)
     metrics = worker.update(with_nan(batch, group=3), step=2)
@@ -315,8 +319,8 @@ def test_a_run_that_learns_nothing_for_long_ends(make_worker: WorkerMaker, make_
     """Only after several training steps in a row, each of which was skipped as a whole."""
     batch = make_batch(prompts=4)
     worker = make_worker(ActorConfig(ppo_mini_batch_size=2, shuffle=False))
-    batch.old_logprobs, _ = worker.compute_log_probs(batch)
-    broken = replace(batch, advantages=torch.full_like(batch.rewards, torch.nan))
+    batch = batch.with_fields(old_logprobs=worker.compute_log_probs(batch)[0])
+    broken = batch.with_fields(advantages=torch.full_like(batch.rewards, torch.nan))
     steps = [broken] * (MAX_SKIPPED - 1) + [with_nan(batch, 1)] + [broken] * (MAX_SKIPPED - 1) + [batch]
     skipped = [worker.update(one, step=step)["actor/skipped_updates"] for step, one in enumerate(steps, start=1)]
     assert skipped == [2] * (MAX_SKIPPED - 1) + [1] + [2] * (MAX_SKIPPED - 1) + [0]
@@ -423,5 +427,5 @@ def test_local_group_runs_the_worker(make_worker: WorkerMaker, make_batch: Batch
     with torch.no_grad():
         expected, *_ = token_logprobs(model, batch.ids, batch.offsets, needed=batch.mask)
     assert torch.allclose(logprobs, expected, atol=1e-6)
-    assert group.update(batch, step=1, zero_advantage=[])["actor/grad_norm"] > 0
+    assert group.update(batch, step=1)["actor/grad_norm"] > 0
     assert next(iter(group.weights().read()))[0] == "model.embed_tokens.weight"

@@ -46,7 +46,8 @@ def privileged(batch: RaggedBatch, shown: list[list[int]]) -> RaggedBatch:
     """The batch whose teacher reads the ids `shown` behind each prompt; nothing where there are none."""
     prompts = prompts_of(batch)
     ids = [np.array([*own.tolist(), *more] if more else [], np.int64) for own, more in zip(prompts, shown, strict=True)]
-    return replace(batch, teacher_prompts=TeacherPrompts(tuple(ids), np.array([len(own) for own in prompts], np.int64)))
+    shown_prompts = TeacherPrompts(tuple(ids), np.array([len(own) for own in prompts], np.int64))
+    return replace(batch, teacher_prompts=shown_prompts)
 
 
 def shown_to(batch: RaggedBatch) -> list[list[int]]:
@@ -96,7 +97,7 @@ def test_a_teacher_that_is_shown_nothing_says_what_the_policy_says(
     batch = make_batch()
     batch = privileged(batch, [[] for _ in range(len(batch))])
     worker = make_worker(SAMPLED, temperature=0.7, distillation=config_of(**ITSELF))
-    batch.teacher = torch.zeros(batch.num_tokens, dtype=torch.int32)
+    batch = batch.with_fields(teacher=torch.zeros(batch.num_tokens, dtype=torch.int32))
     scores, _ = worker.compute_teacher_scores(batch)
     assert torch.equal(scores[:, 0], worker.compute_log_probs(batch)[0])
     assert batch.teacher_prompts is not None
@@ -138,7 +139,7 @@ def test_other_weights_may_be_shown_more_too(
     batch = make_batch()
     batch = owned(privileged(batch, shown_to(batch)))
     read = batch.as_taught()
-    plain = replace(read, teacher=torch.zeros(read.num_tokens, dtype=torch.int32))
+    plain = read.with_fields(teacher=torch.zeros(read.num_tokens, dtype=torch.int32))
     found, expected = worker.compute_teacher_scores(batch)[0], worker.compute_teacher_scores(plain)[0]
     told = batch.mask & (batch.teacher == 0)
     taught = read.mask & (read.sequence_ids() != 2)
@@ -171,8 +172,8 @@ def test_rows_that_show_a_teacher_nothing_learn_from_rewards_alone(
     for shown in (nothing, shown_to(batch)):
         worker = make_worker(SAMPLED, temperature=0.7, distillation=config)
         told = owned(privileged(batch, shown))
-        told.old_logprobs, _ = worker.compute_log_probs(told)
-        told.teacher_scores, _ = worker.compute_teacher_scores(told)
+        told = told.with_fields(old_logprobs=worker.compute_log_probs(told)[0])
+        told = told.with_fields(teacher_scores=worker.compute_teacher_scores(told)[0])
         mixed, metrics = with_teacher_advantages(told, config)
         assert metrics["distill/taught_fraction"] < 1
         third = mixed.sequence_ids() == 2
@@ -181,7 +182,7 @@ def test_rows_that_show_a_teacher_nothing_learn_from_rewards_alone(
         worker.update(mixed, step=1)
         weights.append(worker)
     plain = make_worker(SAMPLED, temperature=0.7)
-    plain.update(replace(batch, old_logprobs=plain.compute_log_probs(batch)[0]), step=1)
+    plain.update(batch.with_fields(old_logprobs=plain.compute_log_probs(batch)[0]), step=1)
     assert same_weights(weights[0], plain) and not same_weights(weights[1], plain, 1e-5)
 
 
@@ -190,7 +191,7 @@ def test_it_is_the_policy_as_it_is_now(make_worker: WorkerMaker, make_batch: Bat
     batch = owned(privileged(batch, shown_to(batch)))
     worker = make_worker(SAMPLED, temperature=0.7, distillation=config_of(**ITSELF))
     before, _ = worker.compute_teacher_scores(batch)
-    worker.update(replace(batch, old_logprobs=worker.compute_log_probs(batch)[0]), step=1)
+    worker.update(batch.with_fields(old_logprobs=worker.compute_log_probs(batch)[0]), step=1)
     after, _ = worker.compute_teacher_scores(batch)
     assert (before - after).abs().max() > 1e-3
 

@@ -137,14 +137,14 @@ def test_the_load_of_replayed_experts_is_known(make_worker: WorkerMaker, make_ba
         worker = make_worker(actor, ModelConfig(path=str(mixture)))
         if mode == "R2":
             worker.compute_log_probs(batch)
-            batch.experts = worker.of_log_probs().values
+            batch = batch.with_fields(experts=worker.of_log_probs().values)
         metrics.append(worker.update(batch, step=1))
     assert metrics[1] == pytest.approx(metrics[0], rel=1e-5, abs=1e-6)
 
 
 def test_experts_are_used_more_alike(make_worker: WorkerMaker, make_batch: BatchMaker, mixture: Path) -> None:
     batch = make_batch()
-    batch.advantages = torch.zeros(batch.num_tokens)
+    batch = batch.with_fields(advantages=torch.zeros(batch.num_tokens))
     actor = {"optim": {"lr": 1e-2}, "strategy_options": {"moe_aux_loss_coeff": 1.0}}
     worker = make_worker(ActorConfig.model_validate(actor), ModelConfig(path=str(mixture)))
     losses = [worker.update(batch, step=step)["actor/moe_aux_loss"] for step in range(1, 13)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ def config_of(server: TeacherServer, policy: Path, *, base: str = "", **keys: An
 
 def scores(config: DistillationConfig, policy: Path, make_batch: BatchMaker) -> torch.Tensor:
     batch = make_batch()
-    batch = replace(batch, teacher=torch.zeros(batch.num_tokens, dtype=torch.int32))
+    batch = batch.with_fields(teacher=torch.zeros(batch.num_tokens, dtype=torch.int32))
     worker = TeacherWorker(config, ModelConfig(path=str(policy)), device="cpu", temperature=1.0)
     return worker.compute_teacher_scores(batch)[0]
 

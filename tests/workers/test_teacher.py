@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +47,8 @@ def scored(batch: RaggedBatch, config: DistillationConfig, policy: Path, tempera
     """The batch with the first teacher's scores of all sequences, or with those that it says."""
     worker = TeacherWorker(config, ModelConfig(path=str(policy)), device="cpu", temperature=temperature)
     if batch.teacher is None:
-        batch = replace(batch, teacher=torch.zeros(batch.num_tokens, dtype=torch.int32))
-    return replace(batch, teacher_scores=worker.compute_teacher_scores(batch)[0])
+        batch = batch.with_fields(teacher=torch.zeros(batch.num_tokens, dtype=torch.int32))
+    return batch.with_fields(teacher_scores=worker.compute_teacher_scores(batch)[0])
 
 
 def tables(path: Path, batch: RaggedBatch, temperature: float) -> torch.Tensor:
@@ -99,7 +98,7 @@ def test_full_divergences_are_those_of_all_log_probs_and_their_gradient(
     config = config_of(teacher, scope="full", divergence="reverse_kl", policy_loss_coef=0)
     batch = scored(make_batch(), config, tiny_policy)
     worker = make_worker(ActorConfig(ppo_mini_batch_size=4, optim=ADAMW), temperature=0.7, distillation=config)
-    metrics = worker.update(replace(batch, old_logprobs=torch.zeros(batch.num_tokens)), step=1)
+    metrics = worker.update(batch.with_fields(old_logprobs=torch.zeros(batch.num_tokens)), step=1)
 
     model = AutoModelForCausalLM.from_pretrained(tiny_policy)
     told, total = tables(teacher, batch, 0.7), torch.zeros(())
@@ -121,7 +120,7 @@ def test_the_policy_as_its_own_teacher_teaches_nothing(
         config = config_of(tiny_policy, policy_loss_coef=0, **keys)
         batch = scored(make_batch(), config, tiny_policy)
         worker = make_worker(ActorConfig(ppo_mini_batch_size=4), temperature=0.7, distillation=config)
-        batch.old_logprobs, _ = worker.compute_log_probs(batch)
+        batch = batch.with_fields(old_logprobs=worker.compute_log_probs(batch)[0])
         metrics = worker.update(batch, step=1)
         assert abs(metrics["actor/teacher_loss"]) < 1e-5 and metrics["actor/grad_norm"] < 2e-5, keys
 
@@ -134,14 +133,14 @@ def test_numbers_at_tool_tokens_change_no_bit(
     config = config_of(teacher, **keys)
     batch = scored(make_batch(), config, tiny_policy)
     actor = ActorConfig(ppo_mini_batch_size=2, optim=ADAMW)
-    batch.old_logprobs, _ = make_worker(actor, temperature=0.7).compute_log_probs(batch)
+    batch = batch.with_fields(old_logprobs=make_worker(actor, temperature=0.7).compute_log_probs(batch)[0])
     assert batch.teacher_scores is not None
     noise = torch.where(batch.mask, 0.0, torch.nan)[:, None]
     nudge = 0.1 * batch.mask[:, None] * (torch.arange(batch.teacher_scores.shape[1]) % 9 == 0)
     workers = []
     for scores in (batch.teacher_scores, batch.teacher_scores + noise, batch.teacher_scores - nudge):
         worker = make_worker(actor, temperature=0.7, distillation=config)
-        changed, _ = with_teacher_advantages(replace(batch, teacher_scores=scores), config)
+        changed, _ = with_teacher_advantages(batch.with_fields(teacher_scores=scores), config)
         worker.update(changed, step=1)
         workers.append(worker)
     plain, disturbed, moved = workers
@@ -165,7 +164,7 @@ def test_micro_batches_and_chunks_change_nothing(
         monkeypatch.setattr(packed, "_CHUNK_LOGITS", logits)
         actor = ActorConfig(ppo_mini_batch_size=2, ppo_max_token_len_per_gpu=budget, optim=OptimConfig(lr=1e-3))
         worker = make_worker(actor, temperature=0.7, distillation=config)
-        batch.old_logprobs, _ = worker.compute_log_probs(batch)
+        batch = batch.with_fields(old_logprobs=worker.compute_log_probs(batch)[0])
         metrics.append(worker.update(batch, step=1))
     assert metrics[0] == pytest.approx(metrics[1], abs=2e-5)
 
@@ -182,7 +181,7 @@ def test_the_policy_comes_nearer_to_its_teacher(
     )
     losses, sizes = [], []
     for step in range(1, 6):
-        batch.old_logprobs, _ = worker.compute_log_probs(batch)
+        batch = batch.with_fields(old_logprobs=worker.compute_log_probs(batch)[0])
         assert batch.old_logprobs is not None and batch.teacher_scores is not None
         sizes.append(float((batch.old_logprobs - batch.teacher_scores[:, 0])[batch.mask].abs().mean()))
         changed, _ = with_teacher_advantages(batch, config)
@@ -202,21 +201,21 @@ def test_each_teacher_scores_its_own_sequences(
     assert [both.teacher_of(source) for source in ("a/1", "b", "c")] == [0, 1, -1]
     batch = make_batch()
     owners = torch.arange(len(batch)) % 3 - 1
-    batch.teacher = owners.repeat_interleave(batch.lengths).int()
+    batch = batch.with_fields(teacher=owners.repeat_interleave(batch.lengths).int())
     found = scored(batch, both, tiny_policy).teacher_scores
     assert found is not None and found.shape[1] == 49
     for index, path in enumerate((teacher, tiny_policy)):
-        alone = scored(replace(make_batch()), config_of(path, scope="full"), tiny_policy).teacher_scores
+        alone = scored(make_batch(), config_of(path, scope="full"), tiny_policy).teacher_scores
         assert alone is not None
         mine = batch.teacher == index
         assert (found[mine][:, : alone.shape[1]] - alone[mine]).abs().max() < 1e-5
     assert (found[batch.teacher == -1] == 0).all()
-    batch.teacher_scores = found
+    batch = batch.with_fields(teacher_scores=found)
     worker = make_worker(ActorConfig(ppo_mini_batch_size=4), temperature=0.7, distillation=both)
-    taught = worker.update(replace(batch, old_logprobs=torch.zeros(batch.num_tokens)), step=1)
+    taught = worker.update(batch.with_fields(old_logprobs=torch.zeros(batch.num_tokens)), step=1)
     first = batch.select((owners == 0).nonzero()[:, 0].tolist())
     worker = make_worker(ActorConfig(ppo_mini_batch_size=4), temperature=0.7, distillation=both)
-    alone_taught = worker.update(replace(first, old_logprobs=torch.zeros(first.num_tokens)), step=1)
+    alone_taught = worker.update(first.with_fields(old_logprobs=torch.zeros(first.num_tokens)), step=1)
     share = int(first.mask.sum()) / int(batch.mask.sum())
     assert taught["actor/teacher_loss"] == pytest.approx(alone_taught["actor/teacher_loss"] * share, rel=1e-4), (
         "the policy as its own teacher adds 0, and so do sequences without one"
@@ -233,7 +232,7 @@ def test_what_cannot_be_compared(make_batch: BatchMaker, tiny_policy: Path, teac
         loaded.model.base.get_output_embeddings().weight[7] = torch.nan
     batch = make_batch()
     with pytest.raises(TrainingError, match=r"the teacher .* gives numbers that are not finite for \d+ tokens"):
-        worker.compute_teacher_scores(replace(batch, teacher=torch.zeros(batch.num_tokens, dtype=torch.int32)))
+        worker.compute_teacher_scores(batch.with_fields(teacher=torch.zeros(batch.num_tokens, dtype=torch.int32)))
 
 
 def test_a_policy_with_adapters_learns_from_a_teacher(
@@ -243,7 +242,7 @@ def test_a_policy_with_adapters_learns_from_a_teacher(
     batch = scored(make_batch(), config, tiny_policy)
     model = ModelConfig(path=str(tiny_policy), lora_rank=4)
     worker = make_worker(ActorConfig(ppo_mini_batch_size=4, optim=ADAMW), model, temperature=0.7, distillation=config)
-    batch.old_logprobs, _ = worker.compute_log_probs(batch)
+    batch = batch.with_fields(old_logprobs=worker.compute_log_probs(batch)[0])
     losses = [worker.update(batch, step=step)["actor/teacher_loss"] for step in (1, 2, 3)]
     assert losses[2] < losses[0]
     assert fsdp(worker).model.lora is not None
@@ -258,6 +257,6 @@ def test_the_divergence_of_the_docs_teaches(
     config = config_of(teacher, policy_loss_coef=0, **keys)
     batch = scored(make_batch(), config, tiny_policy)
     worker = make_worker(ActorConfig(ppo_mini_batch_size=4, optim=ADAMW), temperature=0.7, distillation=config)
-    batch.old_logprobs, _ = worker.compute_log_probs(batch)
+    batch = batch.with_fields(old_logprobs=worker.compute_log_probs(batch)[0])
     losses = [worker.update(batch, step=step)["actor/teacher_loss"] for step in (1, 2, 3)]
     assert 0 < losses[2] < losses[0]

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import torch
 
+from agentrl.algorithms.aggregate import Scored
 from agentrl.algorithms.ragged import observed
+from agentrl.algorithms.terms import ObservationNLL
 from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.algorithm import LossAggMode
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.errors import TrainingError
+from agentrl.model.scores import TokenScores
 from agentrl.trajectory.batch import RaggedBatch
-from agentrl.workers.policy import observation_nll
 from tests.workers.conftest import BatchMaker, WorkerMaker, fsdp, same_weights
 
 EQUAL_PROMPTS = [0, 1, 2, 4]
@@ -39,13 +42,19 @@ def rows_of(batch: RaggedBatch) -> list[int]:
     return [row for row, group in enumerate(batch.group.tolist()) if group in EQUAL_PROMPTS] + [len(batch) - 1]
 
 
+def marked(batch: RaggedBatch, rows: Sequence[int]) -> RaggedBatch:
+    """The batch with `rows` as its sequences without advantage."""
+    return batch.with_fields(zero_advantage=torch.isin(torch.arange(len(batch)), torch.tensor(rows)))
+
+
 def updates(worker: Any, batch: RaggedBatch, zero_advantage: list[int]) -> list[dict[str, float]]:
     """Metrics of two updates of three mini-batches and two epochs: weights, moments and clipping have come into it."""
     found = []
     for step in (1, 2):
-        batch.old_logprobs, _ = worker.compute_log_probs(batch)
-        batch.ref_logprobs = batch.old_logprobs - 0.1
-        found.append(worker.update(batch, step=step, zero_advantage=zero_advantage))
+        batch = batch.with_fields(old_logprobs=worker.compute_log_probs(batch)[0])
+        assert batch.old_logprobs is not None
+        batch = batch.with_fields(ref_logprobs=batch.old_logprobs - 0.1)
+        found.append(worker.update(marked(batch, zero_advantage), step=step))
     return found
 
 
@@ -91,12 +100,13 @@ def test_successes_are_imitated_also_where_they_have_no_advantage(make_worker: W
     """The loss is the mean over their policy tokens in each mini-batch; what else has no advantage is left out."""
     config = ActorConfig(ppo_mini_batch_size=6, success_nll_coef=0.1, optim=ADAMW)
     successes = [0, 5, len(batch) - 1]
-    batch.success = torch.isin(batch.sequence_ids(), torch.tensor(successes)).float()
+    batch = batch.with_fields(success=torch.isin(torch.arange(len(batch)), torch.tensor(successes)))
     some, every = make_worker(config), make_worker(config)
-    batch.old_logprobs, _ = some.compute_log_probs(batch)
-    saving = some.update(batch, step=1, zero_advantage=rows_of(batch), successes=successes)
-    whole = every.update(batch, step=1, successes=successes)
-    imitated = batch.mask & (batch.success > 0)
+    batch = batch.with_fields(old_logprobs=some.compute_log_probs(batch)[0])
+    saving = some.update(marked(batch, rows_of(batch)), step=1)
+    whole = every.update(batch, step=1)
+    assert batch.success is not None and batch.old_logprobs is not None
+    imitated = batch.mask & batch.success[batch.sequence_ids()]
     expected = -float(batch.old_logprobs[imitated].mean())
     assert saving["actor/success_nll"] == pytest.approx(expected, rel=1e-5)
     assert same_weights(some, every, 1e-5)
@@ -110,18 +120,18 @@ def test_successes_are_imitated_also_where_they_have_no_advantage(make_worker: W
 def test_observations_are_learnt_from_all_sequences(make_worker: WorkerMaker, batch: RaggedBatch) -> None:
     """The loss is the mean over what was read after a sequence's first policy token, whatever its advantage; with a
     coefficient of 0 it is as if it were not there."""
-    marked = observed(batch.mask, batch.offsets)
-    counts = [int(marked[start:end].sum()) for start, end in batch.offsets.unfold(0, 2, 1).tolist()]
+    read = observed(batch.mask, batch.offsets)
+    counts = [int(read[start:end].sum()) for start, end in batch.offsets.unfold(0, 2, 1).tolist()]
     assert sum(counts) > 10
     found = {}
     for coef in (0.0, 0.5):
         config = ActorConfig(ppo_mini_batch_size=6, observation_nll_coef=coef, grad_clip=1e9, optim=ADAMW)
         worker = make_worker(config)
-        batch.old_logprobs, _ = worker.compute_log_probs(batch)
-        whole = batch.with_fields(mask=batch.mask | marked)
+        batch = batch.with_fields(old_logprobs=worker.compute_log_probs(batch)[0])
+        whole = batch.with_fields(mask=batch.mask | read)
         every = fsdp(worker).log_probs(whole, frozenset()).logprobs
-        metrics = worker.update(batch, step=1, zero_advantage=rows_of(batch), observed_tokens=counts)
-        found[coef] = metrics, -float(every[marked].mean())
+        metrics = worker.update(marked(batch, rows_of(batch)).with_fields(observed=torch.tensor(counts)), step=1)
+        found[coef] = metrics, -float(every[read].mean())
     without, (metrics, expected) = found[0.0][0], found[0.5]
     assert metrics["actor/observation_nll"] == pytest.approx(expected, rel=1e-5)
     assert metrics["train/filtered_fraction"] == 0.0 < without["train/filtered_fraction"]
@@ -131,8 +141,9 @@ def test_observations_are_learnt_from_all_sequences(make_worker: WorkerMaker, ba
 
 
 def test_a_backend_that_gives_no_log_probs_of_observations_is_told(batch: RaggedBatch) -> None:
+    logprobs = torch.where(batch.mask, -1.0, 0.0)
     with pytest.raises(TrainingError, match="observation_nll_coef: this strategy gives no log-probs"):
-        observation_nll(torch.where(batch.mask, -1.0, 0.0), batch)
+        ObservationNLL(0.5).share(Scored(batch, TokenScores(logprobs), logprobs), 1)
 
 
 def test_a_batch_without_any_advantage_is_a_step_of_gradient_zero(make_worker: WorkerMaker, batch: RaggedBatch) -> None:
@@ -143,8 +154,8 @@ def test_a_batch_without_any_advantage_is_a_step_of_gradient_zero(make_worker: W
         worker.update(batch, step=1)
     before = make_worker(config)
     before.update(batch, step=1)
-    batch.advantages = torch.zeros(batch.num_tokens)
-    metrics = some.update(batch, step=2, zero_advantage=list(range(len(batch))))
+    batch = batch.with_fields(advantages=torch.zeros(batch.num_tokens))
+    metrics = some.update(marked(batch, range(len(batch))), step=2)
     expected = every.update(batch, step=2)
     assert same_weights(some, every)
     assert not same_weights(some, before, 1e-5)
@@ -175,7 +186,7 @@ def test_images_of_sequences_that_are_left_out_change_nothing(tmp_path: Path) ->
     assert batch.advantages is not None
     for worker in (some, every):
         worker.update(batch, step=1)
-    batch.advantages = torch.where(batch.sequence_ids() == 0, 0.0, batch.advantages)
-    some.update(batch, step=2, zero_advantage=[0])
+    batch = batch.with_fields(advantages=torch.where(batch.sequence_ids() == 0, 0.0, batch.advantages))
+    some.update(marked(batch, [0]), step=2)
     every.update(batch, step=2)
     assert same_weights(some, every, 1e-5)

@@ -15,7 +15,7 @@ import torch
 from agentrl.engines.weights import Weights
 from agentrl.runtime.placement import Pool, Role
 from agentrl.runtime.profiler import Profile
-from agentrl.runtime.ranks import Batch, CachedColumns, Field, RankWeights, reduce_metrics, shares
+from agentrl.runtime.ranks import Batch, CachedColumns, RankWeights, reduce_metrics, shares
 from agentrl.runtime.ray.pool import RankPool
 from agentrl.runtime.ray.rank import Rank
 from agentrl.runtime.ray.stored import Column, Piece, StoredBatch, put_batch
@@ -63,10 +63,14 @@ class RayExecutor:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> tuple[Batch, R]:
-        """Run `Executor.compute` on the first rank of the first pool: columns [T]."""
+        """Run `Executor.compute` on the first rank of the first pool."""
         stored, everything = _stored(batch), range(len(batch))
         columns, result = self.pools[0].first(Rank.compute, function, stored, *args, **kwargs)
-        return batch.with_fields(**{name: stored.column([(ref, everything)]) for name, ref in columns.items()}), result
+        added = {
+            name: found if isinstance(found, torch.Tensor) else stored.column([(found, everything)])
+            for name, found in columns.items()
+        }
+        return batch.with_fields(**added), result
 
     def restart(self) -> None:
         for pool in self.pools:
@@ -85,7 +89,7 @@ class RayRanks(Generic[Worker]):
 
     def add_columns(
         self,
-        fields: Sequence[Field],
+        fields: Sequence[str],
         method: Callable[[Worker, RaggedBatch], tuple[torch.Tensor, Numbers]],
         batch: Batch,
     ) -> tuple[Batch, Numbers]:

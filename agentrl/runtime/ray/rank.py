@@ -19,6 +19,7 @@ import torch.distributed as dist
 from ray.exceptions import ObjectLostError
 from torch._C._distributed_c10d import TCPStore
 
+from agentrl.config.columns import column
 from agentrl.errors import UserError, WorkerDied
 from agentrl.parallel.store import listening_store
 from agentrl.runtime.placement import Role
@@ -183,15 +184,18 @@ class Rank:
         batch: StoredBatch,
         *args: P.args,
         **kwargs: P.kwargs,
-    ) -> Failure | tuple[dict[str, ray.ObjectRef[ColumnArrays]], R]:
+    ) -> Failure | tuple[dict[str, ray.ObjectRef[ColumnArrays] | torch.Tensor], R]:
         """Call `function` with the tokens of the whole batch.
 
-        It answers (columns [T] by field, result). Returns references of the columns, and the result.
+        It answers (columns, result). Returns references of the columns by token, columns by sequence, and the result.
         """
         try:
             loaded = batch.load()
             columns, result = function(loaded, *args, **kwargs)
-            return {name: put_column(values, loaded) for name, values in columns.items()}, result
+            by_token = {name for name in columns if column(name).per == "token"}
+            return {
+                name: put_column(values, loaded) if name in by_token else values for name, values in columns.items()
+            }, result
         except Exception as error:
             return Failure.from_error(error)
 

@@ -9,23 +9,27 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from dataclasses import fields as dataclass_fields
-from typing import Any, Generic, TypedDict, TypeVar
+from typing import Generic, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import ray
 import torch
 
-from agentrl.trajectory.batch import RaggedBatch, join_policies, token_places
+from agentrl.trajectory.batch import RaggedBatch, dtype_of, join_sequences, token_places
 from agentrl.trajectory.images import Images
 from agentrl.trajectory.teacher_prompts import TeacherPrompts
 
-BatchArrays = dict[str, npt.NDArray[np.generic] | tuple[str, ...] | Images | TeacherPrompts]
-"""The fields of a RaggedBatch by name, tensors as numpy has them: the store reads these without a copy."""
 Arrays = TypeVar("Arrays")
-NOT_FLOATS = {"staleness": torch.int64, "selected": torch.bool}
-"""Dtypes of the computed columns that are not float32, for batches without a token to infer them from."""
+
+
+class BatchArrays(TypedDict):
+    """The tokens of a RaggedBatch, as numpy has them: the store reads these without a copy."""
+
+    offsets: npt.NDArray[np.int64]
+    tokens: dict[str, npt.NDArray[np.generic]]
+    images: Images | None
+    teacher_prompts: TeacherPrompts | None
 
 
 class ColumnArrays(TypedDict):
@@ -41,12 +45,11 @@ class Index:
 
     ref: ray.ObjectRef[BatchArrays]
     lengths: torch.Tensor
-    group: torch.Tensor
     policy_tokens: torch.Tensor
-    policy: torch.Tensor
+    sequences: Mapping[str, torch.Tensor]
     policies: tuple[str, ...]
-    fields: frozenset[str]
-    """Names of the columns that are there."""
+    tokens: frozenset[str]
+    """Names of the columns by token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class Piece(Generic[Arrays]):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One field for the tokens of a `StoredBatch`, in pieces."""
+    """One token column of a `StoredBatch`, in pieces."""
 
     pieces: tuple[Piece[ColumnArrays], ...]
     place: int | None = None
@@ -74,14 +77,15 @@ class StoredBatch:
 
     rows: torch.Tensor  # [N] int64, numbers of the sequences in what is stored
     lengths: torch.Tensor  # [N] int64
-    group: torch.Tensor  # [N] int64
     policy_tokens: torch.Tensor  # [N] int64
-    policy: torch.Tensor  # [N] int32, index in `policies`, -1 where no policy sampled
+    sequences: Mapping[str, torch.Tensor]
+    """Columns [N] by sequence: few numbers, which are not in the store."""
     policies: tuple[str, ...]
-    fields: frozenset[str]
-    """Names of the stored columns and of `columns`."""
+    tokens: frozenset[str]
+    """Names of the stored columns by token."""
     batches: tuple[Piece[BatchArrays], ...]
     columns: Mapping[str, Column]
+    """Columns by token that were added to the stored ones."""
 
     @staticmethod
     def from_pieces(pieces: Iterable[Index]) -> StoredBatch:
@@ -89,18 +93,25 @@ class StoredBatch:
         index = list(pieces)
         ends = np.cumsum([0, *(len(one.lengths) for one in index)])
         rows = [torch.arange(start, start + len(one.lengths)) for start, one in zip(ends, index, strict=False)]
-        policy, policies = join_policies([(one.policy, one.policies) for one in index])
+        sequences, policies = join_sequences([(one.sequences, one.policies) for one in index])
         return StoredBatch(
             rows=torch.cat(rows),
             lengths=torch.cat([one.lengths for one in index]),
-            group=torch.cat([one.group for one in index]),
             policy_tokens=torch.cat([one.policy_tokens for one in index]),
-            policy=policy,
+            sequences=sequences,
             policies=policies,
-            fields=index[0].fields,
+            tokens=index[0].tokens,
             batches=tuple(Piece(one.ref, part) for one, part in zip(index, rows, strict=True)),
             columns={},
         )
+
+    @property
+    def group(self) -> torch.Tensor:
+        return self.sequences["group"]
+
+    @property
+    def trajectory(self) -> torch.Tensor:
+        return self.sequences["trajectory"]
 
     @property
     def num_tokens(self) -> int:
@@ -109,8 +120,8 @@ class StoredBatch:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def has(self, field: str) -> bool:
-        return field in self.fields
+    def has(self, name: str) -> bool:
+        return name in self.tokens or name in self.columns or name in self.sequences
 
     def select(self, indices: Sequence[int]) -> StoredBatch:
         chosen = torch.as_tensor(indices, dtype=torch.int64)
@@ -118,13 +129,15 @@ class StoredBatch:
             self,
             rows=self.rows[chosen],
             lengths=self.lengths[chosen],
-            group=self.group[chosen],
             policy_tokens=self.policy_tokens[chosen],
-            policy=self.policy[chosen],
+            sequences={name: values[chosen] for name, values in self.sequences.items()},
         )
 
-    def with_fields(self, **values: Column) -> StoredBatch:
-        return replace(self, fields=self.fields | values.keys(), columns={**self.columns, **values})
+    def with_fields(self, **columns: Column | torch.Tensor) -> StoredBatch:
+        """Add or replace columns: by token in pieces, by sequence as tensors."""
+        by_token = {name: one for name, one in columns.items() if isinstance(one, Column)}
+        by_sequence = {name: one for name, one in columns.items() if isinstance(one, torch.Tensor)}
+        return replace(self, columns={**self.columns, **by_token}, sequences={**self.sequences, **by_sequence})
 
     def joined(self, others: Sequence[StoredBatch]) -> StoredBatch:
         """See `Sequences.joined`. No batch among them may have a column that was added to the stored ones."""
@@ -133,15 +146,14 @@ class StoredBatch:
             raise ValueError("joined: columns were added already")
         stored = [sum(len(piece.rows) for piece in one.batches) for one in every]
         ends = [sum(stored[:index]) for index in range(len(every))]
-        policy, policies = join_policies([(one.policy, one.policies) for one in every])
+        sequences, policies = join_sequences([(one.sequences, one.policies) for one in every])
         return StoredBatch(
             rows=torch.cat([one.rows + end for one, end in zip(every, ends, strict=True)]),
             lengths=torch.cat([one.lengths for one in every]),
-            group=torch.cat([one.group for one in every]),
             policy_tokens=torch.cat([one.policy_tokens for one in every]),
-            policy=policy,
+            sequences=sequences,
             policies=policies,
-            fields=self.fields,
+            tokens=self.tokens,
             batches=tuple(
                 Piece(piece.ref, piece.rows + end)
                 for one, end in zip(every, ends, strict=True)
@@ -156,10 +168,10 @@ class StoredBatch:
 
     def load(self) -> RaggedBatch:
         """Fetch these sequences; on the machine where a piece lies only they are copied."""
-        return self._fetch().with_fields(policy=self.policy, policies=self.policies, row=self.rows)
+        return replace(self._fetch(), sequences={**self.sequences, "row": self.rows}, policies=self.policies)
 
     def _empty_columns(self) -> dict[str, torch.Tensor]:
-        return {name: torch.zeros(0, dtype=NOT_FLOATS.get(name, torch.float32)) for name in self.columns}
+        return {name: torch.zeros(0, dtype=dtype_of(name)) for name in self.columns}
 
     def _fetch(self) -> RaggedBatch:
         stored = [piece for piece in self.batches if len(piece.rows)]
@@ -180,20 +192,19 @@ class StoredBatch:
 
 def put_batch(batch: RaggedBatch) -> Index:
     """Put down the first piece of a batch."""
-    given = {item.name: getattr(batch, item.name) for item in dataclass_fields(batch)}
-    arrays: BatchArrays = {
-        name: value.numpy() if isinstance(value, torch.Tensor) else value
-        for name, value in given.items()
-        if value is not None
-    }
+    arrays = BatchArrays(
+        offsets=batch.offsets.numpy(),
+        tokens={name: values.numpy() for name, values in batch.tokens.items()},
+        images=batch.images,
+        teacher_prompts=batch.teacher_prompts,
+    )
     return Index(
         ref=ray.put(arrays),
         lengths=batch.lengths,
-        group=batch.group,
         policy_tokens=batch.policy_tokens,
-        policy=batch.policy,
+        sequences=batch.sequences,
         policies=batch.policies,
-        fields=frozenset(arrays),
+        tokens=frozenset(batch.tokens),
     )
 
 
@@ -221,13 +232,12 @@ def _found(pieces: Iterable[Piece[Arrays]], wanted: torch.Tensor) -> list[tuple[
 
 
 def _view(arrays: BatchArrays) -> RaggedBatch:
-    """View arrays as a batch, without a copy. The store is read-only, which torch would warn of."""
+    """View arrays, without a copy, as a batch without columns by sequence. torch would warn that they are read-only."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        tensors: dict[str, Any] = {
-            name: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for name, value in arrays.items()
-        }
-        return RaggedBatch(**tensors)
+        tokens = {name: torch.from_numpy(values) for name, values in arrays["tokens"].items()}
+        offsets = torch.from_numpy(arrays["offsets"])
+        return RaggedBatch(offsets, tokens, {}, images=arrays["images"], teacher_prompts=arrays["teacher_prompts"])
 
 
 def _tokens(

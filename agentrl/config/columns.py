@@ -1,0 +1,116 @@
+"""Columns of the batch by name: agentrl's, and the columns that a user's file registers next to its algorithm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from agentrl.errors import ConfigError
+
+Make = Callable[..., Sequence[float] | float | None]
+"""Function of a `Trajectory` and one of its transcripts. It returns a number for each token of the transcript or, by
+sequence, one number; None: the column's default."""
+Per = Literal["token", "sequence"]
+DType = Literal["float32", "float64", "int32", "int64", "bool", "uint8"]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a batch."""
+
+    name: str
+    per: Per
+    purpose: str
+    dtype: DType = "float32"
+    default: float = 0
+    """Value of a token that the policy did not sample, or of a sequence without a value."""
+    make: Make | None = None
+    """Makes a user's column from trajectories, in a run whose estimator or policy loss declares it. None: the column is
+    agentrl's."""
+
+
+COLUMNS = {
+    one.name: one
+    for one in (
+        Column("ids", "token", "tokens", "int64"),
+        Column("mask", "token", "the policy sampled the token", "bool"),
+        Column("rollout_logprobs", "token", "the engine's log-probs"),
+        Column("version", "token", "weights that sampled the token", "int32", -1),
+        Column("turn", "token", "index in the trajectory's `turns`", "int32", -1),
+        Column("rewards", "token", "rewards, each on a policy token"),
+        Column("group", "sequence", "index of the prompt", "int64"),
+        Column("trajectory", "sequence", "index of the trajectory, which its sequences share", "int64"),
+        Column("policy", "sequence", "index in `policies`; -1 where no policy sampled", "int32"),
+        Column("state", "token", "hash of the state in which the turn was taken", "int64", -1),
+        Column("experts", "token", "experts to replay, [T, L, k]", "uint8"),
+        Column("old_logprobs", "token", "log-probs before the update"),
+        Column("ref_logprobs", "token", "log-probs of the reference policy"),
+        Column("values", "token", "values of the critic"),
+        Column("entropy", "token", "entropy before the update, in nats"),
+        Column("squared_probs", "token", "sum over the vocabulary of the squared probabilities"),
+        Column("varentropy", "token", "variance of -log p"),
+        Column("advantages", "token", "advantages"),
+        Column("returns", "token", "targets of the critic"),
+        Column("correction", "token", "factor of the policy's loss"),
+        Column("staleness", "token", "age of the weights that sampled the token", "int64"),
+        Column("selected", "token", "chosen by the policy's loss", "bool"),
+        Column("teacher", "token", "index of the teacher; -1 without a teacher", "int32", -1),
+        Column("teacher_scores", "token", "a teacher's numbers, [T, 1 + X]"),
+        Column("ratio", "token", "ratio to the proximal policy; NaN: unknown"),
+        Column("clipped", "token", "1: the loss bounds the ratio or the weight"),
+        Column("correction_clipped", "token", "1: the weight is its bound"),
+        Column(
+            "greedy_rewards", "sequence", "reward of the prompt's greedy trajectory; NaN: unknown", default=math.nan
+        ),
+        Column("model_rewards", "sequence", "the reward model's part of the trajectory's reward"),
+        Column("success", "sequence", "the trajectory succeeds", "bool"),
+        Column("zero_advantage", "sequence", "all advantages are 0", "bool"),
+        Column("observed", "sequence", "tokens that the policy read after its first one", "int64"),
+        Column("row", "sequence", "index in the batch of the whole step", "int64"),
+    )
+}
+USERS: set[str] = set()
+"""Names of the columns that users registered."""
+OF_SCORER = "score/"
+"""Start of the names of columns with the scorer's numbers of the sequence's trajectory; NaN: no such number."""
+_TAKEN = (
+    *("asked_by", "images", "logprobs", "n", "numbers", "offsets", "policies", "reference_logprobs", "sequences"),
+    *("teacher_logprobs", "teacher_prompts", "token_rewards", "tokens", "trainer_logprobs", "uid", "weights"),
+    "weights_clipped",
+)
+"""Names that batches, algorithms or records use for something else."""
+
+
+def column(name: str) -> Column:
+    """Look up a column. Raises ConfigError where there is no column of this name."""
+    if name.startswith(OF_SCORER):
+        return Column(name, "sequence", "a number of the scorer", "float64", math.nan)
+    if name not in COLUMNS:
+        raise ConfigError(
+            f"{name!r} is no column of a batch, which has {', '.join(sorted(COLUMNS))}. To add it, call "
+            f"agentrl.algorithms.register_column({name!r}, ...) in the file of the algorithm that reads it "
+            "(docs/extending.md)"
+        )
+    return COLUMNS[name]
+
+
+def register_column(
+    name: str, *, per: Per, make: Make, purpose: str, dtype: DType = "float32", default: float = 0
+) -> None:
+    """Register a column of a user, which an estimator or a policy loss declares.
+
+    Raises ConfigError for a name that agentrl uses, or under which another column was registered.
+    """
+    new, former = Column(name, per, purpose, dtype, default, make), COLUMNS.get(name)
+    if not name.isidentifier() or name.startswith("_"):
+        raise ConfigError(f"register_column: expected a Python name without a leading _, found {name!r}")
+    if name in _TAKEN or (former is not None and name not in USERS):
+        raise ConfigError(f"register_column: agentrl has something of the name {name!r}; choose another name")
+    if former is not None and replace(former, make=make) != new:  # a file that is loaded twice is no conflict
+        raise ConfigError(
+            f"register_column: {name!r} is registered as {former}, and again as {new}; rename one of them"
+        )
+    COLUMNS[name] = new
+    USERS.add(name)
