@@ -47,7 +47,7 @@ class StepDone:
 
 @dataclass(slots=True, kw_only=True)
 class Step(StepDone):
-    """A training step so far. An event has what is listed below it, and what earlier events had."""
+    """A training step so far. An event has the fields listed below it, and the fields of earlier events."""
 
     run_dir: Path
     """Folder of the run."""
@@ -101,7 +101,7 @@ class StepObserver:
         """See the step after the engine has the new weights."""
 
     def on_end(self, step: Step) -> None:
-        """See the step with all metrics, those of its validation included. They are logged."""
+        """See the step with all metrics, its validation included. They are logged."""
 
     def forget_after(self, step: int) -> None:
         """Forget the steps after `step`, which are done again; -1: all. Called before the first step, too."""

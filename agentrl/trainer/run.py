@@ -71,7 +71,7 @@ class Training(ABC, Generic[ConfigT]):
 
     @abstractmethod
     def tell_end(self) -> None:
-        """Show what the run leaves behind."""
+        """Show the files that the run leaves."""
 
     def state(self) -> dict[str, JSON]:
         """Collect the contents of a checkpoint apart from the models."""

@@ -21,7 +21,7 @@ BOUNDS: dict[str, float] = {
     "docstrings that only point": 64,
     "hard words in 1,000 of docs": 0.3,
     "long sentences in 100 of docs": 1.4,
-    "hard words in 1,000 of docstrings": 0.3,
+    "hard words in 1,000 of docstrings": 0.2,
     "long sentences in 100 of docstrings": 1.4,
 }
 
