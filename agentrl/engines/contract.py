@@ -97,6 +97,8 @@ class Generation:
     experts: Experts | None = None
     """[n, L, k] uint8 or int16: the k experts of a mixture that each of the n tokens before the last one was sent to,
     in each of the L layers with experts, prompt included. None: not recorded, or nothing was sampled."""
+    seed: int | None = None
+    """Seed of the request that it answers, from what the engine holds of the request; None: the engine does not say."""
 
 
 def check_generation(found: Generation) -> None:

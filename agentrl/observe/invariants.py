@@ -20,8 +20,9 @@ def check_trajectory(trajectory: Trajectory, vocab_size: int) -> list[str]:
         violations += (f"{where}: {text}" for text in _check_tokens(transcript, vocab_size))
         if len(transcript.ids) == len(transcript.mask) == len(transcript.logprobs):
             turns = [turn for turn in trajectory.turns if turn.transcript == index]
-            violations += (f"{where}: {text}" for text in _check_versions(transcript))
-            violations += (f"{where}: {text}" for text in _check_turns(transcript, turns))
+            sampled = {place for place, mask in enumerate(transcript.mask) if mask}
+            violations += (f"{where}: {text}" for text in _check_versions(transcript, sampled))
+            violations += (f"{where}: {text}" for text in _check_turns(transcript, turns, sampled))
     for position, turn in enumerate(trajectory.turns):
         violations += (f"turn {position}: {text}" for text in _check_turn(turn, len(trajectory.transcripts)))
     return [f"{trajectory.uid}: {text}" for text in violations]
@@ -63,7 +64,7 @@ def _check_tokens(transcript: Transcript, vocab_size: int) -> Iterator[str]:
             yield f"observed token {index} has the log-prob {logprob}"
 
 
-def _check_versions(transcript: Transcript) -> Iterator[str]:
+def _check_versions(transcript: Transcript, sampled: set[int]) -> Iterator[str]:
     end = 0
     for span in transcript.versions:
         if not end <= span.start < span.end <= len(transcript.ids):
@@ -71,12 +72,12 @@ def _check_versions(transcript: Transcript) -> Iterator[str]:
             return
         end = span.end
     covered = {index for span in transcript.versions for index in range(span.start, span.end)}
-    wrong = covered ^ _sampled(transcript)
+    wrong = covered ^ sampled
     if wrong:
         yield f"version spans and sampled tokens disagree on token {min(wrong)}"
 
 
-def _check_turns(transcript: Transcript, turns: Sequence[Turn]) -> Iterator[str]:
+def _check_turns(transcript: Transcript, turns: Sequence[Turn], sampled: set[int]) -> Iterator[str]:
     end = 0
     for turn in turns:
         if not end <= turn.start <= turn.end <= len(transcript.ids):
@@ -84,7 +85,7 @@ def _check_turns(transcript: Transcript, turns: Sequence[Turn]) -> Iterator[str]
             return
         end = turn.end
     said = {index for turn in turns if turn.role == "assistant" for index in range(turn.start, turn.end)}
-    wrong = said ^ _sampled(transcript)
+    wrong = said ^ sampled
     if wrong:
         yield f"assistant turns and sampled tokens disagree on token {min(wrong)}"
 
@@ -99,7 +100,3 @@ def _check_turn(turn: Turn, transcripts: int) -> Iterator[str]:
             yield f"a call of {call.name!r} has the unknown error kind {call.error!r}"
     if turn.reward is not None and not math.isfinite(turn.reward):
         yield f"its reward is {turn.reward}"
-
-
-def _sampled(transcript: Transcript) -> set[int]:
-    return {index for index, sampled in enumerate(transcript.mask) if sampled}

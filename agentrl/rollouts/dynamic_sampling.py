@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, zip_longest
 from operator import attrgetter
 from statistics import mean
 
@@ -19,7 +19,7 @@ from agentrl.errors import TrainingError
 from agentrl.rollouts.contract import Rollout, Task, check_failures
 from agentrl.rollouts.prompts import Prompts
 from agentrl.rollouts.runner import RolloutRunner
-from agentrl.rollouts.staleness_scheduler import NotReady, PromptStatus, StalenessScheduler
+from agentrl.rollouts.staleness_scheduler import GroupStatus, NotReady, PromptStatus, StalenessScheduler
 from agentrl.system.metrics import Numbers
 
 ADVICE = (
@@ -55,7 +55,8 @@ def fill_batch(
         parts.append(runner.run(replace(task, part=part), samples, begun.start - first, show=show and not parts))
         if refills:  # else the step checks, when they are recorded
             check_failures(config, task.step, [outline for outline in parts[-1].outlines if not outline.baseline])
-        for ordinal, outcome in zip(begun, parts[-1].outcomes, strict=True):
+        # A prompt that came back without trajectories has failed; the check `fates` names it.
+        for ordinal, outcome in zip_longest(begun, parts[-1].outcomes[: len(begun)], fillvalue=GroupStatus.FAILED):
             schedule, _ = schedule.finish(ordinal, outcome, None)
     prompts.forget_before(schedule.next_ordinal)
     if not refills:
