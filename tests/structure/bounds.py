@@ -15,8 +15,8 @@ BOUNDS: dict[str, float] = {
     "parameters of the widest function": 15,
     "private functions used once": 430,
     "functions used once": 1042,
-    "lines of the core": 58513,
-    "lines of tests": 69371,
+    "lines of the core": 58825,
+    "lines of tests": 69785,
     "files under 30 lines": 70,
     "docstrings that only point": 131,
     "hard words in 1,000 of docs": 0.3,
@@ -25,5 +25,5 @@ BOUNDS: dict[str, float] = {
     "long sentences in 100 of docstrings": 1.4,
 }
 
-STEP = {"files": 147, "functions": 789}
+STEP = {"files": 148, "functions": 791}
 """A step of the quickstart enters so many; three of the functions only where a line of progress is due."""
