@@ -322,7 +322,7 @@ class Episode:
             end=len(transcript),
             finish_reason=generation.finish_reason.kind,
             seconds=seconds,
-            seed=seed,
+            seed=seed if generation.seed is None else generation.seed,
             state=self.state,
         )
         self.state = None

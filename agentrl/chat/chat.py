@@ -338,6 +338,19 @@ class Chat:
         return known[1]
 
 
+def write_again(
+    chat: Chat, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, after: Sequence[int] = ()
+) -> list[int]:
+    """Make the ids of messages without images as `Chat.render` does, or as `Chat.bridge` does after a transcript.
+
+    Nothing is remembered, and nothing that was remembered is read.
+    """
+    prepared, canonical = chat.prepared(messages), chat._canonical(tools)
+    if after:
+        return chat.format.bridge(after, prepared, canonical)
+    return chat.format.render(prepared, canonical, True)
+
+
 def _replaced(codec: Codec, text: str) -> tuple[str, ...]:
     """Name what of messages has no form in tokens, and is replaced. text: theirs, with other signs between."""
     return (REPLACED,) if codec.encodable(text) != text else ()

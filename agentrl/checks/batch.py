@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -92,10 +91,13 @@ def check_batch(batch: RaggedBatch, expected: Expected) -> Report:
     report.add_check("versions", _versions(batch, expected))
     report.add_check("rewards", _rewards(batch, expected))
     if not expected.taught and batch.advantages is not None:
-        report.add_check("advantages", chain(_advantages(batch, expected), _order(batch, expected)))
+        report.add_check("advantages", _advantages(batch, expected))
     if batch.correction is not None and batch.old_logprobs is not None:
         report.add_check("correction", _correction(batch, expected))
-    fresh = _fresh(batch, expected)
+    # Sampled by the weights that the trainer has, from keys and values of no others.
+    fresh = batch.mask & (batch.version == expected.version)
+    if expected.keeps:
+        fresh &= ~behind_a_change(batch)
     if batch.old_logprobs is not None and fresh.any():
         report.add_check("gap", _gap(batch, expected, fresh, report.numbers))
     if expected.plain:
@@ -156,25 +158,19 @@ def _columns(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
         yield Finding(
             "columns", "mask: the first token of a sequence is said to be sampled", _uid(batch, row, expected)
         )
+    faults = {f"{name} and mask disagree": (getattr(batch, name) >= 0) != mask for name in ("version", "turn")}
     for name in ZERO:
         column: Tensor | None = getattr(batch, name)
         if column is not None:
-            yield from _told(batch, ~torch.isfinite(column), f"{name} is not finite", expected)
-            yield from _told(batch, (column != 0) & ~mask, f"{name} is not 0 where nothing was sampled", expected)
-    for name in ("version", "turn"):
-        yield from _told(batch, (getattr(batch, name) >= 0) != mask, f"{name} and mask disagree", expected)
-    for name in ("rollout_logprobs", "old_logprobs", "ref_logprobs"):
-        if (column := getattr(batch, name)) is not None:
-            yield from _told(batch, column > LOGPROB_SLACK, f"{name} is above 0", expected)
+            faults[f"{name} is not finite"] = ~torch.isfinite(column)
+            faults[f"{name} is not 0 where nothing was sampled"] = (column != 0) & ~mask
+            if name.endswith("_logprobs"):
+                faults[f"{name} is above 0"] = column > LOGPROB_SLACK
     if batch.entropy is not None:
-        yield from _told(batch, batch.entropy < -LOGPROB_SLACK, "entropy is below 0", expected)
-
-
-def _told(batch: RaggedBatch, wrong: Tensor, what: str, expected: Expected) -> Iterator[Finding]:
-    if not wrong.any():
-        return
-    for uid, place, _ in _at(batch, wrong, expected):
-        yield Finding("columns", f"{what} (token {place})", uid)
+        faults["entropy is below 0"] = batch.entropy < -LOGPROB_SLACK
+    for what, wrong in faults.items():
+        for uid, place, _ in _at(batch, wrong, expected) if wrong.any() else ():
+            yield Finding("columns", f"{what} (token {place})", uid)
 
 
 def _versions(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
@@ -209,7 +205,10 @@ def _rewards(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
 
 
 def _advantages(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
-    """Compute the advantages again, by the registered estimator from the batch's own columns."""
+    """Compute the advantages again, by the registered estimator from the batch's own columns.
+
+    By reward alone, they are at least 0 for the best of a prompt, and at most 0 for the worst.
+    """
     if not expected.algorithm.rollout_correction.needs_pass:
         batch = batch.with_fields(old_logprobs=batch.rollout_logprobs)
     again = compute_advantages(batch, expected.algorithm, expected.n)
@@ -219,6 +218,23 @@ def _advantages(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
         here, there = float(batch.advantages[token]), float(again.advantages[token])
         what = f"token {place} has the advantage {here:.6g}, and {expected.algorithm.adv_estimator} gives {there:.6g}"
         yield Finding("advantages", what, uid)
+    if expected.algorithm.adv_estimator not in BY_REWARD:
+        return
+    rewards = segment_sum(batch.rewards.double(), batch.offsets).tolist()
+    sums = segment_sum(batch.advantages.double(), batch.offsets).tolist()
+    owners = batch.trajectory.tolist()
+    if len(set(owners)) < len(owners):  # a trajectory of several sequences has its reward on one of them
+        return
+    groups: dict[int, list[int]] = {}
+    for row, group in enumerate(batch.group.tolist()):
+        groups.setdefault(group, []).append(row)
+    for members in groups.values():
+        best, worst = max(members, key=rewards.__getitem__), min(members, key=rewards.__getitem__)
+        if rewards[best] - rewards[worst] > SLACK:
+            for row, wrong in ((best, sums[best] < -SLACK), (worst, sums[worst] > SLACK)):
+                if wrong:
+                    what = f"it has the {'best' if row == best else 'worst'} reward of its prompt, and its advantages "
+                    yield Finding("advantages", f"{what}add up to {sums[row]:.4g}", _uid(batch, row, expected))
 
 
 def _correction(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
@@ -230,12 +246,6 @@ def _correction(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
     for uid, place, token in _at(batch, wrong, expected) if wrong.any() else ():
         here, there = float(batch.correction[token]), float(weight[token])
         yield Finding("correction", f"token {place} weighs {here:.6g}, and its log-probs give {there:.6g}", uid)
-
-
-def _fresh(batch: RaggedBatch, expected: Expected) -> Tensor:
-    """[T] bool: sampled by the weights that the trainer has, from keys and values of no others."""
-    fresh = batch.mask & (batch.version == expected.version)
-    return fresh & ~behind_a_change(batch) if expected.keeps else fresh
 
 
 def behind_a_change(batch: RaggedBatch) -> Tensor:
@@ -316,28 +326,6 @@ def _copies(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
                 f"exp(-{surprise[row]:.0f})"
             )
             yield Finding("sampling", what, _uid(batch, row, expected))
-
-
-def _order(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
-    """Check advantages against rewards within a prompt: at least 0 for the best, at most 0 for the worst."""
-    assert batch.advantages is not None
-    if expected.algorithm.adv_estimator not in BY_REWARD:
-        return
-    rewards = segment_sum(batch.rewards.double(), batch.offsets).tolist()
-    sums = segment_sum(batch.advantages.double(), batch.offsets).tolist()
-    owners = batch.trajectory.tolist()
-    if len(set(owners)) < len(owners):  # a trajectory of several sequences has its reward on one of them
-        return
-    groups: dict[int, list[int]] = {}
-    for row, group in enumerate(batch.group.tolist()):
-        groups.setdefault(group, []).append(row)
-    for members in groups.values():
-        best, worst = max(members, key=rewards.__getitem__), min(members, key=rewards.__getitem__)
-        if rewards[best] - rewards[worst] > SLACK:
-            for row, wrong in ((best, sums[best] < -SLACK), (worst, sums[worst] > SLACK)):
-                if wrong:
-                    what = f"it has the {'best' if row == best else 'worst'} reward of its prompt, and its advantages "
-                    yield Finding("advantages", f"{what}add up to {sums[row]:.4g}", _uid(batch, row, expected))
 
 
 def _reference(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:

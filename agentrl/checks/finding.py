@@ -55,6 +55,26 @@ MEANINGS: dict[str, tuple[str, str]] = {
         "A prompt that is lost, or trained on twice, biases what is learnt",
         "Look at the source of trajectories, and compare the step's trajectories with what was drawn",
     ),
+    "rows": (
+        "Rows that come twice in an epoch are learnt twice, and others never",
+        "Look at the sampler, the data set's rows by their index, and what passes them on",
+    ),
+    "requests": (
+        "The tokens of a trajectory were sampled for another one",
+        "Look at how the engine, or its servers, tells its requests apart",
+    ),
+    "prompt": (
+        "The policy answers another text than its row's",
+        "Look at the chat template, and at what passes messages, tools and tokens on between row, loop and engine",
+    ),
+    "answers": (
+        "The policy reads, or is paid for, another answer than its tool's",
+        "Look at what lies between the tool's execute and the trajectory: truncation, the loop, observers",
+    ),
+    "scores": (
+        "The policy is paid for another answer than its own, or by another row's ground truth",
+        "Look at the reward manager, and at what changes trajectory.score after it",
+    ),
     "coverage": (
         "What is trained on is not what was sampled and scored",
         "Look at what lies between the rollout and the batch: filters, the reward model, a source of your own",

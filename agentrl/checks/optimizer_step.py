@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from agentrl.checks.finding import Finding
 from agentrl.config.sections.optim import OptimConfig
@@ -82,6 +83,10 @@ class StepWatch:
     """The last tensor, after its step."""
     _before: Snapshot | None = None
     _grad: Tensor | None = None
+    _passed: list[tuple[bool, Tensor]] = field(default_factory=list)
+    """Gradients of the next tensor by the backward pass that they came from, each with whether it was the first one.
+    Empty where parameters are sharded."""
+    _hook: RemovableHandle | None = None
     _whole: tuple[Tensor, Tensor | None] | None = None
     """Gradient and momentum of a whole matrix, for Muon."""
 
@@ -102,11 +107,18 @@ class StepWatch:
         if self._after is not None:
             for part in self._after.differences(self._snapshot(model, self._after.name, self._after.places)):
                 yield Finding("update", f"{part} changed between two optimizer steps", self._after.name)
-        name = self._order[self._turn % len(self._order)]
-        param = model.params[name]
-        stride = max(1, local(param).numel() // ELEMENTS)
-        places = self._turn // len(self._order) % stride, stride
+        name, param, places = self._next(model)
         assert param.grad is not None
+        if self._hook is not None:
+            self._hook.remove()
+        if self._passed:
+            since = max(index for index, (first, _) in enumerate(self._passed) if first or not index)
+            wanted = torch.stack([grad for _, grad in self._passed[since:]]).sum(0) * min(
+                1.0, self.grad_clip / max(norm, 1e-12)
+            )
+            far = float((_flat(param.grad, places).double() - wanted).abs().max())
+            if not far <= CLOSE * float(wanted.abs().max()) + 1e-30:
+                yield Finding("update", f"its gradient is {far:.3g} from the sum over its backward passes", name)
         self._before = self._snapshot(model, name, places)
         self._grad = _flat(param.grad, places).clone()
         self._whole = None
@@ -120,6 +132,12 @@ class StepWatch:
         """Compare the tensor with its prediction; `step` is the training step, counted from 1."""
         before, grad = self._before, self._grad
         assert before is not None and grad is not None
+        _, param, places = self._next(model)
+        self._passed = passed = []
+        if model.mesh.fsdp is None:
+            self._hook = param.register_hook(
+                lambda grad: passed.append((param.grad is None, _flat(grad, places).double()))
+            )
         after = self._after = self._snapshot(model, before.name, before.places)
         factor = rate(self.config, step, self.total_steps)
         grad = grad.double()
@@ -148,6 +166,11 @@ class StepWatch:
         for key, (wanted, spread) in state.items():
             if bool(((after.state[key].double() - wanted).abs() > spread).any()):
                 yield Finding("update", f"the optimizer's {key} is not what its gradient makes of it", before.name)
+
+    def _next(self, model: Stepped) -> tuple[str, torch.nn.Parameter, Places]:
+        name = self._order[self._turn % len(self._order)]
+        stride = max(1, local(model.params[name]).numel() // ELEMENTS)
+        return name, model.params[name], (self._turn // len(self._order) % stride, stride)
 
     def _snapshot(self, model: Stepped, name: str, places: Places) -> Snapshot:
         value = _flat(model.params[name].detach(), places)

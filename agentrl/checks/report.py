@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from agentrl.checks.finding import Finding
-from agentrl.checks.transcripts import TextCounts
 from agentrl.system.metrics import Numbers
 
 
@@ -24,14 +23,17 @@ class Report:
     """Metrics that were found on the way."""
     evidence: Sequence[float] = ()
     """`agentrl.checks.batch.surprise_evidence` of the batch; empty where it was not computed."""
-    text: TextCounts = field(default_factory=TextCounts)
+    text: Counter[str] = field(default_factory=Counter)
+    """Counts of `agentrl.checks.transcripts.count_text`."""
     seconds: float = 0.0
     """CPU seconds of the checks."""
     unchanged: bool = False
     """After an update of the engine's weights, no checked tensor differed from its value before."""
 
+    rows: dict[str, int] = field(default_factory=dict)
+    """By prompt of the step, named as in its trajectories' uids, a hash of its row's messages."""
     seals: Tensor | None = None
-    """Hashes of the estimate's sequences, see `agentrl.checks.columns.seal`."""
+    """Hashes of the estimate's sequences, see `agentrl.checks.update.seal`."""
 
     def add_check(self, check: str, found: Iterable[Finding]) -> None:
         """Count that a check compared something, and add its findings."""
@@ -44,7 +46,8 @@ class Report:
         self.evaluated += other.evaluated
         self.numbers |= other.numbers
         self.evidence = other.evidence or self.evidence
-        self.text = self.text.plus(other.text)
+        self.text += other.text
         self.seconds += other.seconds
         self.seals = self.seals if other.seals is None else other.seals
         self.unchanged |= other.unchanged
+        self.rows |= other.rows

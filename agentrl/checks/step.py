@@ -122,7 +122,7 @@ class History:
         evidence: Sequence[float] = (),
     ) -> list[Finding]:
         """Compare a step with those before, then take its numbers down. evidence: see `Report`."""
-        found = [*self._standstill(metrics, learnt=learnt), *self._numbers(metrics), *self._tools(outlines)]
+        found = [*self._standstill(metrics, learnt=learnt), *self._signs(metrics, outlines)]
         if evidence:
             found += self._sampling(evidence, metrics["checks/surprise"])
         for name in ("checks/gap_mean", "checks/repeated", "checks/garbled", "status/length"):
@@ -164,7 +164,7 @@ class History:
             yield Finding("sampling", what, WHOLE_STEP)
             self.evidence = ()
 
-    def _numbers(self, metrics: Mapping[str, float]) -> Iterator[Finding]:
+    def _signs(self, metrics: Mapping[str, float], outlines: Collection[Outline]) -> Iterator[Finding]:
         keys = self.config
         if (entropy := metrics.get("actor/entropy")) is not None:
             self.evaluated["entropy"] += keys.low_entropy > 0
@@ -185,8 +185,6 @@ class History:
             self.evaluated[check] += 1
             if value >= bound and median(start) < bound / 2:
                 yield Finding(check, f"{value:.0%} {what}, and {median(start):.0%} at first", WHOLE_STEP, "sign")
-
-    def _tools(self, outlines: Collection[Outline]) -> Iterator[Finding]:
         calls: Counter[str] = Counter()
         errors: Counter[str] = Counter()
         for call in (call for one in outlines for call in one.calls):

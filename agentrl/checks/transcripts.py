@@ -4,14 +4,12 @@ tokens."""
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Protocol
 
 from agentrl.checks.finding import Finding
 from agentrl.observe.invariants import check_trajectory
-from agentrl.system.metrics import Numbers
 from agentrl.trajectory import Trajectory, Transcript, Turn
 
 WINDOW = 4
@@ -31,45 +29,6 @@ class Reads(Protocol):
     @property
     def media_token_ids(self) -> tuple[int, ...]: ...
     def decode(self, ids: Sequence[int]) -> str: ...
-
-
-@dataclass(frozen=True, slots=True)
-class TextCounts:
-    """Counts over sampled tokens of trajectories, to be added up over processes."""
-
-    tokens: int = 0
-    repeated: int = 0
-    """Tokens that begin a sequence of WINDOW tokens which the turn had before."""
-    characters: int = 0
-    garbled: int = 0
-    """Replacement and control characters in the decoded text."""
-
-    def plus(self, other: TextCounts) -> TextCounts:
-        """Add up."""
-        return TextCounts(
-            self.tokens + other.tokens,
-            self.repeated + other.repeated,
-            self.characters + other.characters,
-            self.garbled + other.garbled,
-        )
-
-    def numbers(self) -> Numbers:
-        """Name the shares that have something to be taken over."""
-        found: Numbers = {}
-        if self.tokens:
-            found["checks/repeated"] = self.repeated / self.tokens
-        if self.characters:
-            found["checks/garbled"] = self.garbled / self.characters
-        return found
-
-
-def drawn_from(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:
-    """Draw `count` trajectories by a hash of their names, so that each step has others."""
-    if len(trajectories) <= count:
-        return list(trajectories)
-    return sorted(trajectories, key=lambda one: blake2b(one.uid.encode(errors="replace"), digest_size=8).digest())[
-        :count
-    ]
 
 
 def check_record(trajectory: Trajectory, chat: Reads) -> list[Finding]:
@@ -95,8 +54,15 @@ def _check_mask(transcript: Transcript, turns: Sequence[Turn], chat: Reads) -> I
     ids, mask = transcript.ids, transcript.mask
     for number, turn in enumerate(turns):
         if turn.role != "assistant":
-            if turn.end < len(ids):  # the last one may be cut to what fits the response
-                yield from _check_observed(transcript, turn, chat)
+            for place in range(max(turn.start, 1), turn.end):
+                if ids[place] == ids[place - 1] and ids[place] in chat.stop_token_ids:
+                    yield f"token {place} ends a turn that the token before it has ended"
+            word = WORD.search(turn.text[:2000])
+            has_images = any(turn.start <= one.start < turn.end for one in transcript.images)
+            if word is None or has_images or turn.end == len(ids):  # the last one may be cut to what fits the response
+                continue
+            if word[0] not in chat.decode(ids[turn.start : turn.end]):
+                yield f"the {turn.role} turn at token {turn.start} does not hold what was observed, {word[0]!r} for one"
             continue
         inside = next((place for place in range(turn.start, turn.end - 1) if ids[place] in stops), None)
         if inside is not None:
@@ -109,17 +75,13 @@ def _check_mask(transcript: Transcript, turns: Sequence[Turn], chat: Reads) -> I
             yield f"the first turn begins at token {turn.start}, and the prompt ends at {transcript.prompt_length}"
 
 
-def _check_observed(transcript: Transcript, turn: Turn, chat: Reads) -> Iterator[str]:
-    word = WORD.search(turn.text[:2000])
-    if word is None or any(turn.start <= one.start < turn.end for one in transcript.images):
-        return
-    if word[0] not in chat.decode(transcript.ids[turn.start : turn.end]):
-        yield f"the {turn.role} turn at token {turn.start} does not hold what was observed, {word[0]!r} for one"
+def count_text(trajectory: Trajectory, chat: Reads) -> Counter[str]:
+    """Count repeated sequences of tokens, and characters that are no text, in the policy's text.
 
-
-def count_text(trajectory: Trajectory, chat: Reads) -> TextCounts:
-    """Count repeated sequences of tokens, and characters that are no text, in the policy's text."""
-    counts = TextCounts()
+    Names: `tokens`, and the `repeated` ones, which begin a sequence of WINDOW tokens that the turn had before;
+    `characters`, and the `garbled` ones, which are replacement and control characters.
+    """
+    counts: Counter[str] = Counter()
     for turn in trajectory.turns:
         ids = trajectory.transcripts[turn.transcript].ids[turn.start : turn.end]
         if turn.role != "assistant" or len(ids) < LEAST:
@@ -127,5 +89,6 @@ def count_text(trajectory: Trajectory, chat: Reads) -> TextCounts:
         windows = list(zip(*(ids[start:] for start in range(WINDOW)), strict=False))
         text = chat.decode(ids)
         garbled = sum(one == "\ufffd" or (one < " " and one not in "\n\t\r") for one in text)
-        counts = counts.plus(TextCounts(len(windows), len(windows) - len(set(windows)), len(text), garbled))
+        counts.update(tokens=len(windows), repeated=len(windows) - len(set(windows)))
+        counts.update(characters=len(text), garbled=garbled)
     return counts

@@ -1,16 +1,18 @@
-"""A rank's watch over the policy's update: the gradient of its log-probs, the clip, and the optimizer's steps."""
+"""A rank's watch over the policy's update: sequences, the gradient of log-probs, the clip, the optimizer's steps."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from agentrl.checks.columns import Seal, seal
+from agentrl.algorithms.ragged import segment_ids
 from agentrl.checks.finding import Finding
 from agentrl.checks.loss_gradient import Counts, LossKeys, Slopes, slopes
 from agentrl.checks.optimizer_step import Stepped, StepWatch
@@ -26,6 +28,15 @@ SAME = {"float32": 1e-3, "bfloat16": 0.25}
 """Largest mean distance of log-probs of the same weights by two passes of the trainer, nats a token, by dtype."""
 GRADIENT, CLIP, OPTIMIZER = "update/gradient", "update/clip", "update/optimizer"
 """Names under which comparisons are counted."""
+
+SEALED = ("ids", "advantages", "old_logprobs", "ref_logprobs", "rollout_logprobs", "correction", "staleness", "success")
+"""Columns whose values an update must not change."""
+_MULTIPLIERS = (0x7FB5D329728EA185, 0x2545F4914F6CDD1D, 0x369DEA0F31A53F85)
+NAMED = 5
+"""Sequences that are named at most."""
+
+Seal = tuple[int, ...]
+"""Trajectory of a sequence, then a hash of each of SEALED over its policy tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +88,7 @@ class UpdateWatch:
         for name in ("logprobs", "entropy"):
             scores: Tensor | None = getattr(found, name)
             if scores is not None and scores.requires_grad:
-                scores.register_hook(_keeper(grads, name))
+                scores.register_hook(partial(grads.__setitem__, name))
         self._passes.append(_Pass(micro, found.logprobs.detach(), factor, counts, not self._begun, grads))
         self._report.seconds += time.thread_time() - begun
 
@@ -143,13 +154,6 @@ class MiniWatch:
         self.watch.stepped(model, step)
 
 
-def _keeper(grads: dict[str, Tensor], name: str) -> Callable[[Tensor], None]:
-    def keep(grad: Tensor) -> None:
-        grads[name] = grad.detach()
-
-    return keep
-
-
 HEAD = ("wrong", "place", "found", "wanted", "trajectory", "token", "entropy", "moved", "tokens", "engine")
 TERMS = ("policy", "kl", "teacher", "success", "observation")
 
@@ -189,7 +193,15 @@ def _differences(rows: Sequence[Tensor], dtype: str) -> Iterator[Finding]:
         return
     table = torch.stack(list(rows)).cpu()
     columns = {name: table[:, index] for index, name in enumerate(HEAD)}
-    measured = dict(_coefficients(table[:, len(HEAD) :]))
+    measured: dict[str, tuple[float, float]] = {}  # by term, its measured weight and the config's, where they differ
+    for index, name in enumerate(TERMS):
+        of_term = table[:, len(HEAD) + 4 * index : len(HEAD) + 4 * index + 4]
+        product, square, others = (float(one) for one in of_term[:, :3].sum(0))
+        if not square or not (coef := float(of_term[0, 3])):
+            continue
+        off, noise = product / square, NOISE * others / square + TOLERANCE * abs(coef)
+        if noise < 0.3 * abs(coef) and abs(off) > 2 * noise + 0.05 * abs(coef):
+            measured[name] = coef + off, coef
     shown = ", ".join(f"{name} {found:.4g} in place of {wanted:.4g}" for name, (found, wanted) in measured.items())
     for index in columns["wrong"].nonzero()[:3, 0].tolist():
         at = {name: float(column[index]) for name, column in columns.items()}
@@ -211,14 +223,51 @@ def _differences(rows: Sequence[Tensor], dtype: str) -> Iterator[Finding]:
         yield Finding("update", what, "the policy's log-probs")
 
 
-def _coefficients(table: Tensor) -> Iterable[tuple[str, tuple[float, float]]]:
-    """Yield terms whose measured weight differs: (name, (measured, wanted))."""
-    for index, name in enumerate(TERMS):
-        of_term = table[:, 4 * index : 4 * index + 4]
-        product, square, others = (float(one) for one in of_term[:, :3].sum(0))
-        coef = float(of_term[0, 3])
-        if not square or not coef:
+def seal(batch: RaggedBatch) -> Tensor:
+    """Hash the policy tokens of each sequence, their places and their values bit for bit: a `Seal` a row, int64."""
+    place = torch.arange(batch.num_tokens, device=batch.ids.device)
+    owner = segment_ids(batch.offsets)
+    place = place - batch.offsets[:-1][owner]
+    found = [batch.trajectory]
+    for name in SEALED:
+        column: Tensor | None = getattr(batch, name)
+        if column is None:
+            found.append(torch.zeros_like(batch.trajectory))
             continue
-        off, noise = product / square, NOISE * others / square + TOLERANCE * abs(coef)
-        if noise < 0.3 * abs(coef) and abs(off) > 2 * noise + 0.05 * abs(coef):
-            yield name, (coef + off, coef)
+        column = column[owner] if name in batch.sequences else column
+        bits = column.contiguous().view(torch.int32) if column.is_floating_point() else column
+        mixed = (bits.long() + place * _MULTIPLIERS[0]) * _MULTIPLIERS[1]
+        mixed = (mixed ^ (mixed >> 29)) * _MULTIPLIERS[2]
+        mixed = torch.where(batch.mask, mixed ^ (mixed >> 32), 0)
+        found.append(torch.zeros_like(batch.trajectory).index_add_(0, owner, mixed))
+    return torch.stack(found, dim=1)
+
+
+def check_trained(
+    estimated: Tensor, trained: Sequence[Seal], epochs: int, optional: Collection[int], name: Callable[[int], str]
+) -> Iterator[Finding]:
+    """Compare the sequences of the estimate with the sequences that the loss was computed of.
+
+    trained: one for each time. optional: indices of sequences that need not be computed. name: of a trajectory.
+    """
+    wanted = [tuple(one) for one in estimated.tolist()]
+    seen, told = Counter(trained), 0
+    strange = [one for one in seen if one not in set(wanted)]
+    by_ids = {one[:2]: one for one in strange}
+    needed = Counter(one for row, one in enumerate(wanted) if row not in optional)
+    for one, copies in Counter(wanted).items():
+        least, most = needed[one] * epochs, copies * epochs
+        if least <= seen[one] <= most or not one[1] or told >= NAMED:
+            continue
+        told += 1
+        other = by_ids.pop(one[:2], None)
+        if other is not None:
+            changed = [column for column, a, b in zip(SEALED, one[1:], other[1:], strict=True) if a != b]
+            what = f"the update's {', '.join(changed)} of a sequence are not those of the estimate"
+        else:
+            what = f"the update went {seen[one]} times over a sequence in {epochs} epochs"
+        yield Finding("update", what, name(one[0]))
+    for one in list(by_ids.values())[: NAMED - told]:
+        yield Finding(
+            "update", "the update went over a sequence with tokens that the estimate does not know", name(one[0])
+        )

@@ -35,6 +35,8 @@ class Dataset(ABC):
         self.skipped = 0
         self.without_loop = 0
         """Rows that name no agent loop, and run the default one."""
+        self.repeated: frozenset[int] = frozenset()
+        """Hashes of prompts that several rows have, as `agentrl.data.messages.digest_of` makes them."""
         self._kept: npt.NDArray[np.int64] = np.arange(0)
         """[len(self)] int64, the indices of the samples that are left."""
 

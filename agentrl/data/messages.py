@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from hashlib import blake2b
 from typing import cast
 
 from agentrl.chat.message import content_text, parse_json
@@ -303,3 +305,9 @@ def has_images(messages: Sequence[Message]) -> bool:
     """Check whether a message has a part that is an image."""
     contents = (message.get("content") for message in messages)
     return any(part.get("type") == "image" for content in contents if isinstance(content, list) for part in content)
+
+
+def digest_of(prompt: Sequence[Message]) -> int:
+    """Hash the messages of a row's prompt, images included, to 63 bits."""
+    text = json.dumps(prompt, default=lambda picture: picture.digest.hex(), sort_keys=True).encode()
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") >> 1

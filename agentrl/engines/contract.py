@@ -95,8 +95,10 @@ class Generation:
     cached_tokens: int = 0
     """Number of the prompt's tokens that came from the KV cache."""
     experts: Experts | None = None
-    """[n, L, k] uint8 or int16: the k experts that each of the n tokens before the last one was sent to, in each of
-    the L layers of a mixture, prompt included. None: not recorded, or nothing was sampled."""
+    """[n, L, k] uint8 or int16: the k experts of a mixture that each of the n tokens before the last one was sent to,
+    in each of the L layers with experts, prompt included. None: not recorded, or nothing was sampled."""
+    seed: int | None = None
+    """Seed of the request that it answers, from what the engine holds of the request; None: the engine does not say."""
 
 
 def check_generation(found: Generation) -> None:

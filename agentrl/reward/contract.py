@@ -10,7 +10,7 @@ import json
 import time
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 from agentrl.config.registries import REWARD_MANAGERS
@@ -36,6 +36,8 @@ class RewardManager(ABC):
     One object serves all trajectories of a process, many at a time, in its event loop.
     """
 
+    on_verdict: Callable[[Mapping[str, object], float], object] | None = None
+    """Called with what a scorer was given, and the score that it returned, by managers that ask scorers."""
     by_group: ClassVar[bool] = False
     """True if it is given all trajectories of a prompt at once, when the last of them has ended."""
 

@@ -188,15 +188,20 @@ class NaiveRewardManager(RewardManager):
         if scorer is None or isinstance(scorer, str):
             raise LookupError(f"no scorer for data_source {data_source!r}")
         if scorer.is_instant:
-            return await scorer(arguments)
-        async with self._place(scorer):
-            try:
-                async with within(self._config.timeout) as deadline:
-                    return await scorer(arguments)
-            except TimeoutError as error:
-                if deadline.expired():
-                    raise TimeoutError(f"no score within reward_model.timeout={self._config.timeout:g} s") from error
-                raise
+            verdict = await scorer(arguments)
+        else:
+            async with self._place(scorer):
+                try:
+                    async with within(self._config.timeout) as deadline:
+                        verdict = await scorer(arguments)
+                except TimeoutError as error:
+                    if deadline.expired():
+                        late = f"no score within reward_model.timeout={self._config.timeout:g} s"
+                        raise TimeoutError(late) from error
+                    raise
+        if self.on_verdict is not None:
+            self.on_verdict(arguments, verdict.score)
+        return verdict
 
     def _scorer(self, data_source: str) -> Scorer | str | None:
         """Find the scorer: a user's first, then the judge's own patterns. Its kind where a server's URL is missing."""

@@ -137,7 +137,7 @@ class AsyncSource:
     ) -> None:
         """`settings`: see `settings_of`; None: the settings of a bound of 0."""
         settings = settings_of(config, 0) if settings is None else settings
-        self.config, self.rollouts, self.loop = config, rollouts, rollouts.loop
+        self.config, self.loader, self.rollouts, self.loop = config, loader, rollouts, rollouts.loop
         self.schedule, self.max_staleness = StalenessScheduler(settings), settings.max_staleness
         self.prompts = Prompts(loader)
         fsync = config.async_training.journal_fsync

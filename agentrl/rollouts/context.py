@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+
+import numpy as np
 
 from agentrl.agent_loop import AgentLoop, agent_names, load_agent_loops
 from agentrl.agent_loop.function import as_loop
@@ -23,7 +26,7 @@ from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.data.contract import Dataset
 from agentrl.data.dataset import ParquetDataset
 from agentrl.data.json_lines import JsonDataset
-from agentrl.data.messages import FurtherFields, further_with_reasoning, told_fields
+from agentrl.data.messages import FurtherFields, digest_of, further_with_reasoning, told_fields
 from agentrl.data.own import load_own
 from agentrl.data.sources import expand, is_json
 from agentrl.errors import ConfigError, DataError
@@ -271,6 +274,7 @@ def fit_prompts(
         told: list[bool] = []
         found: Counter[str] = Counter()
         fields = FurtherFields(further_with_reasoning)
+        digests = array("q")
         remarks = chat.remarks.copy()
 
         def length(
@@ -280,6 +284,7 @@ def fit_prompts(
             told: list[bool] = told,
             found: Counter[str] = found,
             fields: FurtherFields = fields,
+            digests: array[int] = digests,
         ) -> int:
             # Here, since this pass decodes each row, and no earlier pass does.
             context.check_row(sample)
@@ -293,7 +298,10 @@ def fit_prompts(
                 told.append(teacher_context(sample) is not None)
             prompt, tools = context.first_prompt(sample)
             ids = chat.render(prompt, tools)
-            if config.data.truncation == "error" or config.data.filter_overlong_prompts or len(ids) <= most:
+            cuts = config.data.truncation != "error" and not config.data.filter_overlong_prompts
+            if len(ids) <= most or cuts:
+                digests.append(digest_of(sample.prompt))
+            if not cuts or len(ids) <= most:
                 return len(ids)
             if chat.images(ids, prompt):
                 raise DataError(
@@ -311,6 +319,16 @@ def fit_prompts(
                 progress=stage.advance,
             )
         _note_lengths(config, dropped, cut, display)
+        found_twice, counts = np.unique(digests, return_counts=True)
+        data.repeated = frozenset(found_twice[counts > 1].tolist())
+        if data is rows[0]:
+            trained = found_twice
+        elif len(both := np.flatnonzero(np.isin(digests, trained))):
+            first = data[int(both[0])]
+            display.note(
+                f"{len(both)} of {len(data)} prompts of {', '.join(data.files)} are in {', '.join(rows[0].files)}, "
+                f"too, the first is {first.file} row {first.row}: scores on them say nothing of other rows"
+            )
         files = ", ".join(data.files)
         warn_of_counts(display, chat.remarks - remarks, f"prompts of {files}")
         if data is rows[0] and not all(told):

@@ -19,7 +19,7 @@ from agentrl.errors import TrainingError
 from agentrl.rollouts.contract import Rollout, Task, check_failures
 from agentrl.rollouts.prompts import Prompts
 from agentrl.rollouts.runner import RolloutRunner
-from agentrl.rollouts.staleness_scheduler import NotReady, PromptStatus, StalenessScheduler
+from agentrl.rollouts.staleness_scheduler import GroupStatus, NotReady, PromptStatus, StalenessScheduler
 from agentrl.system.metrics import Numbers
 
 ADVICE = (
@@ -55,8 +55,10 @@ def fill_batch(
         parts.append(runner.run(replace(task, part=part), samples, begun.start - first, show=show and not parts))
         if refills:  # else the step checks, when they are recorded
             check_failures(config, task.step, [outline for outline in parts[-1].outlines if not outline.baseline])
-        for ordinal, outcome in zip(begun, parts[-1].outcomes, strict=True):
-            schedule, _ = schedule.finish(ordinal, outcome, None)
+        # A prompt that came back without trajectories has failed; the check `fates` names it.
+        outcomes = dict(zip(begun, parts[-1].outcomes, strict=False))
+        for ordinal in begun:
+            schedule, _ = schedule.finish(ordinal, outcomes.get(ordinal, GroupStatus.FAILED), None)
     prompts.forget_before(schedule.next_ordinal)
     if not refills:
         return batch.schedule, parts[0], {}

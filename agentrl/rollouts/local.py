@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from hashlib import blake2b
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -23,8 +24,9 @@ from agentrl.agent_loop.teacher_context import load_teacher_context
 from agentrl.algorithms.declared import made_columns
 from agentrl.algorithms.filtering import load_filter
 from agentrl.chat import Chat
+from agentrl.checks.origin import Origins
 from agentrl.checks.report import Report
-from agentrl.checks.transcripts import check_record, count_text, drawn_from
+from agentrl.checks.transcripts import check_record, count_text
 from agentrl.checks.weights import WeightWatch
 from agentrl.config import Config
 from agentrl.config.registries import ENGINES
@@ -65,6 +67,8 @@ from agentrl.trajectory.sample import Sample
 STALL_SECONDS = 30.0
 LOOP_SECONDS = 60.0
 """Time for which the event loop may stand still before the user is warned of the place where it is."""
+RENDERED = 4
+"""Prompts of a step of which about one trajectory is rendered again."""
 ENGINE_OPTIONS = "actor_rollout_ref.rollout.engine_options"
 
 
@@ -118,6 +122,8 @@ def open_local_rollouts(
         rollouts = LocalRollouts(
             config, scheduler, engine, loop, reporter, run_dir / TRAJECTORIES, share, reading, after_kill
         )
+        if isinstance(config, Config):
+            rollouts.origins = Origins(scheduler, max(1, config.prompts_at_once // RENDERED))
         with watched_loop(
             "the event loop of the rollouts", loop.thread, rollouts.delay.late, LOOP_SECONDS, reporter.warn
         ):
@@ -208,6 +214,8 @@ class LocalRollouts:
         """Trajectories of groups that have ended and are in no batch, by the prompt's ordinal."""
         self._report = Report()
         self._checks = None if training is None else training.trainer.checks
+        self.origins: Origins | None = None
+        """Comparison of trajectories with their rows, requests, tools and scorers, in a training."""
         self._sent: tuple[Mapping[str, torch.Tensor], int] | None = None
         """Tensors that are to be compared with the engine's, and their version; no update changes them before."""
         self._watch_weights = WeightWatch(0.0 if self._checks is None else self._checks.weights_mb)
@@ -236,6 +244,9 @@ class LocalRollouts:
             with self.observed(task, len(requests)) as on_end:
                 trajectories = await self.scheduler.run(requests, lambda _: on_end())
             self.check()
+            if self.origins is not None:
+                asked = [(one, samples[one.group - first]) for one in requests]
+                self._report.add(self.origins.check(asked, trajectories, trained=task.split == "train"))
             if after is not None:
                 await after()
             return trajectories
@@ -323,6 +334,8 @@ class LocalRollouts:
             requests = self._logged(requests, log)
         trajectories = await self.scheduler.run(requests, lambda _: on_end())
         self.check()
+        if self.origins is not None:
+            self._report.add(self.origins.check([(one, work.sample) for one in requests], trajectories))
         outcome, oldest = judge_group(trajectories, self.teaches), oldest_trained(trajectories)
         is_replaced = outcome is not GroupStatus.SCORED and self.teaches is not None
         if not is_replaced:
@@ -347,6 +360,8 @@ class LocalRollouts:
 
     async def stop_groups(self) -> None:
         self._ended.clear()
+        if self.origins is not None:
+            self.origins.forget()
 
     def pop_group(self, ordinal: int) -> list[Trajectory] | None:
         """Give up the trajectories of a group that has ended; None where nothing is to be trained on them."""
@@ -464,7 +479,13 @@ class LocalRollouts:
             self.reporter.warn(f"{error}\n  Its numbers are left out")
 
     def checked(self) -> Report:
-        self.loop.run(self._check_weights())
+        return self.loop.run(self._take_report())
+
+    async def _take_report(self) -> Report:
+        """Take it on the loop, on which trajectories that end are checked."""
+        await self._check_weights()
+        if self.origins is not None:
+            self.origins.sampled.clear()
         report, self._report = self._report, Report()
         return report
 
@@ -473,12 +494,14 @@ class LocalRollouts:
         if self._checks is None:
             return
         begun = time.thread_time()
-        for one in drawn_from(trajectories, self._checks.trajectories):
+        # Drawn by a hash of their names, so that each step has others.
+        drawn = sorted(trajectories, key=lambda one: blake2b(one.uid.encode(errors="replace"), digest_size=8).digest())
+        for one in drawn[: self._checks.trajectories]:
             chat = self.scheduler.context.chat
             found = check_record(one, chat)
             self._report.add_check("record", found)
             self._report.evaluated["mask"] += not found
-            self._report.text = self._report.text.plus(count_text(one, chat))
+            self._report.text += count_text(one, chat)
         self._report.seconds += time.thread_time() - begun
 
     async def _check_weights(self) -> None:

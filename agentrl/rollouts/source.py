@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agentrl.checks.report import Report
+from agentrl.data.loader import Loader
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.rollouts.async_source import AsyncSource as TakingTurns
 from agentrl.rollouts.contract import Rollout
@@ -34,6 +35,11 @@ class TrajectorySource(Protocol):
     @property
     def needs_weights(self) -> bool:
         """No trajectory continues before the next `publish`, also if the step changed no weight."""
+        ...
+
+    @property
+    def loader(self) -> Loader:
+        """The order of the rows."""
         ...
 
     @property

@@ -116,6 +116,8 @@ class Answers:
         if (why := self._lost()) is not None:
             self.begin_anew(why)
         self._left.update(one.who for one in self._recorded.values() if one.kind is Kind.ANSWERED)
+        self.resumes = bool(self._recorded)
+        """Answers of an earlier process are given again."""
 
     async def of(
         self,

@@ -250,6 +250,7 @@ class ToolSession:
             slot.answered = True
             unseen = len(response.images) - len(images)
             text = response.text + (NOT_SHOWN.format(unseen) if unseen else "")
+            self._tools.on_answer(self.instance_id, slot.tool.name, arguments, None if images else text)
             seconds, files = time.perf_counter() - begun, response.files
             reward = None if response.reward is None else float(response.reward)
             metrics = {str(name): float(value) for name, value in response.metrics.items()}

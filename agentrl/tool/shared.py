@@ -13,6 +13,7 @@ import pydantic
 from agentrl.errors import CodeError
 from agentrl.system.answers import AfterKill
 from agentrl.system.cassette import Cassette
+from agentrl.system.json_value import JSON
 from agentrl.system.quota import Quota
 from agentrl.system.throttle import OncePerKey
 from agentrl.system.user_code import code_error
@@ -145,6 +146,8 @@ class SharedTools:
         self.quota = Quota()
         """Limit of all tools of the run together."""
         self.failures = Failures()
+        self.on_answer: Callable[[str, str, Mapping[str, JSON], str | None], object] = lambda *_: None
+        """Called with session, tool, arguments and text of each answer; the text is None where images go with it."""
         self.closing: set[asyncio.Task[list[float]]] = set()
         """Sessions that are being closed."""
         self._side, self._unit = truncate_side, unit

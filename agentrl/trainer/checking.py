@@ -11,11 +11,11 @@ import torch
 
 from agentrl.algorithms.advantages import reads_teacher
 from agentrl.checks.batch import Drawn, Expected, check_batch
-from agentrl.checks.columns import check_trained, seal
 from agentrl.checks.finding import Finding
 from agentrl.checks.report import Report
 from agentrl.checks.runner import Alarms
 from agentrl.checks.step import History, check_position, check_prompts, check_update
+from agentrl.checks.update import check_trained, seal
 from agentrl.config import Config
 from agentrl.observe.display import Display
 from agentrl.observe.gap_alarm import ESS, GapAlarm
@@ -63,18 +63,20 @@ class StepChecks(StepObserver):
         """Checksums of the reference's tensors at the first step of this process."""
         self.position: tuple[int, JSON] | None = None
         """The last step, and the data's position after it."""
+        self.epoch_rows = source.loader.steps_per_epoch * config.data.drawn_at_once
+        self.first_row: int | None = None
+        """Place in the order of all epochs of the step's first row, or of the run's first prompt where prompts of later
+        steps begin earlier; None: the order has no epochs."""
+        self.rows: dict[int, dict[int, int]] = {}
+        """By epoch and hash of a prompt, the place of the row that had it first."""
 
     def on_rollout(self, step: Step) -> None:
         """Check the prompts and the data's position, and have the batch checked where its tokens are."""
         config = self.config
         at_once, each = config.prompts_at_once, training(config, step.number).each
         step.found.add_check("fates", check_prompts(step.rollout.outlines, each, at_once))
-        if config.async_training.max_staleness == 0:
-            loader = as_object(self.source.state().get("loader")).get("state")
-            if self.position is not None and self.position[0] == step.number - 1:
-                rows = int(step.metrics.get("refill/gen_batches", 1.0)) * config.data.drawn_at_once
-                step.found.add_check("fates", check_position(self.position[1], loader, rows))
-            self.position = step.number, loader
+        if config.async_training.max_staleness == 0 or self.first_row is None:
+            self._check_position(step)
         step.readers["checks"] = partial(read_checks, expected=self.expected(step))
 
     def on_batch(self, step: Step) -> None:
@@ -118,12 +120,16 @@ class StepChecks(StepObserver):
         """Take the findings made where trajectories run, and raise the step's alarms."""
         found, metrics = step.found, step.metrics
         found.add(self.source.checked())
+        self._check_rows(step)
         moved = metrics.get("actor/lr", 0.0) > 0 and metrics.get("train/sequences", 0.0) > 0
         if found.unchanged and moved and not metrics.get("actor/skipped_updates"):
             what = "the weights that the engine was sent are those of the step before"
             found.add_check("update", [Finding("update", what, WEIGHTS)])
         begun = time.thread_time()
-        metrics |= found.numbers | found.text.numbers()
+        metrics |= found.numbers
+        for name, whole in (("repeated", "tokens"), ("garbled", "characters")):
+            if found.text[whole]:
+                metrics[f"checks/{name}"] = found.text[name] / found.text[whole]
         found.findings += self.history.check(metrics, step.sampled, learnt=step.learnt, evidence=found.evidence)
         if (text := self.gap_alarm.text(metrics)) is not None:
             found.findings.append(Finding("gap", text, "all trajectories of the step", "sign"))
@@ -138,6 +144,41 @@ class StepChecks(StepObserver):
 
     def forget_after(self, step: int) -> None:
         self.alarms.forget_after(step)
+
+    def _check_position(self, step: Step) -> None:
+        """Check how far the data advanced since the step before, and find the step's place in them."""
+        state = self.source.state()
+        loader = as_object(state.get("loader")).get("state")
+        rows = int(step.metrics.get("refill/gen_batches", 1.0)) * self.config.data.drawn_at_once
+        if self.config.async_training.max_staleness:
+            first = state.get("first_prompt")
+            rows = first if isinstance(first, int) else 0
+        elif self.position is not None and self.position[0] == step.number - 1:
+            step.found.add_check("fates", check_position(self.position[1], loader, rows))
+        self.position = step.number, loader
+        match loader:
+            case {"epoch": int(epoch), "position": int(position)}:
+                self.first_row = epoch * self.epoch_rows + position - rows
+
+    def _check_rows(self, step: Step) -> None:
+        """Check that no row comes twice in an epoch; prompts that several rows have are left out."""
+        rows, size = self.epoch_rows, self.config.data.train_batch_size
+        repeated = self.source.loader.dataset.repeated
+        found: list[Finding] = []
+        if self.first_row is None or not step.found.rows:
+            return
+        for name, digest in step.found.rows.items():
+            _, of_step, number = name.split("/")
+            place = self.first_row + int(number)
+            if self.config.async_training.max_staleness:  # see `AsyncSource._begin`
+                place += (int(of_step) - 1) * size
+            epoch = place // rows
+            before = self.rows.setdefault(epoch, {}).setdefault(digest, place)
+            if before != place and digest not in repeated:
+                what = f"row {place % rows} of epoch {epoch} is the row that came as number {before % rows}"
+                found.append(Finding("rows", what, f"prompt {name}"))
+        step.found.add_check("rows", found)
+        self.rows = {epoch: seen for epoch, seen in self.rows.items() if epoch > max(self.rows) - 2}
 
     def _pool(self, step: Step) -> int:
         """Count the prompts from which the step's batch was chosen by their results."""

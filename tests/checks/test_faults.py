@@ -22,17 +22,22 @@ import agentrl.trainer.step
 import agentrl.workers.groups
 import agentrl.workers.policy
 from agentrl.agent_loop.scheduler import Scheduler
+from agentrl.chat import Chat
+from agentrl.data.loader import Loader
 from agentrl.data.sampler import EpochSampler
 from agentrl.engines.embedded.cache import SessionCache
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.engines.weights import Weights
 from agentrl.model.lora import Lora
+from agentrl.reward import NaiveRewardManager
+from agentrl.rollouts.contract import Task
 from agentrl.rollouts.local import LocalRollouts
 from agentrl.train import main
 from agentrl.trainer.observer import Step
 from agentrl.trainer.step import Trainer
 from agentrl.trajectory import Status, Trajectory, Transcript
 from agentrl.trajectory.batch import RaggedBatch
+from agentrl.trajectory.sample import Sample
 from agentrl.workers.policy import PolicyWorker
 from agentrl.workers.reference import ReferenceWorker
 from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures
@@ -237,17 +242,23 @@ def temperature_not_scaled(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(EmbeddedEngine, "generate", generate)
 
 
+def packed(patch: pytest.MonkeyPatch, kept: slice) -> None:
+    """Only these of a step's trajectories are packed."""
+    healthy = LocalRollouts.pack_trajectories
+
+    def pack(rollouts: LocalRollouts, task: Task, trajectories: Any, *args: Any, **kwargs: Any) -> Any:
+        lost = faulty() and task.split == "train"
+        return healthy(rollouts, task, trajectories[kept] if lost else trajectories, *args, **kwargs)
+
+    patch.setattr(LocalRollouts, "pack_trajectories", pack)
+
+
 def lost_prompt(patch: pytest.MonkeyPatch) -> None:
-    wrap(
-        patch,
-        LocalRollouts,
-        "respond",
-        lambda found, _self, task, *_: found[:-4] if task.split == "train" else found,
-    )
+    packed(patch, slice(-4))
 
 
 def lost_trajectory(patch: pytest.MonkeyPatch) -> None:
-    wrap(patch, LocalRollouts, "respond", lambda found, _self, task, *_: found[1:] if task.split == "train" else found)
+    packed(patch, slice(1, None))
 
 
 def skipped_rows(patch: pytest.MonkeyPatch) -> None:
@@ -260,6 +271,81 @@ def skipped_rows(patch: pytest.MonkeyPatch) -> None:
         return healthy(sampler)
 
     patch.setattr(EpochSampler, "next_batch", next_batch)
+
+
+def same_rows(patch: pytest.MonkeyPatch) -> None:
+    """Each step gets the rows of the first one, while the position goes on."""
+    healthy, first = Loader.__next__, list[list[Sample]]()
+
+    def following(loader: Loader) -> list[Sample]:
+        first.append(healthy(loader))
+        return first[0]
+
+    patch.setattr(Loader, "__next__", following)
+
+
+def neighbours_truth(patch: pytest.MonkeyPatch) -> None:
+    healthy = NaiveRewardManager.judge
+
+    async def judge(manager: NaiveRewardManager, arguments: Any) -> Any:
+        other = {**arguments, "ground_truth": "another"} if faulty() else arguments
+        return await healthy(manager, other)
+
+    patch.setattr(NaiveRewardManager, "judge", judge)
+
+
+def permuted_scores(patch: pytest.MonkeyPatch) -> None:
+    """Two trajectories of each prompt have each other's score."""
+    healthy = Scheduler.run
+
+    async def run(*args: Any) -> list[Trajectory]:
+        found = await healthy(*args)
+        if faulty():
+            scores = [one.score for one in found]
+            for one, score in zip(found, scores[1:] + scores[:1], strict=True):
+                one.score = score
+        return found
+
+    patch.setattr(Scheduler, "run", run)
+
+
+def prompt_shifted(patch: pytest.MonkeyPatch) -> None:
+    wrap(patch, Chat, "render", lambda ids, *_: [*ids[:5], ids[5] + 1, *ids[6:]])
+
+
+def schemas_lost(patch: pytest.MonkeyPatch) -> None:
+    healthy = Chat.render
+
+    def render(chat: Chat, messages: Any, tools: Any = None) -> list[int]:
+        return healthy(chat, messages, None if faulty() else tools)
+
+    patch.setattr(Chat, "render", render)
+
+
+def answer_to_another_prompt(patch: pytest.MonkeyPatch) -> None:
+    """Requests that end one after another are given each other's answer."""
+    healthy, kept = EmbeddedEngine._resolve, list[Any]()
+
+    def resolve(engine: EmbeddedEngine, request: Any, reason: Any) -> None:
+        kept.append(request)
+        if len(kept) == 2 and faulty():
+            kept[0].future, kept[1].future = kept[1].future, kept[0].future
+        if len(kept) == 2 or not faulty():
+            for one in kept:
+                healthy(engine, one, reason)
+            kept.clear()
+
+    patch.setattr(EmbeddedEngine, "_resolve", resolve)
+
+
+def answer_delivered_twice(patch: pytest.MonkeyPatch) -> None:
+    healthy, last = EmbeddedEngine.generate, list[Any]()
+
+    async def generate(engine: EmbeddedEngine, *args: Any, **kwargs: Any) -> Any:
+        last.append(await healthy(engine, *args, **kwargs))
+        return last[-2] if faulty() and len(last) % 4 == 0 else last[-1]
+
+    patch.setattr(EmbeddedEngine, "generate", generate)
 
 
 def dropped_from_the_batch(patch: pytest.MonkeyPatch) -> None:
@@ -355,6 +441,13 @@ FAULTS: dict[str, tuple[Inject, set[str], tuple[str, ...]]] = {
     "a prompt is lost": (lost_prompt, {"fates"}, ()),
     "a trajectory is lost": (lost_trajectory, {"fates"}, ()),
     "rows are skipped": (skipped_rows, {"fates"}, ()),
+    "each step has the same rows": (same_rows, {"rows"}, ()),
+    "another ground truth is scored": (neighbours_truth, {"scores"}, ()),
+    "scores are permuted": (permuted_scores, {"scores"}, ()),
+    "a prompt's token is shifted": (prompt_shifted, {"prompt"}, ()),
+    "schemas are lost from the prompt": (schemas_lost, {"prompt"}, ()),
+    "an answer to another prompt": (answer_to_another_prompt, {"requests"}, ()),
+    "an answer is delivered twice": (answer_delivered_twice, {"requests"}, ()),
     "a sequence is dropped": (dropped_from_the_batch, {"coverage"}, ()),
     "a sequence is trained on twice": (trained_on_twice, {"coverage"}, ()),
     "a doubled reward": (doubled_reward, {"rewards"}, ()),

@@ -230,6 +230,21 @@ def other_log_probs(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FSDPPolicy, "forward", forward)
 
 
+def gradients_halved(patch: pytest.MonkeyPatch) -> None:
+    def halve(found: Any, learner: Learner[Any], *_: Any) -> Any:
+        for param in learner.params.values():
+            assert param.grad is not None
+            param.grad.mul_(0.5)
+        return found
+
+    wrap(patch, Learner, "_accumulate", halve)
+
+
+def gradients_kept(patch: pytest.MonkeyPatch) -> None:
+    healthy = Optim.zero_grad
+    patch.setattr(Optim, "zero_grad", lambda optim: None if faulty() else healthy(optim))
+
+
 FAULTS: dict[str, Inject] = {
     "a loss of the wrong sign": in_the_loss(lambda *seen: seen, factor=-1.0),
     "a loss that is halved": in_the_loss(lambda *seen: seen, factor=0.5),
@@ -246,6 +261,8 @@ FAULTS: dict[str, Inject] = {
     "a token has no gradient": in_the_loss(a_token_without_gradient),
     "the update has another temperature": other_log_probs,
     "a sequence stands for another": a_sequence_twice,
+    "gradients are halved after the backward pass": gradients_halved,
+    "gradients are not reset": gradients_kept,
     "gradients are clipped to 0": clipped_to_nothing,
     "gradients are not clipped": not_clipped,
     "the learning rate is ten times the configured": rate_times(10),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from agentrl.chat import Chat
 from agentrl.config import load_config
 from agentrl.config.sections.expert import ExpertConfig
 from agentrl.config.sections.sft import PairDataConfig, SFTDataConfig
-from agentrl.data.messages import FLAGS, read_messages
+from agentrl.data.messages import FLAGS, digest_of, read_messages
 from agentrl.data.pairs import load_pairs, load_scored_pairs
 from agentrl.data.sft import Transcripts, load_transcripts
 from agentrl.errors import DataError
@@ -309,3 +310,32 @@ def test_prepared_conversations_keep_what_they_say(
     (first, one), (second, other) = said(chat, found)
     assert one == other == "Second.<|im_end|>"
     assert "<think>\nWhy.\n</think>\n\nFirst.\n<tool_call>" in first and "First." in second
+
+
+def test_validation_rows_among_the_training_rows_are_noted_once(chat: Chat, tmp_path: Path) -> None:
+    """And the prompts that several rows have are known, by which no row of them is taken for another."""
+
+    def rows(name: str, numbers: Sequence[int]) -> str:
+        asked = [{"prompt": [{"role": "user", "content": f"What is {n}?"}], "data_source": "x"} for n in numbers]
+        pq.write_table(pa.table({key: [row[key] for row in asked] for key in asked[0]}), tmp_path / name)
+        return str(tmp_path / name)
+
+    def noted(held: str) -> tuple[frozenset[int], list[str]]:
+        keys = [f"data.train_files={train}", "actor_rollout_ref.model.path=x"]
+        config = load_config(keys)
+        context = load_context(config, scored=False)
+        data, found = [open_rows(config, file, None, context) for file in (train, held)], list[str]()
+        with open_display("test") as display:
+            display.note = found.append  # type: ignore[method-assign, assignment]
+            fit_prompts(data, config, chat, context, display)
+        return data[0].repeated, [text for text in found if "prompts of" in text]
+
+    train = rows("train.parquet", [1, 2, 3, 2])
+    held = rows("held.parquet", [9, 3, 2])
+    repeated, said = noted(held)
+    assert said == [
+        f"2 of 3 prompts of {held} are in {train}, too, the first is {held} row 1: "
+        "scores on them say nothing of other rows"
+    ]
+    assert repeated == {digest_of([{"role": "user", "content": "What is 2?"}])}
+    assert noted(rows("apart.parquet", [8, 9]))[1] == []

@@ -735,7 +735,8 @@ def test_what_began_between_two_kills_goes_on_after_the_second(opened: Opened, t
             if now < 2:
                 bench.rollouts.loop.run(lives[now].ends(bench, tmp_path / f"life{now + 1}"))
             numbers = bench.own._numbers
-    assert numbers["async/begun_anew"] == 0 and numbers["async/turns_resumed"] == len(slow) * N
+    # Turns of later prompts may have ended before the kill, too.
+    assert numbers["async/begun_anew"] == 0 and numbers["async/turns_resumed"] >= len(slow) * N
     asked = Counter((session, ids) for life in lives for session, ids, _ in life.turns)
     assert max(asked.values()) == 1, "no finished turn is sampled twice"
 

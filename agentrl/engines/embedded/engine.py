@@ -233,7 +233,8 @@ class EmbeddedEngine:
         ids = request.session.ids[request.start :]
         cached = min(max(request.cached_tokens, 0), request.start)
         experts = self._runner.experts_of(request.session) if ids else None
-        request.future.set_result(Generation(ids, request.logprobs, reason, spans, cached, experts))
+        found = Generation(ids, request.logprobs, reason, spans, cached, experts, request.params.seed)
+        request.future.set_result(found)
 
     def _leave(self, requests: Sequence[Request]) -> None:
         """Remove requests from queue and batch; their sessions keep keys and values."""

@@ -76,6 +76,8 @@ class VersionInfo(BaseModel):
 class MetaInfo(BaseModel):
     """Data of a chunk on its request."""
 
+    id: str | None = None
+    """The request's."""
     finish_reason: FinishInfo | None = None
     weight_version: str | None = None
     weight_versions: list[VersionInfo] | None = None
@@ -202,6 +204,8 @@ class SGLangClient:
                     for event in events:
                         if event.startswith(b"data: {"):
                             answer.take(self._parsed(event[6:]))
+            if answer.id not in (None, rid):
+                raise ValueError(f"it answers the request {answer.id!r}, and was asked {rid!r}")
             if images and answer.prompt_tokens != len(ids):
                 raise RequestError(
                     f"{self.url} makes {answer.prompt_tokens} tokens of a prompt with images that has {len(ids)} here: "
@@ -403,6 +407,11 @@ class AnswerStream:
         self._partial = partial
         self._last = MetaInfo()
         """Meta data of the last chunk."""
+
+    @property
+    def id(self) -> str | None:
+        """Id of the request that is answered, as the server names it."""
+        return self._last.id
 
     @property
     def prompt_tokens(self) -> int | None:

@@ -104,6 +104,7 @@ async def test_what_came_before_a_break_is_kept() -> None:
         chunk([9], weight_versions=[{"version": "3", "start": 0, "end": 2}], **END),
         chunk([9], output_token_logprobs=[], **END),
         chunk([9], output_token_logprobs=[[None, 9, None]], **END),
+        chunk([9], id="1" * 32, weight_versions=[{"version": "3", "start": 0, "end": 3}], **END),  # of another request
     ],
 )
 async def test_nothing_is_kept_of_an_answer_that_makes_no_sense(last: dict[str, Any]) -> None:
