@@ -62,7 +62,7 @@ class Asked:
     messages: list[Message]
     tools: list[ToolSchema]
     digests: list[Digest]
-    """See `digests_of`."""
+    """Digests by number of messages, as `digests_of` makes them."""
     characters: int
     """Number of characters in texts that every template writes; blanks are left out where there are many."""
     long: bool

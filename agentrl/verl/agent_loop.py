@@ -391,7 +391,6 @@ class AdaptedLoop(AgentLoop):
 
     @property
     def code(self) -> Code:
-        """See `AgentLoop.code`."""
         return self.wrapped.run
 
     def configure(self, config: RolloutsConfig) -> None:

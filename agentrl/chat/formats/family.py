@@ -71,12 +71,10 @@ class FamilyFormat:
         self._bridges = self._bridge_rendered(self._close, [USER], None) == self._difference(self._close, [USER], None)
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool) -> list[int]:
-        """See `Format.render`."""
         ids: list[int] = self._rendered(messages, tools, generation).token_ids
         return ids
 
     def bridge(self, ids: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[int]:
-        """See `Format.bridge`."""
         if ids[-1] in self.stop_token_ids:
             return self._bridge_closed(ids[-1] if ids[-1] in self._stops else self._close, messages, tools)
         if self._bridges:  # It knows how to close reasoning that was cut.
@@ -88,13 +86,11 @@ class FamilyFormat:
         return [self._close, *self._bridge_closed(self._close, messages, tools)]
 
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None) -> AssistantMessage:
-        """See `Format.parse`."""
         message = self._parser.parse(ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids, tools)
         # Templates put line breaks around an answer, and take them off again.
         return replace(message, text=message.text.strip("\n"))
 
     def sampled(self, message: Message, tools: Sequence[ToolSchema] | None) -> list[int]:
-        """See `Format.sampled`."""
         prompt = self.render([USER], tools, True)
         rendered = self._rendered([USER, message], tools)
         whole = list(rendered.token_ids[: _last_sampled(rendered) + 1])

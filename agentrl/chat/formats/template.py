@@ -95,11 +95,9 @@ class TemplateFormat:
         )
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool) -> list[int]:
-        """See `Format.render`."""
         return self._codec.encode(self._text(messages, tools, generation))
 
     def bridge(self, ids: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[int]:
-        """See `Format.bridge`."""
         text = self._between(messages, tools)
         lead, token, rest = cut_at_token(self._codec, text)
         if not token:
@@ -114,7 +112,6 @@ class TemplateFormat:
         return [*self._codec.encode(lead), self._codec.added[token], *behind]
 
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None) -> AssistantMessage:
-        """See `Format.parse`."""
         message = self._parser.parse(self._without_end(ids), tools)
         return message if self._frame is None else self._frame.strip(message)
 
@@ -131,7 +128,6 @@ class TemplateFormat:
         return ids[:-1]
 
     def sampled(self, message: Message, tools: Sequence[ToolSchema] | None) -> list[int]:
-        """See `Format.sampled`."""
         prompt, whole = self._text([USER], tools, True), self._text([USER, message], tools, False)
         if not whole.startswith(prompt):
             raise ConfigError(
