@@ -64,7 +64,8 @@ class FamilyFormat:
         shared = _shared_format(family)
         self.names_in_call_ids, self.ids_by_turn = shared.names_in_ids, False
         self.shown = shared.shown
-        self._parser = self._parser_of(shared)
+        starts_in_reasoning = codec.decode(self._prompt).rstrip().endswith(shared.reasoning[0].rstrip())
+        self._parser = CallParser(codec, shared, starts_in_reasoning=starts_in_reasoning)
         self._shapes = Shapes()
         self._bridges = True
         # Some renderers' bridges lose the newline after a turn. Compared with a full render once, here.
@@ -108,10 +109,6 @@ class FamilyFormat:
             )
         turn = [*self._codec.encode(text[len(rest) :]), *whole[end:]]
         return turn if turn and turn[-1] in self._stops else [*turn, self._stop_after(message, tools)]
-
-    def _parser_of(self, format: CallFormat) -> CallParser:
-        starts_in_reasoning = self._codec.decode(self._prompt).rstrip().endswith(format.reasoning[0].rstrip())
-        return CallParser(self._codec, format, starts_in_reasoning=starts_in_reasoning)
 
     def _rendered(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool = False

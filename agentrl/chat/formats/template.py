@@ -130,8 +130,9 @@ class TemplateFormat:
     def sampled(self, message: Message, tools: Sequence[ToolSchema] | None) -> list[int]:
         prompt, whole = self._text([USER], tools, True), self._text([USER, message], tools, False)
         if not whole.startswith(prompt):
+            last_line = prompt.rstrip("\n").rpartition("\n")[2]
             raise ConfigError(
-                f"{self._where()} ends its generation prompt with {_last_line(prompt)!r}, but writes something else "
+                f"{self._where()} ends its generation prompt with {last_line!r}, but writes something else "
                 f"before an assistant turn. If that opens or closes reasoning, give assistant messages "
                 f"reasoning_content to match (or set it by chat_template_kwargs)"
             )
@@ -415,7 +416,3 @@ def _asked(index: int, answer: Message) -> ToolCall:
 
 def _answer(call: ToolCall) -> Message:
     return {"role": "tool", "content": "t", "name": call["function"]["name"], "tool_call_id": call.get("id", "")}
-
-
-def _last_line(text: str) -> str:
-    return text.rstrip("\n").rpartition("\n")[2]
