@@ -188,12 +188,10 @@ class Patient(asyncio.Protocol):
         return bool(h11.trailing_data[0]) if h11 is not None else self._in_head
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
         super().connection_made(transport)
         self._start_timer()
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
         super().data_received(data)
         if self.is_under_way:
             self._stop_timer()
@@ -225,17 +223,14 @@ class Patient(asyncio.Protocol):
             under_way.message_event.set()
 
     def pause_writing(self) -> None:
-        """See `asyncio.Protocol`."""
         super().pause_writing()
         self._sending = self.loop.call_later(ANSWER_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """See `asyncio.Protocol`."""
         super().resume_writing()
         self._stop_sending()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
         self._stop_timer()
         self._stop_sending()
         super().connection_lost(exc)

@@ -97,8 +97,10 @@ class Codec:
 
     def encode(self, text: str) -> list[int]:
         """Encode rendered text: spellings of added tokens become those tokens, except where guarded."""
-        if not self._in_parts:
-            return self._encode_in_context(text)
+        if not self._in_parts:  # The tokenizer looks beyond a part, e.g. puts a blank before the first word of a text.
+            if self._backend is not None:
+                return self.offsets(text)[0]
+            return [id for piece in text.split(GUARD) for id in self._encode_whole(piece)]
         ids: list[int] = []
         for index, part in enumerate(self.split(text)):
             if index % 2:
@@ -171,12 +173,6 @@ class Codec:
         if len(text) < LONG_TEXT:  # A batch is encoded without the interpreter's lock.
             return backend.encode(text, add_special_tokens=False)
         return backend.encode_batch([text], add_special_tokens=False)[0]
-
-    def _encode_in_context(self, text: str) -> list[int]:
-        """Encode with a tokenizer that looks beyond a part, e.g. puts a blank before the first word of a text."""
-        if self._backend is not None:
-            return self.offsets(text)[0]
-        return [id for piece in text.split(GUARD) for id in self._encode_whole(piece)]
 
     def _may_encode_in_parts(self, added: Iterable[AddedToken]) -> bool:
         """True when the text between two added tokens has the same ids alone as in place."""

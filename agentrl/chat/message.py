@@ -121,16 +121,15 @@ def normalise(messages: Sequence[Message]) -> list[Message]:
 
     There are no None fields (parquet fills them in), content is a string, arguments are objects.
     """
-    return [_normalise(message) for message in messages]
-
-
-def _normalise(message: Message) -> Message:
-    out = cast(Message, {key: value for key, value in message.items() if value is not None})
-    out["content"] = _plain_content(out.get("content"))
-    calls = out.pop("tool_calls", [])
-    if len(calls):
-        out["tool_calls"] = [_normalise_call(call) for call in calls]
-    return out
+    normalised = []
+    for message in messages:
+        out = cast(Message, {key: value for key, value in message.items() if value is not None})
+        out["content"] = _plain_content(out.get("content"))
+        calls = out.pop("tool_calls", [])
+        if len(calls):
+            out["tool_calls"] = [_normalise_call(call) for call in calls]
+        normalised.append(out)
+    return normalised
 
 
 def _plain_content(content: Content) -> Content:

@@ -181,7 +181,6 @@ class ReadBy(OnlyWith):
         return f"{super()._needed(place)}, or an algorithm of yours that declares it"
 
     def faults(self, key: str, values: Values, place: Place) -> list[str]:
-        """See `Rule.faults`. A choice that does not exist is reported at its own key."""
         found = super().faults(key, values, place)
         for registry in self.registries if found else ():
             name = str(values.all[registry.key])
@@ -189,7 +188,7 @@ class ReadBy(OnlyWith):
                 if not registry.is_built_in(name) and self.declares(declaration_of(registry.get(name))):
                     return []
             except ConfigError:
-                return []
+                return []  # a choice that does not exist is reported at its own key
         return found
 
 

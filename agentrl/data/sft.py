@@ -127,13 +127,9 @@ def read_files(
                 made.append(one)
             progress(1)
     if not made:
-        raise _none_in(files, rows, config)
+        why = f"all {rows} are longer than max_length={config.max_length}" if rows else "there are no rows"
+        raise DataError(f"no transcript in {files}: {why}")
     return made, rows - len(made)
-
-
-def _none_in(files: str | Sequence[str], rows: int, config: TuningDataConfig) -> DataError:
-    why = f"all {rows} are longer than max_length={config.max_length}" if rows else "there are no rows"
-    return DataError(f"no transcript in {files}: {why}")
 
 
 def _place(file: str, number: int) -> str:
@@ -225,7 +221,10 @@ class Tokenizer:
             return None
         self._further.note(plain)
         self._unlearnt.update(unlearnt(self._chat, messages, ids, mask))
-        return SFTSample(np.asarray(ids, dtype=np.int32), _of_turns(np.asarray(mask, dtype=np.bool_), taught))
+        learnt = np.asarray(mask, dtype=np.bool_)
+        begins = learnt & ~np.concatenate([[False], learnt[:-1]])  # each run of learnt tokens is a turn
+        kept = learnt & np.asarray(taught, dtype=np.bool_)[np.maximum(np.cumsum(begins) - 1, 0)]
+        return SFTSample(np.asarray(ids, dtype=np.int32), kept)
 
     def remarks(self) -> dict[str, int]:
         """Return the number of transcripts with content of the row that is not learnt, by kind of content."""
@@ -233,12 +232,6 @@ class Tokenizer:
         unread = self._further.unread(lambda messages: self._chat.render_training(messages)[0])
         self._chat.remarks = known  # Writing them without a field is no reading.
         return {**self._unlearnt, **told_fields(unread)}
-
-
-def _of_turns(mask: npt.NDArray[np.bool_], taught: Sequence[bool]) -> npt.NDArray[np.bool_]:
-    """Take the turns that are not taught out of a mask [T], in which each run of learnt tokens is a turn."""
-    begins = mask & ~np.concatenate([[False], mask[:-1]])
-    return mask & np.asarray(taught, dtype=np.bool_)[np.maximum(np.cumsum(begins) - 1, 0)]
 
 
 class RowReader:

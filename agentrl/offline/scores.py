@@ -208,16 +208,13 @@ async def score_row(row: Responses, reward: RewardManager, *, count: bool) -> Sc
     answered = {number: trajectory_of(row, number) for number, text in enumerate(row.texts) if text is not None}
     verdicts = dict(zip(answered, await _verdicts(list(answered.values()), row, reward, count=count), strict=True))
     found = [verdicts.get(number) for number in range(len(row.texts))]
+    unscored = [answered.get(number) for number, verdict in enumerate(found) if verdict is None]
     return Scores(
         data_source=row.sample.data_source,
         scores=[None if verdict is None else verdict.score for verdict in found],
         extras=[verdict.extra for verdict in found if verdict is not None],
-        failures=[_cause(answered.get(number)) for number, verdict in enumerate(found) if verdict is None],
+        failures=["no response" if one is None else one.failure or "" for one in unscored],
     )
-
-
-def _cause(answered: Trajectory | None) -> str:
-    return "no response" if answered is None else answered.failure or ""
 
 
 async def _verdicts(

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from agentrl.chat import AssistantMessage
 from agentrl.chat.message import content_text
-from agentrl.openai_api.errors import ApiError
 from agentrl.openai_api.request import ChatRequest
 from agentrl.system.json_value import JSON
 from agentrl.trajectory import Message
@@ -144,11 +143,6 @@ class Completion:
 def event(value: object) -> bytes:
     """Encode one server-sent event."""
     return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"
-
-
-def error_event(error: ApiError) -> bytes:
-    """Encode an error for a stream that has begun; OpenAI's clients raise it."""
-    return event(error.body())
 
 
 def _json(value: JSON) -> str:

@@ -21,7 +21,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from agentrl.agent_loop.base import Episode
-from agentrl.openai_api.completion import KEEP_ALIVE, Completion, error_event
+from agentrl.openai_api.completion import KEEP_ALIVE, Completion, event
 from agentrl.openai_api.errors import ApiError, unknown_session
 from agentrl.openai_api.history import Digest
 from agentrl.openai_api.session import Session
@@ -211,7 +211,7 @@ async def _events(session: Session, task: asyncio.Task[Completion]) -> AsyncIter
             yield KEEP_ALIVE
         completion = await _result(session, task)
     except ApiError as error:
-        yield error_event(error)
+        yield event(error.body())  # The stream has begun; OpenAI's clients raise it.
         return
     finally:
         task.cancel()

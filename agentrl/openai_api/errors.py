@@ -33,8 +33,3 @@ class ApiError(Exception):
 def unknown_session() -> ApiError:
     """Make the error for a session that does not exist or has ended."""
     return ApiError(404, "This session does not exist or has ended.", code="session_not_found")
-
-
-def budget_used_up(message: str) -> ApiError:
-    """Make the error for a call that does not fit the session's budgets, in the form of a context that is too long."""
-    return ApiError(400, message, param="messages", code="context_length_exceeded")

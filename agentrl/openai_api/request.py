@@ -220,13 +220,9 @@ class NamedChoice(Strict):
     function: ChosenFunction
 
 
-def _kind_of_choice(choice: object) -> str:
-    return "str" if isinstance(choice, str) else "named"
-
-
 ToolChoice = Annotated[
     Annotated[Literal["auto", "none", "required"], Tag("str")] | Annotated[NamedChoice, Tag("named")],
-    Discriminator(_kind_of_choice),
+    Discriminator(lambda choice: "str" if isinstance(choice, str) else "named"),
 ]
 
 

@@ -24,7 +24,7 @@ from agentrl.agent_loop.base import Episode, Reply
 from agentrl.agent_loop.stopping import chosen
 from agentrl.chat.message import content_text
 from agentrl.openai_api.completion import Completion, assistant_message
-from agentrl.openai_api.errors import ApiError, budget_used_up, unknown_session
+from agentrl.openai_api.errors import ApiError, unknown_session
 from agentrl.openai_api.history import Checkpoint, Digest, History, digest_after, digests_of
 from agentrl.openai_api.request import ChatRequest, read_request
 from agentrl.system.threads import OwnThread
@@ -62,7 +62,7 @@ class Asked:
     messages: list[Message]
     tools: list[ToolSchema]
     digests: list[Digest]
-    """See `digests_of`."""
+    """Digests by number of messages, as `digests_of` makes them."""
     characters: int
     """Number of characters in texts that every template writes; blanks are left out where there are many."""
     long: bool
@@ -232,7 +232,9 @@ class Session:
         return await self._open([*checkpoint.messages, *rest], source.tools, ids, asked.digests[-1])
 
     async def _rendered(self, asked: Asked) -> Branch:
-        tools, messages = self._shared_tools(asked), asked.messages
+        if len(self._tool_lists) >= MAX_TOOL_LISTS:
+            self._tool_lists.clear()
+        tools, messages = self._tool_lists.setdefault(asked.digests[0], asked.tools), asked.messages
         ids = await self._written(asked.long, partial(self.episode.context.chat.render, messages, tools or None))
         branch = self._beginning_of(ids, tools)
         if branch is None:
@@ -242,11 +244,6 @@ class Session:
         branch.episode.observe_ids(ids[known:], messages[recorded:] or messages[-1:])
         branch.episode.messages = list(messages)
         return self._ready(branch, asked.digests[-1])
-
-    def _shared_tools(self, asked: Asked) -> list[ToolSchema]:
-        if len(self._tool_lists) >= MAX_TOOL_LISTS:
-            self._tool_lists.clear()
-        return self._tool_lists.setdefault(asked.digests[0], asked.tools)
 
     async def _written(self, long: bool, write: Callable[[], list[int]]) -> list[int]:
         """Write messages as ids. Raises ApiError for any error: templates are foreign code, and so are the messages."""
@@ -312,7 +309,8 @@ class Session:
     def _refuse(self, status: Status, message: str) -> ApiError:
         self.ending = status
         self._count("openai_refused")
-        return budget_used_up(message)
+        # In the form of a context that is too long, which clients know.
+        return ApiError(400, message, param="messages", code="context_length_exceeded")
 
     # The answer
 

@@ -16,7 +16,7 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Sequence, Split
+from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -115,7 +115,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     a sentence and inside a quoted argument.
     """
     tokenizer = Tokenizer(BPE())
-    tokenizer.pre_tokenizer = _pre_tokenizer()
+    words = Split(Regex(r"\d|[A-Z][a-z]*| ?[a-z]+| ?[^\s\w]+|\s+|\w"), behavior="isolated")
+    tokenizer.pre_tokenizer = Sequence([words, ByteLevel(add_prefix_space=False, use_regex=False)])
     tokenizer.decoder = ByteLevelDecoder()
     trainer = BpeTrainer(
         vocab_size=vocab_size - len(MARKER_TOKENS),
@@ -129,11 +130,6 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=CHAT_TEMPLATE
     )
-
-
-def _pre_tokenizer() -> PreTokenizer:
-    words = Split(Regex(r"\d|[A-Z][a-z]*| ?[a-z]+| ?[^\s\w]+|\s+|\w"), behavior="isolated")
-    return Sequence([words, ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def build_model(tokenizer: PreTrainedTokenizerBase, shape: TinyShape, seed: int) -> PreTrainedModel:

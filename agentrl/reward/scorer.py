@@ -134,22 +134,16 @@ def _accepted(
     parameters = signature.parameters.values()
     names = [parameter.name for parameter in parameters if parameter.kind in _BY_NAME]
     any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    _check_kwargs(what, kwargs, key, names, given, any_name=any_name)
-    _check_needed(what, parameters, kwargs, key, given)
-    if not any_name and "solution_str" not in names and "trajectory" not in names:
-        raise ConfigError(f"{what}: it must have the parameter solution_str (or trajectory)")
-    # `trajectory` only where it is asked for by name: functions written for other trainers may print their **kwargs.
-    return frozenset(name for name in given if name in names or (any_name and name != "trajectory"))
-
-
-def _check_kwargs(
-    what: str, kwargs: Iterable[str], key: str, names: Sequence[str], given: Sequence[str], *, any_name: bool
-) -> None:
     for name in kwargs:
         if name in given:
             raise ConfigError(f"{what}: {key} may not set {name!r}, which every scorer is given")
         if name not in names and not any_name:
             raise ConfigError(f"{what}: {key} sets {name!r}{nearest(name, names)}, which is no parameter of it")
+    _check_needed(what, parameters, kwargs, key, given)
+    if not any_name and "solution_str" not in names and "trajectory" not in names:
+        raise ConfigError(f"{what}: it must have the parameter solution_str (or trajectory)")
+    # `trajectory` only where it is asked for by name: functions written for other trainers may print their **kwargs.
+    return frozenset(name for name in given if name in names or (any_name and name != "trajectory"))
 
 
 def _check_needed(

@@ -77,7 +77,9 @@ def last_box(text: str) -> str | None:
 
 def final_statement(text: str) -> str:
     """Return the last sentence of a text without its tags: a display of mathematics at its end, or of its last line."""
-    text = _without_courtesy(_TAG.sub(" ", text).rstrip())
+    text = _TAG.sub(" ", text).rstrip()
+    if courtesy := _COURTESY.search(text[-40:]):
+        text = text[: len(text) - len(courtesy[0])].rstrip()
     for opening, closing in _DISPLAYS:
         bare = text.rstrip(".").rstrip()
         if bare.endswith(closing) and (begin := bare.rfind(opening, 0, len(bare) - len(closing))) >= 0:
@@ -85,11 +87,6 @@ def final_statement(text: str) -> str:
     line = text[max(text.rfind("\n"), text.rfind("\r")) + 1 :]
     ends = [match.end() for match in _SENTENCE_END.finditer(line)]
     return line[ends[-1] if ends else 0 :].strip()
-
-
-def _without_courtesy(text: str) -> str:
-    tail = _COURTESY.search(text[-40:])
-    return text if tail is None else text[: len(text) - len(tail[0])].rstrip()
 
 
 def hedges(text: str) -> set[str]:

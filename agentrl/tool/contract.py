@@ -261,7 +261,6 @@ class FunctionTool(Tool):
 
     @property
     def code(self) -> Callable[..., object]:
-        """See `Tool.code`."""
         return self.function
 
     async def execute(self, instance_id: str, arguments: dict[str, Any]) -> ToolResponse:

@@ -30,7 +30,7 @@ from agentrl.system.numbers import finite, number_of
 from agentrl.system.user_code import Code, contract_error
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message, Status, ToolCallRecord, VersionSpan
-from agentrl.verl.calling import fitting, stand_in
+from agentrl.verl.calling import ConstructorOptions, fitting, stand_in
 from agentrl.verl.fields import sample_fields
 from agentrl.verl.tokenizer import verl_tokenizer
 
@@ -373,25 +373,18 @@ def register(agent_name: str) -> Callable[[type[AgentLoopBase]], type[AgentLoopB
     return decorate
 
 
-class LoopOptions(BaseModel):
-    """Arguments of the user's constructor, from the YAML's entry."""
-
-    model_config = ConfigDict(extra="allow")
-
-
 class AdaptedLoop(AgentLoop):
     """A loop of ours around one of verl's contract."""
 
     takes_images = False
     wrapped: ClassVar[type[AgentLoopBase]]
 
-    def __init__(self, options: LoopOptions | None = None) -> None:
-        self.options = dict((options or LoopOptions()).model_extra or {})
+    def __init__(self, options: ConstructorOptions | None = None) -> None:
+        self.options = dict((options or ConstructorOptions()).model_extra or {})
         self.config = OmegaConf.create()
 
     @property
     def code(self) -> Code:
-        """See `AgentLoop.code`."""
         return self.wrapped.run
 
     def configure(self, config: RolloutsConfig) -> None:

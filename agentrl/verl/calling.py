@@ -7,11 +7,19 @@ import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TypeVar, cast
 
+from pydantic import BaseModel, ConfigDict
+
 from agentrl.system.loop_thread import LoopThread
 
 T = TypeVar("T")
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+class ConstructorOptions(BaseModel):
+    """Further arguments of a user's constructor: a loop's YAML entry, or `reward_model.reward_manager_options`."""
+
+    model_config = ConfigDict(extra="allow")
 
 
 def fitting(function: Callable[..., object], offered: Mapping[str, T]) -> dict[str, T]:

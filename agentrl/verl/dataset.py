@@ -68,7 +68,10 @@ class RLHFDataset:
 
     def _read_files_and_tokenize(self) -> None:
         """Read the files into `dataframe`."""
-        datasets = _datasets()
+        try:
+            import datasets
+        except ImportError as error:
+            raise ConfigError("verl's data set classes need a package: pip install 'agentrl[hub]'") from error
         kinds = ["parquet" if name.endswith(".parquet") else "json" for name in self.data_files]
         parts = [
             datasets.load_dataset(kind, data_files=name)["train"]
@@ -193,11 +196,3 @@ def _without_pictures(messages: object) -> tuple[object, list[object]]:
             message = {**message, "content": "".join(texts)}
         plain.append(message)
     return plain, pictures
-
-
-def _datasets() -> Any:
-    try:
-        import datasets
-    except ImportError as error:
-        raise ConfigError("verl's data set classes need a package: pip install 'agentrl[hub]'") from error
-    return datasets

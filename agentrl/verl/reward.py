@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, overload
 import numpy as np
 import numpy.typing as npt
 from omegaconf import DictConfig, OmegaConf
-from pydantic import BaseModel, ConfigDict
 
 from agentrl.config.registries import REWARD_MANAGERS
 from agentrl.config.sections.reward import CustomRewardConfig, RewardConfig
@@ -28,7 +27,7 @@ from agentrl.system.threads import DaemonThreads
 from agentrl.system.user_code import contract_error
 from agentrl.trajectory import Trajectory
 from agentrl.trajectory.sample import Sample
-from agentrl.verl.calling import call, fitting, stand_in
+from agentrl.verl.calling import ConstructorOptions, call, fitting, stand_in
 from agentrl.verl.tokenizer import verl_tokenizer
 
 if TYPE_CHECKING:
@@ -288,12 +287,6 @@ def register(name: str) -> Callable[[type], type]:
     return decorate
 
 
-class ManagerOptions(BaseModel):
-    """Further arguments of the user's constructor: `reward_model.reward_manager_options`."""
-
-    model_config = ConfigDict(extra="allow")
-
-
 class _Adapted(GroupRewardManager):
     """Base of both kinds of adapted managers."""
 
@@ -305,10 +298,10 @@ class _Adapted(GroupRewardManager):
         custom: CustomRewardConfig,
         *,
         beside_model: bool,
-        options: ManagerOptions | None = None,
+        options: ConstructorOptions | None = None,
     ) -> None:
         super().__init__(config, custom, beside_model=beside_model)
-        self._options = dict((options or ManagerOptions()).model_extra or {})
+        self._options = dict((options or ConstructorOptions()).model_extra or {})
         self._ready = NaiveRewardManager(config, custom, beside_model=beside_model)
         self._tokenizer: Any = None
         self._inner: object = None

@@ -101,7 +101,6 @@ class AdaptedSampler(Sampler):
 
     @property
     def learns(self) -> bool:
-        """See `Sampler`."""
         return isinstance(self.inner, AbstractCurriculumSampler)
 
     def update(self, trajectories: Sequence[tuple[int, Outline]]) -> None:

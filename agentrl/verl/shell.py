@@ -245,7 +245,9 @@ def expand(word: str, variables: Variables, *, splits: bool = True) -> list[str]
         piece = word[position:end]
         position = end
         if _ARRAY.fullmatch(piece):
-            values = _items(piece, variables)
+            # Items of an array in quotes, or of the script's arguments, which are empty.
+            name = re.sub(r"\W|\[@\]", "", piece)
+            values = variables.values.get(name, [UNKNOWN]) if name else []
             if values:
                 fields += [(current or "") + values[0], *values[1:]]
                 current = fields.pop()
@@ -266,12 +268,6 @@ def _home(word: str, variables: Variables) -> tuple[str | None, int]:
     if word != "~" and not word.startswith("~/"):
         return None, 0
     return " ".join(variables.values["HOME"]), 1
-
-
-def _items(piece: str, variables: Variables) -> list[str]:
-    """Return the items of an array in quotes, or of the script's arguments, which are empty."""
-    name = re.sub(r"\W|\[@\]", "", piece)
-    return variables.values.get(name, [UNKNOWN]) if name else []
 
 
 def _split_into(fields: list[str], current: str | None, value: str) -> str | None:

@@ -84,7 +84,6 @@ class ParserFormat(TemplateFormat):
         self.stop_token_ids = tuple(dict.fromkeys([*self.stop_token_ids, *self._calls_of.stop_token_ids]))
 
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None) -> AssistantMessage:
-        """See `Format.parse`. An exception of the parser is an error of the user's code."""
         parser = self._calls_of
         found = waited(call(parser.extract_tool_calls, list(ids), tools=None if tools is None else list(tools)))
         if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], str)):

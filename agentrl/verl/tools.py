@@ -252,7 +252,6 @@ class AdaptedTool(Tool):
 
     @property
     def code(self) -> Callable[..., object]:
-        """See `Tool.code`."""
         return self.inner.execute
 
     async def create(self, instance_id: str, **create_kwargs: JSON) -> None:

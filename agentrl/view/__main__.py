@@ -17,7 +17,7 @@ from agentrl.errors import DataError, UserError
 from agentrl.system.addresses import is_loopback
 from agentrl.system.command import exit_status
 from agentrl.system.publish import published
-from agentrl.view.export import COLUMNS, TEXTS, Export, Hidden, chosen, exported
+from agentrl.view.export import COLUMNS, TEXTS, Hidden, chosen, exported
 from agentrl.view.questions import CHILDREN
 from agentrl.view.replays import Replays
 from agentrl.view.run import open_run
@@ -125,7 +125,7 @@ def write_export(options: argparse.Namespace) -> None:
         for number in range(len(options.runs))
         for place in chosen(viewer, number, options.where, steps, options.limit)
     ]
-    text = exported(viewer, Export(places[: options.limit], hidden))
+    text = exported(viewer, places[: options.limit], hidden)
     with published(options.export) as temporary:
         temporary.write_text(text, encoding="utf-8")
     print(f"{options.export}: {len(places[: options.limit])} trajectories, {len(text) / 1e6:.2f} MB")

@@ -12,7 +12,7 @@ import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -77,20 +77,12 @@ class Hidden:
         return text
 
 
-@dataclass(frozen=True, slots=True)
-class Export:
-    """Choice of trajectories, and of the parts that are hidden."""
-
-    places: Sequence[Place]
-    hidden: Hidden = field(default_factory=Hidden)
-
-
-def exported(viewer: Viewer, export: Export) -> str:
-    """Write the file's text. Raises DataError for an invalid place, and for too many."""
-    places = list(dict.fromkeys(export.places))
+def exported(viewer: Viewer, places: Sequence[Place], hidden: Hidden) -> str:
+    """Write the file's text, without the hidden parts. Raises DataError for an invalid place, and for too many."""
+    places = list(dict.fromkeys(places))
     if not 0 < len(places) <= MOST:
         raise DataError(f"want 1 to {MOST} trajectories in one file, not {len(places)}")
-    hidden, routes, tokens = export.hidden, dict[str, object](), dict[str, object]()
+    routes, tokens = dict[str, object](), dict[str, object]()
     steps: dict[tuple[int, str, int], set[tuple[str, int]]] = defaultdict(set)
     groups: dict[tuple[int, str, object], list[Place]] = defaultdict(list)
     for place in places:

@@ -23,7 +23,7 @@ from jinja2 import Environment, PackageLoader
 from pydantic import BaseModel, Field
 
 from agentrl.errors import UserError
-from agentrl.view.export import PAGES, SCRIPTS, Export, Hidden, exported
+from agentrl.view.export import PAGES, SCRIPTS, Hidden, exported
 from agentrl.view.questions import Question
 from agentrl.view.record import to_json
 from agentrl.view.replays import Replays, Wanted
@@ -192,7 +192,7 @@ def _add_questions(app: FastAPI, viewer: Viewer) -> None:
         mask: Annotated[list[str], Query()] = [],  # noqa: B006
     ) -> Response:
         hidden = Hidden.from_names(leave_out, mask)
-        text = exported(viewer, Export([place_of(one) for one in m], hidden))
+        text = exported(viewer, [place_of(one) for one in m], hidden)
         headers = {"Content-Disposition": 'attachment; filename="trajectories.html"'}
         return Response(text, media_type="text/html", headers=headers)
 

@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect
 
 from agentrl.trajectory.parquet import write_trajectories
-from agentrl.view.export import Export, Hidden, exported
+from agentrl.view.export import Hidden, exported
 from agentrl.view.run import open_run
 from agentrl.view.viewer import Viewer
 from tests.view.made import HOSTILE, add_metrics, make_run, played
@@ -145,7 +145,7 @@ def test_search_and_the_same_prompt_at_two_steps(watched: Watched, address: str)
 def test_hostile_texts_are_texts(browser: Browser, hostile_run: Path, tmp_path: Path) -> None:
     out = tmp_path / "one.html"
     viewer = Viewer([open_run(str(hostile_run))])
-    out.write_text(exported(viewer, Export([(0, "train_000002", 4 + row) for row in range(len(HOSTILE))])))
+    out.write_text(exported(viewer, [(0, "train_000002", 4 + row) for row in range(len(HOSTILE))], Hidden()))
     with serving(hostile_run, hostile_run) as address:
         for start, is_file in ((address, False), (f"file://{out}", True)):
             watched = Watched(browser, offline=is_file)
@@ -181,7 +181,7 @@ def test_images_are_shown_as_pictures(browser: Browser, tmp_path: Path) -> None:
     """In the prompt and on their cards, in an exported file too; what is no picture is a card alone."""
     folder = pictured(tmp_path / "run", encoded(1), b"<svg onload='window.hacked=1'/>")
     out = tmp_path / "one.html"
-    out.write_text(exported(Viewer([open_run(str(folder))]), Export([(0, "train_000001", 0)])))
+    out.write_text(exported(Viewer([open_run(str(folder))]), [(0, "train_000001", 0)], Hidden()))
     with serving(folder) as address:
         for start, is_file in ((address, False), (f"file://{out}", True)):
             watched = Watched(browser, offline=is_file)
@@ -202,9 +202,7 @@ def test_images_are_shown_as_pictures(browser: Browser, tmp_path: Path) -> None:
 def test_an_exported_file_opens_without_a_network(browser: Browser, run: Path, tmp_path: Path) -> None:
     out = tmp_path / "one.html"
     viewer = Viewer([open_run(str(run))])
-    out.write_text(
-        exported(viewer, Export([(0, "train_000002", row) for row in range(4)], Hidden.from_names([], ["prompts"])))
-    )
+    out.write_text(exported(viewer, [(0, "train_000002", row) for row in range(4)], Hidden.from_names([], ["prompts"])))
     watched = Watched(browser, offline=True)
     page = watched.page
     page.goto(f"file://{out}")

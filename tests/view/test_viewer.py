@@ -18,7 +18,7 @@ import pytest
 from agentrl.errors import DataError
 from agentrl.trajectory import Image, PlacedImage
 from agentrl.trajectory.parquet import SCHEMA, write_trajectories
-from agentrl.view.export import COLUMNS, TEXTS, Export, Hidden, exported
+from agentrl.view.export import COLUMNS, TEXTS, Hidden, exported
 from agentrl.view.images import MOST_BYTES
 from agentrl.view.record import trajectory
 from agentrl.view.run import open_run
@@ -154,7 +154,7 @@ def contents(text: str) -> Any:
 
 
 def test_an_export_holds_what_was_chosen_and_nothing_else(viewer: Viewer) -> None:
-    text = exported(viewer, Export([(0, "train_000002", 1), (0, "train_000002", 3), (0, "train_000003", 0)]))
+    text = exported(viewer, [(0, "train_000002", 1), (0, "train_000002", 3), (0, "train_000003", 0)], Hidden())
     data = contents(text)
     assert set(data["routes"]) == {
         "/api/runs",
@@ -180,7 +180,7 @@ def test_what_is_left_out_is_nowhere_in_the_file(viewer: Viewer, column: str) ->
         "uids": "train/2/0/3",
         "sources": "made/up",
     }
-    data = contents(exported(viewer, Export([(0, "train_000002", 3)], Hidden.from_names([column], []))))
+    data = contents(exported(viewer, [(0, "train_000002", 3)], Hidden.from_names([column], [])))
     record = data["routes"]["/api/run/0/trajectory/train_000002/3"]
     window = record["transcripts"][0]
     whole = json.dumps(data) + "".join(data["tokens"].get(str(id), ("", "", 0))[0] for id in window["ids"])
@@ -196,7 +196,7 @@ def test_what_is_left_out_is_nowhere_in_the_file(viewer: Viewer, column: str) ->
 
 @pytest.mark.parametrize("column", TEXTS)
 def test_what_is_masked_shows_its_length_alone(viewer: Viewer, column: str) -> None:
-    data = contents(exported(viewer, Export([(0, "train_000002", 3)], Hidden.from_names([], [column]))))
+    data = contents(exported(viewer, [(0, "train_000002", 3)], Hidden.from_names([], [column])))
     record = data["routes"]["/api/run/0/trajectory/train_000002/3"]
     if column == "prompts":
         assert record["messages"][1]["content"] == "███ ████ ██ █ █████ ██"
@@ -216,7 +216,7 @@ def test_columns_that_cannot_be_hidden_are_refused() -> None:
 
 def test_hostile_texts_do_not_end_the_scripts_of_an_export(hostile_run: Path) -> None:
     viewer = Viewer([open_run(str(hostile_run))])
-    text = exported(viewer, Export([(0, "train_000001", 4 + row) for row in range(len(HOSTILE))]))
+    text = exported(viewer, [(0, "train_000001", 4 + row) for row in range(len(HOSTILE))], Hidden())
     for attack in HOSTILE:
         assert attack not in text or attack in ("__proto__", "javascript:window.hacked=6")
     assert text.count("<script") == 3 and text.count("</script>") == 3
@@ -255,10 +255,8 @@ def test_only_checked_formats_become_pictures(tmp_path: Path) -> None:
     viewer = Viewer([open_run(str(folder))])
     assert set(as_seen(viewer.trajectory(place))["pictures"]) == {images[1]["digest"]}
     for hidden in ("prompts", "answers"):
-        assert "data:image/jpeg" not in str(
-            contents(exported(viewer, Export([place], Hidden.from_names([hidden], []))))
-        )
-    assert "data:image/jpeg" in str(contents(exported(viewer, Export([place]))))
+        assert "data:image/jpeg" not in str(contents(exported(viewer, [place], Hidden.from_names([hidden], []))))
+    assert "data:image/jpeg" in str(contents(exported(viewer, [place], Hidden())))
 
 
 def test_several_windows_and_images_are_shown(tmp_path: Path) -> None:

@@ -63,7 +63,9 @@ class Tags:
 
         Text between parameters is an error: it may be the rest of a value that holds a closing tag.
         """
-        argument = ArgumentReader(name, tools)
+        functions = (tool["function"] for tool in tools)
+        root = next((f.get("parameters") or {} for f in functions if f["name"] == name), {})
+        schemas, other = as_object(root.get("properties")), root.get("additionalProperties")
         arguments: dict[str, JSON] = {}
         at = 0
         while (begin := text.find(self.key_open, at)) >= 0:
@@ -81,7 +83,10 @@ class Tags:
                 return Found(name, error=f"the parameter {key[:64]!r} is given twice")
             value = value.removeprefix(self.around).removesuffix(self.around)
             try:
-                arguments[key] = argument(key, value) if not is_said else value if said == "true" else parse_json(value)
+                if is_said:
+                    arguments[key] = value if said == "true" else parse_json(value)
+                else:
+                    arguments[key] = read_argument(value, schemas.get(key, other), root)
             except ValueError as fault:
                 return Found(name, error=f"the parameter {key[:64]!r} is not valid JSON: {fault}")
             at = end
@@ -97,19 +102,6 @@ class Tags:
 
     def _stray(self, text: str) -> str:
         return f"text outside of parameters, {text[:64]!r}; a value cannot hold {self.value_close}"
-
-
-class ArgumentReader:
-    """Reads the unquoted arguments of one function's calls."""
-
-    def __init__(self, name: str, tools: Sequence[ToolSchema]) -> None:
-        functions = (tool["function"] for tool in tools)
-        self._parameters = next((f.get("parameters") or {} for f in functions if f["name"] == name), {})
-        self._properties = as_object(self._parameters.get("properties"))
-
-    def __call__(self, key: str, text: str) -> JSON:
-        schema = self._properties.get(key, self._parameters.get("additionalProperties"))
-        return read_argument(text, schema, self._parameters)
 
 
 def read_argument(text: str, schema: JSON, root: Schema) -> JSON:

@@ -64,19 +64,18 @@ class FamilyFormat:
         shared = _shared_format(family)
         self.names_in_call_ids, self.ids_by_turn = shared.names_in_ids, False
         self.shown = shared.shown
-        self._parser = self._parser_of(shared)
+        starts_in_reasoning = codec.decode(self._prompt).rstrip().endswith(shared.reasoning[0].rstrip())
+        self._parser = CallParser(codec, shared, starts_in_reasoning=starts_in_reasoning)
         self._shapes = Shapes()
         self._bridges = True
         # Some renderers' bridges lose the newline after a turn. Compared with a full render once, here.
         self._bridges = self._bridge_rendered(self._close, [USER], None) == self._difference(self._close, [USER], None)
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool) -> list[int]:
-        """See `Format.render`."""
         ids: list[int] = self._rendered(messages, tools, generation).token_ids
         return ids
 
     def bridge(self, ids: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[int]:
-        """See `Format.bridge`."""
         if ids[-1] in self.stop_token_ids:
             return self._bridge_closed(ids[-1] if ids[-1] in self._stops else self._close, messages, tools)
         if self._bridges:  # It knows how to close reasoning that was cut.
@@ -88,13 +87,11 @@ class FamilyFormat:
         return [self._close, *self._bridge_closed(self._close, messages, tools)]
 
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None) -> AssistantMessage:
-        """See `Format.parse`."""
         message = self._parser.parse(ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids, tools)
         # Templates put line breaks around an answer, and take them off again.
         return replace(message, text=message.text.strip("\n"))
 
     def sampled(self, message: Message, tools: Sequence[ToolSchema] | None) -> list[int]:
-        """See `Format.sampled`."""
         prompt = self.render([USER], tools, True)
         rendered = self._rendered([USER, message], tools)
         whole = list(rendered.token_ids[: _last_sampled(rendered) + 1])
@@ -112,10 +109,6 @@ class FamilyFormat:
             )
         turn = [*self._codec.encode(text[len(rest) :]), *whole[end:]]
         return turn if turn and turn[-1] in self._stops else [*turn, self._stop_after(message, tools)]
-
-    def _parser_of(self, format: CallFormat) -> CallParser:
-        starts_in_reasoning = self._codec.decode(self._prompt).rstrip().endswith(format.reasoning[0].rstrip())
-        return CallParser(self._codec, format, starts_in_reasoning=starts_in_reasoning)
 
     def _rendered(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool = False

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
-from agentrl.chat.codec import Codec
 from agentrl.chat.message import AssistantMessage
-from agentrl.system.json_value import JSON
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
 
 
 class Format(Protocol):
-    """A way to write conversations. All messages given to it are normalised and guarded (see `Chat`)."""
+    """A way to write conversations. All messages given to it are normalised and guarded (see `Chat`).
+
+    A class of formats is called as `Class(codec, template_kwargs)`. It raises ConfigError when it does not fit the
+    tokenizer, or a template kwarg is unknown.
+    """
 
     name: str
     stop_token_ids: tuple[int, ...]
@@ -44,12 +46,4 @@ class Format(Protocol):
 
     def sampled(self, message: Message, tools: Sequence[ToolSchema] | None) -> list[int]:
         """Write an assistant message as the policy would sample it, stop token included."""
-        ...
-
-
-class MakeFormat(Protocol):
-    """A class that implements `Format` for any tokenizer."""
-
-    def __call__(self, codec: Codec, template_kwargs: Mapping[str, JSON]) -> Format:
-        """Raises ConfigError when it does not fit the tokenizer, or a template kwarg is unknown."""
         ...

@@ -48,7 +48,8 @@ def _read_message(turn: Turn, pieces: Sequence[tuple[str, str]], first: bool, en
     at = markers.index(MESSAGE)
     header, body = head + concatenated(parts[:at]), concatenated(parts[at:]).removeprefix(MESSAGE)
     read = _HEADER.fullmatch(f"assistant{header}" if first else header)
-    recipients = _recipients(read)
+    # A header names its recipient before or after the channel.
+    recipients = [] if read is None else list(dict.fromkeys(filter(None, read.group(1, 3))))
     if len(recipients) == 1:
         wrong = None if end == CALL else f"the call is not closed with {CALL}"
         turn.bodies.append((f"{recipients[0]}{MESSAGE}{body}", wrong))
@@ -59,11 +60,6 @@ def _read_message(turn: Turn, pieces: Sequence[tuple[str, str]], first: bool, en
         turn.texts.append(concatenated(pieces))
     else:
         (turn.thoughts if read[2] == "analysis" else turn.texts).append(body)
-
-
-def _recipients(header: re.Match[str] | None) -> list[str]:
-    """List whom a header names, before or after the channel, each once."""
-    return [] if header is None else list(dict.fromkeys(name for name in (header[1], header[3]) if name))
 
 
 FORMAT = CallFormat(

@@ -46,10 +46,6 @@ MessageReader = Callable[[Sequence[tuple[str, str]]], Turn]
 """Takes a turn apart that is cut at its markers: (marker, the text after it), the first marker empty."""
 
 
-def _never(message: str) -> bool:
-    return False
-
-
 @dataclass(frozen=True, slots=True)
 class CallFormat:
     """A way to write tool calls: the markers around a call, and the parser of the text between them."""
@@ -64,7 +60,7 @@ class CallFormat:
     """Markers around a group of calls, if there are any; they are dropped."""
     tags: tuple[str, ...] = ()
     """Markers inside a body that some vocabularies have as tokens; `body` then meets no spelling of them."""
-    is_call: Callable[[str], bool] = _never
+    is_call: Callable[[str], bool] = lambda message: False
     """True for a whole message, stripped of blanks, that is or tries to be a call. Only without `open`."""
     reasoning: tuple[str, str] = (THINK, THINK_END)
     """Markers around reasoning. The first may be a token and text after it, e.g. a channel's name."""

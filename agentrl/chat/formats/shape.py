@@ -62,17 +62,14 @@ class Shapes:
         known = self._known.get(key)  # Read once: another thread may forget it.
         if known is None:
             if key not in self._seen:  # Learning costs a dozen writes: not for call ids that never come back.
-                self._forget_some()
+                if len(self._seen) >= MAX_SHAPES:
+                    self._seen.clear()
+                    self._known.clear()
                 self._seen.add(key)
                 return None
             known = self._known[key] = (keep, learn_shape(messages, write))
         shape = known[1]
         return None if shape is None else shape.fill(contents)
-
-    def _forget_some(self) -> None:
-        if len(self._seen) >= MAX_SHAPES:
-            self._seen.clear()
-            self._known.clear()
 
 
 def learn_shape(messages: Sequence[Message], write: Write) -> Shape | None:

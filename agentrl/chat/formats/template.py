@@ -95,11 +95,9 @@ class TemplateFormat:
         )
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool) -> list[int]:
-        """See `Format.render`."""
         return self._codec.encode(self._text(messages, tools, generation))
 
     def bridge(self, ids: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[int]:
-        """See `Format.bridge`."""
         text = self._between(messages, tools)
         lead, token, rest = cut_at_token(self._codec, text)
         if not token:
@@ -114,7 +112,6 @@ class TemplateFormat:
         return [*self._codec.encode(lead), self._codec.added[token], *behind]
 
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None) -> AssistantMessage:
-        """See `Format.parse`."""
         message = self._parser.parse(self._without_end(ids), tools)
         return message if self._frame is None else self._frame.strip(message)
 
@@ -131,11 +128,11 @@ class TemplateFormat:
         return ids[:-1]
 
     def sampled(self, message: Message, tools: Sequence[ToolSchema] | None) -> list[int]:
-        """See `Format.sampled`."""
         prompt, whole = self._text([USER], tools, True), self._text([USER, message], tools, False)
         if not whole.startswith(prompt):
+            last_line = prompt.rstrip("\n").rpartition("\n")[2]
             raise ConfigError(
-                f"{self._where()} ends its generation prompt with {_last_line(prompt)!r}, but writes something else "
+                f"{self._where()} ends its generation prompt with {last_line!r}, but writes something else "
                 f"before an assistant turn. If that opens or closes reasoning, give assistant messages "
                 f"reasoning_content to match (or set it by chat_template_kwargs)"
             )
@@ -419,7 +416,3 @@ def _asked(index: int, answer: Message) -> ToolCall:
 
 def _answer(call: ToolCall) -> Message:
     return {"role": "tool", "content": "t", "name": call["function"]["name"], "tool_call_id": call.get("id", "")}
-
-
-def _last_line(text: str) -> str:
-    return text.rstrip("\n").rpartition("\n")[2]
