@@ -168,8 +168,7 @@ class StepRunner:
     def _mixed(self, running: Sequence[Request]) -> tuple[list[Request], Sampler, torch.Tensor]:
         """Run a step in which requests do different things. Return them in its order, and their last states [R, H]."""
         cache, device = self.cache, self.cache.own.device
-        prompts = self._start_prompts(running)
-        self._arrange([r for r in running if r.new_tokens == 1])  # may move the rows of all others, too
+        prompts = self._prepare_rows(running)
         by_row = sorted(running, key=lambda r: r.session.row)
         decoding = [r for r in by_row if r.new_tokens == 1]  # the token that was sampled last
         short = [r for r in by_row if 1 < r.new_tokens <= _SHORT]
@@ -231,8 +230,11 @@ class StepRunner:
                 new.keep_experts(experts, len(tokens))
         return hidden
 
-    def _start_prompts(self, running: Sequence[Request]) -> list[Prefix]:
-        """Find the prompts that this step has to compute; their sessions count them as cached from here on."""
+    def _prepare_rows(self, running: Sequence[Request]) -> list[Prefix]:
+        """Find the prompts that this step has to compute; their sessions count them as cached from here on.
+
+        The rows of the sessions that decode, and of their prompts, move to the front of the stores.
+        """
         prompts: list[Prefix] = []
         for request in running:
             session, prefix = request.session, request.session.prefix
@@ -243,14 +245,11 @@ class StepRunner:
             session.cached = max(session.cached, session.prompt_length)
         if prompts:
             self.cache.shared.reserve(0, max(len(prefix.ids) for prefix in prompts))
-        return prompts
-
-    def _arrange(self, decoding: Sequence[Request]) -> None:
-        """Move the rows of the sessions that decode, and of their prompts, to the front of the stores."""
-        sessions = [request.session for request in decoding]
-        prefixes = {id(session.prefix): session.prefix for session in sessions if session.prefix is not None}
-        self.cache.own.arrange(sessions)
+        decoding = [request.session for request in running if request.new_tokens == 1]
+        prefixes = {id(session.prefix): session.prefix for session in decoding if session.prefix is not None}
+        self.cache.own.arrange(decoding)  # may move the rows of all others, too
         self.cache.shared.arrange(list(prefixes.values()))
+        return prompts
 
 
 def _give_prompt_experts(requests: Sequence[Request]) -> None:
