@@ -25,5 +25,5 @@ BOUNDS: dict[str, float] = {
     "long sentences in 100 of docstrings": 1.4,
 }
 
-STEP = {"files": 147, "functions": 730}
+STEP = {"files": 146, "functions": 728}
 """A step of the quickstart enters so many; three of the functions only where a line of progress is due."""
