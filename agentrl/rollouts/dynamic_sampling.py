@@ -65,16 +65,13 @@ def fill_batch(
     surplus = sum(status is PromptStatus.CANCELLED for status in batch.statuses.values())
     numbers = {"refill/gen_batches": float(len(parts)), **replaced(schedule), "refill/groups_surplus": float(surplus)}
     taken = {ordinal - first for ordinal in batch.ordinals}
-    return batch.schedule, Rollout.joined([only(part, taken) for part in parts]), numbers
-
-
-def only(part: Rollout, groups: set[int]) -> Rollout:
-    """Leave the sequences of other groups out of the batch."""
-    if part.batch is None:
-        return part
-    return replace(
-        part, batch=part.batch.select([row for row, one in enumerate(part.batch.group.tolist()) if one in groups])
-    )
+    kept = []
+    for part in parts:
+        if part.batch is not None:
+            rows = [row for row, group in enumerate(part.batch.group.tolist()) if group in taken]
+            part = replace(part, batch=part.batch.select(rows))
+        kept.append(part)
+    return batch.schedule, Rollout.joined(kept), numbers
 
 
 def left_out(schedule: StalenessScheduler) -> tuple[int, int]:

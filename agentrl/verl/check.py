@@ -157,7 +157,7 @@ def page(report: Report) -> str:
             if key in typed
         ],
     )
-    part("noted, without effect", [f"{key}: {why}" for key, why in found.noted.items() if key in typed])
+    part("ignored, without effect", [f"{key}: {why}" for key, why in found.ignored.items() if key in typed])
     part("told at the start", aloud(report.translation.loud))
     part("refused", [line for fault in report.faults for line in fault.splitlines()])
     part("not installed here", report.missing)

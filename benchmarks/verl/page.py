@@ -19,8 +19,8 @@ def page(text: str) -> str:
 
 
 def _here(entry: VerlKey) -> str:
-    if entry.kind == "noted" and entry.accepted is not None:
-        return f"noted: {', '.join(f'`{_shown(value)}`' for value in entry.accepted)}; others refused"
+    if entry.kind == "ignored" and entry.accepted is not None:
+        return f"ignored: {', '.join(f'`{_shown(value)}`' for value in entry.accepted)}; others unsupported"
     return entry.kind
 
 

@@ -84,7 +84,7 @@ FURTHER = [
 def test_no_key_of_a_release_is_unknown_and_no_default_is_refused(trainer: str) -> None:
     found = translate(defaults_of(trainer), Config)
     assert found.strangers == []
-    assert found.refused == {}
+    assert found.unsupported == {}
 
 
 def test_the_keys_of_recipes_and_forks_are_known() -> None:
@@ -144,7 +144,7 @@ def test_values_of_the_models_config_are_ours_and_dropout_is_refused() -> None:
     }
     assert translate({key: given}, Config).values[key] == {"max_position_embeddings": 64}
     assert translate({key: {"resid_pdrop": 0.0}}, Config).values == {}
-    assert key in translate({key: {"resid_pdrop": 0.1}}, Config).refused
+    assert key in translate({key: {"resid_pdrop": 0.1}}, Config).unsupported
 
 
 def test_a_shard_group_as_large_as_the_ranks_is_all_of_them() -> None:
@@ -1052,7 +1052,7 @@ def test_a_distillation_of_verls_is_one_of_ours(given: dict[str, JSON], ours: di
     defaults = defaults_of(TRAINERS[0])
     assert not any(key.startswith(DISTIL) for key in translate(defaults | given, Config).values), "it is not enabled"
     found = translate(defaults | {"distillation.enabled": True} | given, Config)
-    assert found.refused == {} and found.strangers == []
+    assert found.unsupported == {} and found.strangers == []
     assert {key.removeprefix(DISTIL): one for key, one in found.values.items() if key.startswith(DISTIL)} == ours
 
 
@@ -1066,7 +1066,7 @@ def test_a_distillation_of_verls_is_one_of_ours(given: dict[str, JSON], ours: di
 )
 def test_what_distillation_has_not_is_refused(given: dict[str, JSON]) -> None:
     enabled: dict[str, JSON] = {"distillation.enabled": True, f"{TEACHERS}teacher_model.model_path": "t"}
-    assert len(translate(defaults_of(TRAINERS[0]) | enabled | given, Config).refused) == 1
+    assert len(translate(defaults_of(TRAINERS[0]) | enabled | given, Config).unsupported) == 1
 
 
 REPLAY = f"{ACTOR}.router_replay.mode"

@@ -22,9 +22,9 @@ def test_max_turns_is_the_first_name_of_the_assistants_turns() -> None:
     values: dict[str, JSON] = {MOST: None, f"{TURNS}.max_turns": 5, "data.max_response_length": 512}
     for order in (values, dict(reversed(values.items()))):
         found = translate(order, Config)
-        assert (found.values[MOST], found.refused) == (5, {})
+        assert (found.values[MOST], found.unsupported) == (5, {})
     assert translate({**values, f"{TURNS}.max_turns": None}, Config).values[MOST] == 512, "no limit"
-    assert "keep one" in translate({**values, MOST: 3}, Config).refused[MOST]
+    assert "keep one" in translate({**values, MOST: 3}, Config).unsupported[MOST]
 
 
 @pytest.mark.parametrize("name", ["chatml", "qwen", "openai"])
@@ -38,8 +38,8 @@ def test_the_critics_shards_are_taken_under_their_engines_name() -> None:
     words: dict[str, JSON] = {f"critic.fsdp_config.{name}": one for name, one in {"fsdp_size": 4, "x": 1}.items()}
     found = translate({**words, "critic.fsdp_config.param_offload": True, "trainer.n_gpus_per_node": 8}, Config)
     assert found.values["critic.model.fsdp_config.fsdp_size"] == 4
-    assert found.strangers == ["critic.fsdp_config.x"] and found.refused == {}
-    assert "critic.fsdp_config.param_offload" in found.noted
+    assert found.strangers == ["critic.fsdp_config.x"] and found.unsupported == {}
+    assert "critic.fsdp_config.param_offload" in found.ignored
 
 
 @pytest.mark.parametrize("loss", ["gspo", "sapo", "geo_mean"])

@@ -12,9 +12,9 @@ from agentrl.system.json_value import JSON
 
 VERL_0_2 = "verl-0.2"
 """The dialect of verl 0.2 and its forks, whose code reads the same keys otherwise."""
-Kind = Literal["same", "translated", "noted", "refused"]
-"""same: a key of ours with the same meaning. translated: other keys or values of ours replace it. noted: accepted, and
-without effect on the result. refused: it would change the result, and is not here."""
+Kind = Literal["same", "translated", "ignored", "unsupported"]
+"""same: a key of ours with the same meaning. translated: other keys or values of ours replace it. ignored: accepted,
+and without effect on the result. unsupported: it would change the result, and is not here."""
 Values = Mapping[str, JSON]
 """Values of a whole config by dotted path, interpolations resolved."""
 
@@ -33,9 +33,9 @@ class VerlKey:
     """The note for an accepted value, which names the key's replacement, or the reason in the refusal of another value.
     """
     accepted: tuple[JSON, ...] | None = None
-    """Values that are noted; None: every value. Others are refused."""
+    """Values that are ignored; None: every value. Others are refused."""
     ours: tuple[str, ...] = ()
-    """Our keys that the translation may set; empty: the key is only noted."""
+    """Our keys that the translation may set; empty: the key is ignored."""
     translate: Callable[[JSON, Values], dict[str, JSON]] | None = None
     """Returns values of our keys; empty where the value asks for nothing. Raises Refusal."""
     into: str | None = None
@@ -48,10 +48,10 @@ class VerlKey:
 
     @property
     def kind(self) -> Kind:
-        """The kind of most values: a noted key may be refused with others, and a translated one, too."""
+        """The kind of most values: an ignored key may be refused with others, and a translated one, too."""
         if self.translate is not None or self.into is not None:
             return "translated"
-        return "refused" if self.accepted == () else "noted"
+        return "unsupported" if self.accepted == () else "ignored"
 
     def matches(self, key: str) -> bool:
         """Check whether the entry is about this key."""
@@ -60,30 +60,30 @@ class VerlKey:
     @property
     def accepts_by_pattern(self) -> bool:
         """True where a misspelled key would be accepted unless it is looked up."""
-        return "*" in self.pattern and self.kind != "refused"
+        return "*" in self.pattern and self.kind != "unsupported"
 
 
-def noted(pattern: str, text: str) -> VerlKey:
+def ignored(pattern: str, text: str) -> VerlKey:
     """Make an entry of a key that is accepted with any value, and has no effect of its own."""
     return VerlKey(pattern, text)
 
 
-def arranged(pattern: str, text: str, *quiet: JSON) -> VerlKey:
-    """Make an entry of a key that arranges devices differently from here; `quiet` values ask for nothing."""
+def split(pattern: str, text: str, *quiet: JSON) -> VerlKey:
+    """Make an entry of a key that splits models over devices differently from here; `quiet` values ask for nothing."""
     return VerlKey(pattern, text, is_loud=True, asks=lambda value: value not in quiet)
 
 
-def only(pattern: str, text: str, *values: JSON) -> VerlKey:
+def fixed(pattern: str, text: str, *values: JSON) -> VerlKey:
     """Make an entry of a key that is accepted with these values alone."""
     return VerlKey(pattern, text, values)
 
 
-def refused(pattern: str, text: str) -> VerlKey:
+def unsupported(pattern: str, text: str) -> VerlKey:
     """Make an entry of a key that is refused at any value."""
     return VerlKey(pattern, text, ())
 
 
-def alias(pattern: str, ours: str, text: str = "", *, off: tuple[JSON, ...] = (None,)) -> VerlKey:
+def renamed(pattern: str, ours: str, text: str = "", *, off: tuple[JSON, ...] = (None,)) -> VerlKey:
     """Make an entry of a key that has another name here; values `off` ask for nothing."""
     return VerlKey(
         pattern,

@@ -6,7 +6,7 @@ Keys are matched by the first entry whose pattern fits. A key without an entry t
 from __future__ import annotations
 
 from agentrl.verl.keys import rewrites
-from agentrl.verl.keys.entries import VerlKey, alias, arranged, noted, only, refused, translated
+from agentrl.verl.keys.entries import VerlKey, fixed, ignored, renamed, split, translated, unsupported
 from agentrl.verl.keys.rewrites import (
     ACTOR,
     ASYNCHRONOUS,
@@ -72,34 +72,34 @@ DATA = (
         ("data.gen_batch_size", "data.train_batch_size"),
         rewrites.generation_batch,
     ),
-    alias("data.train_max_samples", "data.train_max_samples", "-1 means all, which is null here", off=(-1, None)),
-    alias("data.val_max_samples", "data.val_max_samples", "-1 means all, which is null here", off=(-1, None)),
-    alias("data.train_data_num", "data.train_max_samples"),
-    alias("data.val_data_num", "data.val_max_samples"),
-    alias("data.shuffle_train_dataloader", "data.shuffle"),
-    alias("data.seed", "data.seed", "null is 1 here"),
-    noted("data.validation_shuffle", "validation is the same in every order"),
-    noted("data.return_raw_chat", "rows always reach the loops as messages"),
-    only("data.reward_fn_key", "scorers are chosen by the column data_source", "data_source", None),
-    only("data.return_raw_input_ids", "use the trajectories of the run", *OFF),
-    only("data.return_full_prompt", "use the trajectories of the run", *OFF),
-    noted("data.return_multi_modal_inputs", "images always travel with their sequences"),
-    only("data.video_key", "no video is read", "videos", None),
-    only("data.audio_key", "no audio is read", "audios", None),
-    noted("data.image_patch_size", "the model's own processor decides"),
-    only("data.mm_processor_kwargs*", "the model's own processor decides", {}, None),
-    noted("data.*_workers", "rows are read as they are needed, in this process"),
-    alias("data.trust_remote_code", f"{MODEL}.trust_remote_code", off=OFF),
-    only("data.tokenizer", "the tokenizer is the model's", None),
-    alias("data.tool_config_path", f"{TURNS}.tool_config_path"),
-    only("data.function_tool_path", "tools are named in a YAML file", None),
+    renamed("data.train_max_samples", "data.train_max_samples", "-1 means all, which is null here", off=(-1, None)),
+    renamed("data.val_max_samples", "data.val_max_samples", "-1 means all, which is null here", off=(-1, None)),
+    renamed("data.train_data_num", "data.train_max_samples"),
+    renamed("data.val_data_num", "data.val_max_samples"),
+    renamed("data.shuffle_train_dataloader", "data.shuffle"),
+    renamed("data.seed", "data.seed", "null is 1 here"),
+    ignored("data.validation_shuffle", "validation is the same in every order"),
+    ignored("data.return_raw_chat", "rows always reach the loops as messages"),
+    fixed("data.reward_fn_key", "scorers are chosen by the column data_source", "data_source", None),
+    fixed("data.return_raw_input_ids", "use the trajectories of the run", *OFF),
+    fixed("data.return_full_prompt", "use the trajectories of the run", *OFF),
+    ignored("data.return_multi_modal_inputs", "images always travel with their sequences"),
+    fixed("data.video_key", "no video is read", "videos", None),
+    fixed("data.audio_key", "no audio is read", "audios", None),
+    ignored("data.image_patch_size", "the model's own processor decides"),
+    fixed("data.mm_processor_kwargs*", "the model's own processor decides", {}, None),
+    ignored("data.*_workers", "rows are read as they are needed, in this process"),
+    renamed("data.trust_remote_code", f"{MODEL}.trust_remote_code", off=OFF),
+    fixed("data.tokenizer", "the tokenizer is the model's", None),
+    renamed("data.tool_config_path", f"{TURNS}.tool_config_path"),
+    fixed("data.function_tool_path", "tools are named in a YAML file", None),
     VerlKey(
         "data.apply_chat_template_kwargs.*",
         f"it is {MODEL}.chat_template_kwargs here",
         ours=(f"{MODEL}.chat_template_kwargs",),
         into=f"{MODEL}.chat_template_kwargs",
     ),
-    only("data.apply_chat_template_kwargs", f"use {MODEL}.chat_template_kwargs", {}, None),
+    fixed("data.apply_chat_template_kwargs", f"use {MODEL}.chat_template_kwargs", {}, None),
     translated(
         "data.custom_cls.path",
         "the same; a pkg:// before a module's name is left out",
@@ -118,8 +118,8 @@ DATA = (
         ("data.sampler.name",),
         rewrites.sampler,
     ),
-    noted("data.sampler.class_name", "read with class_path alone"),
-    only("data.datagen.*", "data is not generated while training", None),
+    ignored("data.sampler.class_name", "read with class_path alone"),
+    fixed("data.datagen.*", "data is not generated while training", None),
     translated(
         "data.max_start_length",
         "the first prompt's length (Search-R1), which is data.max_prompt_length here",
@@ -127,39 +127,39 @@ DATA = (
         lambda value, _: {"data.max_prompt_length": value},
     ),
     *(
-        refused(f"data.{name}", OWN_TRAINER)
+        unsupported(f"data.{name}", OWN_TRAINER)
         for name in ("filter_accuracy", "accuracy_*", "oversample_factor", "filter_truncate")
     ),
 )
 
 MODELS = (
-    noted("*.use_shm", "models and data are read from their own place"),
-    only("*.model.hf_config_path", "the configuration is the model's own", None),
-    only(f"{MODEL}.tokenizer_path", "the tokenizer is the model's own", None),
-    noted("critic.model.tokenizer_path", "the critic sees the policy's tokens"),
-    only("*.model.external_lib", "use trust_remote_code", None),
-    alias(f"{MODEL}.custom_chat_template", f"{MODEL}.chat_template"),
+    ignored("*.use_shm", "models and data are read from their own place"),
+    fixed("*.model.hf_config_path", "the configuration is the model's own", None),
+    fixed(f"{MODEL}.tokenizer_path", "the tokenizer is the model's own", None),
+    ignored("critic.model.tokenizer_path", "the critic sees the policy's tokens"),
+    fixed("*.model.external_lib", "use trust_remote_code", None),
+    renamed(f"{MODEL}.custom_chat_template", f"{MODEL}.chat_template"),
     translated(
         f"{MODEL}.override_config",
         "the same, without model_config around it; attention is computed in one way, and there is no dropout",
         (f"{MODEL}.override_config",),
         rewrites.override_config,
     ),
-    noted("*.override_config.attn_implementation", "attention is computed in one way, without padding"),
-    only("*.override_config.*dropout", "models are trained without dropout", 0.0, None),
-    only("*.override_config.*pdrop", "models are trained without dropout", 0.0, None),
-    only("*.override_config.moe_config.freeze_moe_router", "all parameters of the policy learn", *OFF),
-    only("*.override_config.model_config", "the model's own config.json holds", {}, None),
-    only("*.override_config", "the model's own config.json holds", {}, None),
-    refused("*.override_config.*", "the model's own config.json holds: edit a copy of it"),
-    noted("*.use_remove_padding", "sequences are always packed without padding"),
+    ignored("*.override_config.attn_implementation", "attention is computed in one way, without padding"),
+    fixed("*.override_config.*dropout", "models are trained without dropout", 0.0, None),
+    fixed("*.override_config.*pdrop", "models are trained without dropout", 0.0, None),
+    fixed("*.override_config.moe_config.freeze_moe_router", "all parameters of the policy learn", *OFF),
+    fixed("*.override_config.model_config", "the model's own config.json holds", {}, None),
+    fixed("*.override_config", "the model's own config.json holds", {}, None),
+    unsupported("*.override_config.*", "the model's own config.json holds: edit a copy of it"),
+    ignored("*.use_remove_padding", "sequences are always packed without padding"),
     translated(
         f"{MODEL}.lora_alpha",
         "read with lora_rank above 0 alone",
         (f"{MODEL}.lora_alpha",),
         lambda value, values: {f"{MODEL}.lora_alpha": value} if values.get(f"{MODEL}.lora_rank") else {},
     ),
-    alias(f"{MODEL}.lora.rank", f"{MODEL}.lora_rank", off=(0, None)),
+    renamed(f"{MODEL}.lora.rank", f"{MODEL}.lora_rank", off=(0, None)),
     translated(
         f"{MODEL}.lora.alpha",
         f"it is {MODEL}.lora_alpha here",
@@ -172,19 +172,19 @@ MODELS = (
         (f"{MODEL}.target_modules",),
         rewrites.adapter_layers,
     ),
-    alias(f"{MODEL}.lora.adapter_path", f"{MODEL}.lora_adapter_path"),
-    only(f"{MODEL}.lora.dropout", "adapters are trained without dropout", 0, None),
-    alias(f"{MODEL}.lora.exclude_modules", f"{MODEL}.exclude_modules", off=([], None)),
-    only(f"{MODEL}.lora.type", "adapters are LoRA's", "lora", None),
-    noted(f"{MODEL}.lora.*", "adapters are peft's, merged for the engine"),
-    only("critic.model.lora*rank", "the critic trains all of its parameters", 0, None),
-    noted("critic.model.lora*", "the critic trains all of its parameters"),
-    noted("critic.model.target_modules", "the critic trains all of its parameters"),
-    noted("critic.model.exclude_modules", "the critic trains all of its parameters"),
-    noted("*.use_liger", "log-probs are computed in chunks already"),
-    noted("*.use_fused_kernels", "log-probs are computed in chunks already"),
-    noted("*.fused_kernel_options.*", "log-probs are computed in chunks already"),
-    noted("*.tiled_mlp.*", "micro-batches go by tokens"),
+    renamed(f"{MODEL}.lora.adapter_path", f"{MODEL}.lora_adapter_path"),
+    fixed(f"{MODEL}.lora.dropout", "adapters are trained without dropout", 0, None),
+    renamed(f"{MODEL}.lora.exclude_modules", f"{MODEL}.exclude_modules", off=([], None)),
+    fixed(f"{MODEL}.lora.type", "adapters are LoRA's", "lora", None),
+    ignored(f"{MODEL}.lora.*", "adapters are peft's, merged for the engine"),
+    fixed("critic.model.lora*rank", "the critic trains all of its parameters", 0, None),
+    ignored("critic.model.lora*", "the critic trains all of its parameters"),
+    ignored("critic.model.target_modules", "the critic trains all of its parameters"),
+    ignored("critic.model.exclude_modules", "the critic trains all of its parameters"),
+    ignored("*.use_liger", "log-probs are computed in chunks already"),
+    ignored("*.use_fused_kernels", "log-probs are computed in chunks already"),
+    ignored("*.fused_kernel_options.*", "log-probs are computed in chunks already"),
+    ignored("*.tiled_mlp.*", "micro-batches go by tokens"),
     VerlKey(
         "*.mtp.enable_train",
         "layers that predict further tokens stay as they are, and do not count in the gradient's norm; with "
@@ -193,15 +193,15 @@ MODELS = (
         is_loud=True,
         asks=bool,
     ),
-    noted("*.mtp.enable_rollout", "drafts change the speed alone"),
-    noted("*.mtp*", "read with mtp.enable_train alone"),
-    noted(f"{MODEL}.torch_dtype", "parameters that learn are float32; the forward pass is of model.dtype"),
+    ignored("*.mtp.enable_rollout", "drafts change the speed alone"),
+    ignored("*.mtp*", "read with mtp.enable_train alone"),
+    ignored(f"{MODEL}.torch_dtype", "parameters that learn are float32; the forward pass is of model.dtype"),
     translated(f"{MODEL}.path", "~ is the home directory", (f"{MODEL}.path",), rewrites.model_path(f"{MODEL}.path")),
     translated("critic.model.path", "it is critic.path here", ("critic.path",), rewrites.model_path("critic.path")),
-    noted("critic.model.trust_remote_code", f"follows {MODEL}.trust_remote_code"),
-    only("critic.model.custom_chat_template", "the critic sees the policy's tokens", None),
-    noted("critic.model.enable_gradient_checkpointing", f"follows {MODEL}.enable_gradient_checkpointing"),
-    noted("critic.model.enable_activation_offload", f"follows {MODEL}.enable_activation_offload"),
+    ignored("critic.model.trust_remote_code", f"follows {MODEL}.trust_remote_code"),
+    fixed("critic.model.custom_chat_template", "the critic sees the policy's tokens", None),
+    ignored("critic.model.enable_gradient_checkpointing", f"follows {MODEL}.enable_gradient_checkpointing"),
+    ignored("critic.model.enable_activation_offload", f"follows {MODEL}.enable_activation_offload"),
 )
 
 MEGATRON = (
@@ -239,19 +239,19 @@ MEGATRON = (
         )
     ),
     *(
-        alias(f"{ACTOR}.{backend}.param_offload", f"{ACTOR}.fsdp_config.param_offload")
+        renamed(f"{ACTOR}.{backend}.param_offload", f"{ACTOR}.fsdp_config.param_offload")
         for backend in ("megatron", "veomni", "torchtitan", "engine")
     ),
-    noted("*.optimizer_offload", f"follows {ACTOR}.fsdp_config.param_offload"),
-    noted("*.grad_offload", f"follows {ACTOR}.fsdp_config.param_offload"),
-    noted(f"{REF}.*.param_offload", f"follows {ACTOR}.fsdp_config.param_offload"),
-    noted(f"{REF}.param_offload", f"follows {ACTOR}.fsdp_config.param_offload"),
-    noted("critic.*.param_offload", f"follows {ACTOR}.fsdp_config.param_offload"),
-    noted(f"{ACTOR}.veomni.enable_fsdp_offload", f"follows {ACTOR}.fsdp_config.param_offload"),
-    arranged("*.pipeline_model_parallel_size", f"{FSDP2}, not by stages", 1, None),
-    arranged("*.virtual_pipeline_model_parallel_size", f"{FSDP2}, not by stages", 1, None),
-    arranged("*.megatron.expert_*parallel_size", f"{FSDP2}, experts included", 1, None),
-    arranged("*.veomni.expert_parallel_size", f"{FSDP2}, experts included", 1, None),
+    ignored("*.optimizer_offload", f"follows {ACTOR}.fsdp_config.param_offload"),
+    ignored("*.grad_offload", f"follows {ACTOR}.fsdp_config.param_offload"),
+    ignored(f"{REF}.*.param_offload", f"follows {ACTOR}.fsdp_config.param_offload"),
+    ignored(f"{REF}.param_offload", f"follows {ACTOR}.fsdp_config.param_offload"),
+    ignored("critic.*.param_offload", f"follows {ACTOR}.fsdp_config.param_offload"),
+    ignored(f"{ACTOR}.veomni.enable_fsdp_offload", f"follows {ACTOR}.fsdp_config.param_offload"),
+    split("*.pipeline_model_parallel_size", f"{FSDP2}, not by stages", 1, None),
+    split("*.virtual_pipeline_model_parallel_size", f"{FSDP2}, not by stages", 1, None),
+    split("*.megatron.expert_*parallel_size", f"{FSDP2}, experts included", 1, None),
+    split("*.veomni.expert_parallel_size", f"{FSDP2}, experts included", 1, None),
     *(
         translated(
             f"{ACTOR}.{backend}router_replay.mode",
@@ -261,12 +261,12 @@ MEGATRON = (
         )
         for backend in ("", "megatron.", "mindspeed.", "veomni.")
     ),
-    only("*.router_replay.mode", "reference and critic choose their experts themselves", "disabled", None),
-    noted("*.router_replay.*", "experts are replayed from the trajectories, not from files"),
-    only("*.qat.enable", QUANTISED, *OFF),
-    noted("*.qat.*", QUANTISED),
-    only("*.qat", QUANTISED, None),
-    only("*.override_transformer_config.fp8*", QUANTISED, *OFF),
+    fixed("*.router_replay.mode", "reference and critic choose their experts themselves", "disabled", None),
+    ignored("*.router_replay.*", "experts are replayed from the trajectories, not from files"),
+    fixed("*.qat.enable", QUANTISED, *OFF),
+    ignored("*.qat.*", QUANTISED),
+    fixed("*.qat", QUANTISED, None),
+    fixed("*.override_transformer_config.fp8*", QUANTISED, *OFF),
     translated(
         f"{rewrites.MEGATRON}.moe_aux_loss_coeff",
         "read with moe_router_load_balancing_type=aux_loss or global_aux_loss alone, as in Megatron (verl sets none); "
@@ -280,29 +280,29 @@ MEGATRON = (
         (f"{ACTOR}.strategy_options",),
         rewrites.z_loss,
     ),
-    *(noted(f"{REF}.megatron.override_transformer_config.{name}", "a reference learns nothing") for name in WEIGHTS),
-    *(only(f"*.override_transformer_config.{name}", "of the policy's routers alone", 0, None) for name in WEIGHTS),
-    only("*.override_transformer_config.moe_router_bias_update_rate", "a bias of routers stays as loaded", 0, None),
-    only("*.override_transformer_config.dsa_indexer_loss_coeff", "only the policy's loss is minimised", 0, None),
-    only("*.override_transformer_config.*_dropout", "models are trained without dropout", 0, None),
-    noted("*.override_transformer_config.recompute_*", f"{MODEL}.enable_gradient_checkpointing recomputes layers"),
-    noted("*.override_transformer_config*", "the layers are those of Hugging Face's model"),
-    noted("*.override_ddp_config*", FSDP2),
-    only("*.override_mcore_model_config*", "the model's own config.json holds", {}, None),
-    only("*.megatron.dtype", "the forward pass is of model.dtype: float32 or bfloat16", "bfloat16", "bf16", None),
-    arranged("*.megatron.use_dist_checkpointing", f"weights are read from {MODEL}.path", *OFF),
-    noted("*.megatron.*", FSDP2),
-    arranged("*.torchtitan.*parallel_size", FSDP2, 1, None),
-    arranged("*.torchtitan.data_parallel_shard_size", FSDP2, 1, None),
-    noted("*.veomni.*", FSDP2),
-    noted("*.torchtitan.*", FSDP2),
-    noted("*.automodel.*", FSDP2),
-    arranged(f"{ACTOR}.engine.*", FSDP2, 1, *OFF),
-    arranged("model_engine", FSDP2, "dp", None),
-    arranged("*.model_engine", FSDP2, "dp", None),
-    noted("*.layer_name_map.*", "weights are named as Hugging Face names them"),
-    only("*.load_weight", "weights are always loaded", True, None),
-    noted("*.nccl_timeout", "a call of the workers may take two hours"),
+    *(ignored(f"{REF}.megatron.override_transformer_config.{name}", "a reference learns nothing") for name in WEIGHTS),
+    *(fixed(f"*.override_transformer_config.{name}", "of the policy's routers alone", 0, None) for name in WEIGHTS),
+    fixed("*.override_transformer_config.moe_router_bias_update_rate", "a bias of routers stays as loaded", 0, None),
+    fixed("*.override_transformer_config.dsa_indexer_loss_coeff", "only the policy's loss is minimised", 0, None),
+    fixed("*.override_transformer_config.*_dropout", "models are trained without dropout", 0, None),
+    ignored("*.override_transformer_config.recompute_*", f"{MODEL}.enable_gradient_checkpointing recomputes layers"),
+    ignored("*.override_transformer_config*", "the layers are those of Hugging Face's model"),
+    ignored("*.override_ddp_config*", FSDP2),
+    fixed("*.override_mcore_model_config*", "the model's own config.json holds", {}, None),
+    fixed("*.megatron.dtype", "the forward pass is of model.dtype: float32 or bfloat16", "bfloat16", "bf16", None),
+    split("*.megatron.use_dist_checkpointing", f"weights are read from {MODEL}.path", *OFF),
+    ignored("*.megatron.*", FSDP2),
+    split("*.torchtitan.*parallel_size", FSDP2, 1, None),
+    split("*.torchtitan.data_parallel_shard_size", FSDP2, 1, None),
+    ignored("*.veomni.*", FSDP2),
+    ignored("*.torchtitan.*", FSDP2),
+    ignored("*.automodel.*", FSDP2),
+    split(f"{ACTOR}.engine.*", FSDP2, 1, *OFF),
+    split("model_engine", FSDP2, "dp", None),
+    split("*.model_engine", FSDP2, "dp", None),
+    ignored("*.layer_name_map.*", "weights are named as Hugging Face names them"),
+    fixed("*.load_weight", "weights are always loaded", True, None),
+    ignored("*.nccl_timeout", "a call of the workers may take two hours"),
 )
 
 FSDP = (
@@ -316,7 +316,7 @@ FSDP = (
         )
         for section in (ACTOR, "critic")
     ),
-    *(noted(f"{section}.strategy", FSDP2) for section in (REF, "reward_model", "model")),
+    *(ignored(f"{section}.strategy", FSDP2) for section in (REF, "reward_model", "model")),
     *(
         translated(
             f"{section}.fsdp_size",
@@ -338,26 +338,26 @@ FSDP = (
         (f"{MODEL}.dtype",),
         lambda value, _: {f"{MODEL}.dtype": "float32"} if value in ("float32", "fp32") else {},
     ),
-    only("*.fsdp*.dtype", f"every role computes in {MODEL}.dtype", "bfloat16", "bf16", "float32", "fp32", None),
-    only(
+    fixed("*.fsdp*.dtype", f"every role computes in {MODEL}.dtype", "bfloat16", "bf16", "float32", "fp32", None),
+    fixed(
         "*.fsdp*.model_dtype",
         "parameters that learn are always float32",
         *("fp32", "float32", "bf16", "bfloat16", None),
     ),
-    only("*.fsdp*.mixed_precision.*", f"use {MODEL}.dtype", "bf16", "bfloat16", "fp32", "float32", None),
-    only("*.fsdp*.mixed_precision", f"use {MODEL}.dtype", None),
-    noted("*.fsdp*.offload_policy", f"use {ACTOR}.fsdp_config.param_offload"),
-    noted("*.fsdp*.turbo_config.*", TURBO),
-    noted("critic.fsdp.*", FSDP2),
-    only("model.fsdp_config.cpu_offload", "use param_offload beside it", *OFF),
-    only("model.fsdp_config.offload_params", "use param_offload beside it", *OFF),
+    fixed("*.fsdp*.mixed_precision.*", f"use {MODEL}.dtype", "bf16", "bfloat16", "fp32", "float32", None),
+    fixed("*.fsdp*.mixed_precision", f"use {MODEL}.dtype", None),
+    ignored("*.fsdp*.offload_policy", f"use {ACTOR}.fsdp_config.param_offload"),
+    ignored("*.fsdp*.turbo_config.*", TURBO),
+    ignored("critic.fsdp.*", FSDP2),
+    fixed("model.fsdp_config.cpu_offload", "use param_offload beside it", *OFF),
+    fixed("model.fsdp_config.offload_params", "use param_offload beside it", *OFF),
     translated(
         "model.partial_pretrain",
         "it is model.path of python -m agentrl.sft",
         (),
         rewrites.same_unless_null("model.path"),
     ),
-    only("data.multiturn.enable", "python -m agentrl.sft trains on conversations, in data.messages_key", True, None),
+    fixed("data.multiturn.enable", "python -m agentrl.sft trains on conversations, in data.messages_key", True, None),
     *(
         translated(
             f"data.multiturn.{name}",
@@ -367,9 +367,9 @@ FSDP = (
         )
         for name in ("messages_key", "tools_key")
     ),
-    only("data.multiturn.enable_thinking_key", "a template's switches are model.chat_template_kwargs", None),
+    fixed("data.multiturn.enable_thinking_key", "a template's switches are model.chat_template_kwargs", None),
     *(
-        noted(f"*.fsdp_config.{name}", FSDP2)
+        ignored(f"*.fsdp_config.{name}", FSDP2)
         for name in (
             "wrap_policy.*",
             "min_num_params",
@@ -382,17 +382,17 @@ FSDP = (
             "use_torch_compile",
         )
     ),
-    noted("*.fsdp_config.seed", "trainer.seed is the seed"),
-    noted("*.full_determinism", "a run repeats as trainer.seed says"),
-    noted("*.pad_to_length*", "sequences are packed without padding"),
-    noted("reward_model.ulysses_sequence_parallel_size", "the reward model's sequences are whole on each rank"),
+    ignored("*.fsdp_config.seed", "trainer.seed is the seed"),
+    ignored("*.full_determinism", "a run repeats as trainer.seed says"),
+    ignored("*.pad_to_length*", "sequences are packed without padding"),
+    ignored("reward_model.ulysses_sequence_parallel_size", "the reward model's sequences are whole on each rank"),
     *(
         translated(key, f"{MICRO_BATCHES}; a sign of verl's first releases, see above", (), rewrites.old_micro_batch)
         for key in FIRST_NAMES
     ),
-    noted("*micro_batch_size*", MICRO_BATCHES),
-    noted("*use_dynamic_bsz", MICRO_BATCHES),
-    noted("critic.forward_max_token_len_per_gpu", MICRO_BATCHES),
+    ignored("*micro_batch_size*", MICRO_BATCHES),
+    ignored("*use_dynamic_bsz", MICRO_BATCHES),
+    ignored("critic.forward_max_token_len_per_gpu", MICRO_BATCHES),
 )
 
 TRAINING = (
@@ -435,8 +435,8 @@ TRAINING = (
         rewrites.aggregation,
         is_loud=True,
     ),
-    only(f"{ACTOR}.loss_scale_factor", "the loss is scaled by loss_agg_mode alone", None),
-    only("critic.loss_scale_factor", "the loss is scaled by loss_agg_mode alone", None),
+    fixed(f"{ACTOR}.loss_scale_factor", "the loss is scaled by loss_agg_mode alone", None),
+    fixed("critic.loss_scale_factor", "the loss is scaled by loss_agg_mode alone", None),
     translated(
         "algorithm.use_kl_in_reward",
         "the same; null is false, and in verl's first releases, which have no such key, true unless actor.use_kl_loss",
@@ -458,39 +458,39 @@ TRAINING = (
         translated(key, rewrites.ONE_EPOCH, (key,), rewrites.epochs(key))
         for key in (f"{ACTOR}.ppo_epochs", "critic.ppo_epochs")
     ),
-    only(
+    fixed(
         f"{ACTOR}.state_masking",
         "answers of tools are never trained on; Search-R1's fork trains on them unless the command says true, as all "
         f"of its scripts do: write {ACTOR}.state_masking=true",
         True,
     ),
-    noted("algorithm.state_masking.*", "answers of tools are never trained on"),
-    noted(f"{ACTOR}.calculate_*", "the entropy is always measured"),
-    noted(f"{ACTOR}.sum_pi_squared_checkpointing", "log-probs are computed in chunks"),
-    noted("*.entropy_from_logits_*", "the entropy is computed in chunks"),
-    noted("*.entropy_checkpointing", "the entropy is computed in chunks"),
-    noted(f"{ACTOR}.use_prefix_grouper", "common beginnings are shared where that is faster"),
-    noted("*.data_loader_seed", "the order of mini-batches follows trainer.seed"),
-    noted("*.rollout_n", f"it is {ROLLOUT}.n"),
-    noted("*.use_torch_compile", f"{ACTOR}.use_torch_compile of python -m agentrl.train compiles whole layers"),
+    ignored("algorithm.state_masking.*", "answers of tools are never trained on"),
+    ignored(f"{ACTOR}.calculate_*", "the entropy is always measured"),
+    ignored(f"{ACTOR}.sum_pi_squared_checkpointing", "log-probs are computed in chunks"),
+    ignored("*.entropy_from_logits_*", "the entropy is computed in chunks"),
+    ignored("*.entropy_checkpointing", "the entropy is computed in chunks"),
+    ignored(f"{ACTOR}.use_prefix_grouper", "common beginnings are shared where that is faster"),
+    ignored("*.data_loader_seed", "the order of mini-batches follows trainer.seed"),
+    ignored("*.rollout_n", f"it is {ROLLOUT}.n"),
+    ignored("*.use_torch_compile", f"{ACTOR}.use_torch_compile of python -m agentrl.train compiles whole layers"),
     translated(
         f"{ACTOR}.tis_imp_ratio_cap",
         "the upper bound of the token's importance weight",
         tuple(f"{CORRECTION}.{name}" for name in ("rollout_is", "rollout_is_threshold")),
         rewrites.truncated_weights,
     ),
-    noted(f"{ACTOR}.use_rollout_log_probs", f"{CORRECTION}.bypass_mode says what the ratio is taken to"),
-    alias(f"{REF}.model.path", f"{REF}.path"),
-    noted("*.checkpoint.*contents", SAME_CHECKPOINT),
-    noted("*.checkpoint.strict", SAME_CHECKPOINT),
-    noted("*.checkpoint.mbridge_config*", "the exported policy is Hugging Face's"),
-    noted("critic.checkpoint.*", f"{SAME_CHECKPOINT}; {ACTOR}.checkpoint.async_save is for all of it"),
+    ignored(f"{ACTOR}.use_rollout_log_probs", f"{CORRECTION}.bypass_mode says what the ratio is taken to"),
+    renamed(f"{REF}.model.path", f"{REF}.path"),
+    ignored("*.checkpoint.*contents", SAME_CHECKPOINT),
+    ignored("*.checkpoint.strict", SAME_CHECKPOINT),
+    ignored("*.checkpoint.mbridge_config*", "the exported policy is Hugging Face's"),
+    ignored("critic.checkpoint.*", f"{SAME_CHECKPOINT}; {ACTOR}.checkpoint.async_save is for all of it"),
     translated("critic.enable", "a critic is made where the estimator needs one", (), rewrites.critic_enabled),
     translated("critic.shuffle", f"it is {ACTOR}.shuffle here", (), rewrites.critic_shuffle),
 )
 
 OPTIM = (
-    noted(f"{REF}.optim.*", "the reference does not learn"),
+    ignored(f"{REF}.optim.*", "the reference does not learn"),
     *(
         entry
         for role in (ACTOR, "critic")
@@ -529,8 +529,8 @@ OPTIM = (
                 (f"{section}.lr_scheduler_type",),
                 rewrites.scheduler(section),
             ),
-            alias(f"{section}.min_lr_ratio", f"{section}.min_lr_ratio", "null is 0.0 here"),
-            alias(f"{section}.min_lr_factor", f"{section}.min_lr_ratio", off=(0.0, None)),
+            renamed(f"{section}.min_lr_ratio", f"{section}.min_lr_ratio", "null is 0.0 here"),
+            renamed(f"{section}.min_lr_factor", f"{section}.min_lr_ratio", off=(0.0, None)),
             *(
                 translated(
                     f"{section}.{name}",
@@ -558,24 +558,24 @@ OPTIM = (
         )
         for role in (ACTOR, "critic")
     ),
-    only("*.optim.optimizer_impl", "the optimizer is torch's", "torch.optim", None),
-    only("*.optim.total_training_steps", "the schedule runs over the steps of the trainer", -1, None),
-    only("*.optim.num_cycles", "cosine falls once", 0.5, None),
-    noted("*.optim.zero_indexed_step", "the first step has a rate above 0"),
-    only("*.optim.lr_warmup_init", "warm-up rises from 0", 0, None),
-    only("*.optim.lr_start", "warm-up rises from 0", 0, None),
-    only("*.optim.lr_decay_ratio", "the rate falls over all steps", 1, None),
-    only("*.optim.weight_decay_incr_style", "the weight decay is constant", "constant", None),
-    only("*.optim.eps", "AdamW's epsilon is 1e-8", 1e-8, None),
-    noted("*.optim.lr_wsd_decay_*", "read with lr_decay_style=WSD alone"),
-    noted("*.optim.muon_*", "read with Muon alone"),
-    noted("*.optim.*_dtype", "the optimizer's state is float32"),
-    noted("*.optim.use_*", "the optimizer's state is float32, and in every checkpoint"),
-    noted("*.override_optimizer_config.*offload*", f"follows {ACTOR}.fsdp_config.param_offload"),
-    noted("*.override_optimizer_config.overlap_cpu_*", f"follows {ACTOR}.fsdp_config.param_offload"),
-    noted("*.override_optimizer_config.use_*", "the optimizer's state is float32"),
-    only("*.override_optimizer_config", "AdamW's options are keys of optim", {}, None),
-    refused("*.override_optimizer_config.*", "AdamW's options are keys of optim"),
+    fixed("*.optim.optimizer_impl", "the optimizer is torch's", "torch.optim", None),
+    fixed("*.optim.total_training_steps", "the schedule runs over the steps of the trainer", -1, None),
+    fixed("*.optim.num_cycles", "cosine falls once", 0.5, None),
+    ignored("*.optim.zero_indexed_step", "the first step has a rate above 0"),
+    fixed("*.optim.lr_warmup_init", "warm-up rises from 0", 0, None),
+    fixed("*.optim.lr_start", "warm-up rises from 0", 0, None),
+    fixed("*.optim.lr_decay_ratio", "the rate falls over all steps", 1, None),
+    fixed("*.optim.weight_decay_incr_style", "the weight decay is constant", "constant", None),
+    fixed("*.optim.eps", "AdamW's epsilon is 1e-8", 1e-8, None),
+    ignored("*.optim.lr_wsd_decay_*", "read with lr_decay_style=WSD alone"),
+    ignored("*.optim.muon_*", "read with Muon alone"),
+    ignored("*.optim.*_dtype", "the optimizer's state is float32"),
+    ignored("*.optim.use_*", "the optimizer's state is float32, and in every checkpoint"),
+    ignored("*.override_optimizer_config.*offload*", f"follows {ACTOR}.fsdp_config.param_offload"),
+    ignored("*.override_optimizer_config.overlap_cpu_*", f"follows {ACTOR}.fsdp_config.param_offload"),
+    ignored("*.override_optimizer_config.use_*", "the optimizer's state is float32"),
+    fixed("*.override_optimizer_config", "AdamW's options are keys of optim", {}, None),
+    unsupported("*.override_optimizer_config.*", "AdamW's options are keys of optim"),
 )
 
 ENGINE = (
@@ -593,11 +593,11 @@ ENGINE = (
     ),
     translated(f"{ROLLOUT}.top_k", "-1 and 0 mean all", (f"{ROLLOUT}.top_k",), rewrites.top_k),
     translated(f"{ROLLOUT}.n", "the same; with n_agent it must be 1", (f"{ROLLOUT}.n",), rewrites.group_size),
-    alias(f"{ROLLOUT}.n_agent", f"{ROLLOUT}.n", "Search-R1's number of trajectories a prompt"),
-    noted(f"{ROLLOUT}.mode", "trajectories always run asynchronously"),
-    only(f"{ROLLOUT}.do_sample", f"training always samples; to validate greedily: {ROLLOUT}.val_kwargs", True, None),
-    noted(f"{ROLLOUT}.calculate_log_probs", "the engine always returns the log-probs of what it sampled"),
-    only(f"{ROLLOUT}.ignore_eos", "a turn ends at the model's end-of-turn token", *OFF),
+    renamed(f"{ROLLOUT}.n_agent", f"{ROLLOUT}.n", "Search-R1's number of trajectories a prompt"),
+    ignored(f"{ROLLOUT}.mode", "trajectories always run asynchronously"),
+    fixed(f"{ROLLOUT}.do_sample", f"training always samples; to validate greedily: {ROLLOUT}.val_kwargs", True, None),
+    ignored(f"{ROLLOUT}.calculate_log_probs", "the engine always returns the log-probs of what it sampled"),
+    fixed(f"{ROLLOUT}.ignore_eos", "a turn ends at the model's end-of-turn token", *OFF),
     translated(
         f"{ROLLOUT}.prompt_length",
         "it is data.max_prompt_length here",
@@ -610,28 +610,28 @@ ENGINE = (
         (),
         rewrites.length_of("data.max_response_length"),
     ),
-    noted(f"{ROLLOUT}.dtype", f"the engine computes in {MODEL}.dtype"),
-    arranged(f"{ROLLOUT}.data_parallel_size", f"servers are counted by {ROLLOUT}.num_servers", 1, None),
-    arranged(f"{ROLLOUT}.expert_parallel_size", f"use {ROLLOUT}.engine_kwargs.sglang.ep_size", 1, None),
-    arranged(f"{ROLLOUT}.moe_tensor_parallel_size", f"use {ROLLOUT}.engine_kwargs.sglang.ep_size", 1, None),
-    noted(f"{ROLLOUT}.seed", "trainer.seed is the seed"),
-    only(f"{ROLLOUT}.quantization*", QUANTISED, None),
-    only(f"{ROLLOUT}.router_config_path", "the router has its own rules", None),
-    only(f"{ROLLOUT}.disaggregation.enabled", "a server both reads prompts and generates", *OFF),
-    noted(f"{ROLLOUT}.disaggregation.*", "read with disaggregation.enabled alone"),
+    ignored(f"{ROLLOUT}.dtype", f"the engine computes in {MODEL}.dtype"),
+    split(f"{ROLLOUT}.data_parallel_size", f"servers are counted by {ROLLOUT}.num_servers", 1, None),
+    split(f"{ROLLOUT}.expert_parallel_size", f"use {ROLLOUT}.engine_kwargs.sglang.ep_size", 1, None),
+    split(f"{ROLLOUT}.moe_tensor_parallel_size", f"use {ROLLOUT}.engine_kwargs.sglang.ep_size", 1, None),
+    ignored(f"{ROLLOUT}.seed", "trainer.seed is the seed"),
+    fixed(f"{ROLLOUT}.quantization*", QUANTISED, None),
+    fixed(f"{ROLLOUT}.router_config_path", "the router has its own rules", None),
+    fixed(f"{ROLLOUT}.disaggregation.enabled", "a server both reads prompts and generates", *OFF),
+    ignored(f"{ROLLOUT}.disaggregation.*", "read with disaggregation.enabled alone"),
     translated(
         f"{ROLLOUT}.enable_rollout_routing_replay",
         f"follows {ACTOR}.router_replay.mode; without R3 it is refused",
         (f"{ACTOR}.router_replay.mode",),
         rewrites.told_experts,
     ),
-    noted(f"{ROLLOUT}.moe_load_balance_metrics_interval", "the load of experts is not measured"),
-    only(f"{ROLLOUT}.skip_rollout", "every step generates", *OFF),
-    noted(f"{ROLLOUT}.skip_dump_dir", "every step generates"),
-    only("skip.*enable", "every step generates", *OFF),
-    noted("skip.*", "every step generates"),
+    ignored(f"{ROLLOUT}.moe_load_balance_metrics_interval", "the load of experts is not measured"),
+    fixed(f"{ROLLOUT}.skip_rollout", "every step generates", *OFF),
+    ignored(f"{ROLLOUT}.skip_dump_dir", "every step generates"),
+    fixed("skip.*enable", "every step generates", *OFF),
+    ignored("skip.*", "every step generates"),
     *(
-        noted(f"{ROLLOUT}.{name}", SERVER_ARGUMENT)
+        ignored(f"{ROLLOUT}.{name}", SERVER_ARGUMENT)
         for name in (
             "max_num_batched_tokens",
             "enable_chunked_prefill",
@@ -644,29 +644,31 @@ ENGINE = (
             "limit_images",
         )
     ),
-    noted(f"{ROLLOUT}.enable_prefix_caching", "what a prompt has in common with earlier ones is computed once"),
-    only(f"{ROLLOUT}.logprobs_mode", "log-probs are those of logits / temperature", "processed_logprobs", None),
-    noted(f"{ROLLOUT}.over_sample_rate", "all trajectories of a step are waited for, and none is thrown away"),
-    noted(f"{ROLLOUT}.skip_tokenizer_init", "engines take and return token ids"),
-    noted(f"{ROLLOUT}.multi_stage_wake_up", "with free_cache_engine weights come back before the KV cache"),
-    noted(f"{ROLLOUT}.load_format", "the engine is always given the policy's own weights"),
-    noted(f"{ROLLOUT}.layered_summon", BUCKETS),
-    only(f"{ROLLOUT}.checkpoint_engine.custom_backend_module", BUCKETS, None),
-    alias(f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes", f"{ROLLOUT}.update_weights_bucket_megabytes"),
-    noted(f"{ROLLOUT}.checkpoint_engine.*", BUCKETS),
-    noted(f"{ROLLOUT}.disable_log_stats", "the engine's numbers are metrics of each step"),
-    noted(f"{ROLLOUT}.engine_kwargs.vllm*", OTHER_ENGINE),
-    noted(f"{ROLLOUT}.engine_kwargs.trtllm*", OTHER_ENGINE),
-    noted(f"{ROLLOUT}.engine_kwargs.dynamo*", OTHER_ENGINE),
-    noted(f"{ROLLOUT}.trace.*", "every trajectory is written to trajectories/"),
-    noted(f"{ROLLOUT}.prometheus.*", "the engine's numbers are metrics of each step"),
+    ignored(f"{ROLLOUT}.enable_prefix_caching", "what a prompt has in common with earlier ones is computed once"),
+    fixed(f"{ROLLOUT}.logprobs_mode", "log-probs are those of logits / temperature", "processed_logprobs", None),
+    ignored(f"{ROLLOUT}.over_sample_rate", "all trajectories of a step are waited for, and none is thrown away"),
+    ignored(f"{ROLLOUT}.skip_tokenizer_init", "engines take and return token ids"),
+    ignored(f"{ROLLOUT}.multi_stage_wake_up", "with free_cache_engine weights come back before the KV cache"),
+    ignored(f"{ROLLOUT}.load_format", "the engine is always given the policy's own weights"),
+    ignored(f"{ROLLOUT}.layered_summon", BUCKETS),
+    fixed(f"{ROLLOUT}.checkpoint_engine.custom_backend_module", BUCKETS, None),
+    renamed(
+        f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes", f"{ROLLOUT}.update_weights_bucket_megabytes"
+    ),
+    ignored(f"{ROLLOUT}.checkpoint_engine.*", BUCKETS),
+    ignored(f"{ROLLOUT}.disable_log_stats", "the engine's numbers are metrics of each step"),
+    ignored(f"{ROLLOUT}.engine_kwargs.vllm*", OTHER_ENGINE),
+    ignored(f"{ROLLOUT}.engine_kwargs.trtllm*", OTHER_ENGINE),
+    ignored(f"{ROLLOUT}.engine_kwargs.dynamo*", OTHER_ENGINE),
+    ignored(f"{ROLLOUT}.trace.*", "every trajectory is written to trajectories/"),
+    ignored(f"{ROLLOUT}.prometheus.*", "the engine's numbers are metrics of each step"),
     translated(
         f"{ROLLOUT}.val_kwargs.temperature",
         "0 validates greedily, a higher one by sampling at it; verl reads nothing else for that",
         tuple(f"{ROLLOUT}.val_kwargs.{name}" for name in ("do_sample", "greedy", "temperature")),
         rewrites.validation_temperature,
     ),
-    noted(f"{ROLLOUT}.val_kwargs.do_sample", "verl samples in validation where val_kwargs.temperature is above 0"),
+    ignored(f"{ROLLOUT}.val_kwargs.do_sample", "verl samples in validation where val_kwargs.temperature is above 0"),
     *(
         translated(
             f"{ROLLOUT}.val_kwargs.{name}",
@@ -701,7 +703,7 @@ ENGINE = (
         (f"{TURNS}.format",),
         rewrites.call_format,
     ),
-    noted(f"{TURNS}.enable", "agent_name of each row chooses its loop"),
+    ignored(f"{TURNS}.enable", "agent_name of each row chooses its loop"),
     translated(
         f"{TURNS}.max_turns",
         "the first name of max_assistant_turns",
@@ -714,23 +716,23 @@ ENGINE = (
             else {f"{TURNS}.max_assistant_turns": value}
         ),
     ),
-    only(f"{TURNS}.completion_callback", "write an agent loop", None),
-    only(f"{TURNS}.function_tool_path", "tools are named in a YAML file", None),
-    only(f"{TURNS}.num_repeat_rollouts", "the recipe's own loop is not part of agentrl", None),
-    noted(f"{TURNS}.use_inference_chat_template", "sampled tokens are trained on as they are"),
-    noted(f"{TURNS}.tokenization_sanity_check_mode", "sampled tokens are trained on as they are"),
+    fixed(f"{TURNS}.completion_callback", "write an agent loop", None),
+    fixed(f"{TURNS}.function_tool_path", "tools are named in a YAML file", None),
+    fixed(f"{TURNS}.num_repeat_rollouts", "the recipe's own loop is not part of agentrl", None),
+    ignored(f"{TURNS}.use_inference_chat_template", "sampled tokens are trained on as they are"),
+    ignored(f"{TURNS}.tokenization_sanity_check_mode", "sampled tokens are trained on as they are"),
     translated(
         f"{ROLLOUT}.agent.default_agent_loop",
         "single_turn_agent is single_turn here",
         (f"{ROLLOUT}.agent.default_agent_loop",),
         rewrites.agent_loop,
     ),
-    noted(f"{ROLLOUT}.agent.num_workers", "one event loop runs all trajectories"),
-    only(f"{ROLLOUT}.agent.custom_async_server.*", "engines of your own are not part of this version", None),
+    ignored(f"{ROLLOUT}.agent.num_workers", "one event loop runs all trajectories"),
+    fixed(f"{ROLLOUT}.agent.custom_async_server.*", "engines of your own are not part of this version", None),
 )
 
 REWARD = (
-    alias("reward.custom_reward_function.path", "custom_reward_function.path"),
+    renamed("reward.custom_reward_function.path", "custom_reward_function.path"),
     translated(
         "custom_reward_function.name",
         "read with path alone; null is compute_score",
@@ -762,9 +764,9 @@ REWARD = (
         )
         for key in ("reward_model.reward_manager", "reward.reward_manager.name")
     ),
-    only("reward.reward_manager.source", "managers of yours: reward_model.reward_manager", "register", None),
-    only("reward.reward_manager.module.path", "managers of yours: reward_model.reward_manager", None),
-    noted("reward.reward_manager.module.name", "read with module.path alone"),
+    fixed("reward.reward_manager.source", "managers of yours: reward_model.reward_manager", "register", None),
+    fixed("reward.reward_manager.module.path", "managers of yours: reward_model.reward_manager", None),
+    ignored("reward.reward_manager.module.name", "read with module.path alone"),
     *(
         entry
         for section in (
@@ -783,7 +785,7 @@ REWARD = (
                 )
                 for name in ("enable", "len", "penalty_factor")
             ),
-            noted(f"{section}.log", "the penalty is always logged, as score/dapo_overlong_penalty"),
+            ignored(f"{section}.log", "the penalty is always logged, as score/dapo_overlong_penalty"),
         )
     ),
     *(
@@ -795,7 +797,7 @@ REWARD = (
         )
         for section in ("reward_model.reward_kwargs", "reward.reward_kwargs")
     ),
-    refused("reward*.reward_kwargs.*", "managers take their options by reward_model.reward_manager_options"),
+    unsupported("reward*.reward_kwargs.*", "managers take their options by reward_model.reward_manager_options"),
     *(
         translated(
             key,
@@ -812,10 +814,10 @@ REWARD = (
         ("reward_model.max_length",),
         lambda value, values: {"reward_model.max_length": value} if value and values.get("reward_model.enable") else {},
     ),
-    noted("reward_model.param_offload", "read with reward_model.enable alone"),
-    noted("reward.reward_model.*", "read with reward_model.enable alone"),
+    ignored("reward_model.param_offload", "read with reward_model.enable alone"),
+    ignored("reward.reward_model.*", "read with reward_model.enable alone"),
     *(
-        noted(f"reward_model.{name}", "read with reward_model.enable alone")
+        ignored(f"reward_model.{name}", "read with reward_model.enable alone")
         for name in (
             "model.path",
             "model.trust_remote_code",
@@ -832,18 +834,18 @@ REWARD = (
         )
     ),
     *(
-        refused(f"reward_model.{name}", OWN_TRAINER)
+        unsupported(f"reward_model.{name}", OWN_TRAINER)
         for name in ("model.update", "model.beta_train", "model.optim.*", "mini_batch_size", "elliptical.*")
     ),
     *(
-        only(f"reward_model.{name}", "Search-R1's rewards for the form of a response are not here", 0, None)
+        fixed(f"reward_model.{name}", "Search-R1's rewards for the form of a response are not here", 0, None)
         for name in ("structure_format_score", "final_format_score", "retrieval_score")
     ),
-    noted("reward_model.launch_reward_fn_async", "scoring always runs beside generation"),
-    noted("reward_model.use_reward_loop", "scoring always runs beside generation"),
-    noted("reward*.num_workers", "reward_model.max_concurrent scorers run at once"),
+    ignored("reward_model.launch_reward_fn_async", "scoring always runs beside generation"),
+    ignored("reward_model.use_reward_loop", "scoring always runs beside generation"),
+    ignored("reward*.num_workers", "reward_model.max_concurrent scorers run at once"),
     *(
-        alias(f"{section}.{name}", f"reward_model.sandbox_fusion.{name}")
+        renamed(f"{section}.{name}", f"reward_model.sandbox_fusion.{name}")
         for section in ("sandbox_fusion", "reward.sandbox_fusion")
         for name in ("url", "max_concurrent", "memory_limit_mb")
     ),
@@ -856,8 +858,8 @@ ALGORITHM = (
         ("algorithm.adv_estimator",),
         rewrites.estimator,
     ),
-    only("algorithm.use_pf_ppo", "prompts are not re-weighted", *OFF),
-    noted("algorithm.pf_ppo.*", "read with use_pf_ppo alone"),
+    fixed("algorithm.use_pf_ppo", "prompts are not re-weighted", *OFF),
+    ignored("algorithm.pf_ppo.*", "read with use_pf_ppo alone"),
     translated(
         "algorithm.filter_groups.enable",
         "it is algorithm.filter_groups.refill here: generation batches are drawn, as by verl's recipe, until "
@@ -877,7 +879,7 @@ ALGORITHM = (
         ("algorithm.filter_groups.max_num_gen_batches",),
         rewrites.generation_batches,
     ),
-    noted("algorithm.filter_groups.max_inflight_gen_batches", "a generation batch ends before the next one begins"),
+    ignored("algorithm.filter_groups.max_inflight_gen_batches", "a generation batch ends before the next one begins"),
     translated(
         f"{CORRECTION}.rollout_is",
         "the same; in bypass mode with loss_type=reinforce alone, as PPO's ratio corrects by itself",
@@ -904,7 +906,7 @@ ALGORITHM = (
         rewrites.rejection,
     ),
     *(
-        noted(f"{CORRECTION}.{name}", "read with rollout_rs alone")
+        ignored(f"{CORRECTION}.{name}", "read with rollout_rs alone")
         for name in ("rollout_rs_threshold", "rollout_rs_threshold_lower")
     ),
     translated(
@@ -914,9 +916,9 @@ ALGORITHM = (
         lambda value, _: {} if value is None else {f"{CORRECTION}.reject": {"veto": value}},
     ),
     translated(f"{CORRECTION}.bypass_mode", rewrites.PROXIMAL, (f"{CORRECTION}.proximal",), rewrites.proximal),
-    only(f"{CORRECTION}.loss_type", "bypass mode has ppo_clip and reinforce", "ppo_clip", "reinforce", None),
-    only("algorithm.rollout_is*", f"keys of an earlier release: use {CORRECTION}.rollout_is and rollout_rs", *OFF),
-    only("algorithm.no_think_rl", "every sampled token is trained on", *OFF),
+    fixed(f"{CORRECTION}.loss_type", "bypass mode has ppo_clip and reinforce", "ppo_clip", "reinforce", None),
+    fixed("algorithm.rollout_is*", f"keys of an earlier release: use {CORRECTION}.rollout_is and rollout_rs", *OFF),
+    fixed("algorithm.no_think_rl", "every sampled token is trained on", *OFF),
     *(
         translated(
             f"algorithm.gdpo_{name}",
@@ -926,8 +928,8 @@ ALGORITHM = (
         )
         for name in ("reward_keys", "reward_weights")
     ),
-    refused("algorithm.reward_*_coef", OWN_TRAINER),
-    noted("distillation.enabled", "a teacher with a model distils"),
+    unsupported("algorithm.reward_*_coef", OWN_TRAINER),
+    ignored("distillation.enabled", "a teacher with a model distils"),
     translated(
         f"{LOSS}.loss_mode",
         "sampled tokens by k1, k2, k3 or their other names; forward_kl_topk is scope=top_k, in which all tokens but "
@@ -966,15 +968,15 @@ ALGORITHM = (
         ("distillation.divergence_options",),
         rewrites.least_log_prob,
     ),
-    noted(f"{LOSS}.*", "the policy loss is the actor's, with its clip"),
+    ignored(f"{LOSS}.*", "the policy loss is the actor's, with its clip"),
     translated(
         f"{TEACHERS}.*.model_path",
         "it is distillation.teacher.path here; of several teachers, which have a key each, distillation.by_source",
         ("distillation.teacher.path", "distillation.by_source"),
         rewrites.teacher_path,
     ),
-    noted(f"{TEACHERS}.*.key", "read with the teacher's model_path"),
-    noted(f"{TEACHERS}.*", "teachers lie on the trainer's devices, as the reference does"),
+    ignored(f"{TEACHERS}.*.key", "read with the teacher's model_path"),
+    ignored(f"{TEACHERS}.*", "teachers lie on the trainer's devices, as the reference does"),
     translated(
         "distillation.teacher_key",
         "teachers are chosen by data_source",
@@ -982,10 +984,10 @@ ALGORITHM = (
         rewrites.when_distilled(rewrites.teacher_key),
     ),
     *(
-        arranged(f"distillation.{name}", "teachers lie on the trainer's devices, as the reference does", 0, 8, None)
+        split(f"distillation.{name}", "teachers lie on the trainer's devices, as the reference does", 0, 8, None)
         for name in ("nnodes", "n_gpus_per_node")
     ),
-    refused("teacher.*", TEACHER),
+    unsupported("teacher.*", TEACHER),
 )
 
 TRAINER = (
@@ -1010,30 +1012,30 @@ TRAINER = (
         ("trainer.resume_from_path",),
         rewrites.resume_path,
     ),
-    noted("trainer.balance_batch", "micro-batches are balanced by tokens"),
+    ignored("trainer.balance_batch", "micro-batches are balanced by tokens"),
     translated(
         "trainer.default_hdfs_dir",
         "it is trainer.default_remote_dir here, where it names an object store",
         ("trainer.default_remote_dir",),
         lambda value, _: {"trainer.default_remote_dir": value} if value and "://" in str(value) else {},
     ),
-    noted("trainer.max_critic_ckpt_to_keep", f"{SAME_CHECKPOINT}: trainer.max_actor_ckpt_to_keep"),
-    alias("trainer.max_ckpt_to_keep", "trainer.max_actor_ckpt_to_keep"),
-    noted("trainer.remove_previous_ckpt_in_save", "trainer.max_actor_ckpt_to_keep says how many are kept"),
-    noted("trainer.del_local_ckpt_after_load", "checkpoints stay until newer ones push them out"),
-    noted("trainer.esi_redundant_time", "a run that is sent SIGTERM saves a checkpoint (trainer.preemption_seconds)"),
-    only("trainer.checkpoint_callback_class", "checkpoints are uploaded by trainer.default_remote_dir", None),
-    noted("trainer.profile_continuous_steps", PROFILES),
-    noted("trainer.*_nsight_options*", PROFILES),
-    alias("global_profiler.steps", "trainer.profile_steps", off=(None, [])),
-    noted("global_profiler.*", PROFILES),
-    noted("*.profiler.*", PROFILES),
-    noted("trainer.ray_wait_register_center_timeout", "workers need no register centre"),
-    noted("trainer.use_legacy_worker_impl", "there is one kind of worker"),
-    noted("trainer.use_v1", "there is one trainer"),
-    noted("transfer_queue.*", "batches travel through Ray's object store"),
-    noted("trainer.tensorboard_dir", "metrics are in trainer.default_local_dir"),
-    noted("trainer.rl_logging_board_dir", "metrics are in trainer.default_local_dir"),
+    ignored("trainer.max_critic_ckpt_to_keep", f"{SAME_CHECKPOINT}: trainer.max_actor_ckpt_to_keep"),
+    renamed("trainer.max_ckpt_to_keep", "trainer.max_actor_ckpt_to_keep"),
+    ignored("trainer.remove_previous_ckpt_in_save", "trainer.max_actor_ckpt_to_keep says how many are kept"),
+    ignored("trainer.del_local_ckpt_after_load", "checkpoints stay until newer ones push them out"),
+    ignored("trainer.esi_redundant_time", "a run that is sent SIGTERM saves a checkpoint (trainer.preemption_seconds)"),
+    fixed("trainer.checkpoint_callback_class", "checkpoints are uploaded by trainer.default_remote_dir", None),
+    ignored("trainer.profile_continuous_steps", PROFILES),
+    ignored("trainer.*_nsight_options*", PROFILES),
+    renamed("global_profiler.steps", "trainer.profile_steps", off=(None, [])),
+    ignored("global_profiler.*", PROFILES),
+    ignored("*.profiler.*", PROFILES),
+    ignored("trainer.ray_wait_register_center_timeout", "workers need no register centre"),
+    ignored("trainer.use_legacy_worker_impl", "there is one kind of worker"),
+    ignored("trainer.use_v1", "there is one trainer"),
+    ignored("transfer_queue.*", "batches travel through Ray's object store"),
+    ignored("trainer.tensorboard_dir", "metrics are in trainer.default_local_dir"),
+    ignored("trainer.rl_logging_board_dir", "metrics are in trainer.default_local_dir"),
     VerlKey(
         "trainer.worker_env.*",
         "it is ray_init.runtime_env.env_vars here",
@@ -1046,7 +1048,7 @@ TRAINER = (
         ours=("ray_init.runtime_env.env_vars",),
         into="ray_init.runtime_env.env_vars",
     ),
-    noted("ray_kwargs.*", "use ray_init.address, ray_init.num_cpus and ray_init.timeline_json_file"),
+    ignored("ray_kwargs.*", "use ray_init.address, ray_init.num_cpus and ray_init.timeline_json_file"),
 )
 
 BOUND = tuple(f"async_training.{name}" for name in ("max_staleness", "depth", "publish_every"))
@@ -1097,32 +1099,32 @@ ASYNC = (
         (),
         lambda value, values: rewrites.v1_trainer(value, values) and {},
     ),
-    noted("trainer.v1.sampler.max_off_policy_strategy", "stale groups are waited for, never dropped"),
-    noted("trainer.v1.sampler.sync_refill_failed_groups", "a group of which all trajectories fail teaches nothing"),
-    only(
+    ignored("trainer.v1.sampler.max_off_policy_strategy", "stale groups are waited for, never dropped"),
+    ignored("trainer.v1.sampler.sync_refill_failed_groups", "a group of which all trajectories fail teaches nothing"),
+    fixed(
         "trainer.v1.sampler.custom_sampler.*",
         "what is due first is trained on first, whatever a sampler says",
         None,
         {},
     ),
-    noted("trainer.v1.sampler.sampler_kwargs*", "read by a sampler of one's own alone"),
-    arranged(
+    ignored("trainer.v1.sampler.sampler_kwargs*", "read by a sampler of one's own alone"),
+    split(
         "trainer.v1.separate_async.hybrid_rollout.enable_switch",
         "the trainer's devices do not generate between updates",
         *OFF,
     ),
-    noted("trainer.v1.*", "read with enable_switch alone"),
-    noted("async_training.use_trainer_do_validate", "rollout workers validate, by the step's own weights"),
-    noted("async_training.checkpoint_engine.*", "weights travel by rollout.update_weights_transport"),
-    noted("async_training.concurrent_samples_per_replica", "rollout.agent.max_concurrent bounds what runs at once"),
-    noted("async_training.partial_rollout_resume", "trajectories always go on"),
-    arranged(
+    ignored("trainer.v1.*", "read with enable_switch alone"),
+    ignored("async_training.use_trainer_do_validate", "rollout workers validate, by the step's own weights"),
+    ignored("async_training.checkpoint_engine.*", "weights travel by rollout.update_weights_transport"),
+    ignored("async_training.concurrent_samples_per_replica", "rollout.agent.max_concurrent bounds what runs at once"),
+    ignored("async_training.partial_rollout_resume", "trajectories always go on"),
+    split(
         "async_training.use_dynamic_resource_scheduling", "the trainer's devices do not generate between updates", *OFF
     ),
-    noted("async_training.dynamic_schedule_*", "read with use_dynamic_resource_scheduling alone"),
-    alias("rollout.nnodes", f"{ROLLOUT}.nnodes"),
-    alias("rollout.n_gpus_per_node", f"{ROLLOUT}.n_gpus_per_node"),
-    alias("rollout.total_epochs", "trainer.total_epochs"),
+    ignored("async_training.dynamic_schedule_*", "read with use_dynamic_resource_scheduling alone"),
+    renamed("rollout.nnodes", f"{ROLLOUT}.nnodes"),
+    renamed("rollout.n_gpus_per_node", f"{ROLLOUT}.n_gpus_per_node"),
+    renamed("rollout.total_epochs", "trainer.total_epochs"),
     translated(
         "rollout.total_rollout_steps",
         "prompts of the whole run, in whole steps of ppo_mini_batch_size * require_batches",
@@ -1145,10 +1147,10 @@ ASYNC = (
         ("trainer.save_freq",),
         rewrites.checkpoints,
     ),
-    noted("rollout.n", "actor_rollout_ref.rollout.n is how many trajectories a prompt has"),
-    *(refused(name, ASYNCHRONOUS) for name in ("async_resources.*", "async_flow.*", "rollout.*")),
-    noted(f"{ROLLOUT}.standalone_gpu_memory_utilization*", "rollout.gpu_memory_utilization is that of the servers"),
-    *(refused(name, ASYNCHRONOUS) for name in ("trainer.n_*_gpus_per_node",)),
+    ignored("rollout.n", "actor_rollout_ref.rollout.n is how many trajectories a prompt has"),
+    *(unsupported(name, ASYNCHRONOUS) for name in ("async_resources.*", "async_flow.*", "rollout.*")),
+    ignored(f"{ROLLOUT}.standalone_gpu_memory_utilization*", "rollout.gpu_memory_utilization is that of the servers"),
+    *(unsupported(name, ASYNCHRONOUS) for name in ("trainer.n_*_gpus_per_node",)),
 )
 
 SEARCH_R1 = (
@@ -1164,7 +1166,7 @@ SEARCH_R1 = (
         ("data.max_response_length", f"{TURNS}.max_tokens_per_turn"),
         rewrites.response_length,
     ),
-    only("do_search", "Search-R1's loop always searches; to answer at once: agent_name single_turn in the rows", True),
+    fixed("do_search", "Search-R1's loop always searches; to answer at once: agent_name single_turn in the rows", True),
     *(
         translated(
             key,
@@ -1177,7 +1179,7 @@ SEARCH_R1 = (
 )
 
 VERL_KEYS: tuple[VerlKey, ...] = (
-    noted("*_target_", "sections have classes of ours"),
+    ignored("*_target_", "sections have classes of ours"),
     *ASYNC,
     *DATA,
     *REWARD,

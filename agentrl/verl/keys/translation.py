@@ -31,11 +31,11 @@ class Translation(Reading):
     """Keys with the same name and meaning here."""
     translated: dict[str, dict[str, JSON]] = field(default_factory=dict)
     """Our keys and values, by the key of verl's that they replace."""
-    noted: dict[str, str] = field(default_factory=dict)
+    ignored: dict[str, str] = field(default_factory=dict)
     """Accepted keys without effect here, each with the reason."""
     loud: dict[str, str] = field(default_factory=dict)
     """Notes that are always logged."""
-    refused: dict[str, str] = field(default_factory=dict)
+    unsupported: dict[str, str] = field(default_factory=dict)
     """The reason for each key whose value would change the result and is not here."""
 
     def notes(self, config: Section, typed: Collection[str]) -> list[str]:
@@ -103,7 +103,7 @@ def _apply(entry: VerlKey, key: str, values: Values, found: Translation) -> None
     try:
         ours = _ours(entry, key, values)
     except Refusal as error:
-        found.refused[key] = str(error)
+        found.unsupported[key] = str(error)
         return
     if ours == {key: value}:
         found.same.append(key)
@@ -112,7 +112,7 @@ def _apply(entry: VerlKey, key: str, values: Values, found: Translation) -> None
         if entry.is_loud:
             found.loud[key] = f"{entry.text}: {', '.join(shown(one) for one in ours.values())} here"
     else:
-        found.noted[key] = entry.text
+        found.ignored[key] = entry.text
         if entry.is_loud and entry.asks(value):
             found.loud[key] = entry.text
     for name, one in ours.items():
@@ -135,14 +135,14 @@ def _ours(entry: VerlKey, key: str, values: Values) -> dict[str, JSON]:
 def spelled(unknown: Values, values: Values, schema: type[Section]) -> Translation:
     """Judge keys that the schema does not have, in a config without verl's dialect.
 
-    A key without effect is noted; a key that another key replaces is refused with the name of that key. A key of verl's
-    that is the end of a schema's key counts as a shortened form of it, and so as unknown.
+    A key without effect is ignored; a key that another key replaces is refused with the name of that key. A key of
+    verl's that is the end of a schema's key counts as a shortened form of it, and so as unknown.
     """
     found, leaves = Translation(), leaf_keys(schema)
     for key in unknown:
         entry = entry_of(key)
         if unknown[key] is None and is_known(key):
-            found.noted[key] = "null asks for nothing"
+            found.ignored[key] = "null asks for nothing"
             continue
         if entry is None:
             found.strangers.append(key)
@@ -153,12 +153,12 @@ def spelled(unknown: Values, values: Values, schema: type[Section]) -> Translati
             if any(leaf.endswith(f".{key}") for leaf in leaves):
                 found.strangers.append(key)
             else:
-                found.refused[key] = str(error)
+                found.unsupported[key] = str(error)
             continue
         if ours:
             found.translated[key] = ours
         else:
-            found.noted[key] = entry.text
+            found.ignored[key] = entry.text
     found.faults = [*spellings(found, unknown, has_dialect=schema is Config), *refusals(found, unknown)]
     return found
 
@@ -183,15 +183,15 @@ def summary(found: Translation, typed: Collection[str] | None, *, every: bool) -
         typed: the keys to report; None: all.
         every: name each key, not only their number.
     """
-    noted = {key: why for key, why in found.noted.items() if typed is None or key in typed}
+    ignored = {key: why for key, why in found.ignored.items() if typed is None or key in typed}
     texts = []
-    if noted and every:
-        texts.append("keys of verl's without effect here:\n" + "\n".join(f"  {k}: {why}" for k, why in noted.items()))
-    elif noted:
+    if ignored and every:
+        texts.append("keys of verl's without effect here:\n" + "\n".join(f"  {k}: {why}" for k, why in ignored.items()))
+    elif ignored:
         texts.append(
-            f"{len(noted)} keys of verl's have no effect of their own here (trainer.show_verl_notes=true lists them)"
+            f"{len(ignored)} keys of verl's have no effect of their own here (trainer.show_verl_notes=true lists them)"
         )
-    unlisted = {key: why for key, why in found.loud.items() if not (every and key in noted)}
+    unlisted = {key: why for key, why in found.loud.items() if not (every and key in ignored)}
     return texts + aloud(unlisted)
 
 
@@ -211,7 +211,7 @@ def refusals(found: Translation, values: Values) -> list[str]:
     """Write a line for each reason of a refusal, with its keys and values."""
     return [
         f"{', '.join(f'{key}={shown(values[key])}' for key in keys)} would change the result, and is not here: {why}"
-        for why, keys in _by_reason(found.refused).items()
+        for why, keys in _by_reason(found.unsupported).items()
     ]
 
 
