@@ -7,12 +7,16 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, NamedTuple
 
-from agentrl.config.columns import COLUMNS
+from agentrl.config.columns import COLUMNS, USERS
 from agentrl.config.declaration import ADDITIONAL
 from agentrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class NoColumn(ConfigError, AttributeError):
+    """A column that an algorithm is not given; `hasattr` and `getattr` with a default take it for a missing one."""
 
 
 class _Columns(SimpleNamespace):
@@ -24,11 +28,12 @@ class _Columns(SimpleNamespace):
     def __getattr__(self, name: str) -> Tensor:
         if name.startswith("_"):
             raise AttributeError(name)
-        known = name in ADDITIONAL or name in COLUMNS
-        do = "" if known else f"register it by register_column({name!r}, ...) in its file and "
-        raise ConfigError(
-            f"{self.asked_by or 'this algorithm'} reads the column {name!r} and does not declare it: {do}write "
-            f"@declare({name!r}) above its function (docs/extending.md)"
+        asked = f"{self.asked_by or 'this algorithm'} reads the column {name!r}"
+        if name in COLUMNS and name not in ADDITIONAL and name not in USERS:
+            raise NoColumn(f"{asked}, which it is not given here; it has {', '.join(sorted(vars(self)))}")
+        do = "" if name in COLUMNS or name in ADDITIONAL else f"register it by register_column({name!r}, ...) and "
+        raise NoColumn(
+            f"{asked}, and does not declare it: {do}write @declare({name!r}) above its function (docs/extending.md)"
         )
 
 

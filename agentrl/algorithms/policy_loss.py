@@ -14,6 +14,7 @@ from agentrl.algorithms.columns import LossColumns, TokenLoss
 from agentrl.algorithms.policy_losses.ratio import log_ratio
 from agentrl.algorithms.ragged import masked_sum
 from agentrl.algorithms.rollout_correction import Corrected, correct, interpolated, tally
+from agentrl.config.columns import USERS
 from agentrl.config.declaration import Declaration, Score, declaration_of
 from agentrl.config.registries import POLICY_LOSSES
 from agentrl.config.sections.algorithm import RolloutCorrectionConfig
@@ -186,11 +187,11 @@ class PolicyLoss(Term):
         declared: dict[str, Tensor] = {}
         if self.declaration.select is not None and micro.selected is not None:
             declared["selected"] = micro.selected & mask
-        for name in self.declaration.columns if scores is not None else ():
+        for name in self.declaration.columns.difference(self.declaration.scores if scores is None else ()):
             values = scores[name] if scores is not None and name in scores else getattr(micro, name)
             if values is None:
                 raise TrainingError(f"{asked_by}: the batch has no column {name!r}; it has to be computed before")
-            declared[name] = values if name in micro.sequences else inside(values)
+            declared[name] = values if name in micro.sequences or name in USERS else inside(values)
         return LossColumns(
             asked_by=asked_by,
             logprobs=inside(logprobs),

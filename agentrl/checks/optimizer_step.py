@@ -83,16 +83,16 @@ class StepWatch:
     """The last tensor, after its step."""
     _before: Snapshot | None = None
     _grad: Tensor | None = None
-    _passed: list[tuple[bool, Tensor]] = field(default_factory=list)
-    """Gradients of the next tensor by the backward pass that they came from, each with whether it was the first one.
-    Empty where parameters are sharded."""
+    _passed: Tensor | None = None
+    """Sum of the next tensor's gradients over the backward passes since it had none; None where parameters are
+    sharded."""
     _hook: RemovableHandle | None = None
     _whole: tuple[Tensor, Tensor | None] | None = None
     """Gradient and momentum of a whole matrix, for Muon."""
 
     def forget(self) -> None:
         """Begin again, after weights and state were loaded."""
-        self._after = None
+        self._after = self._passed = None
 
     def before(self, model: Stepped, norm: float) -> Iterator[Finding]:
         """Look at the gradients, clipped from `norm`, and at the tensor whose turn it is; every rank must ask."""
@@ -111,11 +111,8 @@ class StepWatch:
         assert param.grad is not None
         if self._hook is not None:
             self._hook.remove()
-        if self._passed:
-            since = max(index for index, (first, _) in enumerate(self._passed) if first or not index)
-            wanted = torch.stack([grad for _, grad in self._passed[since:]]).sum(0) * min(
-                1.0, self.grad_clip / max(norm, 1e-12)
-            )
+        if self._passed is not None:
+            wanted = self._passed * min(1.0, self.grad_clip / max(norm, 1e-12))
             far = float((_flat(param.grad, places).double() - wanted).abs().max())
             if not far <= CLOSE * float(wanted.abs().max()) + 1e-30:
                 yield Finding("update", f"its gradient is {far:.3g} from the sum over its backward passes", name)
@@ -133,11 +130,14 @@ class StepWatch:
         before, grad = self._before, self._grad
         assert before is not None and grad is not None
         _, param, places = self._next(model)
-        self._passed = passed = []
+        self._passed = None
         if model.mesh.fsdp is None:
-            self._hook = param.register_hook(
-                lambda grad: passed.append((param.grad is None, _flat(grad, places).double()))
-            )
+
+            def passed(grad: Tensor) -> None:
+                new, before = _flat(grad, places).double(), self._passed
+                self._passed = new if before is None or param.grad is None else before + new
+
+            self._hook = param.register_hook(passed)
         after = self._after = self._snapshot(model, before.name, before.places)
         factor = rate(self.config, step, self.total_steps)
         grad = grad.double()

@@ -34,6 +34,8 @@ LEAST_UNCERTAIN = 4
 COMPARED = 64
 """First log-probs of a turn that are compared with other turns."""
 WORD = re.compile(r"[A-Za-z0-9]+")
+Sampled = tuple[str, Transcript, Turn]
+"""A sampled turn, with its trajectory's name."""
 
 
 class Origins:
@@ -57,7 +59,7 @@ class Origins:
         """By the session of a try: tool, arguments, and the text that it answered; None: it answered images, too."""
         self._verdicts: defaultdict[str, list[tuple[object, object, float]]] = defaultdict(list)
         """By trajectory: the text that was scored, the ground truth that it was compared with, and the score."""
-        self.sampled: dict[bytes, tuple[str, Transcript, Turn]] = {}
+        self.sampled: dict[bytes, Sampled] = {}
         """By its first log-probs, each turn of the step: to be cleared at its end."""
 
     def answered(self, session: str, tool: str, arguments: Mapping[str, object], text: str | None) -> None:
@@ -82,12 +84,13 @@ class Origins:
         trained: they are not run for a validation.
         """
         begun, report = time.thread_time(), Report()
+        sampled = self.sampled if trained else {}  # nobody clears it for validations
         if trained:
             samples = {one.uid.rpartition("/")[0]: sample for one, sample in asked}
             report.rows = {name: digest_of(sample.prompt) for name, sample in samples.items()}
         for (request, sample), one in zip(asked, trajectories, strict=False):  # `fates` counts them
             loop, is_ours = self._loops[sample.agent_name], self._ours[sample.agent_name]
-            report.add_check("requests", self._requests(request, one, is_ours=is_ours))
+            report.add_check("requests", self._requests(request, one, sampled, is_ours=is_ours))
             verdicts = self._verdicts.pop(one.uid, [])
             calls = [self._answers.pop(f"{one.uid}.{attempt}", []) for attempt in range(one.attempt + 1)][-1]
             if one.status not in ENDED or (request.answers is not None and request.answers.resumes):
@@ -98,7 +101,7 @@ class Origins:
                     wrong.append(f"its answer was scored {len(verdicts)} times")
                 if one.turns and text != turns_text(one):
                     wrong.append(f"the scored text, {text!r:.60}, is not the policy's")
-                if truth != sample.ground_truth:
+                if truth is not sample.ground_truth and repr(truth) != repr(sample.ground_truth):
                     wrong.append(f"the ground truth was {truth!r:.60}, and its row has {sample.ground_truth!r:.60}")
                 if score != one.score:
                     wrong.append(f"its score is {one.score}, and its scorer returned {score:.6g}")
@@ -111,7 +114,9 @@ class Origins:
         report.seconds = time.thread_time() - begun
         return report
 
-    def _requests(self, request: Request, one: Trajectory, *, is_ours: bool) -> Iterator[Finding]:
+    def _requests(
+        self, request: Request, one: Trajectory, sampled: dict[bytes, Sampled], *, is_ours: bool
+    ) -> Iterator[Finding]:
         """Compare the seeds of sampled turns with the trajectory's own, and their log-probs with other turns."""
         if (one.uid, one.group) != (request.uid, request.group):
             yield Finding("requests", f"it was returned in the place of {request.uid}", one.uid)
@@ -125,7 +130,7 @@ class Origins:
             if len({value for value in bits if value < UNCERTAIN}) < LEAST_UNCERTAIN:
                 continue
             key = array("d", bits).tobytes()
-            uid, other, before = self.sampled.setdefault(key, (one.uid, transcript, turn))
+            uid, other, before = sampled.setdefault(key, (one.uid, transcript, turn))
             if before is not turn and other.ids[: before.start] != transcript.ids[: turn.start]:
                 what = (
                     f"the log-probs of its turn at token {turn.start} are those of another text, in {uid}, bit for bit"

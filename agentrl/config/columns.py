@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 from agentrl.errors import ConfigError
 
@@ -25,7 +25,7 @@ class Column:
     purpose: str
     dtype: DType = "float32"
     default: float = 0
-    """Value of a token that the policy did not sample, or of a sequence without a value."""
+    """Value of a token that the policy did not sample, and of tokens and sequences to which `make` gives none."""
     make: Make | None = None
     """Makes a user's column from trajectories, in a run whose estimator or policy loss declares it. None: the column is
     agentrl's."""
@@ -76,9 +76,31 @@ USERS: set[str] = set()
 OF_SCORER = "score/"
 """Start of the names of columns with the scorer's numbers of the sequence's trajectory; NaN: no such number."""
 _TAKEN = (
-    *("asked_by", "images", "logprobs", "n", "numbers", "offsets", "policies", "reference_logprobs", "sequences"),
-    *("teacher_logprobs", "teacher_prompts", "token_rewards", "tokens", "trainer_logprobs", "uid", "weights"),
-    "weights_clipped",
+    *(
+        "as_taught",
+        "asked_by",
+        "batches",
+        "column",
+        "columns",
+        "concat",
+        "from_columns",
+        "from_pieces",
+        "has",
+        "images",
+    ),
+    *("joined", "lengths", "load", "logprobs", "mapped", "n", "num_tokens", "numbers", "offsets"),
+    *("policies", "policy_tokens", "reference_logprobs", "rows", "select", "self", "sequence_ids", "sequences"),
+    *(
+        "teacher_logprobs",
+        "teacher_prompts",
+        "token_rewards",
+        "tokens",
+        "trainer_logprobs",
+        "uid",
+        "unsampled",
+        "weights",
+    ),
+    *("weights_clipped", "with_fields"),
 )
 """Names that batches, algorithms or records use for something else."""
 
@@ -96,6 +118,12 @@ def column(name: str) -> Column:
     return COLUMNS[name]
 
 
+def _facts(one: Column) -> tuple[str, ...]:
+    """Describe a user's column so that the same file, loaded twice, gives the same."""
+    named = [str(getattr(one.make, name, "")) for name in ("__module__", "__qualname__")]
+    return (one.per, one.purpose, one.dtype, repr(float(one.default)), *named)
+
+
 def register_column(
     name: str, *, per: Per, make: Make, purpose: str, dtype: DType = "float32", default: float = 0
 ) -> None:
@@ -104,11 +132,19 @@ def register_column(
     Raises ConfigError for a name that agentrl uses, or under which another column was registered.
     """
     new, former = Column(name, per, purpose, dtype, default, make), COLUMNS.get(name)
+    for what, value, known in (("per", per, get_args(Per)), ("dtype", dtype, get_args(DType))):
+        if value not in known:
+            raise ConfigError(f"register_column({name!r}): expected {what} among {', '.join(known)}, found {value!r}")
+    if not callable(make) or isinstance(default, str):
+        raise ConfigError(
+            f"register_column({name!r}): expected a function as make and a number as default, found {make!r:.100} and "
+            f"{default!r:.100}"
+        )
     if not name.isidentifier() or name.startswith("_"):
         raise ConfigError(f"register_column: expected a Python name without a leading _, found {name!r}")
     if name in _TAKEN or (former is not None and name not in USERS):
         raise ConfigError(f"register_column: agentrl has something of the name {name!r}; choose another name")
-    if former is not None and replace(former, make=make) != new:  # a file that is loaded twice is no conflict
+    if former is not None and _facts(former) != _facts(new):  # a file that is loaded twice is no conflict
         raise ConfigError(
             f"register_column: {name!r} is registered as {former}, and again as {new}; rename one of them"
         )

@@ -64,7 +64,7 @@ def declare(
 
     select: for a loss that treats some tokens otherwise by how they compare with the others. A loss sees a micro-batch,
     and its result must not depend on how the batch is cut. So this function, of (columns, config, seed, options), is
-    called once a step before the update, on all tokens and without the declared columns. columns.logprobs are the
+    called once a step before the update, on all tokens and without the declared scores. columns.logprobs are the
     policy's then; seed differs by step. It returns [T] bool, which the loss is given as columns.selected.
     """
     if wrong := [name for name in columns if name not in ADDITIONAL and name not in USERS]:

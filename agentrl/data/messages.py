@@ -13,6 +13,7 @@ from agentrl.chat.message import content_text, parse_json
 from agentrl.errors import UserError
 from agentrl.system.json_value import JSON
 from agentrl.trajectory import Message, ToolCall
+from agentrl.trajectory.picture import Picture
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 OLD_ROLES = {"function": "tool"}
@@ -309,5 +310,9 @@ def has_images(messages: Sequence[Message]) -> bool:
 
 def digest_of(prompt: Sequence[Message]) -> int:
     """Hash the messages of a row's prompt, images included, to 63 bits."""
-    text = json.dumps(prompt, default=lambda picture: picture.digest.hex(), sort_keys=True).encode()
+
+    def as_text(value: object) -> str:
+        return value.digest.hex() if isinstance(value, Picture) else str(value)
+
+    text = json.dumps(prompt, default=as_text, sort_keys=True).encode()
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") >> 1

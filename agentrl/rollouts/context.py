@@ -299,17 +299,17 @@ def fit_prompts(
             prompt, tools = context.first_prompt(sample)
             ids = chat.render(prompt, tools)
             cuts = config.data.truncation != "error" and not config.data.filter_overlong_prompts
-            if len(ids) <= most or cuts:
-                digests.append(digest_of(sample.prompt))
-            if not cuts or len(ids) <= most:
+            if not cuts and len(ids) > most:
                 return len(ids)
-            if chat.images(ids, prompt):
+            if len(ids) > most and chat.images(ids, prompt):
                 raise DataError(
                     f"the prompt is {len(ids)} tokens long, data.max_prompt_length is {most}, and one with images "
                     "cannot be cut (data.truncation)"
                 )
-            cut.append(len(ids))
-            return most
+            digests.append(digest_of(sample.prompt))
+            if len(ids) > most:
+                cut.append(len(ids))
+            return min(len(ids), most)
 
         with display.stage("check prompts", total=len(data)) as stage:
             dropped = data.filter_overlong(

@@ -66,11 +66,11 @@ def fill_batch(
     numbers = {"refill/gen_batches": float(len(parts)), **replaced(schedule), "refill/groups_surplus": float(surplus)}
     taken = {ordinal - first for ordinal in batch.ordinals}
     kept = []
-    for part in parts:
-        if part.batch is not None:
-            rows = [row for row, group in enumerate(part.batch.group.tolist()) if group in taken]
-            part = replace(part, batch=part.batch.select(rows))
-        kept.append(part)
+    for one in parts:
+        if one.batch is not None:
+            rows = [row for row, group in enumerate(one.batch.group.tolist()) if group in taken]
+            one = replace(one, batch=one.batch.select(rows))
+        kept.append(one)
     return batch.schedule, Rollout.joined(kept), numbers
 
 

@@ -122,7 +122,7 @@ def open_local_rollouts(
         rollouts = LocalRollouts(
             config, scheduler, engine, loop, reporter, run_dir / TRAJECTORIES, share, reading, after_kill
         )
-        if isinstance(config, Config):
+        if isinstance(config, Config) and not config.trainer.val_only:
             rollouts.origins = Origins(scheduler, max(1, config.prompts_at_once // RENDERED))
         with watched_loop(
             "the event loop of the rollouts", loop.thread, rollouts.delay.late, LOOP_SECONDS, reporter.warn
@@ -241,8 +241,12 @@ class LocalRollouts:
         async def work() -> list[Trajectory]:
             if before is not None:
                 await before()
-            with self.observed(task, len(requests)) as on_end:
-                trajectories = await self.scheduler.run(requests, lambda _: on_end())
+            try:
+                with self.observed(task, len(requests)) as on_end:
+                    trajectories = await self.scheduler.run(requests, lambda _: on_end())
+            except BaseException:
+                self.forget_origins()
+                raise
             self.check()
             if self.origins is not None:
                 asked = [(one, samples[one.group - first]) for one in requests]
@@ -360,6 +364,10 @@ class LocalRollouts:
 
     async def stop_groups(self) -> None:
         self._ended.clear()
+        self.forget_origins()
+
+    def forget_origins(self) -> None:
+        """Drop the notes about trajectories that were cancelled, and may run again."""
         if self.origins is not None:
             self.origins.forget()
 
@@ -456,7 +464,10 @@ class LocalRollouts:
             self.loop.call_soon(task.cancel)
 
     def restart_workers(self) -> None:
-        """Do nothing: in one process nothing can die but the run itself."""
+        """Drop the findings of a step that is done again: in one process no rollout worker can die."""
+        self._report = Report()
+        if self.origins is not None:
+            self.origins.sampled.clear()
 
     async def _take_metrics(self) -> Metrics:
         """Take them in a coroutine, since users' tools and interactions are bound to the loop's thread."""

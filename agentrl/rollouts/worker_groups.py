@@ -117,6 +117,7 @@ class WorkerGroups:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._rollouts.forget_origins()
         with self._some:
             self._events.clear()
 

@@ -61,10 +61,14 @@ def adapted(found: object) -> object:
 def with_present_names(made: MadeT, renamed: Mapping[str, str]) -> MadeT:
     """Give an object of a user's class the present names of methods that it has under the names of before.
 
-    renamed: present names by earlier ones.
+    renamed: present names by earlier ones. A method of the user's class counts, and not its base class's new name.
     """
+    classes = type(made).__mro__
     for old, new in renamed.items():
-        if hasattr(made, old) and not hasattr(made, new):
+        places = [
+            next((at for at, one in enumerate(classes) if name in vars(one)), len(classes)) for name in (old, new)
+        ]
+        if hasattr(made, old) and (places[0] < places[1] or not hasattr(made, new)):
             setattr(made, new, getattr(made, old))
     return made
 

@@ -126,12 +126,7 @@ class Registry:
         made: list[object] = []
         for name in names:
             found = cast(Callable[..., object], self.get(name))
-            for method in methods:
-                if inspect.iscoroutinefunction(getattr(found, method)):
-                    raise ConfigError(
-                        f"{self.key}: {name}.{method} must be a plain function (`def`), found `async def`: it is "
-                        "called, and not awaited"
-                    )
+            refuse_coroutines(self.key, name, found, methods)
             make = configured(found, options.get(name, {}), f"{self.key.removesuffix('s')}_options.{name}")
             try:
                 made.append(make(*given))
@@ -150,6 +145,16 @@ class Registry:
             f"{key}: unknown {self.what} {name!r}{nearest(name, self.names())}; known are "
             f"{_listed(self.names())}{yours}"
         )
+
+
+def refuse_coroutines(key: str, name: str, found: object, methods: Sequence[str]) -> None:
+    """Raise ConfigError for an `async` method among `methods` of a class, which is called and not awaited."""
+    for method in methods:
+        if inspect.iscoroutinefunction(getattr(found, method)):
+            raise ConfigError(
+                f"{key}: {name}.{method} must be a plain function (`def`), found `async def`: it is called, and not "
+                "awaited"
+            )
 
 
 def options_model(found: object) -> type[pydantic.BaseModel] | None:

@@ -17,6 +17,7 @@ from agentrl.checks.runner import Alarms
 from agentrl.checks.step import History, check_position, check_prompts, check_update
 from agentrl.checks.update import check_trained, seal
 from agentrl.config import Config
+from agentrl.data.sampler import EpochSampler
 from agentrl.observe.display import Display
 from agentrl.observe.gap_alarm import ESS, GapAlarm
 from agentrl.rollouts.contract import training
@@ -63,19 +64,18 @@ class StepChecks(StepObserver):
         """Checksums of the reference's tensors at the first step of this process."""
         self.position: tuple[int, JSON] | None = None
         """The last step, and the data's position after it."""
-        self.epoch_rows = source.loader.steps_per_epoch * config.data.drawn_at_once
-        self.first_row: int | None = None
-        """Place in the order of all epochs of the step's first row, or of the run's first prompt where prompts of later
-        steps begin earlier; None: the order has no epochs."""
+        self.first_row: tuple[int, int, int] | None = None
+        """A prompt's number in the run (with a bound of 0 in the step), and its row's epoch and position there; None:
+        not known, or the order has no epochs."""
         self.rows: dict[int, dict[int, int]] = {}
-        """By epoch and hash of a prompt, the place of the row that had it first."""
+        """By epoch and hash of a prompt, the position of the row that had it first."""
 
     def on_rollout(self, step: Step) -> None:
         """Check the prompts and the data's position, and have the batch checked where its tokens are."""
         config = self.config
         at_once, each = config.prompts_at_once, training(config, step.number).each
         step.found.add_check("fates", check_prompts(step.rollout.outlines, each, at_once))
-        if config.async_training.max_staleness == 0 or self.first_row is None:
+        if config.async_training.max_staleness == 0 or (self.first_row is None and self._has_epochs()):
             self._check_position(step)
         step.readers["checks"] = partial(read_checks, expected=self.expected(step))
 
@@ -148,34 +148,46 @@ class StepChecks(StepObserver):
     def _check_position(self, step: Step) -> None:
         """Check how far the data advanced since the step before, and find the step's place in them."""
         state = self.source.state()
-        loader = as_object(state.get("loader")).get("state")
-        rows = int(step.metrics.get("refill/gen_batches", 1.0)) * self.config.data.drawn_at_once
+        loader, begins, first = as_object(state.get("loader")).get("state"), None, 0
         if self.config.async_training.max_staleness:
-            first = state.get("first_prompt")
-            rows = first if isinstance(first, int) else 0
+            number = state.get("first_prompt")
+            begins, first = loader, number if isinstance(number, int) else 0
         elif self.position is not None and self.position[0] == step.number - 1:
-            step.found.add_check("fates", check_position(self.position[1], loader, rows))
-        self.position = step.number, loader
-        match loader:
-            case {"epoch": int(epoch), "position": int(position)}:
-                self.first_row = epoch * self.epoch_rows + position - rows
+            begins = self.position[1]
+            rows = int(step.metrics.get("refill/gen_batches", 1.0)) * self.config.data.drawn_at_once
+            step.found.add_check("fates", check_position(begins, loader, rows))
+        self.position, self.first_row = (step.number, loader), None
+        match begins:
+            case {"epoch": int(epoch), "position": int(position)} if self._has_epochs():
+                self.first_row = first, epoch, position
+
+    def _has_epochs(self) -> bool:
+        return isinstance(self.source.loader.sampler, EpochSampler)
 
     def _check_rows(self, step: Step) -> None:
         """Check that no row comes twice in an epoch; prompts that several rows have are left out."""
-        rows, size = self.epoch_rows, self.config.data.train_batch_size
-        repeated = self.source.loader.dataset.repeated
-        found: list[Finding] = []
         if self.first_row is None or not step.found.rows:
             return
+        first, begun, position = self.first_row
+        size, drawn = self.config.data.train_batch_size, self.config.data.drawn_at_once
+        data, is_late = self.source.loader.dataset, self.config.async_training.max_staleness > 0
+        left = (len(data) - position) // drawn * drawn  # rows that the epoch begun still gives
+        found: list[Finding] = []
         for name, digest in step.found.rows.items():
             _, of_step, number = name.split("/")
-            place = self.first_row + int(number)
-            if self.config.async_training.max_staleness:  # see `AsyncSource._begin`
+            place = int(number) - first
+            if is_late:  # see `AsyncSource._begin`
                 place += (int(of_step) - 1) * size
-            epoch = place // rows
-            before = self.rows.setdefault(epoch, {}).setdefault(digest, place)
-            if before != place and digest not in repeated:
-                what = f"row {place % rows} of epoch {epoch} is the row that came as number {before % rows}"
+            elif int(of_step) != step.number:
+                continue
+            if place < left:
+                epoch, row = begun, position + place
+            else:
+                more, row = divmod(place - left, len(data) // drawn * drawn)
+                epoch = begun + 1 + more
+            before = self.rows.setdefault(epoch, {}).setdefault(digest, row)
+            if before != row and digest not in data.repeated:
+                what = f"row {row} of epoch {epoch} is the row that came as number {before}"
                 found.append(Finding("rows", what, f"prompt {name}"))
         step.found.add_check("rows", found)
         self.rows = {epoch: seen for epoch, seen in self.rows.items() if epoch > max(self.rows) - 2}

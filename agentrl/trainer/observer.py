@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, ParamSpec, cast
 
 from agentrl.config.registries import STEP_OBSERVERS
 from agentrl.errors import ConfigError, UserError
+from agentrl.system.registry import refuse_coroutines
 from agentrl.system.user_code import code_error, contract_error
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 Event = Literal["on_rollout", "on_batch", "on_update", "on_published", "on_end"]
 EVENTS: Sequence[Event] = ("on_rollout", "on_batch", "on_update", "on_published", "on_end")
+METHODS = (*EVENTS, "forget_after", "close")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -148,7 +150,8 @@ def open_observers(
     for number, one in enumerate(objects):
         if not isinstance(one, StepObserver):
             raise ConfigError(f"observers[{number}]: expected an object of a StepObserver's class, found {one!r:.200}")
-    made = STEP_OBSERVERS.make(names, options, methods=(*EVENTS, "forget_after", "close"))
+        refuse_coroutines(f"observers[{number}]", type(one).__name__, type(one), METHODS)
+    made = STEP_OBSERVERS.make(names, options, methods=METHODS)
     found = [*cast(list[StepObserver], made), *objects]
     with ExitStack() as stack:
         for one in reversed(found):

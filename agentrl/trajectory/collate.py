@@ -77,18 +77,22 @@ def from_trajectories(
 def _made(what: Column, rows: Sequence[_Row], trajectories: Sequence[Trajectory], first: int) -> torch.Tensor:
     """Make a user's column of all rows, by its function. Raises CodeError when that fails or returns something else."""
     make, dtype, where = what.make, dtype_of(what.name), f"the column {what.name}"
-    assert make is not None, "checked when it is declared"
+    assert make is not None, "registered with it"
     values = [torch.zeros(0, dtype=dtype)]
     for row in rows:
         count = 1 if what.per == "sequence" else len(row.transcript)
+        trajectory = trajectories[row.position - first]
         with user_code(where, make):
-            found = make(trajectories[row.position - first], row.transcript)
-            numbers = torch.full((count,), what.default, dtype=dtype)
-            if found is not None:
-                numbers = torch.as_tensor(found, dtype=dtype).reshape(-1)
+            found = make(trajectory, row.transcript)
+            given = None if found is None else torch.as_tensor(found).detach().cpu().reshape(-1)
+        numbers = torch.full((count,), what.default, dtype=dtype) if given is None else given.to(dtype)
         if len(numbers) != count:
             asked = "one number" if what.per == "sequence" else f"a number for each of the transcript's {count} tokens"
-            raise contract_error(where, make, f"expected {asked}, found {len(numbers)}")
+            raise contract_error(where, make, f"expected {asked}, found {len(numbers)} ({trajectory.uid})")
+        if given is not None and not dtype.is_floating_point and not torch.equal(numbers.to(given.dtype), given):
+            raise contract_error(where, make, f"expected {what.dtype}, found other numbers ({trajectory.uid})")
+        if what.per == "token":
+            numbers = torch.where(torch.tensor(row.transcript.mask) == 1, numbers, what.default).to(dtype)
         values.append(numbers)
     return torch.cat(values)
 

@@ -235,10 +235,14 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         plan = update_plan(batch.group, config.ppo_mini_batch_size, config.ppo_epochs, key)
         self._check(batch, len(plan))
         computed = torch.stack([term.computes(batch) for term in terms]).any(0)
+        counts = {term.name: term.counts(batch) for term in terms if not term.by_token}
+        counts[POLICY_TOKENS] = batch.policy_tokens
         last = len(plan) - len(plan) // config.ppo_epochs if by_token else len(plan)
         """The place of the first mini-batch whose columns are kept."""
         minis = (
-            self._mini(f"step {step}, {name} of the policy", batch, members, terms, computed, keeps=place >= last)
+            self._mini(
+                f"step {step}, {name} of the policy", batch, members, terms, computed, counts, keeps=place >= last
+            )
             for place, (name, members) in enumerate(plan)
         )
         if expert is not None:
@@ -285,16 +289,18 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         members: Sequence[int],
         terms: Sequence[Term],
         computed: torch.Tensor,
+        of_batch: Mapping[str | None, torch.Tensor],
         *,
         keeps: bool,
     ) -> MiniBatch[TokenScores]:
         """Make a mini-batch that counts all of its `members`, and holds the computed ones.
 
-        keeps: it keeps its columns for `of_update`.
+        of_batch: policy tokens, and the terms' `counts`, of each sequence of the batch. keeps: it keeps its columns for
+        `of_update`.
         """
-        config, tokens = self.config, batch.policy_tokens[members]
+        config, tokens = self.config, of_batch[POLICY_TOKENS][members]
         scale = LossScale.from_policy_tokens(tokens, config.loss_agg_mode, self._max_response_length)
-        counts = {term.name: int(term.counts(batch)[members].sum()) for term in terms if not term.by_token}
+        counts = {name: int(found[members].sum()) for name, found in of_batch.items()}
 
         def loss(found: TokenScores, micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             """Compute (loss, a scalar; sums for metrics, scalars) from the scores [T] of a micro-batch."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 import agentrl.agent_loop.base
@@ -22,6 +23,7 @@ from agentrl.checks.report import Report
 from agentrl.checks.transcripts import check_record
 from agentrl.engines.contract import Generation
 from agentrl.reward import NaiveRewardManager, Verdict
+from agentrl.reward.manager import turns_text
 from agentrl.tool.session import ToolSession
 from agentrl.trajectory import Trajectory, Transcript
 from agentrl.trajectory.sample import Sample
@@ -67,6 +69,30 @@ async def test_sound_trajectories_are_compared_and_nothing_is_said(bench: MakeBe
     assert [len(one.tool_calls) for one in found] == [3, 3, 3] and [one.score for one in found] == [0.0, 1.0, 0.0]
     assert report.findings == []
     assert report.evaluated == {"requests": 3, "scores": 3, "answers": 3, "prompt": 1, "record": 3}
+
+
+@pytest.mark.parametrize("truth", [numpy.array([1.0, 5.0]), float("nan")], ids=["array", "nan"])
+async def test_a_ground_truth_of_any_type_is_compared(bench: MakeBench, truth: object) -> None:  # noqa: F811
+    row = replace(sample(), ground_truth=truth)
+
+    b = bench(script, [add])
+    origins = Origins(b.scheduler)
+    requests = b.requests(row, 2)
+    trajectories = await b.scheduler.run(requests)
+    for one in trajectories:
+        origins._verdicts[one.uid] = [(turns_text(one), truth, one.score or 0.0)]
+    found = origins.check([(one, row) for one in requests], trajectories).findings
+    assert [one for one in found if "ground truth" in one.what] == []
+
+
+async def test_notes_of_cancelled_trajectories_are_dropped(bench: MakeBench) -> None:  # noqa: F811
+    b = bench(script, [add])
+    origins, row = Origins(b.scheduler), sample()
+    await b.scheduler.run(b.requests(row, 2))
+    origins.forget()
+    requests = b.requests(row, 2)
+    report = origins.check([(one, row) for one in requests], await b.scheduler.run(requests))
+    assert report.findings == [] and report.evaluated["scores"] == 2
 
 
 async def test_errors_cut_answers_and_interactions_are_sound(bench: MakeBench) -> None:  # noqa: F811

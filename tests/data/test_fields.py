@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -339,3 +340,8 @@ def test_validation_rows_among_the_training_rows_are_noted_once(chat: Chat, tmp_
     ]
     assert repeated == {digest_of([{"role": "user", "content": "What is 2?"}])}
     assert noted(rows("apart.parquet", [8, 9]))[1] == []
+
+
+def test_messages_with_fields_of_any_type_have_a_digest() -> None:
+    said, later = ([cast(Any, {"role": "user", "content": "2?", "at": datetime(2026, 1, day)})] for day in (2, 3))
+    assert digest_of(said) == digest_of(said) != digest_of(later)

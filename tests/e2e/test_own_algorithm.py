@@ -35,7 +35,7 @@ class Baseline(BaseModel):
 
 @declare("entropy", "squared_probs")
 def against_a_constant(columns: EstimatorColumns, config: AlgorithmConfig, options: Baseline) -> Advantages:
-    assert columns.values is None and columns.ref_logprobs is None, "not declared"
+    assert not hasattr(columns, "values") and getattr(columns, "ref_logprobs", None) is None, "not declared"
     assert columns.entropy is not None and columns.squared_probs is not None
     sampled = columns.mask
     assert (columns.entropy[sampled] > 0).all() and not columns.entropy[~sampled].any()

@@ -49,6 +49,19 @@ class Seen(StepObserver):
         self.told.append(f"{self.name} close")
 
 
+class Late(StepObserver):
+    async def on_end(self, step: Step) -> None:  # type: ignore[override]
+        raise AssertionError("it is never awaited")
+
+
+def test_an_object_that_would_have_to_be_awaited_is_refused() -> None:
+    with (
+        pytest.raises(ConfigError, match=r"observers\[0\]: Late.on_end must be a plain function"),
+        open_observers([], {}, [Late()]),
+    ):
+        pass
+
+
 class Failing(StepObserver):
     def __init__(self, error: BaseException) -> None:
         self.error = error

@@ -1,0 +1,92 @@
+"""Columns that a user registers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl.config import columns
+from agentrl.config.columns import COLUMNS, column, register_column
+from agentrl.errors import CodeError, ConfigError
+from agentrl.runtime.ray.stored import StoredBatch
+from agentrl.trajectory import Trajectory, Transcript, Turn
+from agentrl.trajectory.batch import RaggedBatch
+from agentrl.trajectory.collate import from_trajectories
+
+
+@pytest.fixture(autouse=True)
+def forgets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(columns, "USERS", set())
+    before = dict(COLUMNS)
+    yield
+    COLUMNS.clear()
+    COLUMNS.update(before)
+
+
+def one(trajectory: Trajectory, transcript: Transcript) -> list[float]:
+    return [1.5] * len(transcript)
+
+
+def other(trajectory: Trajectory, transcript: Transcript) -> None:
+    return None
+
+
+def register(name: str = "mine", **changes: Any) -> None:
+    register_column(name, **{"per": "token", "make": one, "purpose": "a test", **changes})
+
+
+@pytest.mark.parametrize("name", sorted({n for kind in (RaggedBatch, StoredBatch) for n in dir(kind) if n[0] != "_"}))
+def test_no_column_hides_a_member_of_a_batch(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"agentrl has something of the name '{name}'"):
+        register(name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"per": "sequences"}, "expected per among token, sequence, found 'sequences'"),
+        ({"dtype": "floaty"}, "expected dtype among float32, .*found 'floaty'"),
+        ({"make": None}, "expected a function as make"),
+        ({"name": "a b"}, "expected a Python name"),
+        ({"name": "self"}, "choose another name"),
+    ],
+)
+def test_wrong_arguments_name_the_column(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        register(**changes)
+
+
+def test_the_same_lines_may_be_loaded_twice_and_another_function_is_refused() -> None:
+    register(default=float("nan"))
+    register(default=float("nan"))
+    with pytest.raises(ConfigError, match="'mine' is registered as"):
+        register(default=math.nan, make=other)
+
+
+def batch() -> RaggedBatch:
+    transcript = Transcript()
+    transcript.append_prompt([1, 2])
+    transcript.append_sampled([3, 4], [-0.1, -0.2], 0)
+    turns = [Turn("assistant", "", 0, start=2, end=4)]
+    trajectory = Trajectory("train/1/0/0", 0, transcripts=[transcript], turns=turns, score=1.0)
+    return from_trajectories([trajectory], turn_reward_coef=1.0, columns=["mine"])
+
+
+def test_tokens_that_were_not_sampled_have_the_default() -> None:
+    register(default=7)
+    assert batch().tokens["mine"].tolist() == [7.0, 7.0, 1.5, 1.5] and column("mine").make is one
+
+
+def test_numbers_that_the_dtype_cannot_hold_are_refused_by_name() -> None:
+    register(dtype="int64")
+    with pytest.raises(CodeError, match=r"the column mine(.|\n)*expected int64(.|\n)*train/1/0/0"):
+        batch()
+
+
+def test_a_tensor_with_a_gradient_is_taken_without_it() -> None:
+    register(make=lambda trajectory, transcript: torch.ones(len(transcript), requires_grad=True))
+    assert not batch().tokens["mine"].requires_grad
