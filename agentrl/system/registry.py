@@ -147,16 +147,6 @@ class Registry:
         )
 
 
-def refuse_coroutines(key: str, name: str, found: object, methods: Sequence[str]) -> None:
-    """Raise ConfigError for an `async` method among `methods` of a class, which is called and not awaited."""
-    for method in methods:
-        if inspect.iscoroutinefunction(getattr(found, method)):
-            raise ConfigError(
-                f"{key}: {name}.{method} must be a plain function (`def`), found `async def`: it is called, and not "
-                "awaited"
-            )
-
-
 def options_model(found: object) -> type[pydantic.BaseModel] | None:
     """The pydantic model that annotates the parameter `options` of a function, or of a class's constructor."""
     function = found.__init__ if isinstance(found, type) else found  # type: ignore[misc]
@@ -197,6 +187,16 @@ def configured(found: Callable[..., Made], values: Mapping[str, object], key: st
     """Return `found` with its parameter `options` set to the result of `read_options` on `values`, where it has one."""
     options = read_options(found, values, key)
     return found if options is None else partial(found, options=options)
+
+
+def refuse_coroutines(key: str, name: str, found: object, methods: Sequence[str]) -> None:
+    """Raise ConfigError for an `async` method among `methods` of a class, which is called and not awaited."""
+    for method in methods:
+        if inspect.iscoroutinefunction(getattr(found, method)):
+            raise ConfigError(
+                f"{key}: {name}.{method} must be a plain function (`def`), found `async def`: it is called, and not "
+                "awaited"
+            )
 
 
 def _listed(names: list[str]) -> str:
