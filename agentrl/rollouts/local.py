@@ -465,9 +465,7 @@ class LocalRollouts:
 
     def restart_workers(self) -> None:
         """Drop the findings of a step that is done again: in one process no rollout worker can die."""
-        self._report = Report()
-        if self.origins is not None:
-            self.origins.sampled.clear()
+        self._pop_report()
 
     async def _take_metrics(self) -> Metrics:
         """Take them in a coroutine, since users' tools and interactions are bound to the loop's thread."""
@@ -493,8 +491,11 @@ class LocalRollouts:
         return self.loop.run(self._take_report())
 
     async def _take_report(self) -> Report:
-        """Take it on the loop, on which trajectories that end are checked."""
         await self._check_weights()
+        return self._pop_report()  # on the loop, on which trajectories that end are checked
+
+    def _pop_report(self) -> Report:
+        """Give up the findings so far, and forget the turns that others are compared with."""
         if self.origins is not None:
             self.origins.sampled.clear()
         report, self._report = self._report, Report()

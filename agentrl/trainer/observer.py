@@ -151,8 +151,7 @@ def open_observers(
         if not isinstance(one, StepObserver):
             raise ConfigError(f"observers[{number}]: expected an object of a StepObserver's class, found {one!r:.200}")
         refuse_coroutines(f"observers[{number}]", type(one).__name__, type(one), METHODS)
-    made = STEP_OBSERVERS.make(names, options, methods=METHODS)
-    found = [*cast(list[StepObserver], made), *objects]
+    found = [*cast(list[StepObserver], STEP_OBSERVERS.make(names, options, methods=METHODS)), *objects]
     with ExitStack() as stack:
         for one in reversed(found):
             stack.callback(_call, one.close)
