@@ -2,7 +2,7 @@
 
 DIR holds train.jsonl and test.jsonl with {"question", "answer"}, whose answers end with `#### N`. Each becomes a
 parquet file of rows for `tool_agent` with the calculator, for `single_turn`, or both. `--sft` adds sft.parquet: the
-worked solutions of the training problems as conversations, whose annotations `<<48/2=24>>` are calls of the calculator.
+worked solutions of all training problems as conversations, whose annotations `<<48/2=24>>` are calls of the calculator.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from agentrl.errors import DataError, UserError
 from agentrl.tool import ToolError
 from agentrl.trajectory import FunctionCall, Message, ToolCall
 from data_prep.files import Row, write_parquet
+from data_prep.options import positive
 from tools.calculator import CalculatorTool, calculate
 
 Agent = Literal["tool_agent", "single_turn"]
@@ -40,6 +41,11 @@ class Problem:
     result: str
     """The number N without thousands separators."""
 
+    @property
+    def steps(self) -> int:
+        """Number of computations in the worked solution."""
+        return len(ANNOTATION.findall(self.answer))
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the files and return the exit status."""
@@ -49,6 +55,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--agent", choices=("tool_agent", "single_turn", "both"), default="tool_agent")
     parser.add_argument(
         "--interaction", action="store_true", help="tool_agent rows are answered by the gsm8k interaction"
+    )
+    parser.add_argument(
+        "--train-steps", type=positive, help="train.parquet has only problems whose solution computes at most N times"
     )
     parser.add_argument("--sft", action="store_true", help="write sft.parquet, too: solutions that call the calculator")
     given = parser.parse_args(arguments)
@@ -61,11 +70,12 @@ def main(arguments: list[str] | None = None) -> int:
             rows = [
                 row(problem, agent, split, index, interaction=given.interaction)
                 for index, problem in enumerate(problems)
+                if split != "train" or given.train_steps is None or problem.steps <= given.train_steps
                 for agent in agents
             ]
             path = given.out / f"{split}.parquet"
             write_parquet(path, rows)
-            print(f"{path}: {len(rows)} rows of {len(problems)} problems", flush=True)
+            print(f"{path}: {len(rows)} rows of {len(rows) // len(agents)} problems", flush=True)
             if given.sft and split == "train":
                 path = given.out / "sft.parquet"
                 tools = json.dumps([CalculatorTool.default_schema])

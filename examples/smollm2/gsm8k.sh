@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# SmolLM2-135M-Instruct learns GSM8K with the calculator: a warm-up on worked solutions, then GRPO.
+#   bash examples/smollm2/gsm8k.sh GSM8K [overrides of the training]     GSM8K: folder of train.jsonl and test.jsonl
+#   SEED: of the training, in a folder of its own. The same command resumes where it was stopped.
+set -euo pipefail
+source=$(realpath "${1:?the folder of the files train.jsonl and test.jsonl of GSM8K}")
+shift
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+model=runs/smollm2/model out=runs/smollm2/gsm8k seed=${SEED:-1}
+
+[ -e "$model/config.json" ] || python -m data_prep.model smollm2 --out "$model"
+# Training with rewards takes problems of at most two computations; the warm-up takes any.
+[ -e "$out/data/sft.parquet" ] || python -m data_prep.gsm8k --source "$source" --out "$out/data" --sft --train-steps 2
+# The first 1,024 worked solutions, once.
+[ -e "$out/warm-up/policy" ] || python -m agentrl.sft data.train_files="$out/data/sft.parquet" data.shuffle=false \
+  data.train_batch_size=16 trainer.total_training_steps=64 model.path="$model" \
+  model.chat_template=examples/smollm2/chat_template.jinja optim.lr=1e-4 trainer.save_freq=16 \
+  trainer.max_ckpt_to_keep=1 trainer.default_local_dir="$out/warm-up"
+python -m agentrl.train --config-name recipe/smollm2_gsm8k data.seed="$seed" trainer.seed="$seed" \
+  trainer.default_local_dir="$out/seed-$seed" "$@"
