@@ -322,6 +322,18 @@ def sft_config(policy: Path, **data: Any) -> SFTConfig:
     return SFTConfig.model_validate({"data": {"train_files": "x", **data}, "model": {"path": str(policy)}})
 
 
+def test_the_end_counts_the_rows_that_were_taken(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write(tmp_path / "train.parquet", TRANSCRIPTS)
+    run = [f"data.train_files={data}", "data.train_batch_size=2", f"model.path={policy}", "trainer.device=cpu"]
+    for steps, counted in ((1, "2 of 3 rows in 1 steps"), (2, "3 rows in 2 steps")):
+        assert (
+            main([*run, f"trainer.total_training_steps={steps}", f"trainer.default_local_dir={tmp_path}/{steps}"]) == 0
+        )
+        assert f"trained on {counted}" in capsys.readouterr().out
+
+
 def test_batches_take_every_transcript_once_an_epoch(policy: Path) -> None:
     samples = [SFTSample(ids=[index], mask=[True]) for index in range(5)]  # type: ignore[arg-type]
 

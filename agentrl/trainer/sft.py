@@ -72,7 +72,9 @@ class SupervisedTrainer(Training[TuningConfig], Generic[SampleT]):
 
     def tell_end(self) -> None:
         rows, steps = len(self.train), self.setting.total_steps
-        self.display.note(f"{self.dir / 'policy'}: trained on {rows} rows in {steps} steps")
+        taken = min(rows, steps * self.config.data.train_batch_size)
+        share = f"{taken} of {rows}" if taken < rows else str(rows)
+        self.display.note(f"{self.dir / 'policy'}: trained on {share} rows in {steps} steps")
 
 
 def order_of(config: TuningConfig, samples: Sequence[SFTSample | Pair]) -> dict[str, JSON]:
