@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -94,6 +95,32 @@ def test_the_tiny_version_learns(example: str, project: Path) -> None:
     assert max(before["val/success_sampled"], before["val/success_greedy"]) <= 0.3
     sampled, greedy = LEARNT[example]
     assert steps[-1]["val/success_sampled"] >= sampled and steps[-1]["val/success_greedy"] >= greedy
+
+
+LESS = ("data.max_prompt_length=800", "data.max_response_length=64", "trainer.save_freq=-1", *SMALL, *STEPS)
+
+
+@pytest.mark.slice(0, "long run")
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("recipe", ["quickstart", "gsm8k"])
+def test_the_recipe_of_a_pretrained_model_runs_whole_with_a_tiny_one(
+    recipe: str, project: Path, policy_dir: Path
+) -> None:
+    shutil.copytree(policy_dir, project / "runs" / "smollm2" / "model")
+    problem = {"question": "Two and two?", "answer": "It is 2+2=<<2+2=4>>4.\n#### 4"}
+    for split in ("train", "test"):
+        (project / f"{split}.jsonl").write_text(20 * (json.dumps(problem) + "\n"))
+    source = [str(project)] if recipe == "gsm8k" else []
+    done = subprocess.run(
+        ["bash", f"examples/smollm2/{recipe}.sh", *source, *LESS],
+        cwd=project, capture_output=True, text=True, timeout=1700,
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "SEED": "3"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    out = project / "runs" / "smollm2" / recipe
+    assert [line["step"] for line in lines(out / "seed-3")] == [0, 1, 2]
+    steps = {"quickstart": 10, "gsm8k": 64}[recipe]
+    assert (out / "warm-up" / "policy" / "trained_steps").read_text() == f"{steps}\n"
 
 
 def test_a_taken_port_is_told_instead_of_using_what_listens_there(project: Path) -> None:
