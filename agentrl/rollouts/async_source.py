@@ -40,7 +40,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from agentrl.checks.report import Report
@@ -50,7 +50,7 @@ from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import DataError, TrainingError
 from agentrl.rollouts.contract import Rollout, Task, training, validation
 from agentrl.rollouts.dynamic_sampling import fill_batch, most_failed, replaced, shortage
-from agentrl.rollouts.groups import PromptTask
+from agentrl.rollouts.groups import Log, PromptTask
 from agentrl.rollouts.journal import identity, validity
 from agentrl.rollouts.prompts import Prompts
 from agentrl.rollouts.record import Record
@@ -93,27 +93,6 @@ class _Idle:
         }
         self._began, self._engine, self._asked = now, engine, None
         return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Log:
-    """Answers to the trajectories of one prompt."""
-
-    record: Record
-    ordinal: int
-    prompt: str
-    """`identity` of its row."""
-    on_error: Callable[[Exception], None]
-
-    def read(self) -> Sequence[Entry]:
-        return self.record.answers(self.ordinal)
-
-    def add(self, entry: Entry) -> None:
-        try:
-            self.record.answered(self.ordinal, self.prompt, entry)
-        except Exception as error:  # a full disk ends the run, and not the trajectory that meets it first
-            self.on_error(error)
-            raise
 
 
 def settings_of(config: Config, total_steps: int) -> Settings:
@@ -205,12 +184,12 @@ class AsyncSource:
                 self.rollouts.replace_dead_workers()
             batch = self.loop.run(self._next(task))
         version = self.schedule.version
-        packed = self.rollouts.pack(task, batch.ordinals, self.record.journal, show=show)
-        if packed.versions and staleness(min(packed.versions), version) > settings.max_staleness:
-            oldest = min(packed.versions)
+        rollout = self.rollouts.pack(task, batch.ordinals, self.record.journal, show=show)
+        if rollout.versions and staleness(min(rollout.versions), version) > settings.max_staleness:
+            oldest = min(rollout.versions)
             raise RuntimeError(f"a token of version {oldest} is too old for version {version}: {settings}")
-        self._numbers |= measured(self.schedule, self.record, packed.versions, version)
-        return packed.rollout
+        self._numbers |= measured(self.schedule, self.record, rollout.versions, version)
+        return rollout
 
     def validate(
         self, samples: Sequence[Sample], step: int, *, greedy: bool, show: bool = False, first: int = 0
@@ -292,7 +271,7 @@ class AsyncSource:
         try:
             self.loop.run(self._cancel())
         finally:
-            self.record.close()
+            self.record.journal.close()
             self._shown.close()
 
     async def _next(self, task: Task) -> Batch | None:
@@ -440,7 +419,14 @@ class AsyncSource:
         self._running[ordinal] = asyncio.create_task(self._run(work))
 
     async def _run(self, work: PromptTask) -> None:
-        log = _Log(self.record, work.ordinal, identity(work.sample), self._fail)
+        journal, prompt = self.record.journal, identity(work.sample)
+
+        def add(entry: Entry) -> None:
+            try:
+                journal.answered(work.ordinal, prompt, entry)
+            except Exception as error:  # a full disk ends the run, and not the trajectory that meets it first
+                self._fail(error)
+                raise
 
         def on_begin(version: int) -> None:
             if not self.record.has_turns(work.ordinal):
@@ -448,6 +434,7 @@ class AsyncSource:
 
         try:
             with leaked_cancellation_fails(f"prompt {work.ordinal}"):
+                log = Log(lambda: journal.entries(work.ordinal), add)
                 ended = await self.rollouts.run_group(work, on_begin, self._trajectory_ended, log)
             self.schedule, _ = self.schedule.finish(ended.ordinal, ended.outcome, ended.oldest)
             self.record.ended(ended)
@@ -489,7 +476,7 @@ class AsyncSource:
         }
 
     async def _saved(self) -> None:
-        self.record.saved()
+        self.record.drop()
 
     async def _load(self, state: Mapping[str, JSON]) -> None:
         await self._stop()

@@ -7,6 +7,7 @@ in workers under Ray (`agentrl.rollouts.ray`). When they begin, and in which bat
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -104,6 +105,8 @@ class Rollout:
     """All of them, whole and not in outline, where they are generated for their texts (`Task.split`)."""
     outcomes: list[GroupStatus] = field(default_factory=list)
     """How each prompt's group ended, in their order, where whole groups were run to train on."""
+    versions: Counter[int] = field(default_factory=Counter)
+    """Sampled tokens that are trained on, by version, where the batch was packed of groups that had ended."""
 
     @staticmethod
     def joined(parts: Sequence[Rollout]) -> Rollout:
@@ -118,6 +121,7 @@ class Rollout:
             list(chain.from_iterable(part.files for part in parts)),
             list(chain.from_iterable(part.whole for part in parts)),
             list(chain.from_iterable(part.outcomes for part in parts)),
+            sum((part.versions for part in parts), Counter()),
         )
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from agentrl.rollouts.contract import Rollout, Task
+from agentrl.rollouts.contract import Task
 from agentrl.rollouts.staleness_scheduler import GroupStatus
 from agentrl.system.answers import Entry
 from agentrl.trajectory import Outline, Status, Trajectory, exclusion
@@ -30,16 +29,14 @@ class PromptTask:
     """Number of the prompt in its task, by which trajectories are named and seeded."""
 
 
-class Log(Protocol):
+@dataclass(frozen=True, slots=True)
+class Log:
     """Answers to a group's trajectories, which are given again where they run again."""
 
-    def read(self) -> Sequence[Entry]:
-        """Return the entries."""
-        ...
-
-    def add(self, entry: Entry) -> None:
-        """Take down an entry."""
-        ...
+    read: Callable[[], Sequence[Entry]]
+    """Returns the entries."""
+    add: Callable[[Entry], None]
+    """Takes down an entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +49,6 @@ class EndedGroup:
     """Version of the oldest token that is trained on; None without such tokens."""
     record: bytes | None
     """Its record in the journal; None: it has parts that the journal leaves out."""
-
-
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """A batch of groups."""
-
-    rollout: Rollout
-    versions: Counter[int]
-    """Sampled tokens that are trained on, by version."""
 
 
 def judge_group(

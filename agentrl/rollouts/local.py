@@ -39,7 +39,7 @@ from agentrl.interaction import Interaction
 from agentrl.reward.model_input import ModelInput, conversations
 from agentrl.rollouts.context import RunContext, run_name, uses_reward_model
 from agentrl.rollouts.contract import GREEDY, Rollout, Task
-from agentrl.rollouts.groups import EndedGroup, Log, Packed, PromptTask, judge_group, oldest_trained, sampled_by_version
+from agentrl.rollouts.groups import EndedGroup, Log, PromptTask, judge_group, oldest_trained, sampled_by_version
 from agentrl.rollouts.idle import IdleWatch
 from agentrl.rollouts.journal import Journal, record_of, trajectories_in
 from agentrl.rollouts.runner import Hook
@@ -400,7 +400,7 @@ class LocalRollouts:
         self.idle.begin()
         return self.idle.total
 
-    def pack(self, task: Task, ordinals: Sequence[int], journal: Journal, *, show: bool = False) -> Packed:
+    def pack(self, task: Task, ordinals: Sequence[int], journal: Journal, *, show: bool = False) -> Rollout:
         groups = [
             self._ended.pop(one) if one in self._ended else trajectories_in(journal.record(one)) for one in ordinals
         ]
@@ -408,7 +408,7 @@ class LocalRollouts:
 
     def pack_groups(
         self, task: Task, groups: Sequence[list[Trajectory]], first: int = 0, *, show: bool = False
-    ) -> Packed:
+    ) -> Rollout:
         """Make a batch, or a part of one, of groups that are numbered from `first`."""
         trajectories: list[Trajectory] = []
         for number, group in enumerate(groups, first):
@@ -416,7 +416,7 @@ class LocalRollouts:
                 trajectory.group = number
             trajectories += group
         made = self.pack_trajectories(task, trajectories, first * task.each, show=show)
-        return Packed(made, sampled_by_version(trajectories))
+        return replace(made, versions=sampled_by_version(trajectories))
 
     def replace_dead_workers(self) -> None:
         """See `RolloutRunner.replace_dead_workers`."""

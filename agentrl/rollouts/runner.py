@@ -10,7 +10,7 @@ from typing import Protocol
 from agentrl.checks.report import Report
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.rollouts.contract import Rollout, Task
-from agentrl.rollouts.groups import EndedGroup, Log, Packed, PromptTask
+from agentrl.rollouts.groups import EndedGroup, Log, PromptTask
 from agentrl.rollouts.journal import Journal
 from agentrl.system.loop_thread import LoopThread
 from agentrl.system.metrics import Metrics
@@ -133,7 +133,7 @@ class RolloutRunner(Protocol):
         """Show, watch and profile a coroutine on `loop`; it calls the yielded function for each end."""
         ...
 
-    def pack(self, task: Task, ordinals: Sequence[int], journal: Journal, *, show: bool = False) -> Packed:
+    def pack(self, task: Task, ordinals: Sequence[int], journal: Journal, *, show: bool = False) -> Rollout:
         """Make the batch of groups that have ended, numbered from 0; groups that ended elsewhere are in the journal."""
         ...
 
