@@ -271,12 +271,9 @@ def translated_keys(
 
 def run_folder(tree: DictConfig, values: dict[str, JSON], known: Collection[str]) -> list[str]:
     """Set the run's folder to hydra.run.dir, if it is given; write the message where that cannot be."""
-    run_dir = given_dir(tree, RUN_DIR)
-    return [] if run_dir is None else same_folder(values, resolved(run_dir, tree), known)
-
-
-def same_folder(values: dict[str, JSON], run_dir: str, known: Collection[str]) -> list[str]:
-    """Set the run's folder to hydra.run.dir; write the message where that cannot be."""
+    if (written := given_dir(tree, RUN_DIR)) is None:
+        return []
+    run_dir = resolved(written, tree)
     if FOLDER not in known:
         return [f"hydra.run.dir={run_dir}: this command has no run's folder; leave hydra.run.dir out"]
     if values.get(FOLDER, run_dir) != run_dir:

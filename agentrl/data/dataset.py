@@ -21,7 +21,7 @@ from agentrl.data.rows import read_prompt, to_sample
 from agentrl.data.sources import expand
 from agentrl.data.store import ROW_NUMBER, RowReader, RowStore
 from agentrl.errors import DataError
-from agentrl.trajectory.sample import AGENT_ALIASES, Sample
+from agentrl.trajectory.sample import AGENT_ALIASES, Sample, row_place
 
 
 class ParquetDataset(Dataset):
@@ -73,7 +73,7 @@ class ParquetDataset(Dataset):
         try:
             return self._sample(row, index, store.file)
         except DataError as error:
-            raise DataError(f"{place(store.file, row)}: {error}") from error
+            raise DataError(f"{row_place(store.file, row[ROW_NUMBER])}: {error}") from error
 
     @property
     def fingerprint(self) -> str:
@@ -133,7 +133,7 @@ class ParquetDataset(Dataset):
         if self.on_bad_row == "error":
             one = bad[0]
             raise DataError(
-                f"{file}, row {batch.column(ROW_NUMBER)[one.row]} (the first is 0), column {one.column}: expected "
+                f"{row_place(file, batch.column(ROW_NUMBER)[one.row])}, column {one.column}: expected "
                 f"{one.expected}, found {one.found:.200}. Mend it, or leave such rows out with data.on_bad_row=skip"
             )
         self.skipped += len(bad)
@@ -144,7 +144,7 @@ class ParquetDataset(Dataset):
         for kind, name, rows in names_in(batch, self.default_agent_loop):
             if name not in self._names[kind]:
                 number = batch.column(ROW_NUMBER)[pc.index(rows, True).as_py()]
-                self._names[kind][name] = f"{file}, row {number} (the first is 0)"
+                self._names[kind][name] = row_place(file, number)
 
     def _rows_naming(self, unknown: set[tuple[str, str]]) -> npt.NDArray[np.int64]:
         found: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
@@ -158,7 +158,7 @@ class ParquetDataset(Dataset):
 
     def _rows(self) -> Iterator[tuple[int, str, Callable[[], Sample]]]:
         for index, row, file in self._stream():
-            yield index, place(file, row), partial(self._sample, row, index, file)
+            yield index, row_place(file, row[ROW_NUMBER]), partial(self._sample, row, index, file)
 
     def _stream(self) -> Iterator[tuple[int, dict[str, object], str]]:
         """Iterate over all kept rows with their indices and files, decoded a batch at a time."""
@@ -187,8 +187,3 @@ class ParquetDataset(Dataset):
             file=file,
             number=number,
         )
-
-
-def place(file: str, row: dict[str, object]) -> str:
-    """Name a row in messages: its file and number."""
-    return f"{file}, row {row[ROW_NUMBER]} (the first is 0)"

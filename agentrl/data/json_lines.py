@@ -16,7 +16,7 @@ from agentrl.data.rows import read_prompt, to_sample
 from agentrl.data.sources import expand, is_json
 from agentrl.errors import DataError
 from agentrl.system.json_value import JSON
-from agentrl.trajectory.sample import Sample
+from agentrl.trajectory.sample import Sample, row_place
 
 
 def read_rows(file: str) -> Iterator[tuple[int, dict[str, JSON]]]:
@@ -35,11 +35,6 @@ def read_rows(file: str) -> Iterator[tuple[int, dict[str, JSON]]]:
                 yield number, value
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{file}: cannot be read: {error}") from error
-
-
-def row_place(file: str, number: int) -> str:
-    """Name a row in messages."""
-    return f"{file}, row {number} (the first is 0)"
 
 
 def _opened(file: str) -> BinaryIO:

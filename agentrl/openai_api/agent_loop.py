@@ -124,11 +124,9 @@ class OpenAIProxyLoop(AgentLoop):
     async def _run_agent(self, agent: Agent, session: Session, base_url: str) -> tuple[AgentReport, Exception | None]:
         """Run the agent; return its report, and the error that it ended with. It is ended at once when its engine
         failed."""
-        from agentrl.openai_api.agents import Access, AgentReport
-        from agentrl.openai_api.endpoint import API_KEY, MODEL
+        from agentrl.openai_api.agents import AgentReport
 
-        access = Access(base_url, API_KEY, MODEL)
-        running = asyncio.ensure_future(agent.run(sample_for_agent(session.episode.sample), access))
+        running = asyncio.ensure_future(agent.run(sample_for_agent(session.episode.sample), base_url))
         over = asyncio.create_task(session.over.wait())
         try:
             await asyncio.wait({running, over}, return_when=asyncio.FIRST_COMPLETED)

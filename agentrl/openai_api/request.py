@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from functools import partial
 from reprlib import Repr
-from typing import Annotated, Literal, Protocol, TypeAlias, cast
+from typing import Annotated, Literal, TypeAlias, cast
 
 from pydantic import (
     AfterValidator,
@@ -354,21 +354,15 @@ def _same(given: JSON, default: JSON) -> bool:
     return given == default and isinstance(given, bool) == isinstance(default, bool)
 
 
-class Refuse(Protocol):
-    """Maker of an error that names a field of the conversation."""
-
-    def __call__(self, field: str, problem: str) -> ApiError: ...
-
-
 def check_conversation(messages: Sequence[ChatMessage]) -> None:
     """Raise ApiError for a message without what its role needs, and for answers to calls that were not made."""
     calls: list[str] = []
     answered: set[str] = set()
     for index, message in enumerate(messages):
-        refuse = partial(_refusal, index)
         if message.role == "tool":
-            _check_answer(message, calls, answered, refuse)
+            _check_answer(message, calls, answered, index)
             continue
+        refuse = partial(_refusal, index)
         if message.tool_call_id is not None:
             raise refuse("tool_call_id", f"a {message.role} message answers no call")
         if message.tool_calls and message.role != "assistant":
@@ -381,7 +375,8 @@ def check_conversation(messages: Sequence[ChatMessage]) -> None:
             raise refuse("tool_calls", f"two calls have the id {_short(twice)}")
 
 
-def _check_answer(message: ChatMessage, calls: Sequence[str], answered: set[str], refuse: Refuse) -> None:
+def _check_answer(message: ChatMessage, calls: Sequence[str], answered: set[str], index: int) -> None:
+    refuse = partial(_refusal, index)
     if message.tool_calls:
         raise refuse("tool_calls", "a tool message makes no calls")
     if message.content is None:

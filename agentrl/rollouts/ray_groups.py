@@ -163,11 +163,9 @@ class RayGroups:
         """Pass on a worker's events until it dies; then its groups restart elsewhere."""
         try:
             while True:
-                told = await self._answer(number, one.actor.group_events.remote(ASKED_FOR))
-                self.idle_seconds += told.idle_seconds / max(
-                    len(self._workers.living), 1
-                )  # none: it was just found dead
-                for event in told.events:
+                events, idle = await self._answer(number, one.actor.group_events.remote(ASKED_FOR))
+                self.idle_seconds += idle / max(len(self._workers.living), 1)  # none: it was just found dead
+                for event in events:
                     self._dispatch(event)
                 update = await self._answer(number, one.actor.status_update.remote())
                 update.show(self._workers.display)

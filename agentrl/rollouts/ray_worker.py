@@ -23,7 +23,7 @@ from agentrl.rollouts.groups import PromptTask
 from agentrl.rollouts.journal import trajectories_in
 from agentrl.rollouts.local import LocalRollouts, open_local_rollouts
 from agentrl.rollouts.objects import UserObjects
-from agentrl.rollouts.worker_groups import GroupEvents, WorkerGroups
+from agentrl.rollouts.worker_groups import GroupEvent, WorkerGroups
 from agentrl.runtime.ray.rank import Failure, Place
 from agentrl.runtime.ray.session import Surroundings
 from agentrl.runtime.ray.stored import StoredBatch, put_batch
@@ -146,8 +146,8 @@ class RolloutWorker:
         self.groups.begin(key, work, entries)
 
     @ray.method(concurrency_group="groups")
-    def group_events(self, seconds: float) -> GroupEvents:
-        """Take the events of groups since the last call; wait at most `seconds` for the first."""
+    def group_events(self, seconds: float) -> tuple[list[GroupEvent], float]:
+        """See `WorkerGroups.events`."""
         return self.groups.events(seconds)
 
     @ray.method(concurrency_group="status")

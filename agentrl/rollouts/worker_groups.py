@@ -33,15 +33,6 @@ class GroupEvent:
     """Trajectories of a group that has ended; None where the journal's record has them."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupEvents:
-    """Answer of a worker that is asked for events."""
-
-    events: Sequence[GroupEvent]
-    idle_seconds: float
-    """Seconds in which its engine had nothing to do since it was asked before."""
-
-
 class WorkerGroups:
     """The groups of one worker. Methods are called from any thread; groups run on the loop of `rollouts`."""
 
@@ -60,13 +51,16 @@ class WorkerGroups:
         """Begin a group; `key` names it in its events. `entries`: of its `Log`; None: it has no log."""
         self._rollouts.loop.call_soon(partial(self._begin, key, work, entries))
 
-    def events(self, seconds: float) -> GroupEvents:
-        """Take the events since the last call, in order; wait at most `seconds` for the first."""
+    def events(self, seconds: float) -> tuple[list[GroupEvent], float]:
+        """Take the events since the last call, in order; wait at most `seconds` for the first.
+
+        The second value is the seconds since the last call in which the engine had nothing to do.
+        """
         with self._some:
             self._some.wait_for(lambda: self._events, seconds)
             events, self._events = self._events, []
         before, self._idle = self._idle, self._rollouts.idle.total
-        return GroupEvents(events, self._idle - before)
+        return events, self._idle - before
 
     def stop(self) -> None:
         """End all groups, and wait until they have ended. Later events are not reported."""

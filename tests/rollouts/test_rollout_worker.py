@@ -132,7 +132,7 @@ def test_a_worker_tells_what_becomes_of_its_groups(loop: LoopThread, tmp_path: P
     for key, ordinal in ((1, 3), (2, 8), (3, 9), (5, 7)):
         groups.begin(key, PromptTask(ordinal, Sample([], "test", "single_turn"), task, ordinal), None)
     while sum(isinstance(event.what, EndedGroup | Failure) for event in told) < 3:
-        told += groups.events(10).events
+        told += groups.events(10)[0]
     of_the_first = [event for event in told if event.key == 1]
     assert of_the_first[: n + 1] == [GroupEvent(1, 4), *[GroupEvent(1, TrajectoryEnded())] * n]
     (ended,) = of_the_first[n + 1 :]
@@ -144,10 +144,10 @@ def test_a_worker_tells_what_becomes_of_its_groups(loop: LoopThread, tmp_path: P
     assert "prompt 7: something that it waited for was cancelled" in failed[5].message
     assert [event for event in told if event.key == 3] in ([], [GroupEvent(3, 4)])
     groups.stop()
-    assert groups.events(0.01).events == []
+    assert groups.events(0.01)[0] == []
     groups.begin(4, PromptTask(3, Sample([], "test", "single_turn"), task, 3), None)
     while not isinstance(told[-1].what, EndedGroup) or told[-1].key != 4:
-        told += groups.events(10).events
+        told += groups.events(10)[0]
 
 
 class CarelessScheduler(EmptyScheduler):
