@@ -224,7 +224,10 @@ def keys_of(
     for reading in readings:
         values |= reading.values
         mine |= reading.values
-    given = set_of(mine, schema, typed).difference(idle) if is_whole else mine.keys()
+    given = set(mine)
+    if is_whole:  # by a value other than the default, or on the command line
+        default = flatten(defaults(schema), leaf_keys(schema))
+        given = {key for key in mine if mine[key] != default.get(key, MISSING) or is_at(key, typed)}.difference(idle)
     faults += run_folder(tree, values, known)
     return Keys(values, given, typed, faults, tree, is_whole, readings, strangers=strangers)
 
@@ -282,12 +285,6 @@ def run_folder(tree: DictConfig, values: dict[str, JSON], known: Collection[str]
     return []
 
 
-def set_of(values: Mapping[str, JSON], schema: type[Section], typed: Collection[str]) -> set[str]:
-    """Find the keys given in a file that holds every key: by a value other than the default, or on the command line."""
-    default = flatten(defaults(schema), leaf_keys(schema))
-    return {key for key, value in values.items() if value != default.get(key, MISSING) or is_at(key, typed)}
-
-
 def folders_of(command: CommandLine) -> list[Path]:
     """List the folders of YAML files in the order in which they are searched, with the start file's folder first.
 
@@ -301,8 +298,13 @@ def folders_of(command: CommandLine) -> list[Path]:
     # A file next to others of one's own is theirs: ours of the same name is not taken instead.
     start = next((path for path in [*first, *own] if (path / f"{name}.yaml").is_file()), None)
     if start is None:
-        advice = ". --config-dir adds a folder without a file to start from" if command.config_path is not None else ""
-        raise ConfigError(no_start(name, dict.fromkeys([*first, *own]), places) + advice)
+        there = {path: ", ".join(sorted(file.stem for file in path.glob("*.yaml"))) or "none" for path in places}
+        raise ConfigError(
+            f"--config-name {name}: no such file in {' or '.join(map(str, dict.fromkeys([*first, *own])))}"
+            f"{advice(name)}; there are "
+            + "; ".join(f"{names} in {path}" for path, names in there.items())
+            + (". --config-dir adds a folder without a file to start from" if command.config_path is not None else "")
+        )
     return [start, *(path for path in places if path != start)]
 
 
@@ -316,15 +318,6 @@ def given_folders(command: CommandLine) -> list[Path]:
             raise ConfigError(f"{flag} {path}: there is no such folder (working directory {Path.cwd()})")
         found.append(path.expanduser().resolve())
     return found
-
-
-def no_start(name: str, starts: Iterable[Path], places: Iterable[Path]) -> str:
-    """Write the message for a start file that is in no folder of `starts`, with all the files in `places`."""
-    there = {path: ", ".join(sorted(file.stem for file in path.glob("*.yaml"))) or "none" for path in places}
-    return (
-        f"--config-name {name}: no such file in {' or '.join(map(str, starts))}{advice(name)}; there are "
-        + "; ".join(f"{names} in {path}" for path, names in there.items())
-    )
 
 
 def compose_trees(
@@ -341,7 +334,11 @@ def compose_trees(
     if not recipes:
         return tree, tree
     own = hydra_compose(searched, name, [*texts, *(f"~{group}" for group in recipes)])
-    dropped = [group for group in recipes if not applies(RECIPES[group], own, schema)]
+    leaves, dropped = leaf_keys(schema), []
+    for group in recipes:
+        field = leaves.get(RECIPES[group])
+        if field is None or OmegaConf.select(own, RECIPES[group], default=field.default) != "quickstart":
+            dropped.append(group)
     if dropped == recipes:
         return own, own
     return (hydra_compose(searched, name, [*texts, *(f"~{group}" for group in dropped)]) if dropped else tree), own
@@ -373,12 +370,6 @@ def with_search_path(searched: Sequence[Path], overrides: Sequence[str]) -> list
         else:
             others.append(text)
     return [f"hydra.searchpath=[{','.join(ours)}]", *others]
-
-
-def applies(key: str, own: DictConfig, schema: type[Section]) -> bool:
-    """Check whether the recipe of `key` applies: the key is there, and says `quickstart`."""
-    field = leaf_keys(schema).get(key)
-    return field is not None and OmegaConf.select(own, key, default=field.default) == "quickstart"
 
 
 def known_by(schema: type[Section]) -> Mapping[str, FieldInfo]:

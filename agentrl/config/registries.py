@@ -24,20 +24,8 @@ WEIGHT_TRANSPORTS = Registry(
 """Functions from a `SenderSetting` to the `WeightSender` that carries new weights to the servers of an engine."""
 
 _FORMATS = (
-    *(
-        "deepseek_v3",
-        "deepseek_v4",
-        "gemma",
-        "glm",
-        "harmony",
-        "hermes",
-        "hy3",
-        "inkling",
-        "kimi",
-        "llama3_json",
-        "minimax",
-    ),
-    *("mistral", "qwen3_coder"),
+    *("deepseek_v3", "deepseek_v4", "gemma", "glm", "harmony", "hermes", "hy3", "inkling", "kimi"),
+    *("llama3_json", "minimax", "mistral", "qwen3_coder"),
 )
 CALL_FORMATS = Registry(
     "tool-call format",

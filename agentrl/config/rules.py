@@ -58,9 +58,9 @@ class Values:
 class Rule(ABC):
     """One rule of a key, or of every key of a section."""
 
-    @abstractmethod
     def text(self, place: Place) -> str:
         """Write the rule as a sentence for the page of keys; empty where it does not apply to this config."""
+        return ""
 
     @abstractmethod
     def faults(self, key: str, values: Values, place: Place) -> list[str]:
@@ -222,9 +222,6 @@ class NotAmong(Rule):
     def __init__(self, instead: Mapping[str, str], known_as: Callable[[str], str] = str) -> None:
         self.instead, self.known_as = instead, known_as
 
-    def text(self, place: Place) -> str:
-        return ""
-
     def faults(self, key: str, values: Values, place: Place) -> list[str]:
         return [
             f"{key}.{name}: this argument cannot be given: {self.instead[self.known_as(name)]}"
@@ -246,9 +243,6 @@ class NamesFile(Rule):
     def is_name(self, value: str) -> bool:
         """Check whether the value is a file's name."""
         return not any(tag in value for tag in self.unless)
-
-    def text(self, place: Place) -> str:
-        return ""
 
     def faults(self, key: str, values: Values, place: Place) -> list[str]:
         try:

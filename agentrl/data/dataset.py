@@ -64,8 +64,6 @@ class ParquetDataset(Dataset):
         self._kept = np.arange(total)
 
     def __getitem__(self, position: int) -> Sample:
-        """Decode the row at a position. Raises IndexError past the end, and DataError for an image that cannot be
-        read."""
         index = int(self._kept[position])
         which = bisect.bisect_right(self._ends, index)
         store = self._stores[which]
@@ -84,10 +82,6 @@ class ParquetDataset(Dataset):
     def check(
         self, *, agent_names: Collection[str], tool_names: Collection[str], interaction_names: Collection[str]
     ) -> list[str]:
-        """Check that every name that rows use is known. Returns the data sources.
-
-        Raises DataError naming the first row of an unknown name; with on_bad_row=skip its rows are left out instead.
-        """
         known = {"agent_name": agent_names, "tools_kwargs": tool_names, "interaction_kwargs": interaction_names}
         unknown = {
             (kind, name)
@@ -116,7 +110,11 @@ class ParquetDataset(Dataset):
                 batch = batch.slice(0, int(good[-1]) + 1)
                 bad = [one for one in bad if one.row < batch.num_rows]
             batch = self._without(bad, batch, file)
-            self._note_names(batch, file)
+            self.without_loop += rows_without_loop(batch)
+            for kind, name, rows in names_in(batch, self.default_agent_loop):
+                if name not in self._names[kind]:
+                    number = batch.column(ROW_NUMBER)[pc.index(rows, True).as_py()]
+                    self._names[kind][name] = row_place(file, number)
             if file in self._filled:
                 for prompt in batch.column(self.prompt_key).to_pylist(maps_as_pydicts="lossy"):
                     self._filled[file].note(prompt)
@@ -138,13 +136,6 @@ class ParquetDataset(Dataset):
             )
         self.skipped += len(bad)
         return batch.take(np.setdiff1d(np.arange(batch.num_rows), [one.row for one in bad]))
-
-    def _note_names(self, batch: pa.RecordBatch, file: str) -> None:
-        self.without_loop += rows_without_loop(batch)
-        for kind, name, rows in names_in(batch, self.default_agent_loop):
-            if name not in self._names[kind]:
-                number = batch.column(ROW_NUMBER)[pc.index(rows, True).as_py()]
-                self._names[kind][name] = row_place(file, number)
 
     def _rows_naming(self, unknown: set[tuple[str, str]]) -> npt.NDArray[np.int64]:
         found: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]

@@ -66,16 +66,12 @@ def read_messages(value: object) -> list[Message]:
     return messages
 
 
-def with_one_flag(messages: Sequence[Message]) -> list[Message]:
+def with_one_flag(message: Message, place: str) -> Message:
     """Replace the fields that say whether a message is learnt by one: `weight`, 0 where any of them says not.
 
-    A message that is not the assistant's is never learnt; a 1 stays there, so that the user is warned. Raises Unfit for
-    a flag other than 0, 1, false and true.
+    A message that is not the assistant's is never learnt; a 1 stays there, so that the user is warned. Raises Unfit,
+    which names the `place`, for a flag other than 0, 1, false and true.
     """
-    return [_with_one_flag(message, f"message {index}") for index, message in enumerate(messages)]
-
-
-def _with_one_flag(message: Message, place: str) -> Message:
     flags = {name: value for name, value in message.items() if name in FLAGS and value is not None}
     if not flags:
         return message
@@ -159,15 +155,6 @@ def _further(fields: Mapping[str, object], read: Set[str], prefix: str) -> Itera
     return (f"{prefix}{name}" for name, value in fields.items() if name not in read and value not in EMPTY)
 
 
-def calls_in_text(messages: Sequence[Message]) -> bool:
-    """Check whether a tool answers an assistant turn that has no tool_calls."""
-    pairs = itertools.pairwise(messages)
-    return any(
-        message["role"] == "tool" and before["role"] == "assistant" and not before.get("tool_calls")
-        for before, message in pairs
-    )
-
-
 def without_nulls(value: object) -> object:
     """Drop the null fields of mappings: a parquet struct has every key that any row has, null in rows without it."""
     if isinstance(value, dict):
@@ -193,7 +180,9 @@ def _parsed(text: str) -> JSON:
 def _read_message(message: object, place: str) -> Message:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise Unfit(place, "{role, content}", message)
-    read = _own_fields(message)
+    read = {key: value if key in CALLS else without_nulls(value) for key, value in message.items()}
+    read = with_our_names({key: value for key, value in read.items() if value not in EMPTY or key in KNOWN})
+    read = {key: value for key, value in read.items() if value is not None}
     if read["role"] not in ROLES:
         raise Unfit(place, f"one of {', '.join(ROLES)} as role", read["role"])
     for key in TEXTS:
@@ -208,13 +197,6 @@ def _read_message(message: object, place: str) -> Message:
         read["tool_calls"] = [_read_call(call, f"{place}, call {index}") for index, call in enumerate(calls)]
     _check_content(read.get("content"), bool(calls), place, message)
     return cast(Message, read)
-
-
-def _own_fields(message: Mapping[str, object]) -> dict[str, object]:
-    """Fields of a message by our names, without nulls and without further fields that are empty."""
-    read = {key: value if key in CALLS else without_nulls(value) for key, value in message.items()}
-    read = with_our_names({key: value for key, value in read.items() if value not in EMPTY or key in KNOWN})
-    return {key: value for key, value in read.items() if value is not None}
 
 
 def with_our_names(message: Mapping[str, object]) -> dict[str, object]:
@@ -267,18 +249,15 @@ def _read_call(call: object, place: str) -> ToolCall:
     for key, value in (("name", function["name"]), ("id", read.get("id", ""))):
         if not isinstance(value, str):
             raise Unfit(place, f"text as {key}", value)
-    _check_arguments(read["function"].get("arguments", {}), place)
-    return cast(ToolCall, read)
-
-
-def _check_arguments(arguments: object, place: str) -> None:
+    arguments = read["function"].get("arguments", {})
     if isinstance(arguments, str):
         try:
             arguments = parse_json(arguments) if arguments.strip() else {}
-        except ValueError:
-            return  # a broken call, to be learnt from: templates write its text as it is
+        except ValueError:  # a broken call, to be learnt from: templates write its text as it is
+            return cast(ToolCall, read)
     if not isinstance(arguments, dict):
         raise Unfit(place, "a JSON object as arguments", arguments)
+    return cast(ToolCall, read)
 
 
 def _check_answers(messages: Sequence[Message]) -> None:

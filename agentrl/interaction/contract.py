@@ -167,10 +167,6 @@ async def ask(interaction: Interaction, method: str, /, *arguments: Any, **kwarg
     return answer
 
 
-def _opening_problem(text: object) -> str | None:
-    return None if text is None or isinstance(text, str) else f"it must return a text or None, found {text!r:.100}"
-
-
 def _score_problem(score: object) -> str | None:
     if score is None or finite(score) is not None:
         return None
@@ -188,7 +184,14 @@ def _answer_problem(answer: object) -> str | None:
         "text": ("a text", isinstance(answer.text, str)),
         "score": ("a finite number", finite(answer.score) is not None),
         "extra": ("a mapping", isinstance(answer.extra, Mapping)),
-        "history": ("a list of messages or None", answer.history is None or _are_messages(answer.history)),
+        "history": (
+            "a list of messages or None",
+            answer.history is None
+            or (
+                isinstance(answer.history, list | tuple)
+                and all(isinstance(one, Mapping) and isinstance(one.get("role"), str) for one in answer.history)
+            ),
+        ),
     }
     for name, (kind, fits) in expected.items():
         if not fits:
@@ -203,14 +206,10 @@ def _answer_problem(answer: object) -> str | None:
     return None
 
 
-def _are_messages(history: object) -> bool:
-    return isinstance(history, (list, tuple)) and all(
-        isinstance(message, Mapping) and isinstance(message.get("role"), str) for message in history
-    )
-
-
 _PROBLEMS: dict[str, Callable[[object], str | None]] = {
-    "open_dialogue": _opening_problem,
+    "open_dialogue": lambda text: (
+        None if text is None or isinstance(text, str) else f"it must return a text or None, found {text!r:.100}"
+    ),
     "generate_response": _answer_problem,
     "calculate_score": _score_problem,
 }

@@ -8,7 +8,7 @@ import inspect
 import json
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -79,19 +79,22 @@ class Agent(Protocol):
 
         Raises AgentFailed for what may pass, AgentError or CodeError for an error of its code.
         """
-        ...
 
     def refused(self, failure: AgentFailed, refusal: str) -> UserError:
         """Make the error for a failure caused by the endpoint's `refusal` of a request."""
-        ...
 
     def error(self, problem: str) -> CodeError:
         """Make the error for an agent that broke its contract."""
-        ...
+
+
+class AgentFunction(Protocol):
+    """Function that acts on one sample; see `AgentReport.parse` for what it may return, also as an awaitable."""
+
+    def __call__(self, *, sample: dict[str, object], base_url: str, api_key: str, model: str) -> object: ...
 
 
 class CallableAgent:
-    """Python agent `function(sample, base_url, api_key, model)`; it returns what `AgentReport.parse` reads.
+    """Python agent `function(sample, base_url, api_key, model)`.
 
     An async function runs on the event loop, any other in a thread.
     """
@@ -234,7 +237,7 @@ def _kill_all(group: int, secret: str) -> None:
                 os.kill(int(folder.name), signal.SIGKILL)
 
 
-def load_agent(target: str) -> Callable[..., object]:
+def load_agent(target: str) -> AgentFunction:
     """The function of `package.module:function` or `path/to/file.py:function`. Raises ConfigError."""
     function = load_target(target, "openai_proxy.target")
     if not callable(function):
@@ -245,4 +248,4 @@ def load_agent(target: str) -> Callable[..., object]:
         raise ConfigError(
             f"openai_proxy.target: {target} must take the parameters sample, base_url, api_key, model: {error}"
         ) from error
-    return function
+    return cast(AgentFunction, function)

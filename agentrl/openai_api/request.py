@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from reprlib import Repr
 from typing import Annotated, Literal, TypeAlias, cast
@@ -28,7 +29,7 @@ from pydantic_core import ErrorDetails, from_json
 
 from agentrl import tool as tools
 from agentrl import trajectory
-from agentrl.openai_api.choice import Promise
+from agentrl.chat import AssistantMessage
 from agentrl.openai_api.errors import ApiError
 from agentrl.system.json_value import JSON
 from agentrl.tool import ToolSchema
@@ -67,6 +68,36 @@ DEFAULTS: dict[str, tuple[JSON, ...]] = {
 NoEffect: TypeAlias = object
 """Value of a field that changes no answer."""
 Name = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """Requirements on the calls of every answer: OpenAI's `tool_choice` and `parallel_tool_calls`.
+
+    Without `functions`, an answer may hold no call. No sampler is constrained: an answer that breaks them is kept as it
+    was sampled, and the policy is asked again (`Session`).
+    """
+
+    functions: frozenset[str] | None
+    """Functions: at least one is called, and no other; None: no call is needed, and any may be made."""
+    at_most: int | None
+    """Calls that an answer may make; None: any number."""
+
+    def broken_by(self, message: AssistantMessage) -> str | None:
+        """Describe the error of an answer; None when it meets the requirements."""
+        calls = message.calls
+        if self.at_most is not None and len(calls) > self.at_most:
+            return f"made {len(calls)} calls at once"
+        if self.functions is None:
+            return None
+        if not calls:
+            return "made no call"
+        for call in calls:
+            if call.error is not None:
+                return f"made a broken call ({call.error})"
+            if call.name not in self.functions:
+                return f"called {call.name[:64]!r}"
+        return None
 
 
 class Strict(BaseModel):

@@ -273,16 +273,14 @@ def left_to_do(formula: Formula, gold: Formula) -> set[str]:
         tree, text = take_last_relation(tree).rhs, _EQUALS.split(text)[-1]
     text = _TEXT.sub("", text)
     kinds = {_KINDS.get(word, word) for word in _COMMAND.findall(text)} - {""}
-    if _operations(text) > _operations_read(tree) - text.count("\\sqrt"):
+    roots = text.count("\\sqrt")
+    operations = len(_DIVISION.findall(text)) + text.count("^") - len(_DEGREES.findall(text)) + roots
+    if operations > _operations_read(tree) - roots:
         kinds.add("power or quotient")  # it came out while it was read
     side_by_side = _SIDE_BY_SIDE.search(_COMMAND.sub("a", _SPACE.sub(" ", text)))
     if side_by_side or any(int(above) >= int(below) for above, below in _MIXED.findall(text)):
         kinds.add("sum")
     return kinds | _work(tree)
-
-
-def _operations(text: str) -> int:
-    return len(_DIVISION.findall(text)) + text.count("^") - len(_DEGREES.findall(text)) + text.count("\\sqrt")
 
 
 def _operations_read(tree: Basic) -> int:
@@ -310,20 +308,18 @@ def _work(tree: Basic) -> set[str]:
         name = type(tree).__name__
         return below | {_KINDS.get(f"\\{name}", name)}
     if isinstance(tree, Add):
-        return below | _work_of_sum(tree)
+        terms = [term for part in tree.args for term in Add.make_args(part.doit())]
+        kinds = [term.as_coeff_Mul()[1] for term in terms]
+        return below | ({"sum"} if len(set(kinds)) < len(kinds) else set())
     if isinstance(tree, Mul):
         return below | _work_of_product(tree)
     if isinstance(tree, Pow):
         return below | _work_of_power(tree)
     if isinstance(tree, Relational):
-        return below | _work_of_relation(tree)
+        # An equation between variables is a value; one of a single variable with numbers is to be solved for it.
+        solved = len(tree.free_symbols) != 1 or any(isinstance(side, Symbol) for side in tree.args)
+        return below if solved else below | {"solution"}
     return below
-
-
-def _work_of_sum(tree: Add) -> set[str]:
-    terms = [term for part in tree.args for term in Add.make_args(part.doit())]
-    kinds = [term.as_coeff_Mul()[1] for term in terms]
-    return {"sum"} if len(set(kinds)) < len(kinds) else set()
 
 
 def _work_of_product(tree: Mul) -> set[str]:
@@ -372,9 +368,3 @@ def _work_of_power(tree: Pow) -> set[str]:
     if isinstance(power, Integer):
         return set() if base == 10 or (power == -1 and not isinstance(base, Add)) else {"power or quotient"}
     return {"root"} if isinstance(base, Add) or tree.doit().is_rational else set()
-
-
-def _work_of_relation(tree: Relational) -> set[str]:
-    """An equation between variables is one; one of a single variable with numbers is to be solved for it."""
-    solved = len(tree.free_symbols) != 1 or any(isinstance(side, Symbol) for side in tree.args)
-    return set() if solved else {"solution"}

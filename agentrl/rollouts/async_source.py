@@ -48,9 +48,8 @@ from agentrl.config import Config
 from agentrl.data.loader import Loader
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import DataError, TrainingError
-from agentrl.rollouts.contract import Rollout, Task, training, validation
+from agentrl.rollouts.contract import Log, PromptTask, Rollout, Task, training, validation
 from agentrl.rollouts.dynamic_sampling import fill_batch, most_failed, replaced, shortage
-from agentrl.rollouts.groups import Log, PromptTask
 from agentrl.rollouts.journal import identity, validity
 from agentrl.rollouts.prompts import Prompts
 from agentrl.rollouts.record import Record
@@ -406,7 +405,7 @@ class AsyncSource:
 
     def _begin(self, ordinal: int) -> None:
         sample, size = self.prompts[ordinal], self.schedule.settings.batch_size
-        if (ended := self.record.ended_before(ordinal)) is not None:
+        if (ended := self.record.journal.ended.get(ordinal)) is not None:  # in a process before
             self.schedule = self.schedule.restore(ordinal, ended.outcome, ended.oldest)
             if all(one.ordinal != ordinal for one in self.schedule.groups if one.outcome is None):
                 self.record.found += 1

@@ -1,5 +1,9 @@
 """Tasks and results of rollouts.
 
+A group is the trajectories of one prompt. It is requested once, and may outlive a call; when it has ended, a few
+numbers describe it. Its tokens stay in the process that runs it until they are packed into a batch: in one process as
+they are, under Ray in the journal (`agentrl.rollouts.journal`).
+
 A `RolloutRunner` (`agentrl.rollouts.runner`) says where trajectories run: in this process (`agentrl.rollouts.local`) or
 in workers under Ray (`agentrl.rollouts.ray`). When they begin, and in which batch they end, is a `TrajectorySource`'s
 (`agentrl.rollouts.source`).
@@ -8,7 +12,7 @@ in workers under Ray (`agentrl.rollouts.ray`). When they begin, and in which bat
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -21,8 +25,10 @@ from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.contract import SamplingParams
 from agentrl.errors import TrainingError
 from agentrl.rollouts.staleness_scheduler import GroupStatus
-from agentrl.trajectory import Outline, Trajectory
+from agentrl.system.answers import Entry
+from agentrl.trajectory import Outline, Status, Trajectory, exclusion
 from agentrl.trajectory.batch import Sequences
+from agentrl.trajectory.sample import Sample
 
 GREEDY = SamplingParams(1, temperature=0.0)
 
@@ -135,3 +141,51 @@ def check_failures(config: Config, step: int, outlines: Sequence[Outline]) -> No
             f"step {step}: {len(unscored)} of {len(outlines)} trajectories failed, more than "
             f"actor_rollout_ref.rollout.agent.max_failed_fraction allows. Causes: {'; '.join(causes[:5])}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTask:
+    """One prompt whose trajectories are to be run."""
+
+    ordinal: int
+    sample: Sample
+    task: Task
+    number: int
+    """Number of the prompt in its task, by which trajectories are named and seeded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Answers to a group's trajectories, which are given again where they run again."""
+
+    read: Callable[[], Sequence[Entry]]
+    """Returns the entries."""
+    add: Callable[[Entry], None]
+    """Takes down an entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedGroup:
+    """How a group ended."""
+
+    ordinal: int
+    outcome: GroupStatus
+    oldest: int | None
+    """Version of the oldest token that is trained on; None without such tokens."""
+    record: bytes | None
+    """Its record in the journal; None: it has parts that the journal leaves out."""
+
+
+def judge_group(
+    trajectories: Sequence[Trajectory | Outline], teaches: Callable[[Sequence[Outline]], bool] | None
+) -> GroupStatus:
+    """Judge a group by how its trajectories ended. `teaches`: see `load_filter`."""
+    if not any(exclusion(one) is None for one in trajectories):
+        return GroupStatus.TIMEOUT if any(one.status is Status.TIMEOUT for one in trajectories) else GroupStatus.FAILED
+    if teaches is None:
+        return GroupStatus.SCORED
+    outlines = (one if isinstance(one, Outline) else one.outline() for one in trajectories)
+    compared = [one for one in outlines if not one.baseline and exclusion(one) is None]
+    if len(compared) < 2:
+        return GroupStatus.FAILED
+    return GroupStatus.SCORED if teaches(compared) else GroupStatus.FILTERED

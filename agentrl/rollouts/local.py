@@ -38,8 +38,7 @@ from agentrl.errors import CodeError, ConfigError, TrainingError
 from agentrl.interaction import Interaction
 from agentrl.reward.model_input import ModelInput, conversations
 from agentrl.rollouts.context import RunContext, run_name, uses_reward_model
-from agentrl.rollouts.contract import GREEDY, Rollout, Task
-from agentrl.rollouts.groups import EndedGroup, Log, PromptTask, judge_group, oldest_trained, sampled_by_version
+from agentrl.rollouts.contract import GREEDY, EndedGroup, Log, PromptTask, Rollout, Task, judge_group
 from agentrl.rollouts.idle import IdleWatch
 from agentrl.rollouts.journal import Journal, record_of, trajectories_in
 from agentrl.rollouts.runner import Hook
@@ -58,11 +57,12 @@ from agentrl.system.thread_state import torch_state
 from agentrl.system.throttle import OncePerKey
 from agentrl.system.user_code import collect_numbers
 from agentrl.tool.toolset import ToolSet
-from agentrl.trajectory import Outline, Trajectory
+from agentrl.trajectory import Outline, Trajectory, exclusion
 from agentrl.trajectory.collate import from_trajectories
 from agentrl.trajectory.files import TRAJECTORIES
 from agentrl.trajectory.parquet import fill_rewards, write_trajectories
 from agentrl.trajectory.sample import Sample
+from agentrl.trajectory.staleness import oldest_version
 
 STALL_SECONDS = 30.0
 LOOP_SECONDS = 60.0
@@ -340,7 +340,8 @@ class LocalRollouts:
         self.check()
         if self.origins is not None:
             self._report.add(self.origins.check([(one, work.sample) for one in requests], trajectories))
-        outcome, oldest = judge_group(trajectories, self.teaches), oldest_trained(trajectories)
+        outcome = judge_group(trajectories, self.teaches)
+        oldest = oldest_version(one for one in trajectories if exclusion(one) is None)
         is_replaced = outcome is not GroupStatus.SCORED and self.teaches is not None
         if not is_replaced:
             self._ended[work.ordinal] = trajectories
@@ -416,7 +417,11 @@ class LocalRollouts:
                 trajectory.group = number
             trajectories += group
         made = self.pack_trajectories(task, trajectories, first * task.each, show=show)
-        return replace(made, versions=sampled_by_version(trajectories))
+        for one in trajectories:
+            for transcript in one.transcripts if exclusion(one) is None else ():
+                for span in transcript.versions:
+                    made.versions[span.version] += span.end - span.start
+        return made
 
     def replace_dead_workers(self) -> None:
         """See `RolloutRunner.replace_dead_workers`."""

@@ -15,8 +15,7 @@ from agentrl.checks.report import Report
 from agentrl.config import Config
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.observe.display import Display
-from agentrl.rollouts.contract import Rollout, Task
-from agentrl.rollouts.groups import EndedGroup, Log, PromptTask
+from agentrl.rollouts.contract import EndedGroup, Log, PromptTask, Rollout, Task
 from agentrl.rollouts.journal import Journal
 from agentrl.rollouts.local import LocalRollouts
 from agentrl.rollouts.ray_groups import RayGroups

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import ray
 
-from agentrl.rollouts.groups import EndedGroup, Log, PromptTask
+from agentrl.rollouts.contract import EndedGroup, Log, PromptTask
 from agentrl.rollouts.ray_worker import RolloutWorker, Work
 from agentrl.rollouts.ray_workers import SILENT, SILENT_FOR, SILENT_TOLD, RolloutWorkers
 from agentrl.rollouts.worker_groups import GroupEvent, TrajectoryEnded

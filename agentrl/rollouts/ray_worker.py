@@ -18,8 +18,7 @@ import ray
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.remote.router import ServerAccess
 from agentrl.rollouts.context import FirstRows, load_chat, load_context
-from agentrl.rollouts.contract import Rollout, Task
-from agentrl.rollouts.groups import PromptTask
+from agentrl.rollouts.contract import PromptTask, Rollout, Task
 from agentrl.rollouts.journal import trajectories_in
 from agentrl.rollouts.local import LocalRollouts, open_local_rollouts
 from agentrl.rollouts.objects import UserObjects

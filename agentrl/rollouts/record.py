@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from agentrl.errors import DataError
-from agentrl.rollouts.groups import EndedGroup
-from agentrl.rollouts.journal import Ended, Journal, identity
+from agentrl.rollouts.contract import EndedGroup
+from agentrl.rollouts.journal import Journal, identity
 from agentrl.rollouts.ledger import MOST, Ledger, LedgerFile, RecordedBatch, named
 from agentrl.rollouts.staleness_scheduler import Batch, PromptStatus, StalenessScheduler
 from agentrl.system.answers import Entry, Kind
@@ -149,10 +149,6 @@ class Record:
         self._file.keep_to(schedule.step)
         self.drop(schedule.version)
         return None
-
-    def ended_before(self, ordinal: int) -> Ended | None:
-        """Find how a prompt that is begun had ended in a process before; None: it has to be sampled."""
-        return None if self.plan else self.journal.ended.get(ordinal)
 
     def resumed(self, schedule: StalenessScheduler, ordinal: int) -> StalenessScheduler:
         """Let a prompt that is begun continue where it stood in an earlier process, if there is something of it."""

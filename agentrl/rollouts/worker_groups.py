@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from threading import Condition
 
-from agentrl.rollouts.groups import EndedGroup, Log, PromptTask
+from agentrl.rollouts.contract import EndedGroup, Log, PromptTask
 from agentrl.rollouts.local import LocalRollouts
 from agentrl.runtime.ray.rank import Failure
 from agentrl.system.answers import Entry

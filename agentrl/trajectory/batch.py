@@ -20,59 +20,47 @@ class Sequences(Protocol):
     @property
     def sequences(self) -> Mapping[str, torch.Tensor]:
         """Columns [N] by sequence."""
-        ...
 
     @property
     def group(self) -> torch.Tensor:
         """Index of each sequence's prompt, [N] int64."""
-        ...
 
     @property
     def trajectory(self) -> torch.Tensor:
         """Index of each sequence's trajectory, [N] int64."""
-        ...
 
     @property
     def lengths(self) -> torch.Tensor:
         """Tokens of each sequence, [N] int64."""
-        ...
 
     @property
     def policy_tokens(self) -> torch.Tensor:
         """Tokens of each sequence that the policy sampled, [N] int64."""
-        ...
 
     @property
     def policies(self) -> tuple[str, ...]:
         """Names of policies."""
-        ...
 
     @property
     def num_tokens(self) -> int:
         """T, the tokens of all sequences."""
-        ...
 
     def __len__(self) -> int: ...
 
     def has(self, name: str) -> bool:
         """Check whether the column is there."""
-        ...
 
     def select(self, indices: Sequence[int]) -> Self:
         """Take the sequences `indices`, in that order."""
-        ...
 
     def with_fields(self, **columns: Any) -> Self:
         """Return the same sequences with columns added or replaced."""
-        ...
 
     def joined(self, others: Sequence[Self]) -> Self:
         """Append the sequences of `others`. All must have the same columns."""
-        ...
 
     def load(self) -> RaggedBatch:
         """Fetch all tokens into this process."""
-        ...
 
 
 class _Always:

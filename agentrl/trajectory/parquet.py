@@ -23,7 +23,6 @@ from agentrl.trajectory import (
     POLICY,
     Message,
     Outline,
-    PlacedImage,
     Status,
     ToolCallRecord,
     Trajectory,
@@ -263,14 +262,15 @@ def _transcript_columns(transcripts: Sequence[Transcript]) -> dict[str, object]:
             [{"version": span.version, "start": span.start, "end": span.end} for span in transcript.versions]
             for transcript in transcripts
         ],
-        "images": [[_image_row(one) for one in transcript.images] for transcript in transcripts],
+        "images": [
+            [
+                {"start": start, "tokens": image.tokens, "grid": image.grid, "digest": image.digest.hex()}
+                for start, image in ((one.start, one.image) for one in transcript.images)
+            ]
+            for transcript in transcripts
+        ],
         "policy": [valid_unicode(transcript.policy) for transcript in transcripts],
     }
-
-
-def _image_row(placed: PlacedImage) -> dict[str, object]:
-    image = placed.image
-    return {"start": placed.start, "tokens": image.tokens, "grid": image.grid, "digest": image.digest.hex()}
 
 
 def _message_row(message: Message) -> dict[str, object]:

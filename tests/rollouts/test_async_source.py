@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from agentrl.agent_loop.base import Episode
-from agentrl.agent_loop.function import LoopFunction
+from agentrl.agent_loop.registry import LoopFunction
 from agentrl.config import Config, load_config
 from agentrl.data.contract import Dataset
 from agentrl.data.loader import make_loader

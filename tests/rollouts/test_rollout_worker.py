@@ -21,8 +21,7 @@ from agentrl.config import Config
 from agentrl.engines.contract import RolloutEngine
 from agentrl.errors import CodeError
 from agentrl.interaction import Interaction, InteractionResponse
-from agentrl.rollouts.contract import training, validation
-from agentrl.rollouts.groups import EndedGroup, PromptTask
+from agentrl.rollouts.contract import EndedGroup, PromptTask, training, validation
 from agentrl.rollouts.journal import trajectories_in
 from agentrl.rollouts.local import LocalRollouts
 from agentrl.rollouts.staleness_scheduler import GroupStatus
