@@ -290,7 +290,11 @@ def folders_of(command: CommandLine) -> list[Path]:
 
     Raises ConfigError where no folder has the file, and for a folder that is not there.
     """
-    own = given_folders(command)
+    own = []
+    for flag, path in {"--config-path": command.config_path, "--config-dir": command.config_dir}.items():
+        if path is not None and not path.expanduser().is_dir():
+            raise ConfigError(f"{flag} {path}: there is no such folder (working directory {Path.cwd()})")
+        own += [] if path is None else [path.expanduser().resolve()]
     ours = [configs_dir(), *sorted(PACKAGE.glob("*/configs"))]  # folders of the annexes last
     first = own[:1] if command.config_path is not None else [*ours, *own]
     places = [*first, *(path for path in [*own, *ours] if path not in first)]
@@ -306,18 +310,6 @@ def folders_of(command: CommandLine) -> list[Path]:
             + (". --config-dir adds a folder without a file to start from" if command.config_path is not None else "")
         )
     return [start, *(path for path in places if path != start)]
-
-
-def given_folders(command: CommandLine) -> list[Path]:
-    """List the folders that a command line names, --config-path's first. Raises ConfigError for one not there."""
-    found = []
-    for flag, path in {"--config-path": command.config_path, "--config-dir": command.config_dir}.items():
-        if path is None:
-            continue
-        if not path.expanduser().is_dir():
-            raise ConfigError(f"{flag} {path}: there is no such folder (working directory {Path.cwd()})")
-        found.append(path.expanduser().resolve())
-    return found
 
 
 def compose_trees(

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -95,7 +94,13 @@ class ParquetDataset(Dataset):
             kind, name = min(unknown)
             raise DataError(unknown_name(kind, name, self._names[kind][name], known[kind]))
         if unknown:
-            self._leave_out(self._rows_naming(unknown))
+            found, start = [np.empty(0, np.int64)], 0
+            for batch in itertools.chain.from_iterable(store.batches() for store in self._stores):
+                for kind, name, rows in names_in(batch, self.default_agent_loop):
+                    if (kind, name) in unknown:
+                        found.append(start + np.flatnonzero(rows.to_numpy(zero_copy_only=False)))
+                start += batch.num_rows
+            self._leave_out(np.unique(np.concatenate(found)))
         return sorted(self._names["data_source"])
 
     def _read(self, file: str, room: int | None) -> RowStore:
@@ -136,16 +141,6 @@ class ParquetDataset(Dataset):
             )
         self.skipped += len(bad)
         return batch.take(np.setdiff1d(np.arange(batch.num_rows), [one.row for one in bad]))
-
-    def _rows_naming(self, unknown: set[tuple[str, str]]) -> npt.NDArray[np.int64]:
-        found: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
-        start = 0
-        for batch in itertools.chain.from_iterable(store.batches() for store in self._stores):
-            for kind, name, rows in names_in(batch, self.default_agent_loop):
-                if (kind, name) in unknown:
-                    found.append(start + np.flatnonzero(rows.to_numpy(zero_copy_only=False)))
-            start += batch.num_rows
-        return np.unique(np.concatenate(found))
 
     def _rows(self) -> Iterator[tuple[int, str, Callable[[], Sample]]]:
         for index, row, file in self._stream():

@@ -240,8 +240,7 @@ class RowReader:
     def messages(self, row: Row, column: str, where: str) -> list[Message]:
         """Read a column of messages, in which `weight` is the only allowed field about learning. Raises DataError."""
         try:
-            read = enumerate(read_messages(row[column]))
-            messages = [with_one_flag(message, f"message {index}") for index, message in read]
+            messages = with_one_flag(read_messages(row[column]))
             if has_images(messages):
                 raise Unfit("", "messages without images: supervised training is on text only", row[column])
         except Unfit as bad:

@@ -30,6 +30,7 @@ from agentrl.system.body_limit import BodyLimit
 from agentrl.system.http import allow_many_files
 from agentrl.system.json_value import JSON
 from agentrl.system.threads import OwnThread, beside_loop
+from agentrl.system.throttle import OncePerKey
 from agentrl.tool import ToolSchema
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class Endpoint:
         self.url = ""
         self._sessions: dict[str, Session] = {}
         self._tool_lists: dict[Digest, list[ToolSchema]] = {}
-        self._warned: set[str] = set()
+        self._is_new = OncePerKey()
         self._thread = OwnThread("long requests of agents")
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
@@ -145,7 +146,10 @@ class Endpoint:
         except ApiError as error:
             session.last_error = error.message
             raise
-        self._warn_once(asked.overruled())
+        for name in filter(self._is_new, asked.overruled()):
+            logger.warning(
+                "an agent's requests set %s, which is ignored: the run alone says how the policy is sampled", name
+            )
         leaving = asyncio.create_task(_cancel_when_gone(request, task))
         if asked.stream:
             task.add_done_callback(lambda _: leaving.cancel())
@@ -164,14 +168,6 @@ class Endpoint:
         message = f"{request.method} {path} does not exist; this endpoint answers {routes}{advice}"
         session.last_error = message
         raise ApiError(405 if path in ROUTES else 404, message, code="unknown_url")
-
-    def _warn_once(self, names: list[str]) -> None:
-        for name in names:
-            if name not in self._warned:
-                self._warned.add(name)
-                logger.warning(
-                    "an agent's requests set %s, which is ignored: the run alone says how the policy is sampled", name
-                )
 
 
 _NO_BUFFER = {"cache-control": "no-cache", "x-accel-buffering": "no"}

@@ -25,7 +25,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import ErrorDetails, from_json
+from pydantic_core import from_json
 
 from agentrl import tool as tools
 from agentrl import trajectory
@@ -453,21 +453,13 @@ def _as_api_error(error: ValidationError) -> ApiError:
     where = param or "The body"
     if first["type"] == "extra_forbidden":
         message = f"{where}: this endpoint does not know the field, found {_short(first['input'])}; leave it out"
+        code = "unknown_parameter"
     elif first["type"] == "missing":
-        message = f"{where}: the field is required"
+        message, code = f"{where}: the field is required", "missing_required_parameter"
     else:
         message = f"{where}: {first['msg']}, found {_short(first['input'])}"
-    return ApiError(400, message, param=param or None, code=_code(first))
-
-
-def _code(error: ErrorDetails) -> str:
-    """Name the kind of an error as OpenAI does."""
-    kind = error["type"]
-    if kind == "extra_forbidden":
-        return "unknown_parameter"
-    if kind == "missing":
-        return "missing_required_parameter"
-    return "invalid_type" if kind.endswith("_type") else "invalid_value"
+        code = "invalid_type" if first["type"].endswith("_type") else "invalid_value"
+    return ApiError(400, message, param=param or None, code=code)
 
 
 def _path(location: Sequence[int | str]) -> str:
