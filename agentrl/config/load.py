@@ -224,10 +224,7 @@ def keys_of(
     for reading in readings:
         values |= reading.values
         mine |= reading.values
-    given = set(mine)
-    if is_whole:  # by a value other than the default, or on the command line
-        default = flatten(defaults(schema), leaf_keys(schema))
-        given = {key for key in mine if mine[key] != default.get(key, MISSING) or is_at(key, typed)}.difference(idle)
+    given = set_of(mine, schema, typed).difference(idle) if is_whole else mine.keys()
     faults += run_folder(tree, values, known)
     return Keys(values, given, typed, faults, tree, is_whole, readings, strangers=strangers)
 
@@ -285,16 +282,18 @@ def run_folder(tree: DictConfig, values: dict[str, JSON], known: Collection[str]
     return []
 
 
+def set_of(values: Mapping[str, JSON], schema: type[Section], typed: Collection[str]) -> set[str]:
+    """Find the keys given in a file that holds every key: by a value other than the default, or on the command line."""
+    default = flatten(defaults(schema), leaf_keys(schema))
+    return {key for key, value in values.items() if value != default.get(key, MISSING) or is_at(key, typed)}
+
+
 def folders_of(command: CommandLine) -> list[Path]:
     """List the folders of YAML files in the order in which they are searched, with the start file's folder first.
 
     Raises ConfigError where no folder has the file, and for a folder that is not there.
     """
-    own = []
-    for flag, path in {"--config-path": command.config_path, "--config-dir": command.config_dir}.items():
-        if path is not None and not path.expanduser().is_dir():
-            raise ConfigError(f"{flag} {path}: there is no such folder (working directory {Path.cwd()})")
-        own += [] if path is None else [path.expanduser().resolve()]
+    own = given_folders(command)
     ours = [configs_dir(), *sorted(PACKAGE.glob("*/configs"))]  # folders of the annexes last
     first = own[:1] if command.config_path is not None else [*ours, *own]
     places = [*first, *(path for path in [*own, *ours] if path not in first)]
@@ -310,6 +309,16 @@ def folders_of(command: CommandLine) -> list[Path]:
             + (". --config-dir adds a folder without a file to start from" if command.config_path is not None else "")
         )
     return [start, *(path for path in places if path != start)]
+
+
+def given_folders(command: CommandLine) -> list[Path]:
+    """List the folders that a command line names, --config-path's first. Raises ConfigError for one not there."""
+    found = []
+    for flag, path in {"--config-path": command.config_path, "--config-dir": command.config_dir}.items():
+        if path is not None and not path.expanduser().is_dir():
+            raise ConfigError(f"{flag} {path}: there is no such folder (working directory {Path.cwd()})")
+        found += [] if path is None else [path.expanduser().resolve()]
+    return found
 
 
 def compose_trees(

@@ -115,11 +115,7 @@ class ParquetDataset(Dataset):
                 batch = batch.slice(0, int(good[-1]) + 1)
                 bad = [one for one in bad if one.row < batch.num_rows]
             batch = self._without(bad, batch, file)
-            self.without_loop += rows_without_loop(batch)
-            for kind, name, rows in names_in(batch, self.default_agent_loop):
-                if name not in self._names[kind]:
-                    number = batch.column(ROW_NUMBER)[pc.index(rows, True).as_py()]
-                    self._names[kind][name] = row_place(file, number)
+            self._note_names(batch, file)
             if file in self._filled:
                 for prompt in batch.column(self.prompt_key).to_pylist(maps_as_pydicts="lossy"):
                     self._filled[file].note(prompt)
@@ -141,6 +137,13 @@ class ParquetDataset(Dataset):
             )
         self.skipped += len(bad)
         return batch.take(np.setdiff1d(np.arange(batch.num_rows), [one.row for one in bad]))
+
+    def _note_names(self, batch: pa.RecordBatch, file: str) -> None:
+        self.without_loop += rows_without_loop(batch)
+        for kind, name, rows in names_in(batch, self.default_agent_loop):
+            if name not in self._names[kind]:
+                number = batch.column(ROW_NUMBER)[pc.index(rows, True).as_py()]
+                self._names[kind][name] = row_place(file, number)
 
     def _rows(self) -> Iterator[tuple[int, str, Callable[[], Sample]]]:
         for index, row, file in self._stream():

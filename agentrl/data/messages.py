@@ -156,6 +156,15 @@ def _further(fields: Mapping[str, object], read: Set[str], prefix: str) -> Itera
     return (f"{prefix}{name}" for name, value in fields.items() if name not in read and value not in EMPTY)
 
 
+def calls_in_text(messages: Sequence[Message]) -> bool:
+    """Check whether a tool answers an assistant turn that has no tool_calls."""
+    pairs = itertools.pairwise(messages)
+    return any(
+        message["role"] == "tool" and before["role"] == "assistant" and not before.get("tool_calls")
+        for before, message in pairs
+    )
+
+
 def without_nulls(value: object) -> object:
     """Drop the null fields of mappings: a parquet struct has every key that any row has, null in rows without it."""
     if isinstance(value, dict):
@@ -181,9 +190,7 @@ def _parsed(text: str) -> JSON:
 def _read_message(message: object, place: str) -> Message:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise Unfit(place, "{role, content}", message)
-    read = {key: value if key in CALLS else without_nulls(value) for key, value in message.items()}
-    read = with_our_names({key: value for key, value in read.items() if value not in EMPTY or key in KNOWN})
-    read = {key: value for key, value in read.items() if value is not None}
+    read = _own_fields(message)
     if read["role"] not in ROLES:
         raise Unfit(place, f"one of {', '.join(ROLES)} as role", read["role"])
     for key in TEXTS:
@@ -198,6 +205,13 @@ def _read_message(message: object, place: str) -> Message:
         read["tool_calls"] = [_read_call(call, f"{place}, call {index}") for index, call in enumerate(calls)]
     _check_content(read.get("content"), bool(calls), place, message)
     return cast(Message, read)
+
+
+def _own_fields(message: Mapping[str, object]) -> dict[str, object]:
+    """Fields of a message by our names, without nulls and without further fields that are empty."""
+    read = {key: value if key in CALLS else without_nulls(value) for key, value in message.items()}
+    read = with_our_names({key: value for key, value in read.items() if value not in EMPTY or key in KNOWN})
+    return {key: value for key, value in read.items() if value is not None}
 
 
 def with_our_names(message: Mapping[str, object]) -> dict[str, object]:
@@ -250,15 +264,18 @@ def _read_call(call: object, place: str) -> ToolCall:
     for key, value in (("name", function["name"]), ("id", read.get("id", ""))):
         if not isinstance(value, str):
             raise Unfit(place, f"text as {key}", value)
-    arguments = read["function"].get("arguments", {})
+    _check_arguments(read["function"].get("arguments", {}), place)
+    return cast(ToolCall, read)
+
+
+def _check_arguments(arguments: object, place: str) -> None:
     if isinstance(arguments, str):
         try:
             arguments = parse_json(arguments) if arguments.strip() else {}
-        except ValueError:  # a broken call, to be learnt from: templates write its text as it is
-            return cast(ToolCall, read)
+        except ValueError:
+            return  # a broken call, to be learnt from: templates write its text as it is
     if not isinstance(arguments, dict):
         raise Unfit(place, "a JSON object as arguments", arguments)
-    return cast(ToolCall, read)
 
 
 def _check_answers(messages: Sequence[Message]) -> None:

@@ -7,7 +7,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby, pairwise
+from itertools import chain, groupby
 from operator import itemgetter
 from typing import TypeGuard, TypeVar
 
@@ -25,6 +25,7 @@ from agentrl.data.json_lines import read_rows
 from agentrl.data.messages import (
     FurtherFields,
     Unfit,
+    calls_in_text,
     has_images,
     read_messages,
     short,
@@ -286,10 +287,7 @@ def unlearnt(chat: Chat, messages: Sequence[Message], ids: Sequence[int], mask: 
     """
     if any(message["role"] != "assistant" and message.get("weight") for message in messages):
         yield "a message marked to be learnt (weight, train or loss) that is not the assistant's, and is only shown"
-    if any(
-        message["role"] == "tool" and before["role"] == "assistant" and not before.get("tool_calls")
-        for before, message in pairwise(messages)
-    ):
+    if calls_in_text(messages):
         yield "a tool's answer behind an assistant turn without tool_calls (calls in its text are learnt as text)"
     turns = [message for message in messages if message["role"] == "assistant"]
     if not any(turn.get("reasoning_content") or turn.get("tool_calls") for turn in turns):

@@ -308,18 +308,20 @@ def _work(tree: Basic) -> set[str]:
         name = type(tree).__name__
         return below | {_KINDS.get(f"\\{name}", name)}
     if isinstance(tree, Add):
-        terms = [term for part in tree.args for term in Add.make_args(part.doit())]
-        kinds = [term.as_coeff_Mul()[1] for term in terms]
-        return below | ({"sum"} if len(set(kinds)) < len(kinds) else set())
+        return below | _work_of_sum(tree)
     if isinstance(tree, Mul):
         return below | _work_of_product(tree)
     if isinstance(tree, Pow):
         return below | _work_of_power(tree)
     if isinstance(tree, Relational):
-        # An equation between variables is a value; one of a single variable with numbers is to be solved for it.
-        solved = len(tree.free_symbols) != 1 or any(isinstance(side, Symbol) for side in tree.args)
-        return below if solved else below | {"solution"}
+        return below | _work_of_relation(tree)
     return below
+
+
+def _work_of_sum(tree: Add) -> set[str]:
+    terms = [term for part in tree.args for term in Add.make_args(part.doit())]
+    kinds = [term.as_coeff_Mul()[1] for term in terms]
+    return {"sum"} if len(set(kinds)) < len(kinds) else set()
 
 
 def _work_of_product(tree: Mul) -> set[str]:
@@ -368,3 +370,9 @@ def _work_of_power(tree: Pow) -> set[str]:
     if isinstance(power, Integer):
         return set() if base == 10 or (power == -1 and not isinstance(base, Add)) else {"power or quotient"}
     return {"root"} if isinstance(base, Add) or tree.doit().is_rational else set()
+
+
+def _work_of_relation(tree: Relational) -> set[str]:
+    """An equation between variables is one; one of a single variable with numbers is to be solved for it."""
+    solved = len(tree.free_symbols) != 1 or any(isinstance(side, Symbol) for side in tree.args)
+    return set() if solved else {"solution"}

@@ -47,8 +47,7 @@ def from_trajectories(
     transcripts = [row.transcript for row in rows]
     offsets = torch.zeros(len(rows) + 1, dtype=torch.int64)
     torch.cumsum(torch.tensor(list(map(len, transcripts)), dtype=torch.int64), 0, out=offsets[1:])
-    policies = tuple(dict.fromkeys(item.policy for item in transcripts))
-    policy = torch.tensor([policies.index(item.policy) for item in transcripts], dtype=torch.int32)
+    policies, policy = _policies(transcripts)
     tokens = {
         "ids": _joined((item.ids for item in transcripts), torch.int64),
         "mask": _joined((item.mask for item in transcripts), torch.bool),
@@ -60,7 +59,7 @@ def from_trajectories(
     if "state" in columns:
         tokens["state"] = _joined((row.states for row in rows), torch.int64)
     if experts:
-        tokens["experts"] = torch.cat([token_experts(item) for item in transcripts] or [NO_EXPERTS])
+        tokens["experts"] = _experts(transcripts)
     group = torch.tensor([row.group for row in rows], dtype=torch.int64)
     trajectory = torch.tensor([row.position for row in rows], dtype=torch.int64)
     batch = RaggedBatch(
@@ -96,6 +95,17 @@ def _made(what: Column, rows: Sequence[_Row], trajectories: Sequence[Trajectory]
             numbers = torch.where(torch.tensor(row.transcript.mask) == 1, numbers, what.default).to(dtype)
         values.append(numbers)
     return torch.cat(values)
+
+
+def _policies(transcripts: Sequence[Transcript]) -> tuple[tuple[str, ...], torch.Tensor]:
+    """Return the names of the policies, and which of them each transcript is of, [N] int32."""
+    names = tuple(dict.fromkeys(item.policy for item in transcripts))
+    return names, torch.tensor([names.index(item.policy) for item in transcripts], dtype=torch.int32)
+
+
+def _experts(transcripts: Sequence[Transcript]) -> torch.Tensor:
+    """Join the experts of all tokens, [T, layers, k]; [0] of no transcript."""
+    return torch.cat([token_experts(item) for item in transcripts] or [NO_EXPERTS])
 
 
 @dataclass(frozen=True, slots=True)

@@ -263,6 +263,10 @@ def admits(schema: JSON, value: JSON, root: Schema, seen: frozenset[str] = froze
     listed = [schema["const"]] if "const" in schema else schema.get("enum")
     if listed is not None and not any(_same(value, member) for member in as_list(listed)):
         return False
+    return _admits_choice(schema, value, root, seen)
+
+
+def _admits_choice(schema: Schema, value: JSON, root: Schema, seen: frozenset[str]) -> bool:
     for key, enough in (("anyOf", any), ("oneOf", any), ("allOf", all)):
         options = as_list(schema.get(key))
         if options and not enough(admits(option, value, root, seen) for option in options):

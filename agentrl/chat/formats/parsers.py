@@ -228,8 +228,7 @@ class CallParser:
                     bodies.append(("".join(body), None))
                 body = [self._guarded(text)]
             else:
-                if marker == close and bodies and texts[-1].strip():  # another end, after text
-                    bodies[-1] = bodies[-1][0], f"{close} stands twice behind the call; a value cannot hold it"
+                _close_again(bodies, texts, marker, close)
                 texts.append(text if marker in self._format.group else marker + text)
         if body is not None:
             bodies.append(("".join(body), f"the call is not closed with {close}" if close else None))
@@ -249,6 +248,12 @@ class CallParser:
             return AssistantMessage(text, reasoning)
         found = self._format.body(body, tools)
         return AssistantMessage("", reasoning, tuple(make_call(n, body, *call) for n, call in enumerate(found)))
+
+
+def _close_again(bodies: list[tuple[str, str | None]], texts: list[str], marker: str, close: str) -> None:
+    """Say of the last call that its end stands twice, where `marker` is another one after text."""
+    if marker == close and bodies and texts[-1].strip():
+        bodies[-1] = bodies[-1][0], f"{close} stands twice behind the call; a value cannot hold it"
 
 
 def concatenated(pieces: Iterable[tuple[str, str]]) -> str:
