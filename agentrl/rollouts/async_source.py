@@ -13,23 +13,7 @@ with the update. It is held, and its KV cache is dropped, from taking a batch un
 continue meanwhile. The samples of an embedded engine depend on the order of events on the loop alone, not on how long
 updates take. Where tools answer on the loop, too, the numbers of a run replay.
 
-Metrics that it adds to a step (`async/*` with a bound above 0, `refill/*` with `algorithm.filter_groups.refill`):
-
-| name | what it is |
-|---|---|
-| `async/staleness_mean`, `async/staleness_max` | staleness of the batch's sampled tokens |
-| `async/publish_lag` | versions made and not published when the batch was taken |
-| `async/open`, `async/ready` | prompts that go on beside the update, and those that a later batch will take |
-| `async/trained` | prompts trained on so far |
-| `async/trainer_idle` | share of the time since the batch before in which the trainer waited for this one |
-| `async/engine_idle` | share of the time since then in which the engine was held or had no request |
-| `async/journal_bytes` | disk that the journal takes (`agentrl.rollouts.journal`) |
-| `async/turns_resumed` | turns of unfinished prompts that this run took from the journal of the one before |
-| `async/begun_anew` | trajectories, or whole prompts, that began anew though something of them was there |
-| `refill/groups_equal` | prompts that were left out by the rule, as their trajectories do not differ, say |
-| `refill/groups_failed` | prompts that were left out, as fewer than two of their trajectories can be compared |
-| `refill/gen_batches` | with a bound of 0: generation batches that the step drew |
-| `refill/groups_surplus` | with a bound of 0: groups that would teach, and for which the batch had no place |
+docs/async.md lists its metrics `async/*`, and docs/algorithms.md `refill/*` (dynamic sampling).
 """
 
 from __future__ import annotations

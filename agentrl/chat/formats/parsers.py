@@ -153,7 +153,7 @@ class CallParser:
         for body, wrong in bodies:
             found = read(body, tools or ()) if wrong is None else [Found(error=wrong)]
             if GUARD in body:
-                found, body = [Found(*map(without_guards, call)) for call in found], without_guards(body)
+                found, body = [_unguarded(call) for call in found], without_guards(body)
             raw = body.strip()  # one text for all calls of it: there may be thousands
             calls += [make_call(len(calls) + n, raw, *call) for n, call in enumerate(found)]
         return tuple(calls)
@@ -254,6 +254,12 @@ def _close_again(bodies: list[tuple[str, str | None]], texts: list[str], marker:
     """Say of the last call that its end stands twice, where `marker` is another one after text."""
     if marker == close and bodies and texts[-1].strip():
         bodies[-1] = bodies[-1][0], f"{close} stands twice behind the call; a value cannot hold it"
+
+
+def _unguarded(call: Found) -> Found:
+    return Found(
+        without_guards(call.name), without_guards(call.arguments), without_guards(call.error), without_guards(call.id)
+    )
 
 
 def concatenated(pieces: Iterable[tuple[str, str]]) -> str:
