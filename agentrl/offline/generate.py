@@ -40,7 +40,7 @@ from agentrl.trajectory.sample import Sample
 
 if TYPE_CHECKING:
     from agentrl.engines.weights import Weights
-    from agentrl.rollouts.runner import RolloutRunner
+    from agentrl.rollouts.contract import RolloutRunner
 
 ROLLOUT = "actor_rollout_ref.rollout"
 ADDED = (

@@ -32,12 +32,11 @@ from agentrl.config import Config
 from agentrl.data.loader import Loader
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import DataError, TrainingError
-from agentrl.rollouts.contract import Log, PromptTask, Rollout, Task, training, validation
+from agentrl.rollouts.contract import Log, PromptTask, Rollout, RolloutRunner, Task, training, validation
 from agentrl.rollouts.dynamic_sampling import fill_batch, most_failed, replaced, shortage
 from agentrl.rollouts.journal import identity, validity
 from agentrl.rollouts.prompts import Prompts
 from agentrl.rollouts.record import Record
-from agentrl.rollouts.runner import RolloutRunner
 from agentrl.rollouts.staleness_scheduler import Batch, NotReady, PromptStatus, Settings, StalenessScheduler
 from agentrl.system.answers import Entry
 from agentrl.system.cancellation import leaked_cancellation_fails

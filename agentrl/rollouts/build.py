@@ -12,9 +12,9 @@ from agentrl.engines.weights import Weights
 from agentrl.errors import TrainingError
 from agentrl.observe.display import Display
 from agentrl.rollouts.context import RunContext
+from agentrl.rollouts.contract import RolloutRunner
 from agentrl.rollouts.local import open_local_rollouts
 from agentrl.rollouts.reward_servers.open import open_reward_servers
-from agentrl.rollouts.runner import RolloutRunner
 
 
 @contextmanager

@@ -38,10 +38,8 @@ from agentrl.errors import CodeError, ConfigError, TrainingError
 from agentrl.interaction import Interaction
 from agentrl.reward.model_input import ModelInput, conversations
 from agentrl.rollouts.context import RunContext, run_name, uses_reward_model
-from agentrl.rollouts.contract import GREEDY, EndedGroup, Log, PromptTask, Rollout, Task, judge_group
-from agentrl.rollouts.idle import IdleWatch
+from agentrl.rollouts.contract import GREEDY, EndedGroup, Hook, Log, PromptTask, Rollout, Task, judge_group
 from agentrl.rollouts.journal import Journal, record_of, trajectories_in
-from agentrl.rollouts.runner import Hook
 from agentrl.rollouts.saving import Saving
 from agentrl.rollouts.staleness_scheduler import GroupStatus
 from agentrl.rollouts.trial import try_once
@@ -155,6 +153,33 @@ def after_kill_of(tools: ToolSet, interactions: Mapping[str, Interaction]) -> di
         except ConfigError as error:
             raise ConfigError(f"{who}: {error}") from error
     return found
+
+
+class IdleWatch:
+    """Seconds in which an engine was held or ran no request, by looking at it again and again; on the event loop."""
+
+    SECONDS = 0.1
+    """Time between two looks."""
+
+    def __init__(self, engine: RolloutEngine) -> None:
+        self._engine = engine
+        self.total = 0.0
+        """Seconds since `begin`. Safe from any thread."""
+        self._looking: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Look from now on, as long as the loop runs; every later call does nothing."""
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look())
+
+    async def _look(self) -> None:
+        before = time.monotonic()
+        while True:
+            await asyncio.sleep(self.SECONDS)
+            now, health = time.monotonic(), await self._engine.health()
+            if health.paused or not health.running:
+                self.total += now - before
+            before = now
 
 
 class LocalRollouts:

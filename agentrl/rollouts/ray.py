@@ -15,14 +15,13 @@ from agentrl.checks.report import Report
 from agentrl.config import Config
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.observe.display import Display
-from agentrl.rollouts.contract import EndedGroup, Log, PromptTask, Rollout, Task
+from agentrl.rollouts.contract import EndedGroup, Hook, Log, PromptTask, Rollout, Task
 from agentrl.rollouts.journal import Journal
 from agentrl.rollouts.local import LocalRollouts
 from agentrl.rollouts.ray_groups import RayGroups
 from agentrl.rollouts.ray_placing import WorkerMaker
 from agentrl.rollouts.ray_worker import RolloutPart, pack_part, run_part
 from agentrl.rollouts.ray_workers import RolloutWorkers
-from agentrl.rollouts.runner import Hook
 from agentrl.runtime.ray.pool import WeightReader
 from agentrl.system.loop_thread import LoopThread
 from agentrl.system.metrics import Metrics

@@ -14,9 +14,8 @@ from agentrl.config.columns import Column, column
 from agentrl.errors import ConfigError
 from agentrl.system.user_code import contract_error, user_code
 from agentrl.trajectory import Outline, Trajectory, Transcript, exclusion
-from agentrl.trajectory.batch import RaggedBatch, dtype_of
+from agentrl.trajectory.batch import RaggedBatch, TeacherPrompts, dtype_of
 from agentrl.trajectory.images import Images
-from agentrl.trajectory.teacher_prompts import TeacherPrompts
 
 NO_EXPERTS = torch.zeros(0, dtype=torch.uint8)
 """The experts of no token, which can be joined to any experts."""
