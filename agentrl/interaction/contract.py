@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Literal, overload
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import pydantic
 
@@ -16,6 +16,9 @@ from agentrl.system.numbers import finite
 from agentrl.system.plugin import describe
 from agentrl.system.user_code import await_user_code, contract_error
 from agentrl.trajectory import Message
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,34 +139,18 @@ class Interaction(ABC):
         return None
 
 
-@overload
 async def ask(
-    interaction: Interaction, method: Literal["open_dialogue"], /, instance_id: str, messages: list[Message]
-) -> str | None: ...
-@overload
-async def ask(
-    interaction: Interaction, method: Literal["generate_response"], /, instance_id: str, messages: list[Message]
-) -> InteractionResponse: ...
-@overload
-async def ask(interaction: Interaction, method: Literal["calculate_score"], /, instance_id: str) -> float | None: ...
-@overload
-async def ask(
-    interaction: Interaction,
-    method: Literal["start_interaction", "finalize_interaction"],
-    /,
-    instance_id: str,
-    **kwargs: Any,
-) -> None: ...
-async def ask(interaction: Interaction, method: str, /, *arguments: Any, **kwargs: Any) -> Any:
+    interaction: Interaction, method: Callable[P, Awaitable[T]], /, *arguments: P.args, **kwargs: P.kwargs
+) -> T:
     """Await a method of an interaction, and check its answer.
 
     Raises what it raises for a fault, and CodeError for an error of its code or an answer that its contract forbids.
     """
-    what, code = f"interaction {interaction.name}", getattr(interaction, method)
-    answer = await await_user_code(what, code, partial(code, *arguments, **kwargs))
-    problem = _PROBLEMS[method](answer) if method in _PROBLEMS else None
-    if problem is not None:
-        raise contract_error(what, code, problem)
+    what = f"interaction {interaction.name}"
+    answer = await await_user_code(what, method, partial(method, *arguments, **kwargs))
+    for name, problem_of in _PROBLEMS.items():
+        if method == getattr(interaction, name) and (problem := problem_of(answer)) is not None:
+            raise contract_error(what, method, problem)
     return answer
 
 

@@ -146,7 +146,7 @@ class RolloutWorker:
 
     @ray.method(concurrency_group="groups")
     def group_events(self, seconds: float) -> tuple[list[GroupEvent], float]:
-        """See `WorkerGroups.events`."""
+        """Take the events of groups since the last call, and its seconds of an idle engine; wait `seconds` at most."""
         return self.groups.events(seconds)
 
     @ray.method(concurrency_group="status")
