@@ -13,12 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from agentrl.data.columns import BadValue, bad_rows, names_in, rows_without_loop
+from agentrl.data.columns import BadValue, bad_rows, check_types, names_in, rows_without_loop, wanted_columns
 from agentrl.data.contract import UNKNOWN_HINT, Dataset, unknown_name
 from agentrl.data.filling import Filling, holds_filling
 from agentrl.data.rows import read_prompt, to_sample
-from agentrl.data.sources import expand
-from agentrl.data.store import ROW_NUMBER, RowReader, RowStore
+from agentrl.data.sources import expand, open_table
+from agentrl.data.store import ROW_NUMBER, RowStore, numbered
 from agentrl.errors import DataError
 from agentrl.trajectory.sample import AGENT_ALIASES, Sample, row_place
 
@@ -104,11 +104,13 @@ class ParquetDataset(Dataset):
         return sorted(self._names["data_source"])
 
     def _read(self, file: str, room: int | None) -> RowStore:
-        reader, store = RowReader(file, self.prompt_key, self.image_key), RowStore(file)
-        self._sizes.append((reader.rows, reader.bytes))
-        if holds_filling(reader.prompt_type):
+        table, store = open_table(file), RowStore(file)
+        check_types(table.schema, self.prompt_key, self.image_key, file)
+        self._sizes.append((table.rows, table.bytes))
+        if holds_filling(table.schema.field(self.prompt_key).type):
             self._filled[file] = Filling()
-        for batch in reader if room is None or room > 0 else ():
+        columns = wanted_columns(table.schema, self.prompt_key, self.image_key)
+        for batch in numbered(table, columns, file) if room is None or room > 0 else ():
             bad = bad_rows(batch, self.prompt_key)
             if room is not None and len(store) + batch.num_rows - len(bad) >= room:
                 good = np.setdiff1d(np.arange(batch.num_rows), [one.row for one in bad])[: room - len(store)]

@@ -59,7 +59,7 @@ class InputRows:
                 if sample.file != self._file or sample.row < self._start:
                     self._file, self._start, self._batch = sample.file, 0, pa.RecordBatch.from_pylist([])
                     parquet = pq.ParquetFile(sample.file, buffer_size=1 << 20, pre_buffer=False)
-                    self._batches = parquet.iter_batches(READ_ROWS)  # as RowReader numbers them
+                    self._batches = parquet.iter_batches(READ_ROWS)  # as `numbered` counts them
                 while sample.row >= self._start + self._batch.num_rows:
                     self._start += self._batch.num_rows
                     self._batch = next(self._batches)
