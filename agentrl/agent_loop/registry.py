@@ -15,7 +15,6 @@ from agentrl.system.entries import Entry, read_entries
 from agentrl.system.registry import configured, options_model, read_options
 from agentrl.trajectory.sample import AGENT_ALIASES
 
-LoopFunction = Callable[[Episode], Awaitable[None]]
 ENTRY_KEYS = ("name", "_target_", "options", "after_kill")
 
 
@@ -94,6 +93,9 @@ def make_loop(name: str, make: Callable[[], AgentLoop]) -> AgentLoop:
         raise
     except Exception as error:
         raise ConfigError(f"agent loop {name!r} cannot be made: {type(error).__name__}: {error}") from error
+
+
+LoopFunction = Callable[[Episode], Awaitable[None]]
 
 
 class FunctionLoop(AgentLoop):

@@ -118,6 +118,7 @@ def check_together(config: Section) -> Iterator[str]:
     if isinstance(config, RolloutsConfig):
         yield from check_context(config)
         yield from check_servers(config)
+        yield from check_cassette(config)
         yield from check_overlong(config)
     if isinstance(config, RolloutsConfig | EvaluateConfig):
         yield from check_scorer_timeouts(config)
@@ -127,7 +128,8 @@ def check_together(config: Section) -> Iterator[str]:
         yield from check_correction(config)
         yield from check_published(config)
         yield from check_replay(config)
-        yield from check_groups(config)
+        yield from check_refill(config)
+        yield from check_pairs(config)
         yield from check_validation(config)
         yield from check_distillation(config)
         yield from check_own_teacher(config)
@@ -151,7 +153,7 @@ def check_context(config: RolloutsConfig) -> Iterator[str]:
 
 
 def check_servers(config: RolloutsConfig) -> Iterator[str]:
-    """Check that each rollout worker has a server, that SGLang is there to start one, and that one has the cassette."""
+    """Check that each rollout worker has a server, and that SGLang is installed for servers that the run starts."""
     rollout, workers = config.actor_rollout_ref.rollout, config.rollout_workers
     if rollout.server_urls is not None and len(rollout.server_urls) < workers:
         yield (
@@ -160,8 +162,6 @@ def check_servers(config: RolloutsConfig) -> Iterator[str]:
         )
     if rollout.name == "sglang" and rollout.server_urls is None and not is_installed("sglang"):
         yield no_sglang(f"{ROLLOUT}.name=sglang", ROLLOUT)
-    if config.tools.cassette is not None and workers > 1:
-        yield f"tools.cassette={config.tools.cassette} is one file, and there are {workers} rollout workers"
 
 
 def no_sglang(key: str, section: str) -> str:
@@ -195,6 +195,13 @@ def is_installed(package: str) -> bool:
     """
     spec = importlib.util.find_spec(package)
     return spec is not None and spec.origin is not None
+
+
+def check_cassette(config: RolloutsConfig) -> Iterator[str]:
+    """Check that one process writes the cassette, which is one file."""
+    workers = config.rollout_workers
+    if config.tools.cassette is not None and workers > 1:
+        yield f"tools.cassette={config.tools.cassette} is one file, and there are {workers} rollout workers"
 
 
 def check_overlong(config: RolloutsConfig) -> Iterator[str]:
@@ -364,14 +371,19 @@ def check_replay(config: Config) -> Iterator[str]:
         )
 
 
-def check_groups(config: Config) -> Iterator[str]:
-    """Check that trajectories of a prompt can differ, and that how they do is known while prompts are drawn."""
-    keys, n = config.algorithm.filter_groups, config.actor_rollout_ref.rollout.n
-    if config.algorithm.adv_estimator == "online_dpo" and n < 2:
+def check_pairs(config: Config) -> Iterator[str]:
+    """Check that a prompt has trajectories to make a pair of."""
+    estimator, n = config.algorithm.adv_estimator, config.actor_rollout_ref.rollout.n
+    if estimator == "online_dpo" and n < 2:
         yield (
-            f"algorithm.adv_estimator=online_dpo compares the trajectories of a prompt, and {ROLLOUT}.n={n}: set it "
+            f"algorithm.adv_estimator={estimator} compares the trajectories of a prompt, and {ROLLOUT}.n={n}: set it "
             "to 2 or more"
         )
+
+
+def check_refill(config: Config) -> Iterator[str]:
+    """Check that groups can differ, and that how they do is known while prompts are drawn."""
+    keys, n = config.algorithm.filter_groups, config.actor_rollout_ref.rollout.n
     if not keys.refill:
         return
     at = "algorithm.filter_groups.refill=true"

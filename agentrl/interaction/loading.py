@@ -36,16 +36,20 @@ def load_interactions(path: str | Path | None) -> dict[str, Interaction]:
     return loaded
 
 
+def _name_of(class_name: str) -> str:
+    """Name an interaction that the YAML does not name: by its class, in lower case, without `Interaction`."""
+    simple = class_name.rpartition(".")[2]
+    return simple.removesuffix("Interaction").lower() or simple.lower()
+
+
 def _make(entry: Entry) -> Interaction:
     entry = translated(entry)
     entry.check_keys(("name", "class_name", "config", "after_kill"))
     config = entry.mapping("config")
     if "after_kill" in config:
         raise entry.error("`after_kill` stands beside `config`, not in it")
-    class_name = entry.text("class_name")
-    simple = class_name.rpartition(".")[2].lower()  # without a name: by its class
-    name = entry.text("name") if "name" in entry.values else simple.removesuffix("interaction") or simple
-    interaction_class = entry.load(class_name, Interaction)
+    name = entry.text("name") if "name" in entry.values else _name_of(entry.text("class_name"))
+    interaction_class = entry.load(entry.text("class_name"), Interaction)
     try:
         interaction = interaction_class(config, name)
         if (word := entry.values.get("after_kill")) is not None:

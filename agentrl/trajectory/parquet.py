@@ -267,8 +267,13 @@ def _transcript_columns(transcripts: Sequence[Transcript]) -> dict[str, object]:
         ],
         "images": [
             [
-                {"start": start, "tokens": image.tokens, "grid": image.grid, "digest": image.digest.hex()}
-                for start, image in ((one.start, one.image) for one in transcript.images)
+                {
+                    "start": one.start,
+                    "tokens": one.image.tokens,
+                    "grid": one.image.grid,
+                    "digest": one.image.digest.hex(),
+                }
+                for one in transcript.images
             ]
             for transcript in transcripts
         ],
