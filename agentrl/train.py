@@ -20,7 +20,7 @@ from agentrl.trainer.sweep import run_jobs
 
 if TYPE_CHECKING:
     from agentrl.agent_loop import AgentLoop
-    from agentrl.agent_loop.function import LoopFunction
+    from agentrl.agent_loop.registry import LoopFunction
     from agentrl.interaction import Interaction
     from agentrl.tool import Tool
     from agentrl.trainer.observer import StepObserver

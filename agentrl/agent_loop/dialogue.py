@@ -49,11 +49,11 @@ class Dialogue:
 
         async def finalize() -> None:
             async with within(timeout):
-                await ask(interaction, "finalize_interaction", episode.session)
+                await ask(interaction, interaction.finalize_interaction, episode.session)
 
         episode.waiting_for = who
         async with within(timeout):
-            await ask(interaction, "start_interaction", episode.session, **kwargs)
+            await ask(interaction, interaction.start_interaction, episode.session, **kwargs)
         try:
             dialogue = Dialogue(episode, interaction)
             yield dialogue
@@ -63,7 +63,7 @@ class Dialogue:
                     who,
                     "calculate_score",
                     None,
-                    lambda: ask(interaction, "calculate_score", episode.session),
+                    lambda: ask(interaction, interaction.calculate_score, episode.session),
                     SCORES,
                 )
         except BaseException:
@@ -89,7 +89,7 @@ class Dialogue:
                 f"interaction {interaction.name}",
                 "open_dialogue",
                 prompt,
-                lambda: ask(interaction, "open_dialogue", self.episode.session, list(prompt)),
+                lambda: ask(interaction, interaction.open_dialogue, self.episode.session, list(prompt)),
                 OPENINGS,
             )
         if text is None:
@@ -113,7 +113,7 @@ class Dialogue:
                 episode.waiting_for,
                 "generate_response",
                 episode.messages,
-                lambda: ask(interaction, "generate_response", episode.session, list(episode.messages)),
+                lambda: ask(interaction, interaction.generate_response, episode.session, list(episode.messages)),
                 RESPONSES,
             )
         self.turns += 1

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import cast
 
-from agentrl.agent_loop.base import AgentLoop
+from agentrl.agent_loop.base import AgentLoop, Episode
 from agentrl.config.dialect import translated
 from agentrl.config.registries import AGENT_LOOPS
 from agentrl.errors import ConfigError
@@ -92,3 +93,37 @@ def make_loop(name: str, make: Callable[[], AgentLoop]) -> AgentLoop:
         raise
     except Exception as error:
         raise ConfigError(f"agent loop {name!r} cannot be made: {type(error).__name__}: {error}") from error
+
+
+LoopFunction = Callable[[Episode], Awaitable[None]]
+
+
+class FunctionLoop(AgentLoop):
+    """Run `function(episode)`, which does what `AgentLoop.run` is asked for."""
+
+    def __init__(self, function: LoopFunction) -> None:
+        self.function = function
+
+    @property
+    def code(self) -> LoopFunction:
+        return self.function
+
+    async def run(self, episode: Episode) -> None:
+        await self.function(episode)
+
+
+def as_loop(name: str, given: AgentLoop | type[AgentLoop] | LoopFunction) -> AgentLoop:
+    """Make the loop called `name` of an object, a class without arguments, or a coroutine function of an episode.
+
+    Raises ConfigError for anything else, and for a class that cannot be made.
+    """
+    if isinstance(given, AgentLoop):
+        return given
+    if isinstance(given, type) and issubclass(given, AgentLoop):
+        return make_loop(name, given)
+    if inspect.iscoroutinefunction(given):
+        return FunctionLoop(given)
+    raise ConfigError(
+        f"agent loop {name!r}: expected a subclass of agentrl.agent_loop.AgentLoop, an object of one, or "
+        f"`async def {name}(episode)`; found {given!r:.100}"
+    )

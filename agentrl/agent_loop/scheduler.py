@@ -264,8 +264,7 @@ class Scheduler:
     ) -> None:
         """Raise the error with the row that it was met in and `advice`, or warn of it and its `outcome`, once a
         place."""
-        sample = request.sample
-        met = f"{error}\n  in {sample.file}, row {sample.row} (the first is 0), trajectory {request.uid}"
+        met = f"{error}\n  in {request.sample.place}, trajectory {request.uid}"
         if self.on_code_error == "error":
             raise CodeError(f"{met}\n{advice}", error.place) from error
         if self._is_new_place(error.place or error.summary):

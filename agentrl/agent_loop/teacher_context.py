@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from agentrl.config import Config
-from agentrl.config.sections.distillation import DistillationConfig
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.trajectory import Message
 from agentrl.trajectory.sample import Sample
@@ -21,13 +19,15 @@ _NAME = re.compile(r"\{([A-Za-z_]\w*)\}")
 def load_teacher_context(config: RolloutsConfig) -> TeacherContext | None:
     """Make the texts of `distillation.teacher.privileged`; None where no teacher is privileged."""
     keys = config.distillation if isinstance(config, Config) else None
-    return None if keys is None or not keys.is_privileged else partial(_text_for, keys)
+    if keys is None or not keys.is_privileged:
+        return None
 
+    def text_for(sample: Sample) -> str | None:
+        index = keys.teacher_of(sample.data_source)
+        template = keys.teachers[index][1].privileged if index >= 0 else None
+        return None if template is None else filled(template, sample)
 
-def _text_for(keys: DistillationConfig, sample: Sample) -> str | None:
-    index = keys.teacher_of(sample.data_source)
-    template = keys.teachers[index][1].privileged if index >= 0 else None
-    return None if template is None else filled(template, sample)
+    return text_for
 
 
 def filled(template: str, sample: Sample) -> str | None:

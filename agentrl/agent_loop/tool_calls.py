@@ -21,15 +21,8 @@ async def run_calls(session: ToolSession, calls: Sequence[ParsedCall], limit: in
     results = await run_concurrently(
         session.call(call.name, call.arguments, parse_error=call.error) for call in calls[:limit]
     )
-    return [*results, *[over_limit(limit)] * (len(calls) - len(results))]
-
-
-def over_limit(limit: int) -> ToolResult:
-    """Make the answer to a call beyond the `limit` of one message."""
-    return ToolResult(
-        text=f"Error (limit): only the first {limit} tool calls of a message are run; call again.",
-        error=ErrorKind.LIMIT,
-    )
+    text = f"Error (limit): only the first {limit} tool calls of a message are run; call again."
+    return [*results, *[ToolResult(text=text, error=ErrorKind.LIMIT)] * (len(calls) - len(results))]
 
 
 def answer_to(call: ParsedCall, result: ToolResult) -> Message:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -55,8 +55,9 @@ def kl_loss(logprobs: Tensor, ref_logprobs: Tensor, kind: KLLossType) -> Tensor:
     return value.detach() + (k2 - k2.detach())
 
 
-class KLController(Protocol):
-    """The coefficient of the KL in the reward."""
+@dataclass(slots=True)
+class FixedKLController:
+    """Constant coefficient `coef` of the KL in the reward, also after a checkpoint that had another."""
 
     coef: float
 
@@ -65,37 +66,19 @@ class KLController(Protocol):
 
     def state_dict(self) -> dict[str, float]:
         """Return the state for a checkpoint."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, JSON]) -> None:
-        """Take over the result of `state_dict`."""
-        ...
-
-
-@dataclass(slots=True)
-class FixedKLController:
-    """Constant coefficient `coef`, also after a checkpoint that had another."""
-
-    coef: float
-
-    def update(self, kl: float, sequences: int) -> None:
-        return None
-
-    def state_dict(self) -> dict[str, float]:
         return {}
 
     def load_state_dict(self, state: Mapping[str, JSON]) -> None:
-        return None
+        """Take over the result of `state_dict`."""
 
 
 @dataclass(slots=True)
-class AdaptiveKLController:
+class AdaptiveKLController(FixedKLController):
     """Coefficient that steers the KL towards `target` (arXiv:1909.08593, section 2.2).
 
     coef *= 1 + clip(kl / target - 1, -0.2, 0.2) * sequences / horizon.
     """
 
-    coef: float
     target: float
     horizon: int
 

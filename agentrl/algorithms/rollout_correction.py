@@ -54,7 +54,9 @@ def correct(log_ratio: Tensor, mask: Tensor, offsets: Tensor, config: RolloutCor
     if config.rollout_is == "tempered":
         weight, clipped = _tempered(log_ratio, mask, offsets, config)
     elif config.rollout_is is not None:
-        weight, clipped = _bounded(_importance(log_ratio, mask, offsets, config.rollout_is), mask, config)
+        level = {"sequence": "seq_sum", "geometric": "seq_mean"}.get(config.rollout_is, "token")
+        compared = _over(log_ratio, level, mask, offsets).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        weight, clipped = _bounded(compared.exp(), mask, config)
     if config.normalizes:
         by_sequence = config.rollout_is in ("sequence", "geometric")
         weight = weight / _mean_weight(weight, mask, offsets, by_sequence=by_sequence)
@@ -181,13 +183,6 @@ def _bounded(raw: Tensor, mask: Tensor, config: RolloutCorrectionConfig) -> tupl
     if config.rollout_is_outside == "truncate":
         return raw.clamp(low, high), outside & mask
     return torch.where(outside, 0.0, raw), torch.zeros_like(mask)
-
-
-def _importance(log_ratio: Tensor, mask: Tensor, offsets: Tensor, level: str) -> Tensor:
-    """Return [T] float: exp of the log-ratio of the token, or of its sum or mean over the sequence's policy tokens."""
-    if level != "token":
-        log_ratio = _over(log_ratio, {"sequence": "seq_sum", "geometric": "seq_mean"}[level], mask, offsets)
-    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
 def _over(values: Tensor, level: str, mask: Tensor, offsets: Tensor) -> Tensor:

@@ -10,12 +10,12 @@ import itertools
 import json
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from functools import cached_property
 from typing import Any, cast
 
 from agentrl.chat.codec import Codec
 from agentrl.chat.coverage import DEVELOPER, SYSTEM, Coverage, knows_developer
-from agentrl.chat.drift import Drift
 from agentrl.chat.formats.format import Format
 from agentrl.chat.message import AssistantMessage, normalise, with_named_ids
 from agentrl.chat.vision import Vision
@@ -37,6 +37,20 @@ Parsing takes 0.3 to 0.9 us an id, so this many take about the 5 ms that the int
 one may run. With fewer ids the event loop would stand still as long, and pay 0.1 ms for the change of threads."""
 CACHED_CHARACTERS = 1 << 20
 """Longest prompt that is remembered, in characters."""
+
+
+class Drift(StrEnum):
+    """Difference between a transcript and a full render of the same messages.
+
+    It is a metric, not a fault, since training uses the transcript and never the render.
+    """
+
+    CLEAN = "clean"
+    """The same token ids."""
+    REALIGN = "realign"
+    """The same text with other token boundaries, as when the policy samples an unusual tokenization."""
+    FORK = "fork"
+    """Another text. Legitimate where a template rewrites history, e.g. drops earlier turns' reasoning."""
 
 
 class Chat:

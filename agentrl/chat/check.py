@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from agentrl.chat.chat import Chat
+from agentrl.chat.formats.arguments import NO_VALUE, NoValue
 from agentrl.chat.formats.frame import SAID, unread
 from agentrl.chat.formats.parsers import THINK, THINK_END
 from agentrl.chat.formats.template import TemplateFormat
 from agentrl.chat.formats.turn_end import common_length
 from agentrl.chat.load import NO_CALLS, detect_format, template_source
 from agentrl.chat.message import content_text
-from agentrl.chat.sample_arguments import sample_arguments
 from agentrl.errors import ConfigError, DataError
-from agentrl.system.json_value import JSON
-from agentrl.tool import ToolSchema
+from agentrl.system.json_value import JSON, as_list, as_object
+from agentrl.tool import Schema, ToolSchema
+from agentrl.tool.schema import resolved
 from agentrl.trajectory import Message, ToolCall
 
 QUESTION: Message = {"role": "user", "content": "AgentrlQuestion"}
@@ -27,6 +28,17 @@ TOOL_ANSWER: Message = {"role": "tool", "content": "AgentrlToolAnswer"}
 ANY_TOOL: ToolSchema = {"type": "function", "function": {"name": "search"}}
 OWN_FORMAT = "docs/models.md, Tool calls in a format of your own"
 NO_CALLS_WRITTEN = "Use a model.chat_template that writes tools and calls, or agent_name react, which needs neither"
+SAMPLES: dict[str, tuple[JSON, JSON]] = {
+    "string": ("text", "text"),
+    "integer": (3, -2),
+    "number": (1.5, 2),
+    "boolean": (True, False),
+    "array": ([1, 2], [True, None, "text"]),
+    "object": ({"key": "value"}, {"key": [False, None, {"it's": 1.5}]}),
+    "null": (None, None),
+}
+"""By JSON type, two values that templates write in different ways."""
+MAX_DEPTH = 4
 ADVICE = (
     "Set multi_turn.format (format in SFT) to the model's own family, or model.chat_template to a template that ends "
     "every assistant turn with a control token and writes each message behind the one before"
@@ -271,3 +283,47 @@ def _call(name: str, arguments: dict[str, JSON]) -> Message:
 def _answer_to(turn: Message) -> Message:
     call = turn["tool_calls"][0]
     return {**TOOL_ANSWER, "name": call["function"]["name"], "tool_call_id": call.get("id", "")}
+
+
+def sample_arguments(tool: ToolSchema) -> list[dict[str, JSON]]:
+    """Make up two sets of arguments: with the first option of each choice, and with the last (null, where allowed).
+
+    Parameters without a declared type are left out: their values cannot be told apart from text.
+    """
+    parameters = tool["function"].get("parameters") or {}
+    first, last = (_members(parameters, parameters, last, 0) for last in (False, True))
+    return [first] if first == last else [first, last]
+
+
+def _members(schema: Schema, root: Schema, last: bool, depth: int) -> dict[str, JSON]:
+    properties = as_object(schema.get("properties"))
+    values = {name: _sample(member, root, last, depth) for name, member in properties.items()}
+    return {name: value for name, value in values.items() if not isinstance(value, NoValue)}
+
+
+def _sample(schema: JSON, root: Schema, last: bool, depth: int) -> JSON | NoValue:
+    """Make up a value that `schema` allows, or NO_VALUE. `last`: of each choice the last option, not the first."""
+    schema = resolved(schema, root)
+    if not isinstance(schema, dict) or depth > MAX_DEPTH:
+        return NO_VALUE
+    at = -1 if last else 0
+    if "const" in schema:
+        return schema["const"]
+    if options := as_list(schema.get("enum")):
+        return options[at]
+    for key in ("anyOf", "oneOf", "allOf"):
+        if options := as_list(schema.get(key)):
+            return _sample(options[at], root, last, depth + 1)
+    return _sample_of_type(schema, root, last, depth)
+
+
+def _sample_of_type(schema: Schema, root: Schema, last: bool, depth: int) -> JSON | NoValue:
+    kinds = schema.get("type")
+    named = [kind for kind in as_list(kinds) if isinstance(kind, str)] if not isinstance(kinds, str) else [kinds]
+    kind = "null" if last and "null" in named else named[0] if named else ""
+    if kind == "array" and "items" in schema:
+        item = _sample(schema["items"], root, last, depth + 1)
+        return [] if isinstance(item, NoValue) else [item, item]
+    if kind == "object" and schema.get("properties"):
+        return _members(schema, root, last, depth + 1)
+    return SAMPLES[kind][-1 if last else 0] if kind in SAMPLES else NO_VALUE

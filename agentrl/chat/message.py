@@ -124,21 +124,16 @@ def normalise(messages: Sequence[Message]) -> list[Message]:
     normalised = []
     for message in messages:
         out = cast(Message, {key: value for key, value in message.items() if value is not None})
-        out["content"] = _plain_content(out.get("content"))
+        content = out.get("content") or ""
+        if not isinstance(content, str):  # parts of other kinds than text stay, for the template to judge
+            texts = [part if isinstance(part, str) else part.get("text") for part in content]
+            content = content if None in texts else "".join(text for text in texts if text is not None)
+        out["content"] = content
         calls = out.pop("tool_calls", [])
         if len(calls):
             out["tool_calls"] = [_normalise_call(call) for call in calls]
         normalised.append(out)
     return normalised
-
-
-def _plain_content(content: Content) -> Content:
-    """Join text parts. Content with parts of other kinds stays as it is, for the template to judge."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    parts = [part if isinstance(part, str) else part.get("text") for part in content]
-    texts = [part for part in parts if part is not None]
-    return "".join(texts) if len(texts) == len(parts) else content
 
 
 def content_text(content: Content) -> str:

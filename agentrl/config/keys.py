@@ -71,7 +71,8 @@ def flatten(tree: Mapping[str, JSON], leaves: Mapping[str, FieldInfo], prefix: s
     flat: dict[str, JSON] = {}
     for name, value in tree.items():
         key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and value and not holds_mapping(leaves.get(key)):
+        is_kwargs = key in leaves and get_origin(leaves[key].annotation) is dict
+        if isinstance(value, Mapping) and value and not is_kwargs:
             flat |= flatten(value, leaves, f"{key}.")
         else:
             flat[key] = value
@@ -90,11 +91,6 @@ def nested(flat: Mapping[str, JSON]) -> dict[str, JSON]:
             inner = below
         inner[name] = value
     return tree
-
-
-def holds_mapping(field: FieldInfo | None) -> bool:
-    """Check whether the key's value is a mapping."""
-    return field is not None and get_origin(field.annotation) is dict
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:

@@ -271,12 +271,9 @@ def translated_keys(
 
 def run_folder(tree: DictConfig, values: dict[str, JSON], known: Collection[str]) -> list[str]:
     """Set the run's folder to hydra.run.dir, if it is given; write the message where that cannot be."""
-    run_dir = given_dir(tree, RUN_DIR)
-    return [] if run_dir is None else same_folder(values, resolved(run_dir, tree), known)
-
-
-def same_folder(values: dict[str, JSON], run_dir: str, known: Collection[str]) -> list[str]:
-    """Set the run's folder to hydra.run.dir; write the message where that cannot be."""
+    if (written := given_dir(tree, RUN_DIR)) is None:
+        return []
+    run_dir = resolved(written, tree)
     if FOLDER not in known:
         return [f"hydra.run.dir={run_dir}: this command has no run's folder; leave hydra.run.dir out"]
     if values.get(FOLDER, run_dir) != run_dir:
@@ -304,8 +301,13 @@ def folders_of(command: CommandLine) -> list[Path]:
     # A file next to others of one's own is theirs: ours of the same name is not taken instead.
     start = next((path for path in [*first, *own] if (path / f"{name}.yaml").is_file()), None)
     if start is None:
-        advice = ". --config-dir adds a folder without a file to start from" if command.config_path is not None else ""
-        raise ConfigError(no_start(name, dict.fromkeys([*first, *own]), places) + advice)
+        there = {path: ", ".join(sorted(file.stem for file in path.glob("*.yaml"))) or "none" for path in places}
+        raise ConfigError(
+            f"--config-name {name}: no such file in {' or '.join(map(str, dict.fromkeys([*first, *own])))}"
+            f"{advice(name)}; there are "
+            + "; ".join(f"{names} in {path}" for path, names in there.items())
+            + (". --config-dir adds a folder without a file to start from" if command.config_path is not None else "")
+        )
     return [start, *(path for path in places if path != start)]
 
 
@@ -313,21 +315,10 @@ def given_folders(command: CommandLine) -> list[Path]:
     """List the folders that a command line names, --config-path's first. Raises ConfigError for one not there."""
     found = []
     for flag, path in {"--config-path": command.config_path, "--config-dir": command.config_dir}.items():
-        if path is None:
-            continue
-        if not path.expanduser().is_dir():
+        if path is not None and not path.expanduser().is_dir():
             raise ConfigError(f"{flag} {path}: there is no such folder (working directory {Path.cwd()})")
-        found.append(path.expanduser().resolve())
+        found += [] if path is None else [path.expanduser().resolve()]
     return found
-
-
-def no_start(name: str, starts: Iterable[Path], places: Iterable[Path]) -> str:
-    """Write the message for a start file that is in no folder of `starts`, with all the files in `places`."""
-    there = {path: ", ".join(sorted(file.stem for file in path.glob("*.yaml"))) or "none" for path in places}
-    return (
-        f"--config-name {name}: no such file in {' or '.join(map(str, starts))}{advice(name)}; there are "
-        + "; ".join(f"{names} in {path}" for path, names in there.items())
-    )
 
 
 def compose_trees(
@@ -344,7 +335,11 @@ def compose_trees(
     if not recipes:
         return tree, tree
     own = hydra_compose(searched, name, [*texts, *(f"~{group}" for group in recipes)])
-    dropped = [group for group in recipes if not applies(RECIPES[group], own, schema)]
+    leaves, dropped = leaf_keys(schema), []
+    for group in recipes:
+        field = leaves.get(RECIPES[group])
+        if field is None or OmegaConf.select(own, RECIPES[group], default=field.default) != "quickstart":
+            dropped.append(group)
     if dropped == recipes:
         return own, own
     return (hydra_compose(searched, name, [*texts, *(f"~{group}" for group in dropped)]) if dropped else tree), own
@@ -376,12 +371,6 @@ def with_search_path(searched: Sequence[Path], overrides: Sequence[str]) -> list
         else:
             others.append(text)
     return [f"hydra.searchpath=[{','.join(ours)}]", *others]
-
-
-def applies(key: str, own: DictConfig, schema: type[Section]) -> bool:
-    """Check whether the recipe of `key` applies: the key is there, and says `quickstart`."""
-    field = leaf_keys(schema).get(key)
-    return field is not None and OmegaConf.select(own, key, default=field.default) == "quickstart"
 
 
 def known_by(schema: type[Section]) -> Mapping[str, FieldInfo]:

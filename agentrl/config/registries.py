@@ -24,20 +24,8 @@ WEIGHT_TRANSPORTS = Registry(
 """Functions from a `SenderSetting` to the `WeightSender` that carries new weights to the servers of an engine."""
 
 _FORMATS = (
-    *(
-        "deepseek_v3",
-        "deepseek_v4",
-        "gemma",
-        "glm",
-        "harmony",
-        "hermes",
-        "hy3",
-        "inkling",
-        "kimi",
-        "llama3_json",
-        "minimax",
-    ),
-    *("mistral", "qwen3_coder"),
+    *("deepseek_v3", "deepseek_v4", "gemma", "glm", "harmony", "hermes", "hy3", "inkling", "kimi"),
+    *("llama3_json", "minimax", "mistral", "qwen3_coder"),
 )
 CALL_FORMATS = Registry(
     "tool-call format",
@@ -62,29 +50,17 @@ CHECKPOINT_WRITERS = Registry(
 """Factories of a `StateWriter` of parameters and their optimizer (see `agentrl.checkpoint.state`)."""
 
 _ESTIMATORS, _LOSSES = "agentrl.algorithms.estimators", "agentrl.algorithms.policy_losses"
+_BY_FILE = (
+    *("bi_level_gae", "decoupled_gae", "gae", "gdpo", "gigpo", "gpg", "grpo", "grpo_passk", "grpo_turn", "maxrl"),
+    *("online_dpo", "opo", "optimal_token_baseline", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax"),
+    *("rloo", "rlsd"),
+)
 ADVANTAGE_ESTIMATORS = Registry(
     "advantage estimator",
     "algorithm.adv_estimator",
     {
-        "bi_level_gae": f"{_ESTIMATORS}.bi_level_gae:bi_level_gae",
-        "decoupled_gae": f"{_ESTIMATORS}.decoupled_gae:decoupled_gae",
-        "gae": f"{_ESTIMATORS}.gae:gae",
-        "gdpo": f"{_ESTIMATORS}.gdpo:gdpo",
-        "gigpo": f"{_ESTIMATORS}.gigpo:gigpo",
-        "gpg": f"{_ESTIMATORS}.gpg:gpg",
-        "grpo": f"{_ESTIMATORS}.grpo:grpo",
-        "grpo_passk": f"{_ESTIMATORS}.grpo_passk:grpo_passk",
-        "grpo_turn": f"{_ESTIMATORS}.grpo_turn:grpo_turn",
-        "maxrl": f"{_ESTIMATORS}.maxrl:maxrl",
-        "online_dpo": f"{_ESTIMATORS}.online_dpo:online_dpo",
-        "opo": f"{_ESTIMATORS}.opo:opo",
-        "optimal_token_baseline": f"{_ESTIMATORS}.optimal_token_baseline:optimal_token_baseline",
-        "reinforce_plus_plus": f"{_ESTIMATORS}.reinforce_plus_plus:reinforce_plus_plus",
-        "reinforce_plus_plus_baseline": f"{_ESTIMATORS}.reinforce_plus_plus_baseline:reinforce_plus_plus_baseline",
-        "remax": f"{_ESTIMATORS}.remax:remax",
-        "rloo": f"{_ESTIMATORS}.rloo:rloo",
-        "rlsd": f"{_ESTIMATORS}.rlsd:rlsd",
-        "tir_optimal_token_baseline": f"{_ESTIMATORS}.optimal_token_baseline:optimal_token_baseline",  # verl's names
+        **{name: f"{_ESTIMATORS}.{name}:{name}" for name in _BY_FILE},
+        "tir_optimal_token_baseline": f"{_ESTIMATORS}.optimal_token_baseline:optimal_token_baseline",  # verl's name
     },
     functions=True,
 )
@@ -94,19 +70,12 @@ POLICY_LOSSES = Registry(
     "policy loss",
     "actor_rollout_ref.actor.policy_loss.loss_mode",
     {
-        "cispo": f"{_LOSSES}.cispo:cispo",
-        "clip_cov": f"{_LOSSES}.covariance:clip_cov",
-        "dppo_kl": f"{_LOSSES}.dppo:dppo_kl",
-        "dppo_tv": f"{_LOSSES}.dppo:dppo_tv",
-        "dro": f"{_LOSSES}.dro:dro",
-        "geo_mean": f"{_LOSSES}.geo_mean:geo_mean",
-        "gpg": f"{_LOSSES}.gpg:gpg",
-        "gspo": f"{_LOSSES}.gspo:gspo",
-        "kl_cov": f"{_LOSSES}.covariance:kl_cov",
-        "m2po": f"{_LOSSES}.m2po:m2po",
-        "sapo": f"{_LOSSES}.sapo:sapo",
-        "topr": f"{_LOSSES}.topr:topr",
-        "vanilla": f"{_LOSSES}.vanilla:vanilla",
+        **{
+            name: f"{_LOSSES}.{name}:{name}"
+            for name in ("cispo", "dro", "geo_mean", "gpg", "gspo", "m2po", "sapo", "topr", "vanilla")
+        },
+        **{name: f"{_LOSSES}.covariance:{name}" for name in ("clip_cov", "kl_cov")},
+        **{name: f"{_LOSSES}.dppo:{name}" for name in ("dppo_kl", "dppo_tv")},
     },
     functions=True,
     needing_options=("dro",),

@@ -11,7 +11,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import yaml
 
@@ -20,6 +19,7 @@ from agentrl.errors import ConfigError
 from agentrl.system.config_files import find_file
 from agentrl.system.json_value import JSON, as_mapping
 from agentrl.system.plugin import nearest
+from agentrl.system.registry import Registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,26 +55,12 @@ class Values:
         return as_mapping(self.all[key])
 
 
-class Choices(Protocol):
-    """Members of a `Registry` of any kind that rules read."""
-
-    key: str
-    takes_targets: bool
-
-    def names(self) -> list[str]: ...
-    def is_built_in(self, name: str) -> bool: ...
-    def get(self, name: str, key: str | None = None) -> object: ...
-    def check(
-        self, name: str, options: Mapping[str, object] | None, key: str | None = None, options_key: str = ""
-    ) -> None: ...
-
-
 class Rule(ABC):
     """One rule of a key, or of every key of a section."""
 
-    @abstractmethod
     def text(self, place: Place) -> str:
         """Write the rule as a sentence for the page of keys; empty where it does not apply to this config."""
+        return ""
 
     @abstractmethod
     def faults(self, key: str, values: Values, place: Place) -> list[str]:
@@ -169,7 +155,7 @@ class ReadBy(OnlyWith):
 
     def __init__(
         self,
-        registries: Sequence[Choices],
+        registries: Sequence[Registry],
         *conditions: str,
         declares: Callable[[Declaration], bool],
         off: Collection[JSON] = (),
@@ -236,9 +222,6 @@ class NotAmong(Rule):
     def __init__(self, instead: Mapping[str, str], known_as: Callable[[str], str] = str) -> None:
         self.instead, self.known_as = instead, known_as
 
-    def text(self, place: Place) -> str:
-        return ""
-
     def faults(self, key: str, values: Values, place: Place) -> list[str]:
         return [
             f"{key}.{name}: this argument cannot be given: {self.instead[self.known_as(name)]}"
@@ -261,9 +244,6 @@ class NamesFile(Rule):
         """Check whether the value is a file's name."""
         return not any(tag in value for tag in self.unless)
 
-    def text(self, place: Place) -> str:
-        return ""
-
     def faults(self, key: str, values: Values, place: Place) -> list[str]:
         try:
             for name in filter(self.is_name, values.names(key)):
@@ -279,7 +259,7 @@ class Names(Rule):
     `options`: the key of the named object's options, a mapping; None: it takes no options.
     """
 
-    def __init__(self, registry: Choices, options: str | None = None) -> None:
+    def __init__(self, registry: Registry, options: str | None = None) -> None:
         self.registry, self.options = registry, options
 
     def text(self, place: Place) -> str:

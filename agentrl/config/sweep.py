@@ -38,6 +38,7 @@ from agentrl.config.load import (
 )
 from agentrl.config.section import Section
 from agentrl.errors import ConfigError
+from agentrl.system.json_value import as_object
 
 NAME = "trainer.experiment_name"
 LONGEST = 120
@@ -135,23 +136,15 @@ def in_own_folders(jobs: list[tuple[list[str], Keys]], schema: type[Section]) ->
         own, changed = folder_name(swept), dict(keys.values)
         if not apart[NAME]:
             changed[NAME] = f"{found[NAME]}/{own}"
-        if (folder := swept_folder(keys, number, own)) is not None:
-            changed[FOLDER] = folder
+        assert keys.tree is not None
+        if given_dir(keys.tree, SWEEP_DIR) is not None or given_dir(keys.tree, SUBDIR) is not None:
+            written = as_object(OmegaConf.to_container(keys.tree.hydra.sweep, resolve=False))  # type: ignore[arg-type]
+            job = {"num": str(number), "id": str(number), "override_dirname": own}
+            changed[FOLDER] = resolved(f"{written['dir']}/{written['subdir']}", keys.tree, job)
         elif not apart[FOLDER]:
             changed[FOLDER] = f"{found[FOLDER]}/{own}"
         placed.append((swept, replace(keys, values=changed)))
     return placed
-
-
-def swept_folder(keys: Keys, number: int, own: str) -> str | None:
-    """Return a job's folder by hydra.sweep.dir and hydra.sweep.subdir; None where neither key is set."""
-    assert keys.tree is not None
-    if given_dir(keys.tree, SWEEP_DIR) is None and given_dir(keys.tree, SUBDIR) is None:
-        return None
-    written = OmegaConf.to_container(keys.tree.hydra.sweep, resolve=False)
-    assert isinstance(written, dict)
-    job = {"num": str(number), "id": str(number), "override_dirname": own}
-    return resolved(f"{written['dir']}/{written['subdir']}", keys.tree, job)
 
 
 def folder_name(swept: Sequence[str]) -> str:

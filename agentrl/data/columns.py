@@ -103,14 +103,11 @@ def prompt_problem(column_type: pa.DataType) -> str | None:
     for name in ("role", "content"):
         if name not in names:
             return f"messages without {name}: {message}"
-        if not (is_text(message.field(name).type) or (name == "content" and is_parts(message.field(name).type))):
-            return f"{name} of type {message.field(name).type}"
+        kind = message.field(name).type
+        is_parts = name == "content" and is_list(kind) and pa.types.is_struct(kind.value_type)
+        if not (is_text(kind) or is_parts):
+            return f"{name} of type {kind}"
     return None
-
-
-def is_parts(column_type: pa.DataType) -> bool:
-    """Check for a list of {type, text, ...}."""
-    return is_list(column_type) and pa.types.is_struct(column_type.value_type)
 
 
 def is_list(column_type: pa.DataType) -> bool:
@@ -159,7 +156,11 @@ def bad_rows(batch: pa.RecordBatch, prompt_key: str) -> list[BadValue]:
     first = {bad.row: bad for bad in unreadable(batch)}
     readable = [row for row in range(batch.num_rows) if row not in first]
     rest = batch.take(pa.array(readable, pa.int64())) if first else batch
-    for bad in [*bad_prompts(rest, prompt_key), *bad_sources(rest)]:
+    found = list(bad_prompts(rest, prompt_key))
+    if "data_source" in rest.schema.names:
+        rows = true_rows(pc.is_null(rest.column("data_source")))
+        found += [BadValue(row, "data_source", "text", "null") for row in rows]
+    for bad in found:
         row = readable[bad.row]
         first.setdefault(row, replace(bad, row=row))
     return [first[row] for row in sorted(first)]
@@ -226,13 +227,6 @@ def _bad_messages(prompt: pa.Array, rows: Iterable[int], prompt_key: str) -> Ite
             read_messages(prompt[row].as_py(maps_as_pydicts="strict"))
         except Unfit as bad:
             yield BadValue(row, f"{prompt_key}, {bad.place}".removesuffix(", "), bad.expected, bad.found)
-
-
-def bad_sources(batch: pa.RecordBatch) -> Iterator[BadValue]:
-    """Find rows without a `data_source`, where the file has that column."""
-    if "data_source" in batch.schema.names:
-        for row in true_rows(pc.is_null(batch.column("data_source"))):
-            yield BadValue(row, "data_source", "text", "null")
 
 
 def nameless(kwargs: pa.Array) -> pa.BooleanArray:

@@ -10,18 +10,17 @@ from functools import partial
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from agentrl.data.columns import BadValue, bad_rows, names_in, rows_without_loop
+from agentrl.data.columns import BadValue, bad_rows, check_types, names_in, rows_without_loop, wanted_columns
 from agentrl.data.contract import UNKNOWN_HINT, Dataset, unknown_name
 from agentrl.data.filling import Filling, holds_filling
 from agentrl.data.rows import read_prompt, to_sample
-from agentrl.data.sources import expand
-from agentrl.data.store import ROW_NUMBER, RowReader, RowStore
+from agentrl.data.sources import expand, open_table
+from agentrl.data.store import ROW_NUMBER, RowStore, numbered
 from agentrl.errors import DataError
-from agentrl.trajectory.sample import AGENT_ALIASES, Sample
+from agentrl.trajectory.sample import AGENT_ALIASES, Sample, row_place
 
 
 class ParquetDataset(Dataset):
@@ -64,8 +63,6 @@ class ParquetDataset(Dataset):
         self._kept = np.arange(total)
 
     def __getitem__(self, position: int) -> Sample:
-        """Decode the row at a position. Raises IndexError past the end, and DataError for an image that cannot be
-        read."""
         index = int(self._kept[position])
         which = bisect.bisect_right(self._ends, index)
         store = self._stores[which]
@@ -73,7 +70,7 @@ class ParquetDataset(Dataset):
         try:
             return self._sample(row, index, store.file)
         except DataError as error:
-            raise DataError(f"{place(store.file, row)}: {error}") from error
+            raise DataError(f"{row_place(store.file, row[ROW_NUMBER])}: {error}") from error
 
     @property
     def fingerprint(self) -> str:
@@ -84,10 +81,6 @@ class ParquetDataset(Dataset):
     def check(
         self, *, agent_names: Collection[str], tool_names: Collection[str], interaction_names: Collection[str]
     ) -> list[str]:
-        """Check that every name that rows use is known. Returns the data sources.
-
-        Raises DataError naming the first row of an unknown name; with on_bad_row=skip its rows are left out instead.
-        """
         known = {"agent_name": agent_names, "tools_kwargs": tool_names, "interaction_kwargs": interaction_names}
         unknown = {
             (kind, name)
@@ -101,15 +94,23 @@ class ParquetDataset(Dataset):
             kind, name = min(unknown)
             raise DataError(unknown_name(kind, name, self._names[kind][name], known[kind]))
         if unknown:
-            self._leave_out(self._rows_naming(unknown))
+            found, start = [np.empty(0, np.int64)], 0
+            for batch in itertools.chain.from_iterable(store.batches() for store in self._stores):
+                for kind, name, rows in names_in(batch, self.default_agent_loop):
+                    if (kind, name) in unknown:
+                        found.append(start + np.flatnonzero(rows.to_numpy(zero_copy_only=False)))
+                start += batch.num_rows
+            self._leave_out(np.unique(np.concatenate(found)))
         return sorted(self._names["data_source"])
 
     def _read(self, file: str, room: int | None) -> RowStore:
-        reader, store = RowReader(file, self.prompt_key, self.image_key), RowStore(file)
-        self._sizes.append((reader.rows, reader.bytes))
-        if holds_filling(reader.prompt_type):
+        table, store = open_table(file), RowStore(file)
+        check_types(table.schema, self.prompt_key, self.image_key, file)
+        self._sizes.append((table.rows, table.bytes))
+        if holds_filling(table.schema.field(self.prompt_key).type):
             self._filled[file] = Filling()
-        for batch in reader if room is None or room > 0 else ():
+        columns = wanted_columns(table.schema, self.prompt_key, self.image_key)
+        for batch in numbered(table, columns, file) if room is None or room > 0 else ():
             bad = bad_rows(batch, self.prompt_key)
             if room is not None and len(store) + batch.num_rows - len(bad) >= room:
                 good = np.setdiff1d(np.arange(batch.num_rows), [one.row for one in bad])[: room - len(store)]
@@ -133,7 +134,7 @@ class ParquetDataset(Dataset):
         if self.on_bad_row == "error":
             one = bad[0]
             raise DataError(
-                f"{file}, row {batch.column(ROW_NUMBER)[one.row]} (the first is 0), column {one.column}: expected "
+                f"{row_place(file, batch.column(ROW_NUMBER)[one.row])}, column {one.column}: expected "
                 f"{one.expected}, found {one.found:.200}. Mend it, or leave such rows out with data.on_bad_row=skip"
             )
         self.skipped += len(bad)
@@ -144,21 +145,11 @@ class ParquetDataset(Dataset):
         for kind, name, rows in names_in(batch, self.default_agent_loop):
             if name not in self._names[kind]:
                 number = batch.column(ROW_NUMBER)[pc.index(rows, True).as_py()]
-                self._names[kind][name] = f"{file}, row {number} (the first is 0)"
-
-    def _rows_naming(self, unknown: set[tuple[str, str]]) -> npt.NDArray[np.int64]:
-        found: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
-        start = 0
-        for batch in itertools.chain.from_iterable(store.batches() for store in self._stores):
-            for kind, name, rows in names_in(batch, self.default_agent_loop):
-                if (kind, name) in unknown:
-                    found.append(start + np.flatnonzero(rows.to_numpy(zero_copy_only=False)))
-            start += batch.num_rows
-        return np.unique(np.concatenate(found))
+                self._names[kind][name] = row_place(file, number)
 
     def _rows(self) -> Iterator[tuple[int, str, Callable[[], Sample]]]:
         for index, row, file in self._stream():
-            yield index, place(file, row), partial(self._sample, row, index, file)
+            yield index, row_place(file, row[ROW_NUMBER]), partial(self._sample, row, index, file)
 
     def _stream(self) -> Iterator[tuple[int, dict[str, object], str]]:
         """Iterate over all kept rows with their indices and files, decoded a batch at a time."""
@@ -187,8 +178,3 @@ class ParquetDataset(Dataset):
             file=file,
             number=number,
         )
-
-
-def place(file: str, row: dict[str, object]) -> str:
-    """Name a row in messages: its file and number."""
-    return f"{file}, row {row[ROW_NUMBER]} (the first is 0)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
 
@@ -16,7 +16,7 @@ from agentrl.data.rows import read_prompt, to_sample
 from agentrl.data.sources import expand, is_json
 from agentrl.errors import DataError
 from agentrl.system.json_value import JSON
-from agentrl.trajectory.sample import Sample
+from agentrl.trajectory.sample import Sample, row_place
 
 
 def read_rows(file: str) -> Iterator[tuple[int, dict[str, JSON]]]:
@@ -28,18 +28,16 @@ def read_rows(file: str) -> Iterator[tuple[int, dict[str, JSON]]]:
         with _opened(file) as lines:
             first = lines.read(1024).lstrip(b"\xef\xbb\xbf \t\r\n")
             lines.seek(0)
-            values = _array(file, lines) if first.startswith(b"[") else _lines(file, lines)
+            values: Iterable[JSON] = _lines(file, lines)
+            if first.startswith(b"["):
+                whole = _parsed(lines.read(), file)
+                values = whole if isinstance(whole, list) else [whole]
             for number, value in enumerate(values):
                 if not isinstance(value, dict):
                     raise DataError(f"{row_place(file, number)}: expected a JSON object, found {short(value)}")
                 yield number, value
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{file}: cannot be read: {error}") from error
-
-
-def row_place(file: str, number: int) -> str:
-    """Name a row in messages."""
-    return f"{file}, row {number} (the first is 0)"
 
 
 def _opened(file: str) -> BinaryIO:
@@ -54,11 +52,6 @@ def _lines(file: str, lines: BinaryIO) -> Iterator[JSON]:
         if line.strip():
             yield _parsed(line, row_place(file, number))
             number += 1
-
-
-def _array(file: str, lines: BinaryIO) -> list[JSON]:
-    value = _parsed(lines.read(), file)
-    return value if isinstance(value, list) else [value]
 
 
 def _parsed(line: bytes, where: str) -> JSON:

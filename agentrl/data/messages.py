@@ -72,22 +72,19 @@ def with_one_flag(messages: Sequence[Message]) -> list[Message]:
     A message that is not the assistant's is never learnt; a 1 stays there, so that the user is warned. Raises Unfit for
     a flag other than 0, 1, false and true.
     """
-    return [_with_one_flag(message, f"message {index}") for index, message in enumerate(messages)]
-
-
-def _with_one_flag(message: Message, place: str) -> Message:
-    flags = {name: value for name, value in message.items() if name in FLAGS and value is not None}
-    if not flags:
-        return message
-    for name, value in flags.items():
-        if not isinstance(value, int | float) or value not in (0, 1):
-            raise Unfit(
-                place, f"0 or 1, false or true, as {name}: a turn is learnt or not, with no weight between", value
-            )
-    plain = cast(Message, {name: value for name, value in message.items() if name not in FLAGS})
-    if all(flags.values()) != (message["role"] == "assistant"):
-        plain["weight"] = int(all(flags.values()))
-    return plain
+    found = []
+    for index, message in enumerate(messages):
+        flags = {name: value for name, value in message.items() if name in FLAGS and value is not None}
+        for name, value in flags.items():
+            if not isinstance(value, int | float) or value not in (0, 1):
+                expected = f"0 or 1, false or true, as {name}: a turn is learnt or not, with no weight between"
+                raise Unfit(f"message {index}", expected, value)
+        if flags:
+            message = cast(Message, {name: value for name, value in message.items() if name not in FLAGS})
+            if all(flags.values()) != (message["role"] == "assistant"):
+                message["weight"] = int(all(flags.values()))
+        found.append(message)
+    return found
 
 
 def without_flag(messages: Sequence[Message]) -> list[Message]:

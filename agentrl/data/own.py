@@ -33,7 +33,6 @@ class Samples(Protocol):
 
     def __getitem__(self, index: int, /) -> Sample:
         """Return a sample; an empty `agent_name` means the default loop. Raises DataError for a bad sample."""
-        ...
 
 
 @runtime_checkable
@@ -42,7 +41,6 @@ class ConfiguredSamples(Samples, Protocol):
 
     def configure(self, config: RolloutsConfig, max_samples: int | None) -> None:
         """Read the config; called once, before anything else. max_samples: samples to use, None for all."""
-        ...
 
 
 class OwnDataset(Dataset):

@@ -39,6 +39,7 @@ from agentrl.errors import DataError, UserError
 from agentrl.system.json_value import JSON
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
+from agentrl.trajectory.sample import row_place
 
 _BATCH_ROWS = 1024
 Row = dict[str, object]
@@ -121,7 +122,7 @@ def read_files(
     made, rows = [], 0
     for file in expand(files):
         for number, row in _rows(file, config, columns):
-            one = read(row, _place(file, number))
+            one = read(row, row_place(file, number))
             rows += 1
             if one is not None:
                 made.append(one)
@@ -132,16 +133,12 @@ def read_files(
     return made, rows - len(made)
 
 
-def _place(file: str, number: int) -> str:
-    return f"{file}, row {number} (the first is 0)"
-
-
 def _rows(file: str, config: TuningDataConfig, needed: Sequence[str]) -> Iterator[tuple[int, Row]]:
     """Iterate over row numbers and rows, read a batch at a time."""
     keys = (*needed, config.tools_key)
     if is_json(file):
         for number, row in read_rows(file):
-            _check_columns(_place(file, number), needed, list(row))
+            _check_columns(row_place(file, number), needed, list(row))
             yield number, {key: row.get(key) for key in keys}
         return
     table = open_table(file)
@@ -157,7 +154,7 @@ def _rows(file: str, config: TuningDataConfig, needed: Sequence[str]) -> Iterato
                     filling.note(messages)
         for batch in table.batches(columns, _BATCH_ROWS):
             for bad in unreadable(batch):
-                where = f"{_place(file, number + bad.row)}, column {bad.column}"
+                where = f"{row_place(file, number + bad.row)}, column {bad.column}"
                 raise DataError(f"{where}: expected {bad.expected}, found {bad.found:.200}")
             for row in batch.to_pylist(maps_as_pydicts="strict"):
                 for name, filling in filled.items():

@@ -14,39 +14,26 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from agentrl.data.columns import check_types, wanted_columns
-from agentrl.data.sources import open_table
+from agentrl.data.sources import Table
 from agentrl.errors import DataError
 
 BATCH_ROWS = 4096
 ROW_NUMBER = "__row_in_file__"
 
 
-class RowReader:
-    """Reader of a parquet file or a Hugging Face data set in batches of bounded size.
+def numbered(table: Table, columns: list[str], file: str) -> Iterator[pa.RecordBatch]:
+    """Read columns of `file` in batches of bounded size; the rows' numbers in the file are one more, the last.
 
-    Each has the rows' numbers in the file as a last column.
+    Raises DataError when the file is damaged.
     """
-
-    def __init__(self, file: str, prompt_key: str, image_key: str | None = None) -> None:
-        """Open it. Raises DataError when it is missing, cannot be read or lacks a column that every row needs."""
-        self.file = file
-        self._table = open_table(file)
-        self.rows, self.bytes = self._table.rows, self._table.bytes
-        check_types(self._table.schema, prompt_key, image_key, file)
-        self.prompt_type = self._table.schema.field(prompt_key).type
-        self._columns = wanted_columns(self._table.schema, prompt_key, image_key)
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """Read the batches. Raises DataError when the file is damaged."""
-        done = 0
-        try:
-            for batch in self._table.batches(self._columns, BATCH_ROWS):
-                numbers = pa.array(range(done, done + batch.num_rows), pa.int64())
-                done += batch.num_rows
-                yield batch.append_column(ROW_NUMBER, numbers)
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{self.file}: it is damaged after row {done}: {error}") from error
+    done = 0
+    try:
+        for batch in table.batches(columns, BATCH_ROWS):
+            numbers = pa.array(range(done, done + batch.num_rows), pa.int64())
+            done += batch.num_rows
+            yield batch.append_column(ROW_NUMBER, numbers)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{file}: it is damaged after row {done}: {error}") from error
 
 
 class RowStore:

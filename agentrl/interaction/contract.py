@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Literal, overload
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import pydantic
 
@@ -16,6 +16,9 @@ from agentrl.system.numbers import finite
 from agentrl.system.plugin import describe
 from agentrl.system.user_code import await_user_code, contract_error
 from agentrl.trajectory import Message
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,39 +139,19 @@ class Interaction(ABC):
         return None
 
 
-@overload
 async def ask(
-    interaction: Interaction, method: Literal["open_dialogue"], /, instance_id: str, messages: list[Message]
-) -> str | None: ...
-@overload
-async def ask(
-    interaction: Interaction, method: Literal["generate_response"], /, instance_id: str, messages: list[Message]
-) -> InteractionResponse: ...
-@overload
-async def ask(interaction: Interaction, method: Literal["calculate_score"], /, instance_id: str) -> float | None: ...
-@overload
-async def ask(
-    interaction: Interaction,
-    method: Literal["start_interaction", "finalize_interaction"],
-    /,
-    instance_id: str,
-    **kwargs: Any,
-) -> None: ...
-async def ask(interaction: Interaction, method: str, /, *arguments: Any, **kwargs: Any) -> Any:
+    interaction: Interaction, method: Callable[P, Awaitable[T]], /, *arguments: P.args, **kwargs: P.kwargs
+) -> T:
     """Await a method of an interaction, and check its answer.
 
     Raises what it raises for a fault, and CodeError for an error of its code or an answer that its contract forbids.
     """
-    what, code = f"interaction {interaction.name}", getattr(interaction, method)
-    answer = await await_user_code(what, code, partial(code, *arguments, **kwargs))
-    problem = _PROBLEMS[method](answer) if method in _PROBLEMS else None
-    if problem is not None:
-        raise contract_error(what, code, problem)
+    what = f"interaction {interaction.name}"
+    answer = await await_user_code(what, method, partial(method, *arguments, **kwargs))
+    for name, problem_of in _PROBLEMS.items():
+        if method == getattr(interaction, name) and (problem := problem_of(answer)) is not None:
+            raise contract_error(what, method, problem)
     return answer
-
-
-def _opening_problem(text: object) -> str | None:
-    return None if text is None or isinstance(text, str) else f"it must return a text or None, found {text!r:.100}"
 
 
 def _score_problem(score: object) -> str | None:
@@ -188,7 +171,14 @@ def _answer_problem(answer: object) -> str | None:
         "text": ("a text", isinstance(answer.text, str)),
         "score": ("a finite number", finite(answer.score) is not None),
         "extra": ("a mapping", isinstance(answer.extra, Mapping)),
-        "history": ("a list of messages or None", answer.history is None or _are_messages(answer.history)),
+        "history": (
+            "a list of messages or None",
+            answer.history is None
+            or (
+                isinstance(answer.history, list | tuple)
+                and all(isinstance(one, Mapping) and isinstance(one.get("role"), str) for one in answer.history)
+            ),
+        ),
     }
     for name, (kind, fits) in expected.items():
         if not fits:
@@ -203,14 +193,10 @@ def _answer_problem(answer: object) -> str | None:
     return None
 
 
-def _are_messages(history: object) -> bool:
-    return isinstance(history, (list, tuple)) and all(
-        isinstance(message, Mapping) and isinstance(message.get("role"), str) for message in history
-    )
-
-
 _PROBLEMS: dict[str, Callable[[object], str | None]] = {
-    "open_dialogue": _opening_problem,
+    "open_dialogue": lambda text: (
+        None if text is None or isinstance(text, str) else f"it must return a text or None, found {text!r:.100}"
+    ),
     "generate_response": _answer_problem,
     "calculate_score": _score_problem,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from agentrl.errors import CodeError, InfrastructureError
@@ -43,37 +44,30 @@ class RecordedInteraction(Interaction):
 
     async def start_interaction(self, instance_id: str, **kwargs: Any) -> None:
         self._state_keys[instance_id] = self._call("start_interaction", instance_id, kwargs).key
-
-        async def started() -> None:
-            await ask(self.interaction, "start_interaction", instance_id, **kwargs)
-
-        await self._recorded("start_interaction", instance_id, kwargs, started)
+        start = partial(ask, self.interaction, self.interaction.start_interaction, instance_id, **kwargs)
+        await self._recorded("start_interaction", instance_id, kwargs, start)
 
     async def open_dialogue(self, instance_id: str, messages: list[Message]) -> str | None:
-        async def opened() -> str | None:
-            return await ask(self.interaction, "open_dialogue", instance_id, messages)
-
-        text: str | None = await self._recorded("open_dialogue", instance_id, {"messages": messages}, opened)
+        opening = partial(ask, self.interaction, self.interaction.open_dialogue, instance_id, messages)
+        text: str | None = await self._recorded("open_dialogue", instance_id, {"messages": messages}, opening)
         return text
 
     async def generate_response(self, instance_id: str, messages: list[Message]) -> InteractionResponse:
         async def answered() -> dict[str, Any]:
-            return asdict(await ask(self.interaction, "generate_response", instance_id, messages))
+            return asdict(await ask(self.interaction, self.interaction.generate_response, instance_id, messages))
 
         arguments = {"messages": messages}
         return InteractionResponse(**await self._recorded("generate_response", instance_id, arguments, answered))
 
     async def calculate_score(self, instance_id: str) -> float | None:
-        async def scored() -> float | None:
-            return await ask(self.interaction, "calculate_score", instance_id)
-
-        score: float | None = await self._recorded("calculate_score", instance_id, {}, scored)
+        scoring = partial(ask, self.interaction, self.interaction.calculate_score, instance_id)
+        score: float | None = await self._recorded("calculate_score", instance_id, {}, scoring)
         return score
 
     async def finalize_interaction(self, instance_id: str) -> None:
         self._state_keys.pop(instance_id, None)
         if not self._replays:
-            await ask(self.interaction, "finalize_interaction", instance_id)
+            await ask(self.interaction, self.interaction.finalize_interaction, instance_id)
 
     def _call(self, method: str, instance_id: str, arguments: dict[str, Any]) -> MethodCall:
         return MethodCall(

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -23,7 +25,6 @@ from agentrl.observe.display import Display
 from agentrl.observe.excerpt import visible
 from agentrl.offline.responses import check_folder
 from agentrl.offline.scores import RUN, ResponseFiles, Responses, Scores, check_rows, check_sources, score_chunk
-from agentrl.offline.summary import Summary
 from agentrl.reward import RewardManager, make_reward_manager
 from agentrl.reward.prompt_scores import PromptScores
 from agentrl.system.json_value import JSON
@@ -32,6 +33,44 @@ from agentrl.system.publish import published
 ALL = "all"
 """The table's last line, and the JSON's second part."""
 SHOWN_CAUSES = 5
+CAUSES = 100
+"""Different causes of failures that are told apart; the rest count as one."""
+CAUSE_LENGTH = 300
+
+
+@dataclass(slots=True)
+class Summary:
+    """Running totals of one data source. A row of which a response failed is judged by the others."""
+
+    scores: PromptScores
+    rows: int = 0
+    responses: int = 0
+    failures: int = 0
+    causes: Counter[str] = field(default_factory=Counter)
+
+    def add(self, row: Scores) -> None:
+        """Count one row."""
+        self.rows += 1
+        self.responses += len(row.scores)
+        self.failures += len(row.failures)
+        self.scores.add(row.scores, row.extras)
+        for cause in row.failures:
+            cause = cause[:CAUSE_LENGTH]
+            self.causes[cause if cause in self.causes or len(self.causes) < CAUSES else "other causes"] += 1
+
+    def numbers(self) -> dict[str, JSON]:
+        """Return the numbers as JSON values. Mean, best@n, pass@k and scorers' further numbers are means over rows."""
+        scores = self.scores
+        return {
+            "rows": self.rows,
+            "responses": self.responses,
+            "failures": self.failures,
+            "mean": scores.mean.value,
+            f"best@{scores.most}": scores.best_of_all,
+            **scores.pass_at(),
+            "extra": {name: mean.value for name, mean in sorted(scores.extras.items())},
+            "causes": dict(self.causes.most_common()),
+        }
 
 
 def evaluate(config: EvaluateConfig, display: Display) -> dict[str, Summary]:
@@ -96,13 +135,11 @@ def table_of(summaries: Mapping[str, Summary]) -> Table:
         table.add_column(name, justify="right")
     for source, numbers in shown.items():
         cells = [numbers.get(name) for name in columns]
-        table.add_row(Text(visible(source)), *(Text(cell_text(cell)) for cell in cells))
+        texts = (
+            f"{one:,}" if isinstance(one, int) else f"{one:.4f}" if isinstance(one, float) else "-" for one in cells
+        )
+        table.add_row(Text(visible(source)), *map(Text, texts))
     return table
-
-
-def cell_text(value: JSON) -> str:
-    """Format a number of `Summary.numbers`; `-` where it has no such number."""
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}" if isinstance(value, float) else "-"
 
 
 def write(path: Path, summaries: Mapping[str, Summary]) -> None:

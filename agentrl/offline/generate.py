@@ -40,7 +40,7 @@ from agentrl.trajectory.sample import Sample
 
 if TYPE_CHECKING:
     from agentrl.engines.weights import Weights
-    from agentrl.rollouts.runner import RolloutRunner
+    from agentrl.rollouts.contract import RolloutRunner
 
 ROLLOUT = "actor_rollout_ref.rollout"
 ADDED = (
@@ -53,7 +53,7 @@ ADDED = (
     "response_score",
     "trajectories",
 )
-"""Columns that are added to the rows' own; the last two when they are asked for."""
+"""Columns that are added to the rows' own, with one value a response; the last two when they are asked for."""
 DECISIVE = (
     "data.prompt_key",
     "data.max_prompt_length",
@@ -122,7 +122,11 @@ def run(
             end = min(parts.done + config.data.batch_size, len(data))
             samples = [data[position] for position in range(parts.done, end)]
             trajectories = respond(config, rollouts, samples, parts.done)
-            parts.add(with_responses(rows.take(samples), trajectories, config))
+            table, each = rows.take(samples), config.actor_rollout_ref.rollout.n
+            for name, (kind, values) in added_columns(trajectories, config).items():
+                lists = [values[start : start + each] for start in range(0, len(values), each)]
+                table = table.append_column(name, pa.array(lists, pa.list_(kind)))
+            parts.add(table)
             stage.advance(len(samples))
 
 
@@ -141,15 +145,6 @@ def respond(config: GenerateConfig, rollouts: RolloutRunner, samples: Sequence[S
             "What was done before is kept: the same command goes on"
         )
     return trajectories
-
-
-def with_responses(rows: pa.Table, trajectories: Sequence[Trajectory], config: GenerateConfig) -> pa.Table:
-    """Append the columns of ADDED to the rows: in each, a list with one value a response."""
-    each = config.actor_rollout_ref.rollout.n
-    for name, (kind, values) in added_columns(trajectories, config).items():
-        lists = [values[start : start + each] for start in range(0, len(values), each)]
-        rows = rows.append_column(name, pa.array(lists, pa.list_(kind)))
-    return rows
 
 
 def added_columns(

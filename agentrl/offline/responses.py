@@ -56,18 +56,15 @@ class InputRows:
             if sample.file != self._file or not self._start <= sample.row < self._start + self._batch.num_rows:
                 tables.append(self._rows(chosen))
                 chosen = []
-                self._go_to(sample)
+                if sample.file != self._file or sample.row < self._start:
+                    self._file, self._start, self._batch = sample.file, 0, pa.RecordBatch.from_pylist([])
+                    parquet = pq.ParquetFile(sample.file, buffer_size=1 << 20, pre_buffer=False)
+                    self._batches = parquet.iter_batches(READ_ROWS)  # as `numbered` counts them
+                while sample.row >= self._start + self._batch.num_rows:
+                    self._start += self._batch.num_rows
+                    self._batch = next(self._batches)
             chosen.append(sample.row - self._start)
         return pa.concat_tables([*tables, self._rows(chosen)])
-
-    def _go_to(self, sample: Sample) -> None:
-        if sample.file != self._file or sample.row < self._start:
-            self._file, self._start, self._batch = sample.file, 0, pa.RecordBatch.from_pylist([])
-            # As RowReader numbers them.
-            self._batches = pq.ParquetFile(sample.file, buffer_size=1 << 20, pre_buffer=False).iter_batches(READ_ROWS)
-        while sample.row >= self._start + self._batch.num_rows:
-            self._start += self._batch.num_rows
-            self._batch = next(self._batches)
 
     def _rows(self, chosen: list[int]) -> pa.Table:
         if not chosen:

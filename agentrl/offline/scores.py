@@ -21,7 +21,7 @@ from agentrl.reward.scorer import Verdict
 from agentrl.system.quota import run_concurrently
 from agentrl.trajectory import Message, Status, Trajectory, Turn
 from agentrl.trajectory.parquet import from_row
-from agentrl.trajectory.sample import Sample
+from agentrl.trajectory.sample import Sample, row_place
 
 T = TypeVar("T")
 CHUNK_ROWS = 256
@@ -88,7 +88,7 @@ class ResponseFiles:
             column = batch.column(key).cast(pa.string())
             for source in pc.unique(column).to_pylist():
                 place = pc.index(column.is_null() if source is None else pc.equal(column, source), True).as_py()
-                where = f"{file}, row {first + place} (the first is 0)"
+                where = row_place(file, first + place)
                 if source is None:
                     raise DataError(f"{where}, column {key}: expected text, found null")
                 found.setdefault(source, where)
@@ -152,7 +152,7 @@ class ResponseFiles:
         texts: list[str | None] = (found or [None]) if isinstance(found, list) else [cast(str | None, found)]
         if isinstance(records, list) and len(records) != len(texts):
             raise DataError(
-                f"{file}, row {number} (the first is 0): {len(texts)} responses in the column {keys.response_key}, and "
+                f"{row_place(file, number)}: {len(texts)} responses in the column {keys.response_key}, and "
                 f"{len(records)} records in {RECORDS}"
             )
         sample = to_sample(
@@ -194,7 +194,7 @@ def check_rows(chunk: list[Responses], reward: RewardManager) -> list[Responses]
         try:
             reward.check_row(row.sample)
         except UserError as error:
-            raise type(error)(f"{row.sample.file}, row {row.sample.row} (the first is 0): {error}") from error
+            raise type(error)(f"{row.sample.place}: {error}") from error
     return chunk
 
 
@@ -233,8 +233,7 @@ async def _scored_together(
     except CodeError as error:
         if count:
             return [None] * len(trajectories)
-        place = f"{row.sample.file}, row {row.sample.row} (the first is 0)"
-        raise CodeError(f"{error}\n  in {place}\n{ADVICE}", error.place) from error
+        raise CodeError(f"{error}\n  in {row.sample.place}\n{ADVICE}", error.place) from error
 
 
 def trajectory_of(row: Responses, number: int) -> Trajectory:

@@ -32,6 +32,8 @@ FIRST_TRIES = 8
 Later tries may fail by the policy's text, which must not be able to end a run.
 """
 
+SHOWN = ("prompt", "extra_info", "data_source", "ability", "index")
+"""Fields of a sample that an agent is given: all but how it is scored."""
 _QUOTES = str.maketrans("", "", "\\'\"")
 """Deletes quotes, which clients escape when they show an answer."""
 
@@ -124,11 +126,11 @@ class OpenAIProxyLoop(AgentLoop):
     async def _run_agent(self, agent: Agent, session: Session, base_url: str) -> tuple[AgentReport, Exception | None]:
         """Run the agent; return its report, and the error that it ended with. It is ended at once when its engine
         failed."""
-        from agentrl.openai_api.agents import Access, AgentReport
-        from agentrl.openai_api.endpoint import API_KEY, MODEL
+        from agentrl.openai_api.agents import AgentReport
 
-        access = Access(base_url, API_KEY, MODEL)
-        running = asyncio.ensure_future(agent.run(sample_for_agent(session.episode.sample), access))
+        shown = {name: getattr(session.episode.sample, name) for name in SHOWN}
+        # A copy: agents may write into it, and rows are read again.
+        running = asyncio.ensure_future(agent.run(copy.deepcopy(shown), base_url))
         over = asyncio.create_task(session.over.wait())
         try:
             await asyncio.wait({running, over}, return_when=asyncio.FIRST_COMPLETED)
@@ -158,9 +160,3 @@ async def _start() -> Endpoint:
     endpoint = Endpoint()
     await endpoint.start()
     return endpoint
-
-
-def sample_for_agent(sample: Sample) -> dict[str, object]:
-    """Copy the fields of a sample that an agent is given: all but how it is scored."""
-    told = {name: getattr(sample, name) for name in ("prompt", "extra_info", "data_source", "ability", "index")}
-    return copy.deepcopy(told)  # Agents may write into it; rows are read again.

@@ -22,6 +22,10 @@ from agentrl.system.targets import load_target
 from agentrl.system.threads import DaemonThreads
 from agentrl.system.user_code import PATHS, contract_error, read_traceback, user_code
 
+MODEL = "policy"
+"""Name of the only model; requests may name any."""
+API_KEY = "unused"
+"""Key that clients insist on. The secret is in the URL."""
 PASSED_ON = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE"),
     *("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "NODE_PATH", "SSL_CERT_FILE"),
@@ -43,15 +47,6 @@ class AgentError(UserError):
         """`reason`: what two tries that fail in the same way have in common."""
         super().__init__(message)
         self.reason = reason
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """Address and credentials by which an agent reaches its session."""
-
-    base_url: str
-    api_key: str
-    model: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +74,17 @@ class AgentReport:
 class Agent(Protocol):
     """Program that acts on samples through the endpoint."""
 
-    async def run(self, sample: Mapping[str, object], access: Access) -> AgentReport:
-        """Act on one sample. When cancelled, everything of it that can be stopped is stopped.
+    async def run(self, sample: Mapping[str, object], base_url: str) -> AgentReport:
+        """Act on one sample in the session at `base_url`. When cancelled, all of it that can be stopped is stopped.
 
         Raises AgentFailed for what may pass, AgentError or CodeError for an error of its code.
         """
-        ...
 
     def refused(self, failure: AgentFailed, refusal: str) -> UserError:
         """Make the error for a failure caused by the endpoint's `refusal` of a request."""
-        ...
 
     def error(self, problem: str) -> CodeError:
         """Make the error for an agent that broke its contract."""
-        ...
 
 
 class AgentFunction(Protocol):
@@ -113,14 +105,8 @@ class CallableAgent:
         self._function = load_agent(target)
         self._threads = DaemonThreads(f"agent {target}", max_abandoned=1024)
 
-    async def run(self, sample: Mapping[str, object], access: Access) -> AgentReport:
-        call = partial(
-            self._function,
-            sample=dict(sample),
-            base_url=access.base_url,
-            api_key=access.api_key,
-            model=access.model,
-        )
+    async def run(self, sample: Mapping[str, object], base_url: str) -> AgentReport:
+        call = partial(self._function, sample=dict(sample), base_url=base_url, api_key=API_KEY, model=MODEL)
         try:
             with user_code(f"agent {self._name}", self._function):
                 if inspect.iscoroutinefunction(self._function):
@@ -161,13 +147,9 @@ class CommandAgent:
         self._command = list(command)
         self._passed_on = (*PASSED_ON, *passed_on)
 
-    async def run(self, sample: Mapping[str, object], access: Access) -> AgentReport:
+    async def run(self, sample: Mapping[str, object], base_url: str) -> AgentReport:
         environment = {name: os.environ[name] for name in self._passed_on if name in os.environ}
-        environment |= {
-            "OPENAI_BASE_URL": access.base_url,
-            "OPENAI_API_KEY": access.api_key,
-            "OPENAI_MODEL": access.model,
-        }
+        environment |= {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": API_KEY, "OPENAI_MODEL": MODEL}
         spare_own_addresses(environment)
         loop = asyncio.get_running_loop()
         try:
@@ -183,10 +165,10 @@ class CommandAgent:
             stdin.write(json.dumps(sample, default=str).encode())
             stdin.close()  # When it is written.
             await process.exited
-            await asyncio.to_thread(_kill_all, pid, access.base_url)  # Else a child may hold the pipes open.
+            await asyncio.to_thread(_kill_all, pid, base_url)  # Else a child may hold the pipes open.
             await process.closed
         except BaseException:
-            _kill_all(pid, access.base_url)  # Not awaited: a second cancellation must not come between.
+            _kill_all(pid, base_url)  # Not awaited: a second cancellation must not come between.
             raise
         status = transport.get_returncode()
         assert status is not None
@@ -197,7 +179,7 @@ class CommandAgent:
             problem = f"agent command {self._command[0]} ended with {ended}: {said or 'it wrote nothing'}"
             raised = read_traceback(said)
             if status > 0 and raised is not None and not raised[1]:
-                raise AgentError(problem, raised[0].replace(access.base_url, ""))
+                raise AgentError(problem, raised[0].replace(base_url, ""))
             raise AgentFailed(problem + proxy_note(said, environment))
         try:
             return AgentReport.parse(_last_object(bytes(output)))

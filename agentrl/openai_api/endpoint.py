@@ -21,6 +21,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from agentrl.agent_loop.base import Episode
+from agentrl.openai_api.agents import MODEL
 from agentrl.openai_api.completion import KEEP_ALIVE, Completion, event
 from agentrl.openai_api.errors import ApiError, unknown_session
 from agentrl.openai_api.history import Digest
@@ -29,14 +30,11 @@ from agentrl.system.body_limit import BodyLimit
 from agentrl.system.http import allow_many_files
 from agentrl.system.json_value import JSON
 from agentrl.system.threads import OwnThread, beside_loop
+from agentrl.system.throttle import OncePerKey
 from agentrl.tool import ToolSchema
 
 logger = logging.getLogger(__name__)
 
-MODEL = "policy"
-"""Name of the only model; requests may name any."""
-API_KEY = "unused"
-"""Key that clients insist on. The secret is in the URL."""
 MAX_BODY = 8 << 20
 """Bytes of a request."""
 KEEP_ALIVE_SECONDS = 5.0
@@ -64,23 +62,22 @@ class _Server(uvicorn.Server):
 class Endpoint:
     """Server of sessions at 127.0.0.1 until it is closed. Call its methods on the loop that started it."""
 
-    def __init__(self, port: int = 0) -> None:
-        """Port 0: any free one."""
-        self.port = port
+    def __init__(self) -> None:
         self.url = ""
         self._sessions: dict[str, Session] = {}
         self._tool_lists: dict[Digest, list[ToolSchema]] = {}
-        self._warned: set[str] = set()
+        self._is_new = OncePerKey()
         self._thread = OwnThread("long requests of agents")
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the server; returns when calls are answered. Raises OSError when the port is taken."""
+        """Start the server at a free port; returns when calls are answered."""
         allow_many_files()
-        listener = _listen(self.port)
-        self.port = listener.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        # The protocol is named, or asyncio would leave Nagle's algorithm on, which costs 40 ms an answer.
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listener.bind(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         config = uvicorn.Config(
             BodyLimit(self._app(), MAX_BODY, _refusal),
             http="h11",
@@ -149,7 +146,10 @@ class Endpoint:
         except ApiError as error:
             session.last_error = error.message
             raise
-        self._warn_once(asked.overruled())
+        for name in filter(self._is_new, asked.overruled()):
+            logger.warning(
+                "an agent's requests set %s, which is ignored: the run alone says how the policy is sampled", name
+            )
         leaving = asyncio.create_task(_cancel_when_gone(request, task))
         if asked.stream:
             task.add_done_callback(lambda _: leaving.cancel())
@@ -169,31 +169,8 @@ class Endpoint:
         session.last_error = message
         raise ApiError(405 if path in ROUTES else 404, message, code="unknown_url")
 
-    def _warn_once(self, names: list[str]) -> None:
-        for name in names:
-            if name not in self._warned:
-                self._warned.add(name)
-                logger.warning(
-                    "an agent's requests set %s, which is ignored: the run alone says how the policy is sampled", name
-                )
-
 
 _NO_BUFFER = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-
-
-def _listen(port: int) -> socket.socket:
-    """Open the listening socket.
-
-    The protocol is named, or asyncio would leave Nagle's algorithm on, which costs 40 ms an answer.
-    """
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", port))
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 async def _result(session: Session, task: asyncio.Task[Completion]) -> Completion:
@@ -224,19 +201,22 @@ async def _cancel_when_gone(request: Request, task: asyncio.Task[Completion]) ->
     task.cancel()
 
 
+def _answer(error: ApiError) -> Response:
+    """Make the answer; OpenAI's clients read in its header that the same request would fail again."""
+    return JSONResponse(error.body(), error.status, headers={"x-should-retry": "false"})
+
+
 def _refusal(status: int, detail: str) -> Response:
-    error = ApiError(status, detail, code="request_too_large" if status == 413 else None)
-    return JSONResponse(error.body(), error.status, headers=error.headers)
+    return _answer(ApiError(status, detail, code="request_too_large" if status == 413 else None))
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         return _refusal(error.status_code, f"{request.method} {request.url.path.split('/', 2)[-1]}: {error.detail}")
     assert isinstance(error, ApiError)
-    return JSONResponse(error.body(), error.status, headers=error.headers)
+    return _answer(error)
 
 
 async def _answer_bug(request: Request, error: Exception) -> Response:
     """Answer an exception of this endpoint's own code, which the server then logs."""
-    broken = ApiError(500, f"The endpoint failed: {type(error).__name__}: {error}")
-    return JSONResponse(broken.body(), broken.status, headers=broken.headers)
+    return _answer(ApiError(500, f"The endpoint failed: {type(error).__name__}: {error}"))

@@ -8,26 +8,17 @@ from agentrl.system.json_value import JSON
 class ApiError(Exception):
     """Error that a caller is answered instead of a completion."""
 
-    def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry: bool = False
-    ) -> None:
-        """`retry`: the same request may succeed later; a header says so to OpenAI's clients."""
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.param = param
         self.code = code
-        self.retry = retry
 
     def body(self) -> dict[str, JSON]:
         """Make the body of the answer."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Headers of the answer."""
-        return {"x-should-retry": "true" if self.retry else "false"}
 
 
 def unknown_session() -> ApiError:

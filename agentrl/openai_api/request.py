@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from reprlib import Repr
-from typing import Annotated, Literal, Protocol, TypeAlias, cast
+from typing import Annotated, Literal, TypeAlias, cast
 
 from pydantic import (
     AfterValidator,
@@ -24,11 +25,11 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import ErrorDetails, from_json
+from pydantic_core import from_json
 
 from agentrl import tool as tools
 from agentrl import trajectory
-from agentrl.openai_api.choice import Promise
+from agentrl.chat import AssistantMessage
 from agentrl.openai_api.errors import ApiError
 from agentrl.system.json_value import JSON
 from agentrl.tool import ToolSchema
@@ -67,6 +68,36 @@ DEFAULTS: dict[str, tuple[JSON, ...]] = {
 NoEffect: TypeAlias = object
 """Value of a field that changes no answer."""
 Name = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """Requirements on the calls of every answer: OpenAI's `tool_choice` and `parallel_tool_calls`.
+
+    Without `functions`, an answer may hold no call. No sampler is constrained: an answer that breaks them is kept as it
+    was sampled, and the policy is asked again (`Session`).
+    """
+
+    functions: frozenset[str] | None
+    """Functions: at least one is called, and no other; None: no call is needed, and any may be made."""
+    at_most: int | None
+    """Calls that an answer may make; None: any number."""
+
+    def broken_by(self, message: AssistantMessage) -> str | None:
+        """Describe the error of an answer; None when it meets the requirements."""
+        calls = message.calls
+        if self.at_most is not None and len(calls) > self.at_most:
+            return f"made {len(calls)} calls at once"
+        if self.functions is None:
+            return None
+        if not calls:
+            return "made no call"
+        for call in calls:
+            if call.error is not None:
+                return f"made a broken call ({call.error})"
+            if call.name not in self.functions:
+                return f"called {call.name[:64]!r}"
+        return None
 
 
 class Strict(BaseModel):
@@ -354,21 +385,15 @@ def _same(given: JSON, default: JSON) -> bool:
     return given == default and isinstance(given, bool) == isinstance(default, bool)
 
 
-class Refuse(Protocol):
-    """Maker of an error that names a field of the conversation."""
-
-    def __call__(self, field: str, problem: str) -> ApiError: ...
-
-
 def check_conversation(messages: Sequence[ChatMessage]) -> None:
     """Raise ApiError for a message without what its role needs, and for answers to calls that were not made."""
     calls: list[str] = []
     answered: set[str] = set()
     for index, message in enumerate(messages):
-        refuse = partial(_refusal, index)
         if message.role == "tool":
-            _check_answer(message, calls, answered, refuse)
+            _check_answer(message, calls, answered, index)
             continue
+        refuse = partial(_refusal, index)
         if message.tool_call_id is not None:
             raise refuse("tool_call_id", f"a {message.role} message answers no call")
         if message.tool_calls and message.role != "assistant":
@@ -381,7 +406,8 @@ def check_conversation(messages: Sequence[ChatMessage]) -> None:
             raise refuse("tool_calls", f"two calls have the id {_short(twice)}")
 
 
-def _check_answer(message: ChatMessage, calls: Sequence[str], answered: set[str], refuse: Refuse) -> None:
+def _check_answer(message: ChatMessage, calls: Sequence[str], answered: set[str], index: int) -> None:
+    refuse = partial(_refusal, index)
     if message.tool_calls:
         raise refuse("tool_calls", "a tool message makes no calls")
     if message.content is None:
@@ -427,21 +453,13 @@ def _as_api_error(error: ValidationError) -> ApiError:
     where = param or "The body"
     if first["type"] == "extra_forbidden":
         message = f"{where}: this endpoint does not know the field, found {_short(first['input'])}; leave it out"
+        code = "unknown_parameter"
     elif first["type"] == "missing":
-        message = f"{where}: the field is required"
+        message, code = f"{where}: the field is required", "missing_required_parameter"
     else:
         message = f"{where}: {first['msg']}, found {_short(first['input'])}"
-    return ApiError(400, message, param=param or None, code=_code(first))
-
-
-def _code(error: ErrorDetails) -> str:
-    """Name the kind of an error as OpenAI does."""
-    kind = error["type"]
-    if kind == "extra_forbidden":
-        return "unknown_parameter"
-    if kind == "missing":
-        return "missing_required_parameter"
-    return "invalid_type" if kind.endswith("_type") else "invalid_value"
+        code = "invalid_type" if first["type"].endswith("_type") else "invalid_value"
+    return ApiError(400, message, param=param or None, code=code)
 
 
 def _path(location: Sequence[int | str]) -> str:

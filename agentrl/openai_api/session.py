@@ -6,7 +6,7 @@ which begins with the recorded ids, where its history is recorded up to an earli
 continuing its place. Where the history is not recorded (the agent rewrote it, or has other tools), its full render is
 used. The render is appended to the transcript whose ids it begins with, else it becomes a new transcript.
 
-An answer that breaks the request's promise (`choice`) stays recorded as it was sampled, and the policy is asked again
+An answer that breaks the request's promise stays recorded as it was sampled, and the policy is asked again
 in a new transcript with the same tokens before it.
 """
 

@@ -59,7 +59,6 @@ class NaiveRewardManager(RewardManager):
         Raises ConfigError for a function that cannot be loaded or called, and for missing settings of servers.
         """
         super().__init__(config or RewardConfig(), custom or CustomRewardConfig(), beside_model=beside_model)
-        self._config, self._beside_model = self.config, beside_model
         self._model: AskedModel | None = None
         asks_model = generative(self.config) is not None
         self._custom: Scorer | None = None
@@ -75,16 +74,16 @@ class NaiveRewardManager(RewardManager):
             where = f"reward {getattr(function, '__name__', function)}"
             self._custom = Scorer.from_function(function, where, self.custom.reward_kwargs, asks_model=asks_model)
         self._judges: dict[str, CodeJudge | ModelJudge] = {}
-        if (sandbox := self._config.sandbox_fusion).url is not None:
+        if (sandbox := self.config.sandbox_fusion).url is not None:
             self._judges["code"] = CodeJudge(sandbox)
-        if (judge := self._config.judge).base_url is not None:
+        if (judge := self.config.judge).base_url is not None:
             self._judges["judge"] = ModelJudge(judge)
         bounds = {"code": sandbox.max_concurrent, "judge": judge.max_concurrent}
         self._asking = {
             kind: Scorer.from_function(judge.compute_score, kind, {}, max_concurrent=bounds[kind])
             for kind, judge in self._judges.items()
         }
-        self._own = {pattern: self._named(pattern, entry) for pattern, entry in self._config.scorers.items()}
+        self._own = {pattern: self._named(pattern, entry) for pattern, entry in self.config.scorers.items()}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._places: dict[int | None, asyncio.Semaphore] = {}
 
@@ -109,7 +108,7 @@ class NaiveRewardManager(RewardManager):
             scorer = self._scorer(source)
             if isinstance(scorer, str):
                 raise ConfigError(f"data_source {source!r} is {NEEDED[scorer]}")
-            if scorer is None and not self._beside_model:
+            if scorer is None and not self.beside_model:
                 raise DataError(
                     f"data_source {source!r} has no scorer{nearest(source, self.sources())}; known are "
                     f"{', '.join(self.sources())}: name one of yours in reward_model.scorers, or set "
@@ -118,7 +117,7 @@ class NaiveRewardManager(RewardManager):
 
     def check_row(self, sample: Sample) -> None:
         """Raise DataError for a row without the ground truth that its ready scorer compares with."""
-        if sample.ground_truth is not None or self._custom is not None or self._beside_model:
+        if sample.ground_truth is not None or self._custom is not None or self.beside_model:
             return
         if (kind := self._kind(sample.data_source)) in NEED_TRUTH:
             raise DataError(
@@ -183,7 +182,7 @@ class NaiveRewardManager(RewardManager):
         """Score by the scorer of the data source; arguments: what `agentrl.reward.scorer.ARGUMENTS` names."""
         data_source, arguments = str(arguments["data_source"]), {**arguments, **self.model_arguments}
         scorer = self._custom or self._scorer(data_source)
-        if scorer is None and self._beside_model:
+        if scorer is None and self.beside_model:
             return Verdict(0.0, {})
         if scorer is None or isinstance(scorer, str):
             raise LookupError(f"no scorer for data_source {data_source!r}")
@@ -192,11 +191,11 @@ class NaiveRewardManager(RewardManager):
         else:
             async with self._place(scorer):
                 try:
-                    async with within(self._config.timeout) as deadline:
+                    async with within(self.config.timeout) as deadline:
                         verdict = await scorer(arguments)
                 except TimeoutError as error:
                     if deadline.expired():
-                        late = f"no score within reward_model.timeout={self._config.timeout:g} s"
+                        late = f"no score within reward_model.timeout={self.config.timeout:g} s"
                         raise TimeoutError(late) from error
                     raise
         if self.on_verdict is not None:
@@ -215,10 +214,10 @@ class NaiveRewardManager(RewardManager):
 
     def _kind(self, data_source: str) -> str | None:
         """Find the name of a data source's scorer; None without a scorer."""
-        for pattern, entry in self._config.scorers.items():
+        for pattern, entry in self.config.scorers.items():
             if fnmatch.fnmatchcase(data_source, pattern):
                 return entry.name
-        if any(fnmatch.fnmatchcase(data_source, pattern) for pattern in self._config.judge.data_sources):
+        if any(fnmatch.fnmatchcase(data_source, pattern) for pattern in self.config.judge.data_sources):
             return "judge"
         return kind_of(data_source)
 
@@ -244,7 +243,7 @@ class NaiveRewardManager(RewardManager):
             self._loop, self._places = loop, {}
         most = scorer.max_concurrent
         owner = None if most is None else id(scorer)
-        return self._places.setdefault(owner, asyncio.Semaphore(most or self._config.max_concurrent))
+        return self._places.setdefault(owner, asyncio.Semaphore(most or self.config.max_concurrent))
 
 
 def generative(config: RewardConfig) -> ScoreModelConfig | None:

@@ -273,16 +273,14 @@ def left_to_do(formula: Formula, gold: Formula) -> set[str]:
         tree, text = take_last_relation(tree).rhs, _EQUALS.split(text)[-1]
     text = _TEXT.sub("", text)
     kinds = {_KINDS.get(word, word) for word in _COMMAND.findall(text)} - {""}
-    if _operations(text) > _operations_read(tree) - text.count("\\sqrt"):
+    roots = text.count("\\sqrt")
+    operations = len(_DIVISION.findall(text)) + text.count("^") - len(_DEGREES.findall(text)) + roots
+    if operations > _operations_read(tree) - roots:
         kinds.add("power or quotient")  # it came out while it was read
     side_by_side = _SIDE_BY_SIDE.search(_COMMAND.sub("a", _SPACE.sub(" ", text)))
     if side_by_side or any(int(above) >= int(below) for above, below in _MIXED.findall(text)):
         kinds.add("sum")
     return kinds | _work(tree)
-
-
-def _operations(text: str) -> int:
-    return len(_DIVISION.findall(text)) + text.count("^") - len(_DEGREES.findall(text)) + text.count("\\sqrt")
 
 
 def _operations_read(tree: Basic) -> int:

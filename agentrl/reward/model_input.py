@@ -77,9 +77,10 @@ class ModelInput:
         template cannot write it, or leaves a message out.
         """
         texts: list[Message] = [
-            {**message, "role": self._role_of(message), "content": content_text(message["content"])}
-            for message in normalise(messages)
+            {**message, "content": content_text(message["content"])} for message in normalise(messages)
         ]
+        if not self._knows_developer:
+            texts = [{**one, "role": SYSTEM} if one["role"] == DEVELOPER else one for one in texts]
         written = [_with_malformed_as_text(self._codec.guard_values(message)) for message in texts]
         if not self._writes_calls:
             written = _plain(written)
@@ -95,9 +96,6 @@ class ModelInput:
             raise ValueError(f"the chat template of {self._path} writes nothing for it")
         start = 0 if self._max_length is None else max(0, end - self._max_length)
         return ids[start:end], start > 0
-
-    def _role_of(self, message: Message) -> str:
-        return SYSTEM if message["role"] == DEVELOPER and not self._knows_developer else message["role"]
 
     def _text(self, messages: Sequence[Message]) -> str:
         try:

@@ -45,14 +45,11 @@ def exact_match(answer: str, gold: Iterable[str]) -> float:
 
 def f1(answer: str, gold: Iterable[str]) -> float:
     """Harmonic mean of word precision and recall, the best over the gold answers."""
-    return max((_f1(normalise(answer).split(), normalise(item).split()) for item in gold), default=0.0)
-
-
-def _f1(found: list[str], gold: list[str]) -> float:
-    if not found or not gold:
-        return 0.0
-    same = (Counter(found) & Counter(gold)).total()
-    return 2 * same / (len(found) + len(gold))
+    found, best = normalise(answer).split(), 0.0
+    for words in (normalise(item).split() for item in gold):
+        if found and words:
+            best = max(best, 2 * (Counter(found) & Counter(words)).total() / (len(found) + len(words)))
+    return best
 
 
 def gold_answers(ground_truth: object) -> list[str]:

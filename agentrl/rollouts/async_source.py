@@ -13,23 +13,7 @@ with the update. It is held, and its KV cache is dropped, from taking a batch un
 continue meanwhile. The samples of an embedded engine depend on the order of events on the loop alone, not on how long
 updates take. Where tools answer on the loop, too, the numbers of a run replay.
 
-Metrics that it adds to a step (`async/*` with a bound above 0, `refill/*` with `algorithm.filter_groups.refill`):
-
-| name | what it is |
-|---|---|
-| `async/staleness_mean`, `async/staleness_max` | staleness of the batch's sampled tokens |
-| `async/publish_lag` | versions made and not published when the batch was taken |
-| `async/open`, `async/ready` | prompts that go on beside the update, and those that a later batch will take |
-| `async/trained` | prompts trained on so far |
-| `async/trainer_idle` | share of the time since the batch before in which the trainer waited for this one |
-| `async/engine_idle` | share of the time since then in which the engine was held or had no request |
-| `async/journal_bytes` | disk that the journal takes (`agentrl.rollouts.journal`) |
-| `async/turns_resumed` | turns of unfinished prompts that this run took from the journal of the one before |
-| `async/begun_anew` | trajectories, or whole prompts, that began anew though something of them was there |
-| `refill/groups_equal` | prompts that were left out by the rule, as their trajectories do not differ, say |
-| `refill/groups_failed` | prompts that were left out, as fewer than two of their trajectories can be compared |
-| `refill/gen_batches` | with a bound of 0: generation batches that the step drew |
-| `refill/groups_surplus` | with a bound of 0: groups that would teach, and for which the batch had no place |
+docs/async.md lists its metrics `async/*`, and docs/algorithms.md `refill/*` (dynamic sampling).
 """
 
 from __future__ import annotations
@@ -40,7 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from agentrl.checks.report import Report
@@ -48,13 +32,11 @@ from agentrl.config import Config
 from agentrl.data.loader import Loader
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import DataError, TrainingError
-from agentrl.rollouts.contract import Rollout, Task, training, validation
+from agentrl.rollouts.contract import Log, PromptTask, Rollout, RolloutRunner, Task, training, validation
 from agentrl.rollouts.dynamic_sampling import fill_batch, most_failed, replaced, shortage
-from agentrl.rollouts.groups import PromptTask
 from agentrl.rollouts.journal import identity, validity
 from agentrl.rollouts.prompts import Prompts
 from agentrl.rollouts.record import Record
-from agentrl.rollouts.runner import RolloutRunner
 from agentrl.rollouts.staleness_scheduler import Batch, NotReady, PromptStatus, Settings, StalenessScheduler
 from agentrl.system.answers import Entry
 from agentrl.system.cancellation import leaked_cancellation_fails
@@ -93,27 +75,6 @@ class _Idle:
         }
         self._began, self._engine, self._asked = now, engine, None
         return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Log:
-    """Answers to the trajectories of one prompt."""
-
-    record: Record
-    ordinal: int
-    prompt: str
-    """`identity` of its row."""
-    on_error: Callable[[Exception], None]
-
-    def read(self) -> Sequence[Entry]:
-        return self.record.answers(self.ordinal)
-
-    def add(self, entry: Entry) -> None:
-        try:
-            self.record.answered(self.ordinal, self.prompt, entry)
-        except Exception as error:  # a full disk ends the run, and not the trajectory that meets it first
-            self.on_error(error)
-            raise
 
 
 def settings_of(config: Config, total_steps: int) -> Settings:
@@ -205,12 +166,12 @@ class AsyncSource:
                 self.rollouts.replace_dead_workers()
             batch = self.loop.run(self._next(task))
         version = self.schedule.version
-        packed = self.rollouts.pack(task, batch.ordinals, self.record.journal, show=show)
-        if packed.versions and staleness(min(packed.versions), version) > settings.max_staleness:
-            oldest = min(packed.versions)
+        rollout = self.rollouts.pack(task, batch.ordinals, self.record.journal, show=show)
+        if rollout.versions and staleness(min(rollout.versions), version) > settings.max_staleness:
+            oldest = min(rollout.versions)
             raise RuntimeError(f"a token of version {oldest} is too old for version {version}: {settings}")
-        self._numbers |= measured(self.schedule, self.record, packed.versions, version)
-        return packed.rollout
+        self._numbers |= measured(self.schedule, self.record, rollout.versions, version)
+        return rollout
 
     def validate(
         self, samples: Sequence[Sample], step: int, *, greedy: bool, show: bool = False, first: int = 0
@@ -292,7 +253,7 @@ class AsyncSource:
         try:
             self.loop.run(self._cancel())
         finally:
-            self.record.close()
+            self.record.journal.close()
             self._shown.close()
 
     async def _next(self, task: Task) -> Batch | None:
@@ -427,7 +388,7 @@ class AsyncSource:
 
     def _begin(self, ordinal: int) -> None:
         sample, size = self.prompts[ordinal], self.schedule.settings.batch_size
-        if (ended := self.record.ended_before(ordinal)) is not None:
+        if (ended := self.record.journal.ended.get(ordinal)) is not None:  # in a process before
             self.schedule = self.schedule.restore(ordinal, ended.outcome, ended.oldest)
             if all(one.ordinal != ordinal for one in self.schedule.groups if one.outcome is None):
                 self.record.found += 1
@@ -440,7 +401,14 @@ class AsyncSource:
         self._running[ordinal] = asyncio.create_task(self._run(work))
 
     async def _run(self, work: PromptTask) -> None:
-        log = _Log(self.record, work.ordinal, identity(work.sample), self._fail)
+        journal, prompt = self.record.journal, identity(work.sample)
+
+        def add(entry: Entry) -> None:
+            try:
+                journal.answered(work.ordinal, prompt, entry)
+            except Exception as error:  # a full disk ends the run, and not the trajectory that meets it first
+                self._fail(error)
+                raise
 
         def on_begin(version: int) -> None:
             if not self.record.has_turns(work.ordinal):
@@ -448,6 +416,7 @@ class AsyncSource:
 
         try:
             with leaked_cancellation_fails(f"prompt {work.ordinal}"):
+                log = Log(lambda: journal.entries(work.ordinal), add)
                 ended = await self.rollouts.run_group(work, on_begin, self._trajectory_ended, log)
             self.schedule, _ = self.schedule.finish(ended.ordinal, ended.outcome, ended.oldest)
             self.record.ended(ended)
@@ -489,7 +458,7 @@ class AsyncSource:
         }
 
     async def _saved(self) -> None:
-        self.record.saved()
+        self.record.drop()
 
     async def _load(self, state: Mapping[str, JSON]) -> None:
         await self._stop()

@@ -11,11 +11,10 @@ from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.weights import Weights
 from agentrl.errors import TrainingError
 from agentrl.observe.display import Display
-from agentrl.remote.router import ServerAccess
 from agentrl.rollouts.context import RunContext
+from agentrl.rollouts.contract import RolloutRunner
 from agentrl.rollouts.local import open_local_rollouts
 from agentrl.rollouts.reward_servers.open import open_reward_servers
-from agentrl.rollouts.runner import RolloutRunner
 
 
 @contextmanager
@@ -39,25 +38,13 @@ def open_rollouts(
             with open_local_rollouts(config, device, chat, context, run_dir, display) as rollouts:
                 yield rollouts
             return
-        yield from _on_ray(config, device, context, run_dir, display, nodes, servers)
+        from agentrl.rollouts.ray import RayRunner  # Ray is an extra
+        from agentrl.rollouts.ray_placing import WorkerMaker
 
-
-def _on_ray(
-    config: RolloutsConfig,
-    device: str,
-    context: RunContext,
-    run_dir: Path,
-    display: Display,
-    nodes: Callable[[], Sequence[str]],
-    servers: ServerAccess | None,
-) -> Iterator[RolloutRunner]:
-    from agentrl.rollouts.ray import RayRunner  # Ray is an extra
-    from agentrl.rollouts.ray_placing import WorkerMaker
-
-    places = None if config.actor_rollout_ref.rollout.nnodes > 0 else nodes
-    maker = WorkerMaker(config, device, run_dir, places, context.objects, context.first, servers)
-    with closing(RayRunner(maker, run_dir, display)) as runner:
-        yield runner
+        places = None if config.actor_rollout_ref.rollout.nnodes > 0 else nodes
+        maker = WorkerMaker(config, device, run_dir, places, context.objects, context.first, servers)
+        with closing(RayRunner(maker, run_dir, display)) as runner:
+            yield runner
 
 
 def send_first_weights(config: RolloutsConfig, rollouts: RolloutRunner, weights: Weights, display: Display) -> None:

@@ -14,8 +14,7 @@ from functools import partial
 import numpy as np
 
 from agentrl.agent_loop import AgentLoop, agent_names, load_agent_loops
-from agentrl.agent_loop.function import as_loop
-from agentrl.agent_loop.registry import instantiate
+from agentrl.agent_loop.registry import as_loop, instantiate
 from agentrl.agent_loop.teacher_context import load_teacher_context
 from agentrl.chat import Chat
 from agentrl.chat.check import marks_left, start_up_check

@@ -1,27 +1,41 @@
-"""Tasks and results of rollouts.
+"""Tasks and results of rollouts, and the contract of a runner of trajectories.
 
-A `RolloutRunner` (`agentrl.rollouts.runner`) says where trajectories run: in this process (`agentrl.rollouts.local`) or
+A group is the trajectories of one prompt. It is requested once, and may outlive a call; when it has ended, a few
+numbers describe it. Its tokens stay in the process that runs it until they are packed into a batch: in one process as
+they are, under Ray in the journal (`agentrl.rollouts.journal`).
+
+A `RolloutRunner` says where trajectories run: in this process (`agentrl.rollouts.local`) or
 in workers under Ray (`agentrl.rollouts.ray`). When they begin, and in which batch they end, is a `TrajectorySource`'s
 (`agentrl.rollouts.source`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from agentrl.algorithms.declared import declared_by_estimator
+from agentrl.checks.report import Report
 from agentrl.config import Config
 from agentrl.config.sections.rollout import RolloutConfig, ValKwargs
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.contract import SamplingParams
+from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import TrainingError
+from agentrl.rollouts.journal import Journal
 from agentrl.rollouts.staleness_scheduler import GroupStatus
-from agentrl.trajectory import Outline, Trajectory
+from agentrl.system.answers import Entry
+from agentrl.system.loop_thread import LoopThread
+from agentrl.system.metrics import Metrics
+from agentrl.system.reporter import Reporter
+from agentrl.trajectory import Outline, Status, Trajectory, exclusion
 from agentrl.trajectory.batch import Sequences
+from agentrl.trajectory.sample import Sample
 
 GREEDY = SamplingParams(1, temperature=0.0)
 
@@ -104,6 +118,8 @@ class Rollout:
     """All of them, whole and not in outline, where they are generated for their texts (`Task.split`)."""
     outcomes: list[GroupStatus] = field(default_factory=list)
     """How each prompt's group ended, in their order, where whole groups were run to train on."""
+    versions: Counter[int] = field(default_factory=Counter)
+    """Sampled tokens that are trained on, by version, where the batch was packed of groups that had ended."""
 
     @staticmethod
     def joined(parts: Sequence[Rollout]) -> Rollout:
@@ -118,6 +134,7 @@ class Rollout:
             list(chain.from_iterable(part.files for part in parts)),
             list(chain.from_iterable(part.whole for part in parts)),
             list(chain.from_iterable(part.outcomes for part in parts)),
+            sum((part.versions for part in parts), Counter()),
         )
 
 
@@ -131,3 +148,155 @@ def check_failures(config: Config, step: int, outlines: Sequence[Outline]) -> No
             f"step {step}: {len(unscored)} of {len(outlines)} trajectories failed, more than "
             f"actor_rollout_ref.rollout.agent.max_failed_fraction allows. Causes: {'; '.join(causes[:5])}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTask:
+    """One prompt whose trajectories are to be run."""
+
+    ordinal: int
+    sample: Sample
+    task: Task
+    number: int
+    """Number of the prompt in its task, by which trajectories are named and seeded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Answers to a group's trajectories, which are given again where they run again."""
+
+    read: Callable[[], Sequence[Entry]]
+    """Returns the entries."""
+    add: Callable[[Entry], None]
+    """Takes down an entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedGroup:
+    """How a group ended."""
+
+    ordinal: int
+    outcome: GroupStatus
+    oldest: int | None
+    """Version of the oldest token that is trained on; None without such tokens."""
+    record: bytes | None
+    """Its record in the journal; None: it has parts that the journal leaves out."""
+
+
+def judge_group(
+    trajectories: Sequence[Trajectory | Outline], teaches: Callable[[Sequence[Outline]], bool] | None
+) -> GroupStatus:
+    """Judge a group by how its trajectories ended. `teaches`: see `load_filter`."""
+    if not any(exclusion(one) is None for one in trajectories):
+        return GroupStatus.TIMEOUT if any(one.status is Status.TIMEOUT for one in trajectories) else GroupStatus.FAILED
+    if teaches is None:
+        return GroupStatus.SCORED
+    outlines = (one if isinstance(one, Outline) else one.outline() for one in trajectories)
+    compared = [one for one in outlines if not one.baseline and exclusion(one) is None]
+    if len(compared) < 2:
+        return GroupStatus.FAILED
+    return GroupStatus.SCORED if teaches(compared) else GroupStatus.FILTERED
+
+
+Hook = Callable[[], Coroutine[object, None, None]] | None
+
+
+class RolloutRunner(Protocol):
+    """Runs the trajectories of prompts: a round of prompts to its end, or single groups concurrently with updates.
+
+    Coroutines are called on `loop`, everything else from one other thread, while no update is under way; other calls
+    return when they are done. A call raises the error that ended it (UserError for errors that the user can fix), and
+    WorkerDied when a process died once more than trainer.max_worker_restarts allows. An interrupt (Ctrl-C) first ends
+    the running work.
+    """
+
+    loop: LoopThread
+    reporter: Reporter
+    run_dir: Path
+    on_loss: Callable[[], object]
+    """Called on `loop` when groups cannot continue until `replace_dead_workers` is called."""
+
+    @property
+    def needs_weights(self) -> bool:
+        """The engine's memory is lent (`sleep`): it generates nothing before the next `update_weights`."""
+
+    def run(
+        self,
+        task: Task,
+        samples: Sequence[Sample],
+        first: int = 0,
+        *,
+        show: bool = False,
+        before: Hook = None,
+        after: Hook = None,
+    ) -> Rollout:
+        """Run, score and record the trajectories of `samples`, whose prompts are numbered from `first`.
+
+        Groups that are under way continue meanwhile. `before` and `after` are awaited on `loop` around them.
+        """
+
+    def fill_rewards(self, files: Sequence[tuple[Path, int]], outlines: Sequence[Outline]) -> None:
+        """Write the reward model's part of rewards into the files of a rollout, whose outlines these are now."""
+
+    def update_weights(self, weights: Weights, version: int, *, in_flight: bool = False) -> SyncReport:
+        """Have the engine generate by `weights` from now on. Raises TrainingError when it cannot take them.
+
+        `in_flight`: requests continue, in an engine that can do so.
+        """
+
+    def sleep(self) -> None:
+        """Lend the engine's memory to the policy until `update_weights`, where the two share a device."""
+
+    def metrics(self) -> Metrics:
+        """Take the numbers of engine, tools, interactions and scorers since they were last taken."""
+
+    def checked(self) -> Report:
+        """Take the findings of checks about trajectories and the engine's weights since the last call."""
+
+    def restart_workers(self) -> None:
+        """Replace workers that died while they were idle. Their weights must be sent again."""
+
+    @property
+    def in_flight_updates(self) -> bool:
+        """The engine is not held while the policy is updated: its processors and its memory are its own."""
+
+    @property
+    def is_broken(self) -> bool:
+        """A process died that `replace_dead_workers` is to replace."""
+
+    async def run_group(
+        self, work: PromptTask, on_begin: Callable[[int], None], on_end: Callable[[], None], log: Log | None
+    ) -> EndedGroup:
+        """Run and score a prompt's trajectories. Raises the error of tools that answer no call any more.
+
+        `on_begin(version)`: the first trajectory began, by weights no older than `version`; called again where a
+        process died and they begin in another. `on_end()`: one has ended. `log` records the answers they are given;
+        recorded answers are given again.
+        """
+
+    async def stop_groups(self) -> None:
+        """Wait until groups whose `run_group` was cancelled have ended everywhere, and forget groups that had ended."""
+
+    async def pause(self) -> None:
+        """Keep the engine from sampling; what it has sampled of running requests stays. Deadlines stand still."""
+
+    async def resume(self) -> None:
+        """Let the engine sample again after `pause`."""
+
+    async def lock_weights(self) -> None:
+        """Read the weights that were last given no more, for they are about to change."""
+
+    async def unlock_weights(self, weights: Weights, version: int) -> None:
+        """Allow, after `lock_weights`, to read weights for processes that come back; others keep their weights."""
+
+    async def idle_seconds(self) -> float:
+        """Return the seconds in which the engines had nothing to do since this was first called, on average."""
+
+    def observed(self, task: Task, total: int | None) -> AbstractContextManager[Callable[[], None]]:
+        """Show, watch and profile a coroutine on `loop`; it calls the yielded function for each end."""
+
+    def pack(self, task: Task, ordinals: Sequence[int], journal: Journal, *, show: bool = False) -> Rollout:
+        """Make the batch of groups that have ended, numbered from 0; groups that ended elsewhere are in the journal."""
+
+    def replace_dead_workers(self) -> None:
+        """Replace processes that died. Raises WorkerDied when that is not allowed any more."""

@@ -16,9 +16,8 @@ from statistics import mean
 
 from agentrl.config import Config
 from agentrl.errors import TrainingError
-from agentrl.rollouts.contract import Rollout, Task, check_failures
+from agentrl.rollouts.contract import Rollout, RolloutRunner, Task, check_failures
 from agentrl.rollouts.prompts import Prompts
-from agentrl.rollouts.runner import RolloutRunner
 from agentrl.rollouts.staleness_scheduler import GroupStatus, NotReady, PromptStatus, StalenessScheduler
 from agentrl.system.metrics import Numbers
 

@@ -91,10 +91,7 @@ class Ledger:
             "first": self.first,
             "before": self.before,
             "counts": {status.value: count for status, count in self.counts.items()},
-            "later": {
-                status.value: spans_of(one for one, its in self.later.items() if its is status)
-                for status in PromptStatus
-            },
+            "later": spans_by_status(self.later),
         }
 
     @staticmethod
@@ -102,10 +99,8 @@ class Ledger:
         """Make the ledger that `state()` was taken of. Raises TypeError or ValueError for another form."""
         match state:
             case {"first": int(first), "before": int(before), "counts": dict(counts), "later": dict(later)}:
-                statuses = {one: status for status, ordinals in statuses_in(later) for one in ordinals}
-                return Ledger(
-                    first, before, Counter({PromptStatus(f): as_count(n) for f, n in counts.items()}), statuses
-                )
+                numbers = Counter({PromptStatus(name): as_count(number) for name, number in counts.items()})
+                return Ledger(first, before, numbers, statuses_in(later))
         raise TypeError(f"expected the state of a ledger, found {state!r:.200}")
 
 
@@ -179,22 +174,25 @@ def spans_of(ordinals: Iterable[int]) -> list[JSON]:
     return [list[JSON](span) for span in spans]
 
 
-def statuses_in(spans: Mapping[str, JSON]) -> list[tuple[PromptStatus, list[int]]]:
-    """Read ordinals by status, written by `spans_of`. Raises TypeError or ValueError for another form."""
-    found: list[tuple[PromptStatus, list[int]]] = []
+def spans_by_status(statuses: Mapping[int, PromptStatus]) -> dict[str, JSON]:
+    """Write the ordinals of each status as spans."""
+    return {status.value: spans_of(one for one, its in statuses.items() if its is status) for status in PromptStatus}
+
+
+def statuses_in(spans: Mapping[str, JSON]) -> dict[int, PromptStatus]:
+    """Read statuses that `spans_by_status` has written. Raises TypeError or ValueError for another form."""
+    found: dict[int, PromptStatus] = {}
     room = MOST
     for name, value in spans.items():
-        ordinals: list[int] = []
         for span in as_list(value):
             match span:
                 case [int(first), int(end)] if first < end:
                     room -= end - first
                     if room < 0:
                         raise ValueError(f"expected at most {MOST:,} prompts, found {end - first:,} more in {span}")
-                    ordinals += range(first, end)
+                    found |= dict.fromkeys(range(first, end), PromptStatus(name))
                 case _:
                     raise TypeError(f"expected [first, end], found {span!r:.100}")
-        found.append((PromptStatus(name), ordinals))
     return found
 
 
@@ -217,10 +215,7 @@ def named(ordinals: Iterable[int]) -> str:
 
 
 def _line(batch: RecordedBatch) -> bytes:
-    by_status = {
-        status: spans_of(one for one, its in batch.statuses.items() if its is status) for status in PromptStatus
-    }
-    spans: dict[str, JSON] = {status.value: found for status, found in by_status.items() if found}
+    spans = {name: found for name, found in spans_by_status(batch.statuses).items() if found}
     return json.dumps({"step": batch.step, "version": batch.version, **spans}).encode() + b"\n"
 
 
@@ -228,6 +223,5 @@ def _batch(line: JSON) -> RecordedBatch:
     match line:
         case {"step": int(step), "version": int(version)}:
             spans = {name: value for name, value in as_object(line).items() if name not in ("step", "version")}
-            statuses = {one: status for status, ordinals in statuses_in(spans) for one in ordinals}
-            return RecordedBatch(step, version, dict(sorted(statuses.items())))
+            return RecordedBatch(step, version, dict(sorted(statuses_in(spans).items())))
     raise TypeError("no batch")

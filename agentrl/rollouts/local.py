@@ -38,11 +38,8 @@ from agentrl.errors import CodeError, ConfigError, TrainingError
 from agentrl.interaction import Interaction
 from agentrl.reward.model_input import ModelInput, conversations
 from agentrl.rollouts.context import RunContext, run_name, uses_reward_model
-from agentrl.rollouts.contract import GREEDY, Rollout, Task
-from agentrl.rollouts.groups import EndedGroup, Log, Packed, PromptTask, judge_group, oldest_trained, sampled_by_version
-from agentrl.rollouts.idle import IdleWatch
+from agentrl.rollouts.contract import GREEDY, EndedGroup, Hook, Log, PromptTask, Rollout, Task, judge_group
 from agentrl.rollouts.journal import Journal, record_of, trajectories_in
-from agentrl.rollouts.runner import Hook
 from agentrl.rollouts.saving import Saving
 from agentrl.rollouts.staleness_scheduler import GroupStatus
 from agentrl.rollouts.trial import try_once
@@ -58,11 +55,12 @@ from agentrl.system.thread_state import torch_state
 from agentrl.system.throttle import OncePerKey
 from agentrl.system.user_code import collect_numbers
 from agentrl.tool.toolset import ToolSet
-from agentrl.trajectory import Outline, Trajectory
+from agentrl.trajectory import Outline, Trajectory, exclusion
 from agentrl.trajectory.collate import from_trajectories
 from agentrl.trajectory.files import TRAJECTORIES
 from agentrl.trajectory.parquet import fill_rewards, write_trajectories
 from agentrl.trajectory.sample import Sample
+from agentrl.trajectory.staleness import oldest_version
 
 STALL_SECONDS = 30.0
 LOOP_SECONDS = 60.0
@@ -155,6 +153,33 @@ def after_kill_of(tools: ToolSet, interactions: Mapping[str, Interaction]) -> di
         except ConfigError as error:
             raise ConfigError(f"{who}: {error}") from error
     return found
+
+
+class IdleWatch:
+    """Seconds in which an engine was held or ran no request, by looking at it again and again; on the event loop."""
+
+    SECONDS = 0.1
+    """Time between two looks."""
+
+    def __init__(self, engine: RolloutEngine) -> None:
+        self._engine = engine
+        self.total = 0.0
+        """Seconds since `begin`. Safe from any thread."""
+        self._looking: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Look from now on, as long as the loop runs; every later call does nothing."""
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look())
+
+    async def _look(self) -> None:
+        before = time.monotonic()
+        while True:
+            await asyncio.sleep(self.SECONDS)
+            now, health = time.monotonic(), await self._engine.health()
+            if health.paused or not health.running:
+                self.total += now - before
+            before = now
 
 
 class LocalRollouts:
@@ -340,7 +365,8 @@ class LocalRollouts:
         self.check()
         if self.origins is not None:
             self._report.add(self.origins.check([(one, work.sample) for one in requests], trajectories))
-        outcome, oldest = judge_group(trajectories, self.teaches), oldest_trained(trajectories)
+        outcome = judge_group(trajectories, self.teaches)
+        oldest = oldest_version(one for one in trajectories if exclusion(one) is None)
         is_replaced = outcome is not GroupStatus.SCORED and self.teaches is not None
         if not is_replaced:
             self._ended[work.ordinal] = trajectories
@@ -400,7 +426,7 @@ class LocalRollouts:
         self.idle.begin()
         return self.idle.total
 
-    def pack(self, task: Task, ordinals: Sequence[int], journal: Journal, *, show: bool = False) -> Packed:
+    def pack(self, task: Task, ordinals: Sequence[int], journal: Journal, *, show: bool = False) -> Rollout:
         groups = [
             self._ended.pop(one) if one in self._ended else trajectories_in(journal.record(one)) for one in ordinals
         ]
@@ -408,7 +434,7 @@ class LocalRollouts:
 
     def pack_groups(
         self, task: Task, groups: Sequence[list[Trajectory]], first: int = 0, *, show: bool = False
-    ) -> Packed:
+    ) -> Rollout:
         """Make a batch, or a part of one, of groups that are numbered from `first`."""
         trajectories: list[Trajectory] = []
         for number, group in enumerate(groups, first):
@@ -416,7 +442,11 @@ class LocalRollouts:
                 trajectory.group = number
             trajectories += group
         made = self.pack_trajectories(task, trajectories, first * task.each, show=show)
-        return Packed(made, sampled_by_version(trajectories))
+        for one in trajectories:
+            for transcript in one.transcripts if exclusion(one) is None else ():
+                for span in transcript.versions:
+                    made.versions[span.version] += span.end - span.start
+        return made
 
     def replace_dead_workers(self) -> None:
         """See `RolloutRunner.replace_dead_workers`."""

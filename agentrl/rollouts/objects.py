@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agentrl.agent_loop import AgentLoop
-from agentrl.agent_loop.function import LoopFunction
+from agentrl.agent_loop.registry import LoopFunction
 from agentrl.interaction import Interaction
 from agentrl.tool import Tool
 

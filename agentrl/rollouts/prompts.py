@@ -29,24 +29,20 @@ class Prompts:
 
     def __init__(self, loader: Loader) -> None:
         self.loader = loader
-        self._next = 0
+        self.end = 0
+        """The first ordinal that is not drawn yet."""
         self._drawn: deque[_Drawn] = deque()
         self._lock = Lock()
         """The thread that draws is not the thread that begins prompts and forgets them."""
 
     def draw_to(self, end: int) -> None:
         """Draw until all prompts before `end` are there. Raises the errors of `Loader`."""
-        while self._next < end:
+        while self.end < end:
             position = self.loader.state_dict()
-            drawn = _Drawn(self._next, next(self.loader), position)
+            drawn = _Drawn(self.end, next(self.loader), position)
             with self._lock:
                 self._drawn.append(drawn)
-                self._next += len(drawn.samples)
-
-    @property
-    def end(self) -> int:
-        """The first ordinal that is not drawn yet."""
-        return self._next
+                self.end += len(drawn.samples)
 
     def __getitem__(self, ordinal: int) -> Sample:
         """Return a prompt that is drawn and not forgotten."""
@@ -64,7 +60,7 @@ class Prompts:
         """Return the position before the oldest batch that is not forgotten, and the ordinal of its first prompt."""
         if self._drawn:
             return {"loader": self._drawn[0].position, "first_prompt": self._drawn[0].first}
-        return {"loader": self.loader.state_dict(), "first_prompt": self._next}
+        return {"loader": self.loader.state_dict(), "first_prompt": self.end}
 
     def load(self, state: Mapping[str, JSON], first: int) -> None:
         """Continue where `state` was taken; `first`: ordinal of the first prompt of a state without one.
@@ -73,5 +69,5 @@ class Prompts:
         """
         self.loader.load_state_dict(as_mapping(state["loader"]))
         found = state.get("first_prompt", first)
-        self._next = found if isinstance(found, int) else first
+        self.end = found if isinstance(found, int) else first
         self._drawn.clear()

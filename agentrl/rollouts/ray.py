@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,15 +15,13 @@ from agentrl.checks.report import Report
 from agentrl.config import Config
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.observe.display import Display
-from agentrl.rollouts.contract import Rollout, Task
-from agentrl.rollouts.groups import EndedGroup, Log, Packed, PromptTask
+from agentrl.rollouts.contract import EndedGroup, Hook, Log, PromptTask, Rollout, Task
 from agentrl.rollouts.journal import Journal
 from agentrl.rollouts.local import LocalRollouts
 from agentrl.rollouts.ray_groups import RayGroups
 from agentrl.rollouts.ray_placing import WorkerMaker
 from agentrl.rollouts.ray_worker import RolloutPart, pack_part, run_part
 from agentrl.rollouts.ray_workers import RolloutWorkers
-from agentrl.rollouts.runner import Hook
 from agentrl.runtime.ray.pool import WeightReader
 from agentrl.system.loop_thread import LoopThread
 from agentrl.system.metrics import Metrics
@@ -79,12 +76,26 @@ class RayRunner:
         """See `RolloutRunner.run`. The batches are stored ones."""
         if before is not None:
             self.loop.run(before())
-        made = self._joined(self.workers.share(partial(run_part, show=show), task, samples, first))
+        calls = [
+            (
+                number,
+                partial(
+                    run_part,
+                    task=replace(task, share=share),
+                    samples=samples[start:end],
+                    first=first + start,
+                    show=show,
+                ),
+            )
+            for number, share, start, end in self.workers.parts(len(samples))
+        ]
+        with self.display.stage(task.name, total=len(samples) * task.each) as stage:
+            made = self._joined(self.workers.call(calls, what=task.name, stage=stage))
         if after is not None:
             self.loop.run(after())
-        return made.rollout
+        return made
 
-    def pack(self, task: Task, ordinals: Sequence[int], journal: Journal, *, show: bool = False) -> Packed:
+    def pack(self, task: Task, ordinals: Sequence[int], journal: Journal, *, show: bool = False) -> Rollout:
         """See `RolloutRunner.pack`. Each worker makes the part of some groups, wherever they ran."""
         stored: list[ray.ObjectRef[bytes] | ray.ObjectRef[list[Trajectory]]] = [
             self.groups.pop(one) or ray.put(journal.record(one)) for one in ordinals
@@ -157,21 +168,22 @@ class RayRunner:
     async def pause(self) -> None:
         if not self._is_paused:
             self._is_paused = True
-            await self.groups.broadcast(_pause)
+            await self.groups.broadcast(partial(_on_loop, LocalRollouts.pause))
 
     async def resume(self) -> None:
         if self._is_paused:
             self._is_paused = False
-            await self.groups.broadcast(_resume)
+            await self.groups.broadcast(partial(_on_loop, LocalRollouts.resume))
 
     async def lock_weights(self) -> None:
         self._is_locked = True
-        await self.groups.broadcast(_lock_weights)
+        await self.groups.broadcast(partial(_on_loop, LocalRollouts.lock_weights))
 
     async def unlock_weights(self, weights: Weights, version: int) -> None:
         """See `RolloutRunner.unlock_weights`. A worker that takes another's place is sent these."""
         self.workers.weights, self._is_locked = (weights, version), False
-        await self.groups.broadcast(partial(_unlock_weights, weights=weights, version=version))
+        unlock = partial(LocalRollouts.unlock_weights, weights=weights, version=version)
+        await self.groups.broadcast(partial(_on_loop, unlock))
 
     async def idle_seconds(self) -> float:
         """See `RolloutRunner.idle_seconds`: as far as workers have reported it."""
@@ -187,11 +199,10 @@ class RayRunner:
         self.workers.close()
         self.loop.close()
 
-    def _joined(self, parts: Sequence[RolloutPart]) -> Packed:
+    def _joined(self, parts: Sequence[RolloutPart]) -> Rollout:
         """Join the workers' parts of a rollout, and note who wrote its files."""
-        self._wrote = {path: part.worker for part in parts for path, _ in part.packed.rollout.files}
-        versions: Counter[int] = sum((part.packed.versions for part in parts), Counter())
-        return Packed(Rollout.joined([part.packed.rollout for part in parts]), versions)
+        self._wrote = {path: worker for rollout, worker in parts for path, _ in rollout.files}
+        return Rollout.joined([rollout for rollout, _ in parts])
 
     def _join(self) -> None:
         """Bring new workers to the state of the others, and give them groups."""
@@ -199,23 +210,12 @@ class RayRunner:
 
     async def _repeat_calls(self) -> None:
         if self._is_locked:
-            await self.groups.broadcast(_lock_weights)
+            await self.groups.broadcast(partial(_on_loop, LocalRollouts.lock_weights))
         if self._is_paused:
-            await self.groups.broadcast(_pause)
+            await self.groups.broadcast(partial(_on_loop, LocalRollouts.pause))
         await self.groups.follow()
 
 
-def _pause(rollouts: LocalRollouts) -> None:
-    rollouts.loop.run(rollouts.pause())
-
-
-def _resume(rollouts: LocalRollouts) -> None:
-    rollouts.loop.run(rollouts.resume())
-
-
-def _lock_weights(rollouts: LocalRollouts) -> None:
-    rollouts.loop.run(rollouts.lock_weights())
-
-
-def _unlock_weights(rollouts: LocalRollouts, weights: Weights, version: int) -> None:
-    rollouts.loop.run(rollouts.unlock_weights(weights, version))
+def _on_loop(work: Callable[[LocalRollouts], Coroutine[object, None, None]], rollouts: LocalRollouts) -> None:
+    """Await `work` on the event loop of a worker's rollouts."""
+    rollouts.loop.run(work(rollouts))

@@ -20,21 +20,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 import ray
 
-from agentrl.rollouts.groups import EndedGroup, Log, PromptTask
+from agentrl.rollouts.contract import EndedGroup, Log, PromptTask
 from agentrl.rollouts.ray_worker import RolloutWorker, Work
 from agentrl.rollouts.ray_workers import SILENT, SILENT_FOR, SILENT_TOLD, RolloutWorkers
-from agentrl.rollouts.worker_groups import (
-    CallRecorded,
-    GroupBegan,
-    GroupEnded,
-    GroupEvent,
-    GroupFailed,
-    TrajectoryEnded,
-)
+from agentrl.rollouts.worker_groups import GroupEvent, TrajectoryEnded
 from agentrl.runtime.ray.pool import ask, end, raised
 from agentrl.runtime.ray.session import death_of
 from agentrl.runtime.ray.watch import GONE
 from agentrl.runtime.stall import Stall
+from agentrl.system.answers import Entry
 from agentrl.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -169,11 +163,9 @@ class RayGroups:
         """Pass on a worker's events until it dies; then its groups restart elsewhere."""
         try:
             while True:
-                told = await self._answer(number, one.actor.group_events.remote(ASKED_FOR))
-                self.idle_seconds += told.idle_seconds / max(
-                    len(self._workers.living), 1
-                )  # none: it was just found dead
-                for event in told.events:
+                events, idle = await self._answer(number, one.actor.group_events.remote(ASKED_FOR))
+                self.idle_seconds += idle / max(len(self._workers.living), 1)  # none: it was just found dead
+                for event in events:
                     self._dispatch(event)
                 update = await self._answer(number, one.actor.status_update.remote())
                 update.show(self._workers.display)
@@ -214,22 +206,22 @@ class RayGroups:
         one = self._begun.get(event.key)
         if one is None or one.outcome.done():
             return  # it was cancelled
-        match event:
-            case GroupBegan():
-                one.on_begin(event.version)
-            case CallRecorded():
+        match event.what:
+            case int() as version:
+                one.on_begin(version)
+            case Entry() as entry:
                 if one.log is not None:
-                    one.log.add(event.entry)
+                    one.log.add(entry)
             case TrajectoryEnded():
                 one.on_end()
-            case GroupEnded():
+            case EndedGroup() as group:
                 if event.trajectories is not None:
-                    self._unrecorded[event.group.ordinal] = ray.put(event.trajectories)
-                one.outcome.set_result(event.group)
-            case GroupFailed():
+                    self._unrecorded[group.ordinal] = ray.put(event.trajectories)
+                one.outcome.set_result(group)
+            case failure:
                 number = next((place for place, actor in enumerate(self._workers.actors) if actor is one.actor), 0)
                 where = f"rollout worker {number + 1} of {len(self._workers.actors)}"
-                one.outcome.set_exception(raised(event.failure, where))
+                one.outcome.set_exception(raised(failure, where))
 
     def _is_of(self, number: int, one: _Followed) -> bool:
         """Say whether it is the worker of that number, and has not been replaced."""

@@ -58,7 +58,15 @@ class WorkerMaker:
                 "name it in the config, so that each worker makes its own"
             ) from error
         self._first, self._servers = first, servers
-        self._groups = [] if nodes is not None else self._placed()
+        self._groups: list[PlacementGroup] = []
+        if nodes is None:
+            rollout = config.actor_rollout_ref.rollout
+            gpus = {"GPU": float(rollout.n_gpus_per_node)} if device == "cuda" else {}
+            self._groups = placed(
+                [[{"CPU": 1.0, **gpus}]] * rollout.nnodes,
+                f"actor_rollout_ref.rollout.nnodes={rollout.nnodes} rollout workers"
+                + (f" with {rollout.n_gpus_per_node} GPUs each" if gpus else ""),
+            )
         self.count = len(self._groups) if nodes is None else len(nodes())
 
     def make(self, number: int) -> ActorProxy[RolloutWorker]:
@@ -105,16 +113,6 @@ class WorkerMaker:
                 self._groups[number], placement_group_bundle_index=0
             ),
         }
-
-    def _placed(self) -> list[PlacementGroup]:
-        """Find room for workers with devices of their own. Raises ConfigError when the cluster has no room."""
-        rollout = self.config.actor_rollout_ref.rollout
-        gpus = {"GPU": float(rollout.n_gpus_per_node)} if self._device == "cuda" else {}
-        return placed(
-            [[{"CPU": 1.0, **gpus}]] * rollout.nnodes,
-            f"actor_rollout_ref.rollout.nnodes={rollout.nnodes} rollout workers"
-            + (f" with {rollout.n_gpus_per_node} GPUs each" if gpus else ""),
-        )
 
 
 def part_of(config: RolloutsConfig, number: int, count: int) -> RolloutsConfig:

@@ -6,7 +6,6 @@ The tokens that it makes stay in the object store.
 from __future__ import annotations
 
 from asyncio import CancelledError
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -19,12 +18,11 @@ import ray
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.remote.router import ServerAccess
 from agentrl.rollouts.context import FirstRows, load_chat, load_context
-from agentrl.rollouts.contract import Task
-from agentrl.rollouts.groups import Packed, PromptTask
+from agentrl.rollouts.contract import PromptTask, Rollout, Task
 from agentrl.rollouts.journal import trajectories_in
 from agentrl.rollouts.local import LocalRollouts, open_local_rollouts
 from agentrl.rollouts.objects import UserObjects
-from agentrl.rollouts.worker_groups import GroupEvents, WorkerGroups
+from agentrl.rollouts.worker_groups import GroupEvent, WorkerGroups
 from agentrl.runtime.ray.rank import Failure, Place
 from agentrl.runtime.ray.session import Surroundings
 from agentrl.runtime.ray.stored import StoredBatch, put_batch
@@ -147,8 +145,8 @@ class RolloutWorker:
         self.groups.begin(key, work, entries)
 
     @ray.method(concurrency_group="groups")
-    def group_events(self, seconds: float) -> GroupEvents:
-        """Take the events of groups since the last call; wait at most `seconds` for the first."""
+    def group_events(self, seconds: float) -> tuple[list[GroupEvent], float]:
+        """Take the events of groups since the last call, and its seconds of an idle engine; wait `seconds` at most."""
         return self.groups.events(seconds)
 
     @ray.method(concurrency_group="status")
@@ -161,18 +159,13 @@ class RolloutWorker:
         self.stack.close()
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutPart:
-    """A worker's part of a rollout, with its batches in the object store."""
-
-    packed: Packed
-    worker: int
-    """Number of the worker, from 0."""
+RolloutPart = tuple[Rollout, int]
+"""A worker's part of a rollout, with its batches in the object store, and the worker's number from 0."""
 
 
 def run_part(rollouts: LocalRollouts, task: Task, samples: Sequence[Sample], first: int, show: bool) -> RolloutPart:
     """Run a task as `RolloutRunner.run`, and put its batches into the object store."""
-    return _stored(Packed(rollouts.run(task, samples, first, show=show), Counter()), rollouts)
+    return _stored(rollouts.run(task, samples, first, show=show), rollouts)
 
 
 def pack_part(
@@ -188,11 +181,9 @@ def pack_part(
     return _stored(rollouts.pack_groups(task, read, first, show=show), rollouts)
 
 
-def _stored(packed: Packed, rollouts: LocalRollouts) -> RolloutPart:
-    made = packed.rollout
+def _stored(made: Rollout, rollouts: LocalRollouts) -> RolloutPart:
     batch, read = (
         None if one is None else StoredBatch.from_pieces([put_batch(one.load())])
         for one in (made.batch, made.conversations)
     )
-    stored = replace(made, batch=batch, conversations=read)
-    return RolloutPart(replace(packed, rollout=stored), rollouts.share[0] - 1)
+    return replace(made, batch=batch, conversations=read), rollouts.share[0] - 1

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import ray
 
 from agentrl.engines.weights import Weights
 from agentrl.errors import WorkerDied
 from agentrl.observe.display import Display, Stage
-from agentrl.rollouts.contract import Task
 from agentrl.rollouts.local import LocalRollouts
 from agentrl.rollouts.ray_placing import WorkerMaker
 from agentrl.rollouts.ray_worker import RolloutWorker, StatusUpdate, Work
@@ -27,13 +26,11 @@ from agentrl.runtime.ray.rank import Failure, Place
 from agentrl.runtime.ray.session import death_of
 from agentrl.runtime.ray.watch import GONE
 from agentrl.runtime.stall import Stall
-from agentrl.trajectory.sample import Sample
 
 if TYPE_CHECKING:
     from ray.actor import ActorProxy
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 LOOK_EVERY = 0.25
 """Seconds between two looks at how far the workers are."""
 ROOM_TOLD = 5.0
@@ -46,18 +43,12 @@ CLOSED_WITHIN = 30.0
 """Seconds that a worker has to end its rollouts, or its servers and tools."""
 
 
-class SharedWork(Protocol[T_co]):
-    """Work that gives each worker its samples, the position of the first, and the name of its file."""
-
-    def __call__(self, rollouts: LocalRollouts, /, *, task: Task, samples: Sequence[Sample], first: int) -> T_co: ...
-
-
 @dataclass(slots=True)
 class Starting:
     """A worker that takes another's place, and that nothing waits for while it starts."""
 
     call: ray.ObjectRef[object]
-    """CallRecorded when it has."""
+    """Answered when it has."""
     begun: float = field(default_factory=time.monotonic)
     is_told: bool = False
     """True where the user was warned that no machine has room for it."""
@@ -109,15 +100,6 @@ class RolloutWorkers:
         bounds = [count * part // len(living) for part in range(len(living) + 1)]
         for part, number in enumerate(living):
             yield number, (part + 1, len(living)), bounds[part], bounds[part + 1]
-
-    def share(self, work: SharedWork[T], task: Task, samples: Sequence[Sample], first: int) -> list[T]:
-        """Do `work(rollouts, task=..., samples=..., first=...)` on every worker, each with its part."""
-        calls = [
-            (number, partial(work, task=replace(task, share=share), samples=samples[start:end], first=first + start))
-            for number, share, start, end in self.parts(len(samples))
-        ]
-        with self.display.stage(task.name, total=len(samples) * task.each) as stage:
-            return self.call(calls, what=task.name, stage=stage)
 
     def broadcast(self, work: Work[T]) -> list[T]:
         """Call all workers that live. A worker that dies and is not replaced at once gives no answer."""

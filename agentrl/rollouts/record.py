@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from agentrl.errors import DataError
-from agentrl.rollouts.groups import EndedGroup
-from agentrl.rollouts.journal import Ended, Journal, identity
+from agentrl.rollouts.contract import EndedGroup
+from agentrl.rollouts.journal import Journal, identity
 from agentrl.rollouts.ledger import MOST, Ledger, LedgerFile, RecordedBatch, named
 from agentrl.rollouts.staleness_scheduler import Batch, PromptStatus, StalenessScheduler
 from agentrl.system.answers import Entry, Kind
@@ -130,7 +130,7 @@ class Record:
         """
         if not self.plan:
             if self.journal.newest > schedule.version:  # a loss of power took the ledger's last lines
-                self._keep(newest=schedule.version)
+                self.drop(schedule.version)
             return None
         batch, ended = self.plan[0], self.journal.ended
         needed = schedule.trained_of(batch.statuses)
@@ -147,12 +147,8 @@ class Record:
         self._note(f"step {schedule.step + 1} is sampled anew: the journal does not hold its batch as it was taken")
         self.plan.clear()
         self._file.keep_to(schedule.step)
-        self._keep(newest=schedule.version)
+        self.drop(schedule.version)
         return None
-
-    def ended_before(self, ordinal: int) -> Ended | None:
-        """Find how a prompt that is begun had ended in a process before; None: it has to be sampled."""
-        return None if self.plan else self.journal.ended.get(ordinal)
 
     def resumed(self, schedule: StalenessScheduler, ordinal: int) -> StalenessScheduler:
         """Let a prompt that is begun continue where it stood in an earlier process, if there is something of it."""
@@ -175,21 +171,6 @@ class Record:
         its = self.journal.unfinished.get(ordinal)
         return its is not None and its.oldest is not None
 
-    def answers(self, ordinal: int) -> list[Entry]:
-        """Return the entries of a prompt that continues."""
-        return self.journal.entries(ordinal)
-
-    def answered(self, ordinal: int, prompt: str, entry: Entry) -> None:
-        """Take down an entry of a prompt that is open; `prompt`: its row's `identity`.
-
-        Raises TrainingError on a full disk.
-        """
-        self.journal.answered(ordinal, prompt, entry)
-
-    def close(self) -> None:
-        """Close the journal's file."""
-        self.journal.close()
-
     def ended(self, group: EndedGroup) -> None:
         """Take down that a prompt's trajectories have ended. Raises TrainingError on a full disk."""
         if group.record is not None:
@@ -201,15 +182,12 @@ class Record:
             self._file.add(RecordedBatch(step, version, dict(statuses)))
         self.ledger.settle(statuses)
 
-    def saved(self) -> None:
-        """Drop records that no checkpoint needs any more, now that one is being saved."""
-        self._keep()
+    def drop(self, newest: int | None = None) -> None:
+        """Drop records that no checkpoint needs, now that one is being saved; `newest`: as in `Journal.keep`."""
+        self.journal.keep(lambda ordinal: not self.ledger.has(ordinal), newest=newest)
 
     def text(self) -> str:
         """Report the number of prompts by status, and the file that lists them."""
         found = f"; {self.found} of them came from the journal" if self.found else ""
         found += f"; {self.turns} turns of others, too" if self.turns else ""
         return f"{self.ledger.text()}{found} ({self._file.path.name} names them by step)"
-
-    def _keep(self, newest: int | None = None) -> None:
-        self.journal.keep(lambda ordinal: not self.ledger.has(ordinal), newest=newest)

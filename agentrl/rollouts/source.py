@@ -35,62 +35,50 @@ class TrajectorySource(Protocol):
     @property
     def needs_weights(self) -> bool:
         """No trajectory continues before the next `publish`, also if the step changed no weight."""
-        ...
 
     @property
     def loader(self) -> Loader:
         """The order of the rows."""
-        ...
 
     @property
     def max_staleness(self) -> int | None:
         """Versions that a token of a batch may be older than the policy; None: any number."""
-        ...
 
     @property
     def served(self) -> int:
         """Version of the policy that the engine has."""
-        ...
 
     def next_batch(self, step: int, *, show: bool = False) -> Rollout:
         """Wait for the trajectories that `step` is trained on; with `show`, show one of them whole.
 
         The policy that is updated with them is the policy that `publish` was last given.
         """
-        ...
 
     def validate(
         self, samples: Sequence[Sample], step: int, *, greedy: bool, show: bool = False, first: int = 0
     ) -> Rollout:
         """Run trajectories of `samples`, whose prompts are numbered from `first`, all by the weights of `step`."""
-        ...
 
     def fill_rewards(self, files: Sequence[tuple[Path, int]], outlines: Sequence[Outline]) -> None:
         """Write the reward model's part of rewards into the files of a rollout, whose outlines these are now."""
-        ...
 
     def sleep(self) -> None:
         """Give up, until `publish`, the memory that the engine shares with the policy."""
-        ...
 
     def publish(self, weights: Weights, version: int) -> SyncReport:
         """Publish the policy's current weights. `version` grows with each step that changed it.
 
         `weights` may be the live ones: they are read before the call returns, or again while requests run.
         """
-        ...
 
     def updated(self, outlines: Sequence[Outline]) -> None:
         """Take note that a step's update has ended, whether or not it made weights; its step had these trajectories."""
-        ...
 
     def metrics(self) -> Metrics:
         """Take the numbers of engine, tools, interactions and scorers since they were last taken."""
-        ...
 
     def checked(self) -> Report:
         """Take the findings of checks about trajectories and the engine's weights since the last call."""
-        ...
 
     def state(self) -> dict[str, JSON]:
         """Return, as JSON values, the state that a run continued after the current step needs: the position in the
@@ -98,23 +86,18 @@ class TrajectorySource(Protocol):
 
         A checkpoint holds these keys next to its own. The call changes no state, also while an update is under way.
         """
-        ...
 
     def load_state(self, state: Mapping[str, JSON]) -> None:
         """Continue where `state()` was taken; `publish` follows. Other keys of a checkpoint are ignored.
 
         Raises DataError when the data are others.
         """
-        ...
 
     def saved(self) -> None:
         """Take note that a checkpoint with the last `state` is saved, or is being written."""
-        ...
 
     def report(self) -> str | None:
         """Report the prompts by status at the run's end; None where there is nothing to report."""
-        ...
 
     def restart_workers(self) -> None:
         """Replace workers that died; `load_state` and `publish` follow."""
-        ...

@@ -58,14 +58,14 @@ async def _converse(interaction: Interaction, sample: Sample) -> None:
     """Have one dialogue of one turn."""
     name, kwargs = "trial", dict(sample.interaction_kwargs)
     kwargs.pop("name", None)
-    await ask(interaction, "start_interaction", name, **kwargs)
+    await ask(interaction, interaction.start_interaction, name, **kwargs)
     try:
-        await ask(interaction, "open_dialogue", name, list(sample.prompt))
-        await ask(interaction, "generate_response", name, answered(sample))
-        await ask(interaction, "calculate_score", name)
+        await ask(interaction, interaction.open_dialogue, name, list(sample.prompt))
+        await ask(interaction, interaction.generate_response, name, answered(sample))
+        await ask(interaction, interaction.calculate_score, name)
     finally:
         async with within(SECONDS):
-            await ask(interaction, "finalize_interaction", name)
+            await ask(interaction, interaction.finalize_interaction, name)
 
 
 async def _score(reward: RewardManager, sample: Sample, n: int) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Condition
 
-from agentrl.rollouts.groups import EndedGroup, PromptTask
+from agentrl.rollouts.contract import EndedGroup, Log, PromptTask
 from agentrl.rollouts.local import LocalRollouts
 from agentrl.runtime.ray.rank import Failure
 from agentrl.system.answers import Entry
@@ -17,69 +17,20 @@ from agentrl.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True)
-class GroupBegan:
-    """The first trajectory of the group asked for by `key` began, by weights no older than `version`."""
-
-    key: int
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class CallRecorded:
-    """A trajectory of the group was answered something, or is about to ask."""
-
-    key: int
-    entry: Entry
-    """See `agentrl.rollouts.groups.Log`."""
-
-
-@dataclass(frozen=True, slots=True)
 class TrajectoryEnded:
-    """A trajectory of the group has ended."""
+    """A trajectory of a group has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEvent:
+    """Event of the group asked for by `key`."""
 
     key: int
-
-
-@dataclass(frozen=True, slots=True)
-class GroupEnded:
-    """The group has ended."""
-
-    key: int
-    group: EndedGroup
-    trajectories: list[Trajectory] | None
-    """None where the journal's record has them."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupFailed:
-    """An error ended the group."""
-
-    key: int
-    failure: Failure
-
-
-@dataclass(frozen=True, slots=True)
-class GroupEvents:
-    """Answer of a worker that is asked for events."""
-
-    events: Sequence[GroupEvent]
-    idle_seconds: float
-    """Seconds in which its engine had nothing to do since it was asked before."""
-
-
-GroupEvent = GroupBegan | CallRecorded | TrajectoryEnded | GroupEnded | GroupFailed
-
-
-@dataclass(frozen=True, slots=True)
-class DriverLog:
-    """Log of a group, which lies with the driver."""
-
-    entries: Sequence[Entry]
-    """Entries from before the group began."""
-    add: Callable[[Entry], None]
-
-    def read(self) -> Sequence[Entry]:
-        return self.entries
+    what: int | Entry | TrajectoryEnded | EndedGroup | Failure
+    """A number: its first trajectory began, by weights no older than this version. An entry of its `Log`: a trajectory
+    was answered something, or is about to ask. A failure: an error ended the group."""
+    trajectories: list[Trajectory] | None = None
+    """Trajectories of a group that has ended; None where the journal's record has them."""
 
 
 class WorkerGroups:
@@ -100,13 +51,16 @@ class WorkerGroups:
         """Begin a group; `key` names it in its events. `entries`: of its `Log`; None: it has no log."""
         self._rollouts.loop.call_soon(partial(self._begin, key, work, entries))
 
-    def events(self, seconds: float) -> GroupEvents:
-        """Take the events since the last call, in order; wait at most `seconds` for the first."""
+    def events(self, seconds: float) -> tuple[list[GroupEvent], float]:
+        """Take the events since the last call, in order; wait at most `seconds` for the first.
+
+        The second value is the seconds since the last call in which the engine had nothing to do.
+        """
         with self._some:
             self._some.wait_for(lambda: self._events, seconds)
             events, self._events = self._events, []
         before, self._idle = self._idle, self._rollouts.idle.total
-        return GroupEvents(events, self._idle - before)
+        return events, self._idle - before
 
     def stop(self) -> None:
         """End all groups, and wait until they have ended. Later events are not reported."""
@@ -127,16 +81,15 @@ class WorkerGroups:
             self._watching = asyncio.create_task(self._rollouts.watch(lambda: self._ends, "rollouts"))
 
     async def _run(self, key: int, work: PromptTask, entries: Sequence[Entry] | None) -> None:
-        log = None if entries is None else DriverLog(entries, lambda entry: self._emit(CallRecorded(key, entry)))
+        emit = partial(self._emit, key)
+        log = None if entries is None else Log(lambda: entries or (), emit)
         try:
             with leaked_cancellation_fails(f"prompt {work.ordinal}"):
-                ended = await self._rollouts.run_group(
-                    work, lambda version: self._emit(GroupBegan(key, version)), lambda: self._trajectory_ended(key), log
-                )
+                ended = await self._rollouts.run_group(work, emit, lambda: self._trajectory_ended(key), log)
             trajectories = self._rollouts.pop_group(work.ordinal)
-            self._emit(GroupEnded(key, ended, trajectories if ended.record is None else None))
+            emit(ended, trajectories if ended.record is None else None)
         except Exception as error:
-            self._emit(GroupFailed(key, Failure.from_error(error)))
+            emit(Failure.from_error(error))
         finally:
             del self._tasks[key]
             if not self._tasks and self._watching is not None:
@@ -145,9 +98,14 @@ class WorkerGroups:
 
     def _trajectory_ended(self, key: int) -> None:
         self._ends += 1
-        self._emit(TrajectoryEnded(key))
+        self._emit(key, TrajectoryEnded())
 
-    def _emit(self, event: GroupEvent) -> None:
+    def _emit(
+        self,
+        key: int,
+        what: int | Entry | TrajectoryEnded | EndedGroup | Failure,
+        trajectories: list[Trajectory] | None = None,
+    ) -> None:
         with self._some:
-            self._events.append(event)
+            self._events.append(GroupEvent(key, what, trajectories))
             self._some.notify()

@@ -16,7 +16,7 @@ from agentrl.rollouts.context import (
     load_chat,
     show_first_prompts,
 )
-from agentrl.rollouts.runner import RolloutRunner
+from agentrl.rollouts.contract import RolloutRunner
 from agentrl.rollouts.source import TrajectorySource
 from agentrl.runtime.device import resolve_device
 from agentrl.runtime.ray.session import ray_session

@@ -61,7 +61,7 @@ import torch
 from agentrl.algorithms.declared import declared_by_loss
 from agentrl.algorithms.entropy import EntropyControl
 from agentrl.algorithms.estimate import REWARD_KL, Settings, estimate
-from agentrl.algorithms.kl import AdaptiveKLController, FixedKLController, KLController
+from agentrl.algorithms.kl import AdaptiveKLController, FixedKLController
 from agentrl.algorithms.policy_loss import select_tokens
 from agentrl.checks.report import Report
 from agentrl.config import Config
@@ -321,7 +321,7 @@ def estimate_and_read(
     return columns, (metrics, {name: read(batch) for name, read in readers.items()})
 
 
-def build_kl_controller(config: Config) -> KLController | None:
+def build_kl_controller(config: Config) -> FixedKLController | None:
     """Make the controller of the KL coefficient of the reward; None without KL in the reward."""
     ctrl = config.algorithm.kl_ctrl
     if not config.algorithm.use_kl_in_reward:

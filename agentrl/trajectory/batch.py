@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
+import numpy as np
 import torch
 
 from agentrl.config.columns import COLUMNS, column
-from agentrl.trajectory.images import Images
-from agentrl.trajectory.teacher_prompts import TeacherPrompts
+from agentrl.trajectory import Transcript
+from agentrl.trajectory.images import Images, Ints
 
 
 class Sequences(Protocol):
@@ -20,59 +21,47 @@ class Sequences(Protocol):
     @property
     def sequences(self) -> Mapping[str, torch.Tensor]:
         """Columns [N] by sequence."""
-        ...
 
     @property
     def group(self) -> torch.Tensor:
         """Index of each sequence's prompt, [N] int64."""
-        ...
 
     @property
     def trajectory(self) -> torch.Tensor:
         """Index of each sequence's trajectory, [N] int64."""
-        ...
 
     @property
     def lengths(self) -> torch.Tensor:
         """Tokens of each sequence, [N] int64."""
-        ...
 
     @property
     def policy_tokens(self) -> torch.Tensor:
         """Tokens of each sequence that the policy sampled, [N] int64."""
-        ...
 
     @property
     def policies(self) -> tuple[str, ...]:
         """Names of policies."""
-        ...
 
     @property
     def num_tokens(self) -> int:
         """T, the tokens of all sequences."""
-        ...
 
     def __len__(self) -> int: ...
 
     def has(self, name: str) -> bool:
         """Check whether the column is there."""
-        ...
 
     def select(self, indices: Sequence[int]) -> Self:
         """Take the sequences `indices`, in that order."""
-        ...
 
     def with_fields(self, **columns: Any) -> Self:
         """Return the same sequences with columns added or replaced."""
-        ...
 
     def joined(self, others: Sequence[Self]) -> Self:
         """Append the sequences of `others`. All must have the same columns."""
-        ...
 
     def load(self) -> RaggedBatch:
         """Fetch all tokens into this process."""
-        ...
 
 
 class _Always:
@@ -88,6 +77,32 @@ class _Always:
     group: torch.Tensor  # [N] int64, index of the prompt
     trajectory: torch.Tensor  # [N] int64, sequences of one trajectory share it
     policy: torch.Tensor  # [N] int32, index in `policies`; -1 where no policy sampled
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TeacherPrompts:
+    """Prompts of N sequences, which a privileged teacher reads in place of the policy's."""
+
+    ids: tuple[Ints, ...]
+    """[N], each the tokens of a prompt; empty where the teacher is shown nothing that the policy is not."""
+    replaced: Ints  # [N], tokens of the policy's own prompt, with which each sequence begins
+
+    @staticmethod
+    def from_transcripts(transcripts: Iterable[Transcript]) -> TeacherPrompts:
+        """Collect the prompts of each transcript, in order."""
+        found = [(np.array(one.teacher_prompt, np.int64), one.prompt_length) for one in transcripts]
+        return TeacherPrompts(tuple(ids for ids, _ in found), np.array([length for _, length in found], np.int64))
+
+    def select(self, rows: Sequence[int]) -> TeacherPrompts:
+        """Take the prompts of the sequences `rows`, in that order."""
+        return TeacherPrompts(tuple(self.ids[row] for row in rows), self.replaced[np.array(rows, np.int64)])
+
+    @staticmethod
+    def concat(parts: Sequence[TeacherPrompts]) -> TeacherPrompts:
+        """Concatenate the prompts of batches."""
+        return TeacherPrompts(
+            tuple(ids for part in parts for ids in part.ids), np.concatenate([part.replaced for part in parts])
+        )
 
 
 @dataclass(frozen=True, slots=True)

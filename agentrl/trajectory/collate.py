@@ -14,9 +14,8 @@ from agentrl.config.columns import Column, column
 from agentrl.errors import ConfigError
 from agentrl.system.user_code import contract_error, user_code
 from agentrl.trajectory import Outline, Trajectory, Transcript, exclusion
-from agentrl.trajectory.batch import RaggedBatch, dtype_of
+from agentrl.trajectory.batch import RaggedBatch, TeacherPrompts, dtype_of
 from agentrl.trajectory.images import Images
-from agentrl.trajectory.teacher_prompts import TeacherPrompts
 
 NO_EXPERTS = torch.zeros(0, dtype=torch.uint8)
 """The experts of no token, which can be joined to any experts."""
@@ -47,7 +46,8 @@ def from_trajectories(
     transcripts = [row.transcript for row in rows]
     offsets = torch.zeros(len(rows) + 1, dtype=torch.int64)
     torch.cumsum(torch.tensor(list(map(len, transcripts)), dtype=torch.int64), 0, out=offsets[1:])
-    policies, policy = _policies(transcripts)
+    policies = tuple(dict.fromkeys(item.policy for item in transcripts))
+    policy = torch.tensor([policies.index(item.policy) for item in transcripts], dtype=torch.int32)
     tokens = {
         "ids": _joined((item.ids for item in transcripts), torch.int64),
         "mask": _joined((item.mask for item in transcripts), torch.bool),
@@ -95,12 +95,6 @@ def _made(what: Column, rows: Sequence[_Row], trajectories: Sequence[Trajectory]
             numbers = torch.where(torch.tensor(row.transcript.mask) == 1, numbers, what.default).to(dtype)
         values.append(numbers)
     return torch.cat(values)
-
-
-def _policies(transcripts: Sequence[Transcript]) -> tuple[tuple[str, ...], torch.Tensor]:
-    """Return the names of the policies, and which of them each transcript is of, [N] int32."""
-    names = tuple(dict.fromkeys(item.policy for item in transcripts))
-    return names, torch.tensor([names.index(item.policy) for item in transcripts], dtype=torch.int32)
 
 
 def _experts(transcripts: Sequence[Transcript]) -> torch.Tensor:
@@ -228,15 +222,11 @@ def token_states(trajectory: Trajectory) -> list[list[int]]:
         prompt = repr(transcript.ids[: transcript.prompt_length])
         seen = "\n".join(observed[turn.transcript]) if turn.transcript in observed else prompt
         observed[turn.transcript] = []
-        number = _hashed(seen if turn.state is None else turn.state)
+        state = (seen if turn.state is None else turn.state).encode(errors="surrogatepass")
+        number = int.from_bytes(blake2b(state, digest_size=8).digest()) >> 1  # 63 bits, the same in every process
         mask = transcript.mask[turn.start : turn.end]
         states[turn.transcript][turn.start : turn.end] = [number if sampled else -1 for sampled in mask]
     return states
-
-
-def _hashed(text: str) -> int:
-    """Hash a text to 63 bits, the same in every process."""
-    return int.from_bytes(blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()) >> 1
 
 
 def token_versions(trajectory: Trajectory) -> list[list[int]]:

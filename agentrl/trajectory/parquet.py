@@ -23,7 +23,6 @@ from agentrl.trajectory import (
     POLICY,
     Message,
     Outline,
-    PlacedImage,
     Status,
     ToolCallRecord,
     Trajectory,
@@ -66,6 +65,9 @@ _CALL = pa.struct(
         "truncated": pa.bool_(),
     }
 )
+_TURN_FIELDS = tuple(field.name for field in _TURN)
+_CALL_FIELDS = tuple(field.name for field in _CALL if field.name not in ("turn", "arguments"))
+"""Fields that are attributes of the record."""
 _IMAGE = pa.struct(
     {
         "start": pa.int32(),  # its first token
@@ -263,14 +265,20 @@ def _transcript_columns(transcripts: Sequence[Transcript]) -> dict[str, object]:
             [{"version": span.version, "start": span.start, "end": span.end} for span in transcript.versions]
             for transcript in transcripts
         ],
-        "images": [[_image_row(one) for one in transcript.images] for transcript in transcripts],
+        "images": [
+            [
+                {
+                    "start": one.start,
+                    "tokens": one.image.tokens,
+                    "grid": one.image.grid,
+                    "digest": one.image.digest.hex(),
+                }
+                for one in transcript.images
+            ]
+            for transcript in transcripts
+        ],
         "policy": [valid_unicode(transcript.policy) for transcript in transcripts],
     }
-
-
-def _image_row(placed: PlacedImage) -> dict[str, object]:
-    image = placed.image
-    return {"start": placed.start, "tokens": image.tokens, "grid": image.grid, "digest": image.digest.hex()}
 
 
 def _message_row(message: Message) -> dict[str, object]:
@@ -288,30 +296,16 @@ def _message_row(message: Message) -> dict[str, object]:
 
 def turn_row(turn: Turn) -> dict[str, object]:
     """Values of a turn in the column `turns`."""
-    return {
-        "role": turn.role,
-        "text": _text(turn.text),
-        "transcript": turn.transcript,
-        "start": turn.start,
-        "end": turn.end,
-        "finish_reason": turn.finish_reason,
-        "reward": turn.reward,
-        "seconds": turn.seconds,
-        "seed": turn.seed,
-    }
+    return {name: _plain(getattr(turn, name)) for name in _TURN_FIELDS}
 
 
 def _call_row(turn: int, call: ToolCallRecord) -> dict[str, object]:
-    return {
-        "turn": turn,
-        "name": _text(call.name),
-        "arguments": None if call.arguments is None else _json(call.arguments),
-        "response": _text(call.response),
-        "error": call.error,
-        "reward": call.reward,
-        "seconds": call.seconds,
-        "truncated": call.truncated,
-    }
+    arguments = None if call.arguments is None else _json(call.arguments)
+    return {"turn": turn, "arguments": arguments, **{name: _plain(getattr(call, name)) for name in _CALL_FIELDS}}
+
+
+def _plain(value: object) -> object:
+    return valid_unicode(value) if isinstance(value, str) else value
 
 
 def from_row(row: dict[str, Any]) -> Trajectory:

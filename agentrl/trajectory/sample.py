@@ -12,6 +12,11 @@ AGENT_ALIASES = {"single_turn_agent": "single_turn", "react_agent": "react"}
 """Names of verl's data sets for our loops."""
 
 
+def row_place(file: str, row: object) -> str:
+    """Name a row in messages."""
+    return f"{file}, row {row} (the first is 0)"
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One row. `row` and `file` say where it came from, for messages."""
@@ -32,6 +37,11 @@ class Sample:
     """Position in the data set, over all files."""
     file: str = ""
     row: int = 0
+
+    @property
+    def place(self) -> str:
+        """Name of its row in messages."""
+        return row_place(self.file, self.row)
 
     @property
     def interaction(self) -> str | None:

@@ -117,7 +117,8 @@ def _write(
             continue
         kind = COLUMNS[name][1] if name in COLUMNS else pa.from_numpy_dtype(values.dtype)
         by_token = by_token != 0 if kind == pa.bool_() else by_token
-        arrays[name] = tokens.with_values(pa.array(by_token, kind, mask=~there))
+        lists = pa.ListArray.from_arrays(pa.array(tokens.inner, pa.int32()), pa.array(by_token, kind, mask=~there))
+        arrays[name] = pa.ListArray.from_arrays(pa.array(tokens.outer, pa.int32()), lists)
     with published(update_file(file.path)) as temporary:
         pq.write_table(pa.table(arrays), temporary, compression="zstd", row_group_size=rows_together(table))
     return differences
@@ -149,9 +150,3 @@ class _Nested:
     def spans(self, row: int) -> list[tuple[int, int]]:
         """List where the values of each transcript of a row begin and end."""
         return [(int(self.inner[one]), int(self.inner[one + 1])) for one in range(self.outer[row], self.outer[row + 1])]
-
-    def with_values(self, values: pa.Array) -> pa.Array:
-        """Make a column of the same form, of values [all tokens]."""
-        return pa.ListArray.from_arrays(
-            pa.array(self.outer, pa.int32()), pa.ListArray.from_arrays(pa.array(self.inner, pa.int32()), values)
-        )

@@ -75,9 +75,9 @@ class RunsInteraction:
         self, instance_id: str, messages: list[Message], **kwargs: object
     ) -> tuple[bool, str, float, Mapping[str, object]]:
         """Ask the interaction. Raises ValueError for an interaction that rewrites the history."""
-        assert self._dialogue.interaction is not None
-        session = self._dialogue.episode.session
-        answer = await ask(self._dialogue.interaction, "generate_response", session, list(messages))
+        interaction, session = self._dialogue.interaction, self._dialogue.episode.session
+        assert interaction is not None
+        answer = await ask(interaction, interaction.generate_response, session, list(messages))
         if answer.history is not None:
             raise ValueError(NO_HISTORY)
         return bool(answer.should_end), answer.text, float(answer.score), answer.extra

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from agentrl.agent_loop.base import Episode
-from agentrl.agent_loop.function import FunctionLoop
+from agentrl.agent_loop.registry import FunctionLoop
 from agentrl.interaction import Interaction, load_interactions
 from agentrl.rollouts.local import after_kill_of
 from agentrl.system.answers import AfterKill, Answers, Entry, Kind

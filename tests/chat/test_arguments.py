@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.chat import Chat
-from agentrl.chat.check import start_up_check
+from agentrl.chat.check import sample_arguments, start_up_check
 from agentrl.chat.formats.arguments import NO_VALUE, read_argument, read_literal
-from agentrl.chat.sample_arguments import sample_arguments
 from agentrl.errors import ConfigError
 from agentrl.tool import Schema, ToolSchema
 from agentrl.tool.arguments import ArgumentCheck

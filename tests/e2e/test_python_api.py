@@ -19,7 +19,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 import agentrl
 import agentrl.train
 from agentrl.agent_loop import AgentLoop, Episode
-from agentrl.agent_loop.function import FunctionLoop, as_loop
+from agentrl.agent_loop.registry import FunctionLoop, as_loop
 from agentrl.config.overrides import _text, as_config
 from agentrl.errors import CodeError, ConfigError
 from agentrl.interaction import Interaction, InteractionResponse

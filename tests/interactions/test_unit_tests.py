@@ -220,4 +220,4 @@ async def test_no_shipped_interaction_takes_a_row_for_an_error_of_its_code() -> 
         for row in ({}, {"seed": "x", "options": 1}, {"tests": "{", "goal": "", "ground_truth": None}):
             if row or not isinstance(interaction, EnvironmentInteraction):
                 with pytest.raises(DataError, match="interaction_kwargs of x"):
-                    await ask(interaction, "start_interaction", "a", **row)
+                    await ask(interaction, interaction.start_interaction, "a", **row)

@@ -128,7 +128,7 @@ async def test_no_framing_of_a_body_passes_the_limit(chat: Chat, monkeypatch: py
     monkeypatch.setattr(endpoint_module, "MAX_BODY", 5000)
     async with scripted(chat, SCRIPT) as (service, _), service.session() as open:
         target = open.base_url.removeprefix(service.endpoint.url).encode() + b"/chat/completions"
-        await asyncio.to_thread(framing.check, service.endpoint.port, 5000, target)
+        await asyncio.to_thread(framing.check, int(service.endpoint.url.rpartition(":")[2]), 5000, target)
         assert (await open.say([QUESTION])).choices  # it is served on
 
 
@@ -221,7 +221,7 @@ async def test_a_caller_that_goes_away_in_its_body_leaves_no_traceback(
     chat: Chat, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with scripted(chat, SCRIPT) as (service, _), service.session() as open:
-        path, port = open.base_url.split("/", 3)[3], service.endpoint.port
+        path, port = open.base_url.split("/", 3)[3], int(service.endpoint.url.rpartition(":")[2])
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         head = f"POST /{path}/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n"
         writer.write(head.encode() + b"{")

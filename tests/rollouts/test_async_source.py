@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from agentrl.agent_loop.base import Episode
-from agentrl.agent_loop.function import LoopFunction
+from agentrl.agent_loop.registry import LoopFunction
 from agentrl.config import Config, load_config
 from agentrl.data.contract import Dataset
 from agentrl.data.loader import make_loader
@@ -584,7 +584,7 @@ class Life:
     def begin(self, bench: Bench, patch: pytest.MonkeyPatch, folder: Path) -> None:
         """Watch the engine, and leave in `folder` what a SIGKILL would; the run then ends."""
         engine, record = bench.rollouts.engine, bench.own.record
-        generate, answered = engine.generate, record.answered
+        generate, answered = engine.generate, record.journal.answered
 
         async def counted(ids: Sequence[int], params: SamplingParams, session: str) -> Generation:
             self.fails()
@@ -601,7 +601,7 @@ class Life:
                 killed(bench, folder, 0)
 
         patch.setattr(engine, "generate", counted)
-        patch.setattr(record, "answered", taken_down)
+        patch.setattr(record.journal, "answered", taken_down)
 
     async def ends(self, bench: Bench, folder: Path) -> None:
         """Leave in `folder` what a SIGKILL now would; on the event loop, so that no turn is finished meanwhile."""
@@ -709,7 +709,7 @@ def test_what_began_between_two_kills_goes_on_after_the_second(opened: Opened, t
         episode.finish(Status.COMPLETED)
 
     def wait_behind_a_turn(record: Record) -> bool:
-        return all(len(record.answers(one)) == N for one in slow)
+        return all(len(record.journal.entries(one)) == N for one in slow)
 
     lives, state = [Life(), Life(), Life()], dict[str, JSON]()
     for now, last in enumerate((3, 4, 6)):

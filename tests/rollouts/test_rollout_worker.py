@@ -21,8 +21,7 @@ from agentrl.config import Config
 from agentrl.engines.contract import RolloutEngine
 from agentrl.errors import CodeError
 from agentrl.interaction import Interaction, InteractionResponse
-from agentrl.rollouts.contract import training, validation
-from agentrl.rollouts.groups import PromptTask
+from agentrl.rollouts.contract import EndedGroup, PromptTask, training, validation
 from agentrl.rollouts.journal import trajectories_in
 from agentrl.rollouts.local import LocalRollouts
 from agentrl.rollouts.staleness_scheduler import GroupStatus
@@ -38,14 +37,7 @@ from tests.trajectory.written import Writer
 
 pytest.importorskip("ray")
 from agentrl.rollouts.ray_worker import RolloutWorker, StatusBuffer
-from agentrl.rollouts.worker_groups import (
-    GroupBegan,
-    GroupEnded,
-    GroupEvent,
-    GroupFailed,
-    TrajectoryEnded,
-    WorkerGroups,
-)
+from agentrl.rollouts.worker_groups import GroupEvent, TrajectoryEnded, WorkerGroups
 from agentrl.runtime.ray.pool import raised
 from agentrl.runtime.ray.rank import Failure
 from agentrl.runtime.ray.session import Surroundings
@@ -138,22 +130,23 @@ def test_a_worker_tells_what_becomes_of_its_groups(loop: LoopThread, tmp_path: P
     told: list[GroupEvent] = []
     for key, ordinal in ((1, 3), (2, 8), (3, 9), (5, 7)):
         groups.begin(key, PromptTask(ordinal, Sample([], "test", "single_turn"), task, ordinal), None)
-    while sum(isinstance(event, GroupEnded | GroupFailed) for event in told) < 3:
-        told += groups.events(10).events
+    while sum(isinstance(event.what, EndedGroup | Failure) for event in told) < 3:
+        told += groups.events(10)[0]
     of_the_first = [event for event in told if event.key == 1]
-    assert of_the_first[: n + 1] == [GroupBegan(1, 4), *[TrajectoryEnded(1)] * n]
+    assert of_the_first[: n + 1] == [GroupEvent(1, 4), *[GroupEvent(1, TrajectoryEnded())] * n]
     (ended,) = of_the_first[n + 1 :]
-    assert isinstance(ended, GroupEnded) and ended.trajectories is None and ended.group.outcome is GroupStatus.SCORED
-    assert ended.group.record is not None and len(trajectories_in(ended.group.record)) == n
-    failed = {event.key: event.failure for event in told if isinstance(event, GroupFailed)}
+    group = ended.what
+    assert isinstance(group, EndedGroup) and ended.trajectories is None and group.outcome is GroupStatus.SCORED
+    assert group.record is not None and len(trajectories_in(group.record)) == n
+    failed = {event.key: event.what for event in told if isinstance(event.what, Failure)}
     assert sorted(failed) == [2, 5] and isinstance(raised(failed[2], "worker 1"), CodeError)
     assert "prompt 7: something that it waited for was cancelled" in failed[5].message
-    assert [event for event in told if event.key == 3] in ([], [GroupBegan(3, 4)])
+    assert [event for event in told if event.key == 3] in ([], [GroupEvent(3, 4)])
     groups.stop()
-    assert groups.events(0.01).events == []
+    assert groups.events(0.01)[0] == []
     groups.begin(4, PromptTask(3, Sample([], "test", "single_turn"), task, 3), None)
-    while not isinstance(told[-1], GroupEnded) or told[-1].key != 4:
-        told += groups.events(10).events
+    while not isinstance(told[-1].what, EndedGroup) or told[-1].key != 4:
+        told += groups.events(10)[0]
 
 
 class CarelessScheduler(EmptyScheduler):

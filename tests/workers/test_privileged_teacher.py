@@ -21,8 +21,7 @@ from agentrl.errors import TrainingError
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.runtime.ranks import LocalRanks
 from agentrl.trainer.teachers import teachers_of
-from agentrl.trajectory.batch import RaggedBatch
-from agentrl.trajectory.teacher_prompts import TeacherPrompts
+from agentrl.trajectory.batch import RaggedBatch, TeacherPrompts
 from agentrl.workers.groups import TeacherGroup
 from agentrl.workers.teacher import TeacherWorker
 from tests.workers.conftest import BatchMaker, WorkerMaker, same_weights

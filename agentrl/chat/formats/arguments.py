@@ -156,7 +156,11 @@ def _python_literal(text: str) -> JSON:
         if mark is not None:
             builder.mark(mark, at)
         else:
-            builder.add(_scalar(single if single is not None else double, number, word), at)
+            string = single if single is not None else double
+            if string is not None:
+                builder.add(_ESCAPE.sub(_unescape, string) if "\\" in string else string, at)
+            else:
+                builder.add(_WORDS[word] if number is None else parse_json(number), at)
     return builder.value()
 
 
@@ -183,7 +187,10 @@ class LiteralBuilder:
         if mark in ("]", "}"):
             self._close(mark, at)
         elif mark in (",", ":"):
-            self._separate(mark, at)
+            closing, _ = self._containers[-1]
+            if not self._complete or not closing or (mark == ":") != self._after_key():
+                raise ValueError(f"{mark} at character {at}")
+            self._complete = False
         else:
             self._expect_value(at)
             self._containers.append(("]" if mark == "[" else "}", []))
@@ -193,12 +200,6 @@ class LiteralBuilder:
         self._expect_value(at)
         self._containers[-1][1].append(value)
         self._complete = True
-
-    def _separate(self, mark: str, at: int) -> None:
-        closing, _ = self._containers[-1]
-        if not self._complete or not closing or (mark == ":") != self._after_key():
-            raise ValueError(f"{mark} at character {at}")
-        self._complete = False
 
     def _close(self, mark: str, at: int) -> None:
         closing, items = self._containers[-1]
@@ -233,14 +234,6 @@ def _dict(items: list[JSON]) -> dict[str, JSON]:
     return dict(zip(keys, items[1::2], strict=True))
 
 
-def _scalar(string: str | None, number: str | None, word: str) -> JSON:
-    if string is not None:
-        return _ESCAPE.sub(_unescape, string) if "\\" in string else string
-    if number is None:
-        return _WORDS[word]
-    return parse_json(number)
-
-
 def _unescape(escape: re.Match[str]) -> str:
     code = escape[1] or escape[2] or escape[3]
     if not code:
@@ -263,21 +256,14 @@ def admits(schema: JSON, value: JSON, root: Schema, seen: frozenset[str] = froze
         seen = seen | {reference}
         if not admits(look_up(reference, root), value, root, seen):
             return False
-    return _admits_type(schema, value) and _admits_value(schema, value) and _admits_choice(schema, value, root, seen)
-
-
-def _admits_type(schema: Schema, value: JSON) -> bool:
     kinds = schema.get("type")
-    return kinds is None or any(
-        _is_kind(value, kind) for kind in ([kinds] if isinstance(kinds, str) else as_list(kinds))
-    )
-
-
-def _admits_value(schema: Schema, value: JSON) -> bool:
-    if "const" in schema:
-        return _same(value, schema["const"])
-    listed = schema.get("enum")
-    return listed is None or any(_same(value, member) for member in as_list(listed))
+    named = [kinds] if isinstance(kinds, str) else as_list(kinds)
+    if kinds is not None and not any(_is_kind(value, kind) for kind in named):
+        return False
+    listed = [schema["const"]] if "const" in schema else schema.get("enum")
+    if listed is not None and not any(_same(value, member) for member in as_list(listed)):
+        return False
+    return _admits_choice(schema, value, root, seen)
 
 
 def _admits_choice(schema: Schema, value: JSON, root: Schema, seen: frozenset[str]) -> bool:

@@ -34,16 +34,12 @@ class Format(Protocol):
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool) -> list[int]:
         """Render a conversation; with `generation`, up to the place where the policy begins to sample."""
-        ...
 
     def bridge(self, ids: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[int]:
         """Make the ids to append to a transcript that ends with a sampled turn, whole or cut."""
-        ...
 
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None) -> AssistantMessage:
         """Read one sampled turn. Never raises for the policy's text."""
-        ...
 
     def sampled(self, message: Message, tools: Sequence[ToolSchema] | None) -> list[int]:
         """Write an assistant message as the policy would sample it, stop token included."""
-        ...

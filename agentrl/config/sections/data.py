@@ -30,9 +30,6 @@ class SamplerConfig(Section):
 class NamesDataset(Rule):
     """The value names, alone or with `name`, a class that takes `options`."""
 
-    def text(self, place: Place) -> str:
-        return ""
-
     def faults(self, key: str, values: Values, place: Place) -> list[str]:
         options_key = f"{place.section}.options"
         try:

@@ -73,9 +73,6 @@ class TeacherConfig(Section):
 class HoldsTeachers(Rule):
     """The values of the mapping are teachers, each with what `distillation.teacher` has rules for."""
 
-    def text(self, place: Place) -> str:
-        return ""
-
     def faults(self, key: str, values: Values, place: Place) -> list[str]:
         found: list[str] = []
         for pattern, entry in values.mapping(key).items():

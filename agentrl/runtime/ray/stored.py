@@ -16,9 +16,8 @@ import numpy.typing as npt
 import ray
 import torch
 
-from agentrl.trajectory.batch import RaggedBatch, dtype_of, join_sequences, token_places
+from agentrl.trajectory.batch import RaggedBatch, TeacherPrompts, dtype_of, join_sequences, token_places
 from agentrl.trajectory.images import Images
-from agentrl.trajectory.teacher_prompts import TeacherPrompts
 
 Arrays = TypeVar("Arrays")
 
