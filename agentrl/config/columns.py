@@ -84,7 +84,6 @@ _TAKEN = (
         "columns",
         "concat",
         "from_columns",
-        "from_pieces",
         "has",
         "images",
     ),

@@ -27,7 +27,7 @@ from agentrl.rollouts.objects import UserObjects
 from agentrl.rollouts.worker_groups import GroupEvents, WorkerGroups
 from agentrl.runtime.ray.rank import Failure, Place
 from agentrl.runtime.ray.session import Surroundings
-from agentrl.runtime.ray.stored import StoredBatch, put_batch
+from agentrl.runtime.ray.stored import put_batch
 from agentrl.system.answers import Entry
 from agentrl.system.reporter import Reporter
 from agentrl.trajectory import Trajectory
@@ -190,9 +190,6 @@ def pack_part(
 
 def _stored(packed: Packed, rollouts: LocalRollouts) -> RolloutPart:
     made = packed.rollout
-    batch, read = (
-        None if one is None else StoredBatch.from_pieces([put_batch(one.load())])
-        for one in (made.batch, made.conversations)
-    )
+    batch, read = (None if one is None else put_batch(one.load()) for one in (made.batch, made.conversations))
     stored = replace(made, batch=batch, conversations=read)
     return RolloutPart(replace(packed, rollout=stored), rollouts.share[0] - 1)
