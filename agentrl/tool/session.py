@@ -243,7 +243,7 @@ class ToolSession:
                 if isinstance(error, TimeoutError) and timeout.expired():
                     kind, text = ErrorKind.TIMEOUT, f"{slot.tool.name} gave no answer within {slot.limits.timeout:g} s"
                 elif not is_fault(error):
-                    self._tools.failures.report(slot, error, self.instance_id)
+                    self._tools.report(slot, error, self.instance_id)
                 if slot.limits.on_error == "fail":
                     raise _Fault(_one_line(text)) from error
                 return HookOutcome(text, error=kind, seconds=time.perf_counter() - begun)
