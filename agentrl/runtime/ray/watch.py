@@ -44,8 +44,8 @@ class CallWatch:
         self._what, self._actors, self._places, self._patience = what, actors, places, patience
         self._stall = Stall(patience.stall_seconds, patience.timeout)
 
-    def next(self) -> float | None:
-        """Seconds until `look` has something to do; None: never."""
+    def next(self) -> float:
+        """Seconds until `look` has something to do."""
         return self._stall.next()
 
     def look(self, waiting: Sequence[int]) -> None:
