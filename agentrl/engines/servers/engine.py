@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -211,7 +211,9 @@ class ServerEngine:
         except asyncio.CancelledError as error:
             cancelled = is_being_cancelled()
             if cancelled or call.aborted:
-                self._spawn(ignore_failure(client.abort(rid)))
+                aborting = asyncio.create_task(ignore_failure(client.abort(rid)))
+                self._background.add(aborting)
+                aborting.add_done_callback(self._background.discard)
             if cancelled:
                 raise
             if call.aborted:
@@ -378,19 +380,19 @@ class ServerEngine:
         async with self._exchange() as servers:
             faults = await self._supervisor.send_weights(servers, weights, version)
             self._weights_gone = False
-        gone = all(isinstance(fault.__cause__, ServerFailed) for fault in faults.values())
-        if len(faults) == len(servers) and not (gone and self._supervisor.restartable):
-            why = describe(next(iter(faults.values()))) if faults else self._supervisor.reasons()
-            raise EngineError(f"no server took the weights: {why}")
-        return SyncReport(self._supervisor.bytes_sent, time.perf_counter() - began)
+        return self._report(began, faults, taken=len(faults) < len(servers))
 
     async def update_in_flight(self, weights: Weights, version: int) -> SyncReport:
         """See `InFlightEngine.update_in_flight`. Raises as `update_weights` does."""
         self._model.check(weights)
         began = time.perf_counter()
         faults = await self._supervisor.roll(weights, version)
+        return self._report(began, faults, taken=bool(self._supervisor.fleet.serving))
+
+    def _report(self, began: float, faults: Mapping[str, Exception], *, taken: bool) -> SyncReport:
+        """Report an update; raise EngineError where no server has `taken` the weights and a restart is no way out."""
         gone = all(isinstance(fault.__cause__, ServerFailed) for fault in faults.values())
-        if not self._supervisor.fleet.serving and not (gone and self._supervisor.restartable):
+        if not taken and not (gone and self._supervisor.restartable):
             why = describe(next(iter(faults.values()))) if faults else self._supervisor.reasons()
             raise EngineError(f"no server took the weights: {why}")
         return SyncReport(self._supervisor.bytes_sent, time.perf_counter() - began)
@@ -434,11 +436,6 @@ class ServerEngine:
         """Recompute whether servers must not generate (paused, asleep or updating) and wake waiting requests."""
         self._supervisor.quiet = self._paused is not None or self._asleep or self._updating
         self._supervisor.wake()
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
 
 
 class AskedAgain(Exception):
