@@ -194,7 +194,7 @@ def collect_numbers(
     """Return the metrics that `code` gives; on its error, call `on_error` and return no metrics."""
     try:
         with user_code(what, code):
-            return Metrics.from_numbers(code())
+            return Metrics.merged([code()])
     except CodeError as error:
         on_error(error)
         return Metrics()

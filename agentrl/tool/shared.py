@@ -103,6 +103,7 @@ class SharedTools:
         self._side, self._unit = truncate_side, unit
         self._truncation: Truncation | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        """Event loop that the quotas belong to."""
 
     @property
     def names(self) -> list[str]:
@@ -135,14 +136,6 @@ class SharedTools:
     def takes_images(self) -> bool:
         """True when the model can be shown images; False before `bind`."""
         return self._truncation is not None and self._truncation.image_tokens is not None
-
-    def use_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Renew the quotas where `loop` is another event loop than before, to which they belong."""
-        if self._loop is not loop:
-            self._loop = loop
-            self.quota = self.quota.fresh()
-            for slot in self.slots.values():
-                slot.quota = slot.quota.fresh()
 
     def report(self, slot: Slot, error: BaseException, instance_id: str) -> None:
         """Show the user, once a place, where an exception of `execute` was raised; the model sees its text.

@@ -173,7 +173,11 @@ class ToolSet(SharedTools):
         replays recorded answers. Raises DataError for the name of an unknown tool,
         ToolInfrastructureError when `create` fails.
         """
-        self.use_loop(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop, self.quota = loop, self.quota.fresh()
+            for slot in self.slots.values():
+                slot.quota = slot.quota.fresh()
         session = ToolSession(self, instance_id, images=images, answers=answers)
         if tools_kwargs:
             await session.create_named(tools_kwargs)

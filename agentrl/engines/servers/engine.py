@@ -74,6 +74,7 @@ class ServerEngine:
         model: vocabulary and parameters, for checks of requests and weights that a server would die of.
         sender: carries new weights to servers.
         max_model_len: tokens of the longest context, prompt and response together.
+        deterministic: the servers honour seeds.
         free_weights: `sleep` frees the weights, too (the servers share the policy's device).
         notify: shows the user a line when a server dies or returns.
         timings: times of checks and restarts.
@@ -88,6 +89,7 @@ class ServerEngine:
         sender: WeightSender,
         *,
         max_model_len: int,
+        deterministic: bool = False,
         free_weights: bool = False,
         notify: Callable[[str], None] = lambda _: None,
         timings: Timings | None = None,
@@ -96,6 +98,7 @@ class ServerEngine:
         self.max_model_len = max_model_len
         self._http = http
         self._model = model
+        self._deterministic = deterministic
         self._free_weights = free_weights
         self._supervisor = Supervisor(servers, sender, notify, timings, keeps=keep_kv_cache)
         self._calls: dict[str, Call] = {}
@@ -361,7 +364,8 @@ class ServerEngine:
             task.cancel()
         await asyncio.gather(aborting, *self._background, return_exceptions=True)
         try:
-            if self._supervisor.quiet or self._supervisor.has_stale:
+            states = map(self._supervisor.fleet.state, self._supervisor.servers)
+            if self._supervisor.quiet or FleetState.STALE in states:  # an update may have left it paused
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._supervisor.each(self._leave), GRACE)
             await self._supervisor.close()
@@ -395,7 +399,7 @@ class ServerEngine:
         if not taken and not (gone and self._supervisor.restartable):
             why = describe(next(iter(faults.values()))) if faults else self._supervisor.reasons()
             raise EngineError(f"no server took the weights: {why}")
-        return SyncReport(self._supervisor.bytes_sent, time.perf_counter() - began)
+        return SyncReport(self._supervisor.sender.bytes_sent, time.perf_counter() - began)
 
     async def lock_weights(self) -> None:
         """See `InFlightEngine.lock_weights`. A server that starts meanwhile waits until it can be sent weights."""

@@ -188,14 +188,17 @@ class Router:
         group = _group(session)
         server, sessions = self._groups.get(group, ("", 0))
         if not group or server not in self._serving or self._crowded(server):
-            if not self._serving:
-                raise NoServer("no server is serving: all are starting, waiting for weights, or dead")
-            server = self._first()
+            server = self._least_loaded()
         self._home[session] = server
         self._sessions[server].add(session)
         self._moved(server)
         self._groups[group] = server, sessions + 1
         return server
+
+    def _least_loaded(self) -> str:
+        if not self._serving:
+            raise NoServer("no server is serving: all are starting, waiting for weights, or dead")
+        return self._first()
 
 
 def _group(session: str) -> str:

@@ -193,7 +193,8 @@ class SGLangClient:
             "priority": params.priority,
         }
         if images:
-            body["image_data"] = [data_url(one.image.encoded) for one in images]
+            files = [base64.b64encode(one.image.encoded).decode() for one in images]
+            body["image_data"] = [f"data:image;base64,{file}" for file in files]  # SGLang detects the format
         try:
             url, content = f"{self.url}/generate", orjson.dumps(body)
             async with self._http.post(url, data=content, headers=self._headers) as response:
@@ -481,8 +482,3 @@ def with_one_token_each(ids: Sequence[int], images: Sequence[PlacedImage]) -> li
         kept += ids[start : one.start + 1]
         start = one.start + one.image.tokens
     return [*kept, *ids[start:]]
-
-
-def data_url(file: bytes) -> str:
-    """Encode an image file as the data URL that SGLang takes in JSON; it detects the format by itself."""
-    return f"data:image;base64,{base64.b64encode(file).decode()}"

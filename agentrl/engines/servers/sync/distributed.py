@@ -219,10 +219,11 @@ class _Group:
 
     def invitation(self, server: WeightReceiver) -> GroupInvitation:
         """Make the invitation of one server."""
+        is_any = ipaddress.ip_address(self._address).is_unspecified
         return GroupInvitation(
             name=self.name,
             backend=self._backend,
-            address=self._addresses[server.url] if is_any(self._address) else self._address,
+            address=self._addresses[server.url] if is_any else self._address,
             port=self._port,
             first_rank=self._offsets[server.url],
             world_size=self._world,
@@ -291,11 +292,6 @@ def address_towards(url: str) -> str:
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)
         return str(probe.getsockname()[0])
-
-
-def is_any(address: str) -> bool:
-    """True for the address that stands for all of this host's."""
-    return ipaddress.ip_address(address).is_unspecified
 
 
 def listener(addresses: Iterable[str]) -> socket.socket:
