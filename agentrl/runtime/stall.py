@@ -90,7 +90,7 @@ class Stall:
 
     def __init__(self, period: float, limit: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._began = clock, clock()
-        self._period, self._limit = period, limit
+        self._period, self.limit = period, limit
         self._said = 0
 
     @property
@@ -100,7 +100,7 @@ class Stall:
 
     @property
     def over(self) -> bool:
-        return self.seconds >= self._limit
+        return self.seconds >= self.limit
 
     def due(self) -> bool:
         """Return true once a period, when it is time to say that the call takes long."""
@@ -111,7 +111,7 @@ class Stall:
 
     def next(self) -> float:
         """Seconds until something is to be done."""
-        return max(0.0, min(self._limit, (self._said + 1) * self._period) - self.seconds)
+        return max(0.0, min(self.limit, (self._said + 1) * self._period) - self.seconds)
 
 
 @contextmanager

@@ -95,7 +95,10 @@ def is_fault(error: BaseException) -> bool:
         chain.append(found)
         found = found.__cause__
     classes = [_classes(type(one)) for one in chain]
-    return all(map(MISTAKES.isdisjoint, classes)) and any(map(_fails, chain, classes))
+    return all(map(MISTAKES.isdisjoint, classes)) and any(
+        str(getattr(one, "sqlite_errorname", "")).startswith(BUSY) or _is_fault(known, _http_status(one))
+        for one, known in zip(chain, classes, strict=True)
+    )
 
 
 def read_traceback(output: str) -> tuple[str, bool] | None:
@@ -134,10 +137,6 @@ def _classes_named(name: str) -> set[tuple[str, str]]:
         return _classes(kind)
     package = module.partition(".")[0]
     return {(package, leaf), *(one for one in CLIENTS if one[0] == package)}
-
-
-def _fails(error: BaseException, classes: set[tuple[str, str]]) -> bool:
-    return str(getattr(error, "sqlite_errorname", "")).startswith(BUSY) or _is_fault(classes, _http_status(error))
 
 
 def _is_fault(classes: set[tuple[str, str]], status: int | None) -> bool:

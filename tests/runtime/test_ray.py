@@ -33,7 +33,6 @@ from agentrl.runtime.ray.rank import Place, Rank
 from agentrl.runtime.ray.reading import Turn
 from agentrl.runtime.ray.session import ray_session
 from agentrl.runtime.ray.stored import put_batch, put_column
-from agentrl.runtime.ray.watch import Patience
 from agentrl.sft import main as sft
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.groups import TrainableGroup
@@ -367,7 +366,7 @@ def test_ranks_that_do_not_answer_are_told_apart_and_ended(
     with workers_of(configure(3)) as workers:
         executor = workers.executor
         assert isinstance(executor, RayExecutor)
-        executor.pools[0].patience = Patience(stall_seconds=1.0, timeout=4.0)
+        executor.pools[0].stall_seconds, executor.pools[0].timeout = 1.0, 4.0
         pids = [place.pid for place in executor.pools[0].places]
         stopped = pids[2]
         os.kill(stopped, signal.SIGSTOP)

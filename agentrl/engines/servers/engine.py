@@ -147,8 +147,6 @@ class ServerEngine:
             began = time.monotonic()
             try:
                 answer = await self._ask(call, server, prompt + done.ids, rest, version)
-            except AskedAgain:
-                continue
             except ServerFailed as error:
                 failures.append(error)
                 self._failovers += 1
@@ -161,6 +159,8 @@ class ServerEngine:
             finally:
                 self._supervisor.router.done(call.session, server.url)
                 call.server = call.asking = None
+            if answer is None:
+                continue
             cached = answer.cached_tokens if cached is None else cached
             if any(span.version < version for span in answer.versions):
                 failures.append(ServerFailed(server.url, f"it generated with weights older than version {version}"))
@@ -197,10 +197,10 @@ class ServerEngine:
 
     async def _ask(
         self, call: Call, server: Server, ids: list[int], params: SamplingParams, version: int
-    ) -> Generation:
-        """Send one request to one server. Cancelled, it is aborted there.
+    ) -> Generation | None:
+        """Send one request to one server. Cancelled, it is aborted there. Raises ServerFailed, also when given up.
 
-        Raises ServerFailed, also when given up, and AskedAgain.
+        Returns None where it had no token when its server was sent other weights: it is to be asked again.
         """
         call.server, call.rid = server, uuid.uuid4().hex
         client, rid = server.client, call.rid
@@ -222,7 +222,7 @@ class ServerEngine:
             if call.aborted:
                 return self._arrived(call, server, version)
             if asking.again:
-                raise AskedAgain from error
+                return None
             raise ServerFailed(server.url, self._supervisor.fleet.reason(server.url) or "given up") from error
         finally:
             server.asking.discard(asking)
@@ -440,10 +440,6 @@ class ServerEngine:
         """Recompute whether servers must not generate (paused, asleep or updating) and wake waiting requests."""
         self._supervisor.quiet = self._paused is not None or self._asleep or self._updating
         self._supervisor.wake()
-
-
-class AskedAgain(Exception):
-    """Raised for a request that had no token when its server was sent other weights."""
 
 
 def concatenated(first: Generation, second: Generation) -> Generation:

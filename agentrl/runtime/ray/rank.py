@@ -179,7 +179,7 @@ class Rank:
         found = self._call(role, method, profile)
         assert isinstance(found, RankWeights)
         self._weights[role] = found
-        self._readers.leave_all()  # none is left but those that hang: what they would read next is new
+        self._readers.leave()  # none is left but those that hang: what they would read next is new
         return dict(found.shapes)
 
     @reported
@@ -207,13 +207,9 @@ class Rank:
         rank."""
         return self._readers.turn(reader, role, number, expected)
 
-    def leave(self, reader: str) -> None:
-        """Wait for the reader no longer. Asked of the first rank."""
-        self._readers.leave(reader)
-
-    def leave_of(self, died: Place) -> None:
-        """Wait no longer for readers in a process that died. Asked of the first rank."""
-        self._readers.leave_all(died.readers)
+    def leave(self, beginning: str) -> None:
+        """Wait no longer for a reader, or for all whose names begin so. Asked of the first rank."""
+        self._readers.leave(beginning)
 
     def ready(self) -> None:
         """Do nothing, after all that was asked before."""
