@@ -218,7 +218,10 @@ def code_error(what: str, error: BaseException, code: Code) -> CodeError:
 
 def contract_error(what: str, code: Code, problem: str) -> CodeError:
     """Make the error for `code` that broke its contract, with the place where it is defined."""
-    place = _defined(code)
+    function = inspect.unwrap(getattr(code, "__func__", code))
+    compiled = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    # Without Python source there is no place.
+    place = "" if compiled is None else f"{Path(compiled.co_filename).absolute()}:{compiled.co_firstlineno}"
     message = f"{what} ({_name(code)}): {problem}" + (f"\n  {place}" if place else "")
     return CodeError(message, place, of_contract=True)
 
@@ -255,10 +258,3 @@ def _name(code: Code) -> str:
         return f"{plain_name(kind.__module__)}.{kind.__qualname__}.{getattr(code, '__name__', '')}"
     named = code if hasattr(code, "__qualname__") else type(code)
     return f"{plain_name(named.__module__)}.{named.__qualname__}"
-
-
-def _defined(code: Code) -> str:
-    """Return `path:line` of the definition; empty where there is no Python source."""
-    function = inspect.unwrap(getattr(code, "__func__", code))
-    compiled = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
-    return "" if compiled is None else f"{Path(compiled.co_filename).absolute()}:{compiled.co_firstlineno}"

@@ -298,7 +298,11 @@ class ToolSession:
             except Exception as error:
                 fault = fault or error
             finally:
-                await self._release(slot)
+                if not self._tools.is_replay:
+                    try:
+                        await _hook(slot, slot.tool.release, self.instance_id)
+                    except (_Fault, CodeError) as failed:  # what it did stays valid
+                        warnings.warn(f"trajectory {self.instance_id}", f"tool {slot.tool.name}: {failed}")
         if fault is not None:
             raise fault
         return rewards
@@ -309,14 +313,6 @@ class ToolSession:
             problem = f"it must return a finite number or None, found {reward!r:.100}"
             raise contract_error(f"tool {slot.tool.name}", slot.tool.calc_reward, problem)
         return HookOutcome(reward=None if reward is None else float(reward))
-
-    async def _release(self, slot: Slot) -> None:
-        if self._tools.is_replay:
-            return
-        try:
-            await _hook(slot, slot.tool.release, self.instance_id)
-        except (_Fault, CodeError) as fault:  # what it did stays valid
-            warnings.warn(f"trajectory {self.instance_id}", f"tool {slot.tool.name}: {fault}")
 
 
 class _Fault(Exception):

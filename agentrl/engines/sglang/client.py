@@ -273,7 +273,6 @@ class SGLangClient:
         return ServerInfo(
             model.model_path,
             model.architectures[0] if model.architectures else None,
-            server.version,
             length,
             server.tp_size,
             model.weight_version,
