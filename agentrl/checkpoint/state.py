@@ -91,7 +91,7 @@ StateWriterFactory = Callable[[Mapping[str, nn.Parameter], Optim], StateWriter]
 
 
 class WorkerState:
-    """The parameters `params` that learn and their optimizer, on this rank. One save at a time."""
+    """Implements `StateWriter` for the parameters `params` that learn."""
 
     def __init__(self, params: Mapping[str, nn.Parameter], optim: Optim) -> None:
         self._params = params
@@ -101,14 +101,7 @@ class WorkerState:
         self._host: dict[str, torch.Tensor] = {}
 
     def save(self, directory: Path, mark: Mapping[str, JSON] | None = None, *, background: bool = False) -> list[str]:
-        """Write into `directory`, with all other ranks, and return the files that this rank writes.
-
-        Args:
-            mark: by the key of the model's config, values outside of the checkpoint that must be the same when it is
-                loaded.
-            background: copy everything to host memory, which stays reserved for the next save, and return; `finish`
-                waits for the files.
-        """
+        """See `StateWriter.save`. In the `background`, all is copied to host memory that stays reserved for saves."""
         self.finish()
         remembered = self._optim.state()
         description: dict[str, JSON] = {
@@ -133,7 +126,6 @@ class WorkerState:
         return [shard.name, _STATE] if rank() == 0 else [shard.name]
 
     def finish(self, *, wait: bool = True) -> bool:
-        """Return true when the last save's files are written. Raises the error of writing them."""
         if self._writing is None:
             return True
         if not (wait or self._writing.done()):

@@ -51,7 +51,7 @@ class Origins:
         }
         """True for the names of agentrl's loops: a loop of a user's may show and record anything."""
         self._loops, self._every = scheduler.loops, every
-        context.tools.shared.on_answer = self.answered
+        context.tools.on_answer = self.answered
         # A manager of a user's may give scorers another text, and pay something else than they return.
         if scheduler.reward is not None and type(scheduler.reward).__module__.startswith("agentrl.reward."):
             scheduler.reward.on_verdict = self.scored
@@ -106,7 +106,7 @@ class Origins:
                 if score != one.score:
                     wrong.append(f"its score is {one.score}, and its scorer returned {score:.6g}")
                 report.add_check("scores", [Finding("scores", what, one.uid) for what in wrong])
-            if one.tool_calls and self._tools.shared.cassette is None:
+            if one.tool_calls and self._tools.cassette is None:
                 report.add_check("answers", self._called(one, calls, is_ours=is_ours, by_template=loop.calls is None))
             # Renders cost most, so some prompts are chosen: by a seed, which is as good as drawn.
             if is_ours and request.count_drift and request.seed % self._every == 0 and len(one.transcripts) == 1:
@@ -142,8 +142,8 @@ class Origins:
     ) -> Iterator[Finding]:
         """Compare recorded calls and answers with the notes of the tools, and the turns after calls with the record."""
         shown = Counter(
-            (name, arguments, self._tools.shared.truncation.text(text, slots[name].limits.max_response_tokens)[0])
-            for slots in [self._tools.shared.slots]
+            (name, arguments, self._tools.truncation.text(text, slots[name].limits.max_response_tokens)[0])
+            for slots in [self._tools.slots]
             for name, arguments, text in calls
             if text is not None
         )
@@ -188,7 +188,7 @@ class Origins:
             yield Finding("prompt", f"token {place} of the prompt is not what the template writes for its row", one.uid)
         if len(again) == len(whole):
             text = chat.decode(ids[:length])
-            offered = self._tools.shared.slots if tools or type(loop).first_prompt is AgentLoop.first_prompt else ()
+            offered = self._tools.slots if tools or type(loop).first_prompt is AgentLoop.first_prompt else ()
             for name in (name for name in offered if name not in text):
                 yield Finding("prompt", f"the tool {name} is offered, and is not in the prompt's text", one.uid)
             for message in (message for message in prompt if message["role"] == "user"):

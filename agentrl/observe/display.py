@@ -224,8 +224,8 @@ class Display(ABC):
     @abstractmethod
     def _stage_began(self, stage: Stage) -> None: ...
 
-    @abstractmethod
-    def _stage_advanced(self, stage: Stage) -> None: ...
+    def _stage_advanced(self, stage: Stage) -> None:  # noqa: B027 - optional
+        """Show the stage's progress, unless the display is drawn again and again."""
 
     @abstractmethod
     def _stage_ended(self, stage: Stage, finished: bool) -> None: ...

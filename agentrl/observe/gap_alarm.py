@@ -54,13 +54,8 @@ class GapAlarm:
             return f"and nothing corrects for it: set {KEYS}.rollout_is={OF_STALE_TOKENS if stale else 'token'}"
         lost = f"{metrics.get('correction/masked_frac', 0.0):.1%} of the tokens weigh 0"
         ess = f"the effective sample size is {metrics.get(ESS, 1.0):.1%}"
-        cure = (
-            self._cure_of_age()
-            if stale
-            else "look whether the engine has the policy's weights, and its precision (actor_rollout_ref.model.dtype)"
-        )
+        cure = "look whether the engine has the policy's weights, and its precision (actor_rollout_ref.model.dtype)"
+        if stale:
+            cure = "lower async_training.depth or async_training.max_staleness"
+            cure += "" if self.config.rollout_is == OF_STALE_TOKENS else f", or set {KEYS}.rollout_is=tempered"
         return f"under {self.config.text()}: {lost}, {ess}. {cure[0].upper()}{cure[1:]}"
-
-    def _cure_of_age(self) -> str:
-        fewer = "lower async_training.depth or async_training.max_staleness"
-        return fewer if self.config.rollout_is == OF_STALE_TOKENS else f"{fewer}, or set {KEYS}.rollout_is=tempered"

@@ -112,9 +112,8 @@ def validation_metrics(
         if rewards:
             metrics[f"val/reward_{name}"] = _mean(rewards)
         for source, members in _by(trajectories, lambda trajectory: trajectory.data_source).items():
-            prompts = _prompts(members, success_threshold)
-            numbers = _sampled_source(prompts) if name == "sampled" else _greedy_source(prompts)
-            metrics |= {f"val/{source}/{key}": value for key, value in numbers.items()}
+            numbers = _source(_prompts(members, success_threshold), sampled=name == "sampled")
+            metrics |= {f"val/{source}/{key}": value for key, value in numbers.items() if value is not None}
     begun = _begun(sampled or greedy)
     if begun:
         lengths, tools = _lengths(begun), _tools([trajectory.calls for trajectory in begun])
@@ -226,17 +225,14 @@ def _prompts(trajectories: Sequence[Outline], success_threshold: float) -> Promp
     return scores
 
 
-def _sampled_source(prompts: PromptScores) -> Numbers:
-    n = prompts.most
-    values = {f"mean@{n}": prompts.mean.value, f"best@{n}": prompts.best_of_all, **prompts.pass_at()}
-    values |= {f"{name}/mean@{n}": mean.value for name, mean in prompts.extras.items()}
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _greedy_source(prompts: PromptScores) -> Numbers:
-    values = {"greedy": prompts.mean.value, "success_greedy": prompts.pass_at().get("pass@1")}
-    values |= {f"{name}/greedy": mean.value for name, mean in prompts.extras.items()}
-    return {name: value for name, value in values.items() if value is not None}
+def _source(prompts: PromptScores, *, sampled: bool) -> dict[str, float | None]:
+    mean = f"mean@{prompts.most}" if sampled else "greedy"
+    values = {mean: prompts.mean.value}
+    if sampled:
+        values |= {f"best@{prompts.most}": prompts.best_of_all, **prompts.pass_at()}
+    else:
+        values["success_greedy"] = prompts.pass_at().get("pass@1")
+    return values | {f"{name}/{mean}": one.value for name, one in prompts.extras.items()}
 
 
 def _by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:

@@ -165,9 +165,6 @@ class RichDisplay(Display):
         with self.lock:
             self._deepest = max(self._deepest, len(self.stages))
 
-    def _stage_advanced(self, stage: Stage) -> None:
-        return None
-
     def _stage_ended(self, stage: Stage, finished: bool) -> None:
         if stage.depth == 0:
             with self.lock:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import json
 import math
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -25,7 +24,7 @@ from agentrl.errors import ConfigError, DataError, UserError
 from agentrl.observe.display import Display
 from agentrl.observe.generations import Generation
 from agentrl.system.json_value import JSON
-from agentrl.system.publish import disk_full, is_disk_full, published
+from agentrl.system.publish import AppendedFile, published
 from agentrl.system.registry import configured
 from agentrl.system.user_code import user_code
 
@@ -180,18 +179,8 @@ class JsonLines(Sink):
         self._is_whole = True
         line = (json.dumps({"step": step, **metrics}, allow_nan=False) + "\n").encode()
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("ab", buffering=0) as file:
-            before = os.fstat(file.fileno()).st_size
-            try:
-                done = 0
-                while done < len(line):
-                    done += file.write(line[done:])
-                os.fsync(file.fileno())
-            except OSError as error:
-                file.truncate(before)
-                if is_disk_full(error):
-                    raise disk_full(self._path) from error
-                raise
+        with AppendedFile(self._path) as file:
+            file.append(line, fsync=True)
 
     def write_generations(self, step: int, generations: Sequence[Generation]) -> None:
         text = "".join(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in generations)

@@ -25,7 +25,7 @@ def by_mesh(params: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 def add_up(params: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
     """Sum the gradients of `params` over the ranks of `group`, which hold the same parts of them. In place."""
-    parts = [part for param in params if (part := _local(param)) is not None]
+    parts = [local(param.grad) for param in params if param.grad is not None]
     if not parts:
         return
     flat = torch.cat([part.flatten() for part in parts])
@@ -45,8 +45,3 @@ def clip(params: Iterable[nn.Parameter], limit: float, norm: torch.Tensor) -> No
     """Scale all gradients so that their norm, the scalar `norm`, is at most `limit`. In place."""
     for group in by_mesh(params):
         clip_grads_with_norm_(group, limit, norm)
-
-
-def _local(param: nn.Parameter) -> torch.Tensor | None:
-    """Return this rank's part of the gradient [...]."""
-    return None if param.grad is None else local(param.grad)

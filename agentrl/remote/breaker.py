@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from agentrl.remote.faults import RemoteFault
+from agentrl.remote.faults import FaultKind, RemoteFault
 
 
 class CircuitOpen(Exception):
@@ -50,10 +50,10 @@ class CircuitBreaker:
         try:
             yield
         except RemoteFault as fault:
-            if fault.is_outage:
-                self._failed(probe)
-            else:
+            if fault.kind in (FaultKind.OVERLOADED, FaultKind.ANSWER):  # it is busy, or was asked something odd
                 self._succeeded()
+            else:
+                self._failed(probe)
             raise
         except Exception:
             self._succeeded()  # the server answered

@@ -164,7 +164,9 @@ class RemoteClient:
         retrying = tenacity.AsyncRetrying(
             stop=is_over,
             wait=_pause,
-            retry=tenacity.retry_if_exception(lambda error: _worth_another(error, safe)),
+            retry=tenacity.retry_if_exception(
+                lambda error: isinstance(error, RemoteFault) and error.again and (safe or not error.ran)
+            ),
             reraise=True,
         )
         try:
@@ -268,10 +270,6 @@ async def _within(attempt: Callable[[float], Awaitable[T]], seconds: float, said
         if not timeout.expired():
             raise
         raise RemoteFault(FaultKind.TIMEOUT, said) from error
-
-
-def _worth_another(error: BaseException, safe: bool) -> bool:
-    return isinstance(error, RemoteFault) and error.again and (safe or not error.ran)
 
 
 _BACK_OFF = tenacity.wait_random_exponential(multiplier=0.2, max=4.0)

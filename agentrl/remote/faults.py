@@ -36,11 +36,6 @@ class RemoteFault(Exception):
         super().__init__(problem)
         self.kind, self.ran, self.retry_after, self.again = kind, ran, retry_after, again
 
-    @property
-    def is_outage(self) -> bool:
-        """True when the server does not work; False when it is busy or was asked something odd."""
-        return self.kind not in (FaultKind.OVERLOADED, FaultKind.ANSWER)
-
 
 class RemoteUnavailable(InfrastructureError):
     """Infrastructure fault: a call got no answer, through no fault of its own."""

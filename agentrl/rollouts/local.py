@@ -114,7 +114,7 @@ def open_local_rollouts(
             on_code_error=agent.on_code_error,
             warn=reporter.warn,
         )
-        context.tools.shared.failures.warn = reporter.warn
+        context.tools.warn = reporter.warn
         stack.callback(lambda: loop.run(scheduler.close()))
         reading = reward_model_input(config)
         rollouts = LocalRollouts(
@@ -145,7 +145,7 @@ def reward_model_input(config: RolloutsConfig) -> ModelInput | None:
 
 def after_kill_of(tools: ToolSet, interactions: Mapping[str, Interaction]) -> dict[str, AfterKill]:
     """Return how sessions with each tool and interaction come back. Raises ConfigError for an unknown word."""
-    found = {f"tool {name}": slot.after_kill for name, slot in tools.shared.slots.items()}
+    found = {f"tool {name}": slot.after_kill for name, slot in tools.slots.items()}
     found |= {f"interaction {name}": one.after_kill for name, one in interactions.items()}
     for who, word in found.items():
         try:
@@ -605,7 +605,7 @@ class LocalRollouts:
 
     def check(self) -> None:
         """Raise the error of tools that answer no call any more, or of a call that is on no cassette."""
-        cassette = self.scheduler.context.tools.shared.cassette
+        cassette = self.scheduler.context.tools.cassette
         if cassette is not None:
             cassette.check()
         if self.config.actor_rollout_ref.rollout.agent.on_code_error == "error":

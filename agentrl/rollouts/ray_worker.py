@@ -25,7 +25,7 @@ from agentrl.rollouts.objects import UserObjects
 from agentrl.rollouts.worker_groups import GroupEvent, WorkerGroups
 from agentrl.runtime.ray.rank import Failure, Place
 from agentrl.runtime.ray.session import Surroundings
-from agentrl.runtime.ray.stored import StoredBatch, put_batch
+from agentrl.runtime.ray.stored import put_batch
 from agentrl.system.answers import Entry
 from agentrl.system.reporter import Reporter
 from agentrl.trajectory import Trajectory
@@ -182,8 +182,5 @@ def pack_part(
 
 
 def _stored(made: Rollout, rollouts: LocalRollouts) -> RolloutPart:
-    batch, read = (
-        None if one is None else StoredBatch.from_pieces([put_batch(one.load())])
-        for one in (made.batch, made.conversations)
-    )
+    batch, read = (None if one is None else put_batch(one.load()) for one in (made.batch, made.conversations))
     return replace(made, batch=batch, conversations=read), rollouts.share[0] - 1

@@ -86,14 +86,11 @@ def ranks_named(ranks: Sequence[int]) -> str:
 
 
 class Stall:
-    """Clock of one call: when to report that it takes long (every `period` seconds), and when it is over (`limit`).
+    """Clock of one call: when to report that it takes long (every `period` seconds), and when it is over (`limit`)."""
 
-    None: never.
-    """
-
-    def __init__(self, period: float | None, limit: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, period: float, limit: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._began = clock, clock()
-        self._period, self._limit = period, limit
+        self._period, self.limit = period, limit
         self._said = 0
 
     @property
@@ -103,39 +100,32 @@ class Stall:
 
     @property
     def over(self) -> bool:
-        return self._limit is not None and self.seconds >= self._limit
+        return self.seconds >= self.limit
 
     def due(self) -> bool:
         """Return true once a period, when it is time to say that the call takes long."""
-        if self._period is None or self.seconds < (self._said + 1) * self._period:
+        if self.seconds < (self._said + 1) * self._period:
             return False
         self._said = int(self.seconds // self._period)
         return True
 
-    def next(self) -> float | None:
-        """Seconds until something is to be done; None: never."""
-        ends = [] if self._limit is None else [self._limit]
-        if self._period is not None:
-            ends.append((self._said + 1) * self._period)
-        return max(0.0, min(ends) - self.seconds) if ends else None
+    def next(self) -> float:
+        """Seconds until something is to be done."""
+        return max(0.0, min(self.limit, (self._said + 1) * self._period) - self.seconds)
 
 
 @contextmanager
 def watched(what: str, period: float, say: Callable[[str], None]) -> Iterator[None]:
     """Say where this thread is, from another one, every `period` seconds that the block lasts."""
-    watched_thread, ended, began = threading.get_ident(), threading.Event(), time.monotonic()
+    watched_thread, began = threading.get_ident(), time.monotonic()
 
-    def watch() -> None:
-        while not ended.wait(period):
-            frame = sys._current_frames().get(watched_thread)
-            if frame is not None:
-                say(f"{what} has taken {time.monotonic() - began:.0f} s; it is in {position_of(frame)}")
+    def look() -> None:
+        frame = sys._current_frames().get(watched_thread)
+        if frame is not None:
+            say(f"{what} has taken {time.monotonic() - began:.0f} s; it is in {position_of(frame)}")
 
-    threading.Thread(target=watch, name=f"watch {what}", daemon=True).start()
-    try:
+    with _looked_at(what, period, look):
         yield
-    finally:
-        ended.set()
 
 
 @contextmanager
@@ -147,17 +137,29 @@ def watched_loop(
     late: seconds by which the loop is late now. It is a function for another thread, as the loop itself does not
     answer.
     """
+    said = 0.0
+
+    def look() -> None:
+        nonlocal said
+        seconds, frame = late(), sys._current_frames().get(thread)
+        said = said if seconds > said else 0.0
+        if seconds > said + period and frame is not None:
+            said = seconds
+            where = position_of(frame)
+            say(f"{what} has stood still for {seconds:.0f} s, and nothing else goes on: it is in {where}")
+
+    with _looked_at(what, period / 4, look):
+        yield
+
+
+@contextmanager
+def _looked_at(what: str, period: float, look: Callable[[], None]) -> Iterator[None]:
+    """Call `look` from another thread, every `period` seconds that the block lasts."""
     ended = threading.Event()
 
     def watch() -> None:
-        said = 0.0
-        while not ended.wait(period / 4):
-            seconds, frame = late(), sys._current_frames().get(thread)
-            said = said if seconds > said else 0.0
-            if seconds > said + period and frame is not None:
-                said = seconds
-                where = position_of(frame)
-                say(f"{what} has stood still for {seconds:.0f} s, and nothing else goes on: it is in {where}")
+        while not ended.wait(period):
+            look()
 
     threading.Thread(target=watch, name=f"watch {what}", daemon=True).start()
     try:

@@ -15,7 +15,7 @@ KEEP_ALIVE = 3.0
 """
 
 
-def http_client(*, connect_timeout: float = 10.0, proxy: str | None = None) -> aiohttp.ClientSession:
+def http_client(*, proxy: str | None = None) -> aiohttp.ClientSession:
     """Create a client with kept-alive connections, no cap on their number and no deadline on an answer.
 
     Needs a running event loop. Deadlines are the caller's. Proxies but `proxy`, credentials and cookies are not used.
@@ -23,7 +23,7 @@ def http_client(*, connect_timeout: float = 10.0, proxy: str | None = None) -> a
     """
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, limit_per_host=0, keepalive_timeout=KEEP_ALIVE),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         proxy=proxy,

@@ -38,15 +38,9 @@ class Metrics(Mapping[str, float]):
         self._numbers: dict[str, _Number] = {}
 
     @staticmethod
-    def from_numbers(values: Mapping[str, float]) -> Metrics:
-        """Copy `values`: Metrics with their kinds, and plain numbers, which say nothing of theirs, as means."""
-        metrics = Metrics()
-        metrics.add(values)
-        return metrics
-
-    @staticmethod
     def merged(parts: Iterable[Mapping[str, float]]) -> Metrics:
-        """Merge the numbers of several processes by their kinds, in order. A part that lacks a name counts nothing."""
+        """Merge the numbers of several processes by their kinds, in order; plain numbers, which say nothing of theirs,
+        as means. A part that lacks a name counts nothing."""
         metrics = Metrics()
         for part in parts:
             metrics.add(part)
@@ -65,7 +59,7 @@ class Metrics(Mapping[str, float]):
         self._record(name, _Number("max", float(value)))
 
     def add(self, values: Mapping[str, float], prefix: str = "") -> None:
-        """Record all of `values` (as `of` takes them) under `prefix` and their names."""
+        """Record all of `values` (as `merged` takes them) under `prefix` and their names."""
         if isinstance(values, Metrics):
             for name, number in values._numbers.items():
                 self._record(prefix + name, replace(number))

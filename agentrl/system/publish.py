@@ -30,13 +30,10 @@ def published(path: Path) -> Iterator[Path]:
         flush_to_disk(temporary)
         temporary.replace(path)
         flush_to_disk(path.parent)
-    except OSError as error:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
         if is_disk_full(error):
             raise disk_full(path) from error
-        raise
-    except BaseException:
-        temporary.unlink(missing_ok=True)
         raise
 
 

@@ -95,7 +95,10 @@ def is_fault(error: BaseException) -> bool:
         chain.append(found)
         found = found.__cause__
     classes = [_classes(type(one)) for one in chain]
-    return all(map(MISTAKES.isdisjoint, classes)) and any(map(_fails, chain, classes))
+    return all(map(MISTAKES.isdisjoint, classes)) and any(
+        str(getattr(one, "sqlite_errorname", "")).startswith(BUSY) or _is_fault(known, _http_status(one))
+        for one, known in zip(chain, classes, strict=True)
+    )
 
 
 def read_traceback(output: str) -> tuple[str, bool] | None:
@@ -134,10 +137,6 @@ def _classes_named(name: str) -> set[tuple[str, str]]:
         return _classes(kind)
     package = module.partition(".")[0]
     return {(package, leaf), *(one for one in CLIENTS if one[0] == package)}
-
-
-def _fails(error: BaseException, classes: set[tuple[str, str]]) -> bool:
-    return str(getattr(error, "sqlite_errorname", "")).startswith(BUSY) or _is_fault(classes, _http_status(error))
 
 
 def _is_fault(classes: set[tuple[str, str]], status: int | None) -> bool:
@@ -194,7 +193,7 @@ def collect_numbers(
     """Return the metrics that `code` gives; on its error, call `on_error` and return no metrics."""
     try:
         with user_code(what, code):
-            return Metrics.from_numbers(code())
+            return Metrics.merged([code()])
     except CodeError as error:
         on_error(error)
         return Metrics()
@@ -219,7 +218,10 @@ def code_error(what: str, error: BaseException, code: Code) -> CodeError:
 
 def contract_error(what: str, code: Code, problem: str) -> CodeError:
     """Make the error for `code` that broke its contract, with the place where it is defined."""
-    place = _defined(code)
+    function = inspect.unwrap(getattr(code, "__func__", code))
+    compiled = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    # Without Python source there is no place.
+    place = "" if compiled is None else f"{Path(compiled.co_filename).absolute()}:{compiled.co_firstlineno}"
     message = f"{what} ({_name(code)}): {problem}" + (f"\n  {place}" if place else "")
     return CodeError(message, place, of_contract=True)
 
@@ -256,10 +258,3 @@ def _name(code: Code) -> str:
         return f"{plain_name(kind.__module__)}.{kind.__qualname__}.{getattr(code, '__name__', '')}"
     named = code if hasattr(code, "__qualname__") else type(code)
     return f"{plain_name(named.__module__)}.{named.__qualname__}"
-
-
-def _defined(code: Code) -> str:
-    """Return `path:line` of the definition; empty where there is no Python source."""
-    function = inspect.unwrap(getattr(code, "__func__", code))
-    compiled = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
-    return "" if compiled is None else f"{Path(compiled.co_filename).absolute()}:{compiled.co_firstlineno}"

@@ -175,16 +175,12 @@ def _innermost(fault: jsonschema_rs.ValidationError) -> jsonschema_rs.Validation
     """Find the error within the alternative that a value was meant for: the first whose type it has."""
     while isinstance(fault.kind, _ALTERNATIVES):
         firsts = [faults[0] for faults in fault.kind.context if faults]
-        meant = [one for one in firsts if not _is_of_type(one, fault)]
+        kind, place = jsonschema_rs.ValidationErrorKind.Type, list(fault.instance_path)
+        meant = [one for one in firsts if not (isinstance(one.kind, kind) and list(one.instance_path) == place)]
         if not meant:
             break
         fault = meant[0]
     return fault
-
-
-def _is_of_type(one: jsonschema_rs.ValidationError, whole: jsonschema_rs.ValidationError) -> bool:
-    is_type = isinstance(one.kind, jsonschema_rs.ValidationErrorKind.Type)
-    return is_type and list(one.instance_path) == list(whole.instance_path)
 
 
 def _short(text: str) -> str:

@@ -60,8 +60,11 @@ def arguments_model(function: Callable[..., object]) -> type[pydantic.BaseModel]
             raise TypeError(f"{name}: parameter `{parameter}` cannot be given by name; a tool's parameters must be")
         if parameter.name not in hints:
             raise TypeError(f"{name}: parameter `{parameter.name}` has no type hint, like `{parameter.name}: str`")
-        default = ... if parameter.default is parameter.empty else parameter.default
-        fields[parameter.name] = (_with_description(hints[parameter.name], texts.get(parameter.name)), default)
+        hint = hints[parameter.name]
+        if (text := texts.get(parameter.name)) is not None:
+            metadata = getattr(hint, "__metadata__", ())  # after the docstring's text: the hint's own wins
+            hint = Annotated[(hint.__origin__ if metadata else hint, pydantic.Field(description=text), *metadata)]
+        fields[parameter.name] = (hint, ... if parameter.default is parameter.empty else parameter.default)
     config = pydantic.ConfigDict(extra="forbid", protected_namespaces=(), arbitrary_types_allowed=False)
     try:
         with warnings.catch_warnings():
@@ -75,15 +78,6 @@ def arguments_model(function: Callable[..., object]) -> type[pydantic.BaseModel]
 def function_name(function: Callable[..., object]) -> str:
     """Return the name of a function, or of the class of a callable object."""
     return str(getattr(function, "__name__", type(function).__name__))
-
-
-def _with_description(hint: Any, text: str | None) -> Any:
-    """Add the docstring's text to a hint, before the hint's own metadata, which therefore wins."""
-    if text is None:
-        return hint
-    metadata = getattr(hint, "__metadata__", ())
-    base = hint.__origin__ if metadata else hint
-    return Annotated[(base, pydantic.Field(description=text), *metadata)]
 
 
 def parameters_of(schema: ToolSchema) -> dict[str, JSON]:

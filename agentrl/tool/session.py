@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from agentrl.errors import CodeError, DataError, InfrastructureError
 from agentrl.system.answers import Answers, Codec, answered, fields_as_json
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 warnings = ThrottledWarnings(logging.getLogger(__name__))
-P = ParamSpec("P")
 T = TypeVar("T")
 
 _ERROR_CHARACTERS = 500
@@ -165,21 +164,19 @@ class ToolSession:
         if problem is not None:
             return self._error(ErrorKind.ARGUMENTS, problem, slot.limits.max_response_tokens)
         await self._create(slot)
-
-        async def execute() -> HookOutcome:
-            return await self._execute(slot, arguments)
-
         # Recorded before it is cut, so that a cassette can be replayed under another tokenizer.
+        execute = functools.partial(self._execute, slot, arguments)
         outcome = await self._answered(slot, "execute", arguments, execute)
         limit, seconds, metrics = slot.limits.max_response_tokens, outcome.seconds, dict(outcome.metrics)
         if outcome.error is not None:
             return self._error(ErrorKind(outcome.error), outcome.text, limit, seconds, metrics)
         if not outcome.images:
-            text, truncated = await _cut(self._tools.truncation.text, outcome.text, limit)
+            cut = functools.partial(self._tools.truncation.text, outcome.text, limit)
+            text, truncated = await beside_loop(len(outcome.text), cut)
             return ToolResult(text, None, outcome.reward, seconds, truncated, metrics, outcome.files)
         pictures = [Picture(base64.b64decode(image)) for image in outcome.images]
-        fit = functools.partial(self._tools.truncation.with_images, images=self._images)
-        text, kept, truncated = await _cut(fit, outcome.text, pictures, limit)
+        fit = functools.partial(self._tools.truncation.with_images, outcome.text, pictures, limit, images=self._images)
+        text, kept, truncated = await beside_loop(len(outcome.text), fit)
         return ToolResult(text, None, outcome.reward, seconds, truncated, metrics, outcome.files, tuple(kept))
 
     async def _answered(
@@ -243,7 +240,7 @@ class ToolSession:
                 if isinstance(error, TimeoutError) and timeout.expired():
                     kind, text = ErrorKind.TIMEOUT, f"{slot.tool.name} gave no answer within {slot.limits.timeout:g} s"
                 elif not is_fault(error):
-                    self._tools.failures.report(slot, error, self.instance_id)
+                    self._tools.report(slot, error, self.instance_id)
                 if slot.limits.on_error == "fail":
                     raise _Fault(_one_line(text)) from error
                 return HookOutcome(text, error=kind, seconds=time.perf_counter() - begun)
@@ -301,7 +298,11 @@ class ToolSession:
             except Exception as error:
                 fault = fault or error
             finally:
-                await self._release(slot)
+                if not self._tools.is_replay:
+                    try:
+                        await _hook(slot, slot.tool.release, self.instance_id)
+                    except (_Fault, CodeError) as failed:  # what it did stays valid
+                        warnings.warn(f"trajectory {self.instance_id}", f"tool {slot.tool.name}: {failed}")
         if fault is not None:
             raise fault
         return rewards
@@ -312,14 +313,6 @@ class ToolSession:
             problem = f"it must return a finite number or None, found {reward!r:.100}"
             raise contract_error(f"tool {slot.tool.name}", slot.tool.calc_reward, problem)
         return HookOutcome(reward=None if reward is None else float(reward))
-
-    async def _release(self, slot: Slot) -> None:
-        if self._tools.is_replay:
-            return
-        try:
-            await _hook(slot, slot.tool.release, self.instance_id)
-        except (_Fault, CodeError) as fault:  # what it did stays valid
-            warnings.warn(f"trajectory {self.instance_id}", f"tool {slot.tool.name}: {fault}")
 
 
 class _Fault(Exception):
@@ -382,11 +375,6 @@ async def _hook(slot: Slot, hook: Callable[..., Awaitable[T]], /, *arguments: ob
         if timeout.expired():
             problem = f"not done within {slot.limits.timeout:g} s"
         raise _Fault(f"{hook.__name__}: {problem}") from error
-
-
-async def _cut(cut: Callable[Concatenate[str, P], T], text: str, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Cut an answer to its limit."""
-    return await beside_loop(len(text), functools.partial(cut, text, *args, **kwargs))
 
 
 def _one_line(text: str) -> str:

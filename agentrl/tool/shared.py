@@ -72,67 +72,15 @@ class Slot:
     """True once a call was answered as the tool's code meant it, an error for the model to see included."""
     broken: CodeError | None = None
     """First error of the tool's code, of a kind that no argument is to blame for."""
+    failed: int = 0
+    """Calls that failed by such errors since the tool last answered in a batch."""
+    failed_trajectories: set[str] = field(default_factory=set)
+    """Names of the trajectories that made them, up to MIN_FAILED_TRAJECTORIES."""
 
     @property
     def after_kill(self) -> AfterKill:
         """How a trajectory's use of the tool comes back: as the YAML says, else as its class does."""
         return self.limits.after_kill or self.tool.after_kill
-
-
-@dataclass(slots=True)
-class FailureCount:
-    """Calls that failed through errors of a tool's code, and the trajectories that made them."""
-
-    calls: int = 0
-    trajectories: set[str] = field(default_factory=set)
-    """Names of the trajectories that made them, up to MIN_FAILED_TRAJECTORIES."""
-
-
-class Failures:
-    """Failed calls that errors of the tools' own code caused."""
-
-    def __init__(self) -> None:
-        self.warn: Callable[[str], None] = logger.warning
-        """Function that shows the user where a tool's code failed."""
-        self._is_new_place = OncePerKey()
-        self._counts: dict[str, FailureCount] = {}
-        """Failures by tool, since it last answered in a batch."""
-
-    def report(self, slot: Slot, error: BaseException, instance_id: str) -> None:
-        """Show the user, once a place, where an exception of `execute` was raised; the model sees its text.
-
-        An exception does not say whether the code or the policy's arguments are to blame, and a policy must not be able
-        to end a run. So it is the tool's error, for `check`, only where it is of a kind that arguments seldom provoke.
-        """
-        found = code_error(f"tool {slot.tool.name}", error, slot.tool.code)
-        if isinstance(error, CODE_ERRORS):
-            slot.broken = slot.broken or found
-            failed = self._counts.setdefault(slot.tool.name, FailureCount())
-            failed.calls += 1
-            if len(failed.trajectories) < MIN_FAILED_TRAJECTORIES:
-                failed.trajectories.add(instance_id)
-        if self._is_new_place(found.place or found.summary):
-            self.warn(f"{found}\n  The model is told; errors that it should see are raised as agentrl.tool.ToolError")
-
-    def check(self, slots: Mapping[str, Slot]) -> None:
-        """Raise CodeError for one of `slots` that answers no call any more; called after each batch of trajectories.
-
-        Such a tool has answered no call of this batch or of earlier batches since its code's first error, and enough
-        calls of enough trajectories failed with such errors.
-        """
-        for name, slot in slots.items():
-            if slot.answered:
-                slot.answered, slot.broken = False, None
-                self._counts.pop(name, None)
-            failed = self._counts.get(name, FailureCount())
-            is_enough = failed.calls >= MIN_FAILED_CALLS and len(failed.trajectories) >= MIN_FAILED_TRAJECTORIES
-            if slot.broken is not None and is_enough:
-                raise CodeError(
-                    f"{slot.broken}\nThe tool {name} has answered no call any more: {failed.calls} failed for errors "
-                    "of its code. Mend it and start the same command again, or go on, and let the model be told, with "
-                    "actor_rollout_ref.rollout.agent.on_code_error=count",
-                    slot.broken.place,
-                )
 
 
 class SharedTools:
@@ -145,14 +93,17 @@ class SharedTools:
         self.cassette: Cassette | None = None
         self.quota = Quota()
         """Limit of all tools of the run together."""
-        self.failures = Failures()
+        self.warn: Callable[[str], None] = logger.warning
+        """Function that shows the user where a tool's code failed."""
         self.on_answer: Callable[[str, str, Mapping[str, JSON], str | None], object] = lambda *_: None
         """Called with session, tool, arguments and text of each answer; the text is None where images go with it."""
         self.closing: set[asyncio.Task[list[float]]] = set()
         """Sessions that are being closed."""
+        self._is_new_place = OncePerKey()
         self._side, self._unit = truncate_side, unit
         self._truncation: Truncation | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        """Event loop that the quotas belong to."""
 
     @property
     def names(self) -> list[str]:
@@ -186,10 +137,35 @@ class SharedTools:
         """True when the model can be shown images; False before `bind`."""
         return self._truncation is not None and self._truncation.image_tokens is not None
 
-    def use_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Renew the quotas where `loop` is another event loop than before, to which they belong."""
-        if self._loop is not loop:
-            self._loop = loop
-            self.quota = self.quota.fresh()
-            for slot in self.slots.values():
-                slot.quota = slot.quota.fresh()
+    def report(self, slot: Slot, error: BaseException, instance_id: str) -> None:
+        """Show the user, once a place, where an exception of `execute` was raised; the model sees its text.
+
+        An exception does not say whether the code or the policy's arguments are to blame, and a policy must not be able
+        to end a run. So it is the tool's error, for `check`, only where it is of a kind that arguments seldom provoke.
+        """
+        found = code_error(f"tool {slot.tool.name}", error, slot.tool.code)
+        if isinstance(error, CODE_ERRORS):
+            slot.broken = slot.broken or found
+            slot.failed += 1
+            if len(slot.failed_trajectories) < MIN_FAILED_TRAJECTORIES:
+                slot.failed_trajectories.add(instance_id)
+        if self._is_new_place(found.place or found.summary):
+            self.warn(f"{found}\n  The model is told; errors that it should see are raised as agentrl.tool.ToolError")
+
+    def check(self) -> None:
+        """Raise CodeError for a tool that answers no call any more; called after each batch of trajectories.
+
+        Such a tool has answered no call of this batch or of earlier batches since its code's first error, and enough
+        calls of enough trajectories failed with such errors.
+        """
+        for name, slot in self.slots.items():
+            if slot.answered:
+                slot.answered, slot.broken, slot.failed, slot.failed_trajectories = False, None, 0, set()
+            is_enough = slot.failed >= MIN_FAILED_CALLS and len(slot.failed_trajectories) >= MIN_FAILED_TRAJECTORIES
+            if slot.broken is not None and is_enough:
+                raise CodeError(
+                    f"{slot.broken}\nThe tool {name} has answered no call any more: {slot.failed} failed for errors "
+                    "of its code. Mend it and start the same command again, or go on, and let the model be told, with "
+                    "actor_rollout_ref.rollout.agent.on_code_error=count",
+                    slot.broken.place,
+                )

@@ -25,8 +25,7 @@ from agentrl.tool.arguments import ArgumentCheck
 from agentrl.tool.loading import tool_of_function, tools_of_entry
 from agentrl.tool.session import ToolSession
 from agentrl.tool.shared import CallLimits, SharedTools, Slot
-from agentrl.tool.truncation import Decode, Encode, Side, Unit
-from agentrl.trajectory.picture import Picture
+from agentrl.tool.truncation import Side, Unit
 
 logger = logging.getLogger(__name__)
 
@@ -35,14 +34,14 @@ def _raise(error: CodeError) -> None:
     raise error
 
 
-class ToolSet:
+class ToolSet(SharedTools):
     """All tools of a run. `bind` a tokenizer before opening sessions; one object serves all trajectories."""
 
     def __init__(
         self, tools: Sequence[Tool], defaults: CallLimits, truncate_side: Side = "middle", unit: Unit = "tokens"
     ) -> None:
         """Add the tools. Raises ConfigError: duplicate names, invalid schemas or limits."""
-        self.shared = SharedTools(defaults.max_response_tokens, truncate_side, unit)
+        super().__init__(defaults.max_response_tokens, truncate_side, unit)
         self.schemas: list[ToolSchema] = []
         """Schemas of all tools; always the same list object, by which a chat knows what it rendered before."""
         for tool in tools:
@@ -50,11 +49,11 @@ class ToolSet:
 
     def _add(self, tool: Tool, defaults: CallLimits) -> None:
         check = ArgumentCheck(tool.schema)
-        if tool.name in self.shared.slots:
+        if tool.name in self.slots:
             raise ConfigError(f"two tools are called {tool.name!r}: give one of them another name in its schema")
         limits = _limits(tool, defaults)
         quota = Quota(limits.max_concurrent, limits.max_rate)
-        self.shared.slots[tool.name] = Slot(tool, limits, check, tool.is_stateful, quota)
+        self.slots[tool.name] = Slot(tool, limits, check, tool.is_stateful, quota)
         self.schemas.append(tool.schema)
 
     @staticmethod
@@ -101,7 +100,7 @@ class ToolSet:
         """
         defaults = CallLimits(timeout=timeout, max_response_tokens=max_response_tokens)
         toolset = ToolSet([], defaults, truncate_side, unit)
-        toolset.shared.cassette = cassette
+        toolset.cassette = cassette
         for entry in read_entries(path, "tools") if path is not None else []:
             for tool in tools_of_entry(entry, cassette, options):
                 try:
@@ -109,7 +108,7 @@ class ToolSet:
                 except ConfigError as error:
                     raise entry.error(str(error)) from error
         for name in options:
-            if name not in toolset.shared.slots:
+            if name not in toolset.slots:
                 raise ConfigError(
                     f"actor_rollout_ref.rollout.multi_turn.tool_options: unknown tool {name!r}"
                     f"{nearest(name, toolset.names)}; {path} has {', '.join(toolset.names) or 'none'}"
@@ -118,41 +117,28 @@ class ToolSet:
             toolset._add(item if isinstance(item, Tool) else tool_of_function(item, {}), defaults)
         return toolset
 
-    @property
-    def names(self) -> list[str]:
-        """Names of the tools, in the order of their entries."""
-        return self.shared.names
-
-    def bind(self, encode: Encode, decode: Decode, image_tokens: Callable[[Picture], int] | None = None) -> None:
-        """Set the tokenizer in whose tokens answers are measured; see `SharedTools.bind`."""
-        self.shared.bind(encode, decode, image_tokens)
-
-    def check(self) -> None:
-        """Raise CodeError for a tool that answers no call any more; called after each batch of trajectories."""
-        self.shared.failures.check(self.shared.slots)
-
     def limit_run(self, max_concurrent: int | None, max_rate: float | None) -> None:
         """Limit all tools together: calls that run at once, and that begin in a second; None: no limit."""
-        self.shared.quota = Quota(max_concurrent, max_rate)
+        self.quota = Quota(max_concurrent, max_rate)
 
     async def start(self, run: str) -> None:
         """Start every tool for the run of that name. Raises ConfigError."""
-        if not self.shared.is_replay:
-            for slot in self.shared.slots.values():
+        if not self.is_replay:
+            for slot in self.slots.values():
                 await await_user_code(
                     f"tool {slot.tool.name}", slot.tool.start, functools.partial(slot.tool.start, run)
                 )
 
     async def close(self) -> None:
         """End what trajectories left, then close all tools, at the end of the run."""
-        await asyncio.gather(*self.shared.closing, return_exceptions=True)
-        for slot in self.shared.slots.values():
+        await asyncio.gather(*self.closing, return_exceptions=True)
+        for slot in self.slots.values():
             try:
                 await slot.tool.close()
             except Exception as error:
                 logger.warning("tool %s: close: %s: %s", slot.tool.name, type(error).__name__, error)
-        if self.shared.cassette is not None:
-            self.shared.cassette.close()
+        if self.cassette is not None:
+            self.cassette.close()
 
     def take_metrics(self, on_error: Callable[[CodeError], None] = _raise) -> Metrics:
         """Return and reset the metrics by tool: seconds that calls waited for their turn, faults, and the tool's own.
@@ -162,7 +148,7 @@ class ToolSet:
         workers is kept.
         """
         metrics = Metrics()
-        for name, slot in self.shared.slots.items():
+        for name, slot in self.slots.items():
             metrics.add(collect_numbers(f"tool {name}", slot.tool.take_metrics, on_error), f"tool/{name}/")
             if slot.queued:
                 waited, slot.queued = sorted(slot.queued), []
@@ -187,8 +173,12 @@ class ToolSet:
         replays recorded answers. Raises DataError for the name of an unknown tool,
         ToolInfrastructureError when `create` fails.
         """
-        self.shared.use_loop(asyncio.get_running_loop())
-        session = ToolSession(self.shared, instance_id, images=images, answers=answers)
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop, self.quota = loop, self.quota.fresh()
+            for slot in self.slots.values():
+                slot.quota = slot.quota.fresh()
+        session = ToolSession(self, instance_id, images=images, answers=answers)
         if tools_kwargs:
             await session.create_named(tools_kwargs)
         return session

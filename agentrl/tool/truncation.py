@@ -49,10 +49,44 @@ class Truncation:
         )
 
     def text(self, text: str, limit: int) -> tuple[str, bool]:
-        """Truncate `text` to `limit` tokens, as text that any tokenizer takes: (text, was it cut)."""
+        """Truncate `text` to `limit` tokens, as text that any tokenizer takes: (text, was it cut).
+
+        The marker counts towards the limit and says how many are missing. A limit too small for the marker (it may take
+        half) gives a cut text without one. For texts much longer than the limit the marker's count is an estimate.
+        """
         if not text.isascii():
             text = text.encode("utf-8", "replace").decode()  # lone surrogates
-        return truncate(text, limit, self.side, self.encode, self.decode, self.unit)
+        if text.isascii() and len(text) < limit:
+            return text, False  # a token is at least one character; `<` leaves room for a tokenizer's dummy prefix
+        window = _WINDOW * limit
+        if len(text) <= 2 * window:
+            head = tail = self.encode(text)
+            total = len(head)
+            if total <= limit:
+                return text, False
+        else:
+            head, tail = self.encode(text[:window]), self.encode(text[-window:])
+            total = round(len(text) / (2 * window) * (len(head) + len(tail)))
+
+        def build(keep: int, marked: bool) -> str:
+            first = {"left": 0, "right": keep, "middle": (keep + 1) // 2}[self.side]
+            last = keep - first
+            marker = f"\n[... {total - keep} {self.unit} cut ...]\n" if marked else ""
+            # A cut inside a character of several tokens decodes to replacement characters.
+            start = self.decode(head[:first]).rstrip("\ufffd")
+            return start + marker + (self.decode(tail[len(tail) - last :]).lstrip("\ufffd") if last else "")
+
+        marker_length = len(self.encode(build(0, True)))
+        marked = 2 * marker_length <= limit
+        keep = min(limit - marker_length if marked else limit, len(head), len(tail))
+        while keep > 0:
+            # Tokens may join or split differently next to the marker, so the length is measured, not computed.
+            shown = build(keep, marked)
+            excess = len(self.encode(shown)) - limit
+            if excess <= 0:
+                return shown, True
+            keep -= excess
+        return "", True
 
     def with_images(
         self, text: str, pictures: Sequence[Picture], limit: int, *, images: bool = True
@@ -94,45 +128,3 @@ def fit_budget(
     end = min([room, *(one.start for one in images if one.start + one.image.tokens > room)])
     # Kept in part: the policy sees that something is missing, and the record shows what it saw.
     return ids[:end] + marker, [one for one in images if one.start < end], text + BUDGET_MARKER, True
-
-
-def truncate(
-    text: str, limit: int, side: Side, encode: Encode, decode: Decode, unit: Unit = "tokens"
-) -> tuple[str, bool]:
-    """Fit a text into `limit` tokens, as `encode` counts them: (text, was it cut). The marker counts towards the limit
-    and says how many are missing.
-
-    A limit too small for the marker (it may take half) gives a cut text without one. For texts much longer than the
-    limit the marker's count is an estimate.
-    """
-    if text.isascii() and len(text) < limit:
-        return text, False  # a token is at least one character; `<` leaves room for a tokenizer's dummy prefix
-    window = _WINDOW * limit
-    if len(text) <= 2 * window:
-        head = tail = encode(text)
-        total = len(head)
-        if total <= limit:
-            return text, False
-    else:
-        head, tail = encode(text[:window]), encode(text[-window:])
-        total = round(len(text) / (2 * window) * (len(head) + len(tail)))
-
-    def build(keep: int, marked: bool) -> str:
-        first = {"left": 0, "right": keep, "middle": (keep + 1) // 2}[side]
-        last = keep - first
-        marker = f"\n[... {total - keep} {unit} cut ...]\n" if marked else ""
-        # A cut inside a character of several tokens decodes to replacement characters.
-        start = decode(head[:first]).rstrip("\ufffd")
-        return start + marker + (decode(tail[len(tail) - last :]).lstrip("\ufffd") if last else "")
-
-    marker_length = len(encode(build(0, True)))
-    marked = 2 * marker_length <= limit
-    keep = min(limit - marker_length if marked else limit, len(head), len(tail))
-    while keep > 0:
-        # Tokens may join or split differently next to the marker, so the length is measured, not computed.
-        shown = build(keep, marked)
-        excess = len(encode(shown)) - limit
-        if excess <= 0:
-            return shown, True
-        keep -= excess
-    return "", True

@@ -47,7 +47,7 @@ class Worker:
 
 def by_reference(sequences: int, rollouts: Any, ranks: list[Any]) -> None:
     """Pass references to stored shares of the batch between the workers, as a training does."""
-    stored = StoredBatch.from_pieces([ray.get(rollouts.make.remote(sequences, True))])
+    stored = ray.get(rollouts.make.remote(sequences, True))
     parts = shares(stored.lengths.tolist(), len(ranks))
     for column in COLUMNS:
         calls = [rank.stored.remote(stored.select(part)) for rank, part in zip(ranks, parts, strict=True)]

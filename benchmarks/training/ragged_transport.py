@@ -107,7 +107,7 @@ def size(chunk: Any) -> int:
 
 def ragged_step(rollouts: Any, ranks: list[Any]) -> int:
     """Bytes that moved, but for the handles."""
-    stored = StoredBatch.from_pieces([ray.get(rollouts.ragged.remote())])
+    stored = ray.get(rollouts.ragged.remote())
     parts = shares(stored.lengths.tolist(), len(ranks))
     calls = [rank.ragged.remote(stored.select(part), True) for rank, part in zip(ranks, parts, strict=True)]
     answers = ray.get(calls)

@@ -303,7 +303,7 @@ class Thing(Tool):
 
 def told_by(b: Bench) -> list[str]:
     told = list[str]()
-    b.scheduler.context.tools.shared.failures.warn = b.scheduler.warn = told.append
+    b.scheduler.context.tools.warn = b.scheduler.warn = told.append
     return told
 
 

@@ -65,7 +65,7 @@ async def test_long_answers_are_cut_in_a_thread(bench: MakeBench, monkeypatch: p
             return "word " * 2000
 
         b = bench([call("page"), "#### 5"], [page])
-        encode = b.scheduler.context.tools.shared.truncation.encode
+        encode = b.scheduler.context.tools.truncation.encode
 
         def noted(text: str, seen: set[int] = ran, encode: Callable[[str], list[int]] = encode) -> list[int]:
             seen.add(threading.get_ident())

@@ -32,8 +32,7 @@ from agentrl.runtime.ray.pool import WeightReader, ask, collect
 from agentrl.runtime.ray.rank import Place, Rank
 from agentrl.runtime.ray.reading import Turn
 from agentrl.runtime.ray.session import ray_session
-from agentrl.runtime.ray.stored import StoredBatch, put_batch, put_column
-from agentrl.runtime.ray.watch import Patience
+from agentrl.runtime.ray.stored import put_batch, put_column
 from agentrl.sft import main as sft
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.groups import TrainableGroup
@@ -187,7 +186,7 @@ def test_a_stored_batch_is_what_was_put_down(cluster: None, make_batch: BatchMak
     """In pieces, with a column in other pieces, a selection of a selection, and nothing at all."""
     one, other = make_batch(prompts=3, n=2), make_batch(prompts=2, n=2, seed=5)
     plain = RaggedBatch.concat([one, other])
-    stored = StoredBatch.from_pieces([put_batch(one), put_batch(other)])
+    stored = put_batch(one).joined([put_batch(other)])
     assert same(stored.load(), plain)
     assert (len(stored), stored.num_tokens) == (10, plain.num_tokens)
     assert torch.equal(stored.policy_tokens, plain.policy_tokens)
@@ -218,7 +217,7 @@ def test_a_stored_batch_is_what_was_put_down(cluster: None, make_batch: BatchMak
     for name, dtype in (("staleness", torch.int64), ("selected", torch.bool)):
         marked = plain.with_fields(**{name: torch.rand(plain.num_tokens).round().to(dtype)})
         ref = put_column(getattr(marked, name), marked)
-        whole = StoredBatch.from_pieces([put_batch(one), put_batch(other)])
+        whole = put_batch(one).joined([put_batch(other)])
         whole = whole.with_fields(**{name: whole.column([(ref, range(10))])})
         assert same(whole.load(), marked)
         assert getattr(whole.select([]).load(), name).dtype == dtype, "a rank without sequences computes with it, too"
@@ -367,7 +366,7 @@ def test_ranks_that_do_not_answer_are_told_apart_and_ended(
     with workers_of(configure(3)) as workers:
         executor = workers.executor
         assert isinstance(executor, RayExecutor)
-        executor.pools[0].patience = Patience(stall_seconds=1.0, timeout=4.0)
+        executor.pools[0].stall_seconds, executor.pools[0].timeout = 1.0, 4.0
         pids = [place.pid for place in executor.pools[0].places]
         stopped = pids[2]
         os.kill(stopped, signal.SIGSTOP)

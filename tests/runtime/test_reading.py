@@ -47,7 +47,7 @@ def test_each_part_is_gathered_once_for_all_who_begin_together(seed: int) -> Non
         name = rng.choice(sorted(numbers))
         if name not in to_ask:
             if dies.get(name) == numbers[name]:
-                readers.leave_all(name)
+                readers.leave(name)
                 del numbers[name]
             elif (turn := readers.turn(name, "policy", numbers[name], len(names))) is not None:
                 to_ask[name] = turn, rng.sample(range(RANKS), RANKS)
@@ -87,12 +87,12 @@ def test_whom_a_reader_waits_for() -> None:
     with pytest.raises(LostTurn, match="takes no weights for 330 s"):
         readers.turn("b", "policy", 1, 2)
     assert readers.turn("late", "policy", 0, 1) is None, "what it would begin with is dropped"
-    readers.leave_all("x")
+    readers.leave("x")
     readers.leave("a")
     assert readers.turn("late", "policy", 0, 2) is None
     now += JOIN_WITHIN
     assert readers.turn("late", "policy", 0, 2) == Turn(2, 0), "who is expected need not come"
-    readers.leave_all()
+    readers.leave()
     with pytest.raises(LostTurn):
         readers.turn("late", "policy", 1, 2)
 

@@ -28,7 +28,7 @@ def test_numbers_of_several_workers_become_one_by_their_kinds() -> None:
 
 
 def test_plain_numbers_are_averaged_and_prefixes_are_put_before_names() -> None:
-    metrics = Metrics.from_numbers({"x": 1, "y": True})
+    metrics = Metrics.merged([{"x": 1, "y": True}])
     metrics.add({"x": 2}, "tool/")
     metrics.add({"x": 4}, "tool/")
     assert metrics == {"x": 1.0, "y": 1.0, "tool/x": 3.0}
@@ -41,7 +41,7 @@ def test_a_name_has_one_kind() -> None:
     with pytest.raises(ValueError, match="'servers' was recorded as a sum, and now as a mean"):
         metrics.mean("servers", 2.0)
     with pytest.raises(ValueError, match="could not convert"):
-        Metrics.from_numbers({"x": "much"})  # type: ignore[dict-item]
+        Metrics.merged([{"x": "much"}])  # type: ignore[dict-item]
 
 
 @given(st.lists(st.lists(st.integers(0, 1000).map(float)), max_size=5))

@@ -78,7 +78,7 @@ def on(tmp_path: Path, bound: Bind) -> Callable[[Mode], ToolSet]:
 
     def make(mode: Mode) -> ToolSet:
         toolset = ToolSet([Dice({"on_error": "fail"}), Counter()], CallLimits())
-        toolset.shared.cassette = Cassette(tmp_path / "answers.jsonl", mode)
+        toolset.cassette = Cassette(tmp_path / "answers.jsonl", mode)
         return bound(toolset)
 
     return make
@@ -118,9 +118,9 @@ async def test_a_missing_answer_names_the_call_and_stays_known(on: Callable[[Mod
         await roll(tools, "a.0", 2)
     for part in (str(tmp_path / "answers.jsonl"), "dice", '{"n": 2}', "a.0", "tools.cassette=record"):
         assert part in str(raised.value)
-    assert tools.shared.cassette is not None
+    assert tools.cassette is not None
     with pytest.raises(NotOnCassette, match='"n": 2'):
-        tools.shared.cassette.check()
+        tools.cassette.check()
 
 
 async def test_with_state_a_call_is_known_by_what_was_said_before(on: Callable[[Mode], ToolSet]) -> None:

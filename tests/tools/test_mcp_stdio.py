@@ -104,7 +104,7 @@ async def test_a_server_of_the_sdk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def process_group(tools: ToolSet) -> int:
     """Of the server that all share."""
-    pid = next(iter(tools.shared.slots.values())).tool._sessions.link.pid  # type: ignore[attr-defined]
+    pid = next(iter(tools.slots.values())).tool._sessions.link.pid  # type: ignore[attr-defined]
     assert isinstance(pid, int)
     return pid
 

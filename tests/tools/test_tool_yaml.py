@@ -83,7 +83,7 @@ tools:
         )
     )
     assert toolset.names == ["echo", "double", "triple", "calculator"]
-    limits = [slot.limits for slot in toolset.shared.slots.values()]
+    limits = [slot.limits for slot in toolset.slots.values()]
     assert [limit.timeout for limit in limits] == [7, 1.5, 3, 7]
     assert [limit.max_response_tokens for limit in limits] == [999] * 4
     assert [limit.max_concurrent for limit in limits] == [2, 1024, 1024, 1024]
@@ -98,7 +98,7 @@ tools:
 @pytest.mark.parametrize(("said", "found"), [("calls", "calls"), ("null", "none"), ("none", "none")])
 def test_after_kill_comes_before_what_the_class_says(load: Callable[[str], ToolSet], said: str, found: str) -> None:
     toolset = load(f"tools: [{{class_name: HERE.Counting, config: {{after_kill: {said}}}, tool_schema: {SCHEMA}}}]")
-    assert toolset.shared.slots["echo"].after_kill == found
+    assert toolset.slots["echo"].after_kill == found
 
 
 MINE = """
@@ -330,7 +330,7 @@ async def test_a_runs_options_stand_in_place_of_the_files(tmp_path: Path, bound:
     )
     options: dict[str, dict[str, Any]] = {"echo": {"b": 3, "timeout": 9}, "double": {"timeout": 4}}
     tools = bound(ToolSet.from_yaml(tmp_path / "t.yaml", options=options))
-    assert (tools.shared.slots["echo"].limits.timeout, tools.shared.slots["double"].limits.timeout) == (9, 4)
+    assert (tools.slots["echo"].limits.timeout, tools.slots["double"].limits.timeout) == (9, 4)
     session = await tools.open("t/0.0", {})
     assert (await session.call("echo", {})).text == "{'a': 1, 'b': 3}"
     await session.close()

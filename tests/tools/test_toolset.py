@@ -241,7 +241,7 @@ async def test_an_answer_against_the_contract_is_an_error_that_the_model_and_the
     bound: Bind, answer: Any
 ) -> None:
     tools, told = bound(ToolSet.from_tools([Odd({"answer": answer})])), list[str]()
-    tools.shared.failures.warn = told.append
+    tools.warn = told.append
     result = await call(tools, "odd", {})
     assert result.error is ErrorKind.EXECUTION and "ToolResponse" in result.text
     assert len(told) == 1 and "tool odd (tests.tools.test_toolset.Odd.execute): " in told[0]

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from agentrl.tool.truncation import Side, Truncation, truncate
+from agentrl.tool.truncation import Side, Truncation
 
 MARKER = re.compile(r"\n\[\.\.\. (\d+) tokens cut \.\.\.\]\n")
 TEXTS = st.text(alphabet=st.sampled_from("ab 1\n[.é語\U0001f600\ufffd"), max_size=300) | st.text(
@@ -23,7 +23,7 @@ def codec(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def cut(tokenizer: Tokenizer, text: str, limit: int, side: Side) -> tuple[str, bool]:
-    return truncate(text, limit, side, lambda part: tokenizer.encode(part).ids, tokenizer.decode)
+    return Truncation(lambda part: tokenizer.encode(part).ids, tokenizer.decode, None, side).text(text, limit)
 
 
 def length(tokenizer: Tokenizer, text: str) -> int:
@@ -80,7 +80,7 @@ def test_megabytes_are_not_encoded_whole(tokenizer: Tokenizer) -> None:
         seen += len(part)
         return tokenizer.encode(part).ids
 
-    shown, truncated = truncate(text, 100, "middle", encode, tokenizer.decode)
+    shown, truncated = Truncation(encode, tokenizer.decode, None, "middle").text(text, 100)
     assert truncated
     assert length(tokenizer, shown) <= 100
     assert seen < 50_000

@@ -117,7 +117,10 @@ def changed(draw: st.DrawFn, batch: Sequences) -> Sequences:
             batch = batch.load()
         return batch.select(rows[:cut]).joined([batch.select(rows[cut:])])
     pieces = [batch.select(rows[:cut]).load(), batch.select(rows[cut:]).load()]
-    return StoredBatch.from_pieces(map(put_batch, pieces)) if what == "store" else RaggedBatch.concat(pieces)
+    if what != "store":
+        return RaggedBatch.concat(pieces)
+    first, *others = map(put_batch, pieces)
+    return first.joined(others)
 
 
 def test_a_users_column_reaches_every_place(store: None, tmp_path: Path) -> None:
@@ -135,7 +138,7 @@ def test_a_users_column_reaches_every_place(store: None, tmp_path: Path) -> None
     config = Config.model_validate({"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": target}}}})
     assert made_columns(config) == ["tool_answers"]
     batch = from_trajectories([asked, plain], turn_reward_coef=1.0, columns=made_columns(config))
-    stored = StoredBatch.from_pieces([put_batch(batch), put_batch(batch)]).select([1, 2, 3])
+    stored = put_batch(batch).joined([put_batch(batch)]).select([1, 2, 3])
     assert stored.has("tool_answers") and stored.sequences["tool_answers"].tolist() == [0, answers, 0]
     loaded = stored.load()
     assert loaded.tool_answers is not None and loaded.tool_answers.dtype == torch.int64

@@ -55,7 +55,7 @@ async def test_a_tool_runs_with_its_imports_changed(bench: MakeBench, folder: Pa
     assert t.status is Status.COMPLETED, t.failure
     # Each call has a state of its own, as in verl; an empty answer is shown as such.
     assert [(one.response, one.reward) for one in t.tool_calls] == [("total 13", 0.25), ("total 13", 0.25), ("", None)]
-    tool = tools.shared.slots["add"].tool
+    tool = tools.slots["add"].tool
     assert tool.inner._instance_dict == {} and tool._create_kwargs == {}  # type: ignore[attr-defined]
     (info,) = seen
     assert (info["num_turns"], info["rollout_reward_scores"]) == (6, {"add": [0.25, 0.25]})
@@ -70,7 +70,7 @@ async def test_older_and_wrong_answers_of_tools(bench: MakeBench, folder: Path) 
         entry("WrongTool", "", say.replace("NAME", "wrong")),
     )
     told: list[str] = []
-    tools.shared.failures.warn = told.append
+    tools.warn = told.append
     b = bench([call("old", text="a") + call("wrong", text="b"), "done"], tools)
     (t,) = await b.run(sample(tools_kwargs={"old": {"create_kwargs": {"suffix": "!"}}}))
     old, wrong = t.tool_calls

@@ -18,7 +18,7 @@ from agentrl.errors import ConfigError
 from agentrl.interaction import load_interactions
 from agentrl.system.plugin import import_object
 from agentrl.tool import Tool
-from agentrl.tool.shared import CallLimits, SharedTools
+from agentrl.tool.shared import CallLimits
 from agentrl.tool.toolset import ToolSet
 from agentrl.verl.dialect import VERL_CLASSES
 from interactions.gsm8k import Gsm8kInteraction
@@ -30,9 +30,9 @@ def schema(name: str, **properties: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": "Does it.", "parameters": parameters}}
 
 
-def load(folder: Path, **entry: Any) -> SharedTools:
+def load(folder: Path, **entry: Any) -> ToolSet:
     (folder / "tools.yaml").write_text(yaml.safe_dump({"tools": [entry]}))
-    return ToolSet.from_yaml(folder / "tools.yaml").shared
+    return ToolSet.from_yaml(folder / "tools.yaml")
 
 
 SANDBOX = {

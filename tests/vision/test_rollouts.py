@@ -202,7 +202,7 @@ async def test_images_count_as_tokens_of_an_answer(chat: Chat) -> None:
         assert len(chat.encode(trajectory.tool_calls[0].response)) <= limit - 8 * images
     toolset = ToolSet.from_tools([])
     toolset.bind(chat.encode, chat.decode, lambda one: 100 if one == TALL else 300)
-    text, shown, cut = toolset.shared.truncation.with_images("text", [TALL, WIDE, TALL], 350)
+    text, shown, cut = toolset.truncation.with_images("text", [TALL, WIDE, TALL], 350)
     assert text == "text\n[image 2 left out: it has 300 tokens, and 250 were left]"
     assert shown == [TALL, TALL] and cut
 

@@ -33,7 +33,6 @@ class ServerInfo:
     model_path: str
     architecture: str | None
     """Class name of the model."""
-    software_version: str
     context_length: int
     tensor_parallel: int
     """Number of ranks that the model is split over."""

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -74,6 +74,7 @@ class ServerEngine:
         model: vocabulary and parameters, for checks of requests and weights that a server would die of.
         sender: carries new weights to servers.
         max_model_len: tokens of the longest context, prompt and response together.
+        deterministic: the servers honour seeds.
         free_weights: `sleep` frees the weights, too (the servers share the policy's device).
         notify: shows the user a line when a server dies or returns.
         timings: times of checks and restarts.
@@ -88,6 +89,7 @@ class ServerEngine:
         sender: WeightSender,
         *,
         max_model_len: int,
+        deterministic: bool = False,
         free_weights: bool = False,
         notify: Callable[[str], None] = lambda _: None,
         timings: Timings | None = None,
@@ -96,6 +98,7 @@ class ServerEngine:
         self.max_model_len = max_model_len
         self._http = http
         self._model = model
+        self._deterministic = deterministic
         self._free_weights = free_weights
         self._supervisor = Supervisor(servers, sender, notify, timings, keeps=keep_kv_cache)
         self._calls: dict[str, Call] = {}
@@ -144,8 +147,6 @@ class ServerEngine:
             began = time.monotonic()
             try:
                 answer = await self._ask(call, server, prompt + done.ids, rest, version)
-            except AskedAgain:
-                continue
             except ServerFailed as error:
                 failures.append(error)
                 self._failovers += 1
@@ -158,6 +159,8 @@ class ServerEngine:
             finally:
                 self._supervisor.router.done(call.session, server.url)
                 call.server = call.asking = None
+            if answer is None:
+                continue
             cached = answer.cached_tokens if cached is None else cached
             if any(span.version < version for span in answer.versions):
                 failures.append(ServerFailed(server.url, f"it generated with weights older than version {version}"))
@@ -194,10 +197,10 @@ class ServerEngine:
 
     async def _ask(
         self, call: Call, server: Server, ids: list[int], params: SamplingParams, version: int
-    ) -> Generation:
-        """Send one request to one server. Cancelled, it is aborted there.
+    ) -> Generation | None:
+        """Send one request to one server. Cancelled, it is aborted there. Raises ServerFailed, also when given up.
 
-        Raises ServerFailed, also when given up, and AskedAgain.
+        Returns None where it had no token when its server was sent other weights: it is to be asked again.
         """
         call.server, call.rid = server, uuid.uuid4().hex
         client, rid = server.client, call.rid
@@ -211,13 +214,15 @@ class ServerEngine:
         except asyncio.CancelledError as error:
             cancelled = is_being_cancelled()
             if cancelled or call.aborted:
-                self._spawn(ignore_failure(client.abort(rid)))
+                aborting = asyncio.create_task(ignore_failure(client.abort(rid)))
+                self._background.add(aborting)
+                aborting.add_done_callback(self._background.discard)
             if cancelled:
                 raise
             if call.aborted:
                 return self._arrived(call, server, version)
             if asking.again:
-                raise AskedAgain from error
+                return None
             raise ServerFailed(server.url, self._supervisor.fleet.reason(server.url) or "given up") from error
         finally:
             server.asking.discard(asking)
@@ -359,7 +364,8 @@ class ServerEngine:
             task.cancel()
         await asyncio.gather(aborting, *self._background, return_exceptions=True)
         try:
-            if self._supervisor.quiet or self._supervisor.has_stale:
+            states = map(self._supervisor.fleet.state, self._supervisor.servers)
+            if self._supervisor.quiet or FleetState.STALE in states:  # an update may have left it paused
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._supervisor.each(self._leave), GRACE)
             await self._supervisor.close()
@@ -378,22 +384,22 @@ class ServerEngine:
         async with self._exchange() as servers:
             faults = await self._supervisor.send_weights(servers, weights, version)
             self._weights_gone = False
-        gone = all(isinstance(fault.__cause__, ServerFailed) for fault in faults.values())
-        if len(faults) == len(servers) and not (gone and self._supervisor.restartable):
-            why = describe(next(iter(faults.values()))) if faults else self._supervisor.reasons()
-            raise EngineError(f"no server took the weights: {why}")
-        return SyncReport(self._supervisor.bytes_sent, time.perf_counter() - began)
+        return self._report(began, faults, taken=len(faults) < len(servers))
 
     async def update_in_flight(self, weights: Weights, version: int) -> SyncReport:
         """See `InFlightEngine.update_in_flight`. Raises as `update_weights` does."""
         self._model.check(weights)
         began = time.perf_counter()
         faults = await self._supervisor.roll(weights, version)
+        return self._report(began, faults, taken=bool(self._supervisor.fleet.serving))
+
+    def _report(self, began: float, faults: Mapping[str, Exception], *, taken: bool) -> SyncReport:
+        """Report an update; raise EngineError where no server has `taken` the weights and a restart is no way out."""
         gone = all(isinstance(fault.__cause__, ServerFailed) for fault in faults.values())
-        if not self._supervisor.fleet.serving and not (gone and self._supervisor.restartable):
+        if not taken and not (gone and self._supervisor.restartable):
             why = describe(next(iter(faults.values()))) if faults else self._supervisor.reasons()
             raise EngineError(f"no server took the weights: {why}")
-        return SyncReport(self._supervisor.bytes_sent, time.perf_counter() - began)
+        return SyncReport(self._supervisor.sender.bytes_sent, time.perf_counter() - began)
 
     async def lock_weights(self) -> None:
         """See `InFlightEngine.lock_weights`. A server that starts meanwhile waits until it can be sent weights."""
@@ -434,15 +440,6 @@ class ServerEngine:
         """Recompute whether servers must not generate (paused, asleep or updating) and wake waiting requests."""
         self._supervisor.quiet = self._paused is not None or self._asleep or self._updating
         self._supervisor.wake()
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
-
-class AskedAgain(Exception):
-    """Raised for a request that had no token when its server was sent other weights."""
 
 
 def concatenated(first: Generation, second: Generation) -> Generation:

@@ -164,21 +164,19 @@ class ServerProcess(ABC):
         kind = _AddressInUse if "address already in use" in text.lower() else EngineError
         return kind(message)
 
-    def stop(self, grace: float | None = None) -> None:
+    def stop(self) -> None:
         """End the server; when this returns all its processes have ended.
 
-        SIGTERM first and `grace` seconds (default: the constructor's) to end by itself, then SIGKILL to all its
-        processes. Does nothing where it was not started.
+        SIGTERM first and `grace` seconds to end by itself, then SIGKILL to all its processes. Does nothing where it was
+        not started.
         """
         process = self._process
         if process is None:
             return
-        if process.poll() is None:
-            grace = self._grace if grace is None else grace
-            if grace > 0:
-                process.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(grace)
+        if process.poll() is None and self._grace > 0:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(self._grace)
         while any(True for _ in living(process.pid)):
             try:
                 os.killpg(process.pid, signal.SIGKILL)

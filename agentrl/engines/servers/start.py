@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import itertools
 import socket
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import cast
 from urllib.parse import urlsplit
@@ -19,6 +19,7 @@ from agentrl.engines.contract import EngineError
 from agentrl.engines.servers.client import ServerClient, ServerFailed, ServerInfo
 from agentrl.engines.servers.process import ServerProcess
 from agentrl.engines.servers.sync.update import ExpectedChecksums, SenderSetting, WeightSender
+from agentrl.system.quota import run_concurrently
 from agentrl.system.user_code import user_code
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -32,16 +33,11 @@ async def start_all(processes: Sequence[ServerProcess], timeout: float, progress
     """Start all at once and wait for them; the first failure ends the wait. The caller stops them."""
     for process in processes:
         process.start()
-    try:
-        async with asyncio.TaskGroup() as group:
-            for number, process in enumerate(processes):
-                group.create_task(process.ready(timeout, partial(_say_number, progress, number)))
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from errors
 
+    async def ready(number: int, process: ServerProcess) -> None:
+        await process.ready(timeout, lambda text: progress(f"server {number}: {text}"))
 
-def _say_number(progress: Say, number: int, text: str) -> None:
-    progress(f"server {number}: {text}")
+    await run_concurrently(itertools.starmap(ready, enumerate(processes)))
 
 
 async def reach(client: ServerClient, timeout: float, progress: Say = lambda _: None) -> ServerInfo:

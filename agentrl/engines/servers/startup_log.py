@@ -60,13 +60,7 @@ def exceptions(lines: list[str]) -> Iterator[str]:
             if line.endswith(TRACEBACK) or LOG_TIME.match(line):
                 break
             if EXCEPTION.match(line):
-                yield "\n".join(message(lines[number : number + LONGEST]))
+                rest = lines[number : number + LONGEST]
+                ends = (at for at, one in enumerate(rest) if not one or LOG_TIME.match(one) or one.endswith(TRACEBACK))
+                yield "\n".join(rest[: next(ends, None)])
                 break
-
-
-def message(lines: list[str]) -> Iterator[str]:
-    """Yield an exception's lines, up to the next log entry."""
-    for line in lines:
-        if not line or LOG_TIME.match(line) or line.endswith(TRACEBACK):
-            return
-        yield line

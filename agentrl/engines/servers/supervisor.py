@@ -92,8 +92,8 @@ class Supervisor:
         self.restarts = 0
         self.changed = asyncio.Event()
         """Set, and replaced, whenever something changes that a waiting request may wait for."""
-        self._sender = sender
-        self._notify = notify
+        self.sender = sender
+        self.notify = notify
         self._clock = LoopClock()
         self.restartable = all(server.process is not None for server in servers)
         self.fleet = Fleet(list(self.servers), self._clock.now, restartable=self.restartable, timings=timings)
@@ -124,15 +124,10 @@ class Supervisor:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         try:
-            await self._sender.close()
+            await self.sender.close()
         finally:
             processes = [server.process for server in self.servers.values() if server.process is not None]
             await asyncio.gather(*[asyncio.to_thread(process.stop) for process in processes])
-
-    @property
-    def has_stale(self) -> bool:
-        """True when an update may have left a server paused."""
-        return any(self.fleet.state(url) is FleetState.STALE for url in self.servers)
 
     def answering(self) -> list[Server]:
         """List the servers that a control call may be sent to."""
@@ -182,11 +177,11 @@ class Supervisor:
         for url in before - now:
             if self.fleet.state(url) is FleetState.DEAD:
                 count = len(self.servers[url].asking)
-                self._notify(f"{url} is dead: {self.fleet.reason(url)}. {count} requests go on elsewhere")
+                self.notify(f"{url} is dead: {self.fleet.reason(url)}. {count} requests go on elsewhere")
                 self._down.add(url)
         for url in now & self._down:
             self._down.remove(url)
-            self._notify(f"{url} serves again, with the weights of version {self.version}")
+            self.notify(f"{url} serves again, with the weights of version {self.version}")
         for url, server in self.servers.items():
             if self.fleet.state(url) is FleetState.DEAD:
                 server.give_up()
@@ -283,7 +278,7 @@ class Supervisor:
         for server in servers:  # random, as a run before may have left entries at a server that we attached to
             server.cache_key = f"v{version}.{secrets.token_hex(4)}"
         try:
-            faults = await self._sender.send([server.client for server in servers], self._weights, version)
+            faults = await self.sender.send([server.client for server in servers], self._weights, version)
         except BaseException:
             for server in servers:
                 server.give_up()
@@ -292,7 +287,7 @@ class Supervisor:
             if server.url not in faults:
                 self.fleet.updated(server.url, version)
                 continue
-            self._notify(f"{server.url} did not take the weights: {describe(faults[server.url])}")
+            self.notify(f"{server.url} did not take the weights: {describe(faults[server.url])}")
             server.give_up()  # it may have some of the new and some of the old
         self.look()
         return faults
@@ -316,11 +311,6 @@ class Supervisor:
             if faults:
                 raise faults[server.url]
             await self.each(lambda server: server.client.resume(), [server])
-
-    @property
-    def bytes_sent(self) -> int:
-        """Bytes of weights of the last update."""
-        return self._sender.bytes_sent
 
     # The watch
 
@@ -364,7 +354,7 @@ class Supervisor:
     async def _restart(self, server: Server) -> None:
         assert server.process is not None
         self.restarts += 1
-        self._notify(f"{server.url} is being started again")
+        self.notify(f"{server.url} is being started again")
         await asyncio.to_thread(server.process.stop)
         server.process.start()
         server.freed = ()

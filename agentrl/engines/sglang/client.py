@@ -84,6 +84,7 @@ class MetaInfo(BaseModel):
     output_token_logprobs: list[tuple[float, int, str | None]] = []
     """(log-prob, id, text) of each token."""
     prompt_tokens: int | None = None
+    """Length of the prompt as the server counts it."""
     cached_tokens: int | None = None
 
 
@@ -192,7 +193,8 @@ class SGLangClient:
             "priority": params.priority,
         }
         if images:
-            body["image_data"] = [data_url(one.image.encoded) for one in images]
+            files = [base64.b64encode(one.image.encoded).decode() for one in images]
+            body["image_data"] = [f"data:image;base64,{file}" for file in files]  # SGLang detects the format
         try:
             url, content = f"{self.url}/generate", orjson.dumps(body)
             async with self._http.post(url, data=content, headers=self._headers) as response:
@@ -204,12 +206,12 @@ class SGLangClient:
                     for event in events:
                         if event.startswith(b"data: {"):
                             answer.take(self._parsed(event[6:]))
-            if answer.id not in (None, rid):
-                raise ValueError(f"it answers the request {answer.id!r}, and was asked {rid!r}")
-            if images and answer.prompt_tokens != len(ids):
+            if answer.last.id not in (None, rid):
+                raise ValueError(f"it answers the request {answer.last.id!r}, and was asked {rid!r}")
+            if images and answer.last.prompt_tokens != len(ids):
                 raise RequestError(
-                    f"{self.url} makes {answer.prompt_tokens} tokens of a prompt with images that has {len(ids)} here: "
-                    "it has another image processor than actor_rollout_ref.model.path"
+                    f"{self.url} makes {answer.last.prompt_tokens} tokens of a prompt with images that has {len(ids)} "
+                    "here: it has another image processor than actor_rollout_ref.model.path"
                 )
             return answer.generation()
         except RequestError:
@@ -228,7 +230,6 @@ class SGLangClient:
         return answer
 
     async def abort(self, rid: str | None = None) -> None:
-        """End one request, or all; each returns with what it has. Unknown is no error."""
         await self.post("abort_request", {"abort_all": True} if rid is None else {"rid": rid})
 
     # Control
@@ -253,11 +254,9 @@ class SGLangClient:
         await self.post("release_memory_occupation", {"tags": list(tags)})
 
     async def resume_memory(self, tags: Sequence[Memory]) -> None:
-        """Undo `release_memory`; weights come back with any content."""
         await self.post("resume_memory_occupation", {"tags": list(tags)})
 
     async def check(self, timeout: float | None) -> None:
-        """Have the server generate a token. Raises ServerFailed when it does not within `timeout` seconds, if any."""
         await self._call("GET", "health_generate", None, timeout)
 
     async def info(self) -> ServerInfo:
@@ -274,7 +273,6 @@ class SGLangClient:
         return ServerInfo(
             model.model_path,
             model.architectures[0] if model.architectures else None,
-            server.version,
             length,
             server.tp_size,
             model.weight_version,
@@ -405,18 +403,8 @@ class AnswerStream:
 
     def __init__(self, partial: PartialAnswer) -> None:
         self._partial = partial
-        self._last = MetaInfo()
+        self.last = MetaInfo()
         """Meta data of the last chunk."""
-
-    @property
-    def id(self) -> str | None:
-        """Id of the request that is answered, as the server names it."""
-        return self._last.id
-
-    @property
-    def prompt_tokens(self) -> int | None:
-        """Length of the prompt as the server counts it."""
-        return self._last.prompt_tokens
 
     def discard(self) -> None:
         """Drop the tokens, which cannot be trusted."""
@@ -426,7 +414,7 @@ class AnswerStream:
         """Add a chunk. Raises ValueError when it makes no sense."""
         if chunk.meta_info is None:
             raise ValueError("key 'meta_info' is missing")
-        self._last = meta = chunk.meta_info
+        self.last = meta = chunk.meta_info
         self._partial.weight_version = str(meta.weight_version)
         ids, logprobs = self._unrepeated(chunk.output_ids, [logprob for logprob, _, _ in meta.output_token_logprobs])
         if len(ids) != len(logprobs):
@@ -441,7 +429,7 @@ class AnswerStream:
 
         When a retracted, waiting request is aborted, its last token and all log-probs come again.
         """
-        reason, spans = self._last.finish_reason, self._last.weight_versions
+        reason, spans = self.last.finish_reason, self.last.weight_versions
         new = spans[-1].end - len(self._partial.ids) if spans else len(ids)
         if reason is None or reason.type != "abort" or len(ids) <= new:
             return ids, logprobs
@@ -449,21 +437,21 @@ class AnswerStream:
 
     def generation(self) -> Generation:
         """Return the whole answer. Raises OSError when the server broke off, ValueError when it makes no sense."""
-        reason = self._last.finish_reason
+        reason = self.last.finish_reason
         if reason is None:
             raise ConnectionError("the server broke off in the middle of an answer")
         if reason.type == "abort" and reason.status_code:
             raise ValueError(f"aborted: {reason.message} (status {reason.status_code})")
         spans = [
             VersionSpan(span.version, span.start, span.end)
-            for span in self._last.weight_versions or []
+            for span in self.last.weight_versions or []
             if span.end > span.start
         ]
         ids = self._partial.ids
         if ids and (not spans or spans[0].start != 0 or spans[-1].end != len(ids)):
             raise ValueError(f"version spans {spans} for {len(ids)} ids")
         finish = FinishReason(reason.type, reason.matched if reason.type == "stop" else None)
-        return Generation(ids, self._partial.logprobs, finish, spans, self._last.cached_tokens or 0)
+        return Generation(ids, self._partial.logprobs, finish, spans, self.last.cached_tokens or 0)
 
 
 def sampling_params(params: SamplingParams) -> dict[str, JSON]:
@@ -493,8 +481,3 @@ def with_one_token_each(ids: Sequence[int], images: Sequence[PlacedImage]) -> li
         kept += ids[start : one.start + 1]
         start = one.start + one.image.tokens
     return [*kept, *ids[start:]]
-
-
-def data_url(file: bytes) -> str:
-    """Encode an image file as the data URL that SGLang takes in JSON; it detects the format by itself."""
-    return f"data:image;base64,{base64.b64encode(file).decode()}"

@@ -43,7 +43,6 @@ class ServerArguments:
     """Plan each step while the one before runs (SGLang's overlap schedule). A pause then leaves a step's tokens open,
     which are counted to the weights after it. On a CPU always off."""
     host: str = "127.0.0.1"
-    log_level: str = "info"
     extra: Mapping[str, JSON] = field(default_factory=dict)
     """SGLang's own arguments by name, with underscores; they override the settings here.
 
@@ -75,7 +74,7 @@ class ServerArguments:
             "max_running_requests": self.max_num_seqs,
             "weight_version": "0",
             "incremental_streaming_output": True,
-            "log_level": self.log_level,
+            "log_level": "info",
             "log_level_http": "warning",  # no line for each request
         }
 

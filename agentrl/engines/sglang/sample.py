@@ -59,7 +59,10 @@ class WeightSample:
         for server, answer in zip(servers, answers, strict=True):
             if answer is None:
                 continue
-            held = _by_parameter(answer)
+            held: dict[str, Held] = {}
+            for rank in sorted(answer.ranks):
+                for name, value in answer.ranks[rank].items():
+                    held[name] = (*held.get(name, ()), value)
             self._others |= held.keys() - wanted.keys() - unasked
             self._absent |= wanted.keys() - held.keys()
             for parameter in sorted(wanted.keys() & held.keys()):
@@ -98,11 +101,3 @@ class WeightSample:
                 return False
         self._known[parameter] = wanted, held
         return True
-
-
-def _by_parameter(answer: WeightChecksums) -> dict[str, Held]:
-    found: dict[str, Held] = {}
-    for rank in sorted(answer.ranks):
-        for name, value in answer.ranks[rank].items():
-            found[name] = (*found.get(name, ()), value)
-    return found

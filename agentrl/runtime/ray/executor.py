@@ -54,7 +54,7 @@ class RayExecutor:
             pool.profile = profile
 
     def keep(self, batch: RaggedBatch) -> StoredBatch:
-        return StoredBatch.from_pieces([put_batch(batch)])
+        return put_batch(batch)
 
     def compute(
         self,

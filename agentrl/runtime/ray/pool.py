@@ -28,7 +28,8 @@ from agentrl.runtime.ray.network import GLOO, is_gone
 from agentrl.runtime.ray.rank import Failure, Place, Rank, Shapes
 from agentrl.runtime.ray.session import Surroundings, death_of
 from agentrl.runtime.ray.stored import ColumnArrays, StoredBatch
-from agentrl.runtime.ray.watch import GONE, CallWatch, Patience
+from agentrl.runtime.ray.watch import GONE, CallWatch
+from agentrl.runtime.stall import STALL_SECONDS, Stall
 from agentrl.system.metrics import Numbers
 
 if TYPE_CHECKING:
@@ -52,8 +53,10 @@ READY_WITHIN = 60.0
 """Seconds in which a rank ends the part of a reading that it was asked for."""
 ASK_AGAIN = 0.02
 """Seconds until a reader of weights that has to wait for others asks again."""
+ANSWERED_WITHIN = 7200.0
+"""Seconds until ranks that have not answered count as dead: longer than any update or save that goes well."""
 COLLECTIVE_GRACE = 60.0
-"""Seconds by which a collective call may outlast the patience with a call: the driver, which knows whose fault it is,
+"""Seconds by which a collective call may outlast the time for a call: the driver, which knows whose fault it is,
 is to be first."""
 
 
@@ -63,7 +66,7 @@ class RankPool:
     def __init__(self, pool: Pool, device: str) -> None:
         """Raises ConfigError when the cluster has no room, or a rank refuses the config."""
         self.pool, self.device = pool, device
-        self.patience = Patience()
+        self.stall_seconds, self.timeout = STALL_SECONDS, ANSWERED_WITHIN
         self.profile: Profile | None = None
         """Profile of the calls that follow; None: no profile."""
         self.places: list[Place] = []
@@ -135,7 +138,7 @@ class RankPool:
 
     def collect(self, calls: Sequence[ray.ObjectRef[R | Failure]], what: str) -> list[R]:
         """The ranks' answers in their order; see `collect`. Where not each of them answered, all ranks are ended."""
-        watch = CallWatch(what, self._actors[: len(calls)], self.places, self.patience)
+        watch = CallWatch(what, self._actors[: len(calls)], self.places, Stall(self.stall_seconds, self.timeout))
         return collect(calls, what, watch, abandon=self.stop)
 
     def _start(self, within: float) -> None:
@@ -160,7 +163,7 @@ class RankPool:
                 runtime_env={"env_vars": _environment(pool.nnodes, pool.n_gpus_per_node)},
             )
             self._actors.append(options.remote(rank, self.ranks, self.device))
-        limit = self.patience.timeout + COLLECTIVE_GRACE
+        limit = self.timeout + COLLECTIVE_GRACE
         address = self.first(Rank.listen, limit, pool.nnodes == 1)
         self.places = self.everyone(Rank.connect, address, limit, Surroundings.here())
         for role in pool.roles:
@@ -220,7 +223,7 @@ def _answers(
     waiting = {call: rank for rank, call in enumerate(calls)}
     ends: float | None = None
     while waiting:
-        timeout = None if watch is None else watch.next()
+        timeout = None if watch is None else watch.stall.next()
         if ends is not None:
             timeout = max(0.0, ends - time.monotonic())
         done, _ = ray.wait(list(waiting), num_returns=1, timeout=timeout)
@@ -272,7 +275,7 @@ class WeightReader:
 
         Raises WorkerDied when ranks wait for others that it did not get to ask.
         """
-        ask(self.actors[0], Rank.leave_of, died)
+        ask(self.actors[0], Rank.leave, died.readers)
         calls = [ask(actor, Rank.ready) for actor in self.actors]
         _, waiting = ray.wait(calls, num_returns=len(calls), timeout=READY_WITHIN)
         if waiting:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import socket
@@ -26,7 +27,7 @@ from agentrl.runtime.placement import Role
 from agentrl.runtime.profiler import Profile, nvtx_range, profiled
 from agentrl.runtime.ranks import CachedColumns, RankWeights
 from agentrl.runtime.ray.network import use_cluster_network
-from agentrl.runtime.ray.reading import LostTurn, Parts, Readers, Turn
+from agentrl.runtime.ray.reading import Parts, Readers, Turn
 from agentrl.runtime.ray.session import Surroundings
 from agentrl.runtime.ray.stored import ColumnArrays, StoredBatch, put_column
 from agentrl.runtime.stall import Position, position_of
@@ -75,6 +76,19 @@ class Place:
         return f"{self.node}/{self.pid}/"
 
 
+def reported(method: Callable[P, R]) -> Callable[P, R | Failure]:
+    """Have a method of an actor return a Failure in place of the exception that it raises."""
+
+    @functools.wraps(method)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R | Failure:
+        try:
+            return method(*args, **kwargs)
+        except Exception as error:
+            return Failure.from_error(error)
+
+    return run
+
+
 class Rank:
     """Every method returns a result for the driver: a value, or a Failure."""
 
@@ -87,7 +101,8 @@ class Rank:
         self._thread: int | None = None
         self._store: TCPStore | None = None
 
-    def listen(self, timeout: float, alone: bool) -> Failure | tuple[str, int]:
+    @reported
+    def listen(self, timeout: float, alone: bool) -> tuple[str, int]:
         """Open the store at which the ranks meet, and return its host and port. Asked of the first rank.
 
         It listens at one address: loopback where all ranks are on this machine (`alone`), else the one by which the
@@ -95,28 +110,23 @@ class Rank:
         """
         host = "127.0.0.1" if alone else ray.util.get_node_ip_address()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            with socket.create_server((host, 0), family=family, backlog=self.ranks + 16) as listening:
-                port: int = listening.getsockname()[1]
-                self._store = listening_store(listening, self.ranks, timedelta(seconds=timeout))
-        except Exception as error:
-            return Failure.from_error(error)
+        with socket.create_server((host, 0), family=family, backlog=self.ranks + 16) as listening:
+            port: int = listening.getsockname()[1]
+            self._store = listening_store(listening, self.ranks, timedelta(seconds=timeout))
         return host, port
 
-    def connect(self, address: tuple[str, int], timeout: float, surroundings: Surroundings) -> Failure | Place:
+    @reported
+    def connect(self, address: tuple[str, int], timeout: float, surroundings: Surroundings) -> Place:
         """Join the process group, in which a collective call may take `timeout` seconds."""
         surroundings.enter()
         use_cluster_network()
         self._thread = threading.get_ident()  # in which Ray runs every method but `where`
-        try:
-            if self.device == "cuda":
-                torch.cuda.set_device(0)  # Ray shows each actor its own
-            backend = "nccl" if self.device == "cuda" else "gloo"
-            limit = timedelta(seconds=timeout)
-            store = self._store or TCPStore(*address, self.ranks, is_master=False, timeout=limit)
-            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.ranks, timeout=limit)
-        except Exception as error:
-            return Failure.from_error(error)
+        if self.device == "cuda":
+            torch.cuda.set_device(0)  # Ray shows each actor its own
+        backend = "nccl" if self.device == "cuda" else "gloo"
+        limit = timedelta(seconds=timeout)
+        store = self._store or TCPStore(*address, self.ranks, is_master=False, timeout=limit)
+        dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.ranks, timeout=limit)
         return Place.here()
 
     @ray.method(concurrency_group="watch")
@@ -125,110 +135,92 @@ class Rank:
         frame = None if self._thread is None else sys._current_frames().get(self._thread)
         return None if frame is None else position_of(frame)
 
-    def make(self, role: Role[object]) -> Failure | None:
+    @reported
+    def make(self, role: Role[object]) -> None:
         """Load this rank's part of a role."""
-        try:
-            self.workers[role.name] = role.make()
-        except Exception as error:
-            return Failure.from_error(error)
-        return None
+        self.workers[role.name] = role.make()
 
+    def _call(self, role: str, method: str, profile: Profile | None, *args: object, **kwargs: object) -> object:
+        with profiled(profile, self.rank), nvtx_range(f"{role}.{method}"):
+            answer: object = getattr(self.workers[role], method)(*args, **kwargs)
+            return answer
+
+    @reported
     def call(
         self, role: str, method: str, args: tuple[object, ...], kwargs: dict[str, object], profile: Profile | None
-    ) -> Failure | object:
+    ) -> object:
         """Call a method of the role's worker. Returns its answer."""
-        try:
-            with profiled(profile, self.rank), nvtx_range(f"{role}.{method}"):
-                answer: object = getattr(self.workers[role], method)(*args, **kwargs)
-                return answer
-        except Exception as error:
-            return Failure.from_error(error)
+        return self._call(role, method, profile, *args, **kwargs)
 
+    @reported
     def column(
         self, role: str, method: str, batch: StoredBatch, profile: Profile | None
-    ) -> Failure | tuple[ray.ObjectRef[ColumnArrays], Numbers]:
+    ) -> tuple[ray.ObjectRef[ColumnArrays], Numbers]:
         """Call a method of the role's worker with the tokens of `batch`.
 
         It answers ([tokens] values, metrics). Returns the reference of the values in the object store, and the metrics.
         """
-        try:
-            with profiled(profile, self.rank), nvtx_range(f"{role}.{method}"):
-                loaded = batch.load()
-                values, metrics = getattr(self.workers[role], method)(loaded)
-                return put_column(values, loaded), metrics
-        except Exception as error:
-            return Failure.from_error(error)
+        with profiled(profile, self.rank), nvtx_range(f"{role}.{method}"):
+            loaded = batch.load()
+            values, metrics = getattr(self.workers[role], method)(loaded)
+            return put_column(values, loaded), metrics
 
-    def kept(self, role: str, method: str) -> Failure | tuple[ray.ObjectRef[ColumnArrays], torch.Tensor]:
+    @reported
+    def kept(self, role: str, method: str) -> tuple[ray.ObjectRef[ColumnArrays], torch.Tensor]:
         """Call a method of the role's worker that answers `CachedColumns`: a reference of its values, and its rows."""
-        found = self.call(role, method, (), {}, None)
-        if isinstance(found, Failure):
-            return found
+        found = self._call(role, method, None)
         assert isinstance(found, CachedColumns)
         values = ColumnArrays(values=found.values.numpy(), offsets=found.offsets.numpy())
         return ray.put(values), found.rows
 
-    def weights(self, role: str, method: str, profile: Profile | None) -> Failure | Shapes:
+    @reported
+    def weights(self, role: str, method: str, profile: Profile | None) -> Shapes:
         """Call a method of the role's worker that answers `RankWeights`; keep them for readers, return the shapes."""
-        found = self.call(role, method, (), {}, profile)
-        if isinstance(found, Failure):
-            return found
+        found = self._call(role, method, profile)
         assert isinstance(found, RankWeights)
         self._weights[role] = found
-        self._readers.leave_all()  # none is left but those that hang: what they would read next is new
+        self._readers.leave()  # none is left but those that hang: what they would read next is new
         return dict(found.shapes)
 
+    @reported
     def compute(
         self,
         function: Callable[Concatenate[RaggedBatch, P], tuple[dict[str, torch.Tensor], R]],
         batch: StoredBatch,
         *args: P.args,
         **kwargs: P.kwargs,
-    ) -> Failure | tuple[dict[str, ray.ObjectRef[ColumnArrays] | torch.Tensor], R]:
+    ) -> tuple[dict[str, ray.ObjectRef[ColumnArrays] | torch.Tensor], R]:
         """Call `function` with the tokens of the whole batch.
 
         It answers (columns, result). Returns references of the columns by token, columns by sequence, and the result.
         """
-        try:
-            loaded = batch.load()
-            columns, result = function(loaded, *args, **kwargs)
-            by_token = {name for name in columns if column(name).per == "token"}
-            return {
-                name: put_column(values, loaded) if name in by_token else values for name, values in columns.items()
-            }, result
-        except Exception as error:
-            return Failure.from_error(error)
+        loaded = batch.load()
+        columns, result = function(loaded, *args, **kwargs)
+        by_token = {name for name in columns if column(name).per == "token"}
+        return {
+            name: put_column(values, loaded) if name in by_token else values for name, values in columns.items()
+        }, result
 
-    def turn(self, reader: str, role: str, number: int, expected: int) -> Failure | Turn | None:
+    @reported
+    def turn(self, reader: str, role: str, number: int, expected: int) -> Turn | None:
         """Let `reader` take part `number` of the weights, or have it ask again (see `Readers`). Asked of the first
         rank."""
-        try:
-            return self._readers.turn(reader, role, number, expected)
-        except LostTurn as error:
-            return Failure.from_error(error)
+        return self._readers.turn(reader, role, number, expected)
 
-    def leave(self, reader: str) -> None:
-        """Wait for the reader no longer. Asked of the first rank."""
-        self._readers.leave(reader)
-
-    def leave_of(self, died: Place) -> None:
-        """Wait no longer for readers in a process that died. Asked of the first rank."""
-        self._readers.leave_all(died.readers)
+    def leave(self, beginning: str) -> None:
+        """Wait no longer for a reader, or for all whose names begin so. Asked of the first rank."""
+        self._readers.leave(beginning)
 
     def ready(self) -> None:
         """Do nothing, after all that was asked before."""
 
-    def read(
-        self, role: str, turn: Turn, number: int, elements: int
-    ) -> Failure | ray.ObjectRef[Tensors | Failure] | None:
+    @reported
+    def read(self, role: str, turn: Turn, number: int, elements: int) -> ray.ObjectRef[Tensors | Failure] | None:
         """Return a part of the weights that the last `weights` kept, of about so many elements, or None at the end.
 
         It holds those tensors that this rank hands over. All ranks must be asked, as they gather together.
         """
-        try:
-            return self._parts.part(turn, number, lambda: self._stored(self._weights[role], elements))
-        except Exception as error:
-            return Failure.from_error(error)
+        return self._parts.part(turn, number, lambda: self._stored(self._weights[role], elements))
 
     @staticmethod
     def _stored(weights: RankWeights, elements: int) -> Iterator[ray.ObjectRef[Tensors | Failure]]:

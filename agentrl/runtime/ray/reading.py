@@ -78,12 +78,8 @@ class Readers:
             return None
         return Turn(self._reading, self._least)
 
-    def leave(self, reader: str) -> None:
-        """Wait for a reader no longer: it has all, or gave up."""
-        self._asked.pop(reader, None)
-
-    def leave_all(self, beginning: str = "") -> None:
-        """Wait no longer for readers whose names begin so."""
+    def leave(self, beginning: str = "") -> None:
+        """Wait no longer for readers whose names begin so: they have all, or gave up."""
         self._asked = {reader: last for reader, last in self._asked.items() if not reader.startswith(beginning)}
 
     @property

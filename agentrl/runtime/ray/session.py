@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,7 +79,11 @@ def start_ray(
         check_reachable(address)
     own = address is None
     try:
-        with _as_its_own() if own else nullcontext():
+        with ExitStack() as stack:
+            if own:
+                stack.enter_context(_on_loopback())
+                # By itself Ray puts workers below all other work (nice 15), and here the run consists of them.
+                stack.enter_context(_unless_set(NICENESS, "0"))
             ray.init(
                 address=address,
                 num_cpus=num_cpus if own else None,
@@ -120,16 +124,6 @@ def _on_loopback() -> Iterator[None]:
             yield
         finally:
             ray_constants.ENABLE_RAY_CLUSTER = before
-
-
-@contextmanager
-def _as_its_own() -> Iterator[None]:
-    """Have a Ray that is started here stay on loopback, and run its workers at this process's priority.
-
-    By itself it puts them below all other work on the machine (nice 15), and here the run consists of them.
-    """
-    with _on_loopback(), _unless_set(NICENESS, "0"):
-        yield
 
 
 @contextmanager

@@ -39,19 +39,6 @@ class ColumnArrays(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
-    """A batch that was put into the store, without its tokens."""
-
-    ref: ray.ObjectRef[BatchArrays]
-    lengths: torch.Tensor
-    policy_tokens: torch.Tensor
-    sequences: Mapping[str, torch.Tensor]
-    policies: tuple[str, ...]
-    tokens: frozenset[str]
-    """Names of the columns by token."""
-
-
-@dataclass(frozen=True, slots=True)
 class Piece(Generic[Arrays]):
     """Some sequences of a batch in the object store."""
 
@@ -85,24 +72,6 @@ class StoredBatch:
     batches: tuple[Piece[BatchArrays], ...]
     columns: Mapping[str, Column]
     """Columns by token that were added to the stored ones."""
-
-    @staticmethod
-    def from_pieces(pieces: Iterable[Index]) -> StoredBatch:
-        """Join batches, given the results of `put_batch` for each, one after the other."""
-        index = list(pieces)
-        ends = np.cumsum([0, *(len(one.lengths) for one in index)])
-        rows = [torch.arange(start, start + len(one.lengths)) for start, one in zip(ends, index, strict=False)]
-        sequences, policies = join_sequences([(one.sequences, one.policies) for one in index])
-        return StoredBatch(
-            rows=torch.cat(rows),
-            lengths=torch.cat([one.lengths for one in index]),
-            policy_tokens=torch.cat([one.policy_tokens for one in index]),
-            sequences=sequences,
-            policies=policies,
-            tokens=index[0].tokens,
-            batches=tuple(Piece(one.ref, part) for one, part in zip(index, rows, strict=True)),
-            columns={},
-        )
 
     @property
     def group(self) -> torch.Tensor:
@@ -189,21 +158,24 @@ class StoredBatch:
         return batch
 
 
-def put_batch(batch: RaggedBatch) -> Index:
-    """Put down the first piece of a batch."""
+def put_batch(batch: RaggedBatch) -> StoredBatch:
+    """Put a batch into the store as one piece."""
     arrays = BatchArrays(
         offsets=batch.offsets.numpy(),
         tokens={name: values.numpy() for name, values in batch.tokens.items()},
         images=batch.images,
         teacher_prompts=batch.teacher_prompts,
     )
-    return Index(
-        ref=ray.put(arrays),
+    rows = torch.arange(len(batch))
+    return StoredBatch(
+        rows=rows,
         lengths=batch.lengths,
         policy_tokens=batch.policy_tokens,
         sequences=batch.sequences,
         policies=batch.policies,
         tokens=frozenset(batch.tokens),
+        batches=(Piece(ray.put(arrays), rows),),
+        columns={},
     )
 
 

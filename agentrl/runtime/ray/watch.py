@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import ray
 from ray.exceptions import ObjectLostError, RayActorError
 
 from agentrl.errors import WorkerDied
-from agentrl.runtime.stall import STALL_SECONDS, Position, Stall, report
+from agentrl.runtime.stall import Position, Stall, report
 
 if TYPE_CHECKING:
     from ray.actor import ActorProxy
@@ -25,38 +24,21 @@ SAYS_WITHIN = 5.0
 """Seconds that a rank has to say where it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long a call may take."""
-
-    stall_seconds: float = STALL_SECONDS
-    """Seconds until the user is warned of the call, and between further warnings."""
-    timeout: float = 7200.0
-    """Until the ranks that have not answered count as dead: longer than any update or save that goes well."""
-
-
 class CallWatch:
     """One call, `what`, which begins now, on `actors`; `places`: where their processes are, as far as it is known."""
 
-    def __init__(
-        self, what: str, actors: Sequence[ActorProxy[Rank]], places: Sequence[Place], patience: Patience
-    ) -> None:
-        self._what, self._actors, self._places, self._patience = what, actors, places, patience
-        self._stall = Stall(patience.stall_seconds, patience.timeout)
-
-    def next(self) -> float | None:
-        """Seconds until `look` has something to do; None: never."""
-        return self._stall.next()
+    def __init__(self, what: str, actors: Sequence[ActorProxy[Rank]], places: Sequence[Place], stall: Stall) -> None:
+        self._what, self._actors, self._places, self.stall = what, actors, places, stall
 
     def look(self, waiting: Sequence[int]) -> None:
         """Say where the ranks `waiting` are, if it is time to. Raises WorkerDied when they have had their time."""
-        if not (self._stall.due() or self._stall.over):
+        if not (self.stall.due() or self.stall.over):
             return
         positions, silent = self._ask(waiting)
         answered = [rank for rank in range(len(self._actors)) if rank not in waiting]
-        told = f"{self._what} has taken {self._stall.seconds:.0f} s: {report(positions, silent, answered)}"
-        if self._stall.over:
-            raise WorkerDied(f"{told}. They had {self._patience.timeout:g} s")
+        told = f"{self._what} has taken {self.stall.seconds:.0f} s: {report(positions, silent, answered)}"
+        if self.stall.over:
+            raise WorkerDied(f"{told}. They had {self.stall.limit:g} s")
         logger.warning("%s", told)
 
     def _ask(self, ranks: Sequence[int]) -> tuple[dict[int, Position], dict[int, str]]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from agentrl.engines.servers.sync.buckets import Bucket
-from agentrl.engines.servers.sync.filling import Filling
+from agentrl.engines.servers.sync.filling import BucketSender
 from agentrl.engines.weights import Weights
 
 SHAPES = {f"w{number}": (4,) for number in range(6)}
@@ -51,7 +51,7 @@ def tensors() -> Iterator[tuple[str, torch.Tensor]]:
 async def sent_of(
     weights: Weights, sent: Sent, buffer: torch.Tensor, checksums: Callable[[], Notes] | None = None
 ) -> int:
-    size, _ = await Filling(torch.float32, BYTES_OF_TWO, checksums).each_bucket(weights, buffer, sent)
+    size, _ = await BucketSender(torch.float32, BYTES_OF_TWO, 1.0, checksums).each_bucket(weights, buffer, sent)
     return size
 
 
@@ -117,7 +117,7 @@ async def test_an_error_of_reading_or_of_sending_ends_the_reading() -> None:
     with pytest.raises(ValueError, match="no more weights"):
         await sent_of(Weights(SHAPES, read), Sent(), buffer)
     with pytest.raises(ConnectionError, match="bucket 1 refused"):
-        await Filling(torch.float32, BYTES_OF_TWO, None).each_bucket(Weights(SHAPES, read), buffer, refuse)
+        await BucketSender(torch.float32, BYTES_OF_TWO, 1.0, None).each_bucket(Weights(SHAPES, read), buffer, refuse)
     assert len(closed) == 2 and threading.get_ident() not in closed
 
 

@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from agentrl.engines.servers.client import WeightReceiver
 from agentrl.engines.servers.sync.buckets import Bucket
 from agentrl.engines.servers.sync.checksum import compare
-from agentrl.engines.servers.sync.filling import Filling
-from agentrl.engines.servers.sync.update import Comparison, ExpectedChecksums, SenderSetting, Update
+from agentrl.engines.servers.sync.filling import BucketSender
+from agentrl.engines.servers.sync.update import ExpectedChecksums, SenderSetting, Update
 from agentrl.engines.weights import Weights
 from agentrl.system.publish import flush_to_disk, published_directory
 
@@ -28,7 +28,7 @@ def build(setting: SenderSetting) -> DiskSender:
     return DiskSender(setting.dtype, setting.bucket_bytes, folder, checksums=setting.checksums)
 
 
-class DiskSender:
+class DiskSender(BucketSender):
     """A WeightSender for servers that share a file system with the trainer."""
 
     def __init__(
@@ -40,15 +40,9 @@ class DiskSender:
         timeout: float = 900.0,
         checksums: Callable[[], ExpectedChecksums] | None = None,
     ) -> None:
-        """`dtype`: the servers' dtype. `bucket_bytes`: a file's size. `folder`: of this sender alone. `timeout`:
-        seconds that a server may take to read all. `checksums`: makes the expected checksums of a send;
-        None: what arrived is not verified."""
-        self.bytes_sent = 0
-        self.compared: Comparison = "none"
-        self.dtype = dtype
-        self._filling = Filling(dtype, bucket_bytes, checksums)
+        """See `BucketSender`. `folder`: of this sender alone, with a file a bucket. `timeout`: to read all."""
+        super().__init__(dtype, bucket_bytes, timeout, checksums)
         self._folder = folder.absolute()
-        self._timeout = timeout
 
     async def send(self, servers: Sequence[WeightReceiver], weights: Weights, version: int) -> dict[str, Exception]:
         """See WeightSender. Raises TrainingError on a full disk."""
@@ -64,12 +58,12 @@ class DiskSender:
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     async def _write(self, weights: Weights, version: int) -> tuple[Path, ExpectedChecksums | None]:
-        """Write the weights to the folder of the new version, and remove older ones; see `Filling.each_bucket`."""
+        """Write the weights to the folder of the new version, and remove older ones; see `each_bucket`."""
         self.bytes_sent = 0
         path = self._folder / f"version-{version}"
-        buffer = torch.empty(self._filling.buffer_bytes(weights), dtype=torch.uint8)
+        buffer = torch.empty(self.buffer_bytes(weights), dtype=torch.uint8)
         with published_directory(path) as partial:
-            self.bytes_sent, expected = await self._filling.each_bucket(
+            self.bytes_sent, expected = await self.each_bucket(
                 weights,
                 buffer,
                 lambda number, bucket: asyncio.to_thread(_save, bucket, partial / f"model-{number:05d}.safetensors"),

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import itertools
 import os
 import socket
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Literal, Protocol, cast
 from urllib.parse import urlsplit
@@ -24,8 +25,8 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from agentrl.engines.contract import RequestError
 from agentrl.engines.servers.client import GroupInvitation, ServerInfo, WeightReceiver
 from agentrl.engines.servers.sync.checksum import compare
-from agentrl.engines.servers.sync.filling import Filling
-from agentrl.engines.servers.sync.update import Comparison, ExpectedChecksums, SenderSetting, Update
+from agentrl.engines.servers.sync.filling import BucketSender
+from agentrl.engines.servers.sync.update import ExpectedChecksums, SenderSetting, Update
 from agentrl.engines.weights import Weights
 from agentrl.parallel.store import listening_store
 
@@ -39,7 +40,7 @@ def build(setting: SenderSetting) -> DistributedSender:
     return DistributedSender(setting.dtype, setting.bucket_bytes, backend, checksums=setting.checksums)
 
 
-class DistributedSender:
+class DistributedSender(BucketSender):
     """A WeightSender for servers on any host that the trainer can reach, and that can reach the trainer."""
 
     def __init__(
@@ -51,16 +52,11 @@ class DistributedSender:
         timeout: float = 300.0,
         checksums: Callable[[], ExpectedChecksums] | None = None,
     ) -> None:
-        """`dtype`: the servers' dtype. `bucket_bytes`: bytes broadcast at once, held once here and once by each rank
-        of a server. `timeout`: seconds for one bucket, and for making the group. `checksums`: makes the expected
-        checksums of a send; None: what arrived is not verified."""
-        self.bytes_sent = 0
-        self.compared: Comparison = "none"
-        self.dtype = dtype
-        self._filling = Filling(dtype, bucket_bytes, checksums)
+        """See `BucketSender`. A bucket is held once here and once by each rank of a server. `timeout`: for one bucket,
+        and for making the group."""
+        super().__init__(dtype, bucket_bytes, timeout, checksums)
         self._backend: Literal["gloo", "nccl"] = backend
         self._device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
-        self._timeout = timeout
         self._group: _Group | None = None
         self._version = ""
 
@@ -113,8 +109,8 @@ class DistributedSender:
         assert self._group is not None
         group = self._group
         self.bytes_sent = 0
-        buffer = torch.empty(self._filling.buffer_bytes(weights), dtype=torch.uint8, device=self._device)
-        self.bytes_sent, expected = await self._filling.each_bucket(
+        buffer = torch.empty(self.buffer_bytes(weights), dtype=torch.uint8, device=self._device)
+        self.bytes_sent, expected = await self.each_bucket(
             weights,
             buffer,
             lambda number, bucket: self._together(
@@ -213,7 +209,8 @@ class _Group:
         self._backend = backend
         self._timeout = timedelta(seconds=timeout)
         self._world = 1 + sum(size for _, size in self.sizes)
-        self._offsets = dict(zip([url for url, _ in self.sizes], _offsets([n for _, n in self.sizes]), strict=True))
+        first = itertools.accumulate([size for _, size in sizes], initial=1)  # the trainer is rank 0
+        self._offsets = {url: rank for (url, _), rank in zip(sizes, first, strict=False)}
         self._addresses = {server.url: address_towards(server.url) for server in servers}
         with listener(self._addresses.values()) as listening:
             self._address, self._port = listening.getsockname()[:2]
@@ -222,10 +219,11 @@ class _Group:
 
     def invitation(self, server: WeightReceiver) -> GroupInvitation:
         """Make the invitation of one server."""
+        is_any = ipaddress.ip_address(self._address).is_unspecified
         return GroupInvitation(
             name=self.name,
             backend=self._backend,
-            address=self._addresses[server.url] if is_any(self._address) else self._address,
+            address=self._addresses[server.url] if is_any else self._address,
             port=self._port,
             first_rank=self._offsets[server.url],
             world_size=self._world,
@@ -238,15 +236,13 @@ class _Group:
         named = PrefixStore(f"{self.name}/", PrefixStore(self.name, self._store))
         store = PrefixStore(f"{device}/", named)
         if self._backend == "gloo":
-            self._peers = cast(_Peers, _gloo_at(self._seen_as(), store, self._world, self._timeout))
+            # Of several addresses that servers see this host under, the first that is not on loopback.
+            seen = min(self._addresses.values(), key=lambda one: (ipaddress.ip_address(one).is_loopback, one))
+            self._peers = cast(_Peers, _gloo_at(seen, store, self._world, self._timeout))
             return
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = self._timeout
         self._peers = cast(_Peers, dist.ProcessGroupNCCL(store, 0, self._world, options))
-
-    def _seen_as(self) -> str:
-        """Return the address under which the servers see this host: of several the first that is not on loopback."""
-        return min(self._addresses.values(), key=lambda one: (ipaddress.ip_address(one).is_loopback, one))
 
     def broadcast(self, data: torch.Tensor) -> None:
         """Broadcast `data` [bytes] uint8 and block until it is sent. Raises RuntimeError on failure or timeout."""
@@ -298,11 +294,6 @@ def address_towards(url: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def is_any(address: str) -> bool:
-    """True for the address that stands for all of this host's."""
-    return ipaddress.ip_address(address).is_unspecified
-
-
 def listener(addresses: Iterable[str]) -> socket.socket:
     """Listen where servers are that see this host under `addresses`, and nowhere else. Raises OSError.
 
@@ -318,11 +309,3 @@ def listener(addresses: Iterable[str]) -> socket.socket:
         chosen = (outer or seen)[0]
     family = socket.AF_INET6 if ipv6 else socket.AF_INET
     return socket.create_server((chosen, 0), family=family, backlog=1024, dualstack_ipv6=chosen == "::")
-
-
-def _offsets(sizes: Sequence[int]) -> Iterator[int]:
-    """Yield the first rank of each server; the trainer is rank 0."""
-    rank = 1
-    for size in sizes:
-        yield rank
-        rank += size

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator
-from dataclasses import dataclass
 
 import torch
 
 from agentrl.engines.servers.sync.buckets import Bucket, buckets, buffer_bytes
-from agentrl.engines.servers.sync.update import ExpectedChecksums
+from agentrl.engines.servers.sync.update import Comparison, ExpectedChecksums
 from agentrl.engines.weights import Weights
 from agentrl.system.thread_state import torch_state
 from agentrl.system.threads import OwnThread
 
 
-@dataclass(frozen=True, slots=True)
-class Filling:
-    """How a sender's buffer is filled, and the checksums taken of each bucket."""
+class BucketSender:
+    """Part of a WeightSender that fills a buffer with one bucket after the other, and takes their checksums."""
 
-    dtype: torch.dtype
-    """Type that weights are sent in."""
-    bucket_bytes: int
-    checksums: Callable[[], ExpectedChecksums] | None
-    """Makes the expected checksums of a send; None: what arrives is not verified."""
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        bucket_bytes: int,
+        timeout: float,
+        checksums: Callable[[], ExpectedChecksums] | None,
+    ) -> None:
+        """`dtype`: the servers' dtype. `timeout`: seconds that a server may take. `checksums`: makes the expected
+        checksums of a send; None: what arrives is not verified."""
+        self.bytes_sent = 0
+        self.compared: Comparison = "none"
+        self.dtype = dtype
+        self._bucket_bytes, self._timeout, self._checksums = bucket_bytes, timeout, checksums
 
     def buffer_bytes(self, weights: Weights) -> int:
         """Size of the buffer that `each_bucket` needs."""
-        return buffer_bytes(weights.shapes, self.dtype, self.bucket_bytes)
+        return buffer_bytes(weights.shapes, self.dtype, self._bucket_bytes)
 
     async def each_bucket(
         self, weights: Weights, buffer: torch.Tensor, send: Callable[[int, Bucket], Awaitable[object]]
@@ -39,11 +45,11 @@ class Filling:
         checksums that a server must answer).
         """
         state = torch_state()
-        expected = self.checksums() if self.checksums else None
+        expected = self._checksums() if self._checksums else None
 
         def filled() -> Generator[Bucket]:
             with state():
-                for bucket in buckets(weights.read(), buffer, self.bucket_bytes, self.dtype):
+                for bucket in buckets(weights.read(), buffer, self._bucket_bytes, self.dtype):
                     if expected is not None:
                         expected.add(bucket)
                     if buffer.is_cuda:  # others read the buffer on streams, or in processes, of their own

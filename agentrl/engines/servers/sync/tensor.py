@@ -17,8 +17,8 @@ import torch.multiprocessing
 from agentrl.engines.contract import EngineError
 from agentrl.engines.servers.client import WeightReceiver
 from agentrl.engines.servers.sync.checksum import compare
-from agentrl.engines.servers.sync.filling import Filling
-from agentrl.engines.servers.sync.update import Comparison, ExpectedChecksums, SenderSetting, Update
+from agentrl.engines.servers.sync.filling import BucketSender
+from agentrl.engines.servers.sync.update import ExpectedChecksums, SenderSetting, Update
 from agentrl.engines.weights import Weights
 from agentrl.errors import ConfigError
 
@@ -33,7 +33,7 @@ def build(setting: SenderSetting) -> TensorSender:
     return TensorSender(setting.dtype, setting.bucket_bytes, setting.device, checksums=setting.checksums)
 
 
-class TensorSender:
+class TensorSender(BucketSender):
     """A WeightSender for servers on this host."""
 
     def __init__(
@@ -45,25 +45,25 @@ class TensorSender:
         timeout: float = 300.0,
         checksums: Callable[[], ExpectedChecksums] | None = None,
     ) -> None:
-        """`dtype`: the servers' dtype. `bucket_bytes`: the buffer's size. `device`: where the buffer lies, the same
-        kind as the servers'. `timeout`: seconds that a server may take for one bucket. `checksums`: makes the
-        expected checksums of a send; None: what arrived is not verified."""
-        self.bytes_sent = 0
-        self.compared: Comparison = "none"
-        self.dtype = dtype
-        self._filling = Filling(dtype, bucket_bytes, checksums)
+        """See `BucketSender`. `device`: where the buffer lies, the same kind as the servers'. `timeout`: for one
+        bucket."""
+        super().__init__(dtype, bucket_bytes, timeout, checksums)
         self._device = torch.device(device)
-        self._timeout = timeout
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
     async def send(self, servers: Sequence[WeightReceiver], weights: Weights, version: int) -> dict[str, Exception]:
         """See WeightSender. Raises EngineError when shared memory is too small for the buffer."""
         self.bytes_sent = 0
-        buffer = self._buffer_of(self._filling.buffer_bytes(weights))
+        size = self.buffer_bytes(weights)
+        if self._buffer.numel() < size:
+            await self.close()  # the old one first, as both need not have room
+            on_host = self._device.type == "cpu"
+            self._buffer = _shared(size) if on_host else torch.empty(size, dtype=torch.uint8, device=self._device)
+        buffer = self._buffer
         update = Update(servers, version, self._timeout)
         infos = await update.infos()
         await update.begin()
-        self.bytes_sent, expected = await self._filling.each_bucket(
+        self.bytes_sent, expected = await self.each_bucket(
             weights,
             buffer,
             lambda number, bucket: update.each(
@@ -81,16 +81,6 @@ class TensorSender:
     async def close(self) -> None:
         """Free the buffer. Its shared memory is gone when the servers, too, have let go of it."""
         self._buffer = torch.empty(0, dtype=torch.uint8)
-
-    def _buffer_of(self, size: int) -> torch.Tensor:
-        if self._buffer.numel() < size:
-            self._buffer = torch.empty(0, dtype=torch.uint8)
-            self._buffer = (
-                _shared(size)
-                if self._device.type == "cpu"
-                else torch.empty(size, dtype=torch.uint8, device=self._device)
-            )
-        return self._buffer
 
 
 @contextmanager
