@@ -93,7 +93,7 @@ class Origins:
             report.add_check("requests", self._requests(request, one, sampled, is_ours=is_ours))
             verdicts = self._verdicts.pop(one.uid, [])
             calls = [self._answers.pop(f"{one.uid}.{attempt}", []) for attempt in range(one.attempt + 1)][-1]
-            if one.status not in ENDED or (request.answers is not None and request.answers.resumes):
+            if one.status not in ENDED or (request.journal is not None and request.journal.resumes):
                 continue  # answers that are given again come from no tool and no scorer of this process
             if verdicts:
                 (text, truth, score), wrong = verdicts[-1], list[str]()

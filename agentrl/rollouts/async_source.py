@@ -38,7 +38,7 @@ from agentrl.rollouts.journal import identity, validity
 from agentrl.rollouts.prompts import Prompts
 from agentrl.rollouts.record import Record
 from agentrl.rollouts.staleness_scheduler import Batch, NotReady, PromptStatus, Settings, StalenessScheduler
-from agentrl.system.answers import Entry
+from agentrl.system.call_journal import Entry
 from agentrl.system.cancellation import leaked_cancellation_fails
 from agentrl.system.json_value import JSON, as_list, as_mapping, as_object
 from agentrl.system.metrics import Metrics, Numbers
