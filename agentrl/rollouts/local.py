@@ -121,7 +121,7 @@ def open_local_rollouts(
             config, scheduler, engine, loop, reporter, run_dir / TRAJECTORIES, share, reading, on_resume
         )
         if isinstance(config, Config) and not config.trainer.val_only:
-            rollouts.origins = Origins(scheduler, max(1, config.prompts_at_once // RENDERED))
+            rollouts.origins = Origins(scheduler, max(1, config.prompts_per_draw // RENDERED))
         with watched_loop(
             "the event loop of the rollouts", loop.thread, rollouts.delay.late, LOOP_SECONDS, reporter.warn
         ):

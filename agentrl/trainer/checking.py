@@ -73,8 +73,8 @@ class StepChecks(StepObserver):
     def on_rollout(self, step: Step) -> None:
         """Check the prompts and the data's position, and have the batch checked where its tokens are."""
         config = self.config
-        at_once, each = config.prompts_at_once, training(config, step.number).each
-        step.found.add_check("fates", check_prompts(step.rollout.outlines, each, at_once))
+        per_draw, each = config.prompts_per_draw, training(config, step.number).each
+        step.found.add_check("fates", check_prompts(step.rollout.outlines, each, per_draw))
         if config.async_training.max_staleness == 0 or (self.first_row is None and self._has_epochs()):
             self._check_position(step)
         step.readers["checks"] = partial(read_checks, expected=self.expected(step))
@@ -154,7 +154,7 @@ class StepChecks(StepObserver):
             begins, first = loader, number if isinstance(number, int) else 0
         elif self.position is not None and self.position[0] == step.number - 1:
             begins = self.position[1]
-            rows = int(step.metrics.get("refill/gen_batches", 1.0)) * self.config.data.drawn_at_once
+            rows = int(step.metrics.get("refill/gen_batches", 1.0)) * self.config.data.draw_size
             step.found.add_check("fates", check_position(begins, loader, rows))
         self.position, self.first_row = (step.number, loader), None
         match begins:
@@ -169,7 +169,7 @@ class StepChecks(StepObserver):
         if self.first_row is None or not step.found.rows:
             return
         first, begun, position = self.first_row
-        size, drawn = self.config.data.train_batch_size, self.config.data.drawn_at_once
+        size, drawn = self.config.data.train_batch_size, self.config.data.draw_size
         data, is_late = self.source.loader.dataset, self.config.async_training.max_staleness > 0
         left = (len(data) - position) // drawn * drawn  # rows that the epoch begun still gives
         found: list[Finding] = []
@@ -199,7 +199,7 @@ class StepChecks(StepObserver):
             return len({one.group for one in step.rollout.outlines})
         # those that had not ended, or were replaced, could have been in the batch, too
         replaced = step.metrics.get("refill/groups_equal", 0.0) + step.metrics.get("refill/groups_failed", 0.0)
-        return (1 + min(keys.depth, keys.max_staleness)) * self.config.prompts_at_once + int(replaced)
+        return (1 + min(keys.depth, keys.max_staleness)) * self.config.prompts_per_draw + int(replaced)
 
     def expected(self, step: Step) -> Expected:
         """Return the expectations that the step's batch is checked against."""
