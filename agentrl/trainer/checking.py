@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from agentrl.algorithms.advantages import reads_teacher
 from agentrl.checks.batch import Drawn, Expected, check_batch
 from agentrl.checks.finding import Finding
 from agentrl.checks.report import Report
-from agentrl.checks.runner import Alarms
+from agentrl.checks.runner import ORDER, Alarms
 from agentrl.checks.step import History, check_position, check_prompts, check_update
 from agentrl.checks.update import check_trained, seal
 from agentrl.config import Config
@@ -23,7 +23,7 @@ from agentrl.observe.gap_alarm import ESS, GapAlarm
 from agentrl.rollouts.contract import training
 from agentrl.rollouts.source import TrajectorySource
 from agentrl.system.json_value import JSON, as_object
-from agentrl.trainer.observer import Step, StepObserver
+from agentrl.trainer.observer import Step, StepDone, StepObserver
 from agentrl.trajectory import exclusion
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.roles import Workers, policy_is_reference
@@ -67,6 +67,8 @@ class StepChecks(StepObserver):
         self.first_row: tuple[int, int, int] | None = None
         """A prompt's number in the run (with a bound of 0 in the step), and its row's epoch and position there; None:
         not known, or the order has no epochs."""
+        self.later = Report()
+        """Rows and texts of trajectories that ended during a validation: the next step's."""
         self.rows: dict[int, dict[int, int]] = {}
         """By epoch and hash of a prompt, the position of the row that had it first."""
 
@@ -119,6 +121,8 @@ class StepChecks(StepObserver):
     def on_published(self, step: Step) -> None:
         """Take the findings made where trajectories run, and raise the step's alarms."""
         found, metrics = step.found, step.metrics
+        found.add(self.later)
+        self.later = Report()
         found.add(self.source.checked())
         self._check_rows(step)
         moved = metrics.get("actor/lr", 0.0) > 0 and metrics.get("train/sequences", 0.0) > 0
@@ -137,13 +141,25 @@ class StepChecks(StepObserver):
             found.findings.append(Finding("ess", text, "all trajectories of the step", "sign"))
         self.history.evaluated.update(found.evaluated)
         self.history.evaluated["ess"] += ESS in metrics
-        alarms, step.reaction = self.alarms.raise_for(step.number, found.findings)
-        step.alarm = "; ".join(alarm.text() for alarm in alarms) or None
-        metrics["checks/alarms"] = float(len(alarms))
-        metrics["perf/check_seconds"] = found.seconds + time.thread_time() - begun
+        self._raise_alarms(step, found.findings, found.seconds + time.thread_time() - begun)
+
+    def on_validation(self, step: StepDone) -> None:
+        """Raise alarms for the findings about a validation, which is checked after the step's trajectories."""
+        found = self.source.checked()
+        self.history.evaluated.update(found.evaluated)
+        self._raise_alarms(step, found.findings, found.seconds)
+        self.later.add(Report(text=found.text, rows=found.rows))
+
+    def _raise_alarms(self, step: StepDone, findings: Sequence[Finding], seconds: float) -> None:
+        alarms, reaction = self.alarms.raise_for(step.number, findings)
+        step.alarm = "; ".join(filter(None, [step.alarm, *(alarm.text() for alarm in alarms)])) or None
+        step.reaction = max(step.reaction, reaction, key=ORDER.index)
+        for name, value in (("checks/alarms", len(alarms)), ("perf/check_seconds", seconds)):
+            step.metrics[name] = step.metrics.get(name, 0.0) + value
 
     def forget_after(self, step: int) -> None:
         self.alarms.forget_after(step)
+        self.later = Report()
 
     def _check_position(self, step: Step) -> None:
         """Check how far the data advanced since the step before, and find the step's place in them."""
