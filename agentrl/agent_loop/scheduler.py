@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -116,10 +116,10 @@ class Scheduler:
         )
 
     async def close(self) -> None:
-        """Close the loops and the turn observers."""
-        for loop in self.loops.values():
-            await loop.close()
-        self.context.observers.close()
+        """Close the loops, each of them also where another one fails to."""
+        async with AsyncExitStack() as stack:
+            for loop in self.loops.values():
+                stack.push_async_callback(loop.close)
 
     def waiting_for(self) -> dict[str, int]:
         """Count the running trajectories by what they wait for, most frequent first."""

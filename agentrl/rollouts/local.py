@@ -18,7 +18,7 @@ import torch
 
 from agentrl.agent_loop import LoopContext, LoopLimits, Request, Scheduler
 from agentrl.agent_loop.limits import seed_of
-from agentrl.agent_loop.observer import Observers
+from agentrl.agent_loop.observer import Observers, TurnObserver
 from agentrl.agent_loop.stopping import load_stop_conditions
 from agentrl.agent_loop.teacher_context import load_teacher_context
 from agentrl.algorithms.declared import made_columns
@@ -87,7 +87,14 @@ def open_local_rollouts(
         loop = stack.enter_context(LoopThread("rollouts", torch_state()))
         limits = LoopLimits.from_config(config)
         on_resume = on_resume_of(context.tools, context.interactions)
-        observers = Observers.load(agent.observers, run_dir, agent.observer_options)
+
+        async def close(observer: TurnObserver) -> None:
+            observer.close()
+
+        def close_later(observer: object) -> None:
+            stack.callback(lambda: loop.run(close(cast(TurnObserver, observer))))
+
+        observers = Observers.load(agent.observers, run_dir, agent.observer_options, close_later)
         folder = engine_folder(run_dir, share)
         setting = EngineSetting(config, device, limits.max_model_len, folder, chat.decode, reporter)
         rollout = config.actor_rollout_ref.rollout
