@@ -60,19 +60,14 @@ def _load_entry(entry: Entry) -> tuple[str, dict[str, object]]:
     if (word := entry.values.get("on_resume")) is not None:
         if word not in ("answers", "none"):
             raise entry.error(f"on_resume is {word!r}; expected one of answers, none")
-        loop = _with_on_resume(loop, word)
+        named = {"__module__": loop.__module__, "__qualname__": loop.__qualname__, "__doc__": loop.__doc__}
+        loop = type(loop.__name__, (loop,), {**named, "on_resume": word})
     try:
         if not (AGENT_LOOPS.is_built_in(name) and AGENT_LOOPS.get(name) is loop):
             register(name)(loop)
     except ValueError as error:
         raise entry.error(str(error)) from error
     return name, options
-
-
-def _with_on_resume(loop: type[AgentLoop], word: str) -> type[AgentLoop]:
-    """Make the subclass of a loop, under its name, that says otherwise how its trajectories come back."""
-    named = {"__module__": loop.__module__, "__qualname__": loop.__qualname__, "__doc__": loop.__doc__}
-    return type(loop.__name__, (loop,), {**named, "on_resume": word})
 
 
 def instantiate(
