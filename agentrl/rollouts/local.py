@@ -123,10 +123,8 @@ def open_local_rollouts(
         )
         context.tools.warn = reporter.warn
         stack.callback(lambda: loop.run(scheduler.close()))
-        reading = reward_model_input(config)
-        rollouts = LocalRollouts(
-            config, scheduler, engine, loop, reporter, run_dir / TRAJECTORIES, share, reading, on_resume
-        )
+        rollouts = LocalRollouts(config, scheduler, engine, loop, reporter, run_dir / TRAJECTORIES, share)
+        rollouts.on_resume = on_resume
         if isinstance(config, Config) and not config.trainer.val_only:
             rollouts.origins = Origins(scheduler, max(1, config.prompts_per_draw // RENDERED))
         with watched_loop(
@@ -195,8 +193,6 @@ class LocalRollouts:
     Args:
         record_dir: where trajectories are written, in the run's folder.
         share: index of this process, and number of processes that write trajectories.
-        reading: makes the input of the reward model, where there is one.
-        on_resume: how sessions with each tool and interaction come back; see `on_resume_of`.
     """
 
     def __init__(
@@ -208,9 +204,8 @@ class LocalRollouts:
         reporter: Reporter,
         record_dir: Path,
         share: tuple[int, int] = (1, 1),
-        reading: ModelInput | None = None,
-        on_resume: Mapping[str, OnResume] = {},
     ) -> None:
+        """Raises ConfigError where a reward model's input cannot be made."""
         self.config = config
         self.scheduler = scheduler
         self.engine = engine
@@ -218,8 +213,9 @@ class LocalRollouts:
         self.loop = loop
         self.record_dir, self.run_dir = record_dir, record_dir.parent
         self.share = share
-        self.reading = reading
-        self.on_resume = on_resume
+        self.reading = reward_model_input(config)
+        self.on_resume: Mapping[str, OnResume] = {}
+        """How sessions with each tool and interaction come back; see `on_resume_of`."""
         training = config if isinstance(config, Config) else None
         self.turn_reward_coef = 0.0 if training is None else training.algorithm.turn_reward_coef
         """Not read where nothing is trained."""

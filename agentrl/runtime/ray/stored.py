@@ -102,7 +102,7 @@ class StoredBatch:
         )
 
     def with_fields(self, **columns: Column | torch.Tensor | None) -> StoredBatch:
-        """Add, replace or, with None, take away columns: by token in pieces, by sequence as tensors.
+        """Add, replace or, with None, take away columns: by token in pieces, by sequence as tensors [N].
 
         Raises ConfigError for a column that is not registered.
         """
