@@ -37,7 +37,7 @@ class Gsm8kInteraction(Interaction):
     that of the last answer (1, 0.1 or 0).
     """
 
-    after_kill = "calls"
+    on_resume = "calls"
     config_model = NoOptions
     row_model = Gsm8kRow
 

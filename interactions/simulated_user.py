@@ -83,7 +83,7 @@ class SimulatedUser(Interaction):
     Row: `interaction_kwargs: {name: ..., goal: ..., persona: ..., opening: ...}`.
     """
 
-    after_kill = "answers"
+    on_resume = "answers"
     config_model = SimulatedUserOptions
     row_model = SimulatedUserRow
     options: SimulatedUserOptions

@@ -73,7 +73,7 @@ class UnitTestInteraction(Interaction):
     Row: `interaction_kwargs: {name: ..., tests: ...}`.
     """
 
-    after_kill = "calls"
+    on_resume = "calls"
     config_model = UnitTestOptions
     row_model = UnitTestRow
     options: UnitTestOptions

@@ -8,7 +8,7 @@ import pydantic
 
 from agentrl.errors import DataError
 from agentrl.reward import gsm8k, math
-from agentrl.system.answers import AfterKill
+from agentrl.system.call_journal import OnResume
 from agentrl.tool import Tool, ToolResponse, ToolSchema
 
 
@@ -30,7 +30,7 @@ class CheckAnswerTool(Tool):
     as the row's scorer pays it; one that improves nothing costs `penalty`.
     """
 
-    after_kill: AfterKill = "calls"  # the same answers are judged the same, and the best one is known again
+    on_resume: OnResume = "calls"  # the same answers are judged the same, and the best one is known again
     config_model = CheckAnswerConfig
     options: CheckAnswerConfig
     default_schema = {

@@ -29,7 +29,7 @@ from agentrl.remote import (
     checked_url,
     how_to_start,
 )
-from agentrl.system.answers import AfterKill
+from agentrl.system.call_journal import OnResume
 from agentrl.system.deadline import within
 from agentrl.system.json_value import JSON
 from agentrl.tool import FunctionSchema, Metrics, ToolArgumentsError, ToolResponse, ToolSchema
@@ -157,7 +157,7 @@ class CodeInterpreterTool(RemoteTool):
         self._counts: Counter[str] = Counter()
 
     @property
-    def after_kill(self) -> AfterKill:
+    def on_resume(self) -> OnResume:
         """By answers where each program begins with the row's files alone. A session's programs run again in a new
         session: they reach nothing outside it."""
         return "calls" if self.options.session else "answers"

@@ -14,7 +14,7 @@ import pydantic
 from agentrl.errors import ConfigError, DataError
 from agentrl.remote import Answer, RemoteOptions, RemoteRefused, RemoteTool
 from agentrl.remote.credentials import Secrets, from_environment
-from agentrl.system.answers import AfterKill
+from agentrl.system.call_journal import OnResume
 from agentrl.system.json_value import JSON
 from agentrl.tool import ToolArgumentsError, ToolError, ToolFailed, ToolResponse, ToolSchema, parameters_of
 from tools.http_template import Fields, Json, Url, Values
@@ -70,7 +70,7 @@ class HttpTool(RemoteTool):
     """
 
     # The row's variables are all that is kept here, and `create` is given them in each process.
-    after_kill: AfterKill = "answers"
+    on_resume: OnResume = "answers"
     config_model = HttpConfig
     options: HttpConfig
 

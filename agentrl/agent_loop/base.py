@@ -34,7 +34,7 @@ from agentrl.engines.contract import (
 from agentrl.engines.recorded import GENERATIONS, TimedGeneration, request_key
 from agentrl.errors import DataError, UserError
 from agentrl.interaction import Interaction
-from agentrl.system.answers import Answers
+from agentrl.system.call_journal import CallJournal
 from agentrl.system.json_value import JSON
 from agentrl.system.threads import beside_loop
 from agentrl.system.user_code import Code
@@ -91,7 +91,7 @@ class AgentLoop(ABC):
     takes_interactions: ClassVar[bool] = False
     """True: the loop asks the row's interaction for user turns. Under any other loop a row that names one is
     refused."""
-    after_kill: ClassVar[Literal["answers", "none"]] = "answers"
+    on_resume: ClassVar[Literal["answers", "none"]] = "answers"
     """After a kill, `answers` calls `run` again from its start with the recorded answers of engine, tools and
     interactions; every other effect happens again. With `none`, the trajectory restarts."""
     takes_images: ClassVar[bool] = True
@@ -146,8 +146,8 @@ class Episode:
     seed: int
     session: str
     """Name of this try at the engine."""
-    answers: Answers | None = None
-    """Answers to the trajectory's calls, where they are taken down for the case of a kill."""
+    journal: CallJournal | None = None
+    """Journal of the trajectory's calls, where a killed run shall resume."""
     waiting_for: str = "start"
     """Current activity of the episode; a time-out quotes it."""
     tools: Sequence[ToolSchema] | None = None
@@ -199,7 +199,7 @@ class Episode:
             params=self.params,
             seed=seed_of(self.seed, "branch", number),
             session=f"{self.session}.{number}",
-            answers=self.answers,
+            journal=self.journal,
             trunk=self.trunk or self,
         )
         self.branches.append(branch)
@@ -352,11 +352,11 @@ class Episode:
         """
         self.waiting_for = f"the engine (turn {self.assistant_turns + 1}, {len(ids)} tokens)"
         ask = partial(self._ask_engine, ids, params, session, images)
-        if self.answers is None:
+        if self.journal is None:
             answer = await ask()
         else:
             key = request_key(ids, params, images)
-            answer = await self.answers.of(f"engine, as {session}", key, ask, GENERATIONS, strict=True)
+            answer = await self.journal.call(f"engine, as {session}", key, ask, GENERATIONS, strict=True)
         self.generate_seconds += answer.seconds
         self.cached_tokens += answer.generation.cached_tokens
         self.prompt_tokens += len(ids)
@@ -435,7 +435,7 @@ class Episode:
                 if trunk.tool_session is None:  # another branch may have opened them meanwhile
                     kwargs = self.sample.tools_kwargs
                     trunk.tool_session = await self.context.tools.open(
-                        trunk.session, kwargs, images=images, answers=trunk.answers
+                        trunk.session, kwargs, images=images, journal=trunk.journal
                     )
         return trunk.tool_session
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from agentrl.agent_loop.base import Episode
 from agentrl.errors import DataError
 from agentrl.interaction import Interaction, InteractionResponse, ask
-from agentrl.system.answers import Codec, answered, as_json, fields_as_json
+from agentrl.system.call_journal import Codec, answered, as_json, fields_as_json
 from agentrl.system.deadline import within
 from agentrl.system.numbers import finite_numbers
 from agentrl.system.user_code import user_code
@@ -59,7 +59,7 @@ class Dialogue:
             yield dialogue
             async with within(timeout):
                 score = await answered(
-                    episode.answers,
+                    episode.journal,
                     who,
                     "calculate_score",
                     None,
@@ -85,7 +85,7 @@ class Dialogue:
             return prompt
         async with within(self.episode.context.limits.call_timeout):
             text = await answered(
-                self.episode.answers,
+                self.episode.journal,
                 f"interaction {interaction.name}",
                 "open_dialogue",
                 prompt,
@@ -109,7 +109,7 @@ class Dialogue:
         turn = trajectory.turns[-1]  # now: a branch may add turns of its own meanwhile
         async with within(episode.context.limits.call_timeout):
             answer = await answered(
-                episode.answers,
+                episode.journal,
                 episode.waiting_for,
                 "generate_response",
                 episode.messages,

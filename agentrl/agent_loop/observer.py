@@ -62,13 +62,16 @@ class Observers:
 
     @staticmethod
     def load(
-        targets: Sequence[str], run_dir: Path, options: Mapping[str, Mapping[str, object]] | None = None
+        targets: Sequence[str],
+        run_dir: Path,
+        options: Mapping[str, Mapping[str, object]],
+        on_made: Callable[[object], None],
     ) -> Observers:
-        """Make one observer for each target, with its `options`.
+        """Make one observer for each target, with its `options`; `on_made` gets each, to have it closed.
 
         Raises ConfigError for `async` methods and wrong options, CodeError where making fails.
         """
-        made = TURN_OBSERVERS.make(targets, options or {}, run_dir, methods=("on_turn", "on_end"))
+        made = TURN_OBSERVERS.make(targets, options, run_dir, methods=("on_turn", "on_end"), on_made=on_made)
         return Observers(cast(list[TurnObserver], made))
 
     def on_turn(self, trajectory: Trajectory, turn: Turn) -> None:
@@ -84,11 +87,6 @@ class Observers:
     def take_error(self, uid: str) -> CodeError | None:
         """Return the first error that an observer of the trajectory `uid` raised since the last call, and forget it."""
         return self._errors.pop(uid, None)
-
-    def close(self) -> None:
-        """Close every observer."""
-        for observer in self._observers:
-            observer.close()
 
     def _call(self, uid: str, method: Callable[P, None], *seen: P.args, **named: P.kwargs) -> None:
         try:

@@ -11,11 +11,12 @@ from agentrl.agent_loop.base import AgentLoop, Episode
 from agentrl.config.dialect import translated
 from agentrl.config.registries import AGENT_LOOPS
 from agentrl.errors import ConfigError
+from agentrl.system.call_journal import RENAMED
 from agentrl.system.entries import Entry, read_entries
 from agentrl.system.registry import configured, options_model, read_options
 from agentrl.trajectory.sample import AGENT_ALIASES
 
-ENTRY_KEYS = ("name", "_target_", "options", "after_kill")
+ENTRY_KEYS = ("name", "_target_", "options", "on_resume")
 
 
 def register(name: str) -> Callable[[type[AgentLoop]], type[AgentLoop]]:
@@ -40,14 +41,14 @@ def load_agent_loops(path: str | Path) -> dict[str, dict[str, object]]:
     """Register the loops of a YAML file, and return the options of each by its name.
 
     The file is a list of `name`, `_target_` (`my.module.Loop` or `path/to/file.py:Loop`) and, for a loop whose
-    constructor has them, `options`; an `after_kill` overrides the class's own. Raises ConfigError naming the file
+    constructor has them, `options`; an `on_resume` overrides the class's own. Raises ConfigError naming the file
     and the entry.
     """
     return dict(map(_load_entry, read_entries(path, "agent_loops", bare=True)))
 
 
 def _load_entry(entry: Entry) -> tuple[str, dict[str, object]]:
-    entry = translated(entry)
+    entry = translated(entry).renamed(RENAMED)
     name, options = entry.text("name"), dict(entry.mapping("options"))
     loop = entry.load(entry.text("_target_"), AgentLoop)
     model = options_model(loop)
@@ -56,22 +57,17 @@ def _load_entry(entry: Entry) -> tuple[str, dict[str, object]]:
     else:
         entry.check_keys(ENTRY_KEYS)
     read_options(loop, options, f"{entry.where}: options")
-    if (word := entry.values.get("after_kill")) is not None:
+    if (word := entry.values.get("on_resume")) is not None:
         if word not in ("answers", "none"):
-            raise entry.error(f"after_kill is {word!r}; expected one of answers, none")
-        loop = _with_after_kill(loop, word)
+            raise entry.error(f"on_resume is {word!r}; expected one of answers, none")
+        named = {"__module__": loop.__module__, "__qualname__": loop.__qualname__, "__doc__": loop.__doc__}
+        loop = type(loop.__name__, (loop,), {**named, "on_resume": word})
     try:
         if not (AGENT_LOOPS.is_built_in(name) and AGENT_LOOPS.get(name) is loop):
             register(name)(loop)
     except ValueError as error:
         raise entry.error(str(error)) from error
     return name, options
-
-
-def _with_after_kill(loop: type[AgentLoop], word: str) -> type[AgentLoop]:
-    """Make the subclass of a loop, under its name, that says otherwise how its trajectories come back."""
-    named = {"__module__": loop.__module__, "__qualname__": loop.__qualname__, "__doc__": loop.__doc__}
-    return type(loop.__name__, (loop,), {**named, "after_kill": word})
 
 
 def instantiate(

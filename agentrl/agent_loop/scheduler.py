@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -21,7 +21,7 @@ from agentrl.agent_loop.limits import seed_of
 from agentrl.engines.contract import RequestError, SamplingParams
 from agentrl.errors import CodeError, InfrastructureError, UserError
 from agentrl.reward import RewardManager, score_all, score_once
-from agentrl.system.answers import Answers
+from agentrl.system.call_journal import CallJournal
 from agentrl.system.cancellation import leaked_cancellation_fails
 from agentrl.system.deadline import Clock
 from agentrl.system.numbers import finite, number_of
@@ -63,8 +63,8 @@ class Request:
     """See `Trajectory.baseline`; it is scored apart from the others of its prompt."""
     on_begin: Callable[[], None] | None = None
     """Called when it has a place and begins; nothing of it was asked of the engine before."""
-    answers: Answers | None = None
-    """See `Episode.answers`."""
+    journal: CallJournal | None = None
+    """See `Episode.journal`."""
 
 
 @dataclass(slots=True)
@@ -116,10 +116,10 @@ class Scheduler:
         )
 
     async def close(self) -> None:
-        """Close the loops and the turn observers."""
-        for loop in self.loops.values():
-            await loop.close()
-        self.context.observers.close()
+        """Close the loops, each of them also where another one fails to."""
+        async with AsyncExitStack() as stack:
+            for loop in self.loops.values():
+                stack.push_async_callback(loop.close)
 
     def waiting_for(self) -> dict[str, int]:
         """Count the running trajectories by what they wait for, most frequent first."""
@@ -136,7 +136,7 @@ class Scheduler:
             if self.reward is not None and self.reward.by_group:
                 await self._score_with_group(self.reward, request, trajectory, group)
             elif self.reward is not None:
-                await self._score(self.reward, [trajectory], request, request.answers)
+                await self._score(self.reward, [trajectory], request, request.journal)
             self.context.observers.on_end(trajectory)
             if (error := self.context.observers.take_error(request.uid)) is not None:
                 self._handle_code_error(error, request, OBSERVER_ADVICE, NOT_OBSERVED)
@@ -154,31 +154,31 @@ class Scheduler:
             return
         try:
             trajectories = [group.ended[one.uid] for one in group.requests]
-            await self._score(reward, trajectories, request, group.requests[0].answers)
+            await self._score(reward, trajectories, request, group.requests[0].journal)
         finally:
             group.scored.set()
 
     async def _score(
-        self, reward: RewardManager, trajectories: Sequence[Trajectory], request: Request, answers: Answers | None
+        self, reward: RewardManager, trajectories: Sequence[Trajectory], request: Request, journal: CallJournal | None
     ) -> None:
         without = (Status.FAILED, Status.TIMEOUT, Status.ABORTED)
         # A trajectory that has a score has it from its loop.
         ended = [one for one in trajectories if one.status not in without and one.score is None]
         try:
-            if answers is None or not ended:
+            if journal is None or not ended:
                 await score_all(reward, ended, request.sample)
             else:
-                await score_once(answers, reward, ended, request.sample)
+                await score_once(journal, reward, ended, request.sample)
         except CodeError as error:
             self._handle_code_error(error, request)
 
     async def _with_retries(self, request: Request) -> Trajectory:
-        answers = request.answers
-        causes: list[str] = [] if answers is None else list(answers.causes)
+        journal = request.journal
+        causes: list[str] = [] if journal is None else list(journal.causes)
         while True:
             trajectory, again = await self._try(request, len(causes))
-            if answers is not None and answers.mismatch is not None:
-                answers.begin_anew(answers.mismatch)
+            if journal is not None and journal.mismatch is not None:
+                journal.restart(journal.mismatch)
                 causes.clear()
                 continue
             if not again or len(causes) >= self.max_retries:
@@ -186,8 +186,8 @@ class Scheduler:
                 trajectory.metrics |= {f"retries/{cause}": float(causes.count(cause)) for cause in causes}
                 return trajectory
             causes.append(cause_of(trajectory))
-            if answers is not None:
-                answers.failed(causes[-1])
+            if journal is not None:
+                journal.failed(causes[-1])
             warnings.warn(f"trajectory {request.uid}", f"{trajectory.failure}; try {len(causes) + 1}")
 
     async def _try(self, request: Request, attempt: int) -> tuple[Trajectory, bool]:
@@ -207,7 +207,7 @@ class Scheduler:
             params=request.params,
             seed=seed_of(request.seed, attempt),
             session=f"{request.uid}.{attempt}",
-            answers=request.answers,
+            journal=request.journal,
         )
         self.running[episode.session] = episode
         CURRENT_EPISODE.set(episode)
@@ -216,7 +216,7 @@ class Scheduler:
             if request.count_drift and trajectory.status is Status.COMPLETED:
                 await episode.count_drift()
         except CodeError as error:
-            if request.answers is None or request.answers.mismatch is None:  # else: a loop that caught what told it so
+            if request.journal is None or request.journal.mismatch is None:  # else: a loop that caught what told it so
                 self._handle_code_error(error, request)
             fail(trajectory, error)
             return trajectory, False
@@ -241,8 +241,8 @@ class Scheduler:
                 try:
                     await await_user_code(name, loop.code, lambda: loop.run(episode), passing=(RequestError,))
                 except BaseException:
-                    if episode.answers is not None:
-                        episode.answers.stop()
+                    if episode.journal is not None:
+                        episode.journal.stop()
                     if episode.tool_session is not None:
                         with suppress(Exception):  # a fault at the end must not hide the first one
                             await episode.tool_session.close()

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING
 
 import torch
@@ -98,7 +100,7 @@ class Share:
 
 
 class Term:
-    """One term of the policy's loss. Terms by token come first, as they are aggregated together."""
+    """One term of the policy's loss."""
 
     name: str | None = None
     """Its sum, whose mean is the metric actor/<name>; None: it is not reported."""
@@ -141,7 +143,8 @@ def add_up(
     """Compute (loss, a scalar with gradient; sums, scalars; columns [T]) of a micro-batch from at least one term.
 
     scale: denominators of the mini-batch. counts: by a term's name, the sum of its `counts` over the mini-batch. Terms
-    are added in their order. A term with a coefficient of 0 is reported, and adds no gradient.
+    by token are added and aggregated together, then the others are added. A term with a coefficient of 0 is reported,
+    and adds no gradient.
     """
     mask, offsets = scored.micro.mask, scored.micro.offsets
     shares = [(term, term.share(scored, counts.get(term.name, 0))) for term in terms]
@@ -153,12 +156,11 @@ def add_up(
             sums[term.name] = aggregate(value, mask, offsets, scale) if term.by_token else value
         sums |= share.sums
         columns |= share.columns
-    whole: Tensor | None = None  # by token, and from the first term on that is not by token a scalar
-    added = [one for one in shares if one[0].coef != 0] or shares[:1]
-    for place, (term, share) in enumerate(added):
+    by_token: list[Tensor] = []
+    scalars: list[Tensor] = []
+    for term, share in [one for one in shares if one[0].coef != 0] or shares[:1]:
         weighed = share.value if term.coef == 1 else term.coef * share.value
-        whole = weighed if whole is None else whole + weighed
-        if term.by_token and (place + 1 == len(added) or not added[place + 1][0].by_token):
-            whole = aggregate(whole, mask, offsets, scale)
-    assert whole is not None, "there is a term"
-    return whole, sums, columns
+        (by_token if term.by_token else scalars).append(weighed)
+    if by_token:
+        scalars.insert(0, aggregate(reduce(add, by_token), mask, offsets, scale))
+    return reduce(add, scalars), sums, columns

@@ -94,7 +94,6 @@ class TeacherLoss(Term):
     """The divergence; None where sampled tokens alone are compared."""
     heads: Sequence[Head] = ()
     """With scope=full, of each teacher."""
-    coef: float = 1.0
 
     name = "teacher_loss"
     key = "distillation"
@@ -106,10 +105,14 @@ class TeacherLoss(Term):
         if not config.in_loss:
             return None
         if config.scope == "sampled":
-            return TeacherLoss(config, None, coef=config.coef)
+            return TeacherLoss(config, None)
         found = cast("Callable[[Tensor, Tensor], Tensor]", DIVERGENCES.get(config.divergence))
         function = configured(found, config.divergence_options, "distillation.divergence_options")
-        return TeacherLoss(config, function, heads, config.coef)
+        return TeacherLoss(config, function, heads)
+
+    @property
+    def coef(self) -> float:  # type: ignore[override]  # no term's coefficient is set later
+        return self.config.coef
 
     def share(self, scored: Scored, count: int) -> Share:
         return Share(self.by_token_of(scored.micro, scored.logprobs, scored.found.divergence))

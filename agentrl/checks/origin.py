@@ -6,6 +6,7 @@ a prompt have ended.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import time
@@ -21,6 +22,7 @@ from agentrl.checks.report import Report
 from agentrl.data.messages import digest_of
 from agentrl.reward.manager import turns_text
 from agentrl.system.user_code import is_agentrl_code
+from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message, Status, Trajectory, Transcript, Turn
 from agentrl.trajectory.picture import pictures_in, text_of
 from agentrl.trajectory.sample import Sample
@@ -93,18 +95,10 @@ class Origins:
             report.add_check("requests", self._requests(request, one, sampled, is_ours=is_ours))
             verdicts = self._verdicts.pop(one.uid, [])
             calls = [self._answers.pop(f"{one.uid}.{attempt}", []) for attempt in range(one.attempt + 1)][-1]
-            if one.status not in ENDED or (request.answers is not None and request.answers.resumes):
+            if one.status not in ENDED or (request.journal is not None and request.journal.resumes):
                 continue  # answers that are given again come from no tool and no scorer of this process
             if verdicts:
-                (text, truth, score), wrong = verdicts[-1], list[str]()
-                if len(verdicts) > 1:
-                    wrong.append(f"its answer was scored {len(verdicts)} times")
-                if one.turns and text != turns_text(one):
-                    wrong.append(f"the scored text, {text!r:.60}, is not the policy's")
-                if truth is not sample.ground_truth and repr(truth) != repr(sample.ground_truth):
-                    wrong.append(f"the ground truth was {truth!r:.60}, and its row has {sample.ground_truth!r:.60}")
-                if score != one.score:
-                    wrong.append(f"its score is {one.score}, and its scorer returned {score:.6g}")
+                wrong = _wrong_score(one, sample, verdicts)
                 report.add_check("scores", [Finding("scores", what, one.uid) for what in wrong])
             if one.tool_calls and self._tools.cassette is None:
                 report.add_check("answers", self._called(one, calls, is_ours=is_ours, by_template=loop.calls is None))
@@ -159,21 +153,12 @@ class Origins:
             for name, arguments, text in shown - recorded if is_ours else ():
                 what = f"the tool {name} answered {text!r:.60} to a call with {arguments:.60}, which is not recorded"
                 yield Finding("answers", what, one.uid)
-        for turn, after in zip(one.turns, one.turns[1:], strict=False) if is_ours and by_template else ():
-            place = 0
-            for call in turn.calls if after.role != "assistant" and after.transcript == turn.transcript else ():
-                place = after.text.find(call.response, place)
-                if place < 0:
-                    what = f"the answer of {call.name}, {call.response!r:.60}, is not in its place in the turn after it"
-                    yield Finding("answers", what, one.uid)
-                    break
-                place += len(call.response)
+        if is_ours and by_template:
+            yield from (Finding("answers", what, one.uid) for what in _displaced_answers(one.turns))
 
     def _rendered(self, one: Trajectory, sample: Sample, loop: AgentLoop) -> Iterator[Finding]:
         """Render the prompt and the observed turns again, read the sampled ones again, and compare."""
-        chat, transcript = self._chat, one.transcripts[0]
         prompt, tools = loop.first_prompt(sample, self._tools.schemas)
-        ids, length = transcript.ids, transcript.prompt_length
         known = len(prompt) - bool(sample.interaction_kwargs)  # which may add its first message to the last one
         if one.messages[:known] != prompt[:known]:
             yield Finding("prompt", "its first messages are not those of its row", one.uid)
@@ -182,34 +167,69 @@ class Origins:
         prompt = one.messages[: [*roles, "assistant"].index("assistant", len(prompt))]
         if any(pictures_in(one.messages)):
             return
+        yield from (Finding("prompt", what, one.uid) for what in self._other_prompt(one, prompt, tools, loop))
+        begins = [at for at, role in enumerate(roles) if role == "assistant" and at >= len(prompt)]
+        if loop.calls is None and len(begins) == sum(turn.role == "assistant" for turn in one.turns):
+            yield from (Finding("prompt", what, one.uid) for what in self._other_turns(one, begins, tools))
+
+    def _other_prompt(
+        self, one: Trajectory, prompt: Sequence[Message], tools: Sequence[ToolSchema], loop: AgentLoop
+    ) -> Iterator[str]:
+        """Say where the first tokens are not those of the prompt."""
+        chat, ids, length = self._chat, one.transcripts[0].ids, one.transcripts[0].prompt_length
         whole = write_again(chat, prompt, tools)
         if (again := self._limits.cut_prompt(whole)) != ids[:length]:
             place = next((at for at, pair in enumerate(zip(again, ids, strict=False)) if pair[0] != pair[1]), length)
-            yield Finding("prompt", f"token {place} of the prompt is not what the template writes for its row", one.uid)
-        if len(again) == len(whole):
-            text = chat.decode(ids[:length])
-            offered = self._tools.slots if tools or type(loop).first_prompt is AgentLoop.first_prompt else ()
-            for name in (name for name in offered if name not in text):
-                yield Finding("prompt", f"the tool {name} is offered, and is not in the prompt's text", one.uid)
-            for message in (message for message in prompt if message["role"] == "user"):
-                written = iter(WORD.findall(text))  # which `in` reads up to the word; templates may join the outer ones
-                missing = [word for word in WORD.findall(text_of(message["content"]))[1:-1] if word not in written]
-                if missing:
-                    what = f"{missing[0]!r} of its row is not in its place in the prompt's text"
-                    yield Finding("prompt", what, one.uid)
-        begins = [at for at, role in enumerate(roles) if role == "assistant" and at >= len(prompt)]
-        if loop.calls is not None or len(begins) != sum(turn.role == "assistant" for turn in one.turns):
+            yield f"token {place} of the prompt is not what the template writes for its row"
+        if len(again) < len(whole):
             return
-        ends = [*begins[1:], len(roles)]
+        text = chat.decode(ids[:length])
+        offered = self._tools.slots if tools or type(loop).first_prompt is AgentLoop.first_prompt else ()
+        for name in (name for name in offered if name not in text):
+            yield f"the tool {name} is offered, and is not in the prompt's text"
+        for message in (message for message in prompt if message["role"] == "user"):
+            written = iter(WORD.findall(text))  # which `in` reads up to the word; templates may join the outer ones
+            missing = [word for word in WORD.findall(text_of(message["content"]))[1:-1] if word not in written]
+            if missing:
+                yield f"{missing[0]!r} of its row is not in its place in the prompt's text"
+
+    def _other_turns(self, one: Trajectory, begins: Sequence[int], tools: Sequence[ToolSchema]) -> Iterator[str]:
+        """Say where the tokens of turns are not those of the messages. `begins`: of the assistant's messages."""
+        chat, ids = self._chat, one.transcripts[0].ids
+        ends = [*begins[1:], len(one.messages)]
         messages: list[Message] = []
         after = iter([one.messages[begin + 1 : end] for begin, end in zip(begins, ends, strict=True)])
         for turn in one.turns:
             if turn.role == "assistant":
                 messages = next(after)
                 if chat.parse(ids[turn.start : turn.end], tools or None).text != turn.text:
-                    yield Finding("prompt", f"the tokens of the turn at {turn.start} have another text", one.uid)
+                    yield f"the tokens of the turn at {turn.start} have another text"
             elif (messages and turn.end < len(ids)) and (
                 write_again(chat, messages, tools, ids[: turn.start]) != ids[turn.start : turn.end]
             ):
-                what = f"tokens {turn.start} to {turn.end} are not what the template writes of the {turn.role} turn"
-                yield Finding("prompt", what, one.uid)
+                yield f"tokens {turn.start} to {turn.end} are not what the template writes of the {turn.role} turn"
+
+
+def _wrong_score(one: Trajectory, sample: Sample, verdicts: Sequence[tuple[object, object, float]]) -> Iterator[str]:
+    """Say how the score is not the scorer's last verdict on the policy's text and the row's ground truth."""
+    text, truth, score = verdicts[-1]
+    if len(verdicts) > 1:
+        yield f"its answer was scored {len(verdicts)} times"
+    if one.turns and text != turns_text(one):
+        yield f"the scored text, {text!r:.60}, is not the policy's"
+    if truth is not sample.ground_truth and repr(truth) != repr(sample.ground_truth):
+        yield f"the ground truth was {truth!r:.60}, and its row has {sample.ground_truth!r:.60}"
+    if score != one.score:
+        yield f"its score is {one.score}, and its scorer returned {score:.6g}"
+
+
+def _displaced_answers(turns: Sequence[Turn]) -> Iterator[str]:
+    """Say which turn after calls does not hold their answers in their order."""
+    for turn, after in itertools.pairwise(turns):
+        place = 0
+        for call in turn.calls if after.role != "assistant" and after.transcript == turn.transcript else ():
+            place = after.text.find(call.response, place)
+            if place < 0:
+                yield f"the answer of {call.name}, {call.response!r:.60}, is not in its place in the turn after it"
+                break
+            place += len(call.response)

@@ -39,7 +39,7 @@ class Alarms:
             for alarm in alarms:
                 lines.write(json.dumps(_line(step, alarm), ensure_ascii=False) + "\n")
         for alarm in alarms:
-            self.steps[alarm.check] += 1
+            self.steps[alarm.check] += self.last.get(alarm.check, (None,))[0] != step
             self.last[alarm.check] = step, alarm.what
             if self.steps[alarm.check].bit_count() == 1:
                 self.warn(f"step {step}: {alarm.text()}")

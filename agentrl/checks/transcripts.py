@@ -41,38 +41,40 @@ def check_record(trajectory: Trajectory, chat: Reads) -> list[Finding]:
         return found
     for index, transcript in enumerate(trajectory.transcripts):
         turns = [turn for turn in trajectory.turns if turn.transcript == index]
-        found += (Finding("mask", text, trajectory.uid) for text in _check_mask(transcript, turns, chat))
+        for turn in turns:
+            check = _check_sampled if turn.role == "assistant" else _check_observed
+            found += (Finding("mask", text, trajectory.uid) for text in check(transcript, turn, chat))
+        length = transcript.prompt_length
+        if turns and turns[0].role == "assistant" and turns[0].start != length:
+            what = f"the first turn begins at token {turns[0].start}, and the prompt ends at {length}"
+            found.append(Finding("mask", what, trajectory.uid))
     return found
 
 
-def _check_mask(transcript: Transcript, turns: Sequence[Turn], chat: Reads) -> Iterator[str]:
-    """Compare the spans of assistant turns with the tokens: a turn ends with its stop token, and there only.
+def _check_observed(transcript: Transcript, turn: Turn, chat: Reads) -> Iterator[str]:
+    """Compare an observed turn with the text that the policy is said to have read. No turn ends twice."""
+    ids = transcript.ids
+    for place in range(max(turn.start, 1), turn.end):
+        if ids[place] == ids[place - 1] and ids[place] in chat.stop_token_ids:
+            yield f"token {place} ends a turn that the token before it has ended"
+    word = WORD.search(turn.text[:2000])
+    has_images = any(turn.start <= one.start < turn.end for one in transcript.images)
+    if word is None or has_images or turn.end == len(ids):  # the last one may be cut to what fits the response
+        return
+    if word[0] not in chat.decode(ids[turn.start : turn.end]):
+        yield f"the {turn.role} turn at token {turn.start} does not hold what was observed, {word[0]!r} for one"
 
-    Observed turns must hold the text that the policy is said to have read.
-    """
-    stops = {*chat.stop_token_ids, *chat.media_token_ids}
-    ids, mask = transcript.ids, transcript.mask
-    for number, turn in enumerate(turns):
-        if turn.role != "assistant":
-            for place in range(max(turn.start, 1), turn.end):
-                if ids[place] == ids[place - 1] and ids[place] in chat.stop_token_ids:
-                    yield f"token {place} ends a turn that the token before it has ended"
-            word = WORD.search(turn.text[:2000])
-            has_images = any(turn.start <= one.start < turn.end for one in transcript.images)
-            if word is None or has_images or turn.end == len(ids):  # the last one may be cut to what fits the response
-                continue
-            if word[0] not in chat.decode(ids[turn.start : turn.end]):
-                yield f"the {turn.role} turn at token {turn.start} does not hold what was observed, {word[0]!r} for one"
-            continue
-        inside = next((place for place in range(turn.start, turn.end - 1) if ids[place] in stops), None)
-        if inside is not None:
-            yield f"sampled token {inside} ends a turn, and tokens behind it are said to be sampled, too"
-        ends = turn.end > turn.start and ids[turn.end - 1] in stops
-        behind = turn.end < len(ids) and ids[turn.end] in stops and not mask[turn.end]
-        if turn.finish_reason == "stop" and not ends and behind:
-            yield f"the policy ended its turn with token {turn.end}, which is said to be observed"
-        if number == 0 and turn.start != transcript.prompt_length:
-            yield f"the first turn begins at token {turn.start}, and the prompt ends at {transcript.prompt_length}"
+
+def _check_sampled(transcript: Transcript, turn: Turn, chat: Reads) -> Iterator[str]:
+    """Compare the span of an assistant turn with its tokens: it ends with its stop token, and there only."""
+    ids, stops = transcript.ids, {*chat.stop_token_ids, *chat.media_token_ids}
+    inside = next((place for place in range(turn.start, turn.end - 1) if ids[place] in stops), None)
+    if inside is not None:
+        yield f"sampled token {inside} ends a turn, and tokens behind it are said to be sampled, too"
+    ends = turn.end > turn.start and ids[turn.end - 1] in stops
+    behind = turn.end < len(ids) and ids[turn.end] in stops and not transcript.mask[turn.end]
+    if turn.finish_reason == "stop" and not ends and behind:
+        yield f"the policy ended its turn with token {turn.end}, which is said to be observed"
 
 
 def count_text(trajectory: Trajectory, chat: Reads) -> Counter[str]:

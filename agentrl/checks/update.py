@@ -248,7 +248,8 @@ def check_trained(
 ) -> Iterator[Finding]:
     """Compare the sequences of the estimate with the sequences that the loss was computed of.
 
-    trained: one for each time. optional: indices of sequences that need not be computed. name: of a trajectory.
+    estimated [N, columns of a Seal] int64. trained: one for each time. optional: indices of sequences that need not be
+    computed. name: of a trajectory.
     """
     wanted = [tuple(one) for one in estimated.tolist()]
     seen, told = Counter(trained), 0

@@ -6,8 +6,10 @@ import importlib.util
 import math
 from collections.abc import Collection, Iterator
 
+from agentrl.config.columns import COLUMNS, described
+from agentrl.config.declaration import OF_ESTIMATORS, declaration_of
 from agentrl.config.keys import all_keys, defaults, flatten, leaf_keys
-from agentrl.config.registries import POLICY_LOSSES
+from agentrl.config.registries import ADVANTAGE_ESTIMATORS, POLICY_LOSSES
 from agentrl.config.rules import Names, OnlyWith, Place, Values
 from agentrl.config.section import Section
 from agentrl.config.sections.algorithm import OF_STALE_TOKENS
@@ -128,6 +130,7 @@ def check_together(config: Section) -> Iterator[str]:
         yield from check_correction(config)
         yield from check_published(config)
         yield from check_replay(config)
+        yield from check_loss_columns(config)
         yield from check_refill(config)
         yield from check_pairs(config)
         yield from check_validation(config)
@@ -369,6 +372,23 @@ def check_replay(config: Config) -> Iterator[str]:
             f"{ACTOR}.router_replay.mode={mode} conflicts with use_torch_compile=true: compiled routers cannot be "
             "steered"
         )
+
+
+def check_loss_columns(config: Config) -> Iterator[str]:
+    """Check that the batch will have the columns that a user's loss declares."""
+    loss, estimator = config.actor_rollout_ref.actor.policy_loss.loss_mode, config.algorithm.adv_estimator
+    if POLICY_LOSSES.is_built_in(loss):
+        return
+    declared = declaration_of(POLICY_LOSSES.get(loss)).columns
+    for name in (one for one in OF_ESTIMATORS if one in declared):
+        at = f"{ACTOR}.policy_loss.loss_mode={loss} declares the column {described(name)}, which"
+        if name not in COLUMNS:
+            yield f"{at} only estimators are given: leave it out of @declare"
+        elif name not in declaration_of(ADVANTAGE_ESTIMATORS.get(estimator)).columns:
+            yield (
+                f"{at} is computed only for an estimator that declares it, and algorithm.adv_estimator={estimator} "
+                f"does not: choose e.g. {'gae' if name == 'values' else 'remax'}"
+            )
 
 
 def check_pairs(config: Config) -> Iterator[str]:

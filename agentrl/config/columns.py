@@ -23,6 +23,7 @@ class Column:
     name: str
     per: Per
     purpose: str
+    """Its contents in a few words, for messages."""
     dtype: DType = "float32"
     default: float = 0
     """Value of a token that the policy did not sample, and of tokens and sequences to which `make` gives none."""
@@ -96,6 +97,11 @@ def column(name: str) -> Column:
             "(docs/extending.md)"
         )
     return COLUMNS[name]
+
+
+def described(name: str) -> str:
+    """Write the name of a column, which may be unknown, with its purpose."""
+    return f"{name!r} ({COLUMNS[name].purpose})" if name in COLUMNS else repr(name)
 
 
 def _facts(one: Column) -> tuple[str, ...]:

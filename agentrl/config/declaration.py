@@ -19,6 +19,9 @@ Computed = Score | Literal["varentropy"]
 ADDITIONAL = (*get_args(Score), "ref_logprobs", "values", "greedy_rewards", "state", "numbers", "teacher_logprobs")
 """Columns of agentrl that are computed only for algorithms that declare them."""
 
+OF_ESTIMATORS = ("values", "greedy_rewards", "numbers", "teacher_logprobs")
+"""Columns of them that are computed only for an estimator that declares them. A loss is given the first two then."""
+
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -94,7 +94,7 @@ class Loader:
 
 def make_loader(dataset: Dataset, config: DataConfig) -> Loader:
     """The loader of a training. Raises DataError when the data set is smaller than a batch, ConfigError."""
-    size, key = config.drawn_at_once, "train_batch_size" if config.gen_batch_size is None else "gen_batch_size"
+    size, key = config.draw_size, "train_batch_size" if config.gen_batch_size is None else "gen_batch_size"
     if size > len(dataset):
         raise DataError(
             f"data.{key}={size} is more than the {len(dataset)} rows of the data set ({', '.join(dataset.files)}); "

@@ -1,4 +1,4 @@
-"""Generations as they are written down, to be given again in the process after a kill (`agentrl.system.answers`)."""
+"""Generations as they are written down, to be given again after a kill (`agentrl.system.call_journal`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from operator import attrgetter
 import orjson
 
 from agentrl.engines.contract import FinishReason, Generation, SamplingParams
-from agentrl.system.answers import Codec, digest
+from agentrl.system.call_journal import Codec, digest
 from agentrl.trajectory import PlacedImage, VersionSpan
 
 

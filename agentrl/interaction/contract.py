@@ -11,7 +11,7 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 import pydantic
 
 from agentrl.errors import DataError
-from agentrl.system.answers import AfterKill
+from agentrl.system.call_journal import OnResume
 from agentrl.system.numbers import finite
 from agentrl.system.plugin import describe
 from agentrl.system.user_code import await_user_code, contract_error
@@ -59,10 +59,10 @@ class Interaction(ABC):
     row_model: ClassVar[type[pydantic.BaseModel] | None] = None
     """Model that checks every row's `interaction_kwargs`, without `name`, before the first step."""
 
-    after_kill: AfterKill = "none"
-    """How a trajectory's dialogue comes back when the run was killed; see `AfterKill`.
+    on_resume: OnResume = "none"
+    """How a trajectory's dialogue comes back when the run was killed; see `OnResume`.
 
-    A class of yours may set it, and the YAML's `after_kill` comes first."""
+    A class of yours may set it, and the YAML's `on_resume` comes first."""
 
     def __init__(self, config: dict[str, Any], name: str) -> None:
         """Take the YAML's config and name. Raises pydantic.ValidationError when `config_model` refuses the config."""
@@ -76,7 +76,7 @@ class Interaction(ABC):
     def remembers(self) -> bool:
         """True when answers or score depend on earlier calls that only this process knows.
 
-        The YAML's `after_kill: answers` is refused then. By itself it is so where `calculate_score` is overridden.
+        The YAML's `on_resume: answers` is refused then. By itself it is so where `calculate_score` is overridden.
         """
         return type(self).calculate_score is not Interaction.calculate_score
 

@@ -9,7 +9,7 @@ import pydantic
 from agentrl.config.dialect import translated
 from agentrl.errors import ConfigError
 from agentrl.interaction.contract import Interaction
-from agentrl.system.answers import check_after_kill
+from agentrl.system.call_journal import RENAMED, check_on_resume
 from agentrl.system.entries import Entry, read_entries
 from agentrl.system.plugin import describe
 
@@ -23,7 +23,7 @@ def load_interactions(path: str | Path | None) -> dict[str, Interaction]:
           - name: gsm8k
             class_name: interactions.gsm8k.Gsm8kInteraction
             config: {}
-            after_kill: calls             # optional, overrides the class; see `AfterKill`
+            on_resume: calls             # optional, overrides the class; see `OnResume`
 
     Raises ConfigError naming the file and the entry.
     """
@@ -43,18 +43,18 @@ def _name_of(class_name: str) -> str:
 
 
 def _make(entry: Entry) -> Interaction:
-    entry = translated(entry)
-    entry.check_keys(("name", "class_name", "config", "after_kill"))
+    entry = translated(entry).renamed(RENAMED)
+    entry.check_keys(("name", "class_name", "config", "on_resume"))
     config = entry.mapping("config")
-    if "after_kill" in config:
-        raise entry.error("`after_kill` stands beside `config`, not in it")
+    if "on_resume" in config:
+        raise entry.error("`on_resume` stands beside `config`, not in it")
     name = entry.text("name") if "name" in entry.values else _name_of(entry.text("class_name"))
     interaction_class = entry.load(entry.text("class_name"), Interaction)
     try:
         interaction = interaction_class(config, name)
-        if (word := entry.values.get("after_kill")) is not None:
-            check_after_kill(word, remembers=interaction.remembers)
-            interaction.after_kill = word
+        if (word := entry.values.get("on_resume")) is not None:
+            check_on_resume(word, remembers=interaction.remembers)
+            interaction.on_resume = word
     except pydantic.ValidationError as error:
         model = interaction_class.config_model
         raise entry.error(f"config: {describe(error, model.model_fields if model else ())}") from error

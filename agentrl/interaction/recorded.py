@@ -21,7 +21,7 @@ class RecordedInteraction(Interaction):
     def __init__(self, interaction: Interaction, cassette: Cassette) -> None:
         super().__init__({}, interaction.name)
         self.interaction, self.cassette = interaction, cassette
-        self.after_kill = interaction.after_kill
+        self.on_resume = interaction.on_resume
         self._state_keys: dict[str, str] = {}
         """Key of each instance's `start_interaction` call, which distinguishes later calls."""
 

@@ -12,6 +12,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, ParamSpec, cast
@@ -89,12 +90,17 @@ class Tracker:
         self._display = display
         self._warned: set[str] = set()
         self._sinks: dict[str, Sink] = {}
-        for name in names:
-            key = f"trainer.logger_options.{name}"
-            found = cast(type[Sink], LOGGERS.get(name))
-            make = configured(found, options.get(name, {}), key)
-            with user_code(f"logger {name}", found):
-                self._sinks[name] = make(run)
+        try:
+            for name in names:
+                key = f"trainer.logger_options.{name}"
+                found = cast(type[Sink], LOGGERS.get(name))
+                make = configured(found, options.get(name, {}), key)
+                with user_code(f"logger {name}", found):
+                    self._sinks[name] = make(run)
+        except BaseException:
+            with suppress(Exception):  # the first error is the one to tell
+                self.close()
+            raise
 
     @staticmethod
     def from_config(trainer: RunConfig, dir: Path, config: Section, display: Display) -> Tracker:
@@ -129,8 +135,10 @@ class Tracker:
                 sink.truncate_after(step)
 
     def close(self) -> None:
-        for name, sink in self._sinks.items():
-            self._send(name, sink.close)
+        """Close the loggers in reverse order, each of them also where another one fails to."""
+        with ExitStack() as stack:
+            for name, sink in self._sinks.items():
+                stack.callback(self._send, name, sink.close)
 
     def _send(self, name: str, method: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """Call a logger's method. Values that a remote logger fails to send are lost and reported once: a run does not

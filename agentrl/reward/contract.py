@@ -18,7 +18,7 @@ from agentrl.config.sections.reward import CustomRewardConfig, RewardConfig
 from agentrl.errors import CodeError
 from agentrl.remote.router import ServerAccess
 from agentrl.reward.scorer import Verdict
-from agentrl.system.answers import Answers, Codec, as_json, digest
+from agentrl.system.call_journal import CallJournal, Codec, as_json, digest
 from agentrl.system.metrics import Metrics
 from agentrl.system.registry import configured
 from agentrl.system.user_code import contract_error, user_code
@@ -141,7 +141,7 @@ async def score_all(manager: RewardManager, trajectories: Sequence[Trajectory], 
 
 
 async def score_once(
-    answers: Answers, manager: RewardManager, trajectories: Sequence[Trajectory], sample: Sample
+    journal: CallJournal, manager: RewardManager, trajectories: Sequence[Trajectory], sample: Sample
 ) -> None:
     """Do as `score_all` does, or as it did where that is recorded of trajectories with the same tokens."""
 
@@ -154,7 +154,7 @@ async def score_once(
 
     tokens = [array("q", transcript.ids).tobytes() for one in trajectories for transcript in one.transcripts]
     rewards = json.dumps([[one.uid, [turn.reward for turn in one.turns]] for one in trajectories]).encode()
-    found = await answers.of("scorers", digest(rewards, *tokens), scored, SCORES)
+    found = await journal.call("scorers", digest(rewards, *tokens), scored, SCORES)
     for trajectory, (status, failure, score, extra, seconds) in zip(trajectories, found, strict=True):
         trajectory.status, trajectory.failure = Status(status), failure
         trajectory.failure_cause = None if failure is None else Cause.SCORER.value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AsyncExitStack
 from typing import cast
 
 from agentrl.config.registries import SCORERS
@@ -158,10 +159,11 @@ class NaiveRewardManager(RewardManager):
 
     async def close(self) -> None:
         """Close the connections to servers, if there are any."""
-        for judge in self._judges.values():
-            await judge.close()
-        if self._model is not None:
-            await self._model.close()
+        async with AsyncExitStack() as stack:
+            if self._model is not None:
+                stack.push_async_callback(self._model.close)
+            for judge in self._judges.values():
+                stack.push_async_callback(judge.close)
 
     async def score(self, trajectory: Trajectory, sample: Sample) -> Verdict:
         return await self.judge(

@@ -38,7 +38,7 @@ from agentrl.rollouts.journal import identity, validity
 from agentrl.rollouts.prompts import Prompts
 from agentrl.rollouts.record import Record
 from agentrl.rollouts.staleness_scheduler import Batch, NotReady, PromptStatus, Settings, StalenessScheduler
-from agentrl.system.answers import Entry
+from agentrl.system.call_journal import Entry
 from agentrl.system.cancellation import leaked_cancellation_fails
 from agentrl.system.json_value import JSON, as_list, as_mapping, as_object
 from agentrl.system.metrics import Metrics, Numbers
@@ -81,9 +81,9 @@ def settings_of(config: Config, total_steps: int) -> Settings:
     """Return the bounds that the config asks for."""
     keys, filters, batch = config.async_training, config.algorithm.filter_groups, config.data.train_batch_size
     if not keys.max_staleness:  # nothing begins for later steps, so that no step has to be the last one
-        at_once = config.data.drawn_at_once if filters.refill else None
-        return Settings(batch, sys.maxsize, replaces=filters.refill, at_once=at_once)
-    drawn = filters.max_num_gen_batches * config.data.drawn_at_once
+        draw_size = config.data.draw_size if filters.refill else None
+        return Settings(batch, sys.maxsize, replaces=filters.refill, draw_size=draw_size)
+    drawn = filters.max_num_gen_batches * config.data.draw_size
     left = max(drawn - batch, 0) if filters.refill and drawn else None
     return Settings(batch, total_steps, keys.max_staleness, keys.depth, keys.publish_every, filters.refill, left)
 

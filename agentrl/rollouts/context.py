@@ -37,7 +37,9 @@ from agentrl.remote.router import ServerAccess
 from agentrl.reward import RewardManager, make_reward_manager
 from agentrl.reward.manager import NaiveRewardManager
 from agentrl.rollouts.objects import UserObjects
+from agentrl.system.call_journal import RENAMED
 from agentrl.system.cassette import Cassette
+from agentrl.system.plugin import with_present_names
 from agentrl.system.proxies import spare_own_addresses
 from agentrl.system.user_code import await_user_code, user_code
 from agentrl.tool import ToolSchema
@@ -191,6 +193,7 @@ def load_context(config: RolloutsConfig, objects: UserObjects | None = None, *, 
         if interaction.name in interactions:
             raise ConfigError(f"two interactions are called {interaction.name!r}: give one of them another name")
         interactions[interaction.name] = interaction
+    interactions = {name: with_present_names(interaction, RENAMED) for name, interaction in interactions.items()}
     if cassette is not None:
         interactions = {name: RecordedInteraction(interaction, cassette) for name, interaction in interactions.items()}
     reward = None
@@ -203,7 +206,7 @@ def load_context(config: RolloutsConfig, objects: UserObjects | None = None, *, 
             raise ConfigError(f"agent loop {name!r} is registered already: give yours another name")
         loops[name] = as_loop(name, given)
     for loop in loops.values():
-        loop.configure(config)
+        with_present_names(loop, RENAMED).configure(config)
     return RunContext(loops, tools, interactions, reward, objects)
 
 

@@ -29,7 +29,7 @@ from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import TrainingError
 from agentrl.rollouts.journal import Journal
 from agentrl.rollouts.staleness_scheduler import GroupStatus
-from agentrl.system.answers import Entry
+from agentrl.system.call_journal import Entry
 from agentrl.system.loop_thread import LoopThread
 from agentrl.system.metrics import Metrics
 from agentrl.system.reporter import Reporter

@@ -3,7 +3,7 @@
 It lies in `journal/` of the run's folder. Its files are only appended to, and each checkpoint replaces them by a new
 one. A record holds the trajectories of one prompt that have all ended, a checksum, and the numbers that the schedule
 needs.
-A prompt that has not ended has entries, one for each answer to one of its trajectories (`agentrl.system.answers`),
+A prompt that has not ended has entries, one for each answer to one of its trajectories (`agentrl.system.call_journal`),
 until its record takes their place. Frames that a kill has cut off are left out. Records survive the process and, with
 `async_training.journal_fsync`, a loss of power; so do the entries before a record.
 
@@ -28,7 +28,7 @@ from pydantic_core import from_json, to_json
 from agentrl.config import Config, config_to_dict
 from agentrl.errors import DataError
 from agentrl.rollouts.staleness_scheduler import GroupStatus
-from agentrl.system.answers import Entry, Kind
+from agentrl.system.call_journal import Entry, Kind
 from agentrl.system.json_value import JSON, as_mapping, as_object
 from agentrl.system.publish import AppendedFile, flush_to_disk, published
 from agentrl.trajectory import Trajectory

@@ -18,7 +18,7 @@ import torch
 
 from agentrl.agent_loop import LoopContext, LoopLimits, Request, Scheduler
 from agentrl.agent_loop.limits import seed_of
-from agentrl.agent_loop.observer import Observers
+from agentrl.agent_loop.observer import Observers, TurnObserver
 from agentrl.agent_loop.stopping import load_stop_conditions
 from agentrl.agent_loop.teacher_context import load_teacher_context
 from agentrl.algorithms.declared import made_columns
@@ -45,7 +45,7 @@ from agentrl.rollouts.staleness_scheduler import GroupStatus
 from agentrl.rollouts.trial import try_once
 from agentrl.runtime.profiler import nvtx_range, profiled, rollout_profile
 from agentrl.runtime.stall import watched_loop
-from agentrl.system.answers import AfterKill, Answers, Entry, check_after_kill
+from agentrl.system.call_journal import CallJournal, Entry, OnResume, check_on_resume
 from agentrl.system.loop_thread import DelayWatch, LoopThread
 from agentrl.system.metrics import Metrics
 from agentrl.system.plugin import with_present_names
@@ -86,8 +86,15 @@ def open_local_rollouts(
     with ExitStack() as stack:
         loop = stack.enter_context(LoopThread("rollouts", torch_state()))
         limits = LoopLimits.from_config(config)
-        after_kill = after_kill_of(context.tools, context.interactions)
-        observers = Observers.load(agent.observers, run_dir, agent.observer_options)
+        on_resume = on_resume_of(context.tools, context.interactions)
+
+        async def close(observer: TurnObserver) -> None:
+            observer.close()
+
+        def close_later(observer: object) -> None:
+            stack.callback(lambda: loop.run(close(cast(TurnObserver, observer))))
+
+        observers = Observers.load(agent.observers, run_dir, agent.observer_options, close_later)
         folder = engine_folder(run_dir, share)
         setting = EngineSetting(config, device, limits.max_model_len, folder, chat.decode, reporter)
         rollout = config.actor_rollout_ref.rollout
@@ -116,12 +123,10 @@ def open_local_rollouts(
         )
         context.tools.warn = reporter.warn
         stack.callback(lambda: loop.run(scheduler.close()))
-        reading = reward_model_input(config)
-        rollouts = LocalRollouts(
-            config, scheduler, engine, loop, reporter, run_dir / TRAJECTORIES, share, reading, after_kill
-        )
+        rollouts = LocalRollouts(config, scheduler, engine, loop, reporter, run_dir / TRAJECTORIES, share)
+        rollouts.on_resume = on_resume
         if isinstance(config, Config) and not config.trainer.val_only:
-            rollouts.origins = Origins(scheduler, max(1, config.prompts_at_once // RENDERED))
+            rollouts.origins = Origins(scheduler, max(1, config.prompts_per_draw // RENDERED))
         with watched_loop(
             "the event loop of the rollouts", loop.thread, rollouts.delay.late, LOOP_SECONDS, reporter.warn
         ):
@@ -143,13 +148,13 @@ def reward_model_input(config: RolloutsConfig) -> ModelInput | None:
     return ModelInput(scoring.model.path, scoring.max_length, trust_remote_code=scoring.model.trust_remote_code)
 
 
-def after_kill_of(tools: ToolSet, interactions: Mapping[str, Interaction]) -> dict[str, AfterKill]:
+def on_resume_of(tools: ToolSet, interactions: Mapping[str, Interaction]) -> dict[str, OnResume]:
     """Return how sessions with each tool and interaction come back. Raises ConfigError for an unknown word."""
-    found = {f"tool {name}": slot.after_kill for name, slot in tools.slots.items()}
-    found |= {f"interaction {name}": one.after_kill for name, one in interactions.items()}
+    found = {f"tool {name}": slot.on_resume for name, slot in tools.slots.items()}
+    found |= {f"interaction {name}": one.on_resume for name, one in interactions.items()}
     for who, word in found.items():
         try:
-            check_after_kill(word)
+            check_on_resume(word)
         except ConfigError as error:
             raise ConfigError(f"{who}: {error}") from error
     return found
@@ -188,8 +193,6 @@ class LocalRollouts:
     Args:
         record_dir: where trajectories are written, in the run's folder.
         share: index of this process, and number of processes that write trajectories.
-        reading: makes the input of the reward model, where there is one.
-        after_kill: how sessions with each tool and interaction come back; see `after_kill_of`.
     """
 
     def __init__(
@@ -201,9 +204,8 @@ class LocalRollouts:
         reporter: Reporter,
         record_dir: Path,
         share: tuple[int, int] = (1, 1),
-        reading: ModelInput | None = None,
-        after_kill: Mapping[str, AfterKill] = {},
     ) -> None:
+        """Raises ConfigError where a reward model's input cannot be made."""
         self.config = config
         self.scheduler = scheduler
         self.engine = engine
@@ -211,8 +213,9 @@ class LocalRollouts:
         self.loop = loop
         self.record_dir, self.run_dir = record_dir, record_dir.parent
         self.share = share
-        self.reading = reading
-        self.after_kill = after_kill
+        self.reading = reward_model_input(config)
+        self.on_resume: Mapping[str, OnResume] = {}
+        """How sessions with each tool and interaction come back; see `on_resume_of`."""
         training = config if isinstance(config, Config) else None
         self.turn_reward_coef = 0.0 if training is None else training.algorithm.turn_reward_coef
         """Not read where nothing is trained."""
@@ -358,7 +361,7 @@ class LocalRollouts:
         if (
             log is not None
             and not self.replays_experts
-            and self.scheduler.loops[work.sample.agent_name].after_kill != "none"
+            and self.scheduler.loops[work.sample.agent_name].on_resume != "none"
         ):
             requests = self._logged(requests, log)
         trajectories = await self.scheduler.run(requests, lambda _: on_end())
@@ -379,12 +382,12 @@ class LocalRollouts:
         for entry in log.read():
             recorded[entry.trajectory].append(entry)
 
-        def begins_anew(why: str) -> None:
+        def restarts(why: str) -> None:
             if self._once(why):
-                self.reporter.note(f"trajectories that were under way begin anew: {why}")
+                self.reporter.note(f"unfinished trajectories restart: {why}")
 
         return [
-            replace(one, answers=Answers(one.uid, log.add, recorded[one.uid], self.after_kill, begins_anew))
+            replace(one, journal=CallJournal(one.uid, log.add, recorded[one.uid], self.on_resume, restarts))
             for one in requests
         ]
 

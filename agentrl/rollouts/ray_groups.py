@@ -28,7 +28,7 @@ from agentrl.runtime.ray.pool import ask, end, raised
 from agentrl.runtime.ray.session import death_of
 from agentrl.runtime.ray.watch import GONE
 from agentrl.runtime.stall import Stall
-from agentrl.system.answers import Entry
+from agentrl.system.call_journal import Entry
 from agentrl.trajectory import Trajectory
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from agentrl.rollouts.worker_groups import GroupEvent, WorkerGroups
 from agentrl.runtime.ray.rank import Failure, Place
 from agentrl.runtime.ray.session import Surroundings
 from agentrl.runtime.ray.stored import put_batch
-from agentrl.system.answers import Entry
+from agentrl.system.call_journal import Entry
 from agentrl.system.reporter import Reporter
 from agentrl.trajectory import Trajectory
 from agentrl.trajectory.sample import Sample

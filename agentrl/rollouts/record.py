@@ -18,7 +18,7 @@ from agentrl.rollouts.contract import EndedGroup
 from agentrl.rollouts.journal import Journal, identity
 from agentrl.rollouts.ledger import MOST, Ledger, LedgerFile, RecordedBatch, named
 from agentrl.rollouts.staleness_scheduler import Batch, PromptStatus, StalenessScheduler
-from agentrl.system.answers import Entry, Kind
+from agentrl.system.call_journal import Entry, Kind
 from agentrl.system.json_value import JSON, as_mapping, as_object
 from agentrl.trajectory.sample import Sample
 

@@ -20,7 +20,7 @@ class Saving:
 
     def __init__(self, config: Config) -> None:
         self.kept = config.trainer.save_trajectories
-        self.prompts = config.prompts_at_once
+        self.prompts = config.prompts_per_draw
         self.n = config.actor_rollout_ref.rollout.n
 
     def writes(self, split: str) -> bool:

@@ -76,7 +76,7 @@ class Settings:
     TIMEOUT ones take their places in batches."""
     most_left: int | None = None
     """Groups that may leave before a batch is taken; None: any number. With one more the schedule `is_exhausted`."""
-    at_once: int | None = None
+    draw_size: int | None = None
     """Prompts that begin together, while no group is open, with a bound of 0. A batch takes the first of them that it
     has a place for. None: as many as the batch has places."""
 
@@ -85,8 +85,8 @@ class Settings:
             raise ValueError(f"batch_size is {self.batch_size} and max_staleness {self.max_staleness}")
         if not min(self.max_staleness, 1) <= self.depth <= self.max_staleness:
             raise ValueError(f"depth is {self.depth}; expected 1 to {self.max_staleness}, the bound, or 0 where it is")
-        if self.at_once is not None and (self.max_staleness or self.at_once < 1):
-            raise ValueError(f"at_once is {self.at_once}; expected 1 or more, with max_staleness=0")
+        if self.draw_size is not None and (self.max_staleness or self.draw_size < 1):
+            raise ValueError(f"draw_size is {self.draw_size}; expected 1 or more, with max_staleness=0")
         if not 1 <= self.publish_every <= self.max_staleness + 1:
             raise ValueError(f"publish_every is {self.publish_every}; expected 1 to {self.max_staleness + 1}")
 
@@ -163,8 +163,8 @@ class StalenessScheduler:
 
         Near the last step they are as many as the remaining steps take.
         """
-        if self.settings.at_once is not None:
-            return 0 if any(group.outcome is None for group in self.groups) else self.settings.at_once
+        if self.settings.draw_size is not None:
+            return 0 if any(group.outcome is None for group in self.groups) else self.settings.draw_size
         batches = min(1 + self.settings.depth, self.settings.last_step - self.step)
         return batches * self.settings.batch_size - len(self.groups)
 
@@ -175,7 +175,7 @@ class StalenessScheduler:
             return False
         another = Group(self.next_ordinal, self.served)
         is_in_time = self.late((*self.groups, another), self.version + self.updating) is None
-        return is_in_time or self.settings.at_once is not None  # then the batch takes some, and the others leave
+        return is_in_time or self.settings.draw_size is not None  # then the batch takes some, and the others leave
 
     def admit(self, count: int = 1) -> StalenessScheduler:
         """Begin `count` prompts from `next_ordinal` on; several only with a bound of 0, where all have one version."""
@@ -230,7 +230,7 @@ class StalenessScheduler:
     def take(self) -> Batch | NotReady:
         """Take the batch of the next step, the ready groups that are due first; or return the reason for waiting.
 
-        With `at_once` groups for which it has no place are CANCELLED once none runs: no later batch could take them.
+        With `draw_size` groups for which it has no place are CANCELLED once none runs: no later batch could take them.
         """
         size = self.settings.batch_size
         if self.updating or self.step >= self.settings.last_step:
@@ -245,7 +245,7 @@ class StalenessScheduler:
         late = self.late(rest, self.version + 1)
         if late is not None:
             due = tuple(one.ordinal for one in running if one.since <= late)
-            if due or self.settings.at_once is None:
+            if due or self.settings.draw_size is None:
                 return NotReady(due)
             statuses |= {one.ordinal: PromptStatus.CANCELLED for one in rest}
             rest = ()

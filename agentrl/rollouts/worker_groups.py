@@ -11,7 +11,7 @@ from threading import Condition
 from agentrl.rollouts.contract import EndedGroup, Log, PromptTask
 from agentrl.rollouts.local import LocalRollouts
 from agentrl.runtime.ray.rank import Failure
-from agentrl.system.answers import Entry
+from agentrl.system.call_journal import Entry
 from agentrl.system.cancellation import leaked_cancellation_fails
 from agentrl.trajectory import Trajectory
 

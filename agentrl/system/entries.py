@@ -5,8 +5,8 @@ Every fault is a ConfigError that names the file, the entry, the expected and th
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import yaml
 
 from agentrl.errors import ConfigError
 from agentrl.system.config_files import find_file
-from agentrl.system.plugin import Base, adapted, check_base, import_object, nearest
+from agentrl.system.plugin import Base, adapted, check_base, import_object, nearest, with_present_keys
 from agentrl.system.targets import is_target, load_target
 from agentrl.system.texts import read_text
 
@@ -44,6 +44,16 @@ class Entry:
         for key in self.values:
             if key not in known:
                 raise self.error(f"unknown key {key!r}{nearest(str(key), known)}; known keys are {', '.join(known)}")
+
+    def renamed(self, names: Mapping[str, str]) -> Entry:
+        """Return the entry under present names of its keys and its config's, by earlier ones. Raises ConfigError."""
+        try:
+            values = with_present_keys(self.values, names)
+            if isinstance(config := values.get("config"), dict):
+                values["config"] = with_present_keys(config, names)
+        except ConfigError as error:
+            raise self.error(str(error)) from error
+        return replace(self, values=values)
 
     def text(self, key: str) -> str:
         """Return a required, non-empty string. Raises ConfigError."""

@@ -15,6 +15,7 @@ import pydantic
 from agentrl.errors import ConfigError
 
 MadeT = TypeVar("MadeT")
+ValueT = TypeVar("ValueT")
 Base = type | tuple[type, ...]
 """Class that a loaded class must be a subclass of; or a tuple of such classes."""
 
@@ -59,18 +60,29 @@ def adapted(found: object) -> object:
 
 
 def with_present_names(made: MadeT, renamed: Mapping[str, str]) -> MadeT:
-    """Give an object of a user's class the present names of methods that it has under the names of before.
+    """Give an object of a user's class the present names of attributes that it has under earlier names.
 
-    renamed: present names by earlier ones. A method of the user's class counts, and not its base class's new name.
+    renamed: present names by earlier ones. An attribute of the user's class overrides its base class's, by either name.
     """
-    classes = type(made).__mro__
     for old, new in renamed.items():
-        places = [
-            next((at for at, one in enumerate(classes) if name in vars(one)), len(classes)) for name in (old, new)
-        ]
-        if hasattr(made, old) and (places[0] < places[1] or not hasattr(made, new)):
+        first = next((one for one in type(made).__mro__ if old in vars(one) or new in vars(one)), None)
+        if first is not None and new not in vars(first):  # set in the class, so that a property stays one
+            setattr(first, new, vars(first)[old])
+        given = getattr(made, "__dict__", {})
+        if hasattr(made, old) and (not hasattr(made, new) or (old in given and new not in given)):
             setattr(made, new, getattr(made, old))
     return made
+
+
+def with_present_keys(values: Mapping[str, ValueT], renamed: Mapping[str, str]) -> dict[str, ValueT]:
+    """Copy a mapping under present names of its keys. Raises ConfigError for a key that stands under both names.
+
+    renamed: present names by earlier ones.
+    """
+    for old, new in renamed.items():
+        if old in values and new in values:
+            raise ConfigError(f"`{old}` and `{new}` are the same key: write `{new}` alone")
+    return {renamed.get(key, key): value for key, value in values.items()}
 
 
 def import_module(name: str) -> ModuleType:

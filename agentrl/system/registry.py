@@ -117,10 +117,16 @@ class Registry:
             read_options(found, options or {}, options_key or key)
 
     def make(
-        self, names: Sequence[str], options: Mapping[str, Mapping[str, object]], *given: object, methods: Sequence[str]
+        self,
+        names: Sequence[str],
+        options: Mapping[str, Mapping[str, object]],
+        *given: object,
+        methods: Sequence[str],
+        on_made: Callable[[object], None],
     ) -> list[object]:
         """Make an object of each class that is named, of `given` and of its options, the key `<self.key>_options`.
 
+        `on_made` gets each object, to have it closed, before the next one is made, which may fail.
         Raises ConfigError for wrong options and for `async` methods among `methods`, CodeError where making fails.
         """
         made: list[object] = []
@@ -130,6 +136,7 @@ class Registry:
             make = configured(found, options.get(name, {}), f"{self.key.removesuffix('s')}_options.{name}")
             try:
                 made.append(make(*given))
+                on_made(made[-1])
             except (Exception, SystemExit) as error:
                 raise code_error(self.what, error, found) from error
         return made

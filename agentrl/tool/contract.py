@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 import pydantic
 import pydantic_core
 
-from agentrl.system.answers import AfterKill
+from agentrl.system.call_journal import RENAMED, OnResume
+from agentrl.system.plugin import with_present_keys
 from agentrl.system.threads import DaemonThreads
 from agentrl.tool.schema import (
     FunctionSchema,
@@ -29,9 +30,7 @@ if TYPE_CHECKING:
     from agentrl.trajectory.picture import Picture
 
 
-CALL_KEYS = frozenset(
-    {"type", "timeout", "max_concurrent", "max_rate", "max_response_tokens", "on_error", "after_kill"}
-)
+CALL_KEYS = frozenset({"type", "timeout", "max_concurrent", "max_rate", "max_response_tokens", "on_error", "on_resume"})
 """Config keys that every tool has and the tool set reads; see `agentrl.tool.session.CallLimits`."""
 
 
@@ -113,7 +112,7 @@ class Tool(ABC):
 
         Raises TypeError when there is no schema, pydantic.ValidationError when `config_model` refuses the own keys.
         """
-        self.config = config or {}
+        self.config = with_present_keys(config or {}, RENAMED)
         self.options: pydantic.BaseModel | None = (
             self.config_model.model_validate(self.own_config) if self.config_model else None
         )
@@ -135,10 +134,10 @@ class Tool(ABC):
         return any(getattr(type(self), hook) is not getattr(Tool, hook) for hook in hooks)
 
     @property
-    def after_kill(self) -> AfterKill:
-        """How a trajectory's use of the tool comes back when the run was killed; see `AfterKill`.
+    def on_resume(self) -> OnResume:
+        """How a trajectory's use of the tool comes back when the run was killed; see `OnResume`.
 
-        A class of yours may set it, and the YAML's `after_kill` comes first. By itself a tool without instances comes
+        A class of yours may set it, and the YAML's `on_resume` comes first. By itself a tool without instances comes
         back by its answers, any other not.
         """
         return "none" if self.is_stateful else "answers"
@@ -147,7 +146,7 @@ class Tool(ABC):
     def remembers(self) -> bool:
         """True when answers or reward depend on earlier calls that only this process knows.
 
-        The YAML's `after_kill: answers` is refused then. By itself it is so where `calc_reward` is overridden.
+        The YAML's `on_resume: answers` is refused then. By itself it is so where `calc_reward` is overridden.
         """
         return type(self).calc_reward is not Tool.calc_reward
 

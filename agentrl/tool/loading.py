@@ -10,6 +10,7 @@ import pydantic
 
 from agentrl.config.dialect import translated
 from agentrl.errors import ConfigError
+from agentrl.system.call_journal import RENAMED
 from agentrl.system.cassette import Cassette
 from agentrl.system.entries import Entry
 from agentrl.system.json_value import JSON
@@ -26,7 +27,7 @@ def tools_of_entry(
     `options` are keys of `config` in place of the entry's, by the tool's name. Tools of a source come from the cassette
     while one is replayed. Raises ConfigError naming file and entry.
     """
-    entry = translated(entry)
+    entry = translated(entry).renamed(RENAMED)
     if "mcp" in entry.values:
         mcp = entry.mapping("mcp")
         file, tools = mcp.get("mcp_servers_config_path", "FILE.json"), mcp.get("tool_selected_list")

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from agentrl.errors import CodeError, DataError, InfrastructureError
-from agentrl.system.answers import Answers, Codec, answered, fields_as_json
+from agentrl.system.call_journal import CallJournal, Codec, answered, fields_as_json
 from agentrl.system.cassette import MethodCall
 from agentrl.system.deadline import within
 from agentrl.system.json_value import JSON, as_object
@@ -91,15 +91,15 @@ class ToolSession:
     """One trajectory's tools. Calls may run concurrently; `close` it once, however the trajectory ended."""
 
     __slots__ = (
-        *("_answers", "_closing", "_create_kwargs", "_created", "_images", "_locks", "_state_keys", "_tools"),
+        *("_closing", "_create_kwargs", "_created", "_images", "_journal", "_locks", "_state_keys", "_tools"),
         "instance_id",
     )
 
     def __init__(
-        self, tools: SharedTools, instance_id: str, *, images: bool = True, answers: Answers | None = None
+        self, tools: SharedTools, instance_id: str, *, images: bool = True, journal: CallJournal | None = None
     ) -> None:
         self.instance_id = instance_id
-        self._answers = answers
+        self._journal = journal
         self._images = images
         self._tools = tools
         self._create_kwargs: dict[str, dict[str, JSON]] = {}
@@ -184,7 +184,7 @@ class ToolSession:
     ) -> HookOutcome:
         """Run `perform` via the cassette; or give its outcome again, in a run that continues after a kill."""
         ask = functools.partial(self._via_cassette, slot, hook, arguments, perform)
-        return await answered(self._answers, f"tool {slot.tool.name}", hook, arguments, ask, OUTCOMES)
+        return await answered(self._journal, f"tool {slot.tool.name}", hook, arguments, ask, OUTCOMES)
 
     async def _via_cassette(
         self, slot: Slot, hook: str, arguments: dict[str, JSON], perform: Callable[[], Awaitable[HookOutcome]]

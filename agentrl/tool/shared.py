@@ -11,7 +11,7 @@ from typing import Literal
 import pydantic
 
 from agentrl.errors import CodeError
-from agentrl.system.answers import AfterKill
+from agentrl.system.call_journal import OnResume
 from agentrl.system.cassette import Cassette
 from agentrl.system.json_value import JSON
 from agentrl.system.quota import Quota
@@ -52,7 +52,7 @@ class CallLimits(pydantic.BaseModel):
     on_error: Literal["tell", "fail"] = "tell"
     """With `tell`, an exception or time-out is the tool's answer. With `fail`, it fails the trajectory as an
     infrastructure fault. The YAML's default is `fail` for tools that ask a server, and `tell` for others."""
-    after_kill: AfterKill | None = None
+    on_resume: OnResume | None = None
     """How a trajectory's use of the tool comes back when the run was killed; None: as its class says."""
 
 
@@ -78,9 +78,9 @@ class Slot:
     """Names of the trajectories that made them, up to MIN_FAILED_TRAJECTORIES."""
 
     @property
-    def after_kill(self) -> AfterKill:
+    def on_resume(self) -> OnResume:
         """How a trajectory's use of the tool comes back: as the YAML says, else as its class does."""
-        return self.limits.after_kill or self.tool.after_kill
+        return self.limits.on_resume or self.tool.on_resume
 
 
 class SharedTools:

@@ -12,12 +12,12 @@ from pathlib import Path
 import pydantic
 
 from agentrl.errors import CodeError, ConfigError
-from agentrl.system.answers import Answers, check_after_kill
+from agentrl.system.call_journal import RENAMED, CallJournal, check_on_resume
 from agentrl.system.cassette import Cassette
 from agentrl.system.entries import read_entries
 from agentrl.system.json_value import JSON
 from agentrl.system.metrics import Metrics
-from agentrl.system.plugin import describe, nearest
+from agentrl.system.plugin import describe, nearest, with_present_keys, with_present_names
 from agentrl.system.quota import Quota
 from agentrl.system.user_code import await_user_code, collect_numbers
 from agentrl.tool import CALL_KEYS, Tool, ToolSchema
@@ -48,6 +48,7 @@ class ToolSet(SharedTools):
             self._add(tool, defaults)
 
     def _add(self, tool: Tool, defaults: CallLimits) -> None:
+        tool = with_present_names(tool, RENAMED)
         check = ArgumentCheck(tool.schema)
         if tool.name in self.slots:
             raise ConfigError(f"two tools are called {tool.name!r}: give one of them another name in its schema")
@@ -101,6 +102,7 @@ class ToolSet(SharedTools):
         defaults = CallLimits(timeout=timeout, max_response_tokens=max_response_tokens)
         toolset = ToolSet([], defaults, truncate_side, unit)
         toolset.cassette = cassette
+        options = {name: with_present_keys(given, RENAMED) for name, given in options.items()}
         for entry in read_entries(path, "tools") if path is not None else []:
             for tool in tools_of_entry(entry, cassette, options):
                 try:
@@ -165,11 +167,11 @@ class ToolSet(SharedTools):
         tools_kwargs: Mapping[str, Mapping[str, JSON] | None],
         *,
         images: bool = True,
-        answers: Answers | None = None,
+        journal: CallJournal | None = None,
     ) -> ToolSession:
         """Begin a trajectory. Tools that `tools_kwargs` names are created now, the others at their first call.
 
-        Without `images`, images of answers are left out, with a note. `answers` records the answers of calls, and
+        Without `images`, images of answers are left out, with a note. `journal` records the answers of calls, and
         replays recorded answers. Raises DataError for the name of an unknown tool,
         ToolInfrastructureError when `create` fails.
         """
@@ -178,7 +180,7 @@ class ToolSet(SharedTools):
             self._loop, self.quota = loop, self.quota.fresh()
             for slot in self.slots.values():
                 slot.quota = slot.quota.fresh()
-        session = ToolSession(self, instance_id, images=images, answers=answers)
+        session = ToolSession(self, instance_id, images=images, journal=journal)
         if tools_kwargs:
             await session.create_named(tools_kwargs)
         return session
@@ -193,8 +195,8 @@ def _limits(tool: Tool, defaults: CallLimits) -> CallLimits:
     given = {key: value for key, value in tool.config.items() if key in CALL_KEYS}
     try:
         limits = CallLimits.model_validate({**defaults.model_dump(), "on_error": tool.default_on_error, **given})
-        if limits.after_kill is not None:
-            check_after_kill(limits.after_kill, remembers=tool.remembers)
+        if limits.on_resume is not None:
+            check_on_resume(limits.on_resume, remembers=tool.remembers)
     except pydantic.ValidationError as error:
         raise ConfigError(f"config of tool {tool.name!r}: {describe(error)}") from error
     except ConfigError as error:

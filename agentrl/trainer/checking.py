@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from agentrl.algorithms.advantages import reads_teacher
 from agentrl.checks.batch import Drawn, Expected, check_batch
 from agentrl.checks.finding import Finding
 from agentrl.checks.report import Report
-from agentrl.checks.runner import Alarms
+from agentrl.checks.runner import ORDER, Alarms
 from agentrl.checks.step import History, check_position, check_prompts, check_update
 from agentrl.checks.update import check_trained, seal
 from agentrl.config import Config
@@ -23,7 +23,7 @@ from agentrl.observe.gap_alarm import ESS, GapAlarm
 from agentrl.rollouts.contract import training
 from agentrl.rollouts.source import TrajectorySource
 from agentrl.system.json_value import JSON, as_object
-from agentrl.trainer.observer import Step, StepObserver
+from agentrl.trainer.observer import Step, StepDone, StepObserver
 from agentrl.trajectory import exclusion
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.roles import Workers, policy_is_reference
@@ -67,14 +67,16 @@ class StepChecks(StepObserver):
         self.first_row: tuple[int, int, int] | None = None
         """A prompt's number in the run (with a bound of 0 in the step), and its row's epoch and position there; None:
         not known, or the order has no epochs."""
+        self.later = Report()
+        """Rows and texts of trajectories that ended during a validation: the next step's."""
         self.rows: dict[int, dict[int, int]] = {}
         """By epoch and hash of a prompt, the position of the row that had it first."""
 
     def on_rollout(self, step: Step) -> None:
         """Check the prompts and the data's position, and have the batch checked where its tokens are."""
         config = self.config
-        at_once, each = config.prompts_at_once, training(config, step.number).each
-        step.found.add_check("fates", check_prompts(step.rollout.outlines, each, at_once))
+        per_draw, each = config.prompts_per_draw, training(config, step.number).each
+        step.found.add_check("fates", check_prompts(step.rollout.outlines, each, per_draw))
         if config.async_training.max_staleness == 0 or (self.first_row is None and self._has_epochs()):
             self._check_position(step)
         step.readers["checks"] = partial(read_checks, expected=self.expected(step))
@@ -119,6 +121,8 @@ class StepChecks(StepObserver):
     def on_published(self, step: Step) -> None:
         """Take the findings made where trajectories run, and raise the step's alarms."""
         found, metrics = step.found, step.metrics
+        found.add(self.later)
+        self.later = Report()
         found.add(self.source.checked())
         self._check_rows(step)
         moved = metrics.get("actor/lr", 0.0) > 0 and metrics.get("train/sequences", 0.0) > 0
@@ -137,13 +141,25 @@ class StepChecks(StepObserver):
             found.findings.append(Finding("ess", text, "all trajectories of the step", "sign"))
         self.history.evaluated.update(found.evaluated)
         self.history.evaluated["ess"] += ESS in metrics
-        alarms, step.reaction = self.alarms.raise_for(step.number, found.findings)
-        step.alarm = "; ".join(alarm.text() for alarm in alarms) or None
-        metrics["checks/alarms"] = float(len(alarms))
-        metrics["perf/check_seconds"] = found.seconds + time.thread_time() - begun
+        self._raise_alarms(step, found.findings, found.seconds + time.thread_time() - begun)
+
+    def on_validation(self, step: StepDone) -> None:
+        """Raise alarms for the findings about a validation, which is checked after the step's trajectories."""
+        found = self.source.checked()
+        self.history.evaluated.update(found.evaluated)
+        self._raise_alarms(step, found.findings, found.seconds)
+        self.later.add(Report(text=found.text, rows=found.rows))
+
+    def _raise_alarms(self, step: StepDone, findings: Sequence[Finding], seconds: float) -> None:
+        alarms, reaction = self.alarms.raise_for(step.number, findings)
+        step.alarm = "; ".join(filter(None, [step.alarm, *(alarm.text() for alarm in alarms)])) or None
+        step.reaction = max(step.reaction, reaction, key=ORDER.index)
+        for name, value in (("checks/alarms", len(alarms)), ("perf/check_seconds", seconds)):
+            step.metrics[name] = step.metrics.get(name, 0.0) + value
 
     def forget_after(self, step: int) -> None:
         self.alarms.forget_after(step)
+        self.later = Report()
 
     def _check_position(self, step: Step) -> None:
         """Check how far the data advanced since the step before, and find the step's place in them."""
@@ -154,7 +170,7 @@ class StepChecks(StepObserver):
             begins, first = loader, number if isinstance(number, int) else 0
         elif self.position is not None and self.position[0] == step.number - 1:
             begins = self.position[1]
-            rows = int(step.metrics.get("refill/gen_batches", 1.0)) * self.config.data.drawn_at_once
+            rows = int(step.metrics.get("refill/gen_batches", 1.0)) * self.config.data.draw_size
             step.found.add_check("fates", check_position(begins, loader, rows))
         self.position, self.first_row = (step.number, loader), None
         match begins:
@@ -169,7 +185,7 @@ class StepChecks(StepObserver):
         if self.first_row is None or not step.found.rows:
             return
         first, begun, position = self.first_row
-        size, drawn = self.config.data.train_batch_size, self.config.data.drawn_at_once
+        size, drawn = self.config.data.train_batch_size, self.config.data.draw_size
         data, is_late = self.source.loader.dataset, self.config.async_training.max_staleness > 0
         left = (len(data) - position) // drawn * drawn  # rows that the epoch begun still gives
         found: list[Finding] = []
@@ -199,7 +215,7 @@ class StepChecks(StepObserver):
             return len({one.group for one in step.rollout.outlines})
         # those that had not ended, or were replaced, could have been in the batch, too
         replaced = step.metrics.get("refill/groups_equal", 0.0) + step.metrics.get("refill/groups_failed", 0.0)
-        return (1 + min(keys.depth, keys.max_staleness)) * self.config.prompts_at_once + int(replaced)
+        return (1 + min(keys.depth, keys.max_staleness)) * self.config.prompts_per_draw + int(replaced)
 
     def expected(self, step: Step) -> Expected:
         """Return the expectations that the step's batch is checked against."""

@@ -143,7 +143,8 @@ class Observers:
 def open_observers(
     names: Sequence[str], options: Mapping[str, Mapping[str, object]], objects: Sequence[StepObserver]
 ) -> Iterator[list[StepObserver]]:
-    """Make the observers of `trainer.observers`, and add the objects that a script gives; close all of them at the end.
+    """Make the observers of `trainer.observers`, and add the objects that a script gives; close all of them at the end,
+    in reverse order, also where one of them cannot be made.
 
     Raises ConfigError for an object that is no observer, CodeError where making or closing one fails.
     """
@@ -151,11 +152,15 @@ def open_observers(
         if not isinstance(one, StepObserver):
             raise ConfigError(f"observers[{number}]: expected an object of a StepObserver's class, found {one!r:.200}")
         refuse_coroutines(f"observers[{number}]", type(one).__name__, type(one), METHODS)
-    found = [*cast(list[StepObserver], STEP_OBSERVERS.make(names, options, methods=METHODS)), *objects]
     with ExitStack() as stack:
-        for one in reversed(found):
-            stack.callback(_call, one.close)
-        yield found
+
+        def close_later(one: object) -> None:
+            stack.callback(_call, cast(StepObserver, one).close)
+
+        for one in objects:
+            close_later(one)
+        made = STEP_OBSERVERS.make(names, options, methods=METHODS, on_made=close_later)
+        yield [*cast(list[StepObserver], made), *objects]
 
 
 def _has(observer: StepObserver, event: Event) -> bool:

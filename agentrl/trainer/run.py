@@ -66,8 +66,8 @@ class Training(ABC, Generic[ConfigT]):
         """Train the step `self.step`, validate with the new weights if asked, and report both."""
 
     @abstractmethod
-    def validate_first(self) -> Numbers:
-        """Validate before any step, and report it. Empty where there is nothing to validate on."""
+    def validate_first(self) -> StepDone:
+        """Validate before any step, and report it. No metrics where there is nothing to validate on."""
 
     @abstractmethod
     def tell_end(self) -> None:
@@ -162,9 +162,10 @@ class TrainingRun(Generic[ConfigT]):
         try:
             self._resume()
             if keys is not None and (keys.val_only or (self.step == 0 and keys.val_before_train)):
-                while (metrics := self._surviving(training.validate_first)) is None:
+                while (validated := self._surviving(training.validate_first)) is None:
                     pass
-                self._checkpoints.is_named_in(metrics)
+                self._checkpoints.is_named_in(validated.metrics)
+                self._stop_if_asked(validated)
             if not self._only_validates:
                 with self._display.stage("train", total=self.total_steps, done=self.step) as stage:
                     ended = None
@@ -223,15 +224,19 @@ class TrainingRun(Generic[ConfigT]):
         is_due = (keys.save_freq > 0 or self._of_rl is not None) and due(keys.save_freq, training.step, total)
         if self._checkpoints.is_best(training.step, step.metrics) or is_due:
             self._save(training.whole)
-        if step.alarm is not None and step.reaction != "warn":
-            if step.reaction == "checkpoint_then_stop":
-                self._save(training.whole)
-                self._checkpoints.settle()
-            raise TrainingError(f"step {step.number}: {step.alarm}. All alarms are in {self.dir / ALARMS_FILE}")
+        if step.alarm is not None and step.reaction == "checkpoint_then_stop":
+            self._save(training.whole)
+            self._checkpoints.settle()
+        self._stop_if_asked(step)
         if self._of_rl is not None:
             kept = {training.step, *self._checkpoints.steps_kept()}
             remove_oldest(self.dir, self._of_rl.trajectories_to_keep_gb, kept)
         return step
+
+    def _stop_if_asked(self, step: StepDone) -> None:
+        """Raise TrainingError where the step's alarms ask for it."""
+        if step.alarm is not None and step.reaction != "warn":
+            raise TrainingError(f"step {step.number}: {step.alarm}. All alarms are in {self.dir / ALARMS_FILE}")
 
     def _resume(self) -> None:
         """Load the checkpoint that the run resumes from, if there is one, then begin to write into its folder."""

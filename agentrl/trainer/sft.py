@@ -18,7 +18,6 @@ from agentrl.data.pairs import Pair
 from agentrl.data.sft import SFTSample
 from agentrl.runtime.executor import Executor
 from agentrl.system.json_value import JSON
-from agentrl.system.metrics import Numbers
 from agentrl.trainer.observer import StepDone
 from agentrl.trainer.run import Training
 from agentrl.trainer.setting import RunSetting
@@ -55,16 +54,15 @@ class SupervisedTrainer(Training[TuningConfig], Generic[SampleT]):
         named = [(name.partition("/")[2], value) for name, value in metrics.items()]
         shown = {name: value for name, value in named if name in ("loss", "lr")}
         if validates:
-            metrics |= self.validate_first()
+            metrics |= self.validate_first().metrics
         self.setting.tracker.log(metrics, self.step)
         return StepDone(number=self.step, metrics=metrics, shown=shown)
 
-    def validate_first(self) -> Numbers:
-        if self.validation is None:
-            return {}
-        self.validated = self.policy.mean_loss(self.executor.keep(self.to_batch(self.validation)))
-        self.display.validation(self.step, self.validated)
-        return self.validated
+    def validate_first(self) -> StepDone:
+        if self.validation is not None:
+            self.validated = self.policy.mean_loss(self.executor.keep(self.to_batch(self.validation)))
+            self.display.validation(self.step, self.validated)
+        return StepDone(number=self.step, metrics=self.validated)
 
     def restore(self, state: Mapping[str, JSON]) -> None:
         super().restore(state)

@@ -74,7 +74,7 @@ from agentrl.system.termination import defer
 from agentrl.trainer.checking import StepChecks
 from agentrl.trainer.expert import ExpertStream
 from agentrl.trainer.model_scores import outline_columns, trained_on, with_model_scores
-from agentrl.trainer.observer import Observers, Step, StepObserver
+from agentrl.trainer.observer import Observers, Step, StepDone, StepObserver
 from agentrl.trainer.recording import Records
 from agentrl.trainer.reporting import Reports
 from agentrl.trainer.run import Training
@@ -124,7 +124,7 @@ class Trainer(Training[Config]):
     def take_step(self, *, validates: bool) -> Step:
         step = self.train_step()
         if validates:
-            step.metrics |= self.validate()
+            self.validate(step)
         self.observers.tell("on_end", step)
         return step
 
@@ -257,23 +257,25 @@ class Trainer(Training[Config]):
             report = self.source.publish(self.workers.policy.weights(), self.version)
         return {"sync/bytes": float(report.bytes), "sync/seconds": report.seconds}
 
-    def validate(self) -> Numbers:
-        """Validate and show. Empty when there is no validation data."""
+    def validate(self, step: StepDone) -> None:
+        """Validate, show, and add metrics and alarms to the step's. Without validation data nothing happens."""
         if self.validation is None:
-            return {}
+            return
         samples = [self.validation[index] for index in range(len(self.validation))]
         with self.timed("validation", shown=False):
             show = self.config.trainer.show_trajectory_freq > 0
             metrics, shown, files = validate(self.config, samples, self.source, self.workers, self.step, show=show)
         self.reports.on_validation(self.step, metrics, shown, files)
         self.validated = metrics | {"time/validation": self.seconds["time/validation"]}
-        return self.validated
+        step.metrics |= self.validated
+        self.checks.on_validation(step)
 
-    def validate_first(self) -> Numbers:
-        metrics = self.validate()
-        if metrics:
-            self.reports.log(self.step, metrics)
-        return metrics
+    def validate_first(self) -> StepDone:
+        step = StepDone(number=self.step, metrics={})
+        self.validate(step)
+        if step.metrics:
+            self.reports.log(self.step, step.metrics)
+        return step
 
     def state(self) -> dict[str, JSON]:
         state: dict[str, JSON] = {"step": self.step, "version": self.version, **self.source.state()}

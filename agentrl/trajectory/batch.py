@@ -136,7 +136,10 @@ class RaggedBatch(_Always):
         teacher_prompts: TeacherPrompts | None = None,
         **columns: torch.Tensor | None,
     ) -> RaggedBatch:
-        """Make a batch of columns by name. Raises ConfigError for a column that is not registered."""
+        """Make a batch of offsets [N + 1] and columns by name, [T, ...] by token or [N] by sequence.
+
+        Raises ConfigError for a column that is not registered.
+        """
         return RaggedBatch(offsets, {}, {}, policies, images, teacher_prompts).with_fields(**columns)
 
     def __getattr__(self, name: str) -> torch.Tensor | None:
@@ -169,7 +172,10 @@ class RaggedBatch(_Always):
         return name in self.tokens or name in self.sequences
 
     def with_fields(self, **columns: torch.Tensor | None) -> RaggedBatch:
-        """Add, replace or, with None, take away columns. Raises ConfigError for a column that is not registered."""
+        """Add, replace or, with None, take away columns, [T, ...] by token or [N] by sequence.
+
+        Raises ConfigError for a column that is not registered.
+        """
         held = {"token": dict(self.tokens), "sequence": dict(self.sequences)}
         for name, values in columns.items():
             of_kind = held[(COLUMNS.get(name) or column(name)).per]
@@ -180,7 +186,7 @@ class RaggedBatch(_Always):
         return replace(self, tokens=held["token"], sequences=held["sequence"])
 
     def mapped(self, function: Callable[[torch.Tensor], torch.Tensor]) -> RaggedBatch:
-        """Apply `function` to offsets and columns."""
+        """Apply `function` to offsets [N + 1], columns by token [T, ...] and by sequence [N]."""
         tokens = {name: function(values) for name, values in self.tokens.items()}
         sequences = {name: function(values) for name, values in self.sequences.items()}
         return replace(self, offsets=function(self.offsets), tokens=tokens, sequences=sequences)

@@ -142,7 +142,11 @@ def hide(record: Record, hidden: Hidden) -> None:
         window["ids"] = ids
         left |= {*ids.tolist()}
         values = cast(dict[str, npt.NDArray[np.float32]], window["values"])
-        window["values"] = {name: _rounded(numbers) for name, numbers in values.items() if name not in hidden.left_out}
+        window["values"] = {
+            name: [float(f"{one:.{DIGITS}g}") if one == one else None for one in numbers.tolist()]
+            for name, numbers in values.items()
+            if name not in hidden.left_out
+        }
     tokens = cast(dict[str, object], record["tokens"])
     record["tokens"] = {id: text for id, text in tokens.items() if int(id) in left}
 
@@ -175,10 +179,6 @@ def _hidden_ids(window: Record, turns: Sequence[Record], hidden: Hidden) -> npt.
         if turn["role"] != "assistant" and BY_ROLE.get(str(turn["role"]), "prompts") in hidden.texts:
             ids[cast(int, turn["start"]) : cast(int, turn["end"])] = -1
     return ids
-
-
-def _rounded(numbers: npt.NDArray[np.float32]) -> list[float | None]:
-    return [float(f"{one:.{DIGITS}g}") if one == one else None for one in numbers.tolist()]
 
 
 def hide_row(row: Record, hidden: Hidden) -> Record:

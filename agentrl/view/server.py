@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import Annotated, TypeAlias
 from urllib.parse import urlsplit
 
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse
@@ -165,24 +165,11 @@ def _add_questions(app: FastAPI, viewer: Viewer) -> None:
     @app.get("/api/run/{number}/search")
     async def search(
         number: Number,
-        where: str = "",
-        text: str = "",
-        regex: str = "",
-        status: str = "",
-        tool: str = "",
-        error: str = "",
-        source: str = "",
-        reward_from: float | None = None,
-        reward_to: float | None = None,
-        order: str = "",
-        limit: int = 200,
+        question: Annotated[Question, Depends()],
         set: str = "",
         first: Number | None = None,
         last: Number | None = None,
     ) -> Response:
-        question = Question(
-            where, text, regex, status, tool, error, source, reward_from, reward_to, order=order, limit=limit
-        )
         return _json(await run_in_threadpool(viewer.search, number, question, set, first, last))
 
     @app.get("/export")

@@ -23,9 +23,9 @@ from unittest.mock import patch
 
 import agentrl.agent_loop.base
 import agentrl.rollouts.local
-import agentrl.system.answers
+import agentrl.system.call_journal
 from agentrl.rollouts.record import Record
-from agentrl.system.answers import Answers
+from agentrl.system.call_journal import CallJournal
 from agentrl.system.metrics import Numbers
 from agentrl.train import training
 from benchmarks.training.checks_cost import SMALL
@@ -33,8 +33,8 @@ from benchmarks.training.checks_cost import SMALL
 WRITES: tuple[tuple[object, str], ...] = (
     (agentrl.rollouts.local, "record_of"),
     (agentrl.agent_loop.base, "request_key"),
-    (agentrl.system.answers, "digest"),
-    (Answers, "take_down"),
+    (agentrl.system.call_journal, "digest"),
+    (CallJournal, "record"),
     (Record, "answered"),
     (Record, "ended"),
     (Record, "taken"),

@@ -7,14 +7,21 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from agentrl.agent_loop import TurnObserver
 from agentrl.agent_loop.observer import Observers
+from agentrl.chat import Chat
 from agentrl.engines.contract import EngineError
 from agentrl.errors import CodeError, ConfigError
+from agentrl.observe.plain import PlainDisplay
+from agentrl.rollouts.context import RunContext
+from agentrl.rollouts.local import open_local_rollouts
+from agentrl.system.targets import load_target
+from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory import Status, Trajectory, Turn
 from tests.agent_loop.conftest import Bench, call, sample
 from tests.config.loading import load
@@ -53,10 +60,11 @@ async def test_the_pages_journal_has_the_turns_of_every_try_in_order(
             return EngineError("gone")
         return call("add", a=2, b=3) if turn == 0 else "#### 5"
 
-    observers = Observers.load(config.actor_rollout_ref.rollout.agent.observers, tmp_path / "run")
+    made = list[Any]()
+    observers = Observers.load(config.actor_rollout_ref.rollout.agent.observers, tmp_path / "run", {}, made.append)
     b = watched(bench(script, [add]), observers)
     trajectories = await b.run(sample(), n=3)
-    await b.scheduler.close()
+    made[0].close()
 
     (file,) = (tmp_path / "run").iterdir()
     lines = [json.loads(line) for line in file.read_text().splitlines()]
@@ -137,12 +145,47 @@ def test_one_that_cannot_be_made_is_told_with_its_place(tmp_path: Path) -> None:
     )
 
     def made(name: str) -> Any:
-        return Observers.load([f"{tmp_path}/seeing.py:{name}"], tmp_path)
+        return Observers.load([f"{tmp_path}/seeing.py:{name}"], tmp_path, {}, print)
 
     with pytest.raises(ConfigError, match=r"seeing.py:Late.on_turn must be a plain function \(`def`\)"):
         made("Late")
     with pytest.raises(CodeError, match=r"turn observer \(seeing.Broken\): AttributeError.*\n.*seeing.py:6"):
         made("Broken")
+
+
+CLOSING = """
+from agentrl.agent_loop import TurnObserver
+from agentrl.errors import TrainingError
+
+told = []
+
+class First(TurnObserver):
+    def on_turn(self, trajectory, turn): ...
+    def close(self): told.append(type(self).__name__)
+
+class Second(First):
+    def close(self):
+        super().close()
+        raise ValueError("it is gone")
+
+class Broken(First):
+    def __init__(self, run_dir): raise ValueError("no room")
+
+def no_engine(setting, loop): raise TrainingError("no engine")
+"""
+
+
+@pytest.mark.parametrize(("last", "says"), [("Broken", "no room"), ("Second", "it is gone")])
+def test_all_are_closed_where_the_next_or_the_engine_cannot_be_made(tmp_path: Path, last: str, says: str) -> None:
+    (tmp_path / "closing.py").write_text(CLOSING)
+    here = f"{tmp_path}/closing.py"
+    config = load(f"{KEY}=['{here}:First','{here}:{last}']", f"actor_rollout_ref.rollout.name={here}:no_engine")
+    context = cast(RunContext, SimpleNamespace(tools=ToolSet.from_tools([]), interactions={}))
+    chat = cast(Chat, SimpleNamespace(decode=None))
+    opened = open_local_rollouts(config, "cpu", chat, context, tmp_path / "run", PlainDisplay("run"))
+    with pytest.raises((CodeError, ValueError), match=says):
+        opened.__enter__()
+    assert load_target(f"{here}:told", "x") == (["First"] if last == "Broken" else ["Second", "First"])
 
 
 WRITING = """
@@ -165,7 +208,7 @@ def test_one_is_given_its_options(tmp_path: Path) -> None:
     (tmp_path / "writing.py").write_text(WRITING)
     name = f"{tmp_path}/writing.py:Writing"
     agent = load(f"{KEY}=['{name}']", f"{OPTIONS}={{'{name}': {{file: a.txt}}}}").actor_rollout_ref.rollout.agent
-    observers = Observers.load(agent.observers, tmp_path, agent.observer_options)
+    observers = Observers.load(agent.observers, tmp_path, agent.observer_options, print)
     observers.on_turn(Trajectory("t", 0, "", ""), Turn("user", "", 0, 0, 0))
     assert (tmp_path / "a.txt").exists() and observers.take_error("t") is None
     with pytest.raises(ConfigError, match=r"observer_options\..*Writing: unknown key 'fil'; did you mean 'file'"):

@@ -172,18 +172,18 @@ def test_users_loops_from_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     good.write_text("- name: math_expression\n  _target_: my_loops.Math\n")
     assert load_agent_loops(good) == {"math_expression": {}}
     assert "math_expression" in agent_names()
-    assert instantiate(["math_expression"])["math_expression"].after_kill == "answers"
-    good.write_text("- {name: math_anew, _target_: my_loops.Math, after_kill: none}\n")
+    assert instantiate(["math_expression"])["math_expression"].on_resume == "answers"
+    good.write_text("- {name: math_anew, _target_: my_loops.Math, on_resume: none}\n")
     assert load_agent_loops(good) == {"math_anew": {}}
-    assert instantiate(["math_anew"])["math_anew"].after_kill == "none"
+    assert instantiate(["math_anew"])["math_anew"].on_resume == "none"
     (tmp_path / "broken_loops.py").write_text("1 / 0\n")
     for text, says in [
         ("- name: x\n  _target_: my_loops.Mth\n", r"agent_loops\[0\] \(x\).*no class 'Mth'; did you mean 'Math'"),
         ("- name: x\n", r"agent_loops\[0\].*`_target_` must be"),
         ("- name: x\n  _target_: my_loops.Math\n  nam: y\n", "unknown key 'nam'; did you mean 'name'"),
         (
-            "- name: x\n  _target_: my_loops.Math\n  after_kill: calls\n",
-            r"agent_loops\[0\] \(x\): after_kill is 'calls'; expected one of answers, none",
+            "- name: x\n  _target_: my_loops.Math\n  on_resume: calls\n",
+            r"agent_loops\[0\] \(x\): on_resume is 'calls'; expected one of answers, none",
         ),
         ("name: x\n", "expected a list"),
         ("- name: x\n  _target_: pathlib.Path\n", "must be a subclass of agentrl.agent_loop.base.AgentLoop"),

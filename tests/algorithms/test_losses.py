@@ -387,6 +387,7 @@ def test_terms_are_added_up_by_their_coefficients() -> None:
     found = TokenScores(logprobs, entropy=torch.tensor([9.0, 2.0, 4.0]))
     scored = Scored(batch, found, torch.where(mask, logprobs, 0.0))
     total, sums, columns = add_up(terms, scored, scale, counts)
+    assert add_up(terms[::-1], scored, scale, counts)[0].item() == pytest.approx(total.item()), "in any order"
     assert total.item() == pytest.approx(-1.5 - 0.1 * 3 + 0.01 * 2 + 0.5 * 1)
     expected = {"pg_loss": -1.5, "kl_loss": 2.0, "success_nll": 1.0, "tokens": 2.0}
     assert {name: sums[name].item() for name in expected} == pytest.approx(expected)

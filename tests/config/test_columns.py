@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from agentrl.runtime.ray.stored import StoredBatch
 from agentrl.trajectory import Trajectory, Transcript, Turn
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.trajectory.collate import from_trajectories
+from tests.config.loading import load
 
 
 @pytest.fixture(autouse=True)
@@ -90,3 +92,26 @@ def test_numbers_that_the_dtype_cannot_hold_are_refused_by_name() -> None:
 def test_a_tensor_with_a_gradient_is_taken_without_it() -> None:
     register(make=lambda trajectory, transcript: torch.ones(len(transcript), requires_grad=True))
     assert not batch().tokens["mine"].requires_grad
+
+
+LOSSES = """
+from agentrl.algorithms import TokenLoss, declare
+
+@declare("values")
+def by_values(columns, config): ...
+
+@declare("numbers", "ref_logprobs")
+def by_numbers(columns, config): ...
+"""
+
+
+def test_a_loss_that_declares_what_is_computed_for_estimators_alone_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "losses.py").write_text(LOSSES)
+    mode = f"actor_rollout_ref.actor.policy_loss.loss_mode={tmp_path}/losses.py"
+    says = r"by_values declares the column 'values' \(values of the critic\), .*adv_estimator=grpo does not: .*gae$"
+    with pytest.raises(ConfigError, match=says):
+        load(f"{mode}:by_values", "algorithm.adv_estimator=grpo")
+    load(f"{mode}:by_values", "algorithm.adv_estimator=gae")
+    for estimator in ("grpo", "gdpo"):
+        with pytest.raises(ConfigError, match=r"by_numbers declares the column 'numbers', which only estimators are"):
+            load(f"{mode}:by_numbers", f"algorithm.adv_estimator={estimator}")

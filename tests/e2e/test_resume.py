@@ -201,12 +201,12 @@ def slow_loop(folder: Path, data: Path, code: str, tool: str = "{function: slow.
 
 @pytest.mark.slice(1, "kill")
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("after_kill", ["answers", "none"])
+@pytest.mark.parametrize("on_resume", ["answers", "none"])
 def test_no_finished_turn_is_sampled_again_after_a_kill(
-    small_run: Overrides, data_dir: Path, tmp_path: Path, after_kill: str
+    small_run: Overrides, data_dir: Path, tmp_path: Path, on_resume: str
 ) -> None:
     """With a tool whose sessions do not come back, trajectories that called it begin anew."""
-    tool = f"{{function: slow.slow, config: {{after_kill: {after_kill}}}}}"
+    tool = f"{{function: slow.slow, config: {{on_resume: {on_resume}}}}}"
     more = ["async_training.max_staleness=2", "async_training.depth=2", "trainer.save_freq=2"]
     arguments = small_run(*slow_loop(tmp_path, data_dir, SLOW, tool), *more, "trainer.total_training_steps=5")
 
@@ -222,7 +222,7 @@ def test_no_finished_turn_is_sampled_again_after_a_kill(
     ended = {str(uid): ids for uid, ids in noted("ended.jsonl")}
     turns, finished = 3 * 4 * 2 * 5, noted("finished.jsonl")
     assert len(ended) * 3 == turns
-    if after_kill == "none":
+    if on_resume == "none":
         assert last["async/begun_anew"] > 0 and "tool slow keeps a state" in resumed.stdout
         return
     assert last["async/turns_resumed"] > 0 == last["async/begun_anew"]

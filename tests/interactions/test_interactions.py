@@ -96,17 +96,17 @@ def test_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "interaction[0] (a): config: unknown key 'x'",
         ),
         (
-            "interaction:\n  - {name: a, class_name: interactions.gsm8k.Gsm8kInteraction, after_kill: again}",
-            "interaction[0] (a): after_kill is 'again'; expected one of answers, calls, none",
+            "interaction:\n  - {name: a, class_name: interactions.gsm8k.Gsm8kInteraction, on_resume: again}",
+            "interaction[0] (a): on_resume is 'again'; expected one of answers, calls, none",
         ),
         (
             "interaction:\n  - {name: a, class_name: interactions.environment.EnvironmentInteraction, "
-            "config: {factory: HERE.Picky}, after_kill: answers}",
-            "interaction[0] (a): after_kill is 'answers', but later answers or the score depend on earlier calls",
+            "config: {factory: HERE.Picky}, on_resume: answers}",
+            "interaction[0] (a): on_resume is 'answers', but later answers or the score depend on earlier calls",
         ),
         (
-            "interaction:\n  - {name: a, class_name: HERE.Picky, config: {after_kill: calls}}",
-            "interaction[0] (a): `after_kill` stands beside `config`, not in it",
+            "interaction:\n  - {name: a, class_name: HERE.Picky, config: {on_resume: calls}}",
+            "interaction[0] (a): `on_resume` stands beside `config`, not in it",
         ),
         (
             "interaction:\n" + "  - {name: a, class_name: interactions.gsm8k.Gsm8kInteraction}\n" * 2,

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,6 +16,7 @@ from agentrl.errors import CodeError, ConfigError, DataError, TrainingError
 from agentrl.observe.generations import Generation
 from agentrl.observe.plain import PlainDisplay
 from agentrl.observe.tracking import Tracker, read_metrics
+from agentrl.system.targets import load_target
 from tests.small_disk import small_disk_in
 
 
@@ -162,6 +163,38 @@ class Lines(Sink):
     def close(self):
         self.path.rename(self.path.with_suffix(".done"))
 """
+
+
+CLOSING = """
+from agentrl.observe.tracking import Sink
+
+told = []
+
+class First(Sink):
+    def write(self, step, metrics): ...
+    def truncate_after(self, step): ...
+    def close(self): told.append(type(self).__name__)
+
+class Second(First):
+    def close(self):
+        super().close()
+        raise ValueError("it is gone")
+
+class Broken(First):
+    def __init__(self, run): raise ValueError("no room")
+"""
+
+
+def test_all_loggers_are_closed_in_reverse_order_also_where_one_cannot_be_made_or_closed(tmp_path: Path) -> None:
+    (tmp_path / "closing.py").write_text(CLOSING)
+    told = cast(list[str], load_target(f"{tmp_path}/closing.py:told", "x"))
+    names = [f"{tmp_path}/closing.py:{name}" for name in ("First", "Second", "Broken")]
+    with pytest.raises(CodeError, match="it is gone"):
+        tracker(tmp_path, *names[:2]).close()
+    assert told == ["Second", "First"]
+    with pytest.raises(CodeError, match="no room"):
+        tracker(tmp_path, *names)
+    assert told == ["Second", "First"] * 2
 
 
 def test_a_users_logger(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from agentrl.rollouts.objects import UserObjects
 from agentrl.rollouts.record import Record
 from agentrl.rollouts.source import TrajectorySource
 from agentrl.rollouts.staleness_scheduler import PromptStatus, Settings
-from agentrl.system.answers import Entry
+from agentrl.system.call_journal import Entry
 from agentrl.system.deadline import Clock
 from agentrl.system.json_value import JSON, as_mapping
 from agentrl.system.reporter import Progress

@@ -19,7 +19,7 @@ from agentrl.rollouts.journal import Journal, identity, record_of, trajectories_
 from agentrl.rollouts.ledger import Ledger, LedgerFile, RecordedBatch
 from agentrl.rollouts.record import Record
 from agentrl.rollouts.staleness_scheduler import GroupStatus, PromptStatus, Settings, StalenessScheduler
-from agentrl.system.answers import Entry, Kind
+from agentrl.system.call_journal import Entry, Kind
 from agentrl.system.json_value import as_mapping
 from agentrl.trajectory import Status, Trajectory, Transcript, Turn, VersionSpan
 from agentrl.trajectory.sample import Sample

@@ -216,15 +216,15 @@ def test_it_waits_for_those_that_are_due() -> None:
     assert status is PromptStatus.OPEN and isinstance(taken, Batch) and taken.statuses == {8: PromptStatus.TIMEOUT}
 
 
-@pytest.mark.parametrize("size, at_once", [(1, 1), (2, 1), (2, 3), (3, 2)])
-def test_prompts_that_begin_together_fill_a_batch_and_what_it_has_no_place_for_leaves(size: int, at_once: int) -> None:
-    for outcomes in product((GroupStatus.SCORED, GroupStatus.FILTERED, GroupStatus.FAILED), repeat=2 * at_once):
-        schedule = StalenessScheduler(Settings(size, ENDLESS, replaces=True, at_once=at_once), version=4, served=4)
+@pytest.mark.parametrize("size, drawn", [(1, 1), (2, 1), (2, 3), (3, 2)])
+def test_prompts_that_begin_together_fill_a_batch_and_what_it_has_no_place_for_leaves(size: int, drawn: int) -> None:
+    for outcomes in product((GroupStatus.SCORED, GroupStatus.FILTERED, GroupStatus.FAILED), repeat=2 * drawn):
+        schedule = StalenessScheduler(Settings(size, ENDLESS, replaces=True, draw_size=drawn), version=4, served=4)
         ended: list[GroupStatus] = []
         while len(ended) < len(outcomes) and isinstance(schedule.take(), NotReady):
             schedule = schedule.admit(schedule.room)
-            assert len(schedule.groups) <= size - 1 + at_once
-            for ordinal in range(len(ended), len(ended) + at_once):
+            assert len(schedule.groups) <= size - 1 + drawn
+            for ordinal in range(len(ended), len(ended) + drawn):
                 assert schedule.take() == NotReady(tuple(range(ordinal, schedule.next_ordinal))), "until all have ended"
                 assert not schedule.can_admit, "none begins while one is open"
                 schedule, _ = schedule.finish(ordinal, outcomes[ordinal], None)
@@ -264,8 +264,8 @@ def test_late_groups_are_those_whose_batch_comes_after_their_deadline(size: int,
 def test_settings_that_cannot_hold_are_refused(K: int, D: int, T: int) -> None:
     with pytest.raises(ValueError, match=r"expected|max_staleness"):
         Settings(4, 9, K, D, T)
-    with pytest.raises(ValueError, match=r"at_once is 3; expected 1 or more, with max_staleness=0"):
-        Settings(4, 9, 1, 1, at_once=3)
+    with pytest.raises(ValueError, match=r"draw_size is 3; expected 1 or more, with max_staleness=0"):
+        Settings(4, 9, 1, 1, draw_size=3)
 
 
 def test_what_cannot_happen_is_refused() -> None:

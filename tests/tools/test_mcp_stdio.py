@@ -246,7 +246,7 @@ async def test_servers_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ({"command": [*FAULTY, "forever"]}, "more than 100 pages"),
         ({"command": [*FAULTY, "remote"]}, "tool_schema of 'far'"),
         ({"command": FAULTY, "tools": ["ecko"]}, "no tool 'ecko'; did you mean 'echo'"),
-        ({"command": FAULTY, "session": "trajectory", "after_kill": "answers"}, "expected calls or none"),
+        ({"command": FAULTY, "session": "trajectory", "on_resume": "answers"}, "expected calls or none"),
         ({"command": FAULTY, "comand": []}, "unknown key 'comand'; did you mean 'command'"),
         ({"servers_file": "/no/such.json"}, "servers_file /no/such.json: cannot be read"),
     ],

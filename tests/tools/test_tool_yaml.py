@@ -96,9 +96,9 @@ tools:
 
 
 @pytest.mark.parametrize(("said", "found"), [("calls", "calls"), ("null", "none"), ("none", "none")])
-def test_after_kill_comes_before_what_the_class_says(load: Callable[[str], ToolSet], said: str, found: str) -> None:
-    toolset = load(f"tools: [{{class_name: HERE.Counting, config: {{after_kill: {said}}}, tool_schema: {SCHEMA}}}]")
-    assert toolset.slots["echo"].after_kill == found
+def test_on_resume_comes_before_what_the_class_says(load: Callable[[str], ToolSet], said: str, found: str) -> None:
+    toolset = load(f"tools: [{{class_name: HERE.Counting, config: {{on_resume: {said}}}, tool_schema: {SCHEMA}}}]")
+    assert toolset.slots["echo"].on_resume == found
 
 
 MINE = """
@@ -203,18 +203,18 @@ def test_our_own_files_are_found_from_anywhere(name: str, tmp_path: Path, monkey
             "on_error: Input should be 'tell' or 'fail', found 'ignore'",
         ),
         (
-            "tools:\n  - {class_name: HERE.Echo, tool_schema: SCHEMA, config: {after_kill: again}}",
-            "tools[0] (HERE.Echo): config of tool 'echo': after_kill: Input should be 'answers', 'calls' or 'none', "
+            "tools:\n  - {class_name: HERE.Echo, tool_schema: SCHEMA, config: {on_resume: again}}",
+            "tools[0] (HERE.Echo): config of tool 'echo': on_resume: Input should be 'answers', 'calls' or 'none', "
             "found 'again'",
         ),
         (
-            "tools:\n  - {class_name: HERE.Counting, tool_schema: SCHEMA, config: {after_kill: answers}}",
-            "tools[0] (HERE.Counting): config of tool 'echo': after_kill is 'answers', but later answers or the score "
+            "tools:\n  - {class_name: HERE.Counting, tool_schema: SCHEMA, config: {on_resume: answers}}",
+            "tools[0] (HERE.Counting): config of tool 'echo': on_resume is 'answers', but later answers or the score "
             "depend on earlier calls",
         ),
         (
             "tools:\n  - {class_name: tools.code_interpreter.CodeInterpreterTool, config: {url: 'http://x', session: "
-            "true, after_kill: answers}}",
+            "true, on_resume: answers}}",
             "expected calls or none",
         ),
         (

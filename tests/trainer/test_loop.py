@@ -21,6 +21,8 @@ from agentrl.errors import WorkerDied
 from agentrl.train import main
 from agentrl.trainer.run import validation_due
 from agentrl.trainer.step import Trainer
+from agentrl.trainer.validation import validate
+from agentrl.trajectory import Transcript
 from agentrl.trajectory.parquet import read_trajectories
 from tests.config.loading import load
 from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures
@@ -507,3 +509,42 @@ def test_a_sweep_trains_each_job_in_its_folder_and_goes_on_with_what_is_left(
         assert lines(run)[-1]["step"] == 1
     assert main(words) == 0
     assert [line.count("was done before") for line in capsys.readouterr().out.splitlines()[-2:]] == [1, 1]
+
+
+@pytest.mark.parametrize(("only", "reaction"), [(False, "warn"), (True, "stop")])
+def test_a_fault_of_the_last_validation_is_an_alarm_of_its_step(
+    small_run: Overrides,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    only: bool,
+    reaction: str,
+) -> None:
+    during = list[bool]()
+
+    def faulty(*args: Any, **named: Any) -> Any:
+        during.append(True)
+        try:
+            return validate(*args, **named)
+        finally:
+            during.clear()
+
+    def append(transcript: Transcript, ids: Any, mask: int, logprobs: Any) -> None:
+        """In validations a turn's first token counts as observed."""
+        transcript.ids.extend(ids)
+        transcript.mask.extend([0] * bool(ids and during) + [mask] * (len(ids) - bool(ids and during)))
+        transcript.logprobs.extend(logprobs)
+
+    monkeypatch.setattr("agentrl.trainer.step.validate", faulty)
+    monkeypatch.setattr(Transcript, "_append", append)
+    keys = ["trainer.total_training_steps=1", "trainer.val_before_train=false", "trainer.save_freq=-1"]
+    keys += [f"trainer.val_only={only}", f"trainer.checks.on_fault={reaction}", "data.max_response_length=12"]
+    assert main(small_run(*keys)) == (0 if reaction == "warn" else 2)
+    run, last = (tmp_path / "run" / "val_only", 0) if only else (tmp_path / "run", 1)
+    found = [json.loads(line) for line in (run / "alarms.jsonl").read_text().splitlines()]
+    assert [(one["step"], one["check"]) for one in found] == [(last, "record")]
+    assert all(place.startswith(f"val/{last}/") for place in found[0]["where"])
+    (step,) = lines(run)
+    assert (step["step"], step["checks/alarms"]) == (last, 1.0) and "val/reward_sampled" in step
+    said = capsys.readouterr()
+    assert "record: in 1 steps, the last of step" in said.out or f"step {last}: record: " in said.err

@@ -10,6 +10,7 @@ import pytest
 
 from agentrl.errors import CodeError, ConfigError, WorkerDied
 from agentrl.system.metrics import Numbers
+from agentrl.system.targets import load_target
 from agentrl.trainer.observer import EVENTS, Observers, Step, StepObserver, open_observers
 from tests.config.loading import load
 
@@ -97,8 +98,25 @@ def test_a_users_observers_come_after_ours_and_are_closed() -> None:
     assert told == [
         *("ours on_rollout", "first on_rollout", "second on_rollout"),
         *(f"{name} on_end {{'mine/number': 2.5}}" for name in ("ours", "first", "second")),
-        *("first close", "second close"),
+        *("second close", "first close"),
     ]
+
+
+def test_what_was_made_is_closed_in_reverse_order_where_the_next_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "made.py").write_text(
+        "import agentrl.trainer.observer\n"
+        "told = []\n"
+        "class First(agentrl.trainer.observer.StepObserver):\n"
+        "    def close(self): told.append(type(self).__name__)\n"
+        "class Second(First): ...\n"
+        "class Broken(First):\n"
+        "    def __init__(self): raise ValueError('no room')\n"
+    )
+    told, names = load_target(f"{tmp_path}/made.py:told", "x"), ("First", "Second", "Broken", "First")
+    given = Seen("given", cast(list[str], told))
+    with pytest.raises(CodeError, match="no room"):
+        open_observers([f"{tmp_path}/made.py:{name}" for name in names], {}, [given]).__enter__()
+    assert told == ["Second", "First", "given close"]
 
 
 def test_an_error_names_the_observer_the_event_and_the_place() -> None:

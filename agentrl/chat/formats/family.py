@@ -57,10 +57,10 @@ class FamilyFormat:
         stops = [*self._renderer.get_stop_token_ids(), *([] if eos is None else [eos])]
         self.stop_token_ids = tuple(dict.fromkeys(stops))
         self._prompt = self._generation_prompt()
-        self._reply, self.tail = self._reply_and_tail()
-        self._closes = self._reply[-1] in self._stops
-        self._close = self._reply[-1] if self._closes else self.stop_token_ids[0]
-        self._open_reply = self._reply[:-1] if self._closes else self._reply
+        reply, self.tail = self._reply_and_tail()
+        self._closes = reply[-1] in self._stops
+        self._close = reply[-1] if self._closes else self.stop_token_ids[0]
+        self._open_reply = reply[:-1] if self._closes else reply
         shared = _shared_format(family)
         self.names_in_call_ids, self.ids_by_turn = shared.names_in_ids, False
         self.shown = shared.shown

@@ -143,7 +143,9 @@ class CallParser:
             return self._whole_message(reasoning, concatenated(rest), tools or ())
         texts, bodies = self._split_calls(rest)
         calls = self._read(self._format.body, bodies, tools)
-        return AssistantMessage(_outside(texts) if calls else "".join(texts), reasoning, calls)
+        if calls:  # blanks separate the texts around them from calls
+            texts = ["\n".join(filter(None, [texts[0].rstrip(), *(text.strip() for text in texts[1:])]))]
+        return AssistantMessage("".join(texts), reasoning, calls)
 
     @staticmethod
     def _read(
@@ -228,7 +230,8 @@ class CallParser:
                     bodies.append(("".join(body), None))
                 body = [self._guarded(text)]
             else:
-                _close_again(bodies, texts, marker, close)
+                if marker == close and bodies and texts[-1].strip():  # another end after text
+                    bodies[-1] = bodies[-1][0], f"{close} stands twice behind the call; a value cannot hold it"
                 texts.append(text if marker in self._format.group else marker + text)
         if body is not None:
             bodies.append(("".join(body), f"the call is not closed with {close}" if close else None))
@@ -250,12 +253,6 @@ class CallParser:
         return AssistantMessage("", reasoning, tuple(make_call(n, body, *call) for n, call in enumerate(found)))
 
 
-def _close_again(bodies: list[tuple[str, str | None]], texts: list[str], marker: str, close: str) -> None:
-    """Say of the last call that its end stands twice, where `marker` is another one after text."""
-    if marker == close and bodies and texts[-1].strip():
-        bodies[-1] = bodies[-1][0], f"{close} stands twice behind the call; a value cannot hold it"
-
-
 def _unguarded(call: Found) -> Found:
     return Found(
         without_guards(call.name), without_guards(call.arguments), without_guards(call.error), without_guards(call.id)
@@ -265,12 +262,6 @@ def _unguarded(call: Found) -> Found:
 def concatenated(pieces: Iterable[tuple[str, str]]) -> str:
     """Join pieces to the text that they were cut from."""
     return "".join(marker + text for marker, text in pieces)
-
-
-def _outside(texts: list[str]) -> str:
-    """Join the texts around calls, without the blanks that separate them from calls."""
-    first, *others = texts
-    return "\n".join(part for part in (first.rstrip(), *(text.strip() for text in others)) if part)
 
 
 def _index(markers: Sequence[str], marker: str, start: int) -> int | None:

@@ -106,6 +106,6 @@ class DataConfig(RowsConfig):
     """Seed of the data order."""
 
     @property
-    def drawn_at_once(self) -> int:
+    def draw_size(self) -> int:
         """Prompts that the loader gives at once."""
         return self.gen_batch_size or self.train_batch_size

@@ -49,9 +49,9 @@ class Config(RolloutsConfig):
         return self.actor_rollout_ref.rollout.nnodes or self.trainer.nnodes
 
     @property
-    def prompts_at_once(self) -> int:
+    def prompts_per_draw(self) -> int:
         """Number of prompts that a step brings, or a whole multiple of it where it may draw again."""
-        return self.data.train_batch_size if self.async_training.max_staleness else self.data.drawn_at_once
+        return self.data.train_batch_size if self.async_training.max_staleness else self.data.draw_size
 
     @property
     def teacher_parallel(self) -> Parallel:

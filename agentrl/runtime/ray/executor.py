@@ -63,7 +63,7 @@ class RayExecutor:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> tuple[Batch, R]:
-        """Run `Executor.compute` on the first rank of the first pool."""
+        """Run `Executor.compute`, which makes columns [T] or [N], on the first rank of the first pool."""
         stored, everything = _stored(batch), range(len(batch))
         columns, result = self.pools[0].first(Rank.compute, function, stored, *args, **kwargs)
         added = {

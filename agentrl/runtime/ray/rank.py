@@ -167,7 +167,7 @@ class Rank:
 
     @reported
     def kept(self, role: str, method: str) -> tuple[ray.ObjectRef[ColumnArrays], torch.Tensor]:
-        """Call a method of the role's worker that answers `CachedColumns`: a reference of its values, and its rows."""
+        """Call a method of the role's worker that answers `CachedColumns`: (reference of its values, rows [N])."""
         found = self._call(role, method, None)
         assert isinstance(found, CachedColumns)
         values = ColumnArrays(values=found.values.numpy(), offsets=found.offsets.numpy())
@@ -192,7 +192,8 @@ class Rank:
     ) -> tuple[dict[str, ray.ObjectRef[ColumnArrays] | torch.Tensor], R]:
         """Call `function` with the tokens of the whole batch.
 
-        It answers (columns, result). Returns references of the columns by token, columns by sequence, and the result.
+        It answers (columns, result). Returns references of the columns [T] by token, columns [N] by sequence, and the
+        result.
         """
         loaded = batch.load()
         columns, result = function(loaded, *args, **kwargs)

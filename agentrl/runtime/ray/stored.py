@@ -101,11 +101,21 @@ class StoredBatch:
             sequences={name: values[chosen] for name, values in self.sequences.items()},
         )
 
-    def with_fields(self, **columns: Column | torch.Tensor) -> StoredBatch:
-        """Add or replace columns: by token in pieces, by sequence as tensors."""
-        by_token = {name: one for name, one in columns.items() if isinstance(one, Column)}
-        by_sequence = {name: one for name, one in columns.items() if isinstance(one, torch.Tensor)}
-        return replace(self, columns={**self.columns, **by_token}, sequences={**self.sequences, **by_sequence})
+    def with_fields(self, **columns: Column | torch.Tensor | None) -> StoredBatch:
+        """Add, replace or, with None, take away columns: by token in pieces, by sequence as tensors [N].
+
+        Raises ConfigError for a column that is not registered.
+        """
+        added = {name: one for name, one in self.columns.items() if name not in columns}
+        by_sequence = {name: one for name, one in self.sequences.items() if name not in columns}
+        for name, one in columns.items():
+            dtype_of(name)  # refuses other names
+            if isinstance(one, Column):
+                added[name] = one
+            elif one is not None:
+                by_sequence[name] = one
+        tokens = self.tokens.difference(name for name, one in columns.items() if one is None)
+        return replace(self, tokens=tokens, columns=added, sequences=by_sequence)
 
     def joined(self, others: Sequence[StoredBatch]) -> StoredBatch:
         """See `Sequences.joined`. No batch among them may have a column that was added to the stored ones."""
@@ -136,7 +146,10 @@ class StoredBatch:
 
     def load(self) -> RaggedBatch:
         """Fetch these sequences; on the machine where a piece lies only they are copied."""
-        return replace(self._fetch(), sequences={**self.sequences, "row": self.rows}, policies=self.policies)
+        batch = self._fetch()
+        tokens = {name: values for name, values in batch.tokens.items() if name in self.tokens or name in self.columns}
+        sequences = {**self.sequences, "row": self.rows}
+        return replace(batch, tokens=tokens, sequences=sequences, policies=self.policies)
 
     def _empty_columns(self) -> dict[str, torch.Tensor]:
         return {name: torch.zeros(0, dtype=dtype_of(name)) for name in self.columns}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,9 +14,13 @@ import yaml
 
 from agentrl.agent_loop.base import Episode
 from agentrl.agent_loop.registry import FunctionLoop
+from agentrl.config.load import load_config
+from agentrl.errors import ConfigError
 from agentrl.interaction import Interaction, load_interactions
-from agentrl.rollouts.local import after_kill_of
-from agentrl.system.answers import AfterKill, Answers, Entry, Kind
+from agentrl.rollouts.context import load_context
+from agentrl.rollouts.local import on_resume_of
+from agentrl.rollouts.objects import UserObjects
+from agentrl.system.call_journal import CallJournal, Entry, Kind, OnResume
 from agentrl.system.json_value import JSON
 from agentrl.tool import FunctionTool, Tool, ToolResponse
 from agentrl.tool.toolset import ToolSet
@@ -26,7 +31,7 @@ from agentrl.verl.tools import ToolResponse as VerlResponse
 from interactions.gsm8k import Gsm8kInteraction
 from tests.agent_loop.conftest import Bench, call, sample
 from tests.sandbox.servers import Server
-from tests.system.test_answers import live
+from tests.system.test_call_journal import live
 from tests.tools.test_code_interpreter import configured
 from tests.tools.test_code_interpreter import server as sandbox  # noqa: F401 - a fixture
 from tests.tools.test_http_tool import EchoServer, running, server  # noqa: F401 - fixtures
@@ -61,7 +66,7 @@ class Count(Tool):
 
 
 class Repeating(Count):
-    after_kill: AfterKill = "calls"
+    on_resume: OnResume = "calls"
 
 
 def plain_adding() -> Tool:
@@ -84,12 +89,12 @@ async def life(
     entries, notes = list(recorded), list[str]()
     bench = make(script, tools, interactions=interactions or {"gsm8k": Gsm8kInteraction({}, "gsm8k")})
     context = bench.scheduler.context
-    after_kill = after_kill_of(context.tools, context.interactions)
-    answers = Answers("t/0", entries.append, live(recorded), after_kill, notes.append)
+    on_resume = on_resume_of(context.tools, context.interactions)
+    journal = CallJournal("t/0", entries.append, live(recorded), on_resume, notes.append)
     done = 0 if notes else sum(one.who.startswith("engine") for one in live(recorded))
     bench.engine.said["t/0.0"] = [[]] * done  # the script goes on where it stood
     (request,) = bench.requests(row)
-    (trajectory,) = await bench.scheduler.run([replace(request, answers=answers)])
+    (trajectory,) = await bench.scheduler.run([replace(request, journal=journal)])
     await context.tools.close()
     return trajectory, len(bench.engine.said["t/0.0"]) - done, entries, notes
 
@@ -101,9 +106,9 @@ def told(one: Trajectory) -> tuple[object, ...]:
 
 @pytest.mark.parametrize(("tool", "kind"), [(plain_adding, "answers"), (Repeating, "calls"), (Count, "none")])
 async def test_from_every_moment_it_goes_on_as_if_nothing_had_happened(
-    bench: MakeBench, tool: Callable[[], Tool], kind: AfterKill
+    bench: MakeBench, tool: Callable[[], Tool], kind: OnResume
 ) -> None:
-    assert tool().after_kill == kind
+    assert tool().on_resume == kind
     whole, sampled, entries, _ = await life(bench, [tool()], [])
     assert whole.status is Status.COMPLETED and sampled == len(SCRIPT)
     for killed in range(len(entries) + 1):
@@ -159,7 +164,7 @@ def entry_of(kind: str, url: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "after_kill"),
+    ("kind", "on_resume"),
     [("http", None), ("http", "calls"), ("http", "answers"), ("verl", None), ("verl", "calls")],
 )
 async def test_the_yaml_says_how_a_tool_comes_back(
@@ -167,11 +172,11 @@ async def test_the_yaml_says_how_a_tool_comes_back(
     server: EchoServer,  # noqa: F811
     tmp_path: Path,
     kind: str,
-    after_kill: str | None,
+    on_resume: str | None,
 ) -> None:
     """By itself a tool of verl's contract does not, and an HTTP tool does by its answers."""
     entry = entry_of(kind, server.url)
-    entry["config"] |= {} if after_kill is None else {"after_kill": after_kill}
+    entry["config"] |= {} if on_resume is None else {"on_resume": on_resume}
     (tmp_path / "tools.yaml").write_text(yaml.safe_dump({"tools": [entry]}))
     row = replace(ROW, tools_kwargs={"add": {"create_kwargs": {"of": "us"}}})
 
@@ -186,12 +191,12 @@ async def test_the_yaml_says_how_a_tool_comes_back(
     found, sampled, _, notes = await process(entries[:answered])
     asked = VerlAdd.asked + len(server.asked)
     assert told(found) == told(whole)
-    if (kind, after_kill) == ("verl", None):
-        assert notes == ["tool add keeps a state that cannot be made again (after_kill=none)"]
+    if (kind, on_resume) == ("verl", None):
+        assert notes == ["tool add keeps a state that cannot be made again (on_resume=none)"]
         assert (sampled, asked) == (len(SCRIPT), 2)
     else:
         assert (notes, sampled) == ([], len(SCRIPT) - 1), "the finished turn is not sampled again"
-        assert asked == (2 if after_kill == "calls" else 1)
+        assert asked == (2 if on_resume == "calls" else 1)
 
 
 CHECKS = [call("check_answer", answer="3"), call("check_answer", answer="5"), call("check_answer", answer="5")]
@@ -206,7 +211,7 @@ async def test_our_tools_that_keep_something_for_a_trajectory_come_back(
     sandbox: Server,  # noqa: F811
     tmp_path: Path,
     session: bool | None,
-    comes_back: AfterKill,
+    comes_back: OnResume,
 ) -> None:
     script = [*(CHECKS if session is None else PROGRAMS), "#### 5"]
     row = sample(tools_kwargs={"check_answer": {"create_kwargs": {"ground_truth": "5"}}} if session is None else {})
@@ -253,7 +258,7 @@ async def test_an_environment_that_the_yaml_says_can_be_played_again(bench: Make
         "name": "game",
         "class_name": "interactions.environment.EnvironmentInteraction",
         "config": {"factory": f"{__name__}.Guess"},
-        "after_kill": "calls",
+        "on_resume": "calls",
     }
     (tmp_path / "talks.yaml").write_text(yaml.safe_dump({"interaction": [entry]}))
     row, script = sample(interaction_kwargs={"name": "game"}), ["3", "4", "5"]
@@ -268,7 +273,7 @@ async def test_an_environment_that_the_yaml_says_can_be_played_again(bench: Make
         found, sampled, _, notes = await process(before)
         assert told(found) == told(whole)
         if before and before[-1].kind is Kind.BEGUN:
-            assert notes == ["a call of interaction game was made and not answered (after_kill=calls)"] and sampled == 3
+            assert notes == ["a call of interaction game was made and not answered (on_resume=calls)"] and sampled == 3
         else:
             assert not notes and sampled == 3 - sum(one.who.startswith("engine") for one in before)
 
@@ -287,8 +292,8 @@ async def test_a_loop_that_asks_otherwise_begins_anew(bench: MakeBench) -> None:
         notes = list[str]()
         made = bench(texts)
         made.scheduler.loops = {"tool_agent": FunctionLoop(moody)}
-        answers = Answers("t/0", entries.append, live(recorded), {}, notes.append)
-        (trajectory,) = await made.scheduler.run([replace(made.requests(sample())[0], answers=answers)])
+        journal = CallJournal("t/0", entries.append, live(recorded), {}, notes.append)
+        (trajectory,) = await made.scheduler.run([replace(made.requests(sample())[0], journal=journal)])
         return trajectory, notes
 
     entries: list[Entry] = []
@@ -297,3 +302,74 @@ async def test_a_loop_that_asks_otherwise_begins_anew(bench: MakeBench) -> None:
     assert notes == ["engine, as t/0.0 is asked otherwise than before"]
     assert trajectory.status is Status.COMPLETED and trajectory.attempt == 0
     assert [turn.text for turn in trajectory.turns if turn.role == "assistant"] == ["three", "four"]
+
+
+WITH_EARLIER_NAMES = f"""
+from agentrl.agent_loop import AgentLoop
+from agentrl.tool import tool
+from interactions.gsm8k import Gsm8kInteraction
+from {__name__} import Count
+
+class Tool(Count):
+    said = "calls"
+    def __init__(self, config=None, schema=None):
+        super().__init__()
+    @property
+    def after_kill(self):
+        return self.said
+
+class Talk(Gsm8kInteraction):
+    after_kill = "none"
+
+class Made(Talk):
+    def __init__(self, config, name):
+        super().__init__(config, name)
+        self.after_kill = "answers"
+
+class Loop(AgentLoop):
+    after_kill = "none"
+    async def run(self, episode): ...
+
+@tool(after_kill="none")
+def plain() -> str: ...
+
+@tool(after_kill="none")
+def fixed() -> str: ...
+"""
+
+
+def test_the_earlier_name_works_in_classes_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "earlier.py").write_text(WITH_EARLIER_NAMES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    earlier = importlib.import_module("earlier")
+    turns = "actor_rollout_ref.rollout.multi_turn"
+    keys = ["data.train_files=x", "actor_rollout_ref.model.path=x", f"{turns}.tool_config_path=tools.yaml"]
+    keys += [f"{turns}.interaction_config_path=talks.yaml", f"{turns}.tool_options.plain.after_kill=calls"]
+    keys += ["actor_rollout_ref.rollout.agent.agent_loop_config_path=loops.yaml"]
+    (tmp_path / "tools.yaml").write_text(
+        "tools: [{class_name: earlier.Tool}, {function: earlier.plain}, {function: earlier.fixed}]"
+    )
+    (tmp_path / "talks.yaml").write_text(
+        "interaction: [{name: a, class_name: earlier.Talk}, {name: b, class_name: earlier.Made},"
+        "{name: c, class_name: earlier.Made, after_kill: calls}]"
+    )
+    (tmp_path / "loops.yaml").write_text(
+        "[{name: earlier_a, _target_: earlier.Loop}, {name: earlier_b, _target_: earlier.Loop, after_kill: answers}]"
+    )
+    found = load_context(load_config(keys), UserObjects({"own": earlier.Loop()}, interactions=[earlier.Talk({}, "d")]))
+    assert on_resume_of(found.tools, found.interactions) == {
+        **{"tool add": "calls", "tool plain": "calls", "tool fixed": "none"},
+        **{"interaction a": "none", "interaction b": "answers", "interaction c": "calls", "interaction d": "none"},
+    }
+    loops = {name: found.loops[name].on_resume for name in ("earlier_a", "earlier_b", "own")}
+    assert loops == {"earlier_a": "none", "earlier_b": "answers", "own": "none"}
+    earlier.Tool.said = "none"
+    assert found.tools.slots["add"].on_resume == "none", "a property is asked each time"
+    (tmp_path / "tools.yaml").write_text(
+        "tools: [{function: earlier.plain, config: {after_kill: calls, on_resume: none}}]"
+    )
+    with pytest.raises(
+        ConfigError, match=r"tools\[0\] \(earlier.plain\): `after_kill` and `on_resume` are the same key"
+    ):
+        ToolSet.from_yaml(tmp_path / "tools.yaml")

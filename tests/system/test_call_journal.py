@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from agentrl.system.answers import AfterKill, Answers, Codec, Diverged, Entry, Kind, answered, as_json
+from agentrl.system.call_journal import CallJournal, Codec, Diverged, Entry, Kind, OnResume, answered, as_json
 
 TEXTS: Codec[str] = Codec(as_json, json.loads)
 
@@ -17,13 +17,13 @@ TEXTS: Codec[str] = Codec(as_json, json.loads)
 class World:
     """What is asked; it counts, and is killed when `dies` is reached."""
 
-    def __init__(self, entries: list[Entry], dies: int = 99, **after_kill: AfterKill) -> None:
+    def __init__(self, entries: list[Entry], dies: int = 99, **on_resume: OnResume) -> None:
         self.entries, self.asked, self.dies, self.why = entries, list[str](), dies, list[str]()
-        self.after_kill = after_kill
+        self.on_resume = on_resume
 
-    def answers(self) -> Answers:
+    def journal(self) -> CallJournal:
         recorded = live(self.entries)
-        return Answers("t", self.entries.append, recorded, self.after_kill, self.why.append)
+        return CallJournal("t", self.entries.append, recorded, self.on_resume, self.why.append)
 
     def perform(self, what: str) -> Callable[[], Awaitable[str]]:
         async def work() -> str:
@@ -35,11 +35,11 @@ class World:
 
         return work
 
-    async def tool(self, answers: Answers, what: str, who: str = "tool", says: str = "") -> str:
-        return await answered(answers, who, "execute", {"what": what}, self.perform(says or what), TEXTS)
+    async def tool(self, journal: CallJournal, what: str, who: str = "tool", says: str = "") -> str:
+        return await answered(journal, who, "execute", {"what": what}, self.perform(says or what), TEXTS)
 
-    async def turn(self, answers: Answers, what: str) -> str:
-        return await answers.of("engine", what, self.perform(what), TEXTS, strict=True)
+    async def turn(self, journal: CallJournal, what: str) -> str:
+        return await journal.call("engine", what, self.perform(what), TEXTS, strict=True)
 
 
 def live(entries: Iterable[Entry]) -> list[Entry]:
@@ -55,10 +55,10 @@ def live(entries: Iterable[Entry]) -> list[Entry]:
     return list(found.values())
 
 
-async def two_turns(world: World, answers: Answers) -> list[str]:
-    said = [await world.turn(answers, "one")]
-    said += await asyncio.gather(world.tool(answers, "a"), world.tool(answers, "a"), world.tool(answers, "b"))
-    return [*said, await world.turn(answers, "two")]
+async def two_turns(world: World, journal: CallJournal) -> list[str]:
+    said = [await world.turn(journal, "one")]
+    said += await asyncio.gather(world.tool(journal, "a"), world.tool(journal, "a"), world.tool(journal, "b"))
+    return [*said, await world.turn(journal, "two")]
 
 
 @pytest.mark.parametrize("dies", range(6))
@@ -66,54 +66,54 @@ def test_killed_anywhere_only_what_was_not_answered_is_asked_again(dies: int) ->
     entries: list[Entry] = []
     first = World(entries, dies)
     with suppress(KeyboardInterrupt):
-        asyncio.run(two_turns(first, first.answers()))
+        asyncio.run(two_turns(first, first.journal()))
     done = sum(one.kind is Kind.ANSWERED for one in entries)
     second = World(entries)
-    assert asyncio.run(two_turns(second, second.answers())) == ["one!", "a!", "a!", "b!", "two!"]
+    assert asyncio.run(two_turns(second, second.journal())) == ["one!", "a!", "a!", "b!", "two!"]
     assert len(second.asked) == 5 - done and not second.why
     third = World(entries)
-    assert asyncio.run(two_turns(third, third.answers()))[0] == "one!" and not third.asked
+    assert asyncio.run(two_turns(third, third.journal()))[0] == "one!" and not third.asked
 
 
 def test_what_is_asked_otherwise_is_a_mismatch_as_long_as_answers_are_left() -> None:
     entries: list[Entry] = []
     world = World(entries)
 
-    async def turns(answers: Answers, *whats: str) -> None:
+    async def turns(journal: CallJournal, *whats: str) -> None:
         for what in whats:
-            await world.turn(answers, what)
+            await world.turn(journal, what)
 
-    asyncio.run(turns(world.answers(), "one", "two"))
-    answers = world.answers()
+    asyncio.run(turns(world.journal(), "one", "two"))
+    journal = world.journal()
     with pytest.raises(Diverged, match="engine is asked otherwise"):
-        asyncio.run(turns(answers, "one", "three"))
+        asyncio.run(turns(journal, "one", "three"))
     with pytest.raises(Diverged):  # also where a loop caught it
-        asyncio.run(world.tool(answers, "a"))
-    answers.begin_anew(answers.mismatch or "")
-    asyncio.run(turns(answers, "one"))
+        asyncio.run(world.tool(journal, "a"))
+    journal.restart(journal.mismatch or "")
+    asyncio.run(turns(journal, "one"))
     assert world.asked == ["one", "two", "one"], "it begins anew"
-    asyncio.run(turns(world.answers(), "one", "three"))
+    asyncio.run(turns(world.journal(), "one", "three"))
     assert world.asked[3:] == ["three"], "what was written before it began anew counts no more"
 
 
 @pytest.mark.parametrize(
-    "after_kill, is_answered, why",
+    "on_resume, is_answered, why",
     [("none", True, "tool keeps a state"), ("none", False, "tool keeps"), ("calls", False, "made and not answered")],
 )
-def test_sessions_that_cannot_come_back_begin_anew(after_kill: AfterKill, is_answered: bool, why: str) -> None:
+def test_sessions_that_cannot_come_back_restart(on_resume: OnResume, is_answered: bool, why: str) -> None:
     entries: list[Entry] = []
-    first = World(entries, 2 if is_answered else 1, tool=after_kill)
+    first = World(entries, 2 if is_answered else 1, tool=on_resume)
 
-    async def both(world: World, answers: Answers) -> None:
-        await world.turn(answers, "one")
-        await world.tool(answers, "a")
+    async def both(world: World, journal: CallJournal) -> None:
+        await world.turn(journal, "one")
+        await world.tool(journal, "a")
 
     try:
-        asyncio.run(both(first, first.answers()))
+        asyncio.run(both(first, first.journal()))
     except KeyboardInterrupt:
         assert not is_answered
-    second = World(entries, tool=after_kill)
-    asyncio.run(both(second, second.answers()))
+    second = World(entries, tool=on_resume)
+    asyncio.run(both(second, second.journal()))
     assert second.asked == ["one", "a"]
     (said,) = second.why
     assert why in said
@@ -123,42 +123,42 @@ def test_sessions_that_cannot_come_back_begin_anew(after_kill: AfterKill, is_ans
 def test_calls_are_made_again_and_must_be_answered_the_same(says: str) -> None:
     entries: list[Entry] = []
     first = World(entries, tool="calls")
-    asyncio.run(first.tool(first.answers(), "a"))
+    asyncio.run(first.tool(first.journal(), "a"))
     second = World(entries, tool="calls")
-    answers = second.answers()
+    journal = second.journal()
     if says == "a":
-        assert asyncio.run(second.tool(answers, "a")) == "a!" and answers.mismatch is None
+        assert asyncio.run(second.tool(journal, "a")) == "a!" and journal.mismatch is None
     else:
         with pytest.raises(Diverged, match="tool answers otherwise"):
-            asyncio.run(second.tool(answers, "a", says=says))
+            asyncio.run(second.tool(journal, "a", says=says))
     assert second.asked == [says]
 
 
 def test_a_call_that_was_not_made_before_is_a_mismatch_where_calls_are_made_again() -> None:
     entries: list[Entry] = []
     first = World(entries, tool="calls")
-    asyncio.run(first.tool(first.answers(), "a"))
+    asyncio.run(first.tool(first.journal(), "a"))
     for word in ("calls", "answers"):
-        after_kill: AfterKill = "calls" if word == "calls" else "answers"
-        second = World(list(entries), tool=after_kill)
-        answers = second.answers()
+        on_resume: OnResume = "calls" if word == "calls" else "answers"
+        second = World(list(entries), tool=on_resume)
+        journal = second.journal()
         if word == "answers":
-            assert asyncio.run(second.tool(answers, "b")) == "b!"
+            assert asyncio.run(second.tool(journal, "b")) == "b!"
         else:
             with pytest.raises(Diverged):
-                asyncio.run(second.tool(answers, "b"))
+                asyncio.run(second.tool(journal, "b"))
 
 
 def test_tries_that_failed_are_not_made_again() -> None:
     entries: list[Entry] = []
     world = World(entries)
-    answers = world.answers()
-    asyncio.run(world.turn(answers, "one"))
-    answers.stop()
-    asyncio.run(world.tool(answers, "closing"))
-    answers.failed("EngineError")
-    asyncio.run(world.turn(answers, "of the second try"))
-    again = world.answers()
+    journal = world.journal()
+    asyncio.run(world.turn(journal, "one"))
+    journal.stop()
+    asyncio.run(world.tool(journal, "closing"))
+    journal.failed("EngineError")
+    asyncio.run(world.turn(journal, "of the second try"))
+    again = world.journal()
     assert again.causes == ["EngineError"]
     before = len(world.asked)
     asyncio.run(world.turn(again, "of the second try"))
@@ -169,13 +169,13 @@ def test_tries_that_failed_are_not_made_again() -> None:
 def test_an_answer_without_a_form_begins_anew() -> None:
     entries: list[Entry] = []
     world = World(entries)
-    answers = world.answers()
-    asyncio.run(world.turn(answers, "one"))
+    journal = world.journal()
+    asyncio.run(world.turn(journal, "one"))
     odd: Codec[object] = Codec(as_json, json.loads)
 
     async def perform() -> object:
         return object()
 
-    asyncio.run(answered(answers, "tool", "execute", {(1, 2): {3}}, perform, odd))
-    asyncio.run(world.turn(answers, "two"))
+    asyncio.run(answered(journal, "tool", "execute", {(1, 2): {3}}, perform, odd))
+    asyncio.run(world.turn(journal, "two"))
     assert live(entries) == []

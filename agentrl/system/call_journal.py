@@ -22,20 +22,22 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T")
-AfterKill = Literal["answers", "calls", "none"]
+OnResume = Literal["answers", "calls", "none"]
 """How a trajectory's session with a tool or an interaction comes back in the process after a kill.
 
 answers: the callee keeps nothing that a later call needs, so the recorded answer is given again. calls: the same calls
 are made again and must be answered the same. none: resuming is impossible, and the trajectory restarts."""
+RENAMED = {"after_kill": "on_resume"}
+"""Present name, by earlier ones, of the attribute of users' classes, and of the key of their YAML files."""
 
 
-def check_after_kill(word: object, *, remembers: bool = False) -> None:
-    """Raise ConfigError for a word that is no `AfterKill`, and for `answers` where `remembers` earlier calls."""
-    if word not in get_args(AfterKill):
-        raise ConfigError(f"after_kill is {word!r}; expected one of {', '.join(get_args(AfterKill))}")
+def check_on_resume(word: object, *, remembers: bool = False) -> None:
+    """Raise ConfigError for a word that is no `OnResume`, and for `answers` where `remembers` earlier calls."""
+    if word not in get_args(OnResume):
+        raise ConfigError(f"on_resume is {word!r}; expected one of {', '.join(get_args(OnResume))}")
     if remembers and word == "answers":
         raise ConfigError(
-            "after_kill is 'answers', but later answers or the score depend on earlier calls, which a new process "
+            "on_resume is 'answers', but later answers or the score depend on earlier calls, which a new process "
             "knows only if they are made again; expected calls or none"
         )
 
@@ -81,13 +83,13 @@ class Codec(Generic[T]):
     versions: Callable[[T], tuple[int, int] | None] = lambda _: None
 
 
-class Answers:
-    """Answers to one trajectory: taken down, and given again where they were `recorded`.
+class CallJournal:
+    """Answers to one trajectory: written down, and given again where they were `recorded`.
 
     Args:
-        write: takes down an entry.
-        after_kill: by callee; a callee that is absent resumes by answers.
-        on_anew: called with the reason when the trajectory restarts.
+        write: writes an entry down.
+        on_resume: by callee; a callee that is absent resumes by answers.
+        on_restart: called with the reason when the trajectory restarts.
     """
 
     def __init__(
@@ -95,10 +97,10 @@ class Answers:
         trajectory: str,
         write: Callable[[Entry], None],
         recorded: Iterable[Entry] = (),
-        after_kill: Mapping[str, AfterKill] = {},
-        on_anew: Callable[[str], None] = lambda _: None,
+        on_resume: Mapping[str, OnResume] = {},
+        on_restart: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.trajectory, self._write, self._after_kill, self._on_anew = trajectory, write, after_kill, on_anew
+        self.trajectory, self._write, self._on_resume, self._on_restart = trajectory, write, on_resume, on_restart
         self.causes: list[str] = []
         """Faults that ended the tries before this one."""
         self.mismatch: str | None = None
@@ -114,12 +116,12 @@ class Answers:
             else:
                 self._recorded[one.key, one.nth] = one
         if (why := self._lost()) is not None:
-            self.begin_anew(why)
+            self.restart(why)
         self._left.update(one.who for one in self._recorded.values() if one.kind is Kind.ANSWERED)
         self.resumes = bool(self._recorded)
         """Answers of an earlier process are given again."""
 
-    async def of(
+    async def call(
         self,
         who: str,
         key: str,
@@ -136,7 +138,7 @@ class Answers:
         """
         if self.mismatch is not None:
             raise Diverged(self.mismatch)
-        nth, comes_back = self._counts[key], self._after_kill.get(who, "answers")
+        nth, comes_back = self._counts[key], self._on_resume.get(who, "answers")
         self._counts[key] += 1
         found = self._recorded.pop((key, nth), None)
         is_answered = found is not None and found.kind is Kind.ANSWERED
@@ -153,10 +155,10 @@ class Answers:
             if codec.read(codec.write(answer)) != codec.read(found.content):
                 self._diverge(f"{who} answers otherwise than before")
         else:
-            self.take_down(who, key, nth, answer, codec)
+            self.record(who, key, nth, answer, codec)
         return answer
 
-    def take_down(self, who: str, key: str, nth: int, answer: T, codec: Codec[T]) -> None:
+    def record(self, who: str, key: str, nth: int, answer: T, codec: Codec[T]) -> None:
         """Write an answer. An answer that has no form in which it could be given again makes the trajectory restart."""
         try:
             content = codec.write(answer)
@@ -167,17 +169,17 @@ class Answers:
             self._add(Entry(self.trajectory, Kind.ANSWERED, who, key, nth, codec.versions(answer), content))
 
     def failed(self, cause: str) -> None:
-        """Take down that a try ended in a fault. The next try is another trajectory of the same name."""
+        """Record that a try ended in a fault. The next try is another trajectory of the same name."""
         self._is_writing = True
         self._add(Entry(self.trajectory, Kind.FAILED, nth=len(self.causes), content=cause.encode(errors="replace")))
         self.causes.append(cause)
         self._forget()
 
-    def begin_anew(self, why: str) -> None:
+    def restart(self, why: str) -> None:
         """Forget all answers, and record the restart."""
         self._is_writing = True
         self._add(Entry(self.trajectory, Kind.ANEW))
-        self._on_anew(why)
+        self._on_restart(why)
         self.causes.clear()
         self._forget()
 
@@ -188,11 +190,11 @@ class Answers:
     def _lost(self) -> str | None:
         """Name the session that cannot be resumed; None: all can."""
         for one in self._recorded.values():
-            comes_back = self._after_kill.get(one.who, "answers")
+            comes_back = self._on_resume.get(one.who, "answers")
             if comes_back == "none":
-                return f"{one.who} keeps a state that cannot be made again (after_kill=none)"
+                return f"{one.who} keeps a state that cannot be made again (on_resume=none)"
             if comes_back == "calls" and one.kind is Kind.BEGUN:
-                return f"a call of {one.who} was made and not answered (after_kill=calls)"
+                return f"a call of {one.who} was made and not answered (on_resume=calls)"
         return None
 
     def _diverge(self, why: str) -> None:
@@ -212,18 +214,18 @@ class Answers:
 
 
 async def answered(
-    answers: Answers | None,
+    journal: CallJournal | None,
     who: str,
     method: str,
     arguments: object,
     perform: Callable[[], Awaitable[T]],
     codec: Codec[T],
 ) -> T:
-    """Return the recorded answer, or perform the call; without `answers` nothing is recorded."""
-    if answers is None:
+    """Return the recorded answer, or perform the call; without `journal` nothing is recorded."""
+    if journal is None:
         return await perform()
     text = json.dumps([who, method, arguments], skipkeys=True, default=str)
-    return await answers.of(who, digest(text.encode(errors="surrogatepass")), perform, codec)
+    return await journal.call(who, digest(text.encode(errors="surrogatepass")), perform, codec)
 
 
 def digest(*parts: bytes) -> str:
