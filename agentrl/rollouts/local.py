@@ -452,7 +452,7 @@ class LocalRollouts:
         return made
 
     def replace_dead_workers(self) -> None:
-        """See `RolloutRunner.replace_dead_workers`."""
+        """Nothing to do: trajectories run in this process."""
 
     def update_weights(self, weights: Weights, version: int, *, in_flight: bool = False) -> SyncReport:
         watched, passed = self._watch_weights.watched(weights, self.engine)

@@ -96,7 +96,7 @@ class RayRunner:
         return made
 
     def pack(self, task: Task, ordinals: Sequence[int], journal: Journal, *, show: bool = False) -> Rollout:
-        """See `RolloutRunner.pack`. Each worker makes the part of some groups, wherever they ran."""
+        """Each worker makes the part of some groups, wherever they ran."""
         stored: list[ray.ObjectRef[bytes] | ray.ObjectRef[list[Trajectory]]] = [
             self.groups.pop(one) or ray.put(journal.record(one)) for one in ordinals
         ]
@@ -110,7 +110,7 @@ class RayRunner:
         return self._joined(self.workers.call(calls, what="packing a batch"))
 
     def fill_rewards(self, files: Sequence[tuple[Path, int]], outlines: Sequence[Outline]) -> None:
-        """See `RolloutRunner.fill_rewards`. Every worker fills in the files that it wrote."""
+        """Every worker fills in the files that it wrote."""
         ends = itertools.accumulate(count for _, count in files)
         calls = []
         for file, until in zip(files, ends, strict=True):
@@ -120,7 +120,7 @@ class RayRunner:
             self.workers.call(calls, what="filling in rewards")
 
     def update_weights(self, weights: Weights, version: int, *, in_flight: bool = False) -> SyncReport:
-        """See `RolloutRunner.update_weights`. The workers read the weights together from the ranks that hold them."""
+        """The workers read the weights together from the ranks that hold them."""
         self._is_locked = self.needs_weights = False
         joins = self.workers.join()
         self.workers.weights = weights, version
@@ -159,7 +159,7 @@ class RayRunner:
     async def run_group(
         self, work: PromptTask, on_begin: Callable[[int], None], on_end: Callable[[], None], log: Log | None
     ) -> EndedGroup:
-        """See `RolloutRunner.run_group`: the group runs in the worker that has fewest."""
+        """The group runs in the worker that has fewest."""
         return await self.groups.run(work, on_begin, on_end, log)
 
     async def stop_groups(self) -> None:
@@ -180,13 +180,13 @@ class RayRunner:
         await self.groups.broadcast(partial(_on_loop, LocalRollouts.lock_weights))
 
     async def unlock_weights(self, weights: Weights, version: int) -> None:
-        """See `RolloutRunner.unlock_weights`. A worker that takes another's place is sent these."""
+        """A worker that takes another's place is sent these."""
         self.workers.weights, self._is_locked = (weights, version), False
         unlock = partial(LocalRollouts.unlock_weights, weights=weights, version=version)
         await self.groups.broadcast(partial(_on_loop, unlock))
 
     async def idle_seconds(self) -> float:
-        """See `RolloutRunner.idle_seconds`: as far as workers have reported it."""
+        """As far as workers have reported it."""
         return self.groups.idle_seconds
 
     @contextmanager

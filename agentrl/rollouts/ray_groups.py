@@ -110,7 +110,7 @@ class RayGroups:
     async def run(
         self, work: PromptTask, on_begin: Callable[[int], None], on_end: Callable[[], None], log: Log | None
     ) -> EndedGroup:
-        """See `RolloutRunner.run_group`: the group runs in the worker that has fewest."""
+        """The group runs in the worker that has fewest."""
         while True:
             key, actor = next(self._keys), await self._least_busy()
             outcome = asyncio.get_running_loop().create_future()
