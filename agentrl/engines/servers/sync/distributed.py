@@ -52,8 +52,8 @@ class DistributedSender(BucketSender):
         timeout: float = 300.0,
         checksums: Callable[[], ExpectedChecksums] | None = None,
     ) -> None:
-        """See `BucketSender`. A bucket is held once here and once by each rank of a server. `timeout`: for one bucket,
-        and for making the group."""
+        """A bucket is held once here and once by each rank of a server. `timeout`: for one bucket, and for making the
+        group. The rest is as for `BucketSender`."""
         super().__init__(dtype, bucket_bytes, timeout, checksums)
         self._backend: Literal["gloo", "nccl"] = backend
         self._device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
