@@ -236,7 +236,7 @@ class _Group:
         named = PrefixStore(f"{self.name}/", PrefixStore(self.name, self._store))
         store = PrefixStore(f"{device}/", named)
         if self._backend == "gloo":
-            # Of several addresses that servers see this host under, the first that is not on loopback.
+            # Servers may see this host under several addresses: the first that is not on loopback counts.
             seen = min(self._addresses.values(), key=lambda one: (ipaddress.ip_address(one).is_loopback, one))
             self._peers = cast(_Peers, _gloo_at(seen, store, self._world, self._timeout))
             return
