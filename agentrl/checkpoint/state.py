@@ -101,7 +101,7 @@ class WorkerState:
         self._host: dict[str, torch.Tensor] = {}
 
     def save(self, directory: Path, mark: Mapping[str, JSON] | None = None, *, background: bool = False) -> list[str]:
-        """See `StateWriter.save`. In the `background`, all is copied to host memory that stays reserved for saves."""
+        """Save as `StateWriter.save` says; in the `background`, by a copy in host memory that stays reserved."""
         self.finish()
         remembered = self._optim.state()
         description: dict[str, JSON] = {

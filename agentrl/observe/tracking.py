@@ -178,17 +178,17 @@ class JsonLines(Sink):
 
     def __init__(self, run: RunInfo) -> None:
         self._path = run.dir / METRICS_FILE
-        self._is_whole = False
-        """A last line that a kill has cut off is gone."""
+        self._file: AppendedFile | None = None
+        """Open from the first write on."""
 
     def write(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        if not self._is_whole and self._path.exists():
-            self._rewrite(read_metrics(self._path))
-        self._is_whole = True
+        if self._file is None:
+            if self._path.exists():  # a kill may have cut off its last line
+                self._rewrite(read_metrics(self._path))
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = AppendedFile(self._path)
         line = (json.dumps({"step": step, **metrics}, allow_nan=False) + "\n").encode()
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with AppendedFile(self._path) as file:
-            file.append(line, fsync=True)
+        self._file.append(line, fsync=True)
 
     def write_generations(self, step: int, generations: Sequence[Generation]) -> None:
         text = "".join(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in generations)
@@ -199,10 +199,12 @@ class JsonLines(Sink):
         if self._path.exists():
             lines = read_metrics(self._path)
             self._rewrite([line for line in lines if isinstance(at := line["step"], int) and at <= step])
-        self._is_whole = True
+        self.close()  # of what was there before
 
     def close(self) -> None:
-        return None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def _rewrite(self, lines: Sequence[Mapping[str, JSON]]) -> None:
         text = "".join(json.dumps(line) + "\n" for line in lines)

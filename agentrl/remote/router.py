@@ -122,7 +122,8 @@ class ModelRouter:
                 answer = await self._sent(url, request.method, request.path_qs, headers, body)
                 if answer.status < 500 and answer.status not in LATER:
                     return answer
-                problem = f"status {answer.status}: {said(answer)}"
+                said = answer.body[:300].decode(errors="replace") if isinstance(answer.body, bytes) else ""
+                problem = f"status {answer.status}: {said}"
             except (aiohttp.ClientError, OSError) as error:
                 problem = f"{type(error).__name__}: {error}"
             finally:
@@ -143,9 +144,3 @@ class ModelRouter:
         async with asking as answer:
             kind = answer.headers.get("Content-Type", "application/octet-stream")
             return web.Response(status=answer.status, body=await answer.read(), headers={"Content-Type": kind})
-
-
-def said(answer: web.Response) -> str:
-    """Return the beginning of an answer's text."""
-    body = answer.body
-    return body[:300].decode(errors="replace") if isinstance(body, bytes) else ""

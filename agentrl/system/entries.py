@@ -14,6 +14,7 @@ import yaml
 
 from agentrl.errors import ConfigError
 from agentrl.system.config_files import find_file
+from agentrl.system.json_value import map_texts
 from agentrl.system.plugin import Base, adapted, check_base, import_object, nearest, with_present_keys
 from agentrl.system.targets import is_target, load_target
 from agentrl.system.texts import read_text
@@ -100,12 +101,11 @@ def read_entries(path: str | Path, key: str, *, bare: bool = False) -> list[Entr
         raise ConfigError(f"{file}: unknown key {others}; the only key is `{key}`")
     if not isinstance(content[key], list):
         raise ConfigError(f"{file}: `{key}` must be a list (lines that start with `-`), found {content[key]!r}")
-    entries = []
+    entries, folder = [], str(file.absolute().parent)
     for index, values in enumerate(content[key]):
         if not isinstance(values, dict):
             raise ConfigError(f"{file}: {key}[{index}] must be a mapping, found {values!r}")
-        folder = str(file.absolute().parent)
-        entries.append(Entry(file, key, index, {name: _with_directory(one, folder) for name, one in values.items()}))
+        entries.append(Entry(file, key, index, map_texts(values, lambda text: text.replace("${yaml_dir}", folder))))
     return entries
 
 
@@ -120,16 +120,6 @@ class _UniqueKeys(yaml.SafeLoader):
                     raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands twice", key.start_mark)
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
-
-
-def _with_directory(value: object, directory: str) -> object:
-    if isinstance(value, str):
-        return value.replace("${yaml_dir}", directory)
-    if isinstance(value, dict):
-        return {key: _with_directory(item, directory) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_with_directory(item, directory) for item in value]
-    return value
 
 
 def load_object(name: str, key: str, base: Base | None = None) -> Any:

@@ -77,6 +77,8 @@ def test_a_run_from_the_start_forgets_everything(tmp_path: Path) -> None:
     log.log({"a": 1.0}, 0)
     log.truncate_after(-1)
     assert read_metrics(tmp_path / "metrics.jsonl") == []
+    log.log({"a": 2.0}, 0)
+    assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 0, "a": 2.0}]
 
 
 @pytest.mark.parametrize("torn", [b'{"step": 2, "a": 0.', b'{"step": 2, "a": 0.25}', b'{"step": 2, "a": "\xe2\x82'])

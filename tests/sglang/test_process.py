@@ -98,7 +98,11 @@ async def test_start_up_is_told_and_stop_leaves_nothing(server_arguments: Server
 
     A server that is ready has been told to leave its objects of the start out of garbage collection.
     """
-    process = SGLangProcess(replace(server_arguments, log_level="debug"), None, tmp_path / "servers" / "0.log")
+    process = SGLangProcess(
+        replace(server_arguments, extra={**server_arguments.extra, "log_level": "debug"}),
+        None,
+        tmp_path / "servers" / "0.log",
+    )
     process.start()
     first = process.url
     told: list[str] = []

@@ -95,7 +95,7 @@ class RayRanks(Generic[Worker]):
     ) -> tuple[Batch, Numbers]:
         """See `Ranks.add_columns`: the values are [T] for one field, [T, F] for F of them."""
         stored, copies = _stored(batch), self._role.copies
-        parts = shares(stored.lengths.tolist(), self._pool.ranks // copies)
+        parts = shares(stored.lengths.tolist(), self._pool.pool.ranks // copies)
         handed = [stored.select(part) for part in parts for _ in range(copies)]
         answers = self._pool.column(self._role.name, method.__name__, handed)[::copies]
         column = stored.column((ref, part) for (ref, _), part in zip(answers, parts, strict=True))

@@ -78,10 +78,6 @@ class RankPool:
             self.stop()
             raise
 
-    @property
-    def ranks(self) -> int:
-        return self.pool.ranks
-
     def restart(self) -> None:
         self.stop()
         gone = [node for node in {place.node for place in self.places} if is_gone(node)]
@@ -152,7 +148,7 @@ class RankPool:
             within,
         )
         actor = ray.remote(concurrency_groups={"watch": 1})(Rank)  # type: ignore[call-overload]  # not in Ray's types
-        for rank in range(self.ranks):
+        for rank in range(pool.ranks):
             node, place = divmod(rank, pool.n_gpus_per_node)
             options = actor.options(
                 num_cpus=1,
@@ -162,7 +158,7 @@ class RankPool:
                 ),
                 runtime_env={"env_vars": _environment(pool.nnodes, pool.n_gpus_per_node)},
             )
-            self._actors.append(options.remote(rank, self.ranks, self.device))
+            self._actors.append(options.remote(rank, pool.ranks, self.device))
         limit = self.timeout + COLLECTIVE_GRACE
         address = self.first(Rank.listen, limit, pool.nnodes == 1)
         self.places = self.everyone(Rank.connect, address, limit, Surroundings.here())

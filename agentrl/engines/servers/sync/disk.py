@@ -40,7 +40,8 @@ class DiskSender(BucketSender):
         timeout: float = 900.0,
         checksums: Callable[[], ExpectedChecksums] | None = None,
     ) -> None:
-        """See `BucketSender`. `folder`: of this sender alone, with a file a bucket. `timeout`: to read all."""
+        """`folder`: of this sender alone, with a file a bucket. `timeout`: to read all. The rest is as for
+        `BucketSender`."""
         super().__init__(dtype, bucket_bytes, timeout, checksums)
         self._folder = folder.absolute()
 

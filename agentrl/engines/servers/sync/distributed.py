@@ -52,8 +52,8 @@ class DistributedSender(BucketSender):
         timeout: float = 300.0,
         checksums: Callable[[], ExpectedChecksums] | None = None,
     ) -> None:
-        """See `BucketSender`. A bucket is held once here and once by each rank of a server. `timeout`: for one bucket,
-        and for making the group."""
+        """A bucket is held once here and once by each rank of a server. `timeout`: for one bucket, and for making the
+        group. The rest is as for `BucketSender`."""
         super().__init__(dtype, bucket_bytes, timeout, checksums)
         self._backend: Literal["gloo", "nccl"] = backend
         self._device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
@@ -236,7 +236,7 @@ class _Group:
         named = PrefixStore(f"{self.name}/", PrefixStore(self.name, self._store))
         store = PrefixStore(f"{device}/", named)
         if self._backend == "gloo":
-            # Of several addresses that servers see this host under, the first that is not on loopback.
+            # Servers may see this host under several addresses: the first that is not on loopback counts.
             seen = min(self._addresses.values(), key=lambda one: (ipaddress.ip_address(one).is_loopback, one))
             self._peers = cast(_Peers, _gloo_at(seen, store, self._world, self._timeout))
             return

@@ -45,8 +45,8 @@ class TensorSender(BucketSender):
         timeout: float = 300.0,
         checksums: Callable[[], ExpectedChecksums] | None = None,
     ) -> None:
-        """See `BucketSender`. `device`: where the buffer lies, the same kind as the servers'. `timeout`: for one
-        bucket."""
+        """`device`: where the buffer lies, the same kind as the servers'. `timeout`: for one bucket. The rest is as
+        for `BucketSender`."""
         super().__init__(dtype, bucket_bytes, timeout, checksums)
         self._device = torch.device(device)
         self._buffer = torch.empty(0, dtype=torch.uint8)
