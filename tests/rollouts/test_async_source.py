@@ -28,7 +28,6 @@ from agentrl.engines.inspection import Difference
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import CodeError, DataError, TrainingError
 from agentrl.model.packed import load_model
-from agentrl.quickstart.tiny_policy import make_tiny_policy
 from agentrl.rollouts.async_source import AsyncSource
 from agentrl.rollouts.context import load_chat, load_context, open_rows
 from agentrl.rollouts.contract import Rollout, training, validation
@@ -89,11 +88,6 @@ def score(data_source: str, solution_str: str, ground_truth: object, extra_info:
 
 def rarely(data_source: str, solution_str: str, ground_truth: object, extra_info: object = None) -> float:
     return float(len(solution_str) % 3 == 0)
-
-
-@pytest.fixture(scope="module")
-def policy_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_policy(tmp_path_factory.mktemp("policy"), seed=3)
 
 
 @pytest.fixture
