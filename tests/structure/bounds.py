@@ -16,7 +16,7 @@ BOUNDS: dict[str, float] = {
     "private functions used once": 393,
     "functions used once": 998,
     "lines of the core": 58866,
-    "lines of tests": 70024,
+    "lines of tests": 69595,
     "files under 30 lines": 69,
     "docstrings that only point": 50,
     "hard words in 1,000 of docs": 0.3,
