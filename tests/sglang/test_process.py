@@ -81,7 +81,8 @@ async def test_start_up_is_told_a_key_is_asked_for_and_stop_leaves_nothing(
     A server that is ready has been told to leave its objects of the start out of garbage collection.
     """
     key = "a-key-of-this-test-0123456789"
-    process = SGLangProcess(replace(server_arguments, log_level="debug"), None, tmp_path / "servers" / "0.log", key=key)
+    arguments = replace(server_arguments, extra={**server_arguments.extra, "log_level": "debug"})
+    process = SGLangProcess(arguments, None, tmp_path / "servers" / "0.log", key=key)
     process.start()
     first = process.url
     told: list[str] = []
