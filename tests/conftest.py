@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.again import keep_status
+from tests.runs import data_dir, policy_dir, reward_file, small_run
 from tests.tiers import (
     pytest_addoption,
     pytest_collection_modifyitems,
@@ -18,6 +19,7 @@ from tests.tiers import (
 )
 
 __all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_ignore_collect", "pytest_report_header"]
+__all__ += ["data_dir", "policy_dir", "reward_file", "small_run"]  # fixtures
 
 # Before torch is imported by any test: the test machine has two cores, and spinning OpenMP threads would eat them.
 os.environ.update(

@@ -9,6 +9,7 @@ import atexit
 import multiprocessing
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
@@ -35,13 +36,17 @@ class ForkedPython:
         self.process: ForkServerProcess = _context.Process(target=_become, args=arguments)
         self.process.start()
 
+    def said(self, number: int) -> str:
+        """Standard output (0) or error (1), as far as it has come."""
+        return self._files[number].read_text() if self._files[number].exists() else ""
+
     def wait(self, timeout: float) -> subprocess.CompletedProcess[str]:
         """Its exit status and what it said. Raises TimeoutError, and ends it, when it takes longer."""
         self.process.join(timeout)
         late = self.process.is_alive()
         self.process.kill()
         self.process.join()
-        out, err = (file.read_text() if file.exists() else "" for file in self._files)
+        out, err = self.said(0), self.said(1)
         self._said.cleanup()
         if late:
             raise TimeoutError(f"{self.words} took more than {timeout} s\n{out[-2000:]}\n{err[-4000:]}")
@@ -65,7 +70,9 @@ def _become(words: list[str], cwd: str, environment: dict[str, str], files: list
         os.close(opened)
     module = words[0] == "-m"
     sys.argv = words[1:] if module else words
-    sys.path[:0] = [cwd if module else str(Path(words[0]).resolve().parent), environment["PYTHONPATH"]]
+    start = cwd if module else str(Path(words[0]).resolve().parent)
+    sys.path[:0] = [start, *environment["PYTHONPATH"].split(os.pathsep)]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     try:
         if module:
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)

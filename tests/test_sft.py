@@ -209,17 +209,6 @@ def test_a_step_that_is_not_finite_is_skipped_and_too_many_end_the_run(
     assert f"It is the {MAX_SKIPPED}th training step in a row in which nothing was learnt" in said
 
 
-def test_a_run_repeats_itself(policy: Path, tmp_path: Path) -> None:
-    data = write(tmp_path / "train.parquet", TRANSCRIPTS)
-    for name in ("one", "two"):
-        arguments = [f"data.train_files={data}", "data.train_batch_size=2", f"model.path={policy}", "optim.lr=1e-2"]
-        arguments += ["trainer.total_epochs=2", "trainer.device=cpu", f"trainer.default_local_dir={tmp_path / name}"]
-        assert main(arguments) == 0
-    one, two = ((tmp_path / name / "policy" / "model.safetensors").read_bytes() for name in ("one", "two"))
-    assert one == two
-    assert len((tmp_path / "one" / "metrics.jsonl").read_text().splitlines()) == 4  # two epochs of 2 + 1 transcripts
-
-
 def test_a_run_goes_on_from_its_checkpoint_as_if_nothing_had_been(
     policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -383,13 +372,6 @@ def test_a_bad_row_is_named(chat: Chat, tmp_path: Path, messages: Any, tools: st
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     with pytest.raises(DataError, match=r"a\.parquet, " + message):
         load_transcripts(str(tmp_path / "a.parquet"), data_config(), chat)
-
-
-def test_messages_may_be_json_text_and_tools_absent(chat: Chat, tmp_path: Path) -> None:
-    dialogue: list[Message] = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
-    pq.write_table(pa.table({"messages": [json.dumps(dialogue)]}), tmp_path / "a.parquet")
-    (sample,) = load_transcripts(str(tmp_path / "a.parquet"), data_config(), chat).samples
-    assert (sample.ids.tolist(), sample.mask.tolist()) == chat.render_training(dialogue)
 
 
 def test_tools_may_be_structs(chat: Chat, tmp_path: Path) -> None:

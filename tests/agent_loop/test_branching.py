@@ -33,7 +33,6 @@ from agentrl.trajectory.collate import from_trajectories, token_rewards
 from agentrl.trajectory.parquet import read_trajectories
 from tests.agent_loop.conftest import LIMITS, Bench, call, sample
 from tests.agent_loop.short_turns import ending_its_turns
-from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures
 from tests.e2e.test_train import lines
 
 MakeBench = Callable[..., Bench]
@@ -221,11 +220,7 @@ async def test_the_same_prompt_again_is_answered_anew(chat: Chat, tiny_dir: Path
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_a_training_step_over_rewritten_histories(
-    small_run: Callable[..., list[str]],  # noqa: F811
-    tiny_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    algorithm: str,
+    small_run: Callable[..., list[str]], tiny_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str
 ) -> None:
     (tmp_path / "compacting_of_a_user.py").write_text(USERS)
     monkeypatch.syspath_prepend(tmp_path)

@@ -1,4 +1,4 @@
-"""The matrix of faults: some cells, drawn by the slice's seed; and its verdict, of runs that were tampered with."""
+"""The matrix of faults: a cell, drawn by the slice's seed; and its verdict, of runs that were tampered with."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def test_there_are_at_least_twenty_faults_each_met_by_a_loop() -> None:
 
 
 @pytest.mark.timeout(300)
-def test_some_cells(tmp_path: Path, request: pytest.FixtureRequest, capfd: pytest.CaptureFixture[str]) -> None:
-    """Single turns, whose policy takes no time to be made."""
+def test_a_cell(tmp_path: Path, request: pytest.FixtureRequest, capfd: pytest.CaptureFixture[str]) -> None:
+    """A single turn, whose policy takes no time to be made."""
     rng = random.Random(request.config.getoption("slice_seed"))
-    chosen = rng.sample([one for one in cells() if one.loop == "single_turn" and is_cheap(one.fault.name)], 2)
+    chosen = rng.sample([one for one in cells() if one.loop == "single_turn" and is_cheap(one.fault.name)], 1)
     run(chosen, tmp_path, 1)
     found = {one.name: outcome(one, tmp_path) for one in chosen}
     assert {one.state for one in found.values()} == {"passed"}, (found, capfd.readouterr().out)

@@ -12,7 +12,6 @@ from transformers import ByT5Tokenizer
 from agentrl.chat import Chat, Drift
 from agentrl.chat.formats.template import MARK, TemplateFormat
 from agentrl.errors import ConfigError, DataError
-from agentrl.quickstart.tiny_policy import PLAIN_ENGLISH, train_tokenizer
 from agentrl.trajectory import Message
 from tests.chat import templates
 from tests.chat.conftest import TEMPLATES
@@ -32,24 +31,6 @@ def test_template_that_moves_the_tools_to_the_last_user_turn(make_chat: Callable
     ids += chat.bridge(ids, [GO_ON], TOOLS)
     assert chat.decode(ids).count("[AVAILABLE_TOOLS]") == 2
     assert chat.drift(ids, [*messages, GO_ON], TOOLS) is Drift.FORK
-
-
-def test_template_that_forbids_a_user_turn_after_tool_answers(tmp_path: Path) -> None:
-    strict = templates.HERMES.replace(
-        "{%- if message.role == 'user' or",
-        "{%- if message.role == 'user' and loop.previtem is defined and loop.previtem.role == 'tool' %}"
-        "{{- raise_exception('user after tool') }}{%- endif %}\n    {%- if message.role == 'user' or",
-    )
-    path = save_tokenizer(tmp_path, QWEN, "<|im_end|>", strict)
-    chat, lenient = Chat.from_pretrained(path), make_lenient(tmp_path / "lenient")
-    ids, _ = chat.render_training(conversation(assistant("", 2)), TOOLS)
-    with pytest.raises(ConfigError, match="user after tool"):
-        chat.render([*conversation(assistant("", 2)), *answers(2), GO_ON])
-    assert chat.bridge(ids, [*answers(2), GO_ON], TOOLS) == lenient.bridge(ids, [*answers(2), GO_ON], TOOLS)
-
-
-def make_lenient(path: Path) -> Chat:
-    return Chat.from_pretrained(save_tokenizer(path, QWEN, "<|im_end|>", templates.HERMES))
 
 
 def test_text_before_a_call_survives_the_round_trip(make_chat: Callable[..., Chat]) -> None:
@@ -161,17 +142,6 @@ def test_calls_are_read_from_text_where_the_markers_are_no_tokens(make_chat: Cal
         "I add.",
         [{"expression": "0 + 2", "digits": 0}, {"expression": "1 + 2", "digits": 1}],
     )
-
-
-def test_quickstart_tokenizer(tmp_path: Path) -> None:
-    train_tokenizer(PLAIN_ENGLISH, 512).save_pretrained(tmp_path)
-    chat = Chat.from_pretrained(str(tmp_path))
-    assert chat.format.name == "template:hermes"
-    messages = conversation(assistant("", 2), assistant("First.", 1), assistant("#### 5"))
-    ids, mask = chat.render_training(messages, TOOLS)
-    assert roll_out(chat, messages, sampled_turns(ids, mask)) == ids
-    assert chat.drift(ids, messages, TOOLS) is Drift.CLEAN
-    assert max(ids) < chat.vocab_size
 
 
 def test_tokenizer_written_in_python(tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ from agentrl.checkpoint.remote import ObjectStore
 from agentrl.errors import CheckpointError, ConfigError
 from agentrl.observe.open import open_display
 from agentrl.train import main
-from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures
 from tests.e2e.test_docs import commands, write_files
 from tests.e2e.test_train import lines
+from tests.runs import Overrides
 
 BUCKET = "trainings"
 
@@ -211,7 +211,7 @@ def test_an_address_that_cannot_work_is_told_at_the_start(server: Server, tmp_pa
 
 def test_a_run_goes_on_from_its_remote_folder(
     server: Server,
-    small_run: Callable[..., list[str]],  # noqa: F811
+    small_run: Overrides,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -11,18 +11,13 @@ import pytest
 from agentrl.checks.finding import MEANINGS
 from benchmarks.training import clean_steps
 from benchmarks.training.clean_steps import ARRANGEMENTS, STEPS, Assets, Outcome, measure
-from tests.e2e.conftest import data_dir, policy_dir, reward_file  # noqa: F401 - fixtures
 
 
 @pytest.mark.slice(1, "soak")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS)
 def test_a_clean_run_raises_no_alarm(
-    arrangement: str,
-    policy_dir: Path,  # noqa: F811
-    data_dir: Path,  # noqa: F811
-    reward_file: Path,  # noqa: F811
-    tmp_path: Path,
+    arrangement: str, policy_dir: Path, data_dir: Path, reward_file: Path, tmp_path: Path
 ) -> None:
     words = Assets(policy_dir, data_dir, reward_file).words(ARRANGEMENTS[arrangement], STEPS)
     found = measure(words, tmp_path / "run")

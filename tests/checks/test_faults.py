@@ -40,9 +40,8 @@ from agentrl.trajectory.batch import RaggedBatch
 from agentrl.trajectory.sample import Sample
 from agentrl.workers.policy import PolicyWorker
 from agentrl.workers.reference import ReferenceWorker
-from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures
+from tests.runs import Overrides
 
-Overrides = Callable[..., list[str]]
 Inject = Callable[[pytest.MonkeyPatch], None]
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
 BEGINS = 2
@@ -477,7 +476,7 @@ def alarms(run: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_injected_fault_is_named_within_one_step(
     fault: str,
-    small_run: Overrides,  # noqa: F811
+    small_run: Overrides,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -503,7 +502,7 @@ def test_an_injected_fault_is_named_within_one_step(
 def test_a_run_stops_at_an_injected_fault_where_it_is_asked_to(
     reaction: str,
     checkpoints: list[str],
-    small_run: Overrides,  # noqa: F811
+    small_run: Overrides,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

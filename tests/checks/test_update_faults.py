@@ -24,9 +24,8 @@ from agentrl.workers.backend import MiniBatch
 from agentrl.workers.learner import Learner
 from agentrl.workers.policy import PolicyWorker
 from tests.checks.test_faults import BEGINS, PAGE, _count, alarms, faulty, wrap  # noqa: F401 - a fixture
-from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures
+from tests.runs import Overrides
 
-Overrides = Callable[..., list[str]]
 Inject = Callable[[pytest.MonkeyPatch], None]
 Seen = tuple[TokenScores, RaggedBatch]
 ACTOR = "actor_rollout_ref.actor"
@@ -279,10 +278,7 @@ FAULTS: dict[str, Inject] = {
 @pytest.mark.slice(5, "matrix")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_the_update_is_named_within_two_steps(
-    fault: str,
-    small_run: Overrides,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    fault: str, small_run: Overrides, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     FAULTS[fault](monkeypatch)
     words = (*KEYS, "trainer.total_training_steps=3", "data.val_files=null", "trainer.resume_mode=disable")
@@ -323,10 +319,7 @@ def one_without_gradient(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slice(2, "matrix")
 @pytest.mark.parametrize("inject", [around_step(one_kept, one_put_back), one_without_gradient])
 def test_a_fault_of_one_tensor_is_named_within_a_rotation(
-    inject: Inject,
-    small_run: Overrides,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    inject: Inject, small_run: Overrides, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inject(monkeypatch)
     words = (*KEYS, "trainer.total_training_steps=8", "data.val_files=null", "trainer.save_freq=-1")
@@ -342,6 +335,6 @@ def test_the_page_lists_these_faults() -> None:
     assert [line for line in page.splitlines() if line.startswith("- ")] == [f"- {fault}" for fault in FAULTS]
 
 
-def test_a_sound_update_with_all_terms_raises_no_alarm(small_run: Overrides, tmp_path: Path) -> None:  # noqa: F811
+def test_a_sound_update_with_all_terms_raises_no_alarm(small_run: Overrides, tmp_path: Path) -> None:
     main(small_run(*KEYS, "trainer.total_training_steps=3", "data.val_files=null", "trainer.resume_mode=disable"))
     assert alarms(tmp_path / "run") == []

@@ -11,8 +11,7 @@ import pytest
 
 from tests.e2e.conftest import forked_command
 from tests.e2e.test_train import lines
-
-Overrides = Callable[..., list[str]]
+from tests.runs import Overrides
 
 DICE = """
 import secrets

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,9 +16,9 @@ from agentrl.train import main
 from tests.e2e.conftest import forked_command
 from tests.e2e.test_resume import numbers
 from tests.e2e.test_train import lines
+from tests.runs import Overrides
 from tests.workers.teacher_server import serving
 
-Overrides = Callable[..., list[str]]
 EXPERT = ["expert.files={data}/sft.parquet", "expert.batch_size=3"]
 """Transcripts beside it, fewer than two ranks have optimizer steps for."""
 SCOPES = {

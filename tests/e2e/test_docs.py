@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow
@@ -19,6 +18,7 @@ from agentrl.trajectory.parquet import SCHEMA
 from tests.e2e.conftest import PROJECT
 from tests.e2e.test_train import lines
 from tests.forked import forked
+from tests.runs import Overrides
 
 SMALL = [
     "data.train_batch_size=4",
@@ -107,9 +107,6 @@ def gsm8k_excerpt(tmp_path: Path) -> Path:
         text = "".join(line % (a, 3, a, 3, a + 3, a + 3, a + 3) for a in range(2, 18))
         (folder / f"{name}.jsonl").write_text(text)
     return folder
-
-
-Overrides = Callable[..., list[str]]
 
 
 def test_the_quickstart_pages_code_runs(small_run: Overrides, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +18,9 @@ from agentrl.generate import main
 from agentrl.observe.invariants import check_trajectory
 from agentrl.trajectory.parquet import from_row
 from tests.forked import forked
+from tests.runs import refused
+
+fails = partial(refused, main)
 
 Arguments = Callable[..., list[str]]
 
@@ -39,14 +43,6 @@ def arguments(policy_dir: Path, data_dir: Path, tmp_path: Path) -> Arguments:
         ]
 
     return of
-
-
-def fails(arguments: list[str], capsys: pytest.CaptureFixture[str], *says: str) -> None:
-    assert main(arguments) == 2
-    message = capsys.readouterr().err
-    assert message.startswith("error: ") and "Traceback" not in message
-    for text in says:
-        assert text in message, f"{text!r} is not in: {message}"
 
 
 def test_rows_with_their_responses(arguments: Arguments, data_dir: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -13,8 +12,7 @@ from agentrl.train import main
 from agentrl.trajectory.parquet import read_trajectories, trajectory_files
 from data_prep.gsm8k import main as prepare
 from tests.e2e.test_train import lines
-
-Overrides = Callable[..., list[str]]
+from tests.runs import Overrides
 
 
 def test_gsm8k_rows_train_and_every_trajectory_keeps_the_invariants(

@@ -45,17 +45,6 @@ class Waiting(AgentLoop):
 '''
 
 
-SCRIPT = """
-import signal
-import sys
-
-from agentrl.train import main
-
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-sys.exit(main())
-"""
-
-
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("number", "status", "hangs"),
@@ -65,7 +54,6 @@ def test_a_run_is_ended(
     small_run: Callable[..., list[str]], tmp_path: Path, number: signal.Signals, status: int, hangs: bool
 ) -> None:
     (tmp_path / "waiting.py").write_text(LOOP)
-    (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "loops.yaml").write_text("- {name: waiting, _target_: waiting.Waiting}\n")
     if hangs:
         (tmp_path / "hang").touch()
@@ -74,7 +62,7 @@ def test_a_run_is_ended(
     agent = "actor_rollout_ref.rollout.agent"
     keys = [f"data.train_files={tmp_path}/rows.parquet", "actor_rollout_ref.rollout.multi_turn.tool_config_path=null"]
     keys += [f"{agent}.agent_loop_config_path={tmp_path}/loops.yaml", f"{agent}.default_agent_loop=waiting"]
-    run = ForkedPython([tmp_path / "train.py", *small_run("data.val_files=null", *keys)], tmp_path)
+    run = ForkedPython(["-m", "agentrl.train", *small_run("data.val_files=null", *keys)], tmp_path)
     pid = run.process.pid
     assert pid is not None
 

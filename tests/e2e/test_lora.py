@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,8 @@ from agentrl.sft import main as sft
 from agentrl.train import main
 from agentrl.workers import ReferenceWorker
 from tests.e2e.test_train import lines
+from tests.runs import Overrides
 
-Overrides = Callable[..., list[str]]
 SHARD = "shard-00001-of-00001.safetensors"
 MODEL = "actor_rollout_ref.model"
 

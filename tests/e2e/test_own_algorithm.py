@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from agentrl.train import main
-from tests.e2e.conftest import PROJECT, command
-
-Overrides = Callable[..., list[str]]
+from tests.e2e.conftest import PROJECT, forked_command
+from tests.runs import Overrides
 
 SOURCE = """\
 from __future__ import annotations
@@ -170,6 +168,6 @@ def test_what_cannot_work_is_refused_before_a_model_is_loaded(
 
 def test_numbers_for_other_tokens_end_the_run(small_run: Overrides, own: Path, tmp_path: Path) -> None:
     overrides = without_filter(small_run("data.val_files=null"))
-    done = command([*overrides, f"algorithm.adv_estimator={own}:short"], cwd=tmp_path)
+    done = forked_command([*overrides, f"algorithm.adv_estimator={own}:short"], tmp_path)
     assert done.returncode == 2
     assert f"algorithm.adv_estimator={own}:short: expected advantages of shape" in done.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import command
+from tests.e2e.conftest import forked_command
 
 MINE = """
 import json
@@ -99,7 +99,7 @@ def test_a_run_of_own_parts_is_gone_on_with(small_run: Callable[..., list[str]],
         "trainer.logger=[jsonl,mine.py:Questions]",
     ]
     for steps in (1, 2):
-        done = command(small_run(*own, f"trainer.total_training_steps={steps}"), cwd=tmp_path)
+        done = forked_command(small_run(*own, f"trainer.total_training_steps={steps}"), tmp_path)
         assert done.returncode == 0, done.stderr
     questions = [json.loads(line) for line in (tmp_path / "run" / "questions.jsonl").read_text().splitlines()]
     assert questions == [[1, 9.5], [2, 5.5]], "rows 8 to 11, then 4 to 7"

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -22,9 +21,9 @@ from tests.e2e.conftest import PROJECT, forked_command
 from tests.e2e.test_docs import commands
 from tests.e2e.test_resume import THIRDS, numbers
 from tests.reward.tiny_reward_model import make_reward_model
+from tests.runs import Overrides
 
 pytest.importorskip("ray")
-Overrides = Callable[..., list[str]]
 
 
 @pytest.fixture

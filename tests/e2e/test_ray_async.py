@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,10 @@ from tests.e2e.test_ray import actors_of, start, wait_for
 from tests.e2e.test_resume import SLOW, THIRDS, slow_loop
 from tests.e2e.test_train import lines
 from tests.forked import forked
+from tests.runs import Overrides
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.slice(1, "kill")
-Overrides = Callable[..., list[str]]
 STEPS, B = 6, 4
 FREED = '''
 """A training for whose updates the engine's memory is freed, which the command refuses on a CPU."""

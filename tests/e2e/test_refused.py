@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,8 @@ import pytest
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.sft import main as sft
 from agentrl.train import main
+from tests.runs import Overrides
 
-Overrides = Callable[..., list[str]]
 Stamp = tuple[bytes, int]
 
 
@@ -61,6 +60,10 @@ def test_a_refused_training_leaves_the_run_as_it_was(
         "an unknown tool class": ([f"{tool_config}={wrong}"], "Calculater"),
         "a tool without a server": ([f"{tool_config}={unreachable}"], "127.0.0.1:9"),
         "the same, to start over": ([f"{tool_config}={unreachable}", "trainer.resume_mode=disable"], "127.0.0.1:9"),
+        "other data, to start over": (
+            [f"data.train_files={tmp_path}/none.parquet", "trainer.resume_mode=disable"],
+            "none.parquet",
+        ),
         "no model, to start over": ([f"{path}={tmp_path}/none", "trainer.resume_mode=disable"], "none"),
         "no checkpoint": (["trainer.resume_mode=resume_path", f"trainer.resume_from_path={loose}"], "no whole"),
         "a checkpoint of another model": (

@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,8 +17,7 @@ from safetensors.torch import load_file
 from tests.e2e.conftest import forked_command
 from tests.e2e.test_train import lines
 from tests.forked import ForkedPython
-
-Overrides = Callable[..., list[str]]
+from tests.runs import Overrides
 
 TIMES = ("time/", "perf/", "tool/seconds", "trajectory/generate_seconds", "trajectory/tool_seconds")
 STEPS = 6

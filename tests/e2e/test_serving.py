@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,8 +21,8 @@ from agentrl.sft import main as sft
 from agentrl.train import main as train
 from agentrl.trainer.run_sft import PreferencesJob
 from agentrl.trajectory import Message
+from tests.runs import Overrides
 
-Overrides = Callable[..., list[str]]
 MODEL = "actor_rollout_ref.model"
 ASKED: list[Message] = [{"role": "user", "content": "How much is 12 times 3?"}]
 OTHER = "{%- for message in messages %}{{- message.role + ': ' + message.content + '\\n' }}{%- endfor %}"

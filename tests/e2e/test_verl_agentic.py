@@ -294,11 +294,13 @@ def answered(text: str) -> str:
     return f"\n<|im_start|>user\n<tool_response>\n{text}\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
 
 
-def trains(folder: Path, row: dict[str, Any], arguments: list[str], mini_batch: int = 2) -> list[Trajectory]:
+def trains(
+    folder: Path, row: dict[str, Any], arguments: list[str], mini_batch: int = 2, trainer: str = "main_ppo"
+) -> list[Trajectory]:
     """Run a command of verl's on rows like this one, two steps; return the trajectories that were written."""
     info = {"split": "train", "need_tools_kwargs": False}
     rows = [{**row, "extra_info": {"index": index, **info, **row.get("extra_info", {})}} for index in range(8)]
-    train(folder, "agentrl.verl.main_ppo", arguments, rows, mini_batch)
+    train(folder, f"agentrl.verl.{trainer}", arguments, rows, mini_batch)
     files = trajectory_files(folder / "run" / "trajectories")
     written = [one for file in files for one in read_trajectories(file)]
     assert not any(one.failure for one in written)
@@ -338,7 +340,7 @@ def retool(folder: Path, sandbox: Server) -> None:
     tools = [yaml.safe_load(tool)["tools"][0]["tool_schema"]]
     asked = [{"role": "user", "content": "What is 6 * 7?\nThe answer format must be: \\boxed{...}"}]
     teach(folder / "policy", [call, "It is \\boxed{42}<|im_end|>"], [answered("42\n")], asked, tools)
-    check(trains(folder, RETOOL_ROW, RETOOL_COMMAND), "code_interpreter", "42")
+    check(trains(folder, RETOOL_ROW, RETOOL_COMMAND, trainer="main_dapo"), "code_interpreter", "42")
 
 
 def check(written: list[Trajectory], tool: str, answer: str) -> None:

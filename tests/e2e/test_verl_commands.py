@@ -7,8 +7,25 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.e2e.test_verl_classes import GSM8K_TOOL, row
+from agentrl.trajectory.parquet import read_trajectories, trajectory_files
 from tests.e2e.verl_command import ACTOR, ROLLOUT, train
+from tests.verl import users
+
+GSM8K_TOOL = """
+tools:
+  - class_name: "verl.tools.gsm8k_tool.Gsm8kTool"
+    config:
+      type: native
+    tool_schema:
+      type: "function"
+      function:
+        name: "calc_gsm8k_reward"
+        description: "Checks an answer."
+        parameters:
+          type: "object"
+          properties: {answer: {type: "string", description: "The answer."}}
+          required: ["answer"]
+"""
 
 MULTI_TURN = """
 hydra:
@@ -30,37 +47,41 @@ actor_rollout_ref:
       enable: True
       max_assistant_turns: 5
 """
-INTERACTION = """
+INTERACTIONS = """
 interaction:
   - name: "gsm8k"
     class_name: "verl.interactions.gsm8k_interaction.Gsm8kInteraction"
     config: {}
+  - {name: "number", class_name: "verl_talks.NumberInteraction", config: {}}
 """
-RETOOL = """
-import datasets
-from agentrl.verl import RLHFDataset
-
-
-class CustomRLHFDataset(RLHFDataset):
-    def _read_files_and_tokenize(self):
-        parts = [datasets.load_dataset("parquet", data_files=file)["train"] for file in self.data_files]
-        self.dataframe = datasets.concatenate_datasets(parts).map(lambda row: {"agent_name": "tool_agent"})
-
-
-def compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs):
-    extra_info["rollout_reward_scores"]
-    return {"score": len(solution_str) % 7 / 7 + (extra_info["num_turns"] - 2) / 2 * 0.1, "pred": ""}
-"""
+LOOPS = "- {name: twice, _target_: verl_loops.TwiceLoop}\n- {name: best, _target_: verl_loops.BestOfLoop}\n"
 SCORER = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     return len(solution_str) % 7 / 7
 """
 
 
-class Case(NamedTuple):
-    """A command: its module, its arguments, and the files that it names."""
+def row(index: int, **extra: Any) -> dict[str, Any]:
+    """Make a row as verl's preparation of GSM8K for its tool writes it."""
+    return {
+        "data_source": "openai/gsm8k",
+        "prompt": [{"role": "system", "content": "Solve it."}, {"role": "user", "content": f"{index} + 1 = ?"}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": str(index + 1)},
+        "extra_info": {
+            "split": "train",
+            "index": index,
+            "need_tools_kwargs": True,
+            "tools_kwargs": {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": str(index + 1)}}},
+            "interaction_kwargs": {"query": f"{index} + 1 = ?", "ground_truth": str(index + 1)},
+            **extra,
+        },
+    }
 
-    module: str
+
+class Case(NamedTuple):
+    """A command of `agentrl.verl.main_ppo`: its arguments, and the further files that they name."""
+
     arguments: list[str]
     files: dict[str, str] = {}
     rows: list[dict[str, Any]] = [row(index) for index in range(8)]  # type: ignore[name-defined]  # mypy's fault
@@ -73,11 +94,11 @@ GRPO = [
     f"{ACTOR}.kl_loss_type=low_var_kl",
     "algorithm.use_kl_in_reward=False",
     f"{ROLLOUT}.n=4",
+    f"{ROLLOUT}.multi_turn.tool_config_path=tools.yaml",
     "custom_reward_function.path=scorer.py",
 ]
 CASES = {
     "ppo": Case(
-        "agentrl.verl.main_ppo",
         [
             f"{ACTOR}.ppo_micro_batch_size_per_gpu=4",
             f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=8",
@@ -93,46 +114,17 @@ CASES = {
             for index in range(8)
         ],
     ),
-    "retool": Case(
-        "agentrl.verl.main_dapo",
-        [
-            "algorithm.adv_estimator=grpo",
-            "data.custom_cls.path=retool.py",
-            "data.custom_cls.name=CustomRLHFDataset",
-            "data.return_raw_chat=True",
-            "data.truncation=error",
-            "custom_reward_function.path=retool.py",
-            "custom_reward_function.name=compute_score",
-            f"{ACTOR}.clip_ratio_low=0.2",
-            f"{ACTOR}.clip_ratio_high=0.28",
-            f"{ACTOR}.clip_ratio_c=10.0",
-            f"{ACTOR}.use_dynamic_bsz=True",
-            f"{ROLLOUT}.mode=async",
-            f"{ROLLOUT}.n=4",
-            f"{ROLLOUT}.multi_turn.enable=True",
-            f"{ROLLOUT}.multi_turn.max_user_turns=4",
-            f"{ROLLOUT}.multi_turn.max_assistant_turns=4",
-            f"{ROLLOUT}.multi_turn.tool_config_path=tools.yaml",
-            f"{ROLLOUT}.multi_turn.format=hermes",
-            f"{ROLLOUT}.val_kwargs.top_p=0.6",
-            f"{ROLLOUT}.val_kwargs.temperature=1.0",
-            f"{ROLLOUT}.val_kwargs.n=2",
-        ],
-        {"retool.py": RETOOL, "tools.yaml": GSM8K_TOOL},
-    ),
     "tool": Case(
-        "agentrl.verl.main_ppo",
         [
             "--config-path=config",
             "--config-name=gsm8k_multiturn_grpo",
             *GRPO,
             f"{ROLLOUT}.agent.default_agent_loop=tool_agent",
-            f"{ROLLOUT}.multi_turn.tool_config_path=tools.yaml",
+            "reward_model.reward_manager=verl_rewards:LengthManager",
         ],
-        {"config/gsm8k_multiturn_grpo.yaml": MULTI_TURN, "tools.yaml": GSM8K_TOOL, "scorer.py": SCORER},
+        {"config/gsm8k_multiturn_grpo.yaml": MULTI_TURN},
     ),
     "interaction": Case(
-        "agentrl.verl.main_ppo",
         [
             "--config-path=config",
             "--config-name=gsm8k_multiturn_grpo_w_interaction",
@@ -141,18 +133,19 @@ CASES = {
             f"{ROLLOUT}.multi_turn.max_user_turns=1",
             f"{ROLLOUT}.multi_turn.interaction_config_path=talks.yaml",
         ],
-        {"config/gsm8k_multiturn_grpo_w_interaction.yaml": MULTI_TURN, "talks.yaml": INTERACTION, "scorer.py": SCORER},
+        {"config/gsm8k_multiturn_grpo_w_interaction.yaml": MULTI_TURN, "talks.yaml": INTERACTIONS},
         [
             {
-                **row(index),
-                "extra_info": {
-                    "index": index,
-                    "interaction_kwargs": {"name": "gsm8k", "query": "?", "ground_truth": str(index)},
-                },
+                **row(index, interaction_kwargs={"name": name, "query": "?", "ground_truth": str(index)}),
                 "agent_name": "tool_agent",
             }
-            for index in range(8)
+            for index, name in enumerate(("gsm8k", "number") * 4)
         ],
+    ),
+    "loops": Case(
+        [*GRPO, f"{ROLLOUT}.agent.agent_loop_config_path=loops.yaml"],
+        {"loops.yaml": LOOPS},
+        [{**row(index), "agent_name": ("twice", "best")[index % 2]} for index in range(8)],
     ),
 }
 
@@ -162,11 +155,14 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_command_of_verls_trains_two_steps(name: str, policy_dir: Path, tmp_path: Path) -> None:
     case = CASES[name]
-    for file, text in case.files.items():
+    users.write(tmp_path)
+    for file, text in {"tools.yaml": GSM8K_TOOL, "scorer.py": SCORER, **case.files}.items():
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text(text)
     (tmp_path / "policy").symlink_to(policy_dir)
     lengths = ["data.max_prompt_length=400", "data.max_response_length=60"]
-    steps = train(tmp_path, case.module, [*case.arguments, *lengths], case.rows)
+    steps = train(tmp_path, "agentrl.verl.main_ppo", [*case.arguments, *lengths], case.rows)
     assert all("actor/pg_loss" in line for line in steps), "verl's names of the metrics"
     assert ("critic/vf_loss" in steps[0]) == (name == "ppo")
+    written = [one for file in trajectory_files(tmp_path / "run" / "trajectories") for one in read_trajectories(file)]
+    assert len(written) >= 8 and not any(one.failure for one in written)

@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.e2e.conftest import policy_dir  # noqa: F401 - a fixture
-from tests.e2e.test_verl_classes import row
+from tests.e2e.test_verl_commands import row
 from tests.e2e.verl_command import ACTOR, ROLLOUT
 from tests.forked import forked
 from tests.reward.tiny_reward_model import make_reward_model
@@ -107,7 +106,7 @@ def steps_of(words: list[str], policy: Path, folder: Path) -> list[dict[str, flo
     return [line for line in lines if "actor/grad_norm" in line]
 
 
-def test_a_reward_model_that_is_enabled_scores_alone(policy_dir: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_reward_model_that_is_enabled_scores_alone(policy_dir: Path, tmp_path: Path) -> None:
     model = make_reward_model(tmp_path / "rm")
     words = ["reward_model.enable=True", f"reward_model.model.path={model}", "trainer.rollout_data_dir=texts"]
     first, second = steps_of(words, policy_dir, tmp_path)
@@ -122,10 +121,7 @@ def test_a_reward_model_that_is_enabled_scores_alone(policy_dir: Path, tmp_path:
     assert {one["gts"] for one in texts} <= {row(index)["reward_model"]["ground_truth"] for index in range(8)}
 
 
-def test_a_function_asks_the_reward_model_and_sees_none_of_its_faults(
-    policy_dir: Path,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_a_function_asks_the_reward_model_and_sees_none_of_its_faults(policy_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "grm.py").write_text(ASKING)
     with reward_server(broken=5) as (url, asked):
         words = [

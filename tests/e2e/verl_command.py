@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.e2e.conftest import PROJECT
+from tests.forked import forked
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 SMALL = [
@@ -43,14 +40,8 @@ def train(
     """
     for file, count in (("train.parquet", 8), ("test.parquet", 2)):
         pq.write_table(pa.Table.from_pylist(rows[:count]), folder / file)
-    done = subprocess.run(
-        [sys.executable, "-m", module, *arguments, *SMALL, f"{ACTOR}.ppo_mini_batch_size={mini_batch}"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": f"{PROJECT}:{folder}", "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    mini = f"{ACTOR}.ppo_mini_batch_size={mini_batch}"
+    done = forked(["-m", module, *arguments, *SMALL, mini], folder, timeout=280)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "actor/grad_norm" in line]

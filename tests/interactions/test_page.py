@@ -16,8 +16,8 @@ from agentrl.trajectory.parquet import read_trajectories
 from tests.agent_loop.short_turns import ending_its_turns
 from tests.e2e.test_docs import write_files
 from tests.e2e.test_train import lines
+from tests.runs import Overrides
 
-Overrides = Callable[..., list[str]]
 MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,9 +22,7 @@ from agentrl.replay.report import line_of
 from agentrl.train import main
 from agentrl.trajectory import ToolCallRecord, Trajectory, Turn
 from agentrl.trajectory.parquet import read_trajectories, trajectory_files
-from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures
-
-Overrides = Callable[..., list[str]]
+from tests.runs import Overrides
 
 
 def with_turns(run: Path, step: int) -> Trajectory:
@@ -36,10 +33,7 @@ def with_turns(run: Path, step: int) -> Trajectory:
 
 @pytest.mark.parametrize("more", [(), ("actor_rollout_ref.model.lora_rank=4",)])
 def test_every_token_is_sampled_again(
-    more: tuple[str, ...],
-    small_run: Overrides,  # noqa: F811
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    more: tuple[str, ...], small_run: Overrides, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
     words = small_run("trainer.max_actor_ckpt_to_keep=null", "actor_rollout_ref.rollout.temperature=0.9", *more)
@@ -94,10 +88,7 @@ class Branching(AgentLoop):
 
 
 def test_transcripts_branches_and_several_versions_are_replayed(
-    small_run: Overrides,  # noqa: F811
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    small_run: Overrides, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Turns of different weights, as asynchronous runs have them, are sampled each by its own."""
     (tmp_path / "branching.py").write_text(LOOP)
@@ -135,9 +126,7 @@ def test_transcripts_branches_and_several_versions_are_replayed(
 
 
 def test_what_cannot_be_replayed_is_told(
-    small_run: Overrides,  # noqa: F811
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    small_run: Overrides, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
     assert main(small_run("data.val_files=null", "trainer.save_freq=-1")) == 0
@@ -157,9 +146,7 @@ def test_what_cannot_be_replayed_is_told(
 
 
 def test_another_tool_answer_is_gone_on_from(
-    small_run: Overrides,  # noqa: F811
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    small_run: Overrides, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The trajectory's own first turn is followed by an answer that it did not have; with its own, nothing changes."""
     run = tmp_path / "run"

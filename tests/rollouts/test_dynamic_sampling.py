@@ -14,7 +14,6 @@ from agentrl.agent_loop.base import Episode
 from agentrl.config import Config, load_config
 from agentrl.data.loader import make_loader
 from agentrl.errors import CodeError, ConfigError, DataError, TrainingError
-from agentrl.quickstart.tiny_policy import make_tiny_policy
 from agentrl.rollouts.async_source import AsyncSource
 from agentrl.rollouts.context import load_chat, load_context, open_rows
 from agentrl.rollouts.contract import Rollout
@@ -46,11 +45,6 @@ def score(
         "score": float(ground_truth % 3 == 0 and number == 0),
         "form": float(ground_truth % 3 == 1 and number == 0),
     }
-
-
-@pytest.fixture(scope="module")
-def policy_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_policy(tmp_path_factory.mktemp("policy"), seed=3)
 
 
 def config_of(policy_dir: Path, folder: Path, *more: str) -> Config:

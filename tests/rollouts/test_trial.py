@@ -17,9 +17,8 @@ from agentrl.rollouts.context import FirstRows
 from agentrl.rollouts.objects import UserObjects
 from agentrl.train import main
 from agentrl.trajectory.sample import Sample
-from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures
+from tests.runs import Overrides
 
-Overrides = Callable[..., list[str]]
 INTERACTIONS = """
 from agentrl.interaction import Interaction, InteractionResponse
 
@@ -66,12 +65,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
     ids=["type", "certain", "perhaps the answer's"],
 )
 def test_a_scorer_is_tried_before_anything_is_validated(
-    small_run: Overrides,  # noqa: F811
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    body: str,
-    status: int,
-    says: str,
+    small_run: Overrides, tmp_path: Path, capsys: pytest.CaptureFixture[str], body: str, status: int, says: str
 ) -> None:
     (tmp_path / "scorer.py").write_text(f"def compute_score{body}\n")
     assert main([*small_run(), f"custom_reward_function.path={tmp_path}/scorer.py"]) == status
@@ -83,9 +77,7 @@ def test_a_scorer_is_tried_before_anything_is_validated(
 
 
 def test_a_rollout_worker_of_rays_tries_them_on_the_rows_that_it_is_sent(
-    small_run: Overrides,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    small_run: Overrides, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ray")
     from agentrl.rollouts.ray_worker import RolloutWorker
@@ -107,9 +99,7 @@ def test_a_rollout_worker_of_rays_tries_them_on_the_rows_that_it_is_sent(
 
 
 def test_an_interaction_is_tried_before_anything_is_validated(
-    small_run: Overrides,  # noqa: F811
-    asked: Callable[..., list[str]],
-    capsys: pytest.CaptureFixture[str],
+    small_run: Overrides, asked: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*small_run(), *asked("'no response'", {"interaction_kwargs": {"name": "it"}})]) == 2
     out, err = capsys.readouterr()
@@ -127,7 +117,7 @@ def test_an_interaction_is_tried_before_anything_is_validated(
     ids=["lost column", "source", "asked"],
 )
 def test_rows_that_leave_an_interaction_unused_are_told_once(
-    small_run: Overrides,  # noqa: F811
+    small_run: Overrides,
     asked: Callable[..., list[str]],
     capsys: pytest.CaptureFixture[str],
     columns: dict[str, Any],
@@ -140,9 +130,7 @@ def test_rows_that_leave_an_interaction_unused_are_told_once(
 
 
 def test_rows_without_a_loop_beside_tools_are_told_once(
-    small_run: Overrides,  # noqa: F811
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    small_run: Overrides, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [{"prompt": [{"role": "user", "content": f"What is {n} + 2?"}], "data_source": "x"} for n in range(8)]
     pq.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")

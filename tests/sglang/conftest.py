@@ -14,12 +14,11 @@ import pytest
 
 from agentrl.engines.sglang.options import ServerArguments
 from agentrl.engines.sglang.process import SGLangProcess
-from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run
 from tests.engines.conftest import model_dir, reference, tokenizer
 from tests.engines.contract import MAX_MODEL_LEN, MAX_NUM_SEQS
 
 # Fixtures: the same as those of the embedded engine's tests, and of whole runs.
-__all__ = ["data_dir", "model_dir", "policy_dir", "reference", "reward_file", "small_run", "tokenizer"]
+__all__ = ["model_dir", "reference", "tokenizer"]
 
 STARTUP = 170.0  # seconds; 15 where nothing else runs, and a minute where much does
 

@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,39 +38,52 @@ from tests.waiting import until, wait_for
 QUICK = Timings(check_interval=0.5, recheck_interval=0.2, check_timeout=2.0, failures=2, backoff=0.1)
 
 
-@pytest.fixture(scope="module")
-def pair(
-    server_arguments: ServerArguments, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[SGLangProcess, SGLangProcess]]:
-    """Two servers. A test that ends one leaves it ended; only the last one may."""
-    folder = tmp_path_factory.mktemp("pair")
-    # Slow servers: what is killed in the middle of an answer is in the middle of it.
-    arguments = dataclasses.replace(server_arguments, max_num_seqs=8)
-    processes = (SGLangProcess(arguments, None, folder / "0.log"), SGLangProcess(arguments, None, folder / "1.log"))
+Pair = tuple[SGLangProcess, SGLangProcess]
 
-    async def start() -> None:
-        for process in processes:
-            process.start()
-        await asyncio.gather(*[process.ready(STARTUP) for process in processes])
 
+@contextmanager
+def slow_server(arguments: ServerArguments, folder: Path) -> Iterator[SGLangProcess]:
+    """A slow server: what is killed in the middle of an answer is in the middle of it."""
+    process = SGLangProcess(dataclasses.replace(arguments, max_num_seqs=8), None, folder / "0.log")
     try:
-        asyncio.run(start())
-        yield processes
+        process.start()
+        asyncio.run(process.ready(STARTUP))
+        yield process
     finally:
-        for process in processes:
-            process.stop()
+        process.stop()
+
+
+@pytest.fixture(scope="module")
+def first(server_arguments: ServerArguments, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangProcess]:
+    with slow_server(server_arguments, tmp_path_factory.mktemp("first")) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def second(server_arguments: ServerArguments, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangProcess]:
+    with slow_server(server_arguments, tmp_path_factory.mktemp("second")) as process:
+        yield process
+
+
+@pytest.fixture
+def pair(first: SGLangProcess, second: SGLangProcess) -> Pair:
+    """Two servers. A test that ends one leaves it ended; only the last one may."""
+    return first, second
+
+
+@pytest.fixture
+def lasting(server: SGLangProcess, second: SGLangProcess) -> Pair:
+    """Two servers for tests that end none of them, the first of them everybody's."""
+    return server, second
 
 
 @pytest.mark.parametrize("servers", [1, 2])
 async def test_a_tensor_that_was_not_sent_is_named_within_one_update(
-    servers: int,
-    pair: tuple[SGLangProcess, SGLangProcess],
-    reference: PreTrainedModel,
-    monkeypatch: pytest.MonkeyPatch,
+    servers: int, lasting: Pair, reference: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By what the servers say of a sample of their parameters, and never while all is well."""
     lost = "model.layers.1.self_attn.k_proj.weight"
-    engine, watch = engine_of(pair[:servers], reference), WeightWatch(16.0)
+    engine, watch = engine_of(lasting[:servers], reference), WeightWatch(16.0)
 
     async def found(version: int) -> list[str]:
         torch.manual_seed(version)
@@ -90,7 +103,7 @@ async def test_a_tensor_that_was_not_sent_is_named_within_one_update(
     assert sorted(told) == sorted(
         f"version 3 of {lost.replace('k_proj', 'qkv_proj')} is not in the engine "
         f"{lost.replace('k_proj', 'qkv_proj')} at {process.url}"
-        for process in pair[:servers]
+        for process in lasting[:servers]
     )
     assert await found(4) == []
     await engine.close()
@@ -131,9 +144,7 @@ def assert_right(
 
 
 @pytest.mark.slice(0, "kill")
-async def test_a_server_that_hangs_is_given_up_and_taken_back(
-    pair: tuple[SGLangProcess, SGLangProcess], reference: PreTrainedModel
-) -> None:
+async def test_a_server_that_hangs_is_given_up_and_taken_back(pair: Pair, reference: PreTrainedModel) -> None:
     told: list[str] = []
     async with engine_over(pair, reference, ours=False, told=told) as engine:
         first, second = list(engine._supervisor.servers)
@@ -159,9 +170,9 @@ async def test_a_server_that_hangs_is_given_up_and_taken_back(
 
 
 async def test_a_server_with_old_weights_cannot_pass_as_current(
-    pair: tuple[SGLangProcess, SGLangProcess], reference: PreTrainedModel, model_dir: Path
+    lasting: Pair, reference: PreTrainedModel, model_dir: Path
 ) -> None:
-    async with engine_over(pair, reference, ours=False) as engine:
+    async with engine_over(lasting, reference, ours=False) as engine:
         first = next(iter(engine._supervisor.servers.values()))
         other: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_dir)
         # Planted: somebody else gives one server other, older weights.
@@ -179,7 +190,7 @@ async def test_a_server_with_old_weights_cannot_pass_as_current(
 @pytest.mark.slice(0, "kill")
 @pytest.mark.timeout(400)
 async def test_weights_in_flight_on_a_fleet_of_which_one_server_fails(
-    pair: tuple[SGLangProcess, SGLangProcess],
+    pair: Pair,
     reference: PreTrainedModel,
     model_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -255,9 +266,7 @@ async def test_an_answer_that_makes_no_sense_is_the_servers_fault(server: SGLang
     await http.close()
 
 
-async def test_memory_is_lent_until_new_weights_have_come(
-    pair: tuple[SGLangProcess, SGLangProcess], reference: PreTrainedModel
-) -> None:
+async def test_memory_is_lent_until_new_weights_have_come(pair: Pair, reference: PreTrainedModel) -> None:
     async with engine_over(pair, reference, ours=False) as engine:
         engine._free_weights = True
         before = await engine.generate(prompt_of(40), params_of(12), "a")
@@ -275,7 +284,7 @@ async def test_memory_is_lent_until_new_weights_have_come(
 
 @pytest.mark.parametrize("fault", ["flush", "release"])
 async def test_memory_that_a_server_does_not_give_back_holds_up_nothing(
-    pair: tuple[SGLangProcess, SGLangProcess],
+    pair: Pair,
     reference: PreTrainedModel,
     model_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -365,7 +374,7 @@ async def test_a_server_that_dies_asleep_takes_no_request_with_it(
 @pytest.mark.slice(0, "kill")
 @pytest.mark.timeout(400)  # two starts of servers, beside whatever else the machine does
 async def test_a_killed_server_is_started_again_and_has_the_weights_before_it_serves(
-    pair: tuple[SGLangProcess, SGLangProcess], reference: PreTrainedModel, model_dir: Path
+    pair: Pair, reference: PreTrainedModel, model_dir: Path
 ) -> None:
     told: list[str] = []
     other: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager")

@@ -47,26 +47,6 @@ time.sleep(300)
 """Starts a server, and a child that holds all that its parent held open."""
 
 
-async def test_a_server_with_a_key_answers_nobody_else(server_arguments: ServerArguments, tmp_path: Path) -> None:
-    key = "a-key-of-this-test-0123456789"
-    process = SGLangProcess(server_arguments, None, tmp_path / "0.log", key=key)
-    try:
-        process.start()
-        await process.ready(STARTUP)
-        async with http_client() as http:
-            info = await SGLangClient(process.url, http, key).info()
-            assert info.context_length == MAX_MODEL_LEN + RESERVED
-            await SGLangClient(process.url, http, key).check(60.0)
-            for wrong in (None, "another"):
-                with pytest.raises(ServerFailed, match="status 401"):
-                    await SGLangClient(process.url, http, wrong).info()
-                with pytest.raises(ServerFailed, match="status 401"):
-                    await SGLangClient(process.url, http, wrong).begin_weight_update(10.0)
-    finally:
-        process.stop()
-    assert key not in process.log.read_text()
-
-
 def test_the_shared_server_serves_what_it_was_asked_for(server: SGLangProcess, model_dir: Path) -> None:
     info = httpx.get(f"{server.url}/server_info", timeout=30.0).json()
     assert info["model_path"] == str(model_dir)
@@ -93,16 +73,16 @@ def test_a_given_port_that_is_taken_is_refused_before_the_start(
         SGLangProcess(server_arguments, port, tmp_path / "log").start()
 
 
-async def test_start_up_is_told_and_stop_leaves_nothing(server_arguments: ServerArguments, tmp_path: Path) -> None:
+async def test_start_up_is_told_a_key_is_asked_for_and_stop_leaves_nothing(
+    server_arguments: ServerArguments, tmp_path: Path
+) -> None:
     """And a port that somebody else takes while the server starts is exchanged for another.
 
     A server that is ready has been told to leave its objects of the start out of garbage collection.
     """
-    process = SGLangProcess(
-        replace(server_arguments, extra={**server_arguments.extra, "log_level": "debug"}),
-        None,
-        tmp_path / "servers" / "0.log",
-    )
+    key = "a-key-of-this-test-0123456789"
+    arguments = replace(server_arguments, extra={**server_arguments.extra, "log_level": "debug"})
+    process = SGLangProcess(arguments, None, tmp_path / "servers" / "0.log", key=key)
     process.start()
     first = process.url
     told: list[str] = []
@@ -113,12 +93,22 @@ async def test_start_up_is_told_and_stop_leaves_nothing(server_arguments: Server
     after = told[told.index(next(line for line in told if "trying another" in line)) :]
     assert "loading weights" in after and any(line.startswith("KV cache of ") for line in after)
     assert "Freezing GC in Scheduler process" in process.log.read_text()
+    async with http_client() as http:
+        info = await SGLangClient(process.url, http, key).info()
+        assert info.context_length == MAX_MODEL_LEN + RESERVED
+        await SGLangClient(process.url, http, key).check(60.0)
+        for wrong in (None, "another"):
+            with pytest.raises(ServerFailed, match="status 401"):
+                await SGLangClient(process.url, http, wrong).info()
+            with pytest.raises(ServerFailed, match="status 401"):
+                await SGLangClient(process.url, http, wrong).begin_weight_update(10.0)
     main = process.pid
     assert main is not None
     assert len(list(living(main))) >= 3  # its scheduler and detokenizer too
     process.stop()  # it asks nobody to end
     assert (list(living(main)), process.exited) == ([], -signal.SIGKILL)
     process.stop()
+    assert key not in process.log.read_text()
 
 
 @pytest.mark.slice(1, "matrix")
@@ -135,10 +125,8 @@ async def test_start_up_is_told_and_stop_leaves_nothing(server_arguments: Server
 async def test_a_failed_start_says_the_servers_own_error(
     server_arguments: ServerArguments, tmp_path: Path, changes: dict[str, object], says: str
 ) -> None:
-    import dataclasses
-
     log = tmp_path / "0.log"
-    process = SGLangProcess(dataclasses.replace(server_arguments, **changes), None, log)  # type: ignore[arg-type]
+    process = SGLangProcess(replace(server_arguments, **changes), None, log)  # type: ignore[arg-type]
     process.start()
     main = process.pid
     with pytest.raises(EngineError, match=says) as raised:
@@ -208,6 +196,7 @@ def test_sglang_understands_the_command_line_of_a_server_on_gpus() -> None:
     assert done.stdout.splitlines()[-1] == "cuda 2 2 0.7 bfloat16 0 triton True True"
 
 
+@pytest.mark.slice(1, "kill")
 @pytest.mark.parametrize("when", ["starting", "serving"])
 def test_a_server_ends_with_a_starter_that_is_killed(model_dir: Path, tmp_path: Path, when: str) -> None:
     """Also where a forked child of the starter lives on and keeps the pipe open."""

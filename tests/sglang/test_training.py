@@ -127,6 +127,7 @@ def test_a_run_from_start_to_end(train: Train, assets: Path, tmp_path: Path) -> 
     assert log.count("action=checksum") == len(metrics) - 1, "a sample of its weights is compared after each update"
 
 
+@pytest.mark.slice(0, "kill")
 def test_a_server_is_killed_in_the_middle_of_a_step(train: Train, tmp_path: Path) -> None:
     run = train(
         f"{ROLLOUT}.num_servers=2",
@@ -279,7 +280,7 @@ def logprobs_under(policy: PreTrainedModel, ids: list[int]) -> torch.Tensor:
 def test_interrupted_gone_on_with_and_killed(train: Train, tmp_path: Path) -> None:
     run = train("trainer.total_training_steps=30")
     run.until(lambda: (tmp_path / "run" / "checkpoints" / "step_000001").exists())
-    run.process.send_signal(signal.SIGINT)
+    run.kill(signal.SIGINT)
     assert run.end(20) == 130
     assert run.servers() == set()
     assert "interrupted" in run.stderr and "Traceback" not in run.stderr
@@ -288,7 +289,7 @@ def test_interrupted_gone_on_with_and_killed(train: Train, tmp_path: Path) -> No
     run = train("trainer.total_training_steps=30")
     run.until(lambda: int(lines(tmp_path / "run")[-1]["step"]) >= done + 2)
     assert f"(step {done - 1})" in run.stdout or f"(step {done})" in run.stdout
-    run.process.kill()
+    run.kill()
     assert run.end() == -signal.SIGKILL
     killed = time.monotonic()
     while run.servers():
@@ -313,7 +314,7 @@ def test_the_trainer_is_killed_beside_a_server_that_goes_on(
     ]
     run = train(*keys)
     run.until(lambda: run.turns >= 3 * 8 * 4 + 10 * bound)  # in or behind the fourth step
-    run.process.kill()
+    run.kill()
     assert run.end() == -signal.SIGKILL
     run = train(*keys)
     assert run.end() == 0, run.stderr
@@ -360,24 +361,19 @@ def test_agents_that_talk_to_an_openai_client(
     assert found_again(rows, sum(at_first[-len(rows) :])) > 0.9, "a session's next turn does not find its context"
 
 
-def test_arguments_that_sglang_refuses(train: Train) -> None:
-    message = fails(
-        train(f"{ROLLOUT}.engine_kwargs.sglang.schedule_policy=best"),
-        f"{ROLLOUT}.engine_kwargs.sglang.schedule_policy=best",
-        "argument --schedule-policy: invalid choice: 'best'",
-        "servers/0.log",
-    )
-    assert len(message.splitlines()) < 8
-
-
-def test_a_model_that_sglang_cannot_load(train: Train, model_dir: Path) -> None:
-    fails(
-        train(f"{ROLLOUT}.engine_kwargs.sglang.load_format=gguf"),
-        f"{model_dir} is not a file",
-        f"actor_rollout_ref.model.path={model_dir}",
-        f"{ROLLOUT}.engine_kwargs.sglang.load_format=gguf",
-        "servers/0.log",
-    )
+@pytest.mark.slice(1, "matrix")
+@pytest.mark.parametrize(
+    ("argument", "says", "most"),
+    [
+        ("schedule_policy=best", ["argument --schedule-policy: invalid choice: 'best'"], 7),
+        ("load_format=gguf", ["MODEL is not a file", "actor_rollout_ref.model.path=MODEL"], 12),
+    ],
+    ids=["argument", "model"],
+)
+def test_a_start_that_sglang_refuses(train: Train, model_dir: Path, argument: str, says: list[str], most: int) -> None:
+    argument = f"{ROLLOUT}.engine_kwargs.sglang.{argument}"
+    message = fails(train(argument), argument, "servers/0.log", *(one.replace("MODEL", str(model_dir)) for one in says))
+    assert len(message.splitlines()) <= most
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def run(model_dir: Path, tmp_path: Path) -> Iterator[Run]:
 def servers_of(run: Run) -> dict[int, set[int]]:
     """Process groups of the servers, by the rollout worker that started them."""
     found: dict[int, set[int]] = {}
-    for process in psutil.Process(run.process.pid).children(recursive=True):
+    for process in psutil.Process(run.pid).children(recursive=True):
         if not process.cmdline() or "ray::RolloutWorker" not in process.cmdline()[0]:
             continue
         for child in process.children(recursive=True):

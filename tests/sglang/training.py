@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +12,8 @@ import pyarrow
 import pyarrow.parquet as pq
 
 from agentrl.engines.servers.starter import STARTER
-from tests.e2e.conftest import PROJECT
+from tests.conftest import PROJECT
+from tests.forked import ForkedPython
 
 LOOP = '''
 """Four turns whatever the policy says; a line in turns.txt for each, by which a test knows that a step has begun."""
@@ -113,25 +112,17 @@ class Run:
 
     def __init__(self, arguments: list[str], assets: Path, folder: Path) -> None:
         self.folder = folder
-        self._stdout, self._stderr = folder / "stdout.txt", folder / "stderr.txt"
-        with self._stdout.open("wb") as stdout, self._stderr.open("wb") as stderr:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "agentrl.train", *arguments],
-                cwd=folder,
-                env={**os.environ, "PYTHONPATH": f"{PROJECT}{os.pathsep}{assets}"},
-                stdout=stdout,
-                stderr=stderr,
-                start_new_session=True,  # so that a SIGINT of ours reaches the trainer only
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored by jobs in the background
-            )
+        path = {"PYTHONPATH": f"{PROJECT}{os.pathsep}{assets}"}
+        self._run = ForkedPython(["-m", "agentrl.train", *arguments], folder, path)
+        self.pid = self._run.process.pid
 
     @property
     def stdout(self) -> str:
-        return self._stdout.read_text()
+        return self._run.said(0)
 
     @property
     def stderr(self) -> str:
-        return self._stderr.read_text()
+        return self._run.said(1)
 
     @property
     def turns(self) -> int:
@@ -143,17 +134,24 @@ class Run:
         """Wait; fails when the run ends first."""
         end = time.monotonic() + seconds
         while not condition():
-            assert self.process.poll() is None, f"the run ended: {self.stdout[-2000:]}\n{self.stderr}"
+            assert self._run.process.is_alive(), f"the run ended: {self.stdout[-2000:]}\n{self.stderr}"
             assert time.monotonic() < end, f"{seconds:g} s: {self.stdout[-2000:]}\n{self.stderr}"
             time.sleep(0.005)
 
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        assert self.pid is not None
+        os.kill(self.pid, number)
+
     def end(self, seconds: float = 300) -> int:
         """Its exit status."""
-        return self.process.wait(seconds)
+        self._run.process.join(seconds)
+        status = self._run.process.exitcode
+        assert status is not None, f"{seconds:g} s: {self.stdout[-2000:]}\n{self.stderr}"
+        return status
 
     def servers(self) -> set[int]:
         """Ids of the living processes of all its servers."""
-        mark = f"{STARTER}={self.process.pid}".encode()
+        mark = f"{STARTER}={self.pid}".encode()
         found = set()
         for environ in Path("/proc").glob("[0-9]*/environ"):
             try:
@@ -175,9 +173,8 @@ class Run:
 
     def stop(self) -> None:
         """Whatever came of it: nothing of it is left."""
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
+        self._run.process.kill()
+        self._run.process.join()
         for pid in self.servers():
             try:
                 os.kill(pid, signal.SIGKILL)

@@ -25,10 +25,8 @@ from agentrl.trainer.validation import validate
 from agentrl.trajectory import Transcript
 from agentrl.trajectory.parquet import read_trajectories
 from tests.config.loading import load
-from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures
 from tests.e2e.test_train import lines
-
-Overrides = Callable[..., list[str]]
+from tests.runs import Overrides
 
 LOOPS = '''
 import asyncio
@@ -117,10 +115,7 @@ def test_the_last_step_is_validated_unless_nothing_asks_for_it(changes: list[str
 
 
 def test_failed_trajectories_are_counted_and_the_rest_is_trained_on(
-    small_run: Overrides,  # noqa: F811
-    loops: Callable[[str], list[str]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    small_run: Overrides, loops: Callable[[str], list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = [
         "actor_rollout_ref.rollout.agent.trajectory_timeout=2",
@@ -152,10 +147,7 @@ def test_failed_trajectories_are_counted_and_the_rest_is_trained_on(
 
 
 def test_an_error_of_a_users_code_ends_the_run_with_all_before_it_kept_or_is_counted(
-    small_run: Overrides,  # noqa: F811
-    loops: Callable[[str], list[str]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    small_run: Overrides, loops: Callable[[str], list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, keys = tmp_path / "run", [*small_run(), *loops("careless"), "trainer.total_training_steps=2"]
     assert main(keys) == 2
@@ -175,14 +167,11 @@ def test_an_error_of_a_users_code_ends_the_run_with_all_before_it_kept_or_is_cou
     assert (lines(run)[-1]["failure/CodeError"], lines(run)[-1]["trajectory/retries"]) == (4, 0)
 
 
+@pytest.mark.slice(2, "matrix")
 @pytest.mark.parametrize("changes", [["algorithm=grpo"], ["algorithm=ppo"], ["algorithm.adv_estimator=grpo_turn"]])
 @pytest.mark.parametrize("kl", [[], ["algorithm.use_kl_in_reward=true"]])
 def test_a_step_without_a_policy_token_changes_nothing(
-    small_run: Overrides,  # noqa: F811
-    loops: Callable[[str], list[str]],
-    tmp_path: Path,
-    changes: list[str],
-    kl: list[str],
+    small_run: Overrides, loops: Callable[[str], list[str]], tmp_path: Path, changes: list[str], kl: list[str]
 ) -> None:
     base = [override for override in small_run() if "filter_groups" not in override]
     more = ["trainer.total_training_steps=1", "trainer.val_before_train=false", *changes, *kl]
@@ -193,11 +182,7 @@ def test_a_step_without_a_policy_token_changes_nothing(
 
 
 @pytest.mark.parametrize("equal", [3, 4])
-def test_filtering_groups_changes_no_weight_and_no_metric(
-    small_run: Overrides,  # noqa: F811
-    tmp_path: Path,
-    equal: int,
-) -> None:
+def test_filtering_groups_changes_no_weight_and_no_metric(small_run: Overrides, tmp_path: Path, equal: int) -> None:
     """Where so many of four groups are equal: one of two mini-batches, or both of them, have nothing else in them."""
     (tmp_path / "equal.py").write_text(
         "def compute_score(solution_str, trajectory):\n"
@@ -226,10 +211,7 @@ def test_filtering_groups_changes_no_weight_and_no_metric(
         assert apart < 1e-2 * 1e-3, f"{name}: AdamW's step is 1e-3, and shows the rounding of gradients of almost 0"
 
 
-def test_masked_trajectories_are_in_no_loss_and_in_every_baseline(
-    small_run: Overrides,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_masked_trajectories_are_in_no_loss_and_in_every_baseline(small_run: Overrides, tmp_path: Path) -> None:
     """Most answers are cut; the number of those that are left out, and of no others, follows the list of endings."""
     base = [*small_run("trainer.total_training_steps=1", "data.val_files=null")]
     metrics = {}
@@ -247,10 +229,7 @@ def test_masked_trajectories_are_in_no_loss_and_in_every_baseline(
     assert metrics["cut"]["group/groups"] == 4
 
 
-def test_the_nll_of_successes_and_scorers_numbers_reach_the_update(
-    small_run: Overrides,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_the_nll_of_successes_and_scorers_numbers_reach_the_update(small_run: Overrides, tmp_path: Path) -> None:
     (tmp_path / "two.py").write_text(
         "def compute_score(solution_str, trajectory):\n"
         "    return {'score': float(trajectory.uid.endswith('0')), 'form': len(solution_str) % 3}\n"
@@ -270,10 +249,7 @@ def test_the_nll_of_successes_and_scorers_numbers_reach_the_update(
     assert 0 < step["actor/success_nll"] < 50 and step["actor/grad_norm"] > 0
 
 
-def test_remax_draws_a_greedy_trajectory_of_each_prompt_beside_the_others(
-    small_run: Overrides,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_remax_draws_a_greedy_trajectory_of_each_prompt_beside_the_others(small_run: Overrides, tmp_path: Path) -> None:
     """It is scored and recorded, and neither trained on nor counted in the step's metrics."""
     (tmp_path / "told.py").write_text(
         "def compute_score(solution_str, trajectory):\n    return 0.25 if trajectory.baseline else 1.0\n"
@@ -290,10 +266,7 @@ def test_remax_draws_a_greedy_trajectory_of_each_prompt_beside_the_others(
     assert all((t.score == 0.25) == t.uid.endswith("greedy") for t in written)
 
 
-def test_the_critic_learns_from_all_and_the_policys_schedule_waits_for_it(
-    small_run: Overrides,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_the_critic_learns_from_all_and_the_policys_schedule_waits_for_it(small_run: Overrides, tmp_path: Path) -> None:
     base = [override for override in small_run() if "filter_groups" not in override]
     warm = [f"{role}.optim.lr_warmup_steps=1" for role in ("critic", "actor_rollout_ref.actor")]
     run = [*base, *warm, "algorithm=ppo", "critic.optim.lr=1e-3", "trainer.val_before_train=false"]
@@ -305,16 +278,14 @@ def test_the_critic_learns_from_all_and_the_policys_schedule_waits_for_it(
     assert [step.get("train/filtered_fraction") for step in steps] == [None, 0, 0]
 
 
-def test_reinforce_plus_plus_is_not_filtered_by_group(small_run: Overrides, tmp_path: Path) -> None:  # noqa: F811
+def test_reinforce_plus_plus_is_not_filtered_by_group(small_run: Overrides, tmp_path: Path) -> None:
     base = [override for override in small_run("trainer.total_training_steps=1") if "filter_groups" not in override]
     assert main([*base, "algorithm.adv_estimator=reinforce_plus_plus"]) == 0
     assert lines(tmp_path / "run")[-1]["train/filtered_fraction"] == 0
 
 
 def test_val_only_of_a_trained_run_validates_it_and_keeps_its_metrics(
-    small_run: Overrides,  # noqa: F811
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    small_run: Overrides, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def contents(run: Path) -> dict[Path, bytes]:
         files = (path for path in run.rglob("*") if path.is_file() and "val_only" not in path.parts)
@@ -335,9 +306,7 @@ def test_val_only_of_a_trained_run_validates_it_and_keeps_its_metrics(
 
 
 def test_a_run_killed_before_its_export_exports_when_started_again(
-    small_run: Overrides,  # noqa: F811
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    small_run: Overrides, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     overrides = small_run("trainer.total_training_steps=1")
     assert main(overrides) == 0
@@ -375,9 +344,7 @@ def dies_at_first(monkeypatch: pytest.MonkeyPatch, method: str) -> list[int]:
 
 
 def test_after_a_death_a_run_goes_back_to_what_it_was_resumed_from(
-    small_run: Overrides,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    small_run: Overrides, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not to a newer checkpoint of the continuation that it gave up."""
     assert main(small_run("trainer.total_training_steps=3")) == 0
@@ -390,31 +357,15 @@ def test_after_a_death_a_run_goes_back_to_what_it_was_resumed_from(
 
 
 def test_a_death_in_the_first_validation_does_not_end_the_run(
-    small_run: Overrides,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    small_run: Overrides, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     validated = dies_at_first(monkeypatch, "validate")
     assert main(small_run("trainer.val_only=true")) == 0
     assert validated == [0, 0] and [line["step"] for line in lines(tmp_path / "run" / "val_only")] == [0]
 
 
-def test_a_data_fault_leaves_an_older_run_where_it_is(
-    small_run: Overrides,  # noqa: F811
-    tmp_path: Path,
-) -> None:
-    assert main(small_run("trainer.total_training_steps=1")) == 0
-    config = (tmp_path / "run" / "config.yaml").read_text()
-    for mode in ("disable", "auto"):
-        assert main(small_run(f"trainer.resume_mode={mode}", f"data.train_files={tmp_path}/nope.parquet")) == 2
-        assert (tmp_path / "run" / "config.yaml").read_text() == config
-
-
 def test_every_loop_shows_its_own_first_prompt(
-    small_run: Overrides,  # noqa: F811
-    data_dir: Path,  # noqa: F811
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    small_run: Overrides, data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = ["single_turn", "react_agent", "tool_agent", "tool_agent"]
     rows = [{"prompt": [{"role": "user", "content": "Hello"}], "data_source": "x", "agent_name": n} for n in names]
@@ -437,10 +388,7 @@ def test_every_loop_shows_its_own_first_prompt(
     assert lengths and max(lengths) == 100
 
 
-def test_trajectories_of_a_validation_in_parts_have_names_of_their_own(
-    small_run: Overrides,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_trajectories_of_a_validation_in_parts_have_names_of_their_own(small_run: Overrides, tmp_path: Path) -> None:
     assert main(small_run("trainer.val_only=true", "data.val_batch_size=4")) == 0
     files = sorted((tmp_path / "run" / "val_only" / "trajectories").glob("val_*.parquet"))
     parts = ["greedy", "greedy_000004", "sampled", "sampled_000004"]
@@ -448,12 +396,11 @@ def test_trajectories_of_a_validation_in_parts_have_names_of_their_own(
     written = [trajectory for file in files for trajectory in read_trajectories(file)]
     assert len({trajectory.uid for trajectory in written}) == len(written) == 12
     assert {trajectory.group for trajectory in written} == set(range(6))
+    assert not list((tmp_path / "run").rglob("step_*")), "nothing was trained"
 
 
 def test_a_step_whose_rewards_teach_nothing_says_so(
-    small_run: Overrides,  # noqa: F811
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    small_run: Overrides, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "flat.py").write_text("def compute_score(**columns):\n    return 1.0\n")
     more = [f"custom_reward_function.path={tmp_path}/flat.py", "trainer.total_training_steps=2", "data.val_files=null"]
@@ -464,7 +411,7 @@ def test_a_step_whose_rewards_teach_nothing_says_so(
     assert [line["train/sequences"] for line in lines(tmp_path / "run") if line["step"]] == [0, 0]
 
 
-def test_generations_texts_and_profiles_of_rollouts(small_run: Overrides, tmp_path: Path) -> None:  # noqa: F811
+def test_generations_texts_and_profiles_of_rollouts(small_run: Overrides, tmp_path: Path) -> None:
     (tmp_path / "two.py").write_text(
         "def compute_score(solution_str):\n    return {'score': len(solution_str) % 7 / 7, 'acc': 1.0, 'step': 5.0}\n"
     )
@@ -494,9 +441,7 @@ def test_generations_texts_and_profiles_of_rollouts(small_run: Overrides, tmp_pa
 
 
 def test_a_sweep_trains_each_job_in_its_folder_and_goes_on_with_what_is_left(
-    small_run: Overrides,  # noqa: F811
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    small_run: Overrides, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["-m", *small_run("trainer.total_training_steps=1", "trainer.val_before_train=false"), "trainer.seed=3,4"]
     assert main(words) == 0

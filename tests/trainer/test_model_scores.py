@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -15,11 +14,9 @@ from agentrl.train import main
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.trajectory.parquet import read_trajectories
 from agentrl.workers.reward_model import RewardModelWorker
-from tests.e2e.conftest import data_dir, policy_dir, small_run  # noqa: F401 - fixtures
 from tests.e2e.test_train import lines
 from tests.reward.tiny_reward_model import make_reward_model
-
-Overrides = Callable[..., list[str]]
+from tests.runs import Overrides
 
 
 @pytest.fixture
@@ -30,7 +27,7 @@ def reward_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_its_scores_are_trained_on(small_run: Overrides, tmp_path: Path) -> None:  # noqa: F811
+def test_its_scores_are_trained_on(small_run: Overrides, tmp_path: Path) -> None:
     path = make_reward_model(tmp_path / "reward-model", template=None)
     run = small_run(
         "reward_model.enable=true",
@@ -74,7 +71,7 @@ def test_its_scores_are_trained_on(small_run: Overrides, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("every", [4, 1])
 def test_trajectories_whose_score_is_not_finite_fail(
-    small_run: Overrides,  # noqa: F811
+    small_run: Overrides,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

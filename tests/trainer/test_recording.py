@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +11,11 @@ import pytest
 from agentrl.train import main
 from agentrl.trajectory.files import update_file
 from agentrl.trajectory.parquet import read_trajectories, trajectory_files
-from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures
 from tests.e2e.test_train import lines
+from tests.runs import Overrides
 
-Overrides = Callable[..., list[str]]
 
-
-def test_what_the_update_made_of_each_token_is_recorded(small_run: Overrides, tmp_path: Path) -> None:  # noqa: F811
+def test_what_the_update_made_of_each_token_is_recorded(small_run: Overrides, tmp_path: Path) -> None:
     correction = "algorithm.rollout_correction.rollout_is=token"
     run = small_run(
         correction,

@@ -20,12 +20,11 @@ from agentrl.observe.plain import PlainDisplay
 from agentrl.observe.tracking import Tracker
 from agentrl.train import main
 from agentrl.trainer.run_folder import RunFolder
-from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures
 
 
 @pytest.mark.parametrize("name", ["sglang", "embedded"])
 def test_a_logger_that_is_missing_moves_no_older_run(
-    small_run: Callable[..., list[str]],  # noqa: F811
+    small_run: Callable[..., list[str]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -9,19 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.agent_loop.conftest import bench, chat, no_loop_outlives_its_test, tiny_dir
-from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run
 from tests.verl import users
 
-__all__ = [
-    "bench",
-    "chat",
-    "data_dir",
-    "no_loop_outlives_its_test",
-    "policy_dir",
-    "reward_file",
-    "small_run",
-    "tiny_dir",
-]
+__all__ = ["bench", "chat", "no_loop_outlives_its_test", "tiny_dir"]
 
 
 @pytest.fixture

@@ -11,11 +11,8 @@ from playwright.sync_api import Browser, sync_playwright
 
 from agentrl.view.run import open_run
 from agentrl.view.viewer import Viewer
-from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run
 from tests.view.made import hostile, make_run
 from tests.view.served import ARGUMENTS, CHROMIUM
-
-__all__ = ["data_dir", "policy_dir", "reward_file", "small_run"]
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,14 +11,14 @@ from safetensors.torch import load_file
 from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.train import main
-from tests.e2e.conftest import command, data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures
+from tests.e2e.conftest import command
 from tests.e2e.test_train import lines
+from tests.runs import Overrides
 from tests.workers.conftest import BatchMaker, WorkerMaker, weights
 from tests.workers.plain_backend import PlainPolicy
 
 PLAIN = "tests.workers.plain_backend:PlainPolicy"
 STRATEGY = "actor_rollout_ref.actor.strategy"
-Overrides = Callable[..., list[str]]
 
 
 @pytest.mark.parametrize("loss", [{"entropy_coeff": 0.01}, {"policy_loss": {"loss_mode": "gspo"}}])
@@ -41,12 +40,12 @@ def test_one_update_is_the_same(make_worker: WorkerMaker, make_batch: BatchMaker
 
 
 @pytest.mark.timeout(600)
-def test_a_training_makes_the_same_ten_updates(small_run: Overrides, tmp_path: Path, policy_dir: Path) -> None:  # noqa: F811
-    """Rollouts, checkpoints and going on from one included: the second run is interrupted after its sixth step."""
-    tail = ["actor_rollout_ref.actor.optim.lr=1e-4", "data.val_files=null", "trainer.save_freq=3"]
+def test_a_training_makes_the_same_six_updates(small_run: Overrides, tmp_path: Path, policy_dir: Path) -> None:
+    """Rollouts, checkpoints and going on from one included: the second run is interrupted after its third step."""
+    tail = ["actor_rollout_ref.actor.optim.lr=2e-4", "data.val_files=null", "trainer.save_freq=3"]
     ours, plain = tmp_path / "ours", tmp_path / "plain"
-    assert main(small_run(*tail, "trainer.total_training_steps=10", run_dir=ours)) == 0
-    for steps in (6, 10):
+    assert main(small_run(*tail, "trainer.total_training_steps=6", run_dir=ours)) == 0
+    for steps in (3, 6):
         run = small_run(*tail, f"trainer.total_training_steps={steps}", f"{STRATEGY}={PLAIN}", run_dir=plain)
         assert main(run) == 0
     same, changed = compare(plain, ours, policy_dir)
@@ -65,7 +64,7 @@ def test_the_quickstart_learns_with_it(tmp_path: Path) -> None:
     assert metrics[0]["val/success_greedy"] <= 0.5 and metrics[-1]["val/success_greedy"] >= 0.9
 
 
-def test_a_strategy_that_there_is_not_is_told(small_run: Overrides, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+def test_a_strategy_that_there_is_not_is_told(small_run: Overrides, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(small_run(f"{STRATEGY}=megatron")) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert f"{STRATEGY}: unknown training strategy 'megatron'; known are fsdp, fsdp2, or name one of yours" in said
