@@ -458,7 +458,7 @@ def test_a_sweep_trains_each_job_in_its_folder_and_goes_on_with_what_is_left(
 
 @pytest.mark.parametrize(("only", "reaction"), [(False, "warn"), (True, "stop")])
 def test_a_fault_of_the_last_validation_is_an_alarm_of_its_step(
-    small_run: Overrides,  # noqa: F811
+    small_run: Overrides,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
