@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,12 +17,10 @@ from agentrl.train import main as train
 from agentrl.trainer.budget import RECENT, Budget
 from agentrl.trainer.observer import StepDone
 from tests.config.loading import load
-from tests.e2e.conftest import data_dir, policy_dir, reward_file, small_run  # noqa: F401 - fixtures
 from tests.e2e.test_docs import commands
 from tests.e2e.test_resume import numbers
+from tests.runs import Overrides
 from tests.test_sft import TRANSCRIPTS, policy, write  # noqa: F401 - fixture
-
-Overrides = Callable[..., list[str]]
 
 
 class Clock:
@@ -201,9 +198,7 @@ def test_the_best_policy_is_exported_when_patience_ends_a_run(
 
 
 def test_an_observer_ends_a_run_which_is_validated_saved_and_exported(
-    small_run: Overrides,  # noqa: F811
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    small_run: Overrides, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "enough.py").write_text(
         "from agentrl.trainer.observer import StepObserver\n\n"
