@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agentrl.checkpoint.best import BestBy, BestStep
 from agentrl.checkpoint.manifest import (
     STATE_FILE,
     Best,
@@ -34,7 +34,6 @@ from agentrl.checkpoint.remote import ObjectStore
 from agentrl.errors import CheckpointError
 from agentrl.observe.display import Display
 from agentrl.system.json_value import JSON
-from agentrl.system.plugin import nearest
 from agentrl.system.publish import flush_to_disk, is_disk_full
 
 # A save that is not published; a checkpoint that a new one of its step is about to replace; one being removed.
@@ -49,15 +48,6 @@ Finish = Callable[[bool], bool]
 """Answers True when the files are written; waits for them when given True, and raises the error of writing them."""
 Writer = Callable[[Path], Finish | None]
 """Fills a directory. A writer that continues in the background returns how to finish."""
-
-
-@dataclass(frozen=True, slots=True)
-class BestBy:
-    """The metric by which the best step's checkpoint is kept."""
-
-    metric: str
-    greater: bool
-    """The greater value is the better one."""
 
 
 @dataclass(slots=True)
@@ -96,14 +86,11 @@ class CheckpointManager:
         self.keep = keep
         self.background = background
         self.store = store
-        self.best_by = best_by
-        self.best: Best | None = None
-        """The best step so far, including steps before the checkpoint that was loaded last."""
+        self.best = BestStep(best_by, warn)
         self.published = False
         """True when a save of this process is published."""
         self.fingerprint: Mapping[str, JSON] = json.loads(json.dumps(dict(fingerprint or {})))
         self._warn = warn
-        self._told_missing = False
         self._told: set[tuple[Path, str]] = set()
         """Checkpoints and packages of other versions that were warned of."""
         self._going_on: _Save | None = None
@@ -114,37 +101,6 @@ class CheckpointManager:
             original = self.dir / path.stem.removeprefix(".")
             if not original.exists():
                 path.rename(original)
-
-    def is_best(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Take note of a step's metrics. Return true when it is the best so far: it is to be saved then."""
-        by = self.best_by
-        if by is None or not self.is_named_in(metrics):
-            return False
-        value = float(metrics[by.metric])
-        if not math.isfinite(value):
-            return False
-        found = Best(step=step, metric=by.metric, greater=by.greater, value=value)
-        if not found.beats(self.best):
-            return False
-        self.best = found
-        return True
-
-    def is_named_in(self, metrics: Mapping[str, float]) -> bool:
-        """Say whether the best step is chosen by one of `metrics`.
-
-        Warns once when others of its group are there and it is not, e.g. in a validation's metrics.
-        """
-        if self.best_by is None or self.best_by.metric in metrics:
-            return self.best_by is not None
-        wanted = self.best_by.metric
-        group = sorted(name for name in metrics if name.partition("/")[0] == wanted.partition("/")[0])
-        if group and not self._told_missing:
-            self._told_missing = True
-            self._warn(
-                f"trainer.metric_for_best_model={wanted} is not measured{nearest(wanted, group)}; there are "
-                f"{', '.join(group)}"
-            )
-        return False
 
     def save(self, step: int, writers: Mapping[str, Writer], state: Mapping[str, JSON]) -> Path:
         """Write `step_<step>/`: each writer fills the subdirectory of its name, `load` returns `state` (JSON).
@@ -158,7 +114,7 @@ class CheckpointManager:
         partial = self.dir / f".{final.name}{_PARTIAL}"
         self.dir.mkdir(parents=True, exist_ok=True)
         free = self._check_room(final)
-        self._going_on = going_on = _Save(step, partial, final, state, self.best, free)
+        self._going_on = going_on = _Save(step, partial, final, state, self.best.found, free)
         with self._undone_on_error(going_on):
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
@@ -231,22 +187,39 @@ class CheckpointManager:
             return
         here = max((step for step, path in self._steps().items() if self._is_whole(path)), default=-1)
         for step in sorted((step for step in self.store.steps() if step > here), reverse=True):
-            final = self.dir / name_of(step)
-            partial = self.dir / f".{final.name}{_PARTIAL}"
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            try:
-                self.store.download(step, partial, display)
-                verified(partial, step)
-            except DamagedCheckpointError as error:
-                self._warn(f"{self.store.url}: {error}; looking for an older one")
-                shutil.rmtree(partial)
-                continue
-            if final.is_symlink() or final.exists():
-                _remove(final)
-            partial.rename(final)
-            display.note(f"{final.name} comes from {self.store.url}; what is here is older")
-            return
+            if self._download(self.store, step, display):
+                display.note(f"{name_of(step)} comes from {self.store.url}; what is here is older")
+                return
+
+    def best_checkpoint(self, display: Display) -> Path | None:
+        """Find the checkpoint of the best step, here or in the store; None where neither has it undamaged."""
+        found = self.best.found
+        if found is None:
+            return None
+        path = self.dir / name_of(found.step)
+        if path.is_dir() and self._is_whole(path):
+            return path
+        if self.store is not None and found.step in self.store.steps():
+            return path if self._download(self.store, found.step, display) else None
+        return None
+
+    def _download(self, store: ObjectStore, step: int, display: Display) -> bool:
+        """Download a checkpoint of the store. Returns false, after a warning, when it is damaged."""
+        final = self.dir / name_of(step)
+        partial = self.dir / f".{final.name}{_PARTIAL}"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        try:
+            store.download(step, partial, display)
+            verified(partial, step)
+        except DamagedCheckpointError as error:
+            self._warn(f"{store.url}: {error}; looking for an older one")
+            shutil.rmtree(partial)
+            return False
+        if final.is_symlink() or final.exists():
+            _remove(final)
+        partial.rename(final)
+        return True
 
     def load(self, path: Path) -> Mapping[str, JSON]:
         """Check the checkpoint whole and return its `state`; the writers' files are in its subdirectories.
@@ -257,7 +230,7 @@ class CheckpointManager:
             there = ", ".join(found.name for _, found in sorted(self._steps().items())) or "none"
             raise CheckpointError(f"{path}: there is no such checkpoint. In {self.dir} there are: {there}")
         record = self._verified(path)
-        self.best = record.best if self.best_by is not None else None
+        self.best.set(record.best)
         theirs = record.fingerprint
         differing = [
             f"{key}: {_shown(theirs, key)} in the checkpoint, {_shown(self.fingerprint, key)} in this run"

@@ -61,6 +61,8 @@ class Best(BaseModel):
     greater: bool
     """The greater value is the better one."""
     value: float
+    worse: int = Field(0, ge=0)
+    """Values since that are not better."""
 
     def beats(self, other: Best | None) -> bool:
         """Say whether this value is better; one by another metric counts for nothing."""

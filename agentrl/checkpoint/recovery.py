@@ -35,8 +35,8 @@ def choose_checkpoint(
         last_step: where the run ends; None: it trains nothing.
         policy: where the policy is exported to.
 
-    Raises NothingLeft when the checkpoint is of the last step, as the exported policy is, and ConfigError when it is of
-    a later one.
+    Raises NothingLeft when the checkpoint is of the last step and its policy, or the best one, is exported, and
+    ConfigError when it is of a later one.
     """
     if config.resume_mode == "disable":  # an older run is still there, and is moved aside later
         return None
@@ -57,9 +57,15 @@ def choose_checkpoint(
     )
     if step > last_step:
         raise ConfigError(ends + more)
-    if step == last_step == exported_step(policy):
+    if step == last_step and exported_step(policy) == step_to_export(config, checkpoints, step):
         raise NothingLeft(f"{ends}The policy is in {policy}. {more}")
     return path, state
+
+
+def step_to_export(config: RunConfig, checkpoints: CheckpointManager, step: int) -> int:
+    """Return the step whose policy a run that ends after `step` exports."""
+    best = checkpoints.best.found
+    return best.step if config.load_best_model_at_end and best is not None else step
 
 
 def check_same_form(path: Path, state: Mapping[str, JSON], config: Section) -> None:
@@ -151,7 +157,7 @@ class Continuation:
                 self._checkpoints.give_up()
                 path = self._checkpoints.latest() if self._checkpoints.published else self.begun_from
                 if path is None:
-                    self._checkpoints.best = None
+                    self._checkpoints.best.set(None)
                 go_back_to(path)
                 return death
             except WorkerDied as another:

@@ -37,6 +37,8 @@ class Dataset(ABC):
         """Rows that name no agent loop, and run the default one."""
         self.repeated: frozenset[int] = frozenset()
         """Hashes of prompts that several rows have, as `agentrl.data.messages.digest_of` makes them."""
+        self.shortest = 0
+        """Tokens of the shortest prompt."""
         self._kept: npt.NDArray[np.int64] = np.arange(0)
         """[len(self)] int64, the indices of the samples that are left."""
 
@@ -77,7 +79,7 @@ class Dataset(ABC):
         `refuse` is true, and for a row that `length` refuses by a DataError or cannot render (left out with
         on_bad_row=skip).
         """
-        overlong, unusable = [], []
+        overlong, unusable, shortest = [], [], limit
         for index, place, make in self._rows():
             try:
                 tokens = length(make())
@@ -97,9 +99,12 @@ class Dataset(ABC):
                         "data.truncation=left"
                     )
                 overlong.append(index)
+            elif tokens:
+                shortest = min(shortest, tokens)
             if progress is not None:
                 progress(1)
         self.skipped += len(unusable)
+        self.shortest = shortest
         self._kept = np.setdiff1d(self._kept, overlong + unusable, assume_unique=True)
         if not len(self):
             raise DataError(f"every prompt is longer than data.max_prompt_length={limit} tokens: nothing is left")

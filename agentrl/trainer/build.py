@@ -55,7 +55,8 @@ def build(
     show_first_prompts(chat, context, display)
     fingerprint: dict[str, JSON] = {"algorithm.adv_estimator": config.algorithm.adv_estimator}
     with ExitStack() as stack:
-        opened = open_setting(config, chat, display, loader.steps_per_epoch, fingerprint)
+        least_tokens = config.data.train_batch_size * rollout.n * inputs.train.shortest
+        opened = open_setting(config, chat, display, loader.steps_per_epoch, fingerprint, least_tokens)
         setting = stack.enter_context(opened)
         total_steps = setting.total_steps
         if total_steps >= loader.steps_per_epoch and (left := loader.passed_over):

@@ -41,6 +41,11 @@ class StepDone:
     """Numbers to log: observers may add theirs before `on_end`."""
     shown: Numbers = field(default_factory=dict)
     """Numbers to show next to the progress."""
+    tokens: int = 0
+    """Tokens of the batch."""
+    stop: str | None = None
+    """Why the run ends after this step, in words; None: it goes on. Observers may set it at any event: the run is then
+    validated (at `on_end` no more), saved and exported as after its last step."""
     alarm: str | None = None
     """Text of the step's alarms: `on_end`."""
     reaction: Reaction = "warn"
@@ -84,8 +89,9 @@ class StepObserver:
     """Base class of an observer of steps. Choose one of your own by `trainer.observers`.
 
     Events are called on the driver, between two parts of a step, in the order of the methods below; a step that ends
-    early calls only the first of them. They may add to `step.metrics`, and must change nothing else. After a worker's
-    death, and in a run that resumes, steps since the checkpoint are done again: `forget_after` names the checkpoint's.
+    early calls only the first of them. They may add to `step.metrics` and set `step.stop`, and must change nothing
+    else. After a worker's death, and in a run that resumes, steps since the checkpoint are done again: `forget_after`
+    names the checkpoint's.
 
     A class that `trainer.observers` names is made without arguments, or with `options` where it has that parameter.
     """
@@ -184,3 +190,6 @@ def _tell(method: Callable[[Step], None], step: Step) -> None:
         if not isinstance(value, Real):
             problem = f"step.metrics[{name!r}] must be a number, found {value!r:.200}"
             raise contract_error(STEP_OBSERVERS.what, method, problem)
+    if not isinstance(step.stop, str | None):
+        problem = f"step.stop must be a text that says why the run ends, found {step.stop!r:.200}"
+        raise contract_error(STEP_OBSERVERS.what, method, problem)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from agentrl.checkpoint.export import export_policy
 from agentrl.checkpoint.manager import reading_state, step_in
-from agentrl.checkpoint.recovery import Continuation
+from agentrl.checkpoint.recovery import Continuation, step_to_export
 from agentrl.checks.runner import ALARMS_FILE
 from agentrl.config import config_to_dict
 from agentrl.config.sections.trainer import RunConfig, TrainerConfig
@@ -22,6 +22,7 @@ from agentrl.runtime.executor import Executor
 from agentrl.runtime.profiler import nvtx_range, profile_of
 from agentrl.system.json_value import JSON
 from agentrl.system.metrics import Numbers
+from agentrl.system.publish import published
 from agentrl.system.termination import Terminated, allow, within_time
 from agentrl.trainer.observer import Observers, StepDone
 from agentrl.trainer.setting import ConfigT, RunSetting
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 T = TypeVar("T")
+ENDED_FILE = "ended.txt"
+"""Why a run ended before its last step."""
 
 
 class Training(ABC, Generic[ConfigT]):
@@ -114,7 +117,7 @@ class TrainingRun(Generic[ConfigT]):
     """
 
     def __init__(self, training: Training[ConfigT]) -> None:
-        setting = training.setting
+        self._setting = setting = training.setting
         self.training, self.total_steps = training, setting.total_steps
         """The step after which the run ends."""
         self.config, self.dir = setting.config, setting.folder.path
@@ -164,9 +167,10 @@ class TrainingRun(Generic[ConfigT]):
             if keys is not None and (keys.val_only or (self.step == 0 and keys.val_before_train)):
                 while (validated := self._surviving(training.validate_first)) is None:
                     pass
-                self._checkpoints.is_named_in(validated.metrics)
+                self._checkpoints.best.is_named_in(validated.metrics)
                 self._stop_if_asked(validated)
             if not self._only_validates:
+                self._begin()
                 with self._display.stage("train", total=self.total_steps, done=self.step) as stage:
                     ended = None
                     while not ended:
@@ -187,6 +191,26 @@ class TrainingRun(Generic[ConfigT]):
                 self._save_in_time(keys.preemption_seconds)
             interrupt.add_note(self._continuation.resume_hint())
             raise
+
+    def _begin(self) -> None:
+        """Begin to count the steps' time. A run that was over before this process only exports its policy.
+
+        Raises TrainingError for a budget that is spent before the first step.
+        """
+        if (budget := self._setting.budget) is not None:
+            budget.begin(self.step)
+        over = self._checkpoints.best.over or (None if budget is None else budget.over)
+        if over is not None:
+            self._end(over)
+
+    def _end(self, why: str) -> None:
+        """Make the step that was done the last one."""
+        total, self.total_steps = self.total_steps, self.step
+        if self.step < total:
+            text = f"ended after step {self.step} of {total}: {why}"
+            self._display.note(text)
+            with published(self.dir / ENDED_FILE) as partial:
+                partial.write_text(text + "\n", encoding="utf-8")
 
     def _surviving(self, work: Callable[[], T]) -> T | None:
         """Do some work. After a worker's death make new workers, load the last state that this process saved, or began
@@ -217,17 +241,23 @@ class TrainingRun(Generic[ConfigT]):
         try:
             step = training.take_step(validates=validation_due(keys, training.step, total))
             training.whole = training.state()
+            if (budget := self._setting.budget) is not None:
+                training.whole["budget"] = budget.state()
         finally:
             allow()
         # The save of an earlier step may have reached the disk meanwhile: then it counts from now on.
         self._checkpoints.settle(wait=False)
         is_due = (keys.save_freq > 0 or self._of_rl is not None) and due(keys.save_freq, training.step, total)
-        if self._checkpoints.is_best(training.step, step.metrics) or is_due:
+        is_best = self._checkpoints.best.take(training.step, step.metrics)
+        over = step.stop or self._checkpoints.best.over
+        if is_best or is_due or over is not None:
             self._save(training.whole)
         if step.alarm is not None and step.reaction == "checkpoint_then_stop":
             self._save(training.whole)
             self._checkpoints.settle()
         self._stop_if_asked(step)
+        if over is not None:
+            self._end(over)
         if self._of_rl is not None:
             kept = {training.step, *self._checkpoints.steps_kept()}
             remove_oldest(self.dir, self._of_rl.trajectories_to_keep_gb, kept)
@@ -246,6 +276,7 @@ class TrainingRun(Generic[ConfigT]):
             self._display.note(f"resumed from {path} (step {self.step})")
         after = None if self._only_validates else -1 if path is None else self.step
         self._folder.begin(self._forget_after, self._checkpoints, after)
+        (self.dir / ENDED_FILE).unlink(missing_ok=True)
 
     def _load(self, path: Path | None) -> None:
         """Restore a checkpoint; None: the state in which this process began, where new workers are."""
@@ -255,6 +286,8 @@ class TrainingRun(Generic[ConfigT]):
                 group.load(path / name)
         with nullcontext() if path is None else reading_state(path):
             self.training.restore(state)
+            if path is not None and (budget := self._setting.budget) is not None:
+                budget.restore(state.get("budget"))
         self._saved = self.step
         self.training.loaded()
 
@@ -288,10 +321,23 @@ class TrainingRun(Generic[ConfigT]):
             self._display.warn(f"no checkpoint was saved at the end: {str(error) or f'{seconds:g} s have passed'}")
 
     def _export(self) -> bool:
-        """Export the policy in Hugging Face format, whole or not at all. Raises TrainingError when the disk is full."""
+        """Export the policy in Hugging Face format, whole or not at all: of the last step, or of the best one if asked.
+
+        Raises TrainingError when the disk is full.
+        """
         self._checkpoints.settle()
-        training, store = self.training, self._checkpoints.store
-        export_policy(training.export, training.setting.chat, self.step, self.dir / "policy", store, self._display)
+        training, checkpoints, step = self.training, self._checkpoints, self.step
+        best = step_to_export(self._keys, checkpoints, step)
+        if best != step:
+            path = checkpoints.best_checkpoint(self._display)
+            if path is None:
+                self._display.warn(f"the best step's checkpoint ({best}) is not there: policy/ is of step {step}")
+            else:
+                training.groups["policy"].load(path / "policy")
+                step = best
+                self._display.note(f"policy/ is of step {best}, the best by {self._keys.metric_for_best_model}")
+        folder = self.dir / "policy"
+        export_policy(training.export, training.setting.chat, step, folder, checkpoints.store, self._display)
         return True
 
 

@@ -72,14 +72,17 @@ def train_on_files(config: TuningConfig, job: Job[SampleT], display: Display) ->
     from agentrl.runtime.ray.session import ray_session
     from agentrl.trainer.run import TrainingRun
     from agentrl.trainer.setting import open_setting
-    from agentrl.trainer.sft import SupervisedTrainer, order_of, steps_per_epoch
+    from agentrl.trainer.sft import SupervisedTrainer, batches, order_of, steps_per_epoch
     from agentrl.workers.roles import processes
 
     device = resolve_device(config.trainer.device, display.warn)
     chat = Chat.of_model(config.model, config.format)
     train, validation = _read_rows(config, job, chat, display, train_rows, val_rows)
     with ExitStack() as stack:
-        opened = open_setting(config, chat, display, steps_per_epoch(config, train), order_of(config, train))
+        least_tokens = sum(len(sample.ids) for sample in next(batches(config, train)))
+        opened = open_setting(
+            config, chat, display, steps_per_epoch(config, train), order_of(config, train), least_tokens
+        )
         setting = stack.enter_context(opened)
         if config.uses_ray:
             stack.enter_context(ray_session(config.ray_init, processes(config)))

@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from agentrl.chat import Chat
-from agentrl.checkpoint.manager import BestBy, CheckpointManager
-from agentrl.checkpoint.recovery import check_same_form, choose_checkpoint, remark_on_schedule
+from agentrl.checkpoint.best import BestBy
+from agentrl.checkpoint.export import exported_step
+from agentrl.checkpoint.manager import CheckpointManager, reading_state, step_in
+from agentrl.checkpoint.recovery import check_same_form, choose_checkpoint, remark_on_schedule, step_to_export
 from agentrl.checkpoint.remote import ObjectStore
 from agentrl.config import Config, TuningConfig
 from agentrl.config.sections.trainer import RunConfig
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, NothingLeft
 from agentrl.observe.display import Display
 from agentrl.observe.tracking import Tracker
 from agentrl.runtime.profiler import check_profile_steps
 from agentrl.system.json_value import JSON
+from agentrl.trainer.budget import Budget
 from agentrl.trainer.run_folder import RunFolder
 
 ConfigT = TypeVar("ConfigT", bound=Config | TuningConfig)
@@ -37,15 +40,23 @@ class RunSetting(Generic[ConfigT]):
     total_steps: int
     begun_from: Path | None
     """The checkpoint that the run resumes from; None: it begins at step 0."""
+    budget: Budget | None = None
 
 
 @contextmanager
 def open_setting(
-    config: ConfigT, chat: Chat, display: Display, steps_per_epoch: int, fingerprint: Mapping[str, JSON]
+    config: ConfigT,
+    chat: Chat,
+    display: Display,
+    steps_per_epoch: int,
+    fingerprint: Mapping[str, JSON],
+    least_tokens: int,
 ) -> Iterator[RunSetting[ConfigT]]:
     """Make the parts of a run, and check what needs no model; close its loggers and its folder at the end.
 
-    fingerprint: config keys, with their values, that a checkpoint must share to be loaded.
+    Args:
+        fingerprint: config keys, with their values, that a checkpoint must share to be loaded.
+        least_tokens: tokens that the first step takes at least.
 
     Raises UserError: no step is left to train, the checkpoint is of other data or of a model of another form, or a
     folder cannot be used.
@@ -59,6 +70,8 @@ def open_setting(
         keep, keys, rates = config.trainer.max_ckpt_to_keep, config.trainer.checkpoint, {"optim": config.optim}
     total = trainer.total_training_steps or trainer.total_epochs * steps_per_epoch
     check_profile_steps(trainer, total)
+    if (budget := None if only_validates else Budget.from_config(trainer)) is not None:
+        budget.check(least_tokens)
     store = open_store(trainer, display)
     local, last = Path(trainer.default_local_dir), None if only_validates else total
     with ExitStack() as stack:
@@ -72,13 +85,23 @@ def open_setting(
             background=keys.async_save,
             warn=display.warn,
         )
-        found = choose_checkpoint(trainer, checkpoints, last, local / "policy", display)
+        policy = local / "policy"
+        found = choose_checkpoint(trainer, checkpoints, last, policy, display)
         if found is not None:
+            if budget is not None:
+                with reading_state(found[0]):
+                    budget.restore(found[1].get("budget"))
+            over = checkpoints.best.over or (None if budget is None else budget.over)
+            if last and over and exported_step(policy) == step_to_export(trainer, checkpoints, step_in(found[1])):
+                raise NothingLeft(
+                    f"{found[0]} is of the step after which the run ended: {over}. There is nothing left to train. The "
+                    f"policy is in {policy}. For another run name another trainer.experiment_name"
+                )
             check_same_form(*found, config)
             if last and (remark := remark_on_schedule(found[1], steps_per_epoch, last, rates)):
                 display.warn(remark)
         tracker = stack.enter_context(closing(Tracker.from_config(trainer, folder.path, config, display)))
-        yield RunSetting(config, chat, display, folder, checkpoints, tracker, total, found and found[0])
+        yield RunSetting(config, chat, display, folder, checkpoints, tracker, total, found and found[0], budget)
 
 
 def open_store(config: RunConfig, display: Display) -> ObjectStore | None:
@@ -108,4 +131,5 @@ def best_by(config: RunConfig, *, validates: bool) -> BestBy | None:
     if metric.startswith("val/") and not validates:
         raise ConfigError(f"trainer.metric_for_best_model={metric} is never measured: set data.val_files")
     greater = config.greater_is_better
-    return BestBy(metric, not metric.endswith("loss") if greater is None else greater)
+    greater = not metric.endswith("loss") if greater is None else greater
+    return BestBy(metric, greater, config.early_stopping_patience)

@@ -19,7 +19,7 @@ from agentrl.data.sft import SFTSample
 from agentrl.runtime.executor import Executor
 from agentrl.system.json_value import JSON
 from agentrl.trainer.observer import StepDone
-from agentrl.trainer.run import Training
+from agentrl.trainer.run import Training, validation_due
 from agentrl.trainer.setting import RunSetting
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.groups import TuningGroup
@@ -53,10 +53,13 @@ class SupervisedTrainer(Training[TuningConfig], Generic[SampleT]):
         metrics |= {"time/step": seconds, "perf/tokens_per_second": batch.num_tokens / seconds}
         named = [(name.partition("/")[2], value) for name, value in metrics.items()]
         shown = {name: value for name, value in named if name in ("loss", "lr")}
-        if validates:
+        step = StepDone(number=self.step, metrics=metrics, shown=shown, tokens=batch.num_tokens)
+        if (budget := self.setting.budget) is not None:
+            budget.spend(step, self.display, self.config.trainer.save_freq)
+        if validates or (step.stop is not None and validation_due(self.config.trainer, self.step, self.step)):
             metrics |= self.validate_first().metrics
         self.setting.tracker.log(metrics, self.step)
-        return StepDone(number=self.step, metrics=metrics, shown=shown)
+        return step
 
     def validate_first(self) -> StepDone:
         if self.validation is not None:
@@ -69,7 +72,7 @@ class SupervisedTrainer(Training[TuningConfig], Generic[SampleT]):
         self.batches = batches(self.config, self.train, self.step)
 
     def tell_end(self) -> None:
-        rows, steps = len(self.train), self.setting.total_steps
+        rows, steps = len(self.train), self.step
         taken = min(rows, steps * self.config.data.train_batch_size)
         share = f"{taken} of {rows}" if taken < rows else str(rows)
         self.display.note(f"{self.dir / 'policy'}: trained on {share} rows in {steps} steps")

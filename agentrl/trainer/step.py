@@ -43,6 +43,8 @@ correction are then taken over the tokens of the update:
 | `train/loss_weight` | sum of its tokens' weights in the loss of a mini-batch, where all would be 1: mean over steps |
 | `train/policy_tokens` | policy tokens that it went over, counted in each epoch |
 | `perf/update_tokens` | all tokens that it went over, counted in each epoch |
+| `budget/minutes` `/tokens` `/cost` | spent so far, with `trainer.budget` (docs/checkpoints.md) |
+| `budget/steps_left` | steps that fit into the rest of the budget, each like the largest of the last ten |
 | `checks/alarms` | checks that raised an alarm in this step; what they say is in alarms.jsonl |
 | `checks/gap_mean` `/gap_worst` | gap of tokens that the present weights sampled: mean; of the worst trajectory |
 | `checks/surprise` | nats by which sampled tokens are more surprising than the entropies of their distributions |
@@ -77,7 +79,7 @@ from agentrl.trainer.model_scores import outline_columns, trained_on, with_model
 from agentrl.trainer.observer import Observers, Step, StepDone, StepObserver
 from agentrl.trainer.recording import Records
 from agentrl.trainer.reporting import Reports
-from agentrl.trainer.run import Training
+from agentrl.trainer.run import Training, validation_due
 from agentrl.trainer.setting import RunSetting
 from agentrl.trainer.teachers import with_teacher_scores
 from agentrl.trainer.validation import validate
@@ -123,7 +125,9 @@ class Trainer(Training[Config]):
 
     def take_step(self, *, validates: bool) -> Step:
         step = self.train_step()
-        if validates:
+        if (budget := self.setting.budget) is not None:
+            budget.spend(step, self.display, self.config.trainer.save_freq)
+        if validates or (step.stop is not None and validation_due(self.config.trainer, self.step, self.step)):
             self.validate(step)
         self.observers.tell("on_end", step)
         return step
@@ -136,7 +140,7 @@ class Trainer(Training[Config]):
         check_failures(self.config, step.number, step.sampled)
 
         batch = self.with_scores(trained_on(step.rollout, step.outlines), step)
-        tokens = batch.num_tokens
+        step.tokens = batch.num_tokens
         with self.timed("advantages"):
             batch = self.estimate(batch, step)
         defer(self.config.trainer.preemption_seconds)
@@ -153,7 +157,7 @@ class Trainer(Training[Config]):
         observers.tell("on_published", step)
 
         seconds = time.perf_counter() - began
-        step.metrics |= {**self.seconds, "time/step": seconds, "perf/tokens_per_second": tokens / seconds}
+        step.metrics |= {**self.seconds, "time/step": seconds, "perf/tokens_per_second": step.tokens / seconds}
         return step
 
     def with_scores(self, batch: Sequences, step: Step) -> Sequences:

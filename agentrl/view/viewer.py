@@ -87,7 +87,7 @@ class Viewer:
         }
 
     def curves(self, number: int) -> Record:
-        """Every metric of a run by step, and its alarms."""
+        """Every metric of a run by step, its alarms, and why it ended before its last step."""
         run = self.run(number)
         by_step = {row["step"]: row for row in run.metrics.rows if isinstance(row.get("step"), int)}
         steps = sorted(cast(int, step) for step in by_step)
@@ -97,6 +97,7 @@ class Viewer:
             "steps": steps,
             "series": series,
             "alarms": run.alarms.rows[-500:],
+            "ended": (run.folder.read("ended.txt", end=1000) or b"").decode(errors="replace").strip(),
             "unreadable": run.metrics.unreadable,
             "config": run.config,
         }

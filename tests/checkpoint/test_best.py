@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.checkpoint.manager import BestBy, CheckpointManager
+from agentrl.checkpoint.best import BestBy
+from agentrl.checkpoint.manager import CheckpointManager
 from agentrl.checkpoint.remote import ObjectStore
 from agentrl.config.sections.trainer import RunConfig
 from agentrl.errors import ConfigError
@@ -27,7 +28,7 @@ def write(dir: Path) -> None:
 
 def train(checkpoints: CheckpointManager, first: int, values: list[float], save_freq: int = 2) -> None:
     for step, value in enumerate(values, start=first):
-        if checkpoints.is_best(step, {"val/score": value}) or step % save_freq == 0:
+        if checkpoints.best.take(step, {"val/score": value}) or step % save_freq == 0:
             checkpoints.save(step, {"policy": write}, {"step": step})
 
 
@@ -88,7 +89,7 @@ def test_a_metric_that_is_not_there_is_told_once(tmp_path: Path) -> None:
     warnings: list[str] = []
     checkpoints = manager(tmp_path, warnings)
     for metrics in ({"actor/lr": 1.0}, {"val/scores": 1.0, "val/x": 2.0}, {"val/scores": 1.0}):
-        assert not checkpoints.is_best(1, metrics)
+        assert not checkpoints.best.take(1, metrics)
     assert warnings == [
         "trainer.metric_for_best_model=val/score is not measured; did you mean 'val/scores'?; "
         "there are val/scores, val/x"

@@ -84,7 +84,7 @@ class Numbering(StepObserver):
 
 def step() -> Step:
     made = Step.__new__(Step)  # the observers here read nothing else
-    made.number, made.metrics = 3, cast(Numbers, {})
+    made.number, made.metrics, made.stop = 3, cast(Numbers, {}), None
     return made
 
 

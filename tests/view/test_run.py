@@ -176,7 +176,9 @@ def test_other_outputs_open(tmp_path: Path) -> None:
     sft = tmp_path / "sft"
     sft.mkdir()
     (sft / "metrics.jsonl").write_text('{"step": 1, "train/loss": 2.5}\n')
-    assert Viewer([open_run(str(sft))]).curves(0)["series"] == {"train/loss": [2.5]}
+    (sft / "ended.txt").write_text("ended after step 1 of 9: enough\n")
+    curves = Viewer([open_run(str(sft))]).curves(0)
+    assert curves["series"] == {"train/loss": [2.5]} and curves["ended"] == "ended after step 1 of 9: enough"
 
 
 @pytest.mark.parametrize(

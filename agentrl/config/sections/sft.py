@@ -15,7 +15,7 @@ from agentrl.config.sections.parallel import RANKS, ActorFSDPConfig, Parallel
 from agentrl.config.sections.rollout import NAMES_FORMAT
 from agentrl.config.sections.trainer import RAY, CheckpointConfig, RayInitConfig, RunConfig
 
-SAVED = OnlyWith("save_freq above 0")
+SAVED = OnlyWith("save_freq above 0", "metric_for_best_model")
 
 
 class TuningDataConfig(Section):

@@ -40,6 +40,20 @@ class CheckpointConfig(Section):
         return {} if self.writer == "safetensors" else {"checkpoint.writer": self.writer}
 
 
+class BudgetConfig(Section):
+    """`trainer.budget.*`: the run ends when one more step would not fit, as after its last step."""
+
+    minutes: float | None = Field(None, gt=0)
+    """Minutes that the run's processes may take, from their start, killed ones up to their last step. The last
+    validation and the export come on top."""
+    tokens: int | None = Field(None, gt=0)
+    """Tokens of the batches that are trained on, prompts included; perf/tokens_per_second counts the same."""
+    cost: Annotated[float | None, Needs("price_per_hour", "the price of an hour of all machines")] = Field(None, gt=0)
+    """Money that the minutes may cost, in the currency of price_per_hour."""
+    price_per_hour: float | None = Field(None, gt=0)
+    """Price of an hour of all machines of the run; budget/cost is logged by it."""
+
+
 Device = Literal["auto", "cpu", "cuda"]
 
 
@@ -97,6 +111,11 @@ class RunConfig(JobConfig):
     saved, and kept beside the newest ones until another is better. null: none."""
     greater_is_better: Annotated[bool | None, OnlyWith("metric_for_best_model")] = None
     """The better value of metric_for_best_model is the greater one; null: unless its name ends in loss."""
+    early_stopping_patience: Annotated[int | None, OnlyWith("metric_for_best_model")] = Field(None, gt=0)
+    """End the run when metric_for_best_model was measured so many times without a better value; null: train on."""
+    load_best_model_at_end: Annotated[bool, OnlyWith("metric_for_best_model")] = False
+    """Export the best step's policy at the end; false: the last step's."""
+    budget: BudgetConfig = BudgetConfig()
     test_freq: Annotated[int, OnlyWith("data.val_files")] = -1
     """Validate every so many steps, and after the last one; -1: never between the first and the last."""
     val_after_train: Annotated[bool, OnlyWith("data.val_files")] = True

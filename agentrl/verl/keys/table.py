@@ -1023,7 +1023,10 @@ TRAINER = (
     renamed("trainer.max_ckpt_to_keep", "trainer.max_actor_ckpt_to_keep"),
     ignored("trainer.remove_previous_ckpt_in_save", "trainer.max_actor_ckpt_to_keep says how many are kept"),
     ignored("trainer.del_local_ckpt_after_load", "checkpoints stay until newer ones push them out"),
-    ignored("trainer.esi_redundant_time", "a run that is sent SIGTERM saves a checkpoint (trainer.preemption_seconds)"),
+    ignored(
+        "trainer.esi_redundant_time",
+        "a run that is sent SIGTERM saves a checkpoint (trainer.preemption_seconds); trainer.budget ends one in time",
+    ),
     fixed("trainer.checkpoint_callback_class", "checkpoints are uploaded by trainer.default_remote_dir", None),
     ignored("trainer.profile_continuous_steps", PROFILES),
     ignored("trainer.*_nsight_options*", PROFILES),

@@ -138,7 +138,7 @@ export async function run(overview, [number_], query, redrawn) {
   };
   find.addEventListener("input", list);
   const last = one.last;
-  const tiles = [["step", last.step], ["reward", last["reward/mean"]], ["success", last["success/rate"]], ["validation", last["val/success_sampled"]], ["entropy", last["actor/entropy"]], ["gap", last["rollout/logprob_gap_mean_abs"]], ["loss", last["train/loss"]], ["s/step", last["time/step"]], ["tokens/s", last["perf/tokens_per_second"]]].filter(([, value]) => value !== undefined);
+  const tiles = [["step", last.step], ["reward", last["reward/mean"]], ["success", last["success/rate"]], ["validation", last["val/success_sampled"]], ["entropy", last["actor/entropy"]], ["gap", last["rollout/logprob_gap_mean_abs"]], ["loss", last["train/loss"]], ["s/step", last["time/step"]], ["tokens/s", last["perf/tokens_per_second"]], ["minutes spent", last["budget/minutes"]], ["cost", last["budget/cost"]], ["steps left", last["budget/steps_left"]]].filter(([, value]) => value !== undefined);
   const scores = Object.entries(one.numbers);
   const body = h(
     "main",
@@ -147,6 +147,7 @@ export async function run(overview, [number_], query, redrawn) {
     h("header", { class: "top" }, h("h1", {}, shown(one.name)), h("span", { class: "kind" }, one.kind), h("span", { class: "grow" }), Object.keys(one.sets).length ? h("a", { class: "button", href: link(["run", number_, "search"]) }, "Search trajectories") : null),
     tiles.length ? h("div", { class: "tiles" }, tiles.map(([name, value]) => tile(name, number(value)))) : null,
     problems([], answer.unreadable ? `${answer.unreadable} lines of metrics.jsonl are no JSON objects and are left out.` : null),
+    answer.ended ? h("p", { class: "help" }, shown(answer.ended)) : null,
     alarms(answer.alarms),
     setsOf(one),
     scores.length ? numbersTable(scores) : null,
