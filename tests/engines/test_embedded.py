@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 
 from agentrl.engines.contract import EngineError, Generation, RequestError, SamplingParams
 from agentrl.engines.embedded import attention as embedded_attention
+from agentrl.engines.embedded import blocked
 from agentrl.engines.embedded import step as embedded_step
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.engines.weights import Weights
@@ -95,6 +96,42 @@ async def test_what_other_devices_run_does_the_same(model: PreTrainedModel, monk
     monkeypatch.setattr(embedded_attention.Segments, "attend", embedded_attention.Segments._attend_one_by_one)
     monkeypatch.setattr(embedded_step, "make_layout", lambda ids, offsets: flat_layout(offsets, ids.device))
     assert await dialogues(engine_of(model), 24) == ours
+
+
+class TestBlockedContract(TestEmbeddedContract):
+    """The contract with blocked weights, which tiny models do not have by themselves."""
+
+    @pytest.fixture(autouse=True)
+    def at_any_size(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(blocked, "_LEAST", 0)
+
+
+async def test_blocked_weights_follow_the_model_and_leave_it_as_it_was(
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = await dialogues(engine_of(model), 8)
+    monkeypatch.setattr(blocked, "_LEAST", 0)
+    made: list[torch.Size] = []
+    reorder = blocked._reorder
+    monkeypatch.setattr(blocked, "_reorder", lambda weight: made.append(weight.shape) or reorder(weight))
+    engine = engine_of(model)
+    assert await dialogues(engine, 8) == plain
+    layers = [layer for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
+    assert len(made) == len(layers)  # once for all steps
+    assert not any("forward" in layer.__dict__ for layer in layers)
+    with torch.no_grad():  # as a trainer that holds the same model
+        for layer in layers:
+            layer.weight.mul_(1.5)
+    ids = prompt_of(50)  # no prompt of before, whose keys are still there
+    generation = await engine.generate(ids, SamplingParams(8, seed=1), "later")
+    assert len(made) == 2 * len(layers)
+    whole = torch.tensor(ids + generation.ids)
+    scored = token_logprobs(model, whole, torch.tensor([0, len(whole)])).logprobs[len(ids) :]
+    assert generation.logprobs == pytest.approx(scored.tolist(), abs=1e-4)
+    await engine.sleep()
+    await engine.wake()
+    await engine.generate(ids, SamplingParams(2, seed=1), "awake")
+    assert len(made) == 3 * len(layers)
 
 
 async def test_groups_of_very_different_sizes(model: PreTrainedModel, reference: PreTrainedModel) -> None:

@@ -382,11 +382,12 @@ class EmbeddedEngine:
         self._runner.disturb()
 
     async def sleep(self) -> None:
-        """See `RolloutEngine.sleep`. The weights stay: they are no copy, or a small one."""
+        """See `RolloutEngine.sleep`. The weights stay, without their blocked copies."""
         if self._running:
             raise EngineError(f"sleep: {len(self._running)} requests are running; pause with mode abort or retract")
         self._asleep = True
         self._cache.free()
+        self._runner.blocked.drop()
         self._runner.disturb()
 
     async def wake(self) -> None:

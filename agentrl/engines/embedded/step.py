@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from agentrl.engines.contract import Generation, SamplingParams
 from agentrl.engines.embedded.attention import RowBatch, Segments, StepAttention
+from agentrl.engines.embedded.blocked import BlockedLayers
 from agentrl.engines.embedded.cache import Prefix, Session, SessionCache
 from agentrl.engines.embedded.sampling import Sampler
 from agentrl.engines.embedded.vision import Span, StepImages
@@ -118,6 +119,7 @@ class StepRunner:
         self.model = model
         self.cache = cache
         self.records_experts = records_experts
+        self.blocked = BlockedLayers(model)
         self._of_token: tuple[tuple[int, ...], torch.dtype] | None = None
         """Shape and type of a token's experts, once some were recorded."""
         self._steady: _DecodingBatch | None = None
@@ -138,12 +140,13 @@ class StepRunner:
     @torch.inference_mode()
     def run(self, running: Sequence[Request]) -> tuple[list[Request], list[int], list[float]]:
         """Run a step. Return the requests in its order, the token sampled for each, and the token's log-prob."""
-        if self._steady is None:
-            requests, sampler, hidden = self._mixed(running)
-        else:
-            requests, sampler = self._steady.requests, self._steady.sampler
-            hidden = self._decoded(self._steady)
-        logits = token_logits(self.model, hidden)
+        with self.blocked.used():
+            if self._steady is None:
+                requests, sampler, hidden = self._mixed(running)
+            else:
+                requests, sampler = self._steady.requests, self._steady.sampler
+                hidden = self._decoded(self._steady)
+            logits = token_logits(self.model, hidden)
         for request in requests:
             request.session.cached = len(request.session.ids)
         return requests, *sampler.sample(logits, [request.session.cached for request in requests])
