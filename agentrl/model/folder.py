@@ -22,6 +22,11 @@ def check_folder(key: str, name: str) -> None:
     if folder.is_dir() and not (folder / "config.json").is_file():
         inside = next((path.parent for path in sorted(folder.glob("*/config.json"))), None)
         hint = GGUF_HINT if any(folder.glob("*.gguf")) else "" if inside is None else f"; did you mean {inside}?"
+        if (folder / "adapter_config.json").is_file():
+            merged = (folder.parent / "config.json").is_file()
+            hint = "; it holds adapters: name the model that they are of, and the folder as lora_adapter_path" + (
+                f", or name {folder.parent}, which has them merged" if merged else ""
+            )
         raise ConfigError(f"{key}: the folder {name} holds no model: it has no config.json{hint}")
     if folder.is_dir() and not any(folder.glob("*.safetensors")) and any(folder.parent.glob(SHARDS)):
         raise ConfigError(

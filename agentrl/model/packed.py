@@ -23,11 +23,11 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.core_model_loading import dot_natural_key
 
-import agentrl.model.experts  # noqa: F401  # registers itself with transformers
 from agentrl.errors import ConfigError
 from agentrl.model.attend import Rule
 from agentrl.model.attention import IMPLEMENTATION, LAYOUT, AttentionLayout, PackedAttention
 from agentrl.model.cpu.tree_layout import tree_layout
+from agentrl.model.experts import route_in_float32
 from agentrl.model.head_product import head_products
 from agentrl.model.layout import PackedLayout, flat_layout
 from agentrl.model.read_config import OVERRIDE_KEY, read_config
@@ -106,6 +106,7 @@ def empty_model(
         config = _plain_config(path, trust_remote_code, override)
         model = auto_class(config).from_config(config, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code)
     _without_dropout(model)
+    route_in_float32(model)
     return model
 
 
@@ -182,6 +183,7 @@ def use_packed_attention(model: PreTrainedModel) -> PreTrainedModel:
     if model.config.get_text_config()._attn_implementation == IMPLEMENTATION:
         return model
     _without_dropout(model)
+    route_in_float32(model)
     check_packed_attention(model)
     return model
 

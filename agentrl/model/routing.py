@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from agentrl.errors import ConfigError
+from agentrl.model.experts import is_router
 from agentrl.model.layout import PackedLayout
 from agentrl.model.ulysses import Slice
 from agentrl.parallel.shard import decoder_layers
@@ -104,23 +105,16 @@ def follow_routes(model: PreTrainedModel) -> tuple[int, int]:
     """
     index = experts = 0
     for layer in decoder_layers(model):
-        routers = [module for module in layer.modules() if _is_router(module)]
+        routers = [module for module in layer.modules() if is_router(module)]
         if len(routers) > 1:
             raise ConfigError(_unfit(model, f"a layer has {len(routers)} routers"))
         for router in routers:
             steered = _Router(router, index)
             layer.register_forward_pre_hook(steered.take, with_kwargs=True)
-            index, experts = index + 1, max(experts, cast(_Sizes, router).num_experts)
+            index, experts = index + 1, max(experts, cast(int, router.num_experts))
     if not index:
         raise ConfigError(_unfit(model, "no layer has a router with `top_k` of `num_experts` experts"))
     return index, experts
-
-
-def _is_router(module: nn.Module) -> bool:
-    numbers = (getattr(module, "top_k", None), getattr(module, "num_experts", None))
-    return all(isinstance(number, int) for number in numbers) and isinstance(
-        getattr(module, "weight", None), nn.Parameter
-    )
 
 
 def _unfit(model: nn.Module, why: str) -> str:
@@ -130,13 +124,6 @@ def _unfit(model: nn.Module, why: str) -> str:
         "mixtures of experts whose routers choose by torch.topk (Qwen3-MoE, Mixtral, OLMoE, gpt-oss, DeepSeek-V3 and "
         "alike); set mode=disabled, and the coefficients to 0"
     )
-
-
-class _Sizes(Protocol):
-    """Attributes that every router has (see `_is_router`)."""
-
-    num_experts: int
-    top_k: int
 
 
 class _Function(Protocol):
@@ -162,8 +149,7 @@ class _Router:
         routes = self._routes
         if routes is None:
             return own(*args, **kwargs)
-        sizes = cast(_Sizes, router)
-        experts, k = sizes.num_experts, sizes.top_k
+        experts, k = cast(int, router.num_experts), cast(int, router.top_k)
         with _Choice(experts, k, routes.for_layer(self._layer)) as choice:
             result = own(*args, **kwargs)
         if choice.chosen is None:

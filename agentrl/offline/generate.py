@@ -105,11 +105,12 @@ def run(
     """Generate, batch by batch, the rows that `parts` lacks."""
     # Imported late: torch takes seconds, for which no mistake in tools or rows should wait.
     from agentrl.rollouts.build import open_rollouts, send_first_weights
-    from agentrl.runtime.device import resolve_device
+    from agentrl.runtime.device import note_precision, resolve_device
     from agentrl.runtime.ray.session import ray_session
 
     show_first_prompts(chat, context, display)
     device = resolve_device(config.trainer.device, display.warn)
+    note_precision(device, config.actor_rollout_ref.model, "actor_rollout_ref.model", display.note)
     workers = config.actor_rollout_ref.rollout.nnodes
     with (
         ray_session(config.ray_init, workers) if config.uses_ray else nullcontext(),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from agentrl.config.sections.model import PlainModelConfig
 from agentrl.errors import ConfigError
 
 _NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
@@ -33,6 +34,15 @@ def resolve_device(name: str, warn: Callable[[str], None]) -> str:
         _warned = True
         warn(f"computing on the CPU: {_unused(gpu)}. To compute on the CPU without this warning: trainer.device=cpu")
     return "cpu"
+
+
+def note_precision(device: str, model: PlainModelConfig, key: str, note: Callable[[str], None]) -> None:
+    """Say that float32 is slow on a GPU. key: of the section `model`."""
+    if device == "cuda" and model.dtype == "float32" and model.path != "quickstart":
+        note(
+            f"{key}.dtype=float32 on a GPU: attention runs one sequence after the other, and matrix products take "
+            f"several times as long as in bfloat16. With {key}.dtype=bfloat16 trained weights stay float32"
+        )
 
 
 def visible_gpu() -> str | None:

@@ -18,7 +18,7 @@ from agentrl.rollouts.context import (
 )
 from agentrl.rollouts.contract import RolloutRunner
 from agentrl.rollouts.source import TrajectorySource
-from agentrl.runtime.device import resolve_device
+from agentrl.runtime.device import note_precision, resolve_device
 from agentrl.runtime.ray.session import ray_session
 from agentrl.system.json_value import JSON, as_mapping
 from agentrl.trainer.expert import open_expert
@@ -45,6 +45,7 @@ def build(
     """
     device = resolve_device(config.trainer.device, display.warn)
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+    note_precision(device, model, "actor_rollout_ref.model", display.note)
     chat, context = load_chat(config), inputs.context
     context.bind(chat)
     check_teachers(config, chat)

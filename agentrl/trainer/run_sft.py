@@ -68,7 +68,7 @@ def train_on_files(config: TuningConfig, job: Job[SampleT], display: Display) ->
     # The rows are read twice, so that a mistake in the last row is found before torch is imported and before all
     # earlier rows are tokenised.
     train_rows, val_rows = (check(files, job, display) for files in (config.data.train_files, config.data.val_files))
-    from agentrl.runtime.device import resolve_device
+    from agentrl.runtime.device import note_precision, resolve_device
     from agentrl.runtime.ray.session import ray_session
     from agentrl.trainer.run import TrainingRun
     from agentrl.trainer.setting import open_setting
@@ -76,6 +76,7 @@ def train_on_files(config: TuningConfig, job: Job[SampleT], display: Display) ->
     from agentrl.workers.roles import processes
 
     device = resolve_device(config.trainer.device, display.warn)
+    note_precision(device, config.model, "model", display.note)
     chat = Chat.of_model(config.model, config.format)
     train, validation = _read_rows(config, job, chat, display, train_rows, val_rows)
     with ExitStack() as stack:

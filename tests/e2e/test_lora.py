@@ -27,14 +27,14 @@ def logits(model: PreTrainedModel | PeftModel) -> torch.Tensor:
     return result
 
 
-def merged_equals_adapter(policy: Path, base: Path) -> bool:
+def merged_equals_adapter(policy: Path, base: Path, tolerance: float = 1e-4) -> bool:
     """What transformers makes of the exported policy, and peft of the adapter beside it; and both learnt something."""
     start = AutoModelForCausalLM.from_pretrained(base)
     unchanged = logits(start)
     merged = logits(AutoModelForCausalLM.from_pretrained(policy))
-    assert (merged - unchanged).abs().max() > 1e-3
+    assert (merged - unchanged).abs().max() > 10 * tolerance
     by_peft = logits(PeftModel.from_pretrained(start, policy / "adapter"))
-    return bool((merged - by_peft).abs().max() < 1e-4)
+    return bool((merged - by_peft).abs().max() < tolerance)
 
 
 def test_a_run_with_adapters(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 
+from agentrl.config.sections.model import PlainModelConfig
 from agentrl.errors import ConfigError
 from agentrl.runtime import device
-from agentrl.runtime.device import resolve_device, visible_gpu
+from agentrl.runtime.device import note_precision, resolve_device, visible_gpu
 
 
 @pytest.fixture
@@ -89,3 +91,20 @@ def test_torch_with_a_gpu_takes_it_without_asking_for_names(fake_gpu: Path, monk
     monkeypatch.setattr(device, "visible_gpu", lambda: pytest.fail("it was looked for"))
     assert resolve_device("auto", print) == resolve_device("cuda", print) == "cuda"
     assert resolve_device("cpu", print) == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("device", "path", "dtype", "told"),
+    [
+        ("cuda", "Qwen/Qwen3-0.6B", "float32", True),
+        ("cuda", "Qwen/Qwen3-0.6B", "bfloat16", False),
+        ("cuda", "quickstart", "float32", False),
+        ("cpu", "Qwen/Qwen3-0.6B", "float32", False),
+    ],
+)
+def test_float32_on_a_gpu_is_noted(device: str, path: str, dtype: Literal["float32", "bfloat16"], told: bool) -> None:
+    said: list[str] = []
+    note_precision(device, PlainModelConfig(path=path, dtype=dtype), "actor_rollout_ref.model", said.append)
+    assert [one.endswith("actor_rollout_ref.model.dtype=bfloat16 trained weights stay float32") for one in said] == [
+        True
+    ] * told
