@@ -113,7 +113,12 @@ async def test_blocked_weights_follow_the_model_and_leave_it_as_it_was(
     monkeypatch.setattr(blocked, "_LEAST", 0)
     made: list[torch.Size] = []
     reorder = blocked._reorder
-    monkeypatch.setattr(blocked, "_reorder", lambda weight: made.append(weight.shape) or reorder(weight))
+
+    def counted(weight: torch.Tensor) -> torch.Tensor:
+        made.append(weight.shape)
+        return reorder(weight)
+
+    monkeypatch.setattr(blocked, "_reorder", counted)
     engine = engine_of(model)
     assert await dialogues(engine, 8) == plain
     layers = [layer for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
