@@ -12,6 +12,7 @@ float32 on purpose (DeepSeek's, GLM's).
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import cache
 from typing import cast
 
@@ -67,7 +68,8 @@ def route_in_float32(model: nn.Module) -> None:
     """Have the routers of a model compute in float32, from weights and states that are rounded as other layers' are."""
     for router in model.modules():
         if is_router(router) and not hasattr(router, "rounds_inputs_only"):
-            router.__class__ = _float32_router(type(router))
+            kind = cast(Hashable, type(router))  # mypy takes it for an instance, whose hash torch annotates otherwise
+            router.__class__ = _float32_router(kind)
 
 
 @cache

@@ -186,7 +186,7 @@ class RayRunner:
         await self.groups.broadcast(partial(_on_loop, unlock))
 
     async def idle_seconds(self) -> float:
-        """As far as workers have reported it."""
+        """Idle seconds that the workers have reported so far."""
         return self.groups.idle_seconds
 
     @contextmanager

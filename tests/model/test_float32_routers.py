@@ -45,7 +45,7 @@ def in_precision(family: str, kind: str) -> tuple[Any, bool]:
     """A model as the trainer has it (float32 weights under autocast), or as the engine has it (bfloat16 weights)."""
     model = use_packed_attention(make_model(family))
     if kind == "engine":
-        model.to(torch.bfloat16)
+        torch.nn.Module.to(model, torch.bfloat16)
         for router in routers(model):  # what transformers keeps when it loads a model
             if (bias := getattr(router, "e_score_correction_bias", None)) is not None:
                 bias.data = bias.data.float()

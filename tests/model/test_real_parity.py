@@ -14,6 +14,7 @@ from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.model.packed import load_model, token_logprobs
+from agentrl.parallel import gradients
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers import PolicyWorker, learner
 from tests.model.families import one_by_one
@@ -109,7 +110,7 @@ def test_the_gradient_of_an_update_is_that_of_float64(
         seed=1,
     )
     found: dict[str, torch.Tensor] = {}
-    clip = learner.clip
+    clip = gradients.clip
 
     def seen(*given: Any, **more: Any) -> Any:
         for name, param in fsdp(worker).model.base.named_parameters():
