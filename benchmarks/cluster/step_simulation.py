@@ -33,6 +33,7 @@ from benchmarks.cluster.step_times import Cluster, Memory, Options, Plan, Stage,
 Kind = TypeVar("Kind", bound=Options)
 
 MODELS = {
+    "Qwen2.5-0.5B": ModelShape(24, 896, 14, 2, 64, 4864, 151936, tied=True),
     "Qwen2.5-1.5B": ModelShape(28, 1536, 12, 2, 128, 8960, 151936, tied=True),
     "Qwen2.5-7B": ModelShape(28, 3584, 28, 4, 128, 18944, 152064),
     "Qwen2.5-32B": ModelShape(64, 5120, 40, 8, 128, 27648, 152064),

@@ -179,10 +179,12 @@ def test_a_plan_that_cannot_be_placed_is_refused() -> None:
         Training(Cluster(), Plan(tp=2), seventy).speed()
 
 
-def test_the_commands_of_the_page_about_sizing_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[2] / "docs/scale.md").read_text(encoding="utf-8")
-    # The second and third block are those of test_async_simulation.py.
-    block, _, _ = re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+@pytest.mark.parametrize(("page", "number"), [("docs/scale.md", 3), ("docs/gpu.md", 1)])
+def test_the_commands_of_the_pages_about_sizing_run(page: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parents[2] / page).read_text(encoding="utf-8")
+    # The second and third block of scale.md are those of test_async_simulation.py.
+    block, *others = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert len(others) == number - 1
     for line in block.splitlines():
         python, dash_m, module, *options = shlex.split(line)
         assert (python, dash_m, module) == ("python", "-m", "benchmarks.cluster.step_simulation")

@@ -29,12 +29,17 @@ class BlockedLayers:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        layers = [layer for layer in model.modules() if type(layer) is nn.Linear and _is_plain(layer)]
-        fits = torch.backends.mkldnn.is_available() and sum(layer.weight.numel() for layer in layers) >= _LEAST
-        self._layers = layers if fits else []
+        self._layers = [layer for layer in model.modules() if type(layer) is nn.Linear and _is_plain(layer)]
         self._forwards: list[Callable[[torch.Tensor], torch.Tensor]] = []
         self._made_of: list[tuple[int, int]] = []
         """Address and version of each weight that was copied."""
+
+    @staticmethod
+    def from_model(model: PreTrainedModel) -> BlockedLayers | None:
+        """Find the layers of a model; None where copies of their weights would not help."""
+        blocked = BlockedLayers(model)
+        large = sum(layer.weight.numel() for layer in blocked._layers) >= _LEAST
+        return blocked if large and torch.backends.mkldnn.is_available() else None
 
     def drop(self) -> None:
         """Free the copies; the next `used` makes them again."""

@@ -387,7 +387,8 @@ class EmbeddedEngine:
             raise EngineError(f"sleep: {len(self._running)} requests are running; pause with mode abort or retract")
         self._asleep = True
         self._cache.free()
-        self._runner.blocked.drop()
+        if self._runner.blocked is not None:
+            self._runner.blocked.drop()
         self._runner.disturb()
 
     async def wake(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -119,7 +120,7 @@ class StepRunner:
         self.model = model
         self.cache = cache
         self.records_experts = records_experts
-        self.blocked = BlockedLayers(model)
+        self.blocked = BlockedLayers.from_model(model)
         self._of_token: tuple[tuple[int, ...], torch.dtype] | None = None
         """Shape and type of a token's experts, once some were recorded."""
         self._steady: _DecodingBatch | None = None
@@ -140,7 +141,7 @@ class StepRunner:
     @torch.inference_mode()
     def run(self, running: Sequence[Request]) -> tuple[list[Request], list[int], list[float]]:
         """Run a step. Return the requests in its order, the token sampled for each, and the token's log-prob."""
-        with self.blocked.used():
+        with nullcontext() if self.blocked is None else self.blocked.used():
             if self._steady is None:
                 requests, sampler, hidden = self._mixed(running)
             else:
