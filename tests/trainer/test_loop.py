@@ -331,12 +331,11 @@ def dies_at_first(monkeypatch: pytest.MonkeyPatch, method: str) -> list[int]:
         self.restarts = -1  # one is allowed, which a run on one device cannot be asked for
         return after(self, *seen)
 
-    def dying(trainer: Trainer) -> dict[str, float]:
+    def dying(trainer: Trainer, *given: Any) -> Any:
         called.append(trainer.step)
         if len(called) == 1:
             raise WorkerDied("injected")
-        metrics: dict[str, float] = original(trainer)
-        return metrics
+        return original(trainer, *given)
 
     monkeypatch.setattr(Trainer, method, dying)
     monkeypatch.setattr(Continuation, "after", going_back)
