@@ -29,7 +29,7 @@ RECENT = 10
 
 
 class Spent(BaseModel):
-    """The spent part of a budget: content of budget.json, and part of a checkpoint's state."""
+    """The spent part of a budget, in a checkpoint's state; budget.json has its minutes."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -140,7 +140,7 @@ class Budget:
                 "lower save_freq, or raise the budget"
             )
         with published(self.file) as partial:
-            partial.write_text(json.dumps(self.state()) + "\n", encoding="utf-8")
+            partial.write_text(json.dumps({"minutes": self.minutes}) + "\n", encoding="utf-8")
 
     def state(self) -> dict[str, JSON]:
         """Return the part of a checkpoint."""

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from benchmarks.arena.contenders import Contender
 from benchmarks.arena.runs import TASKS, Match, Result, Task
+from benchmarks.marked import replace_text
 
-BEGIN, END = "<!-- arena -->", "<!-- end of arena -->"
 PICTURE = "images/arena.png"
 ENOUGH = 0.8
 """Validation success whose cost in trajectories is told."""
@@ -69,11 +69,8 @@ def _share(by_seed: Sequence[float]) -> str:
 
 def document(matches: Sequence[Match], out: Path, docs: Path) -> None:
     """Write the table between its marks in algorithms.md, and the picture beside it."""
-    page = docs / "algorithms.md"
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
     text = "\n".join(table(matches, out))
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+    replace_text(docs / "algorithms.md", "arena", f"\n{text}\n")
     draw(matches, out, docs / PICTURE)
 
 

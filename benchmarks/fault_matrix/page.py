@@ -8,8 +8,8 @@ from pathlib import Path
 from benchmarks.fault_matrix.assets import LOOPS
 from benchmarks.fault_matrix.cells import BOUNDS, Cell, Result, outcome
 from benchmarks.fault_matrix.faults import FAULTS
+from benchmarks.marked import replace_text
 
-MARKS = ("<!-- fault matrix -->", "<!-- end of fault matrix -->")
 SHORT = {"does not apply": "-", "not run": "not run", "failed": "FAILED"}
 
 
@@ -39,7 +39,5 @@ def entry(found: Result) -> str:
 
 def document(out: Path, page: Path) -> None:
     """Write the table between its marks."""
-    before, _, rest = page.read_text(encoding="utf-8").partition(MARKS[0])
-    _, _, after = rest.partition(MARKS[1])
     text = "\n".join(table(out))
-    page.write_text(f"{before}{MARKS[0]}\n\n{text}\n\n{MARKS[1]}{after}", encoding="utf-8")
+    replace_text(page, "fault matrix", f"\n{text}\n")

@@ -28,6 +28,7 @@ from pathlib import Path
 
 from agentrl.observe.tracking import read_metrics
 from agentrl.system.json_value import JSON
+from benchmarks.marked import replace_text
 
 SEEDS = tuple(range(501, 521))
 """Fixed together with the recipe, before any of them was run; none is left out."""
@@ -37,7 +38,6 @@ EARLY_STEPS = 10
 SAMPLED, GREEDY, RATE = "val/success_sampled", "val/success_greedy", "success/rate"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "quickstart.md"
 PICTURE = "images/seeds.png"
-BEGIN, END = "<!-- seeds -->", "<!-- end of seeds -->"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +157,7 @@ def draw(runs: Sequence[Run], out: Path) -> None:
 
 def document(runs: Sequence[Run]) -> None:
     """Put table and picture into docs/quickstart.md."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n{table(runs)}\n{END}{after}", encoding="utf-8")
+    replace_text(PAGE, "seeds", table(runs))
     draw(runs, PAGE.parent / PICTURE)
 
 

@@ -21,8 +21,10 @@ import pyarrow.parquet as pq
 from agentrl.observe.plot import plot_runs
 from agentrl.observe.tracking import read_metrics
 from agentrl.system.json_value import JSON
+from benchmarks.marked import replace_text
+from benchmarks.training.quickstart_seeds import GREEDY, number
 
-GREEDY, TIME = "val/success_greedy", "time/step"
+TIME = "time/step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +56,6 @@ class Run:
         return found if len(found) > 1 else {}
 
 
-def number(line: Mapping[str, JSON], key: str) -> float:
-    value = line[key]
-    assert isinstance(value, (int, float)), f"{key}: {value!r}"
-    return float(value)
-
-
 def share(value: float, problems: int) -> str:
     """Write a share with its interval: `61.5 % (51.5 to 70.6)`. Wilson's: doi:10.1080/01621459.1927.10502953."""
     spread = 1.96**2 / problems
@@ -89,16 +85,6 @@ def table(runs: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
-def document(text: str, page: Path, name: str) -> None:
-    """Put `text` between the marks of the page. Raises ValueError where it has none."""
-    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-    before, found, rest = page.read_text(encoding="utf-8").partition(begin)
-    _, ended, after = rest.partition(end)
-    if not (found and ended):
-        raise ValueError(f"{page} lacks the marks {begin} and {end}")
-    page.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", type=Path, nargs="+", help="run folders, one a seed")
@@ -109,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runs = [Run.read(folder) for folder in given.folders]
     print(table(runs))
     if given.document:
-        document(table(runs), given.document, given.name)
+        replace_text(given.document, given.name, table(runs))
     if given.picture:
         plot_runs({run.folder.name: run.folder / "metrics.jsonl" for run in runs}, given.picture)
     return 0

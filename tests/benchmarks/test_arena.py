@@ -15,7 +15,7 @@ from agentrl.config.registries import ADVANTAGE_ESTIMATORS, POLICY_LOSSES
 from agentrl.quickstart.tiny_policy import make_tiny_policy
 from benchmarks.arena import credit
 from benchmarks.arena.contenders import CONTENDERS, ESTIMATOR, LOSS, Contender
-from benchmarks.arena.page import BEGIN, END, document, table
+from benchmarks.arena.page import document, table
 from benchmarks.arena.runs import TASKS, Match, Result, finish, keys
 from data_prep.files import write_parquet
 from examples.gigpo import walk
@@ -123,7 +123,7 @@ def test_a_match_is_run_once_and_documented(tmp_path: Path) -> None:
     assert [file.stat().st_mtime_ns for file in tmp_path.rglob("done.json")] == stamps
     docs = tmp_path / "docs"
     (docs / "images").mkdir(parents=True)
-    (docs / "algorithms.md").write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    (docs / "algorithms.md").write_text("before\n<!-- arena -->\nold\n<!-- end of arena -->\nafter\n")
     document(matches, tmp_path, docs)
     page = (docs / "algorithms.md").read_text()
     assert page.startswith("before\n") and page.endswith("\nafter\n") and "old" not in page

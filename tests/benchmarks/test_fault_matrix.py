@@ -22,7 +22,7 @@ from benchmarks.fault_matrix.assets import LOOPS, make_policy, make_rows
 from benchmarks.fault_matrix.cells import BOUNDS, RESULT, Result, cells, outcome, run
 from benchmarks.fault_matrix.engine_server import EngineServer
 from benchmarks.fault_matrix.faults import FAULTS
-from benchmarks.fault_matrix.page import MARKS, document, table
+from benchmarks.fault_matrix.page import document, table
 from benchmarks.fault_matrix.scene import TORN_SERVED, Scene
 from benchmarks.fault_matrix.verdict import judge
 
@@ -102,7 +102,7 @@ def test_a_table_says_what_failed_and_what_was_not_run(tmp_path: Path) -> None:
     assert "| tool: flood | - | not run | not run | - |  |" in lines
     assert "1 passed, 1 failed" in lines[-1] and "`abc` (2)" in lines[-1]
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{MARKS[0]}\nold\n{MARKS[1]}\nafter\n")
+    page.write_text("before\n<!-- fault matrix -->\nold\n<!-- end of fault matrix -->\nafter\n")
     document(tmp_path, page)
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text and lines[0] in text

@@ -125,17 +125,21 @@ def test_its_keys_are_refused_where_they_say_nothing() -> None:
             load(*keys)
 
 
+def supervised(policy: Path, folder: Path, *keys: str) -> int:  # noqa: F811
+    """Train on three transcripts a step, validated on the same; the exit status."""
+    data = write(folder.parent / "train.parquet", TRANSCRIPTS)
+    common = [f"data.train_files={data}", f"data.val_files={data}", "data.train_batch_size=3", f"model.path={policy}"]
+    return sft([*common, "trainer.device=cpu", f"trainer.default_local_dir={folder}", *keys])
+
+
 def test_supervised_training_ends_by_tokens_and_trains_on_with_more(
     policy: Path,  # noqa: F811
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    data = write(tmp_path / "train.parquet", TRANSCRIPTS)
 
     def run(name: str, *more: str) -> int:
-        common = [f"data.train_files={data}", f"data.val_files={data}", "data.train_batch_size=3", "optim.lr=1e-2"]
-        common += ["trainer.total_training_steps=5", "trainer.device=cpu", f"model.path={policy}"]
-        return sft([*common, f"trainer.default_local_dir={tmp_path / name}", *more])
+        return supervised(policy, tmp_path / name, "optim.lr=1e-2", "trainer.total_training_steps=5", *more)
 
     assert run("whole") == 0
     assert run("short", "trainer.budget.tokens=10") == 2
@@ -169,12 +173,9 @@ def test_the_best_policy_is_exported_when_patience_ends_a_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A learning rate that ruins the policy: an early step stays the best."""
-    data = write(tmp_path / "train.parquet", TRANSCRIPTS)
 
     def run(name: str, *more: str) -> int:
-        common = [f"data.train_files={data}", f"data.val_files={data}", "data.train_batch_size=3", "optim.lr=0.5"]
-        common += ["trainer.test_freq=1", "trainer.device=cpu", f"model.path={policy}"]
-        return sft([*common, f"trainer.default_local_dir={tmp_path / name}", *more])
+        return supervised(policy, tmp_path / name, "optim.lr=0.5", "trainer.test_freq=1", *more)
 
     by = ["trainer.metric_for_best_model=val/loss", "trainer.early_stopping_patience=2"]
     by += ["trainer.max_ckpt_to_keep=1", "trainer.total_training_steps=30", "trainer.load_best_model_at_end=true"]
