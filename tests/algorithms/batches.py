@@ -14,6 +14,7 @@ from agentrl.algorithms.policy_loss import MicroLoss, PolicyLoss
 from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.algorithm import AlgorithmConfig, PolicyLossConfig
 from agentrl.trajectory.batch import RaggedBatch
+from tests.trained import trained_batch
 
 LOSS_OPTIONS: dict[str, dict[str, Any]] = {"dro": {"dro_beta": 0.5}}
 """Options of the losses that do not go without."""
@@ -74,18 +75,12 @@ def micro_loss(
 ) -> MicroLoss:
     """The policy loss `mode` of these columns, with these clip bounds. Without `selected` it selects by `logprobs`."""
     sequences = len(offsets) - 1
-    batch = RaggedBatch.from_columns(
-        offsets=offsets,
-        ids=torch.zeros(len(mask), dtype=torch.int64),
-        mask=mask,
+    batch = trained_batch(
+        offsets,
+        torch.zeros(len(mask), dtype=torch.int64),
+        mask,
+        torch.arange(sequences),
         rollout_logprobs=old_logprobs,
-        version=mask.int() - 1,
-        turn=mask.int() - 1,
-        rewards=torch.zeros(len(mask)),
-        group=torch.arange(sequences),
-        trajectory=torch.arange(sequences),
-        policy=torch.zeros(sequences, dtype=torch.int32),
-        policies=("policy",),
         old_logprobs=old_logprobs,
         advantages=advantages,
         selected=selected,

@@ -22,6 +22,7 @@ from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers import PolicyWorker
 from tests.conftest import PROJECT
 from tests.model.families import FAMILIES, SIZES, batch, make_model, one_by_one
+from tests.trained import trained_batch
 from tests.workers.conftest import fsdp
 
 
@@ -91,20 +92,8 @@ def grouped_batch() -> RaggedBatch:
     mask = torch.ones_like(ids, dtype=torch.bool)
     mask[offsets[:-1]] = False
     count = len(offsets) - 1
-    return RaggedBatch.from_columns(
-        offsets=offsets,
-        ids=ids,
-        mask=mask,
-        rollout_logprobs=torch.zeros(len(ids)),
-        version=mask.int() - 1,
-        turn=mask.int() - 1,
-        rewards=torch.zeros(len(ids)),
-        group=torch.arange(count) // 4,
-        trajectory=torch.arange(count),
-        policy=torch.zeros(count, dtype=torch.int32),
-        policies=("policy",),
-        advantages=torch.linspace(-1, 1, count).repeat_interleave(offsets.diff()) * mask,
-    )
+    advantages = torch.linspace(-1, 1, count).repeat_interleave(offsets.diff()) * mask
+    return trained_batch(offsets, ids, mask, torch.arange(count) // 4, advantages=advantages)
 
 
 @pytest.mark.slice(6, "matrix")

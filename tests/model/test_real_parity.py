@@ -15,10 +15,10 @@ from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.model.packed import load_model, token_logprobs
 from agentrl.parallel import gradients
-from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers import PolicyWorker, learner
 from tests.model.families import one_by_one
 from tests.real_model import cut_model, find_model
+from tests.trained import trained_batch
 from tests.workers.conftest import fsdp
 
 
@@ -86,20 +86,7 @@ def test_the_gradient_of_an_update_is_that_of_float64(
     mask = torch.cat([torch.arange(size) >= prompt for size, prompt in zip(offsets.diff(), prompts, strict=True)])
     rewards = torch.randn(len(prompts), generator=torch.Generator().manual_seed(1))
     advantages = torch.repeat_interleave(rewards, offsets.diff()) * mask
-    batch = RaggedBatch.from_columns(
-        offsets=offsets,
-        ids=ids,
-        mask=mask,
-        rollout_logprobs=torch.zeros(len(ids)),
-        version=mask.int() - 1,
-        turn=mask.int() - 1,
-        rewards=torch.zeros(len(ids)),
-        group=torch.arange(len(prompts)) // 2,
-        trajectory=torch.arange(len(prompts)),
-        policy=torch.zeros(len(prompts), dtype=torch.int32),
-        policies=("policy",),
-        advantages=advantages,
-    )
+    batch = trained_batch(offsets, ids, mask, torch.arange(len(prompts)) // 2, advantages=advantages)
     worker = PolicyWorker(
         ModelConfig(path=str(cut)),
         ActorConfig(ppo_mini_batch_size=4, ppo_max_token_len_per_gpu=600, optim=OptimConfig(lr=1e-6)),

@@ -16,7 +16,7 @@ BOUNDS: dict[str, float] = {
     "private functions used once": 355,
     "functions used once": 930,
     "lines of the core": 58543,
-    "lines of tests": 70698,
+    "lines of tests": 70673,
     "files under 30 lines": 69,
     "docstrings that only point": 42,
     "hard words in 1,000 of docs": 0.4,

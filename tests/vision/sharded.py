@@ -15,6 +15,7 @@ from agentrl.trajectory.batch import RaggedBatch
 from agentrl.trajectory.images import Images
 from agentrl.trajectory.picture import image_part
 from agentrl.workers import PolicyWorker
+from tests.trained import trained_batch
 from tests.vision.tiny import picture
 from tests.workers.conftest import fsdp
 
@@ -39,19 +40,7 @@ def images_for_one(chat: Chat) -> RaggedBatch:
     answer = chat.encode("It is a dot.")
     mask = torch.tensor([flag for one in ids for flag in [False] * len(one) + [True] * len(answer)])
     flat = [id for one in ids for id in [*one, *answer]]
-    zeros = torch.zeros(len(flat))
-    return RaggedBatch.from_columns(
-        offsets=torch.tensor([0, *(len(one) + len(answer) for one in ids)]).cumsum(0),
-        ids=torch.tensor(flat),
-        mask=mask,
-        rollout_logprobs=zeros,
-        version=mask.int() - 1,
-        turn=mask.int() - 1,
-        rewards=zeros,
-        group=torch.tensor([0, 1]),
-        trajectory=torch.tensor([0, 1]),
-        policy=torch.zeros(2, dtype=torch.int32),
-        policies=("policy",),
-        advantages=mask.float(),
-        images=images,
+    offsets = torch.tensor([0, *(len(one) + len(answer) for one in ids)]).cumsum(0)
+    return trained_batch(
+        offsets, torch.tensor(flat), mask, torch.tensor([0, 1]), advantages=mask.float(), images=images
     )

@@ -16,6 +16,7 @@ from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers import PolicyWorker
 from agentrl.workers.fsdp import FSDPPolicy
+from tests.trained import trained_batch
 
 SHAPE = TinyShape(vocab=320, hidden=32, layers=2, heads=2, kv_heads=1, intermediate=64)
 
@@ -60,18 +61,12 @@ def make_batch(vocab_size: int) -> BatchMaker:
         flat_mask = torch.cat(mask)
         by_sequence = torch.randn(len(group), generator=generator)
         advantages = torch.repeat_interleave(by_sequence, torch.tensor(offsets).diff()) * flat_mask
-        return RaggedBatch.from_columns(
-            offsets=torch.tensor(offsets),
-            ids=torch.cat(ids),
-            mask=flat_mask,
-            rollout_logprobs=torch.zeros(offsets[-1]),
-            version=flat_mask.int() - 1,
+        return trained_batch(
+            torch.tensor(offsets),
+            torch.cat(ids),
+            flat_mask,
+            torch.tensor(group),
             turn=torch.cat(turns).int(),
-            rewards=torch.zeros(offsets[-1]),
-            group=torch.tensor(group),
-            trajectory=torch.arange(len(group)),
-            policy=torch.zeros(len(group), dtype=torch.int32),
-            policies=("policy",),
             advantages=advantages,
         )
 

@@ -30,6 +30,7 @@ from agentrl.trajectory import PlacedImage
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.trajectory.images import Images
 from agentrl.workers import CriticWorker, PolicyWorker
+from tests.trained import trained_batch
 from tests.vision.tiny import make_tiny_vision_policy
 from tests.workers.conftest import fsdp
 
@@ -42,20 +43,9 @@ def batch_of(vocab: int) -> RaggedBatch:
     lengths = torch.tensor([24, 31, 20, 27])
     ids = torch.randint(3, vocab, (int(lengths.sum()),), generator=generator)
     mask = torch.rand(ids.shape, generator=generator) < 0.5
-    return RaggedBatch.from_columns(
-        offsets=torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]),
-        ids=ids,
-        mask=mask,
-        rollout_logprobs=torch.zeros(len(ids)),
-        version=mask.int() - 1,
-        turn=mask.int() - 1,
-        rewards=torch.zeros(len(ids)),
-        group=torch.tensor([0, 0, 1, 1]),
-        trajectory=torch.arange(4),
-        policy=torch.zeros(4, dtype=torch.int32),
-        policies=("policy",),
-        advantages=torch.randn(ids.shape, generator=generator) * mask,
-    )
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    advantages = torch.randn(ids.shape, generator=generator) * mask
+    return trained_batch(offsets, ids, mask, torch.tensor([0, 0, 1, 1]), advantages=advantages)
 
 
 def policy(path: str, dtype: str, model: dict[str, Any] | None = None, **actor: Any) -> PolicyWorker:
