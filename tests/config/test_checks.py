@@ -79,7 +79,6 @@ INEFFECTIVE = [
     (f"{ROLLOUT}.server_start_timeout=60", [SGLANG, ATTACHED]),
     (f"{ROLLOUT}.health_check_interval=1", [SGLANG, ATTACHED]),
     (f"{ROLLOUT}.max_server_restarts=0", [SGLANG]),
-    (f"{ROLLOUT}.free_cache_engine=true", [SGLANG]),
     (f"{ROLLOUT}.update_weights_transport=disk", [SGLANG, ATTACHED]),
     (f"{ROLLOUT}.update_weights_bucket_megabytes=64", [SGLANG, ATTACHED]),
     (f"{ROLLOUT}.update_weights_checksum=true", [SGLANG, ATTACHED]),

@@ -17,6 +17,8 @@ from safetensors.torch import load_file
 
 from agentrl.checkpoint.export import STEP_FILE
 from agentrl.checkpoint.recovery import Continuation
+from agentrl.engines.embedded.engine import EmbeddedEngine
+from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import WorkerDied
 from agentrl.train import main
 from agentrl.trainer.run import validation_due
@@ -209,6 +211,27 @@ def test_filtering_groups_changes_no_weight_and_no_metric(small_run: Overrides, 
     for name, tensor in weights["true"].items():
         apart = (tensor - weights["false"][name]).square().mean().sqrt()
         assert apart < 1e-2 * 1e-3, f"{name}: AdamW's step is 1e-3, and shows the rounding of gradients of almost 0"
+
+
+def test_an_embedded_engine_without_its_cache_during_updates_learns_the_same(
+    small_run: Overrides, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[int] = []
+    sent = EmbeddedEngine.update_weights
+
+    async def update_weights(self: EmbeddedEngine, weights: Weights, version: int) -> SyncReport:
+        held.append(self._cache.own.memory.used)
+        return await sent(self, weights, version)
+
+    monkeypatch.setattr(EmbeddedEngine, "update_weights", update_weights)
+    weights = {}
+    for free in ("true", "false"):
+        run = tmp_path / free
+        keys = [f"actor_rollout_ref.rollout.free_cache_engine={free}", "trainer.total_training_steps=2"]
+        assert main(small_run(*keys, run_dir=run)) == 0
+        weights[free] = load_file(run / "policy" / "model.safetensors")
+        assert all((used == 0) == (free == "true") for used in held[-2:]), "after each of two updates"
+    assert all(weights["true"][name].equal(tensor) for name, tensor in weights["false"].items())
 
 
 def test_masked_trajectories_are_in_no_loss_and_in_every_baseline(small_run: Overrides, tmp_path: Path) -> None:
