@@ -23,7 +23,7 @@ from agentrl.config import SFTConfig
 from agentrl.config.sections.sft import SFTDataConfig
 from agentrl.data.sft import SFTSample, load_transcripts
 from agentrl.errors import DataError, WorkerDied
-from agentrl.model.scores import TokenScores
+from agentrl.model.scores import Needs, TokenScores
 from agentrl.observe.open import open_display
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.sft import main
@@ -32,7 +32,6 @@ from agentrl.trainer.run_sft import train_sft
 from agentrl.trainer.sft import batches
 from agentrl.trajectory import FunctionCall, Message
 from agentrl.trajectory.batch import RaggedBatch
-from agentrl.workers.backend import Needs
 from agentrl.workers.fsdp import FSDPPolicy
 from agentrl.workers.sft import SupervisedWorker, to_batch
 from agentrl.workers.trainable import MAX_SKIPPED

@@ -16,7 +16,7 @@ from agentrl.errors import ConfigError
 from agentrl.model.checkpoint_names import CheckpointNames
 from agentrl.model.packed import check_packed_attention, stored_hidden_states, token_logprobs
 from agentrl.model.routing import follow_routes
-from agentrl.model.scores import Compare, TokenScores
+from agentrl.model.scores import Compare, Needs, TokenScores
 from agentrl.model.sharded_load import open_model
 from agentrl.model.vision import features_of, sample_image, takes_images, vision_tower
 from agentrl.parallel.collectives import full, world_size
@@ -60,14 +60,10 @@ class PolicyModel(nn.Module):
         *,
         needed: torch.Tensor,
         temperature: float,
-        with_entropy: bool = False,
-        with_varentropy: bool = False,
-        with_squared_probs: bool = False,
+        needs: Needs = frozenset(),
         compare: Compare | None = None,
         images: Images | None = None,
         experts: torch.Tensor | None = None,
-        with_experts: bool = False,
-        with_router: bool = False,
     ) -> TokenScores:
         """Score tokens as `token_logprobs` does; ids [T] int64, offsets [N + 1] int64, needed [T] bool, experts
         [T, L, k] of an integer type.
@@ -79,15 +75,11 @@ class PolicyModel(nn.Module):
                 ids,
                 offsets,
                 temperature=temperature,
-                with_entropy=with_entropy,
-                with_varentropy=with_varentropy,
-                with_squared_probs=with_squared_probs,
+                needs=needs,
                 compare=compare,
                 needed=needed,
                 images=images,
                 experts=experts,
-                with_experts=with_experts,
-                with_router=with_router,
                 group=self._group,
             )
         return scores if nothing is None else scores._replace(logprobs=scores.logprobs + nothing)

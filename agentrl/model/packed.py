@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.core_model_loading import dot_natural_key
 
+from agentrl.config.declaration import Computed
 from agentrl.errors import ConfigError
 from agentrl.model.attend import Rule
 from agentrl.model.attention import IMPLEMENTATION, LAYOUT, AttentionLayout, PackedAttention
@@ -32,7 +33,7 @@ from agentrl.model.head_product import head_products
 from agentrl.model.layout import PackedLayout, flat_layout
 from agentrl.model.read_config import OVERRIDE_KEY, read_config
 from agentrl.model.routing import ROUTES, Routes
-from agentrl.model.scores import Compare, TokenScores
+from agentrl.model.scores import Compare, Needs, TokenScores
 from agentrl.model.ulysses import Slice
 from agentrl.model.vision import (
     PlacedFeatures,
@@ -51,6 +52,8 @@ from agentrl.trajectory.images import Images
 if TYPE_CHECKING:
     from transformers.modeling_rope_utils import RopeParameters
 
+_FURTHER: tuple[Computed, ...] = ("entropy", "varentropy", "squared_probs")
+"""Scores of a distribution in addition to the log-prob, in the order of `TokenScores`."""
 _CHUNK_LOGITS, _CHUNK_LOGITS_ON_GPU = 1 << 24, 1 << 27
 """Logits kept for the backward pass at once (64 MiB in fp32, on a GPU 512 MiB); more are computed in chunks and again
 in backward. Each chunk reads all weights of the head and adds up a gradient as large, which for small chunks would take
@@ -433,20 +436,16 @@ def token_logprobs(
     offsets: torch.Tensor,
     *,
     temperature: float = 1.0,
-    with_entropy: bool = False,
-    with_varentropy: bool = False,
-    with_squared_probs: bool = False,
+    needs: Needs = frozenset(),
     compare: Compare | None = None,
     needed: torch.Tensor | None = None,
     chunk_tokens: int | None = None,
     images: Images | None = None,
     experts: torch.Tensor | None = None,
-    with_experts: bool = False,
-    with_router: bool = False,
     group: dist.ProcessGroup | None = None,
 ) -> TokenScores:
-    """Compute log p(ids[t] | the tokens before it in its sequence) under softmax(logits / temperature), and on request
-    more of that distribution.
+    """Compute log p(ids[t] | the tokens before it in its sequence) under softmax(logits / temperature), and the further
+    scores in `needs`.
 
     Args:
         ids: [T] int64. offsets: [N + 1] int64.
@@ -457,7 +456,6 @@ def token_logprobs(
         images: of the sequences, if they have any.
         experts: [T, L, k] of an integer type, the k experts of each token in the model's L layers with experts, which
             has been given to `follow_routes`; None: as the routers choose.
-        with_experts: give the experts of each token in such a model. with_router: what its routers' losses read.
         group: the ranks that split the tokens; all must call it with the same, and all get the whole result.
 
     Returns:
@@ -465,34 +463,28 @@ def token_logprobs(
         Differentiable in the weights.
     """
     routes = None
-    if with_experts or with_router or experts is not None:
-        routes = Routes(experts, with_sums=with_router)
+    if experts is not None or not needs.isdisjoint(("experts", "router")):
+        routes = Routes(experts, with_sums="router" in needs)
     chosen, places, part = predicting_states(model, ids, offsets, needed, images, group, routes)
-    asked = {"entropy": with_entropy, "varentropy": with_varentropy, "squared_probs": with_squared_probs}
     size = chunk_tokens or chunk_size(model, chosen)
     single = len(places) <= size
     parts = []
     # With nothing needed there is one empty chunk, and the zeros still have a gradient.
     for states, there in zip(chosen.split(size), places.split(size), strict=True):
-        arguments = (model, states, ids[there], there, temperature or 1.0, asked, compare)
+        arguments = (model, states, ids[there], there, temperature or 1.0, needs, compare)
         recompute = not single and torch.is_grad_enabled()
         parts.append(checkpoint(_score, *arguments, use_reentrant=False) if recompute else _score(*arguments))
     scores = torch.cat(parts, dim=1)
     spread = torch.zeros(len(scores), len(ids), dtype=torch.float32, device=ids.device).index_copy(1, places, scores)
     rows = part.sum_over_ranks(spread)
-    found = _named(rows, **asked, divergence=compare is not None)
+    names = ["logprobs", *(name for name in _FURTHER if name in needs)] + ["divergence"] * (compare is not None)
+    # Copies, as FSDP warns of views.
+    found = TokenScores(**{name: row.clone() for name, row in zip(names, rows, strict=True)})
     if routes is None:
         return found
     return found._replace(
-        experts=routes.of_tokens() if with_experts else None, router=routes.sums() if with_router else None
+        experts=routes.of_tokens() if "experts" in needs else None, router=routes.sums() if "router" in needs else None
     )
-
-
-def _named(rows: torch.Tensor, **asked: bool) -> TokenScores:
-    """Name rows [R, T]: the log-probs, then the requested further rows in order."""
-    names = ["logprobs", *(name for name, is_asked in asked.items() if is_asked)]
-    # Copies, as FSDP warns of views.
-    return TokenScores(**{name: row.clone() for name, row in zip(names, rows, strict=True)})
 
 
 def predicting_states(
@@ -533,29 +525,29 @@ def _score(
     targets: torch.Tensor,
     places: torch.Tensor,
     temperature: float,
-    asked: Mapping[str, bool],
+    needs: Needs,
     compare: Compare | None,
 ) -> torch.Tensor:
     """Score M states: [1 to 5, M] float32.
 
-    The rows are log-probs of the targets, the scores in `asked`, and the results of `compare`. hidden [M, D], targets
-    and their places [M] int64.
+    The rows are log-probs of the targets, those of `_FURTHER` in `needs`, and the results of `compare`. hidden [M, D],
+    targets and their places [M] int64.
     """
     logits = token_logits(model, hidden)
     if temperature != 1.0:
         logits = logits / temperature
-    if not any(asked.values()) and compare is None:
+    if needs.isdisjoint(_FURTHER) and compare is None:
         return -cross_entropy(logits, targets, reduction="none")[None]
     logprobs = logits.log_softmax(-1)
     found = [logprobs.gather(1, targets[:, None])[:, 0]]
-    if asked["entropy"] or asked["varentropy"]:
+    if not needs.isdisjoint(("entropy", "varentropy")):
         weighted = logprobs.exp() * logprobs
         entropy = -weighted.sum(-1)
-        if asked["entropy"]:
+        if "entropy" in needs:
             found.append(entropy)
-        if asked["varentropy"]:
+        if "varentropy" in needs:
             found.append(((weighted * logprobs).sum(-1) - entropy.square()).clamp(min=0.0))
-    if asked["squared_probs"]:
+    if "squared_probs" in needs:
         found.append((2 * logprobs).exp().sum(-1))
     if compare is not None:
         found.append(compare(logprobs, places).float())

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
+
+from agentrl.config.declaration import Computed
 
 Compare = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Function of some distributions, log-probs [M, V] float32, and of the places [M] int64 of their tokens. It returns a
 number for each, [M] float, differentiable in the log-probs."""
+
+
+Needs = frozenset[Computed | Literal["experts", "router"]]
+"""Scores read from a forward pass in addition to the log-probs. With `experts` its routers choose by themselves."""
 
 
 class TokenScores(NamedTuple):

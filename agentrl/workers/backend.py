@@ -13,22 +13,19 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from agentrl.checks.optimizer_step import Stepped
-from agentrl.config.declaration import Computed
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.config.sections.parallel import Parallel
-from agentrl.model.scores import Compare, TokenScores
+from agentrl.model.scores import Compare, Needs, TokenScores
 from agentrl.runtime.ranks import RankWeights
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 
-Needs = frozenset[Computed | Literal["experts", "router"]]
-"""Scores read from a forward pass in addition to the log-probs. With `experts` its routers choose by themselves."""
 Found = TypeVar("Found")
 Watched = TypeVar("Watched", contravariant=True)
 AUX_LOSS, Z_LOSS = "moe_aux_loss", "moe_z_loss"

@@ -15,7 +15,7 @@ from agentrl.algorithms.router_losses import expert_counts, router_losses
 from agentrl.errors import ConfigError
 from agentrl.model.export import export_model, export_score_model
 from agentrl.model.heads import ValueModel, freeze_vision, load_policy, make_score_model
-from agentrl.model.scores import Compare, TokenScores
+from agentrl.model.scores import Compare, Needs, TokenScores
 from agentrl.model.sharded_load import open_model
 from agentrl.parallel.collectives import rank
 from agentrl.parallel.mesh import Mesh
@@ -28,7 +28,6 @@ from agentrl.workers.backend import (
     Z_LOSS,
     CriticBackend,
     MiniBatch,
-    Needs,
     PolicyBackend,
     PolicySettings,
     Settings,
@@ -86,14 +85,10 @@ class FSDPPolicy(Learner[TokenScores]):
             micro.offsets,
             needed=micro.mask if needed is None else needed,
             temperature=self._temperature,
-            with_entropy="entropy" in needs,
-            with_varentropy="varentropy" in needs,
-            with_squared_probs="squared_probs" in needs,
+            needs=needs,
             compare=compare,
             images=micro.images,
             experts=self._replayed(micro) if "experts" not in needs else None,
-            with_experts="experts" in needs,
-            with_router="router" in needs,
         )
         return scores
 

@@ -22,7 +22,7 @@ from agentrl.checkpoint.state import StateWriterFactory
 from agentrl.config.registries import CHECKPOINT_WRITERS
 from agentrl.model.compiled import compile_layers, text_layers
 from agentrl.model.heads import PolicyModel, ScoreModel, ValueModel
-from agentrl.model.scores import Compare
+from agentrl.model.scores import Compare, Needs
 from agentrl.model.sharded_load import read_weights
 from agentrl.optim.optimizer import Optim
 from agentrl.parallel.collectives import all_max, local
@@ -33,7 +33,7 @@ from agentrl.parallel.shard import decoder_layers, shard
 from agentrl.runtime.ranks import shares
 from agentrl.system.json_value import JSON
 from agentrl.trajectory.batch import RaggedBatch, Sequences
-from agentrl.workers.backend import MiniBatch, Needs, Settings, StepReport
+from agentrl.workers.backend import MiniBatch, Settings, StepReport
 from agentrl.workers.forward import filler, to_device
 from agentrl.workers.plan import micro_batches
 

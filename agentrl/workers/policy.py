@@ -27,12 +27,12 @@ from agentrl.config.sections.algorithm import AlgorithmConfig, RolloutCorrection
 from agentrl.config.sections.distillation import POLICY, DistillationConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.errors import TrainingError
-from agentrl.model.scores import TokenScores
+from agentrl.model.scores import Needs, TokenScores
 from agentrl.runtime.ranks import CachedColumns, RankWeights
 from agentrl.system.metrics import Numbers
 from agentrl.system.registry import configured
 from agentrl.trajectory.batch import RaggedBatch, Sequences
-from agentrl.workers.backend import AUX_LOSS, Z_LOSS, MiniBatch, Needs, PolicyBackendFactory, PolicySettings
+from agentrl.workers.backend import AUX_LOSS, Z_LOSS, MiniBatch, PolicyBackendFactory, PolicySettings
 from agentrl.workers.plan import update_plan, with_policy_tokens
 from agentrl.workers.teacher import read_heads, write_scores
 from agentrl.workers.trainable import TrainableWorker, UpdateReport

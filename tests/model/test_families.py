@@ -44,7 +44,7 @@ def test_packed_equals_one_by_one_with_gradients(name: str) -> None:
     own, model = make_model(name), use_packed_attention(make_model(name))
     ids, offsets = batch()
     expected, entropy = one_by_one(own, ids, offsets, 0.8)
-    logprobs, spread, *_ = token_logprobs(model, ids, offsets, temperature=0.8, with_entropy=True)
+    logprobs, spread, *_ = token_logprobs(model, ids, offsets, temperature=0.8, needs=frozenset({"entropy"}))
     assert spread is not None
     assert torch.allclose(logprobs, expected, atol=1e-5)
     assert torch.allclose(spread, entropy, atol=1e-5)

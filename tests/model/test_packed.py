@@ -16,7 +16,11 @@ from agentrl.model.attention import attend_flex, compiled_flex, flat_block_mask
 from agentrl.model.cpu.tree_layout import tree_layout
 from agentrl.model.layout import flat_layout
 from agentrl.model.packed import hidden_states, load_model, longest_context, token_logprobs, use_packed_attention
+from agentrl.model.scores import Needs
 from tests.model.families import SIZES, batch, make_model
+
+BUT_ENTROPY: Needs = frozenset({"squared_probs", "varentropy"})
+ALL: Needs = frozenset({"entropy", "squared_probs", "varentropy"})
 
 
 def test_sequences_do_not_see_each_other() -> None:
@@ -66,7 +70,7 @@ def test_chunks_change_nothing_but_memory() -> None:
     results = []
     for chunk in (None, 7):
         model.zero_grad()
-        logprobs, entropy, *_ = token_logprobs(model, ids, offsets, with_entropy=True, chunk_tokens=chunk)
+        logprobs, entropy, *_ = token_logprobs(model, ids, offsets, needs=frozenset({"entropy"}), chunk_tokens=chunk)
         assert entropy is not None
         (logprobs.square().sum() + entropy.sum()).backward()
         results.append((logprobs, entropy, [p.grad for p in model.parameters()]))
@@ -85,12 +89,7 @@ def test_squared_probabilities_and_the_varentropy_come_with_or_without_the_entro
     surprise = -probs.log()
     variance = (probs * (surprise - (probs * surprise).sum(-1, keepdim=True)) ** 2).sum(-1).float()
     use_packed_attention(model)
-    alone, both = (
-        token_logprobs(
-            model, ids, offsets, temperature=0.7, with_entropy=entropy, with_squared_probs=True, with_varentropy=True
-        )
-        for entropy in (False, True)
-    )
+    alone, both = (token_logprobs(model, ids, offsets, temperature=0.7, needs=needs) for needs in (BUT_ENTROPY, ALL))
     assert alone.entropy is None and alone.squared_probs is not None and both.squared_probs is not None
     assert torch.equal(alone.squared_probs, both.squared_probs)
     assert alone.varentropy is not None and both.varentropy is not None

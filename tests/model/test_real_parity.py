@@ -51,7 +51,7 @@ def test_log_probs_of_a_hundred_problems_are_transformers_own(whole_model: Path,
     ids, offsets, _ = read_problems(whole_model, shared_data, count=100)
     with torch.no_grad():
         packed = [
-            token_logprobs(load, ids[first:last], part - first, with_entropy=True)
+            token_logprobs(load, ids[first:last], part - first, needs=frozenset({"entropy"}))
             for load in [load_model(str(whole_model))]
             for part in offsets.unfold(0, 11, 10)
             for first, last in [(int(part[0]), int(part[-1]))]

@@ -179,7 +179,7 @@ def score() -> None:
     images = Images.from_sequences(placed)
     own, other = (tiny.make_model("qwen3_vl", vision.VOCAB, **vision.TOKENS) for _ in range(2))
     logprobs, entropy, *_ = token_logprobs(
-        use_packed_attention(own), ids, offsets, temperature=0.8, with_entropy=True, images=images
+        use_packed_attention(own), ids, offsets, temperature=0.8, needs=frozenset({"entropy"}), images=images
     )
     assert entropy is not None
     compare((logprobs, entropy), own, other, Parallel(sequence=4), ids, offsets, images)
@@ -204,7 +204,9 @@ def compare(
     model = PolicyModel(use_packed_attention(base), group=mesh.sequence)
     shard(model, base, mesh)
     everything = torch.ones_like(ids, dtype=torch.bool)
-    logprobs, entropy, *_ = model(ids, offsets, needed=everything, temperature=0.8, with_entropy=True, images=images)
+    logprobs, entropy, *_ = model(
+        ids, offsets, needed=everything, temperature=0.8, needs=frozenset({"entropy"}), images=images
+    )
     ((logprobs @ weights + entropy.sum()) * mesh.averaged).backward()
     for got, want in zip((logprobs, entropy), expected, strict=True):
         assert torch.allclose(got, want, atol=1e-5), name

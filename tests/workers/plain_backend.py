@@ -16,11 +16,11 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from agentrl.errors import CheckpointError, ConfigError
-from agentrl.model.scores import TokenScores
+from agentrl.model.scores import Needs, TokenScores
 from agentrl.optim.schedule import lr_factor
 from agentrl.runtime.ranks import RankWeights
 from agentrl.trajectory.batch import RaggedBatch, Sequences
-from agentrl.workers.backend import MiniBatch, Needs, PolicyBackend, PolicySettings, StepReport
+from agentrl.workers.backend import MiniBatch, PolicyBackend, PolicySettings, StepReport
 
 FILE = "plain.pt"
 

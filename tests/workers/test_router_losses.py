@@ -39,7 +39,7 @@ def one_micro_batch(model: PreTrainedModel) -> tuple[RouterLosses, list[torch.Te
             own.append(list(model(input_ids=ids[None, start:end], output_router_logits=True).router_logits))
     logits = [torch.cat([one[layer].flatten(0, -2) for one in own]) for layer in range(len(own[0]))]
     shape = follow_routes(use_packed_attention(model))
-    found = token_logprobs(model, ids, offsets, with_experts=True, with_router=True)
+    found = token_logprobs(model, ids, offsets, needs=frozenset({"experts", "router"}))
     assert found.router is not None and found.experts is not None
     counts = expert_counts(found.experts, *shape)
     assert counts.sum(1).tolist() == [2 * len(ids)] * shape[0]
@@ -66,7 +66,7 @@ def test_probabilities_of_sigmoid_routers_are_their_shares() -> None:
     router: Any = next(module for module in model.modules() if type(module).__name__ == "DeepseekV3TopkRouter")
     seen: list[torch.Tensor] = []
     router.register_forward_hook(lambda module, args, result: seen.append(result[0]))
-    found = token_logprobs(model, ids, offsets, with_router=True).router
+    found = token_logprobs(model, ids, offsets, needs=frozenset({"router"})).router
     assert found is not None and tuple(found.shape) == (layers, experts + 1)
     assert found[:, :experts].sum(1).tolist() == pytest.approx([len(ids)] * layers, rel=1e-5)
     if len(seen[0]) == len(ids):
@@ -87,7 +87,7 @@ def test_both_have_the_gradient_of_transformers_own_also_when_layers_are_recompu
         shape = follow_routes(model)
         if recompute:
             checkpoint_layers(model)
-        found = token_logprobs(model, ids, torch.tensor([0, len(ids)]), with_experts=True, with_router=True)
+        found = token_logprobs(model, ids, torch.tensor([0, len(ids)]), needs=frozenset({"experts", "router"}))
         assert found.router is not None and found.experts is not None
         counts = expert_counts(found.experts, *shape)
         losses = router_losses(found.router, counts / counts.sum(1, keepdim=True), len(ids))
