@@ -67,9 +67,8 @@ def share(value: float, problems: int) -> str:
 def table(runs: Sequence[Run]) -> str:
     """Write a Markdown table with a row for each run."""
     first = runs[0]
-    steps = [int(number(line, "step")) for line in first.validations]
     sources = first.sources
-    heads = ["run", *(f"step {step}" for step in steps), *sources, "hours"]
+    heads = ["run", "before", "on the way", "after", *sources, "hours"]
     lines = [
         f"Greedy success on {first.problems} validation problems, with the 95 % interval; by source before and after.",
         "",
@@ -77,11 +76,18 @@ def table(runs: Sequence[Run]) -> str:
         "|---" * len(heads) + "|",
     ]
     for run in runs:
-        by_step = {int(number(line, "step")): line for line in run.validations}
-        cells = [share(number(by_step[step], GREEDY), run.problems) if step in by_step else "" for step in steps]
-        before, after = run.validations[0], run.validations[-1]
-        cells += [f"{number(before, name) * 100:.0f} to {number(after, name) * 100:.0f} %" for name in sources.values()]
-        lines.append(f"| {run.folder.name} | " + " | ".join(cells) + f" | {run.seconds / 3600:.2f} |")
+        before, *between, after = run.validations
+        passed = [f"{number(line, GREEDY) * 100:.1f} % at step {number(line, 'step'):.0f}" for line in between]
+        ends = (
+            f"{share(number(before, GREEDY), run.problems)}",
+            ", ".join(passed),
+            f"{share(number(after, GREEDY), run.problems)} at step {number(after, 'step'):.0f}",
+        )
+        by_source = [
+            f"{number(before, name) * 100:.0f} to {number(after, name) * 100:.0f} %" for name in sources.values()
+        ]
+        hours = f"{run.seconds / 3600:.2f}"
+        lines.append("| " + " | ".join([run.folder.name, *ends, *by_source, hours]) + " |")
     return "\n".join(lines)
 
 

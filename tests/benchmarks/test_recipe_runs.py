@@ -19,7 +19,7 @@ def run_folder(folder: Path, greedy: tuple[float, float]) -> Path:
     pq.write_table(pa.table({"score": [0.0] * 96}), folder / "trajectories" / "val_000000_greedy.parquet")
     lines = [
         {"step": 0, "val/success_greedy": greedy[0], "val/a/success_greedy": 0.25, "val/b/success_greedy": 1.0},
-        {"step": 1, "time/step": 1800.0, "reward/mean": 0.5},
+        {"step": 1, "time/step": 1800.0, "reward/mean": 0.5, "val/success_greedy": 0.5},
         {
             "step": 2, "time/step": 1800.0, "reward/mean": 0.7, "val/success_greedy": greedy[1],
             "val/a/success_greedy": 0.75, "val/b/success_greedy": 1.0,
@@ -39,11 +39,12 @@ def test_each_run_has_its_shares_with_intervals_and_its_hours(
     words = [*map(str, runs), "--document", str(page), "--name", "seeds", "--picture", str(tmp_path / "runs.png")]
     assert main(words) == 0
     printed = capsys.readouterr().out.splitlines()
-    assert printed[2] == "| run | step 0 | step 2 | a | b | hours |"
+    assert printed[2] == "| run | before | on the way | after | a | b | hours |"
     assert printed[4] == (
-        "| seed-1 | 61.5 % (51.5 to 70.6) | 100.0 % (96.2 to 100.0) | 25 to 75 % | 100 to 100 % | 1.00 |"
+        "| seed-1 | 61.5 % (51.5 to 70.6) | 50.0 % at step 1 | 100.0 % (96.2 to 100.0) at step 2 "
+        "| 25 to 75 % | 100 to 100 % | 1.00 |"
     )
-    assert printed[5].startswith("| seed-2 | 0.0 % (0.0 to 3.8) | 61.5 % (51.5 to 70.6) |")
+    assert printed[5].startswith("| seed-2 | 0.0 % (0.0 to 3.8) | 50.0 % at step 1 | 61.5 % (51.5 to 70.6) at step 2 |")
     text = page.read_text()
     assert text.startswith("before\n<!-- seeds -->\nGreedy") and text.endswith("<!-- end of seeds -->\nafter\n")
     assert "old" not in text and (tmp_path / "runs.png").read_bytes().startswith(b"\x89PNG")
