@@ -135,7 +135,8 @@ class CallableAgent:
 class CommandAgent:
     """Agent that is a command.
 
-    It is given the sample as JSON on stdin, and its session by OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL. It
+    It is given the sample as JSON on stdin, and its session by the variables that OpenAI's and Anthropic's clients
+    read (OPENAI_BASE_URL, ANTHROPIC_BASE_URL, ..._API_KEY, ..._MODEL). It
     must end with status 0. A JSON object on the last line of its output is its report. When it ends, and when it is
     cancelled, every process that it started is killed.
     """
@@ -149,7 +150,9 @@ class CommandAgent:
 
     async def run(self, sample: Mapping[str, object], base_url: str) -> AgentReport:
         environment = {name: os.environ[name] for name in self._passed_on if name in os.environ}
-        environment |= {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": API_KEY, "OPENAI_MODEL": MODEL}
+        for vendor, address in (("OPENAI", base_url), ("ANTHROPIC", base_url.removesuffix("/v1"))):
+            named = {"BASE_URL": address, "API_KEY": API_KEY, "MODEL": MODEL}
+            environment |= {f"{vendor}_{name}": value for name, value in named.items()}
         spare_own_addresses(environment)
         loop = asyncio.get_running_loop()
         try:

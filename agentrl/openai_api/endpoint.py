@@ -17,14 +17,18 @@ from typing import NoReturn
 
 import uvicorn
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from agentrl.agent_loop.base import Episode
 from agentrl.openai_api.agents import MODEL
-from agentrl.openai_api.completion import KEEP_ALIVE, Completion, event
+from agentrl.openai_api.chat_completions import ChatCompletions
+from agentrl.openai_api.completion import Completion
+from agentrl.openai_api.dialect import KEEP_ALIVE, Dialect, encoded
 from agentrl.openai_api.errors import ApiError, unknown_session
 from agentrl.openai_api.history import Digest
+from agentrl.openai_api.messages import Messages
+from agentrl.openai_api.responses import Responses
 from agentrl.openai_api.session import Session
 from agentrl.system.body_limit import BodyLimit
 from agentrl.system.http import allow_many_files
@@ -42,14 +46,10 @@ IDLE_SECONDS = 3600
 """Seconds that an idle connection is kept: longer than clients keep theirs, who must be the ones to close it."""
 
 
-ROUTES = {"v1/chat/completions": "POST", "v1/models": "GET"}
-INSTEAD = {
-    "v1/responses": (
-        "Set the client to Chat Completions; of the OpenAI Agents SDK by set_default_openai_api('chat_completions')"
-    ),
-    "v1/messages": "Take a client of OpenAI's Chat Completions",
-}
-"""Advice for paths of other APIs."""
+CHAT = ChatCompletions()
+DIALECTS: dict[str, Dialect] = {dialect.path: dialect for dialect in (CHAT, Responses(), Messages())}
+COUNT_TOKENS = f"{Messages.path}/count_tokens"
+ROUTES = {**dict.fromkeys((*DIALECTS, COUNT_TOKENS), "POST"), "v1/models": "GET"}
 
 
 class _Server(uvicorn.Server):
@@ -120,7 +120,11 @@ class Endpoint:
 
     def _app(self) -> FastAPI:
         app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-        app.add_api_route("/{token}/v1/chat/completions", self._complete, methods=["POST"], response_model=None)
+        # Anthropic's clients add `v1` to a base URL, also to one that ends with it.
+        answers = {**dict.fromkeys(DIALECTS, self._complete), COUNT_TOKENS: self._count_tokens}
+        for path, answer in answers.items():
+            for below in ("/{token}/", "/{token}/v1/"):
+                app.add_api_route(below + path, answer, methods=["POST"], response_model=None)
         app.add_api_route("/{token}/v1/models", self._models, methods=["GET"], response_model=None)
         methods = ["GET", "POST", "PUT", "PATCH", "DELETE"]
         app.add_api_route("/{token}/{path:path}", self._refuse, methods=methods, response_model=None)
@@ -140,9 +144,9 @@ class Endpoint:
         return {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "agentrl"}]}
 
     async def _complete(self, token: str, request: Request) -> Response:
-        session = self._find(token)
+        session, dialect = self._find(token), dialect_of(request)
         try:
-            asked, task = await session.begin(await request.body())
+            asked, task = await session.begin(await request.body(), dialect)
         except ApiError as error:
             session.last_error = error.message
             raise
@@ -153,19 +157,23 @@ class Endpoint:
         leaving = asyncio.create_task(_cancel_when_gone(request, task))
         if asked.stream:
             task.add_done_callback(lambda _: leaving.cancel())
-            return StreamingResponse(_events(session, task), media_type="text/event-stream", headers=_NO_BUFFER)
+            return StreamingResponse(
+                _events(session, task, dialect), media_type="text/event-stream", headers=_NO_BUFFER
+            )
         try:
             completion = await _result(session, task)
         finally:
             leaving.cancel()
-        return await beside_loop(completion.size, lambda: JSONResponse(completion.body()))
+        return await beside_loop(completion.size, lambda: _json(dialect.answer(completion)))
+
+    async def _count_tokens(self, token: str, request: Request) -> Response:
+        return _json({"input_tokens": await self._find(token).count(await request.body(), dialect_of(request))})
 
     async def _refuse(self, token: str, path: str, request: Request) -> NoReturn:
         """Refuse an unknown route, and list the known routes."""
         session = self._find(token)
-        routes = " and ".join(f"{method} {route}" for route, method in ROUTES.items())
-        advice = next((f". {advice}" for begin, advice in INSTEAD.items() if path.startswith(begin)), "")
-        message = f"{request.method} {path} does not exist; this endpoint answers {routes}{advice}"
+        routes = ", ".join(f"{method} {route}" for route, method in ROUTES.items())
+        message = f"{request.method} {path} does not exist; this endpoint answers {routes}"
         session.last_error = message
         raise ApiError(405 if path in ROUTES else 404, message, code="unknown_url")
 
@@ -181,18 +189,18 @@ async def _result(session: Session, task: asyncio.Task[Completion]) -> Completio
     return task.result()
 
 
-async def _events(session: Session, task: asyncio.Task[Completion]) -> AsyncIterator[bytes]:
+async def _events(session: Session, task: asyncio.Task[Completion], dialect: Dialect) -> AsyncIterator[bytes]:
     try:
         yield KEEP_ALIVE
         while not (await asyncio.wait({task}, timeout=KEEP_ALIVE_SECONDS))[0]:
             yield KEEP_ALIVE
         completion = await _result(session, task)
     except ApiError as error:
-        yield event(error.body())  # The stream has begun; OpenAI's clients raise it.
+        yield dialect.error_event(error)  # The stream has begun.
         return
     finally:
         task.cancel()
-    yield await beside_loop(completion.size, lambda: b"".join(completion.chunks()))
+    yield await beside_loop(completion.size, lambda: b"".join(dialect.events(completion)))
 
 
 async def _cancel_when_gone(request: Request, task: asyncio.Task[Completion]) -> None:
@@ -201,9 +209,19 @@ async def _cancel_when_gone(request: Request, task: asyncio.Task[Completion]) ->
     task.cancel()
 
 
-def _answer(error: ApiError) -> Response:
-    """Make the answer; OpenAI's clients read in its header that the same request would fail again."""
-    return JSONResponse(error.body(), error.status, headers={"x-should-retry": "false"})
+def dialect_of(request: Request) -> Dialect:
+    """Find the dialect of a request's path; Chat Completions where it belongs to none."""
+    path = request.url.path.split("/", 2)[-1].replace("v1/v1/", "v1/", 1)
+    return next((dialect for begin, dialect in DIALECTS.items() if path.startswith(begin)), CHAT)
+
+
+def _json(value: object, status: int = 200, **headers: str) -> Response:
+    return Response(encoded(value), status, headers, media_type="application/json")
+
+
+def _answer(error: ApiError, dialect: Dialect = CHAT) -> Response:
+    """Make the answer; clients read in its header that the same request would fail again."""
+    return _json(dialect.error(error), error.status, **{"x-should-retry": "false"})
 
 
 def _refusal(status: int, detail: str) -> Response:
@@ -212,11 +230,12 @@ def _refusal(status: int, detail: str) -> Response:
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
-        return _refusal(error.status_code, f"{request.method} {request.url.path.split('/', 2)[-1]}: {error.detail}")
+        detail = f"{request.method} {request.url.path.split('/', 2)[-1]}: {error.detail}"
+        error = ApiError(error.status_code, detail, code="request_too_large" if error.status_code == 413 else None)
     assert isinstance(error, ApiError)
-    return _answer(error)
+    return _answer(error, dialect_of(request))
 
 
 async def _answer_bug(request: Request, error: Exception) -> Response:
     """Answer an exception of this endpoint's own code, which the server then logs."""
-    return _answer(ApiError(500, f"The endpoint failed: {type(error).__name__}: {error}"))
+    return _answer(ApiError(500, f"The endpoint failed: {type(error).__name__}: {error}"), dialect_of(request))

@@ -1,8 +1,6 @@
-"""Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+"""Errors that callers are answered; a dialect writes them in its shape."""
 
 from __future__ import annotations
-
-from agentrl.system.json_value import JSON
 
 
 class ApiError(Exception):
@@ -14,11 +12,6 @@ class ApiError(Exception):
         self.message = message
         self.param = param
         self.code = code
-
-    def body(self) -> dict[str, JSON]:
-        """Make the body of the answer."""
-        kind = "invalid_request_error" if self.status < 500 else "server_error"
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 def unknown_session() -> ApiError:

@@ -93,10 +93,20 @@ def _canonical(arguments: JSON) -> JSON:
     if not isinstance(arguments, str):
         return arguments
     try:
-        value: JSON = json.loads(arguments)
-        return value
-    except (ValueError, RecursionError):
+        return _plain_numbers(json.loads(arguments))
+    except (ValueError, RecursionError, OverflowError):
         return arguments
+
+
+def _plain_numbers(value: JSON) -> JSON:
+    """Write numbers as a client whose numbers are doubles sends them back: 1.0 as 1, and large integers rounded."""
+    if isinstance(value, dict):
+        return {name: _plain_numbers(member) for name, member in value.items()}
+    if isinstance(value, list):
+        return [_plain_numbers(member) for member in value]
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 1 << 53:
+        return float(value)
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) <= 1 << 53 else value
 
 
 def _same_reasoning(recorded: Sequence[Message], given: Sequence[Message]) -> bool:

@@ -8,11 +8,11 @@ unless it holds nothing (null, false, empty): OpenAI's client sends back objects
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from reprlib import Repr
-from typing import Annotated, Literal, TypeAlias, cast
+from typing import Annotated, Literal, TypeAlias, TypeVar, cast
 
 from pydantic import (
     AfterValidator,
@@ -65,6 +65,8 @@ DEFAULTS: dict[str, tuple[JSON, ...]] = {
 }
 """Fields that would change the result, and the values (null besides) with which they do not."""
 
+Place = Callable[[int, str], str]
+"""Function that names a field of the message at an index as the client's request has it."""
 NoEffect: TypeAlias = object
 """Value of a field that changes no answer."""
 Name = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -98,6 +100,9 @@ class Promise:
             if call.name not in self.functions:
                 return f"called {call.name[:64]!r}"
         return None
+
+
+Wire = TypeVar("Wire", bound=BaseModel)
 
 
 class Strict(BaseModel):
@@ -142,11 +147,12 @@ class Part(Strict):
         return self.text if self.type == "text" else self.refusal
 
 
-def _kind(content: object) -> str:
-    return "list" if isinstance(content, list) else "str"
+def content_kind(content: object) -> str:
+    """Tell text from a list by a tag; tags of unions begin with a colon, which no field does."""
+    return ":list" if isinstance(content, list) else ":str"
 
 
-Content = Annotated[Annotated[str, Tag("str")] | Annotated[list[Part], Tag("list")], Discriminator(_kind)]
+Content = Annotated[Annotated[str, Tag(":str")] | Annotated[list[Part], Tag(":list")], Discriminator(content_kind)]
 
 
 class FunctionCall(Strict):
@@ -215,6 +221,16 @@ class Parameters(Strict):
     required: list[str] | None = None
 
 
+def _checked_schema(schema: dict[str, object]) -> dict[str, object]:
+    Parameters.model_validate(schema)
+    json.dumps(schema, allow_nan=False)
+    return schema
+
+
+Schema = Annotated[dict[str, object], AfterValidator(_checked_schema)]
+"""Parameters as the client's own object, in the client's order of keys."""
+
+
 class FunctionSchema(Strict):
     """Function of a tool declaration."""
 
@@ -252,8 +268,8 @@ class NamedChoice(Strict):
 
 
 ToolChoice = Annotated[
-    Annotated[Literal["auto", "none", "required"], Tag("str")] | Annotated[NamedChoice, Tag("named")],
-    Discriminator(lambda choice: "str" if isinstance(choice, str) else "named"),
+    Annotated[Literal["auto", "none", "required"], Tag(":str")] | Annotated[NamedChoice, Tag(":named")],
+    Discriminator(lambda choice: ":str" if isinstance(choice, str) else ":named"),
 ]
 
 
@@ -266,7 +282,8 @@ class StreamOptions(Strict):
 
 Stop = Annotated[str, StringConstraints(max_length=256)]
 Stops = Annotated[
-    Annotated[Stop, Tag("str")] | Annotated[list[Stop], Field(max_length=MAX_STOPS), Tag("list")], Discriminator(_kind)
+    Annotated[Stop, Tag(":str")] | Annotated[list[Stop], Field(max_length=MAX_STOPS), Tag(":list")],
+    Discriminator(content_kind),
 ]
 
 
@@ -351,33 +368,39 @@ class ChatRequest(Strict):
 
 def read_request(body: bytes) -> ChatRequest:
     """Parse a request. Raises ApiError naming the field that is wrong or not supported."""
+    request = read_body(body, ChatRequest, DEFAULTS)
+    check_conversation(request.messages)
+    check_tools(request)
+    return request
+
+
+def read_body(body: bytes, model: type[Wire], defaults: Mapping[str, Sequence[JSON]]) -> Wire:
+    """Parse a body. `defaults`: fields that would change the result, and the values (null besides) with which they do
+    not. Raises ApiError."""
     try:
         value = from_json(body, allow_inf_nan=False)
     except ValueError as error:
         raise ApiError(400, f"The body is not valid JSON: {error}", code="invalid_json") from None
     if isinstance(value, dict):
-        value = _without_defaults(value)
+        value = _without_defaults(value, defaults)
     try:
-        request = ChatRequest.model_validate(value)
+        return model.model_validate(value)
     except ValidationError as error:
         raise _as_api_error(error) from None
-    check_conversation(request.messages)
-    _check_tools(request)
-    return request
 
 
-def _without_defaults(value: dict[str, JSON]) -> dict[str, JSON]:
-    """Leave out the fields of DEFAULTS. Raises ApiError for a value that would change the result."""
-    for name in DEFAULTS.keys() & value.keys():
+def _without_defaults(value: dict[str, JSON], defaults: Mapping[str, Sequence[JSON]]) -> dict[str, JSON]:
+    """Leave out the fields of `defaults`. Raises ApiError for a value that would change the result."""
+    for name in defaults.keys() & value.keys():
         given = value[name]
-        if given is not None and not any(_same(given, default) for default in DEFAULTS[name]):
+        if given is not None and not any(_same(given, default) for default in defaults[name]):
             raise ApiError(
                 400,
                 f"{name}={_short(given)} is not supported by this endpoint.",
                 param=name,
                 code="unsupported_value",
             )
-    return {name: given for name, given in value.items() if name not in DEFAULTS}
+    return {name: given for name, given in value.items() if name not in defaults}
 
 
 def _same(given: JSON, default: JSON) -> bool:
@@ -385,15 +408,23 @@ def _same(given: JSON, default: JSON) -> bool:
     return given == default and isinstance(given, bool) == isinstance(default, bool)
 
 
-def check_conversation(messages: Sequence[ChatMessage]) -> None:
-    """Raise ApiError for a message without what its role needs, and for answers to calls that were not made."""
+def in_messages(index: int, field: str) -> str:
+    """Name a field of a message as `messages[0].content`."""
+    return f"messages[{index}].{field}"
+
+
+def check_conversation(messages: Sequence[ChatMessage], place: Place = in_messages) -> None:
+    """Raise ApiError for a message without what its role needs, and for answers to calls that were not made.
+
+    `place`: names a field of the message at an index as the client's request has it.
+    """
     calls: list[str] = []
     answered: set[str] = set()
     for index, message in enumerate(messages):
         if message.role == "tool":
-            _check_answer(message, calls, answered, index)
+            _check_answer(message, calls, answered, partial(_refusal, place, index))
             continue
-        refuse = partial(_refusal, index)
+        refuse = partial(_refusal, place, index)
         if message.tool_call_id is not None:
             raise refuse("tool_call_id", f"a {message.role} message answers no call")
         if message.tool_calls and message.role != "assistant":
@@ -406,8 +437,9 @@ def check_conversation(messages: Sequence[ChatMessage]) -> None:
             raise refuse("tool_calls", f"two calls have the id {_short(twice)}")
 
 
-def _check_answer(message: ChatMessage, calls: Sequence[str], answered: set[str], index: int) -> None:
-    refuse = partial(_refusal, index)
+def _check_answer(
+    message: ChatMessage, calls: Sequence[str], answered: set[str], refuse: Callable[[str, str], ApiError]
+) -> None:
     if message.tool_calls:
         raise refuse("tool_calls", "a tool message makes no calls")
     if message.content is None:
@@ -423,17 +455,20 @@ def _check_answer(message: ChatMessage, calls: Sequence[str], answered: set[str]
     answered.add(id)
 
 
-def _refusal(index: int, field: str, problem: str) -> ApiError:
-    param = f"messages[{index}].{field}"
+def _refusal(place: Place, index: int, field: str, problem: str) -> ApiError:
+    param = place(index, field)
     return ApiError(400, f"{param}: {problem}.", param=param, code="invalid_value")
 
 
-def _check_tools(request: ChatRequest) -> None:
-    """Raise ApiError for a name that is declared twice, and for a forced call of no declared tool."""
+def check_tools(request: ChatRequest, named: str = "function.name") -> None:
+    """Raise ApiError for a name that is declared twice, and for a forced call of no declared tool.
+
+    `named`: path of a tool's name in its declaration.
+    """
     names = _names(request.tools or ())
     for index, name in enumerate(names):
         if name in names[:index]:
-            param = f"tools[{index}].function.name"
+            param = f"tools[{index}].{named}"
             raise ApiError(400, f"{param}: {name!r} is declared twice.", param=param, code="invalid_value")
     choice = request.tool_choice
     if choice == "required" and not names:
@@ -456,6 +491,11 @@ def _as_api_error(error: ValidationError) -> ApiError:
         code = "unknown_parameter"
     elif first["type"] == "missing":
         message, code = f"{where}: the field is required", "missing_required_parameter"
+    elif first["type"] == "union_tag_invalid":
+        message, code = (
+            f"{where}: a part of this type is not supported, found {_short(first['input'])}",
+            "invalid_value",
+        )
     else:
         message = f"{where}: {first['msg']}, found {_short(first['input'])}"
         code = "invalid_type" if first["type"].endswith("_type") else "invalid_value"
@@ -468,7 +508,7 @@ def _path(location: Sequence[int | str]) -> str:
     for part in location:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part not in ("str", "list", "named") or not path.endswith(("content", "stop", "tool_choice")):
+        elif not part.startswith(":"):
             path += f".{part}" if path else part
     return path
 

@@ -24,9 +24,10 @@ from agentrl.agent_loop.base import Episode, Reply
 from agentrl.agent_loop.stopping import chosen
 from agentrl.chat.message import content_text
 from agentrl.openai_api.completion import Completion, assistant_message
+from agentrl.openai_api.dialect import Dialect, Kept, Translated
 from agentrl.openai_api.errors import ApiError, unknown_session
 from agentrl.openai_api.history import Checkpoint, Digest, History, digest_after, digests_of
-from agentrl.openai_api.request import ChatRequest, read_request
+from agentrl.openai_api.request import ChatMessage, ChatRequest
 from agentrl.system.threads import OwnThread
 from agentrl.tool import ErrorKind, ToolSchema
 from agentrl.trajectory import Message, Status, ToolCallRecord
@@ -102,6 +103,8 @@ class Session:
         """Message of the last call that was refused."""
         self.closed = False
         self._replies = 0
+        self._kept: dict[str, Sequence[ChatMessage]] = {}
+        """Conversations that a later request may continue by the id of their last answer."""
         self._branches: list[Branch] = []
         self._history: History[Branch] = History()
         self._tasks: set[asyncio.Task[Completion]] = set()
@@ -109,15 +112,13 @@ class Session:
         self._thread = thread
         self._most_characters = episode.context.chat.most_characters(episode.context.limits.max_model_len)
 
-    async def begin(self, body: bytes) -> tuple[ChatRequest, asyncio.Task[Completion]]:
+    async def begin(self, body: bytes, dialect: Dialect) -> tuple[ChatRequest, asyncio.Task[Completion]]:
         """Read a request, find its place and start generating there. Cancelling the task leaves a sound record.
 
         Raises ApiError; so may the task.
         """
         try:
-            long = len(body) > LONG_BODY
-            asked = await self._work(long, read, body, self._most_characters)
-            call = await self._placed(asked)
+            call = await self._placed(asked := await self._read(body, dialect))
         except ApiError:
             raise
         except Exception as error:
@@ -131,6 +132,13 @@ class Session:
         task.add_done_callback(partial(self._ended, call))
         return asked.request, task
 
+    async def count(self, body: bytes, dialect: Dialect) -> int:
+        """Count the tokens of a request's prompt, as a full render; nothing is recorded. Raises ApiError."""
+        asked = await self._read(body, dialect)
+        self._check_open()
+        self._check_asked(asked)
+        return len(await self._render(asked))
+
     async def close(self) -> None:
         """End the running calls; later ones get "unknown session"."""
         self.closed = True
@@ -140,6 +148,9 @@ class Session:
         await asyncio.gather(*tasks, return_exceptions=True)
         for branch in self._branches:
             await self.episode.context.engine.release(branch.episode.session)
+
+    async def _read(self, body: bytes, dialect: Dialect) -> Asked:
+        return await self._work(len(body) > LONG_BODY, read, body, dialect, self._kept, self._most_characters)
 
     async def _work(self, long: bool, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function without state of the session, off the event loop where that may take long."""
@@ -214,6 +225,8 @@ class Session:
 
     async def _continue(self, checkpoint: Checkpoint[Branch], asked: Asked) -> Branch:
         branch = checkpoint.owner
+        if _lacks_reasoning(checkpoint, asked.messages):
+            self._count("openai_reasoning_left_out")
         rest = _new_messages(checkpoint, asked.messages)
         if not rest:  # A call whose generation was cancelled, again.
             self._check_room(branch.episode, 0)
@@ -235,7 +248,7 @@ class Session:
         if len(self._tool_lists) >= MAX_TOOL_LISTS:
             self._tool_lists.clear()
         tools, messages = self._tool_lists.setdefault(asked.digests[0], asked.tools), asked.messages
-        ids = await self._written(asked.long, partial(self.episode.context.chat.render, messages, tools or None))
+        ids = await self._render(asked)
         branch = self._beginning_of(ids, tools)
         if branch is None:
             return await self._open(messages, tools, ids, asked.digests[-1])
@@ -244,6 +257,10 @@ class Session:
         branch.episode.observe_ids(ids[known:], messages[recorded:] or messages[-1:])
         branch.episode.messages = list(messages)
         return self._ready(branch, asked.digests[-1])
+
+    async def _render(self, asked: Asked) -> list[int]:
+        tools = self._tool_lists.get(asked.digests[0], asked.tools)
+        return await self._written(asked.long, partial(self.episode.context.chat.render, asked.messages, tools or None))
 
     async def _written(self, long: bool, write: Callable[[], list[int]]) -> list[int]:
         """Write messages as ids. Raises ApiError for any error: templates are foreign code, and so are the messages."""
@@ -376,7 +393,7 @@ class Session:
         message = self._record_reply(call.branch, request, reply, start)
         ids = transcript.ids[start:]
         decode = self.episode.context.chat.decode
-        return Completion(
+        completion = Completion(
             request=request,
             message=message,
             finish_reason="tool_calls" if reply.stopped and "tool_calls" in message else reply.finish_reason.kind,
@@ -386,7 +403,11 @@ class Session:
             tokens=[decode([id]) for id in ids] if request.logprobs else [],
             cached_tokens=cached,
             tries=tries,
+            matched=matched if isinstance(matched := reply.finish_reason.matched, str) else None,
         )
+        if isinstance(request, Translated) and request.carried is not None:
+            self._kept[completion.id] = [*request.carried, ChatMessage.model_validate(message)]
+        return completion
 
     def _record_reply(self, branch: Branch, request: ChatRequest, reply: Reply, start: int) -> Message:
         """Set a checkpoint at the transcript's new end; return the message as it is sent."""
@@ -453,12 +474,12 @@ def _kept(branch: Branch) -> Iterator[None]:
         raise
 
 
-def read(body: bytes, most_characters: int | None) -> Asked:
+def read(body: bytes, dialect: Dialect, kept: Kept, most_characters: int | None) -> Asked:
     """Read a request; blanks are only told from text where there are more characters than `most_characters`.
 
     Raises ApiError.
     """
-    request = read_request(body)
+    request = dialect.read(body, kept)
     messages = _with_names([message.to_message() for message in request.messages])
     # Templates may leave out an assistant's text, such as reasoning.
     texts = [content_text(message["content"]) for message in messages if message["role"] != "assistant"]
@@ -478,6 +499,13 @@ def _with_names(messages: list[Message]) -> list[Message]:
         if message["role"] == "tool" and "name" not in message and (answered := message.get("tool_call_id")) in names:
             message["name"] = names[answered]
     return messages
+
+
+def _lacks_reasoning(checkpoint: Checkpoint[Branch], messages: list[Message]) -> bool:
+    """Check whether the client left out the reasoning of the turn that it answers, which the transcript keeps."""
+    end = len(checkpoint.messages)
+    recorded, given = checkpoint.messages[-1], messages[end - 1]
+    return bool(recorded.get("reasoning_content")) and not given.get("reasoning_content")
 
 
 def _new_messages(checkpoint: Checkpoint[Branch], messages: list[Message]) -> list[Message]:

@@ -229,23 +229,22 @@ async def test_what_an_agent_asks_may_fail_it_and_is_tried_again(run: Any, tmp_p
     assert t.failure is not None and "ConnectionError: the shop is closed" in t.failure
 
 
-RESPONSES = "client.responses.create(model='m', input='hi')"
-OF_OLD = "Set the client to Chat Completions; of the OpenAI Agents SDK by set_default_openai_api('chat_completions')"
+OLD_API = "client.completions.create(model='m', prompt='hi')"
+INSTEAD = "POST v1/completions does not exist; this endpoint answers POST v1/chat/completions, POST v1/responses, "
 
 
-async def test_a_client_of_another_api_is_told_what_to_set(run: Any, tmp_path: Path) -> None:
+async def test_a_client_of_another_api_is_told_what_there_is(run: Any, tmp_path: Path) -> None:
     """In a function it ends the run at once, also where the agent catches it and asks nothing else."""
-    for body in (f"await {RESPONSES}", f"try:\n    await {RESPONSES}\nexcept openai.APIError:\n    pass"):
+    for body in (f"await {OLD_API}", f"try:\n    await {OLD_API}\nexcept openai.APIError:\n    pass"):
         with pytest.raises(CodeError) as told:
             await run(["#### 4"], function(tmp_path / str(len(body)), ASYNC + body))
-        assert "POST v1/responses does not exist; this endpoint answers POST v1/chat/completions" in str(told.value)
-        assert OF_OLD in str(told.value)
+        assert INSTEAD in str(told.value)
 
 
-CAUGHT = f"try:\n    {RESPONSES}\nexcept openai.APIError as error:\n    sys.exit('it says: ' + str(error))"
+CAUGHT = f"try:\n    {OLD_API}\nexcept openai.APIError as error:\n    sys.exit('it says: ' + str(error))"
 BROKEN = [
-    (RESPONSES, OF_OLD),
-    (CAUGHT, OF_OLD),
+    (OLD_API, INSTEAD),
+    (CAUGHT, INSTEAD),
     ("call(sample['prompt']); print(json.dumps({'reward': 'much'}))", "it returned reward='much'"),
 ]
 """Commands in error: by what the endpoint refused, with a traceback and without, and by what they print, which the

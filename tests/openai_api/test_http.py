@@ -144,7 +144,7 @@ async def test_what_is_not_json_not_a_route_or_too_large(chat: Chat, monkeypatch
         for method, path, status in wrong:
             answer = await raw.request(method, open.base_url + path)
             assert (answer.status_code, answer.json()["error"]["param"]) == (status, None)
-            assert "answers POST v1/chat/completions and GET v1/models" in answer.text
+            assert "answers POST v1/chat/completions, POST v1/responses, POST v1/messages, " in answer.text
             assert open.base_url.split("/")[3] not in answer.text
         assert [model.id async for model in open.client.models.list()] == ["policy"]
 

@@ -14,6 +14,7 @@ import pytest
 
 from agentrl.agent_loop.teacher_context import with_teacher_context
 from agentrl.chat import Chat
+from agentrl.openai_api import chat_completions
 from agentrl.openai_api.completion import Completion
 from agentrl.system import threads
 from agentrl.system.json_value import JSON
@@ -193,13 +194,13 @@ async def test_a_long_answer_is_written_beside_the_event_loop(
     chat: Chat, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     ran: set[int] = set()
-    logprobs = Completion._logprobs
+    logprobs = chat_completions.logprobs
 
     def noted(completion: Completion) -> dict[str, JSON] | None:
         ran.add(threading.get_ident())
         return logprobs(completion)
 
-    monkeypatch.setattr(Completion, "_logprobs", noted)
+    monkeypatch.setattr(chat_completions, "logprobs", noted)
     for limit in (1, 10**9):
         monkeypatch.setattr(threads, "LONG_TEXT", limit)
         ran.clear()

@@ -143,7 +143,7 @@ class OpenAIProxyConfig(Section):
     """An agent in Python that talks to an OpenAI client: package.module:function or path/to/file.py:function."""
     command: Annotated[list[str], Field(min_length=1)] | None = None
     """An agent in any language, started as a process for each trajectory: the program and its arguments, e.g.
-    [python,agent.py]; it finds the endpoint in OPENAI_BASE_URL and OPENAI_API_KEY."""
+    [python,agent.py]; it finds the endpoint in OPENAI_BASE_URL and ANTHROPIC_BASE_URL."""
     pass_env: list[str] = []
     """Environment variables of the trainer that the command may see, besides PATH, HOME and the like."""
 

@@ -1,0 +1,92 @@
+"""The interface of an API that clients speak: how it is read, and how answers and errors are written.
+
+Sessions know `ChatRequest` alone. A dialect translates its requests into one, and completions into its own shapes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from agentrl.openai_api.completion import Completion
+from agentrl.openai_api.errors import ApiError
+from agentrl.openai_api.request import ChatMessage, ChatRequest, NoEffect
+from agentrl.system.json_value import JSON
+
+PIECE = 64
+"""Characters of text in one event of a stream."""
+KEEP_ALIVE = b": generating\n\n"
+"""A comment, which all clients skip."""
+Kept = Mapping[str, Sequence[ChatMessage]]
+"""Conversations that a session keeps, by the id of the answer that they end with."""
+
+
+class Dialect(Protocol):
+    """One API. Its functions have no state: what a session keeps is given to them."""
+
+    path: str
+    """Its route below a session's address."""
+
+    def read(self, body: bytes, kept: Kept) -> ChatRequest:
+        """Translate a request. Raises ApiError that names the field which is wrong or not supported."""
+        ...
+
+    def answer(self, completion: Completion) -> dict[str, object]:
+        """Write a completion as one object."""
+        ...
+
+    def events(self, completion: Completion) -> Iterator[bytes]:
+        """Write a completion as the events of a stream."""
+        ...
+
+    def error(self, error: ApiError) -> dict[str, JSON]:
+        """Write an error as the body of an answer."""
+        ...
+
+    def error_event(self, error: ApiError) -> bytes:
+        """Write an error that ends a stream."""
+        ...
+
+
+class Translated(ChatRequest):
+    """A request that came in another shape than OpenAI's Chat Completions."""
+
+    ignored: tuple[str, ...] = ()
+    """Fields that the run decides and that were given all the same."""
+    carried: tuple[ChatMessage, ...] | None = None
+    """Messages that a later request may continue by the answer's id; None: nobody asked to keep them."""
+    given: NoEffect = None
+    """The request as it was, for answers that repeat parts of it."""
+
+    def overruled(self) -> list[str]:
+        return list(self.ignored)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A message and its path in the client's request."""
+
+    message: ChatMessage
+    path: str
+
+
+def encoded(value: object) -> bytes:
+    """Encode as JSON; escaped where the policy spelled half a surrogate pair, which has no UTF-8."""
+    try:
+        return json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return json.dumps(value).encode()
+
+
+def event(value: object, name: str | None = None) -> bytes:
+    """Encode one server-sent event."""
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + encoded(value) + b"\n\n"
+
+
+def pieces(text: str) -> Iterator[str]:
+    """Cut text into the pieces of a stream."""
+    for start in range(0, len(text), PIECE):
+        yield text[start : start + PIECE]

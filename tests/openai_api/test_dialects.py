@@ -1,0 +1,493 @@
+"""Responses and Messages as recorded programs speak them: one record, streams, what is refused, and in which words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import pytest
+
+from agentrl.chat import Chat
+from agentrl.openai_api.responses import ENCRYPTED
+from agentrl.tool import ToolSchema
+from tests.agent_loop.conftest import call
+from tests.openai_api.conftest import ADD, Open, scripted
+from tests.openai_api.test_record import QUESTION, recorded, said
+
+TOOL: ToolSchema = ADD  # type: ignore[assignment]
+FUNCTION: dict[str, Any] = ADD["function"]  # type: ignore[assignment]
+SYSTEM = "Use tools."
+THOUGHT = "<think>\nTwo and three.\n</think>\n\n"
+BROKEN = '<tool_call>\n{"name": "add", "arguments": [2}\n</tool_call>'
+
+
+def events_of(answer: httpx.Response) -> list[dict[str, Any]]:
+    """Read a stream; the name of each event is its type."""
+    found = []
+    for block in answer.text.split("\n\n"):
+        lines = [line for line in block.splitlines() if not line.startswith(":")]
+        if lines:
+            name, data = (line.partition(": ")[2] for line in lines)
+            found.append(json.loads(data))
+            assert found[-1]["type"] == name
+    return found
+
+
+class Program:
+    """A program that keeps its conversation in the form of its API, and sends all of it each time."""
+
+    path: str
+
+    def __init__(self, open: Open, *, stream: bool = False, **more: Any) -> None:
+        self.url = f"{open.base_url.removesuffix('/v1')}/{self.path}"
+        self.stream, self.more = stream, more
+        self.history: list[Any] = []
+        self.last: dict[str, Any] = {}
+
+    async def post(self, body: dict[str, Any]) -> httpx.Response:
+        async with httpx.AsyncClient(timeout=60) as client:
+            return await client.post(self.url, json=body)
+
+    async def ask(self) -> list[tuple[str, str, Any]]:
+        """Send the conversation, keep the answer: (id, name, arguments) of its calls."""
+        answer = await self.post({**self.body(), "stream": self.stream, **self.more})
+        assert answer.status_code == 200, answer.text
+        self.last = self.put_together(events_of(answer)) if self.stream else answer.json()
+        return self.keep()
+
+    def body(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def put_together(self, events: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Join the events of a stream."""
+        raise NotImplementedError
+
+    def keep(self) -> list[tuple[str, str, Any]]:
+        raise NotImplementedError
+
+    def say(self, text: str) -> None:
+        raise NotImplementedError
+
+    def give(self, results: Sequence[tuple[str, str]]) -> None:
+        """Keep the answers to calls: (id, text)."""
+        raise NotImplementedError
+
+
+class MessagesProgram(Program):
+    """Content blocks, as Claude Code keeps them."""
+
+    path = "v1/messages"
+
+    def body(self) -> dict[str, Any]:
+        tool = {"name": "add", "description": FUNCTION["description"], "input_schema": FUNCTION["parameters"]}
+        system = [{"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral"}}]
+        return {"model": "m", "max_tokens": 200, "system": system, "tools": [tool], "messages": self.history}
+
+    def put_together(self, events: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        message: dict[str, Any] = {}
+        written = ""
+        for event in events:
+            match event["type"]:
+                case "message_start":
+                    message = event["message"]
+                case "content_block_start":
+                    assert event["index"] == len(message["content"])
+                    message["content"].append(event["content_block"])
+                    written = ""
+                case "content_block_delta":
+                    block, delta = message["content"][event["index"]], event["delta"]
+                    if delta["type"] == "input_json_delta":
+                        written += delta["partial_json"]
+                    else:
+                        field = delta["type"].removesuffix("_delta")
+                        block[field] += delta[field]
+                case "content_block_stop":
+                    block = message["content"][event["index"]]
+                    if block["type"] == "tool_use":
+                        block["input"] = json.loads(written)
+                case "message_delta":
+                    message |= event["delta"]
+                    message["usage"] = event["usage"]
+        assert events[-1]["type"] == "message_stop"
+        return message
+
+    def keep(self) -> list[tuple[str, str, Any]]:
+        self.history.append({"role": "assistant", "content": self.last["content"]})
+        return [(b["id"], b["name"], b["input"]) for b in self.last["content"] if b["type"] == "tool_use"]
+
+    def say(self, text: str) -> None:
+        self.history.append({"role": "user", "content": [{"type": "text", "text": text}]})
+
+    def give(self, results: Sequence[tuple[str, str]]) -> None:
+        blocks = [
+            {"type": "tool_result", "tool_use_id": id, "content": [{"type": "text", "text": text}]}
+            for id, text in results
+        ]
+        self.history.append({"role": "user", "content": blocks})
+
+
+class ResponsesProgram(Program):
+    """Items, as Codex keeps them: nothing is stored at the endpoint."""
+
+    path = "v1/responses"
+
+    def body(self) -> dict[str, Any]:
+        tool = {"type": "function", "strict": False, **FUNCTION}
+        asked = {"store": False, "include": [ENCRYPTED], "parallel_tool_calls": True, "reasoning": {"effort": "low"}}
+        return {"model": "m", "instructions": SYSTEM, "tools": [tool], "input": self.history, **asked}
+
+    def put_together(self, events: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        items: list[dict[str, Any]] = []
+        for event in events:
+            kind = event["type"]
+            if kind == "response.output_item.added":
+                assert event["output_index"] == len(items)
+                items.append(event["item"])
+            elif kind == "response.content_part.added":
+                items[event["output_index"]]["content"].append(event["part"])
+            elif kind in ("response.output_text.delta", "response.reasoning_text.delta"):
+                items[event["output_index"]]["content"][event["content_index"]]["text"] += event["delta"]
+            elif kind == "response.function_call_arguments.delta":
+                items[event["output_index"]]["arguments"] += event["delta"]
+            elif kind == "response.output_item.done":
+                items[event["output_index"]]["status"] = event["item"]["status"]
+                assert items[event["output_index"]] == event["item"]
+        whole: dict[str, Any] = events[-1]["response"]
+        assert whole["output"] == items and events[-1]["type"] == f"response.{whole['status']}"
+        return whole
+
+    def keep(self) -> list[tuple[str, str, Any]]:
+        kept = [dict(item) for item in self.last["output"]]
+        for item in kept:
+            if item["type"] == "reasoning":
+                del item["content"]  # Codex sends back what is encrypted.
+        self.history += kept
+        return [(i["call_id"], i["name"], i["arguments"]) for i in kept if i["type"] == "function_call"]
+
+    def say(self, text: str) -> None:
+        content = [{"type": "input_text", "text": text}]
+        self.history.append({"type": "message", "role": "user", "content": content})
+
+    def give(self, results: Sequence[tuple[str, str]]) -> None:
+        self.history += [{"type": "function_call_output", "call_id": id, "output": text} for id, text in results]
+
+
+PROGRAMS = pytest.mark.parametrize("program", [MessagesProgram, ResponsesProgram])
+STREAMS = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+TURNS = [
+    THOUGHT + "I add.\n" + call("add", a=2, b=3),
+    call("add", a=1.0, b=10**17 + 1) + "\n" + call("add", a=2, b=2),
+    BROKEN,
+    call("add", a=-0.0, b=1e300),
+    "five é \U0001f600 " + "word " * 60,
+] * 4
+"""What the policy says: reasoning, text beside calls, parallel calls, numbers, a broken call, plain text."""
+
+
+@PROGRAMS
+@STREAMS
+async def test_twenty_turns_are_one_transcript_of_exact_ids(chat: Chat, program: type[Program], stream: bool) -> None:
+    limits = {"max_model_len": 8192, "max_response_tokens": 8000, "max_assistant_turns": 30}
+    async with scripted(chat, [*TURNS, "#### 5"], **limits) as (service, engine):  # noqa: SIM117 (more than a line)
+        async with service.session() as open:
+            agent = program(open, stream=stream)
+            agent.say(str(QUESTION["content"]))
+            for _ in TURNS:
+                calls = await agent.ask()
+                # A program whose numbers are doubles, as JavaScript's.
+                agent.history = json.loads(json.dumps(agent.history), parse_int=float, parse_float=float)
+                if calls:
+                    agent.give([(id, "5") for id, _, _ in calls])
+                else:
+                    agent.say("Go on.")
+            assert await agent.ask() == []
+            (transcript,) = open.trajectory.transcripts
+            assert recorded(open.trajectory) == said(engine)
+            (turns,) = engine.said.values()
+            (prompts,) = engine.prompts.values()
+            for prompt, ids in zip(prompts, turns, strict=True):
+                assert transcript.ids[: len(prompt) + len(ids)] == prompt + ids
+            assert prompts[0] == chat.render([{"role": "system", "content": SYSTEM}, QUESTION], [TOOL])
+            records = [record for turn in open.trajectory.turns for record in turn.calls]
+            assert len(records) == 20 and all(record.response == "5" for record in records)
+
+
+@PROGRAMS
+@pytest.mark.parametrize("text", [*TURNS[:5], "", THOUGHT + "So."])
+async def test_a_stream_says_what_a_whole_answer_says(chat: Chat, program: type[Program], text: str) -> None:
+    answers: list[Any] = []
+    for stream in (False, True):
+        async with scripted(chat, [text]) as (service, _), service.session() as open:
+            agent = program(open, stream=stream)
+            agent.say("Hi")
+            await agent.ask()
+            known = {"id", "created_at", "content", "output", "usage"}
+            answers.append({name: value for name, value in agent.last.items() if name not in known})
+            spoken = json.dumps(agent.last.get("content", agent.last.get("output")))
+            answers.append(spoken.replace(agent.last["id"].partition("_")[2], "ID"))
+            answers.append(agent.last["usage"])
+    assert answers[:3] == answers[3:]
+
+
+@PROGRAMS
+async def test_a_sub_agent_and_a_shortened_history_have_transcripts_of_their_own(
+    chat: Chat, program: type[Program]
+) -> None:
+    texts = [f"said {number}" for number in range(6)]
+    async with scripted(chat, texts) as (service, engine):  # noqa: SIM117
+        async with service.session() as open:
+            main, sub = program(open), program(open)
+            main.say("Solve it.")
+            sub.say("Look it up.")
+            for agent in (main, sub, main, sub):
+                await agent.ask()
+                agent.say("More.")
+            main.history = main.history[:1]
+            main.say("A summary of what was said.")
+            await main.ask()
+            main.say("And?")
+            await main.ask()
+            assert [len(turns) for turns in engine.said.values()] == [2, 2, 2]
+            assert recorded(open.trajectory) == said(engine)
+
+
+@PROGRAMS
+async def test_a_program_that_drops_its_reasoning_goes_on_in_the_same_transcript(
+    chat: Chat, program: type[Program]
+) -> None:
+    async with scripted(chat, [THOUGHT + "I add.", "#### 5"]) as (service, engine), service.session() as open:
+        agent = program(open)
+        agent.say("Hi")
+        await agent.ask()
+        turn = agent.history[-1]
+        if "content" in turn and isinstance(turn["content"], list):
+            kept = [block for block in turn["content"] if block["type"] != "thinking"]
+            agent.history[-1] = {**turn, "content": kept}
+        agent.history = [item for item in agent.history if item.get("type") != "reasoning"]
+        agent.say("And?")
+        await agent.ask()
+        assert len(open.trajectory.transcripts) == 1 and recorded(open.trajectory) == said(engine)
+        assert open.trajectory.metrics["openai_reasoning_left_out"] == 1
+
+
+async def test_an_answer_is_continued_by_its_id(chat: Chat) -> None:
+    async with scripted(chat, [TURNS[0], "ok", "no"]) as (service, engine), service.session() as open:
+        agent = ResponsesProgram(open, store=True)
+        agent.say("Hi")
+        ((id, _, _),) = await agent.ask()
+        first = agent.last["id"]
+        agent.history = [{"type": "function_call_output", "call_id": id, "output": "5"}]
+        agent.more["previous_response_id"] = first
+        await agent.ask()
+        assert len(open.trajectory.transcripts) == 1 and recorded(open.trajectory) == said(engine)
+        assert agent.last["previous_response_id"] == first
+        agent.more["store"] = False
+        agent.say("More.")
+        await agent.ask()
+        for unknown in (agent.last["id"], "resp_x"):
+            answer = await agent.post({"input": "x", "previous_response_id": unknown})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "previous_response_not_found")
+
+
+async def test_a_tool_that_takes_text_is_called_with_text(chat: Chat) -> None:
+    patch = {"type": "custom", "name": "patch", "description": "Change files.", "format": {"type": "text"}}
+    texts = [call("patch", input="*** Begin\n+é"), call("patch", path="x"), "done"]
+    async with scripted(chat, texts) as (service, engine), service.session() as open:
+        agent = ResponsesProgram(open, tools=[patch])
+        agent.say("Hi")
+        await agent.ask()
+        (item,) = agent.last["output"]
+        assert (item["type"], item["input"]) == ("custom_tool_call", "*** Begin\n+é")
+        agent.history.append({"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "ok"})
+        ((id, _, arguments),) = await agent.ask()
+        assert json.loads(arguments) == {"path": "x"}, "not what such a tool takes: the program sees it as it is"
+        agent.give([(id, "expected text")])
+        await agent.ask()
+        assert len(open.trajectory.transcripts) == 1 and recorded(open.trajectory) == said(engine)
+
+
+async def test_tokens_are_counted_without_a_record(chat: Chat) -> None:
+    async with scripted(chat, ["ok"]) as (service, engine), service.session() as open:
+        agent = MessagesProgram(open)
+        agent.say("Hi")
+        body = agent.body()
+        del body["max_tokens"]
+        async with httpx.AsyncClient() as client:
+            counted = await client.post(f"{agent.url}/count_tokens", json=body)
+            assert not open.trajectory.transcripts and open.session.turns == 0
+        await agent.ask()
+        ((prompt,),) = engine.prompts.values()
+        usage = agent.last["usage"]
+        assert counted.json() == {"input_tokens": len(prompt)}
+        assert usage["input_tokens"] + usage["cache_read_input_tokens"] == len(prompt)
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "reasons"),
+    [
+        ("ok", {}, ("end_turn", None)),
+        ("a b END c", {"stop_sequences": ["END"]}, ("stop_sequence", "END")),
+        ("word " * 50, {"max_tokens": 4}, ("max_tokens", None)),
+        (TURNS[0], {}, ("tool_use", None)),
+        (TURNS[0], {"tool_choice": {"type": "none"}}, ("end_turn", None)),
+        (TURNS[0], {"tool_choice": {"type": "tool", "name": "add"}}, ("tool_use", None)),
+    ],
+)
+async def test_why_a_message_ended(chat: Chat, text: str, more: dict[str, Any], reasons: tuple[str, Any]) -> None:
+    async with scripted(chat, [text]) as (service, _), service.session() as open:
+        agent = MessagesProgram(open, **more)
+        agent.say("Hi")
+        await agent.ask()
+        assert (agent.last["stop_reason"], agent.last["stop_sequence"]) == reasons
+
+
+USER = {"role": "user", "content": "Hi"}
+USED = {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "add", "input": {"a": 1}}]}
+RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "5"}
+IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
+MESSAGES_TAKEN: list[dict[str, Any]] = [
+    {"messages": [USER]},
+    {"messages": [USER], "system": "Be brief."},
+    {"messages": [USER], "temperature": 1.0, "top_p": 0.9, "top_k": 40},
+    {"messages": [USER], "thinking": {"type": "enabled", "budget_tokens": 1024}},
+    {"messages": [USER], "output_config": {"effort": "high"}},
+    {"messages": [USER], "metadata": {"user_id": "me"}, "service_tier": "auto"},
+    {"messages": [USER], "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}},
+    {"messages": [USER], "tools": [], "stop_sequences": []},
+    {"messages": [USER], "mcp_servers": [], "container": None},
+    {"messages": [USER, USED, {"role": "user", "content": [RESULT, {"type": "text", "text": "Go on."}]}]},
+    {"messages": [USER, USED, {"role": "user", "content": [{**RESULT, "content": [], "is_error": True}]}]},
+    {"messages": [USER, {"role": "assistant", "content": "Hm"}, USER]},
+    {"messages": [USER, {"role": "assistant", "content": []}, USER]},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]},
+]
+MESSAGES_REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({}, "messages: the field is required"),
+    ({"messages": []}, "messages: "),
+    ({"messages": "Hi"}, "messages: "),
+    ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role: "),
+    ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0]: "),
+    ({"messages": [USER], "max_tokens": 0}, "max_tokens: "),
+    ({"messages": [USER], "max_tokens": "9"}, "max_tokens: "),
+    ({"messages": [USER], "stop_sequences": "END"}, "stop_sequences: "),
+    ({"messages": [USER], "tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type: "),
+    ({"messages": [USER], "tools": [{"name": "add"}]}, "tools[0].input_schema: "),
+    ({"messages": [USER], "tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name: "),
+    ({"messages": [USER], "tools": [{"name": "a", "input_schema": {}}] * 2}, "tools[1].name: 'a' is declared twice"),
+    ({"messages": [USER], "tool_choice": {"type": "any"}}, "tool_choice='required' needs tools"),
+    ({"messages": [USER], "tool_choice": {"type": "tool"}}, "tool_choice.name: "),
+    ({"messages": [USER], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice names 'x'"),
+    ({"messages": [USER], "output_config": {"format": {"type": "json_schema"}}}, "output_config.format: "),
+    ({"messages": [USER], "mcp_servers": [{"url": "http://x"}]}, "mcp_servers: this endpoint does not know"),
+    ({"messages": [{"role": "user", "content": [RESULT]}]}, "messages[0].content[0]: the assistant message before"),
+    ({"messages": [USER, USED, {"role": "user", "content": [RESULT, RESULT]}]}, "messages[2].content[1]: "),
+    ({"messages": [{"role": "user", "content": USED["content"]}]}, "messages[0].content[0]: a user message has no"),
+    ({"messages": [USER, {"role": "assistant", "content": [RESULT]}]}, "messages[1].content[0]: a assistant message"),
+    ({"messages": [{"role": "user", "content": "word " * 5000}]}, "prompt is too long: "),
+]
+ITEM = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}
+CALLED = {
+    "type": "function_call",
+    "call_id": "c1",
+    "name": "add",
+    "arguments": '{"a": 1}',
+    "id": "fc_1",
+    "status": None,
+}
+OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "5"}
+RESPONSES_TAKEN: list[dict[str, Any]] = [
+    {"input": "Hi"},
+    {"input": [USER]},
+    {"input": [ITEM], "instructions": "Be brief."},
+    {"input": [{"role": "developer", "content": "x"}, ITEM]},
+    {"input": [ITEM, CALLED, OUTPUT]},
+    {"input": [ITEM, CALLED, {**OUTPUT, "output": [{"type": "input_text", "text": "5"}]}]},
+    {"input": [ITEM, {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": "aGk="}, CALLED, OUTPUT]},
+    {"input": "Hi", "temperature": 1, "top_p": 0.5, "reasoning": {"effort": "high", "summary": "auto"}},
+    {"input": "Hi", "text": {"format": {"type": "text"}, "verbosity": "low"}},
+    {"input": "Hi", "truncation": "auto", "background": False, "top_logprobs": 0, "max_tool_calls": None},
+    {"input": "Hi", "metadata": {"a": "b"}, "user": "me", "prompt_cache_key": "k", "service_tier": "auto"},
+    {"input": "Hi", "tools": [{"type": "function", **FUNCTION}], "tool_choice": "auto"},
+    {"input": "Hi", "tools": [{"type": "function", "name": "f", "parameters": None, "strict": True}]},
+    {"input": "Hi", "include": []},
+]
+RESPONSES_REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({}, "input: the field is required"),
+    ({"input": []}, "input: expected at least one item"),
+    ({"input": ""}, "input: expected at least one item"),
+    ({"input": 3}, "input: "),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]: "),
+    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://x"}]}]}, "input[0]."),
+    ({"input": [OUTPUT]}, "input[0]: the assistant message before made no call 'c1'"),
+    ({"input": [ITEM, CALLED, OUTPUT, OUTPUT]}, "input[3]: the call 'c1' is answered already"),
+    ({"input": [{"type": "reasoning", "encrypted_content": "?"}, ITEM]}, "input[0].encrypted_content: "),
+    ({"input": "Hi", "max_output_tokens": 0}, "max_output_tokens: "),
+    ({"input": "Hi", "tools": [{"type": "web_search"}]}, "tools[0].type: "),
+    ({"input": "Hi", "tools": [{"type": "function", **FUNCTION}] * 2}, "tools[1].name: 'add' is declared twice"),
+    ({"input": "Hi", "tool_choice": "required"}, "tool_choice='required' needs tools"),
+    ({"input": "Hi", "tool_choice": {"type": "function", "name": "x"}}, "tool_choice names 'x'"),
+    ({"input": "Hi", "text": {"format": {"type": "json_object"}}}, "text.format.type: "),
+    ({"input": "Hi", "include": ["file_search_call.results"]}, "include[0]: "),
+    ({"input": "Hi", "background": True}, "background=True is not supported"),
+    ({"input": "Hi", "conversation": "c"}, "conversation='c' is not supported"),
+    ({"input": "Hi", "prompt": {"id": "p"}}, "prompt="),
+    ({"input": "Hi", "unknown": 1}, "unknown: this endpoint does not know"),
+    ({"input": "word " * 5000}, "The prompt has "),
+]
+
+
+@pytest.mark.parametrize(
+    ("program", "bodies"),
+    [(MessagesProgram, MESSAGES_TAKEN), (ResponsesProgram, RESPONSES_TAKEN)],
+    ids=["messages", "responses"],
+)
+async def test_forms_of_requests_that_are_answered(
+    chat: Chat, program: type[Program], bodies: list[dict[str, Any]]
+) -> None:
+    async with scripted(chat, lambda session, turn: "ok") as (service, _):
+        for body in bodies:
+            for stream in (False, True):
+                async with service.session() as open:
+                    answer = await program(open).post(
+                        {"max_tokens": 9, **body, "stream": stream}
+                        if program is MessagesProgram
+                        else {**body, "stream": stream}
+                    )
+                    assert answer.status_code == 200, (body, answer.text)
+                    assert '"ok"' in answer.text
+
+
+@pytest.mark.parametrize(
+    ("program", "refused"),
+    [(MessagesProgram, MESSAGES_REFUSED), (ResponsesProgram, RESPONSES_REFUSED)],
+    ids=["messages", "responses"],
+)
+async def test_forms_of_requests_that_are_refused_in_their_own_words(
+    chat: Chat, program: type[Program], refused: list[tuple[dict[str, Any], str]]
+) -> None:
+    async with scripted(chat, lambda session, turn: "ok") as (service, engine), service.session() as open:
+        for body, begins in refused:
+            answer = await program(open).post(body)
+            assert answer.status_code == 400, (body, answer.text)
+            error = answer.json()["error"]
+            assert error["message"].startswith(begins), (body, error)
+            assert error["type"] == "invalid_request_error"
+            assert (answer.json().get("type") == "error") == (program is MessagesProgram)
+        assert not engine.prompts and not open.trajectory.transcripts
+
+
+async def test_errors_are_in_the_form_of_the_route(chat: Chat) -> None:
+    async with scripted(chat, ["ok"]) as (service, _), httpx.AsyncClient() as client:
+        for path, kind in (("v1/messages", "not_found_error"), ("v1/responses", "invalid_request_error")):
+            answer = await client.post(f"{service.endpoint.url}/wrong-token/{path}", json={"messages": [USER]})
+            assert (answer.status_code, answer.json()["error"]["type"]) == (404, kind)
+            assert "session" in answer.json()["error"]["message"]
+        async with service.session() as open:
+            answer = await client.post(f"{open.base_url}/messages/batches", json={})
+            assert answer.status_code == 404 and answer.json()["type"] == "error"
+            assert "POST v1/messages, POST v1/messages/count_tokens" in answer.json()["error"]["message"]
+            answer = await client.post(f"{open.base_url}/v1/messages", json={"messages": [USER], "max_tokens": 9})
+            assert answer.json()["content"] == [{"type": "text", "text": "ok"}], "a base URL that ends with v1"
