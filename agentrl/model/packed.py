@@ -530,8 +530,8 @@ def _score(
 ) -> torch.Tensor:
     """Score M states: [1 to 5, M] float32.
 
-    The rows are log-probs of the targets, those of `_FURTHER` in `needs`, and the results of `compare`. hidden [M, D],
-    targets and their places [M] int64.
+    The rows are log-probs of the targets, the scores in `needs` in the order of `_FURTHER`, and the results of
+    `compare`. hidden [M, D], targets and their places [M] int64.
     """
     logits = token_logits(model, hidden)
     if temperature != 1.0:

@@ -15,7 +15,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class ChatCompletions:
-    """See `Dialect`."""
+    """The dialect of POST chat/completions."""
 
     path = "v1/chat/completions"
 

@@ -24,7 +24,7 @@ Kept = Mapping[str, Sequence[ChatMessage]]
 
 
 class Dialect(Protocol):
-    """One API. Its functions have no state: what a session keeps is given to them."""
+    """One API. It has no state: a session hands over the conversations that it keeps."""
 
     path: str
     """Its route below a session's address."""
@@ -56,7 +56,7 @@ class Translated(ChatRequest):
     ignored: tuple[str, ...] = ()
     """Fields that the run decides and that were given all the same."""
     carried: tuple[ChatMessage, ...] | None = None
-    """Messages that a later request may continue by the answer's id; None: nobody asked to keep them."""
+    """Messages that a later request may continue by the answer's id; None: they are not kept."""
     given: NoEffect = None
     """The request as it was, for answers that repeat parts of it."""
 

@@ -210,7 +210,7 @@ async def _cancel_when_gone(request: Request, task: asyncio.Task[Completion]) ->
 
 
 def dialect_of(request: Request) -> Dialect:
-    """Find the dialect of a request's path; Chat Completions where it belongs to none."""
+    """Find the dialect of a request's path; Chat Completions for any other path."""
     path = request.url.path.split("/", 2)[-1].replace("v1/v1/", "v1/", 1)
     return next((dialect for begin, dialect in DIALECTS.items() if path.startswith(begin)), CHAT)
 

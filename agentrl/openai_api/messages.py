@@ -172,7 +172,7 @@ class MessagesRequest(Strict):
 
 
 class Messages:
-    """See `Dialect`."""
+    """The dialect of POST messages."""
 
     path = "v1/messages"
 

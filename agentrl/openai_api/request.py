@@ -148,7 +148,7 @@ class Part(Strict):
 
 
 def content_kind(content: object) -> str:
-    """Tell text from a list by a tag; tags of unions begin with a colon, which no field does."""
+    """Return the tag of text or of a list; tags of unions begin with a colon, which no field does."""
     return ":list" if isinstance(content, list) else ":str"
 
 

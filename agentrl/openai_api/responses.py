@@ -220,7 +220,7 @@ class ResponsesRequest(Strict):
 
 
 class Responses:
-    """See `Dialect`."""
+    """The dialect of POST responses."""
 
     path = "v1/responses"
 
@@ -380,7 +380,7 @@ def _call(item: CallItem | CustomCallItem) -> ToolCall:
 
 
 def _reasoning(item: ReasoningItem, path: str) -> str:
-    """Return an item's reasoning: its text, or the text that `encrypted_content` carries for clients that keep none."""
+    """Return an item's reasoning: its text, or the text in `encrypted_content`, for clients that keep nothing else."""
     if item.content:
         return "".join(part.words for part in item.content)
     try:
