@@ -100,7 +100,7 @@ Block = Annotated[
     | Annotated[ThinkingBlock, Tag(":thinking")]
     | Annotated[ToolUseBlock, Tag(":tool_use")]
     | Annotated[ToolResultBlock, Tag(":tool_result")],
-    Discriminator(lambda block: f":{block.get('type') if isinstance(block, dict) else block.type}"),
+    Discriminator(lambda block: f":{block.get('type')}" if isinstance(block, dict) else ":no object"),
 ]
 Blocks = Annotated[Annotated[str, Tag(":str")] | Annotated[list[Block], Tag(":list")], Discriminator(content_kind)]
 Texts = Annotated[Annotated[str, Tag(":str")] | Annotated[list[TextBlock], Tag(":list")], Discriminator(content_kind)]

@@ -130,7 +130,7 @@ class ReasoningItem(Strict):
 
 
 def _item_kind(item: object) -> str:
-    kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", "message")
+    kind = item.get("type", "message") if isinstance(item, dict) else "no object"
     return ":output" if kind in ("function_call_output", "custom_tool_call_output") else f":{kind}"
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import httpx
@@ -491,3 +492,80 @@ async def test_errors_are_in_the_form_of_the_route(chat: Chat) -> None:
             assert "POST v1/messages, POST v1/messages/count_tokens" in answer.json()["error"]["message"]
             answer = await client.post(f"{open.base_url}/v1/messages", json={"messages": [USER], "max_tokens": 9})
             assert answer.json()["content"] == [{"type": "text", "text": "ok"}], "a base URL that ends with v1"
+
+
+ODD: list[Any] = [None, 3, -1.5, "x", "", [], {}, True, [3], {"type": "x"}, [[]], 10**30, "\ud800"]
+"""Values put in place of every member of a request."""
+FULL_MESSAGES: dict[str, Any] = {
+    "model": "m",
+    "max_tokens": 9,
+    "system": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}],
+    "tools": [{"name": "add", "description": "d", "input_schema": {"type": "object", "properties": {"a": {}}}}],
+    "tool_choice": {"type": "auto", "disable_parallel_tool_use": False},
+    "stop_sequences": ["END"],
+    "stream": False,
+    "thinking": {"type": "adaptive"},
+    "temperature": 1.0,
+    "top_k": 5,
+    "metadata": {"user_id": "u"},
+    "messages": [USER, USED, {"role": "user", "content": [RESULT, {"type": "text", "text": "b"}]}],
+}
+FULL_RESPONSES: dict[str, Any] = {
+    "model": "m",
+    "instructions": "a",
+    "max_output_tokens": 9,
+    "tools": [{"type": "function", **FUNCTION}, {"type": "custom", "name": "patch"}],
+    "tool_choice": "auto",
+    "parallel_tool_calls": True,
+    "store": False,
+    "stream": False,
+    "include": [ENCRYPTED],
+    "reasoning": {"effort": "low"},
+    "text": {"format": {"type": "text"}, "verbosity": "low"},
+    "input": [
+        ITEM,
+        {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]},
+        CALLED,
+        OUTPUT,
+        {"type": "custom_tool_call", "call_id": "c2", "name": "patch", "input": "x"},
+        {"type": "custom_tool_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "y"}]},
+    ],
+}
+
+
+def changed(value: Any) -> Iterator[Any]:
+    """Copies of a JSON value, each with one member replaced by an odd one, or left out."""
+    members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, member in members:
+        for other in [*ODD, *changed(member)]:
+            copy = value.copy()
+            copy[name] = other
+            yield copy
+        copy = value.copy()
+        del copy[name]
+        yield copy
+
+
+@pytest.mark.slice(2, "hostile")
+@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize(
+    ("program", "body"),
+    [(MessagesProgram, FULL_MESSAGES), (ResponsesProgram, FULL_RESPONSES)],
+    ids=["messages", "responses"],
+)
+async def test_no_odd_request_is_an_error_of_the_endpoint(
+    chat: Chat, program: type[Program], body: dict[str, Any], part: int
+) -> None:
+    """Each is answered, or refused with the path of a member that exists or is missing."""
+    seen = {200: 0, 400: 0}
+    limits = {"max_assistant_turns": 10**6}
+    async with scripted(chat, lambda session, turn: "ok", **limits) as (service, _), httpx.AsyncClient() as client:
+        for other in itertools.islice(changed(body), part, None, 8):
+            async with service.session() as open:
+                url = f"{open.base_url.removesuffix('/v1')}/{program.path}"
+                answer = await client.post(url, content=json.dumps(other), headers={"content-type": "application/json"})
+                assert answer.status_code in seen, (other, answer.text)
+                seen[answer.status_code] += 1
+                if answer.status_code == 400:
+                    assert answer.json()["error"]["message"] and ".:" not in answer.text, (other, answer.text)
+    assert min(seen.values()) > 10
