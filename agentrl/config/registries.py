@@ -173,6 +173,7 @@ SCORERS = Registry(
         "interaction": "agentrl.reward.interaction:compute_score",
         "judge": "agentrl.reward.judge:ModelJudge.compute_score",
         "math": "agentrl.reward.math:compute_score",
+        "reported": "agentrl.reward.reported:compute_score",
         "search_qa": "agentrl.reward.search_qa:compute_score",
         "verl": "agentrl.verl.reward_score:compute_score",
     },

@@ -7,6 +7,7 @@ serves all trajectories; each has a session of its own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from pydantic import BaseModel
 
 from agentrl.agent_loop.base import AgentLoop, Episode
 from agentrl.errors import ConfigError
+from agentrl.reward.reported import REPORTED
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message, Status
 from agentrl.trajectory.sample import Sample
@@ -47,6 +49,8 @@ class AgentOptions(BaseModel, frozen=True):
     """Program of the agent, with its arguments."""
     pass_env: Sequence[str] = ()
     """Names of further environment variables of the trainer that the command may see."""
+    feedback_timeout: float = 0.0
+    """Seconds after the agent's end in which a score may still be posted."""
 
     def load(self) -> Agent:
         """Load the agent. Raises ConfigError."""
@@ -93,16 +97,28 @@ class OpenAIProxyLoop(AgentLoop):
         episode.waiting_for = "the agent"
         async with endpoint.session(episode) as (session, base_url):
             report, error = await self._run_agent(self._agent, session, base_url)
+            if error is None and "score" not in report.numbers and not session.over.is_set():
+                await self._late_score(session)
         if session.fault is not None:
             raise session.fault
         if session.ending is Status.COMPLETED and session.stopped is None and error is not None:
             raise self._blamed(self._agent, error, session.last_error, is_first=is_first)
         if not session.turns and session.ending is Status.COMPLETED:
             raise self._agent.error(f"it made no successful call; {session.last_error or 'it made none at all'}")
-        if report.reward is not None:
-            episode.add_turn_reward(report.reward)
-        episode.trajectory.score_extra.update(report.numbers)
+        numbers = {**report.numbers, **session.feedback}  # The first word stands: what was posted came before the end.
+        if "reward" in numbers:
+            episode.add_turn_reward(numbers.pop("reward"))
+        if "score" in numbers:
+            numbers[REPORTED] = numbers.pop("score")
+        episode.trajectory.score_extra.update(numbers)
         episode.finish(session.ending)
+
+    async def _late_score(self, session: Session) -> None:
+        """Wait for a score that is posted after the agent's end."""
+        if self.options.feedback_timeout > 0:
+            session.episode.waiting_for = "feedback"
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(session.scored.wait(), self.options.feedback_timeout)
 
     def _blamed(self, agent: Agent, error: Exception, refusal: str | None, *, is_first: bool) -> Exception:
         """Return the error that ends the try, or the run; `refusal`: the endpoint's last refusal."""

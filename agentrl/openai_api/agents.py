@@ -51,9 +51,9 @@ class AgentError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class AgentReport:
-    """Report of an agent: `reward` goes to its last assistant turn, the numbers to `score_extra`."""
+    """Numbers that an agent returned. `reward` goes to its last assistant turn, `score` to the scorer `reported`, and
+    others to `score_extra`."""
 
-    reward: float | None = None
     numbers: dict[str, float] = field(default_factory=dict)
 
     @staticmethod
@@ -63,12 +63,20 @@ class AgentReport:
             return AgentReport()
         if not isinstance(value, Mapping):
             raise TypeError(f"it returned {type(value).__name__}, expected None or a mapping of names to numbers")
-        numbers = {}
-        for name, number in value.items():
-            if (value := finite(number)) is None:
-                raise TypeError(f"it returned {name}={number!r:.100}, expected a finite number")
-            numbers[str(name)] = value
-        return AgentReport(numbers.pop("reward", None), numbers)
+        try:
+            return AgentReport(read_numbers(value))
+        except TypeError as error:
+            raise TypeError(f"it returned {error}") from None
+
+
+def read_numbers(value: Mapping[object, object]) -> dict[str, float]:
+    """Read a mapping of names to finite numbers. Raises TypeError for anything else."""
+    numbers = {}
+    for name, number in value.items():
+        if (known := finite(number)) is None:
+            raise TypeError(f"{name}={number!r:.100}, expected a finite number")
+        numbers[str(name)] = known
+    return numbers
 
 
 class Agent(Protocol):

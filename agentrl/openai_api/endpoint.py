@@ -18,10 +18,11 @@ from typing import NoReturn
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
+from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 
 from agentrl.agent_loop.base import Episode
-from agentrl.openai_api.agents import MODEL
+from agentrl.openai_api.agents import MODEL, read_numbers
 from agentrl.openai_api.chat_completions import ChatCompletions
 from agentrl.openai_api.completion import Completion
 from agentrl.openai_api.dialect import KEEP_ALIVE, Dialect, encoded
@@ -49,7 +50,8 @@ IDLE_SECONDS = 3600
 CHAT = ChatCompletions()
 DIALECTS: dict[str, Dialect] = {dialect.path: dialect for dialect in (CHAT, Responses(), Messages())}
 COUNT_TOKENS = f"{Messages.path}/count_tokens"
-ROUTES = {**dict.fromkeys((*DIALECTS, COUNT_TOKENS), "POST"), "v1/models": "GET"}
+FEEDBACK = "v1/feedback"
+ROUTES = {**dict.fromkeys((*DIALECTS, COUNT_TOKENS, FEEDBACK), "POST"), "v1/models": "GET"}
 
 
 class _Server(uvicorn.Server):
@@ -122,6 +124,7 @@ class Endpoint:
         app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
         # Anthropic's clients add `v1` to a base URL, also to one that ends with it.
         answers = {**dict.fromkeys(DIALECTS, self._complete), COUNT_TOKENS: self._count_tokens}
+        answers[FEEDBACK] = self._feedback
         for path, answer in answers.items():
             for below in ("/{token}/", "/{token}/v1/"):
                 app.add_api_route(below + path, answer, methods=["POST"], response_model=None)
@@ -168,6 +171,18 @@ class Endpoint:
 
     async def _count_tokens(self, token: str, request: Request) -> Response:
         return _json({"input_tokens": await self._find(token).count(await request.body(), dialect_of(request))})
+
+    async def _feedback(self, token: str, request: Request) -> Response:
+        """Take numbers about a session's trajectory: its score, its last turn's reward, and others by name."""
+        session = self._find(token)
+        try:
+            value = from_json(await request.body(), allow_inf_nan=False)
+            if not isinstance(value, dict):
+                raise TypeError(f"expected an object of names and numbers, found {value!r:.80}")
+            session.tell(read_numbers(value))
+        except (TypeError, ValueError) as error:
+            raise ApiError(400, f"feedback: {error}", code="invalid_value") from None
+        return _json({"taken": sorted(value)})
 
     async def _refuse(self, token: str, path: str, request: Request) -> NoReturn:
         """Refuse an unknown route, and list the known routes."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -101,6 +101,10 @@ class Session:
         """Assistant turns that were sampled or are being sampled."""
         self.last_error: str | None = None
         """Message of the last call that was refused."""
+        self.feedback: dict[str, float] = {}
+        """Numbers that were posted to the session: `score`, `reward` and others."""
+        self.scored = asyncio.Event()
+        """Event that is set when a score was posted."""
         self.closed = False
         self._replies = 0
         self._kept: dict[str, Sequence[ChatMessage]] = {}
@@ -138,6 +142,19 @@ class Session:
         self._check_open()
         self._check_asked(asked)
         return len(await self._render(asked))
+
+    def tell(self, numbers: Mapping[str, float]) -> None:
+        """Take numbers that were posted. Raises ApiError for one that was posted before: the first one stands."""
+        self._check_open()
+        if twice := sorted(self.feedback.keys() & numbers.keys()):
+            self._count("openai_feedback_twice")
+            message = (
+                f"{', '.join(twice)}: posted before; the first value stands, and nothing of this request is taken."
+            )
+            raise ApiError(409, message, param=twice[0], code="feedback_twice")
+        self.feedback |= numbers
+        if "score" in numbers:
+            self.scored.set()
 
     async def close(self) -> None:
         """End the running calls; later ones get "unknown session"."""

@@ -8,7 +8,7 @@ import functools
 from agentrl.config.registries import SCORERS
 from agentrl.reward.scorer import Scorer
 
-INSTANT = ("final_answer", "gsm8k", "interaction", "search_qa")
+INSTANT = ("final_answer", "gsm8k", "interaction", "reported", "search_qa")
 """Ready scorers that take microseconds, and run in the event loop."""
 
 NEED_TRUTH = ("code", "final_answer", "gsm8k", "math", "search_qa")
@@ -41,6 +41,7 @@ SOURCES: dict[str, str] = {
     "taco": "code",
     "judge/*": "judge",
     "interaction/*": "interaction",
+    "agent/*": "reported",
 }
 """Data source (`*` stands for anything) to the kind of its scorer."""
 

@@ -50,8 +50,8 @@ from agentrl.trajectory.sample import Sample
 
 logger = logging.getLogger(__name__)
 ASKING = "interaction/"
-ASSISTANT_LAST = "an assistant message at their end: the policy begins another turn behind it, and does not continue it"
 """Beginning of data sources that are scored by an interaction."""
+ASSISTANT_LAST = "an assistant message at their end: the policy begins another turn behind it, and does not continue it"
 
 
 @dataclass(frozen=True, slots=True)

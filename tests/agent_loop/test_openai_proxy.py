@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -227,6 +228,55 @@ async def test_what_an_agent_asks_may_fail_it_and_is_tried_again(run: Any, tmp_p
     (t,) = await run(lambda session, turn: "#### 4", function(tmp_path, ASYNC + body))
     assert (t.status, t.score, t.metrics["retries"]) == (Status.FAILED, None, 2)
     assert t.failure is not None and "ConnectionError: the shop is closed" in t.failure
+
+
+POST = """
+import httpx
+async def tell(numbers, seconds=0.0):
+    await asyncio.sleep(seconds)
+    async with httpx.AsyncClient() as client:
+        return (await client.post(base_url + "/feedback", content=numbers)).status_code
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "score", "twice"),
+    [
+        ("return {'score': 0.25, 'depth': 2}", 0.25, 0),
+        ("assert await tell('{\"score\": 0.5, \"depth\": 2}') == 200", 0.5, 0),
+        ("assert [await tell('{\"score\": 0.5}'), await tell('{\"score\": 1}')] == [200, 409]", 0.5, 1),
+        ("await tell('{\"score\": 0.5}')\nreturn {'score': 0.75}", 0.5, 0),
+        ("assert [await tell(x) for x in ('{\"score\": NaN}', '[1]', '{\"score\": \"1\"}')] == [400] * 3", None, 0),
+        ("agent.later = asyncio.create_task(tell('{\"score\": 0.5}', 0.3))", 0.5, 0),
+        ("pass", None, 0),
+    ],
+    ids=["returned", "posted", "twice", "posted and returned", "nonsense", "late", "never"],
+)
+async def test_an_agent_reports_its_score(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, score: float | None, twice: int
+) -> None:
+    """Whoever reports none fails, and has no zero."""
+    monkeypatch.setattr(sys.modules[__name__], "SAMPLE", sample("openai_proxy", data_source="agent/mine"))
+    options = function(tmp_path, f"{ASYNC}{POST}await ask(sample['prompt'])\n{ending}")
+    wait = 5.0 if score is not None else 0.1
+    run_with = options.model_copy(update={"feedback_timeout": wait})
+    (t,) = await run(lambda session, turn: "#### 4", run_with)
+    assert t.score == score
+    assert t.metrics.get("openai_feedback_twice", 0) == twice
+    if score is None:
+        assert t.status is Status.FAILED and "no score was reported" in (t.failure or "")
+    else:
+        assert t.status is Status.COMPLETED and t.score_extra["reported_score"] == score
+
+
+async def test_feedback_for_a_session_that_ended_is_refused(run: Any, tmp_path: Path) -> None:
+    options = function(tmp_path, f"{ASYNC}await ask(sample['prompt'])\nagent.url = base_url")
+    (t,) = await run(["#### 4"], options)
+    url = sys.modules[run.loop._agent._function.__module__].agent.url
+    async with httpx.AsyncClient() as client:
+        answer = await client.post(f"{url}/feedback", json={"score": 1.0})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "session_not_found")
+    assert t.score == 0 and "reported_score" not in t.score_extra
 
 
 OLD_API = "client.completions.create(model='m', prompt='hi')"

@@ -146,6 +146,8 @@ class OpenAIProxyConfig(Section):
     [python,agent.py]; it finds the endpoint in OPENAI_BASE_URL and ANTHROPIC_BASE_URL."""
     pass_env: list[str] = []
     """Environment variables of the trainer that the command may see, besides PATH, HOME and the like."""
+    feedback_timeout: float = Field(0.0, ge=0)
+    """Seconds after the agent's end in which a score may still be posted to the session's BASE_URL/feedback."""
 
 
 class AgentConfig(Section):

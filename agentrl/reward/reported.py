@@ -1,0 +1,21 @@
+"""The score that an agent reported of its own trajectory."""
+
+from __future__ import annotations
+
+from agentrl.trajectory import Trajectory
+
+REPORTED = "reported_score"
+
+
+def compute_score(trajectory: Trajectory) -> float:
+    """Return the `score` that the agent returned, or that was posted to its session.
+
+    Raises LookupError when there is none.
+    """
+    numbers = trajectory.score_extra
+    if REPORTED not in numbers:
+        raise LookupError(
+            "data_source agent/*: no score was reported; the agent returns {'score': NUMBER}, or somebody posts it to "
+            "the session's BASE_URL/feedback (docs/openai_endpoint.md)"
+        )
+    return numbers[REPORTED]
