@@ -9,7 +9,8 @@ from agentrl.verl.keys.rewrites import ROLLOUT
 from agentrl.verl.keys.table import FIRST_NAMES
 from agentrl.verl.keys.translation import first_keys, is_known
 
-PPO, DAPO, SEARCH_R1 = "ppo_trainer", "dapo_trainer", "search_r1_trainer"
+PPO, DAPO = "ppo_trainer", "dapo_trainer"
+SEARCH_R1, VERL_AGENT = "search_r1_trainer", "verl_agent_trainer"
 MEGATRON, FIRST = "ppo_megatron_trainer", "ppo_0_2_trainer"
 FULLY_ASYNC, ONE_STEP_OFF = "fully_async_ppo_trainer", "one_step_off_ppo_trainer"
 CONFIGS = {
@@ -40,6 +41,8 @@ OF_SEARCH_R1 = (
     f"{ROLLOUT}.n_agent=",
 )
 """Beginnings of keys that only Search-R1's fork has, whose launch module has verl's own name."""
+OF_VERL_AGENT = ("env.env_name=", "env.max_steps=", "env.rollout.n=", "algorithm.gigpo.")
+"""Likewise of verl-agent, in which GiGPO was published."""
 OF_FIRST_RELEASES = (
     *FIRST_NAMES,
     "actor_rollout_ref.actor.fsdp_config.grad_offload",
@@ -55,7 +58,8 @@ OWN_FOLDERS = ("config", "verl/trainer/config")
 def arguments(argv: Sequence[str], config_name: str) -> list[str]:
     """Return the command line for agentrl.train: with the YAML to start from, without verl's own folder of YAML.
 
-    A command with keys of Search-R1's fork takes that fork's defaults, and one of verl's first releases theirs.
+    A command with keys of Search-R1's fork or of verl-agent takes that fork's defaults, and one of verl's first
+    releases theirs.
     """
     kept: list[str] = []
     folder = ""
@@ -75,6 +79,8 @@ def arguments(argv: Sequence[str], config_name: str) -> list[str]:
     if not folder and name in (PPO, MEGATRON):
         if any(word.lstrip("+").startswith(OF_SEARCH_R1) for word in kept):
             config_name = SEARCH_R1
+        elif any(word.lstrip("+").startswith(OF_VERL_AGENT) for word in kept):
+            config_name = VERL_AGENT
         elif is_of_first_releases(kept):
             config_name = FIRST
             kept += ["model_engine=megatron"] if name == MEGATRON else []

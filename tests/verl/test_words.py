@@ -83,6 +83,12 @@ REFUSED: dict[str, tuple[Sequence[str], str, Any, str]] = {
         SFTConfig,
         r"model\.partial_pretrain=m is verl's spelling of model\.path=m; write that$",
     ),
+    "two columns": (
+        [*SFT, "data.prompt_dict_keys=[question]", "+data.response_dict_keys=[answer]"],
+        "sft",
+        SFTConfig,
+        r"data\.prompt_dict_keys=\['question'\], .* would change .* into a column messages \(docs/sft\.md\)",
+    ),
     "another library's name": (
         ["actor_rollout_ref.rollout.max_new_tokens=5"],
         "ppo_trainer",
@@ -97,6 +103,12 @@ def test_what_is_refused_is_told_in_the_words_of_the_command(name: str) -> None:
     words, start, schema, said = REFUSED[name]
     with pytest.raises(ConfigError, match=said):
         load_config(words, start, schema)
+
+
+def test_the_policy_learns_from_the_step_of_critic_warmup_on() -> None:
+    """verl counts the step of the first update, we the steps before it."""
+    for theirs, ours in ((0, 0), (1, 0), (2, 1), (20, 19)):
+        assert translate({"trainer.critic_warmup": theirs}, Config).values == {"trainer.critic_warmup": ours}
 
 
 def test_null_asks_for_nothing() -> None:

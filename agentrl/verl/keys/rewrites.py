@@ -284,14 +284,21 @@ def mini_batch(role: str) -> Translate:
     key = f"{role}.ppo_mini_batch_size"
 
     def translate(value: JSON, values: Values) -> dict[str, JSON]:
-        each = 1
+        each, prompts = 1, number(values, "data.train_batch_size", 1024)
+        if "env.rollout.n" in values and isinstance(value, int) and value > prompts:
+            if role == "critic":
+                return {key: prompts}
+            raise Refusal(
+                "verl-agent counts the steps of episodes, and here a mini-batch holds whole prompts with all their "
+                f"episodes: write a divisor of data.train_batch_size={prompts}; about {value} steps are "
+                f"{value} / (env.rollout.n={values['env.rollout.n']} x the steps of an episode) prompts"
+            )
         if is_search_r1s(values):
             each = number(values, f"{ROLLOUT}.n_agent", 1)
         elif is_of_first_releases(values) and role == "critic":
             each = number(values, f"{ROLLOUT}.n", 1)
         if each == 1 or not isinstance(value, int) or value < 1:
             return {key: value}
-        prompts = number(values, "data.train_batch_size", 1024)
         steps, rest = divmod(prompts * each, value)
         size = -(-prompts // steps) if steps else 0
         if rest or -(-prompts // size) != steps:
@@ -561,6 +568,32 @@ def gdpo_option(name: str) -> Translate:
         return {"algorithm.adv_options": {name: value}}
 
     return translate
+
+
+def gigpo(name: str) -> Translate:
+    """Translate an option of gigpo as verl-agent reads it: its means count turns, and its discount is gamma."""
+
+    def translate(value: JSON, values: Values) -> dict[str, JSON]:
+        if value is None or values.get("algorithm.adv_estimator") != "gigpo":
+            return {}
+        if name == "mode" and value not in ("mean_norm", "mean_std_norm"):
+            raise Refusal("the modes are mean_norm and mean_std_norm")
+        if name == "mode":
+            return {"algorithm.norm_adv_by_std_in_grpo": value == "mean_std_norm"}
+        return {"algorithm.adv_options": {name: value, "step_gamma": values.get("algorithm.gamma"), "over_turns": True}}
+
+    return translate
+
+
+def environment(value: JSON, values: Values) -> dict[str, JSON]:
+    """Note an environment's name where the command has an interaction in its place."""
+    if values.get(f"{TURNS}.interaction_config_path") is None:
+        raise Refusal(
+            "environments of verl-agent are not part of agentrl. Wrap yours in a class with reset and step, name it in "
+            f"a YAML file of interactions, and give {TURNS}.interaction_config_path (docs/interactions.md, An "
+            "environment)"
+        )
+    return {}
 
 
 def warmup(section: str) -> Translate:
@@ -927,8 +960,10 @@ def retriever(value: JSON, values: Values) -> dict[str, JSON]:
 
 
 def response_length(value: JSON, values: Values) -> dict[str, JSON]:
-    """Translate the length of responses; Search-R1's is a turn's, and a trajectory holds all turns and answers."""
-    turns = values.get("max_turns")
+    """Translate the length of responses: of a turn in forks, where a trajectory holds all turns and answers."""
+    turns, steps = values.get("max_turns"), values.get("env.max_steps")
+    if isinstance(steps, int) and isinstance(value, int):
+        return {f"{TURNS}.max_tokens_per_turn": value, "data.max_response_length": steps * value}
     if not isinstance(turns, int) or not isinstance(value, int):
         return {"data.max_response_length": value}
     seen = number(values, "data.max_obs_length", 512)

@@ -367,6 +367,15 @@ FSDP = (
         )
         for name in ("messages_key", "tools_key")
     ),
+    *(
+        fixed(
+            f"data.{side}_dict_keys",
+            "python -m agentrl.sft trains on conversations: write the two texts as a user's and an assistant's message "
+            "into a column messages (docs/sft.md), and leave out data.prompt_key and data.response_key, too",
+            None,
+        )
+        for side in ("prompt", "response")
+    ),
     fixed("data.multiturn.enable_thinking_key", "a template's switches are model.chat_template_kwargs", None),
     *(
         ignored(f"*.fsdp_config.{name}", FSDP2)
@@ -1127,6 +1136,12 @@ ASYNC = (
     ignored("async_training.dynamic_schedule_*", "read with use_dynamic_resource_scheduling alone"),
     renamed("rollout.nnodes", f"{ROLLOUT}.nnodes"),
     renamed("rollout.n_gpus_per_node", f"{ROLLOUT}.n_gpus_per_node"),
+    translated(
+        "trainer.critic_warmup",
+        "verl's policy learns from the step of that number on; here it is the number of steps before that one",
+        ("trainer.critic_warmup",),
+        lambda value, _: {"trainer.critic_warmup": max(0, value - 1) if isinstance(value, int) else value},
+    ),
     renamed("rollout.total_epochs", "trainer.total_epochs"),
     translated(
         "rollout.total_rollout_steps",
@@ -1165,7 +1180,8 @@ SEARCH_R1 = (
     ),
     translated(
         "data.max_response_length",
-        "the same; with Search-R1's max_turns it is a turn's length, multi_turn.max_tokens_per_turn",
+        "the same; with Search-R1's max_turns or verl-agent's env.max_steps it is a turn's length, "
+        "multi_turn.max_tokens_per_turn, and a trajectory has room for all turns",
         ("data.max_response_length", f"{TURNS}.max_tokens_per_turn"),
         rewrites.response_length,
     ),
@@ -1179,6 +1195,63 @@ SEARCH_R1 = (
         )
         for key in ("retriever.url", "retriever.topk", "data.max_obs_length")
     ),
+)
+
+VERL_AGENT = (
+    translated(
+        "algorithm.gigpo.step_advantage_w",
+        "with gigpo it is algorithm.adv_options.step_advantage_w, with the authors' over_turns=true, and "
+        "algorithm.gamma is step_gamma",
+        ("algorithm.adv_options",),
+        rewrites.gigpo("step_advantage_w"),
+    ),
+    translated(
+        "algorithm.gigpo.mode",
+        "with gigpo mean_std_norm is algorithm.norm_adv_by_std_in_grpo=true, mean_norm is false",
+        ("algorithm.norm_adv_by_std_in_grpo",),
+        rewrites.gigpo("mode"),
+    ),
+    fixed(
+        "algorithm.gigpo.enable_similarity",
+        "states are equal or not: leave out of an observation what differs between visits, or name the state by "
+        "`state` (docs/interactions.md)",
+        False,
+    ),
+    ignored("algorithm.gigpo.similarity_thresh", "read with enable_similarity alone"),
+    translated(
+        "env.env_name",
+        f"{TURNS}.interaction_config_path names the environment here; its step() gives -0.1 for an invalid action, "
+        "which is taken off there by default",
+        (),
+        rewrites.environment,
+        is_loud=True,
+    ),
+    translated(
+        "env.max_steps",
+        "the most steps of an episode, each a turn of the policy",
+        (f"{TURNS}.max_assistant_turns", f"{TURNS}.max_user_turns"),
+        lambda value, _: {f"{TURNS}.max_assistant_turns": value, f"{TURNS}.max_user_turns": value},
+    ),
+    renamed("env.rollout.n", f"{ROLLOUT}.n", "verl-agent's number of episodes a prompt"),
+    split(
+        "env.history_length", "the policy reads the whole episode, in which max_response_length has to hold all steps"
+    ),
+    ignored("env.seed", "an environment's seed is in the row: interaction_kwargs.seed"),
+    *(
+        ignored(f"env.resources_per_worker.{name}", "an environment lives in a thread of the rollout's process")
+        for name in ("num_cpus", "num_gpus")
+    ),
+    *(
+        unsupported(f"env.{name}.*", "an environment's own arguments are under config.kwargs of its interaction")
+        for name in ("alfworld", "search", "sokoban", "webshop")
+    ),
+    fixed(
+        f"{ACTOR}.use_invalid_action_penalty",
+        "the environment's step() gives the penalty here: let it give minus the coefficient for an invalid action, and "
+        f"write {ACTOR}.use_invalid_action_penalty=false",
+        False,
+    ),
+    ignored(f"{ACTOR}.invalid_action_penalty_coef", "read with use_invalid_action_penalty alone"),
 )
 
 VERL_KEYS: tuple[VerlKey, ...] = (
@@ -1195,4 +1268,5 @@ VERL_KEYS: tuple[VerlKey, ...] = (
     *ALGORITHM,
     *TRAINER,
     *SEARCH_R1,
+    *VERL_AGENT,
 )
