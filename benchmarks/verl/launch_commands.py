@@ -37,7 +37,8 @@ from agentrl.verl.check import Launch, judge, launches
 from agentrl.verl.keys.rewrites import REJECTIONS
 from agentrl.verl.launch import CONFIGS, DAPO, FIRST, PPO, SEARCH_R1, arguments
 from benchmarks.verl.composed import TRAINERS, composed
-from benchmarks.verl.quantities import Release, different
+from benchmarks.verl.quantities import different
+from benchmarks.verl.release_steps import Release
 
 FORK, ASYNCHRONOUS_MAINS, FIRST_RELEASES = "Search-R1's fork", "asynchronous mains", "verl's first releases"
 TRAINS = re.compile(r"(?!.*sft|.*eval|.*generation|.*log_parser|.*preprocess).*(main_|_main|train).*")

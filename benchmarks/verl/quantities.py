@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Literal
 
 import torch
 
@@ -24,11 +23,9 @@ from agentrl.system.json_value import JSON
 from agentrl.trainer.run import validation_due
 from agentrl.trainer.step import build_kl_controller
 from agentrl.workers.plan import update_plan
+from benchmarks.verl.release_steps import ACTOR, ROLLOUT, Release
 
-Release = Literal["main", "0.2", "search_r1"]
-"""Code whose formulas hold: verl since 0.4 (its recipes, too), releases up to 0.3.0, and Search-R1's fork."""
 Reference = Mapping[str, JSON]
-ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 RATIOS, DRIFT, ENTROPY = (0.5, 0.9, 1.1, 1.5, 5.0), 0.3, 1.5
 """Sample tokens: their ratios, the log-ratio of the policy to the reference, and the entropy in nats."""
 STEPS = 100

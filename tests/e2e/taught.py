@@ -21,6 +21,7 @@ def teach(
     between: list[str],
     messages: list[dict[str, Any]],
     tools: Any = None,
+    steps: int = STEPS,
 ) -> None:
     """Write a policy that says `turns`, one after another, behind the messages; `between` stands between its turns.
 
@@ -36,7 +37,7 @@ def teach(
     ids = torch.tensor([[id for new, _ in written for id in new]])
     own = torch.tensor([is_own for new, is_own in written for _ in new])
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
-    for _ in range(STEPS):
+    for _ in range(steps):
         logits = model(input_ids=ids).logits[0, :-1]
         loss = cross_entropy(logits[own[1:]], ids[0, 1:][own[1:]])
         loss.backward()

@@ -17,6 +17,7 @@ from agentrl.verl.__main__ import main
 from agentrl.verl.check import judge, launches, page
 from agentrl.verl.launch import arguments
 from agentrl.verl.shell import UNKNOWN, commands
+from tests.conftest import PROJECT
 
 STARTS_A_PROCESS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "os.spawn")
 _WATCHED: list[str] = []
@@ -210,3 +211,50 @@ def test_search_r1s_commands_take_its_defaults() -> None:
 def test_verls_own_folder_of_yaml_is_ours() -> None:
     given = ["--config-path=./config", "--config-name=ppo_megatron_trainer.yaml", "data.seed=2"]
     assert arguments(given, "ppo_trainer") == given[1:]
+
+
+def commands_of_the_page(section: str) -> list[str]:
+    """The words of the command that a section of docs/verl.md shows, in order, without its module."""
+    text = (PROJECT / "docs" / "verl.md").read_text(encoding="utf-8").partition(f"\n## {section}\n")[2]
+    (launch,) = launches(text.partition("```bash\n")[2].partition("```")[0])
+    return launch.words
+
+
+AUTHORS = {
+    "actor_rollout_ref.actor.ppo_mini_batch_size": "256",
+    "actor_rollout_ref.actor.use_invalid_action_penalty": "True",
+    "actor_rollout_ref.rollout.multi_turn.interaction_config_path": None,
+}
+"""Values of verl-agent's script for ALFWorld where the page's command has others."""
+
+
+def test_a_command_of_verl_agents_is_translated_once_it_has_an_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "alfworld.yaml").write_text("interaction: []\n")
+    words = [*commands_of_the_page("Commands of verl-agent"), "actor_rollout_ref.rollout.name=embedded"]
+    (launch,) = launches(f"python3 -m verl.trainer.main_ppo {' '.join(words)} trainer.n_gpus_per_node=1")
+    report = judge(launch)
+    assert report.config_name == "verl_agent_trainer"
+    assert report.faults == []
+    config = load_config(arguments(launch.words, "ppo_trainer"))
+    assert config.algorithm.adv_options == {"step_advantage_w": 1.0, "step_gamma": 0.95, "over_turns": True}
+    assert config.algorithm.norm_adv_by_std_in_grpo and config.algorithm.adv_estimator == "gigpo"
+    turns = config.actor_rollout_ref.rollout.multi_turn
+    assert (turns.max_assistant_turns, turns.max_user_turns, turns.max_tokens_per_turn) == (50, 50, 512)
+    assert config.actor_rollout_ref.rollout.n == 8 and config.data.max_response_length == 25600
+    without = [word for word in launch.words if not word.startswith("algorithm.gigpo.mode")]
+    assert not load_config(arguments(without, "ppo_trainer")).algorithm.norm_adv_by_std_in_grpo, "its default"
+
+
+@pytest.mark.parametrize("key", AUTHORS)
+def test_the_authors_own_value_is_refused_with_what_to_write(key: str) -> None:
+    words = [word for word in commands_of_the_page("Commands of verl-agent") if not word.startswith(f"{key}=")]
+    words += [f"{key}={AUTHORS[key]}"] if AUTHORS[key] else []
+    (launch,) = launches(f"python3 -m verl.trainer.main_ppo {' '.join(words)} actor_rollout_ref.rollout.name=embedded")
+    (fault,) = [one for one in judge(launch).faults if "trainer.n_gpus_per_node" not in one]
+    said = {"use_invalid_action_penalty": "write actor_rollout_ref.actor.use_invalid_action_penalty=false"}
+    said |= {"ppo_mini_batch_size": "write a divisor of data.train_batch_size=16"}
+    said |= {"interaction_config_path": "give actor_rollout_ref.rollout.multi_turn.interaction_config_path"}
+    assert said[key.rpartition(".")[2]] in fault
