@@ -94,7 +94,7 @@ class Family:
     counted: Mapping[str, Any] = field(default_factory=dict)
     """Values that the release's own trainer computes of others."""
     is_apart: bool = False
-    """The update runs in a process of its own, where the optimizer's steps are not seen one by one."""
+    """The recorder sees no single step of the optimizer; gradient norms and weights are compared all the same."""
     differs: frozenset[str] = frozenset()
     """Quantities in which the run differs from the release, as docs/verl.md says."""
 
