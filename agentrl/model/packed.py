@@ -35,7 +35,7 @@ from agentrl.model.layout import PackedLayout, flat_layout
 from agentrl.model.read_config import OVERRIDE_KEY, read_config
 from agentrl.model.routing import ROUTES, Routes
 from agentrl.model.scores import Compare, Needs, TokenScores
-from agentrl.model.stateful import KEEPS_STATE, separate_states, stateful_mixers
+from agentrl.model.stateful import KEEPS_STATE, keeps_state, separate_states, stateful_mixers
 from agentrl.model.ulysses import Slice
 from agentrl.model.vision import (
     PlacedFeatures,
@@ -48,7 +48,6 @@ from agentrl.model.vision import (
     rope_positions,
     told_apart,
 )
-from agentrl.parallel.shard import keeps_state
 from agentrl.system.json_value import JSON
 from agentrl.trajectory.images import Images
 
@@ -237,7 +236,7 @@ def check_packed_attention(model: PreTrainedModel) -> None:
         found = len({*attention.layers, *(mixer.layer_idx for mixer in stateful_mixers(model))})
         why = f"its logits differ by {difference:.2g} of their size"
         if found < layers:
-            why += f"; only {found} of its {layers} layers have attention that keeps sequences apart"
+            why += f"; only {found} of its {layers} layers keep sequences apart"
         raise ConfigError(_unsupported(model, why))
 
 
@@ -289,8 +288,9 @@ class _RecordingAttention(PackedAttention):
 def _unsupported(model: PreTrainedModel, why: str) -> str:
     return (
         f"{type(model).__name__} cannot be run on packed sequences: {why}\n"
-        "Supported are causal language models of transformers whose every layer is softmax attention (Qwen2, Qwen3, "
-        "Llama, Mistral, Gemma, gpt-oss, DeepSeek-V3 and alike, dense or mixture of experts); see docs/models.md."
+        "Supported are causal language models of transformers with softmax attention (Qwen2, Qwen3, Llama, Mistral, "
+        "Gemma, gpt-oss, DeepSeek-V3 and alike, dense or mixture of experts), and with layers that have a state "
+        "(Qwen3.5, Qwen3-Next, LFM2, Nemotron-H, Granite 4, Falcon-H1, Kimi-Linear, OLMo hybrid); see docs/models.md."
     )
 
 

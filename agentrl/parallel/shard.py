@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import LinearAttentionCacheLayerMixin
+from transformers import PreTrainedModel
 
 from agentrl.parallel.mesh import Mesh
 from agentrl.parallel.tensor_parallel import split_layers
@@ -16,15 +15,6 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
     """List the repeated blocks of `model`, which FSDP gathers one at a time; before `shard`, which changes classes."""
     names = set(model._no_split_modules or ())
     return [module for module in model.modules() if type(module).__name__ in names]
-
-
-def keeps_state(model: PreTrainedModel) -> bool:
-    """Check whether layers of `model` have a state that runs on from token to token, as its cache of transformers has.
-
-    Weights are not needed.
-    """
-    layers = DynamicCache(config=model.config).layers
-    return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers)
 
 
 def shard(root: nn.Module, model: PreTrainedModel, mesh: Mesh, *, autocast: bool = False) -> set[str]:
