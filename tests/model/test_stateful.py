@@ -155,6 +155,13 @@ def test_adapters_lie_beside_the_linear_layers_of_mixers(tmp_path: Path) -> None
     assert_exported(worker, tmp_path / "export")
 
 
+def test_adapters_leave_out_layers_that_peft_refuses(tmp_path: Path) -> None:
+    make_model("falcon-h1").save_pretrained(tmp_path / "model")
+    base = fsdp(make_worker(tmp_path / "model", lora_rank=2)).model.base
+    adapted = {name.partition(".lora_")[0].rpartition(".")[2] for name, _ in base.named_parameters() if "lora_" in name}
+    assert "in_proj" in adapted and "out_proj" not in adapted
+
+
 def linear_layers(mixer: nn.Module) -> list[tuple[str, nn.Module]]:
     """The linear layers directly below `mixer`, with or without adapters."""
     return [(name, part) for name, part in mixer.named_children() if isinstance(part, nn.Linear) or "lora" in str(part)]
