@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, create_block_mask, flex_attention
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import pad
-from transformers import AttentionInterface
+from transformers import AttentionInterface, Cache
 
 from agentrl.model.attend import Rule, attend_by_node, sink_share
 from agentrl.model.cpu.tree_attention import TreeAttention
@@ -61,6 +61,21 @@ class Flex(Protocol):
         ...
 
 
+class Mixer(Protocol):
+    """A mixer of a layer with a state that runs on from token to token (see `agentrl.model.stateful`)."""
+
+    layer_idx: int
+    """Number of its layer, and of the layer's states in a cache of transformers."""
+
+    def run(self, hidden: torch.Tensor, states: Cache | None = None) -> torch.Tensor:
+        """Mix the tokens of B sequences of one length, [B, L, W] -> [B, L, W], by the model's own code.
+
+        states: a cache of transformers for these sequences. Its layer `layer_idx` holds the states before the tokens,
+        and afterwards the states after them. None: the sequences begin here.
+        """
+        ...
+
+
 class AttentionLayout(Protocol):
     """Carries out the attention of one forward pass, whose tokens it knows the arrangement of."""
 
@@ -71,6 +86,10 @@ class AttentionLayout(Protocol):
 
         query [H, P, D], key and value [K, P, D], H a multiple of K -> [P, H, D].
         """
+        ...
+
+    def mix(self, mixer: Mixer, hidden: torch.Tensor) -> torch.Tensor:
+        """Run a mixer with a state over P new tokens: hidden [P, W] -> [P, W]."""
         ...
 
 
@@ -148,6 +167,12 @@ class PackedAttention:
         if query.is_cuda or rule.window is not None or rule.softcap is not None:
             return attend_by_node(self.layout, query, key, value, rule)
         return TreeAttention.apply(query, key, value, rule.sinks, self.layout, rule.scale)
+
+    def mix(self, mixer: Mixer, hidden: torch.Tensor) -> torch.Tensor:
+        """Run a mixer with a state over each sequence of a flat layout: hidden [P, W] -> [P, W]."""
+        assert self.layout.is_flat, "models with such mixers share no beginnings"
+        lengths = [end - start for start, end in self.layout.spans]
+        return torch.cat([mixer.run(sequence[None])[0] for sequence in hidden.split(lengths)])
 
     def _attend_cuda(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: Rule) -> torch.Tensor:
         layout = self.layout

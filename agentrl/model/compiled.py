@@ -13,6 +13,7 @@ from transformers.integrations.moe import ExpertsInterface
 from agentrl.errors import ConfigError
 from agentrl.model.attention import IMPLEMENTATION, packed_attention
 from agentrl.model.experts import GROUPED, grouped_experts
+from agentrl.model.stateful import stateful_mixers
 from agentrl.model.vision import vision_tower
 from agentrl.parallel.shard import decoder_layers
 
@@ -38,8 +39,13 @@ def compile_layers(layers: Sequence[nn.Module], device: str | torch.device) -> N
     no others. Attention and the products of experts, whose calls follow the lengths of sequences and the choices of
     routers, run between these programs as they do otherwise.
 
-    Raises ConfigError where torch cannot compile for `device`.
+    Raises ConfigError where torch cannot compile for `device`, and for layers with a state.
     """
+    if any(stateful_mixers(layer) for layer in layers):
+        raise ConfigError(
+            f"actor_rollout_ref.actor.use_torch_compile=true: layers of {type(layers[0]).__name__} have a state, and "
+            "run sequence by sequence, which cannot be compiled. Set the key to false"
+        )
     _check_compiler(device)
     AttentionInterface.register(IMPLEMENTATION, torch.compiler.disable(packed_attention))
     ExpertsInterface.register(GROUPED, torch.compiler.disable(grouped_experts))

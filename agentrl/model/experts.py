@@ -76,13 +76,13 @@ def route_in_float32(model: nn.Module) -> None:
 def _float32_router(kind: type[nn.Module]) -> type[nn.Module]:
     """Derive a class of routers. It is one for all layers, so that they share compiled programs."""
 
-    def forward(self: nn.Module, hidden: torch.Tensor) -> object:
+    def forward(self: nn.Module, hidden: torch.Tensor, *args: torch.Tensor) -> object:
         device = hidden.device.type
         weight = cast(nn.Parameter, self.weight)
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
         if dtype == torch.float32:
-            return kind.forward(self, hidden)
+            return kind.forward(self, hidden, *args)
         with torch.autocast(device, enabled=False):
-            return kind.forward(_Cast(self, dtype, torch.float32), _cast(hidden, dtype, torch.float32))
+            return kind.forward(_Cast(self, dtype, torch.float32), _cast(hidden, dtype, torch.float32), *args)
 
     return type(kind.__name__, (kind,), {"forward": forward, "rounds_inputs_only": True})

@@ -36,6 +36,8 @@ _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PEFT_PREFIX = "base_model.model."
 _ADAPTER = ".default"
 _BASE = ".base_layer."
+_WITHOUT_OUT_PROJ = ("falcon_h1", "mamba2", "nemotron_h")
+"""Families in which peft refuses adapters of a mixer's `out_proj`."""
 
 
 class Lora:
@@ -194,7 +196,9 @@ def _targets(model: PreTrainedModel, targets: str | list[str]) -> list[str]:
     head = model.get_output_embeddings()
     if fused_experts(model) and rank() == 0:
         logger.warning("target_modules=all-linear: the experts, fused to one parameter a layer, get no adapters")
-    return [name for name, module in model.named_modules() if type(module) is nn.Linear and module is not head]
+    linear = [name for name, module in model.named_modules() if type(module) is nn.Linear and module is not head]
+    left_out = ".out_proj" if model.config.get_text_config().model_type in _WITHOUT_OUT_PROJ else None
+    return [name for name in linear if left_out is None or not name.endswith(left_out)]
 
 
 def fused_experts(model: PreTrainedModel) -> bool:

@@ -11,6 +11,7 @@ import contextlib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, cast
 
@@ -34,6 +35,7 @@ from agentrl.model.layout import PackedLayout, flat_layout
 from agentrl.model.read_config import OVERRIDE_KEY, read_config
 from agentrl.model.routing import ROUTES, Routes
 from agentrl.model.scores import Compare, Needs, TokenScores
+from agentrl.model.stateful import KEEPS_STATE, keeps_state, separate_states, stateful_mixers
 from agentrl.model.ulysses import Slice
 from agentrl.model.vision import (
     PlacedFeatures,
@@ -208,7 +210,8 @@ def check_packed_attention(model: PreTrainedModel) -> None:
     has_head = model.get_output_embeddings() is not None
     ids = torch.arange(40, device=model.device) * 7 % model.config.get_text_config().vocab_size
     ids[24:36] = ids[8:20]  # two of the sequences begin alike, so that they share a node of the layout
-    layout = make_layout(ids, torch.tensor([0, 8, 24, 40]))
+    offsets = torch.tensor([0, 8, 24, 40])
+    layout = flat_layout(offsets, ids.device) if keeps_state(model) else make_layout(ids, offsets)
     attention = _RecordingAttention(layout)
     probe = image_probe(model) if has_head else None
     with torch.no_grad():
@@ -217,9 +220,11 @@ def check_packed_attention(model: PreTrainedModel) -> None:
         output = model(input_ids=ids[8:].view(2, 16), use_cache=False)
         own = (output.logits if has_head else output.last_hidden_state).flatten(0, 1)
         _select_attention(model, IMPLEMENTATION)
+        run = partial(forward_packed, model, ids[layout.stored], layout.positions, attention)
         try:
-            hidden = forward_packed(model, ids[layout.stored], layout.positions, attention)
-            packed = hidden[layout.expand[8:]]
+            if keeps_state(model) and not stateful_mixers(model):
+                separate_states(model, run, attention.layers)
+            packed = run()[layout.expand[8:]]
             difference = _difference(own, token_logits(model, packed) if has_head else packed)
             if probe is not None and own_with_image is not None:
                 _check_with_image(model, probe, own_with_image)
@@ -227,10 +232,11 @@ def check_packed_attention(model: PreTrainedModel) -> None:
             raise ConfigError(_unsupported(model, str(error))) from error
     # Written so that a difference of NaN fails, too.
     if not difference <= _tolerance(model):
-        layers, found = model.config.get_text_config().num_hidden_layers, len(attention.layers)
+        layers = model.config.get_text_config().num_hidden_layers
+        found = len({*attention.layers, *(mixer.layer_idx for mixer in stateful_mixers(model))})
         why = f"its logits differ by {difference:.2g} of their size"
         if found < layers:
-            why += f"; only {found} of its {layers} layers have attention that keeps sequences apart"
+            why += f"; only {found} of its {layers} layers keep sequences apart"
         raise ConfigError(_unsupported(model, why))
 
 
@@ -269,21 +275,22 @@ class _RecordingAttention(PackedAttention):
 
     def __init__(self, layout: PackedLayout) -> None:
         super().__init__(layout)
-        self.layers: set[int] = set()
+        self.layers: list[int] = []
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: Rule
     ) -> torch.Tensor:
         """Attend as `PackedAttention.attend`: query [H, P, D], key and value [K, P, D] -> [P, H, D]."""
-        self.layers.add(layer)
+        self.layers.append(layer)
         return super().attend(layer, query, key, value, rule)
 
 
 def _unsupported(model: PreTrainedModel, why: str) -> str:
     return (
         f"{type(model).__name__} cannot be run on packed sequences: {why}\n"
-        "Supported are causal language models of transformers whose every layer is softmax attention (Qwen2, Qwen3, "
-        "Llama, Mistral, Gemma, gpt-oss, DeepSeek-V3 and alike, dense or mixture of experts); see docs/models.md."
+        "Supported are causal language models of transformers with softmax attention (Qwen2, Qwen3, Llama, Mistral, "
+        "Gemma, gpt-oss, DeepSeek-V3 and alike, dense or mixture of experts), and with layers that have a state "
+        "(Qwen3.5, Qwen3-Next, LFM2, Nemotron-H, Granite 4, Falcon-H1, Kimi-Linear, OLMo hybrid); see docs/models.md."
     )
 
 
@@ -344,7 +351,10 @@ def stored_hidden_states(
     placed = None
     names = ids if images is None else told_apart(ids, *image_rows(images, offsets))
     experts = None if routes is None else routes.given
-    layout = make_layout(names if experts is None or ids.is_cuda else named_apart(names, experts), offsets)
+    if getattr(model.base_model, KEEPS_STATE, False):
+        layout = flat_layout(offsets, ids.device)
+    else:
+        layout = make_layout(names if experts is None or ids.is_cuda else named_apart(names, experts), offsets)
     limit = _longrope_limit(model)
     if limit is not None and layout.longest > limit:
         raise ConfigError(

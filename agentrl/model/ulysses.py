@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.nn.functional import pad
 
 from agentrl.model.attend import Rule
-from agentrl.model.attention import AttentionLayout
+from agentrl.model.attention import AttentionLayout, Mixer
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,11 @@ class _UlyssesAttention:
         output = pad(output, (0, 0, 0, 0, 0, ranks * part.width - part.size))
         back = _Exchange.apply(output.unflatten(0, (ranks, part.width)), self._group)  # [ranks, width, H / ranks, D]
         return back.transpose(0, 1).flatten(1, 2)
+
+    def mix(self, mixer: Mixer, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [width, W] -> [width, W]. A state needs the tokens before it: each rank mixes the tokens of all."""
+        everyone = _Exchange.apply(hidden.expand(self._group.size(), -1, -1), self._group).flatten(0, 1)
+        return self._part.cut(self._whole.mix(mixer, everyone[: self._part.size]).T).T
 
 
 class _Context(Protocol):

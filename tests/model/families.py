@@ -39,6 +39,52 @@ LATENT: dict[str, Any] = {
     "topk_group": 1,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+MAMBA: dict[str, Any] = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 8}
+DELTA: dict[str, Any] = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3.5": ("qwen3_5_text", DELTA),
+    "qwen3-next": ("qwen3_next", {**DELTA, **EXPERTS, "shared_expert_intermediate_size": 16}),
+    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"]}),
+    "nemotron-h": (
+        "nemotron_h",
+        {
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 16,
+            "n_groups": 1,
+            "ssm_state_size": 8,
+            "chunk_size": 16,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "moe_shared_expert_intermediate_size": 16,
+        },
+    ),
+    "granite-moe-hybrid": (
+        "granitemoehybrid",
+        {**MAMBA, "layer_types": ["linear_attention", "full_attention"], **MIXTRAL, "shared_intermediate_size": 16},
+    ),
+    "falcon-h1": ("falcon_h1", {**MAMBA, "mamba_d_ssm": 64}),
+    "kimi-linear": (
+        "kimi_linear",
+        {
+            **{key: value for key, value in LATENT.items() if key not in ("n_routed_experts", "first_k_dense_replace")},
+            "q_lora_rank": None,
+            "num_local_experts": 4,
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_head_dim": 8,
+            "linear_num_heads": 4,
+        },
+    ),
+    "olmo-hybrid": ("olmo_hybrid", DELTA),
+}
+"""Families whose layers have a state, or some of them."""
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {}),
     "qwen2, window 7 in one layer": (
@@ -77,7 +123,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def make_model(name: str, attention: str = "eager", **changes: Any) -> PreTrainedModel:
     """A random model of one of FAMILIES, in eval mode. `changes`: to its config."""
-    family, options = FAMILIES[name]
+    family, options = (FAMILIES | HYBRIDS)[name]
     config = AutoConfig.for_model(family, **{**SIZES, **options, **changes})
     torch.manual_seed(0)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=attention)

@@ -21,7 +21,7 @@ from agentrl.model.packed import token_logprobs, use_packed_attention
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers import PolicyWorker
 from tests.conftest import PROJECT
-from tests.model.families import FAMILIES, SIZES, batch, make_model, one_by_one
+from tests.model.families import FAMILIES, HYBRIDS, SIZES, batch, make_model, one_by_one
 from tests.trained import trained_batch
 from tests.workers.conftest import fsdp
 
@@ -29,7 +29,8 @@ from tests.workers.conftest import fsdp
 def test_the_docs_name_them() -> None:
     text = (PROJECT / "docs" / "models.md").read_text()
     rows = re.findall(r"^\| ([^|]*) \|", text[: text.index("## Mixtures")], re.MULTILINE)
-    assert {name for row in rows[1:] for name in row.split(", ")} - {"---"} >= {name.split(",")[0] for name in FAMILIES}
+    named = {name for row in rows[1:] for name in row.split(", ")}
+    assert named - {"---"} >= {name.split(",")[0] for name in FAMILIES | HYBRIDS}
 
 
 class NoTokenizer:
@@ -39,8 +40,12 @@ class NoTokenizer:
         pass
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, "qwen3.5"])
 def test_packed_equals_one_by_one_with_gradients(name: str) -> None:
+    assert_packed_is_one_by_one(name)
+
+
+def assert_packed_is_one_by_one(name: str) -> None:
     own, model = make_model(name), use_packed_attention(make_model(name))
     ids, offsets = batch()
     expected, entropy = one_by_one(own, ids, offsets, 0.8)

@@ -23,7 +23,7 @@ from agentrl.trajectory.collate import from_trajectories
 from agentrl.workers.learner import checkpoint_layers
 from tests.model.families import batch, make_model
 
-MIXTURES = ("qwen2-moe", "qwen3-moe", "mixtral", "olmoe", "gpt-oss", "deepseek-v2", "deepseek-v3")
+MIXTURES = ("qwen2-moe", "qwen3-moe", "mixtral", "olmoe", "gpt-oss", "deepseek-v2", "deepseek-v3", "qwen3-next")
 
 
 def mixture(family: str = "qwen3-moe", **changes: Any) -> PreTrainedModel:

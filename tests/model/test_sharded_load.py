@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrl.errors import ConfigError
 from agentrl.model.packed import load_model
+from tests.model.families import DELTA
 from tests.parallel.test_shard import run_ranks
 
 SIZES: dict[str, Any] = {
@@ -31,6 +32,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, bfloat16": ("llama", {"tie_word_embeddings": False}),
     "gemma2": ("gemma2", {"query_pre_attn_scalar": 16}),
     "qwen3 moe": ("qwen3_moe", {"num_experts": 3, "moe_intermediate_size": 16, "num_experts_per_tok": 2}),
+    "qwen3.5": ("qwen3_5_text", DELTA),
     "mixtral, one expert": ("mixtral", {"num_local_experts": 1, "num_experts_per_tok": 1}),
 }
 

@@ -10,12 +10,13 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch._dynamo.utils import counters
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoTokenizer, PreTrainedModel
 
 from agentrl.algorithms.declared import declared_by_loss
@@ -162,8 +163,8 @@ def weights_of(backend: Any) -> dict[str, torch.Tensor]:
 
 
 SPLIT = {
-    Parallel(sequence=4): ("gemma2", "gpt-oss"),
-    Parallel(sequence=2, tensor=2): ("qwen2", "phi3"),
+    Parallel(sequence=4): ("gemma2", "gpt-oss", "qwen3.5", "falcon-h1"),
+    Parallel(sequence=2, tensor=2): ("qwen2", "phi3", "qwen3.5"),
 }
 
 
@@ -202,7 +203,7 @@ def compare(
     for group in (mesh.sequence, *(part.get_group() for part in (mesh.fsdp, mesh.tensor) if part and part.ndim == 1)):
         assert group is None or group._get_backend(torch.device("cpu")).options._timeout == LIMIT
     model = PolicyModel(use_packed_attention(base), group=mesh.sequence)
-    shard(model, base, mesh)
+    partial = shard(model, base, mesh)
     everything = torch.ones_like(ids, dtype=torch.bool)
     logprobs, entropy, *_ = model(
         ids, offsets, needed=everything, temperature=0.8, needs=frozenset({"entropy"}), images=images
@@ -213,6 +214,8 @@ def compare(
     for (key, whole), param in zip(own.named_parameters(), base.parameters(), strict=True):
         want = torch.zeros_like(whole) if whole.grad is None else whole.grad
         got = torch.zeros_like(whole) if param.grad is None else full(param.grad)  # experts without a token
+        if key in partial:
+            dist.all_reduce(got, group=cast(DeviceMesh, mesh.tensor).get_group())
         assert torch.allclose(got, want, atol=1e-4 * float(want.abs().max()) + 1e-6), (name, key)
 
 

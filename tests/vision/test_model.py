@@ -87,7 +87,7 @@ def test_a_model_that_takes_images_otherwise_is_refused(monkeypatch: pytest.Monk
         use_packed_attention(model)
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"])
 def test_packed_equals_the_models_own_forward(family: str) -> None:
     ids, placed = sequences()
     if family == "qwen3_vl":  # its features are also added behind decoder layers, which embeddings cannot say

@@ -15,6 +15,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from agentrl.quickstart.tiny_policy import CHAT_TEMPLATE, PLAIN_ENGLISH, train_tokenizer
 from agentrl.trajectory.picture import Picture
+from tests.model.families import DELTA
 
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 WRITTEN = """\
@@ -64,11 +65,21 @@ def make_model(family: str, vocab_size: int, **token_ids: Any) -> PreTrainedMode
             "num_position_embeddings": 64,
             "deepstack_visual_indexes": [0, 1],
         },
+        "qwen3_5": {
+            "hidden_size": 16,
+            "out_hidden_size": 32,
+            "num_heads": 2,
+            "intermediate_size": 24,
+            "num_position_embeddings": 64,
+        },
     }
     vision |= sizes[family]
     if family == "qwen3_vl":
         text |= {"head_dim": 8}
         text["rope_parameters"] |= {"mrope_interleaved": True}
+    if family == "qwen3_5":
+        text |= DELTA | {"head_dim": 8, "layer_types": ["linear_attention", "linear_attention", "full_attention"]}
+        text["rope_parameters"] |= {"mrope_interleaved": True, "partial_rotary_factor": 1.0}
     config = AutoConfig.for_model(family, text_config=text, vision_config=vision, **token_ids)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
