@@ -14,8 +14,9 @@ from itertools import groupby
 import torch
 
 from agentrl.engines.embedded.cache import KVRows, Prefix, Session
+from agentrl.engines.embedded.states import StepStates
 from agentrl.model.attend import Rule, attend_part, attend_tail, join_parts, sink_share
-from agentrl.model.attention import PackedAttention
+from agentrl.model.attention import Mixer, PackedAttention
 from agentrl.model.layout import PackedLayout
 
 
@@ -259,9 +260,11 @@ class StepAttention:
         prompt_layout: PackedLayout | None,
         own: KVRows,
         shared: KVRows,
+        states: StepStates | None = None,
     ) -> None:
+        """`states`: of a model that has mixers with a state."""
         self.parts = parts
-        self.own, self.shared = own, shared
+        self.own, self.shared, self.states = own, shared, states
         self.tree = None if prompt_layout is None else PackedAttention(prompt_layout)
         self.continuing = sum(part.size for part in parts)
         """Number of tokens of all parts, which lie before the new prompts' tokens."""
@@ -293,3 +296,8 @@ class StepAttention:
         if self.tree is not None:
             outputs.append(self.tree.attend(layer, query[:, split:], k, v, rule))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def mix(self, mixer: Mixer, hidden: torch.Tensor) -> torch.Tensor:
+        """Run a mixer with a state over the step's tokens, and keep the states: hidden [T, W] -> [T, W]."""
+        assert self.states is not None, "the engine's cache has room for the states of every mixer"
+        return self.states.mix(mixer, hidden)

@@ -1,14 +1,18 @@
-"""Keys and values of the embedded engine: rows of tensors, and the sessions and prompts that hold them.
+"""Keys, values and states of the embedded engine: rows of tensors, and the sessions and prompts that hold them.
 
 A session's cache has two parts. The first prompt's keys and values lie in a row of the prefix store that all sessions
 with the same prompt share. Later tokens lie in a row of the session's own. Columns count from the part's beginning.
+
+Where the model has mixers with a state, a row also holds their states after its last token. States, unlike keys and
+values, cannot be cut back. Copies of earlier ones are kept in a third store (`SessionCache.save`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
@@ -16,15 +20,36 @@ from agentrl.trajectory import PlacedImage
 
 _COLUMNS = 64
 """Capacity grows in steps of at least so many tokens."""
+_SAVED = 2
+"""Saved states that a session keeps."""
+StateKind = Literal["conv_states", "recurrent_states"]
+STATE_KINDS: tuple[StateKind, ...] = ("conv_states", "recurrent_states")
+"""Names of a mixer's states in a layer of transformers' cache."""
 
 
 class CacheFull(Exception):
     """Raised when keys and values would take more memory than allowed. The cache must be freed then."""
 
 
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """One tensor among the states of a mixer, without its first dimension, the sequences."""
+
+    layer: int
+    kind: StateKind
+    index: int
+    """Number among the layer's states of this kind."""
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.itemsize * math.prod(self.shape)
+
+
 @dataclass(slots=True)
 class Memory:
-    """Bytes that keys and values may take, and bytes that they do take."""
+    """Bytes that keys, values and states may take, and bytes that they do take."""
 
     limit: int
     used: int = 0
@@ -67,6 +92,16 @@ class Prefix:
 
 
 @dataclass(slots=True, eq=False)
+class _Saved:
+    """States of a session after its first `tokens` tokens."""
+
+    tokens: int
+    row: int = -1
+    held: int = 0
+    """It has no keys and values."""
+
+
+@dataclass(slots=True, eq=False)
 class Session:
     """One trajectory's tokens, and its share of the cache."""
 
@@ -93,6 +128,8 @@ class Session:
     """[3, L] int64: positions of the L tokens of its last request; None where a position is a token's place."""
     shift: int = 0
     """Position minus place of the tokens after its images."""
+    saved: list[_Saved] = field(default_factory=list)
+    """Saved states of later tokens than the first prompt's, in their order; its prefix holds the states after that."""
 
     @property
     def held(self) -> int:
@@ -114,30 +151,42 @@ def _common_length(left: Sequence[int], right: Sequence[int]) -> int:
 class KVRows:
     """Keys and values of every layer, each [rows, K, capacity, D]; rows and capacity grow on demand.
 
+    Where the model has mixers with a state, a row also has their states: `states`, a tensor [rows, ...] a shape.
+
     Unwritten places are zero, not empty: a masked value is still multiplied by its weight of 0, and 0 * NaN is NaN.
     """
 
     def __init__(
-        self, shapes: Sequence[tuple[int, int, int]], dtype: torch.dtype, device: torch.device, memory: Memory
+        self,
+        shapes: Sequence[tuple[int, int, int]],
+        dtype: torch.dtype,
+        device: torch.device,
+        memory: Memory,
+        state_shapes: Sequence[StateShape] = (),
     ) -> None:
-        """`shapes`: (K, D of keys, D of values) of each layer."""
-        self.shapes = shapes
+        """`shapes`: (K, D of keys, D of values) of each layer, zeros for a layer without attention."""
+        self.shapes, self.state_shapes = shapes, state_shapes
         self.dtype = dtype
         self.device = device
         self.memory = memory
         self._cell = dtype.itemsize * sum(heads * (width + other) for heads, width, other in shapes)
+        self._row = sum(shape.nbytes for shape in state_shapes)
         self.capacity = 0
         self.holders: list[Holder | None] = []
         self.free()
 
     def free(self) -> None:
         """Free the memory and all rows."""
-        self.memory.used -= len(self.holders) * self.capacity * self._cell
+        self.memory.used -= self._bytes(len(self.holders), self.capacity)
         self.keys = [self._zeros(0, heads, 0, width) for heads, width, _ in self.shapes]
         self.values = [self._zeros(0, heads, 0, width) for heads, _, width in self.shapes]
+        self.states = [torch.zeros(0, *s.shape, dtype=s.dtype, device=self.device) for s in self.state_shapes]
         self.holders = []
         self.capacity = 0
         self.used = 0
+
+    def _bytes(self, rows: int, columns: int) -> int:
+        return rows * (columns * self._cell + self._row)
 
     def _zeros(self, *shape: int) -> torch.Tensor:
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
@@ -153,11 +202,11 @@ class KVRows:
             return
         ample = (rows if rows == have else max(rows, 2 * have), columns if columns == held else max(columns, 2 * held))
         for size in (ample, (rows, columns)):
-            more = (size[0] * size[1] - have * held) * self._cell
+            more = self._bytes(*size) - self._bytes(have, held)
             if self.memory.used + more <= self.memory.limit:
                 return self._grow(*size, more)
         raise CacheFull(
-            f"keys and values of {rows} sequences of {columns} tokens, {rows * columns * self._cell >> 20} MiB, do not "
+            f"keys and values of {rows} sequences of {columns} tokens, {self._bytes(rows, columns) >> 20} MiB, do not "
             f"fit into the {self.memory.limit >> 20} MiB they may take"
         )
 
@@ -168,6 +217,7 @@ class KVRows:
                 grown = self._zeros(rows, old.shape[1], columns, old.shape[3])
                 grown[:have, :, : self.capacity] = old
                 tensors[layer] = grown
+        self.states = [torch.cat([old, old.new_zeros(rows - have, *old.shape[1:])]) for old in self.states]
         self.holders.extend([None] * (rows - have))
         self.capacity = columns
         self.memory.used += more
@@ -208,10 +258,18 @@ class KVRows:
                     tensor[other, :, :columns] = tensor[row, :, :columns]
                 else:
                     tensor[[row, other], :, :columns] = tensor[[other, row], :, :columns]
+            for tensor in self.states:
+                tensor[[row, other]] = tensor[[other, row]]
             self.holders[row], self.holders[other] = second, first
             first.row = other
             if second is not None:
                 second.row = row
+
+    @torch.inference_mode()
+    def copy_states(self, row: int, source: KVRows, source_row: int) -> None:
+        """Copy the states of a row of another store into a row."""
+        for ours, its in zip(self.states, source.states, strict=True):
+            ours[row] = its[source_row]
 
     def write(
         self, layer: int, rows: torch.Tensor, columns: torch.Tensor, key: torch.Tensor, value: torch.Tensor
@@ -222,7 +280,7 @@ class KVRows:
 
 
 class SessionCache:
-    """All sessions and prefixes, and the two stores their keys and values lie in."""
+    """All sessions and prefixes, and the stores in which their keys, values and states lie."""
 
     def __init__(
         self,
@@ -232,10 +290,13 @@ class SessionCache:
         *,
         max_rows: int,
         max_bytes: int,
+        state_shapes: Sequence[StateShape] = (),
     ) -> None:
-        memory = Memory(max_bytes)
-        self.own = KVRows(shapes, dtype, device, memory)
-        self.shared = KVRows(shapes, dtype, device, memory)
+        aside = max_bytes // 4 if state_shapes else 0
+        memory = Memory(max_bytes - aside)
+        self.own = KVRows(shapes, dtype, device, memory, state_shapes)
+        self.shared = KVRows(shapes, dtype, device, memory, state_shapes)
+        self.saved = KVRows((), dtype, device, Memory(aside), state_shapes)
         self.max_rows = max_rows
         self.sessions: dict[str, Session] = {}
         self.prefixes: dict[tuple[int, ...], Prefix] = {}
@@ -243,7 +304,8 @@ class SessionCache:
     def take(self, name: str, ids: Sequence[int]) -> tuple[Session, int]:
         """Make `ids` the tokens of a session, a new one if need be. Return it and the number of tokens it had already.
 
-        The cached part of the common prefix is kept, unless the prefix ends within the first prompt.
+        The cached part of the common prefix is kept, unless the prefix ends within the first prompt. With states, the
+        part up to the last states within it is kept.
         """
         session = self.sessions.setdefault(name, Session(name))
         known = len(session.ids)
@@ -252,13 +314,43 @@ class SessionCache:
             self.drop(session)
             session.prompt_length = len(ids)
             session.prompt_experts, session.experts = [], []
-        session.cached = min(session.cached, same)
-        if session.cached == len(ids) > session.prompt_length:
-            session.cached -= 1  # at least one token has to run again, for its logits
+        cached = min(session.cached, same)
+        if cached == len(ids) > session.prompt_length:
+            cached -= 1  # at least one token has to run again, for its logits
+        if cached < session.cached and self.own.states:
+            cached = self._return(session, cached)
+        session.cached = cached
         del session.experts[max(0, same - session.prompt_length) :]
         del session.ids[same:]
         session.ids.extend(ids[same:])
         return session, same
+
+    def save(self, session: Session, tokens: int) -> None:
+        """Save the states of a session, which are those after its first `tokens` tokens, where memory allows.
+
+        The session's next request may diverge from its tokens, and then continues from saved states.
+        """
+        if session.saved and session.saved[-1].tokens == tokens:
+            return
+        saved = _Saved(tokens)
+        try:
+            self.saved.place(saved)
+        except CacheFull:
+            return
+        self.saved.copy_states(saved.row, self.own, session.row)
+        session.saved.append(saved)
+        if len(session.saved) > _SAVED:
+            self.saved.remove(session.saved.pop(0))
+
+    def _return(self, session: Session, cached: int) -> int:
+        """Return a session to its last states after at most `cached` tokens: the number of tokens before them."""
+        while session.saved and session.saved[-1].tokens > cached:
+            self.saved.remove(session.saved.pop())
+        if not session.saved:
+            return min(cached, session.prompt_length)
+        last = session.saved[-1]
+        self.own.copy_states(session.row, self.saved, last.row)
+        return last.tokens
 
     def attach(self, session: Session) -> None:
         """Give a session its rows, those it has or new ones, and keep them until it is unpinned.
@@ -300,6 +392,8 @@ class SessionCache:
     def drop(self, session: Session) -> None:
         """Drop a session's keys and values; its tokens stay, to be computed again."""
         self.own.remove(session)
+        while session.saved:
+            self.saved.remove(session.saved.pop())
         session.cached, session.stale, session.pinned = 0, False, False
         prefix, session.prefix = session.prefix, None
         if prefix is not None:
@@ -341,3 +435,4 @@ class SessionCache:
         self.flush()
         self.own.free()
         self.shared.free()
+        self.saved.free()

@@ -28,7 +28,7 @@ from agentrl.engines.contract import (
     outside_vocabulary,
 )
 from agentrl.engines.embedded.cache import CacheFull, SessionCache
-from agentrl.engines.embedded.shapes import attention_shapes, free_memory
+from agentrl.engines.embedded.shapes import cache_shapes, free_memory
 from agentrl.engines.embedded.step import Request, StepRunner
 from agentrl.engines.embedded.vision import ImageNumbers, hold_images
 from agentrl.engines.inspection import Difference, checksum
@@ -69,8 +69,8 @@ class EmbeddedEngine:
             stop_decode: ids to text, for stop strings.
             version: version of the weights that the model has now.
             seed: seeds the requests that bring no seed of their own.
-            max_cache_bytes: memory for keys and values; None: half of the free memory. With less than the running
-                requests need, fewer run at once.
+            max_cache_bytes: memory for keys, values and states; None: half of the free memory. With less than the
+                running requests need, fewer run at once.
             records_experts: return the experts of a mixture to which each token was sent.
 
         Raises ConfigError when the model's attention cannot be run from the engine's cache, or its experts cannot be
@@ -85,9 +85,11 @@ class EmbeddedEngine:
         self._stop_decode = stop_decode
         self._version = version
         self._next_seed = (1 << 63) + (seed << 32)
-        shapes = attention_shapes(self.model, max_model_len)
+        shapes, states = cache_shapes(self.model, max_model_len)
         limit = free_memory(model.device) // 2 if max_cache_bytes is None else max_cache_bytes
-        self._cache = SessionCache(shapes, model.dtype, model.device, max_rows=2 * max_num_seqs, max_bytes=limit)
+        self._cache = SessionCache(
+            shapes, model.dtype, model.device, max_rows=2 * max_num_seqs, max_bytes=limit, state_shapes=states
+        )
         self._most = max_num_seqs  # requests that run at once, fewer after the cache was full
         self._runner = StepRunner(self.model, self._cache, records_experts=records_experts)
         self._numbers = ImageNumbers()

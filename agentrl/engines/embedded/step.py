@@ -18,8 +18,9 @@ from agentrl.engines.embedded.attention import RowBatch, Segments, StepAttention
 from agentrl.engines.embedded.blocked import BlockedLayers
 from agentrl.engines.embedded.cache import Prefix, Session, SessionCache
 from agentrl.engines.embedded.sampling import Sampler
+from agentrl.engines.embedded.states import StepStates
 from agentrl.engines.embedded.vision import Span, StepImages
-from agentrl.model.layout import PackedLayout
+from agentrl.model.layout import PackedLayout, flat_layout
 from agentrl.model.packed import forward_packed, make_layout, token_logits
 from agentrl.model.routing import Routes
 
@@ -79,14 +80,20 @@ class _NewPrompts:
 
     @classmethod
     def make(
-        cls, prefixes: list[Prefix], images: StepImages | None, continuing: int, device: torch.device
+        cls, prefixes: list[Prefix], images: StepImages | None, continuing: int, device: torch.device, flat: bool
     ) -> _NewPrompts | None:
-        """Lay out the prompts of a step that has `continuing` tokens before them. None without prompts."""
+        """Lay out the prompts of a step that has `continuing` tokens before them. None without prompts.
+
+        flat: they share no beginnings.
+        """
         if not prefixes:
             return None
         ids = torch.tensor([token for prefix in prefixes for token in prefix.ids], device=device)
         offsets = torch.tensor([0, *(len(prefix.ids) for prefix in prefixes)]).cumsum(0)
-        layout = make_layout(ids if images is None else images.told_apart(ids, continuing), offsets)
+        if flat:
+            layout = flat_layout(offsets, device)
+        else:
+            layout = make_layout(ids if images is None else images.told_apart(ids, continuing), offsets)
         ends = layout.expand[offsets[1:].to(device) - 1] + continuing
         return cls(prefixes, layout, ids[layout.stored], ends)
 
@@ -101,7 +108,7 @@ class _NewPrompts:
         for prefix in self.prefixes:
             prefix.experts = [rows[place] for place in itertools.islice(places, len(prefix.ids))]
 
-    def keep_states(self, hidden: torch.Tensor) -> None:
+    def keep_last(self, hidden: torch.Tensor) -> None:
         """Keep the last state of each prompt, from the step's `hidden` [T, H]. Its images are not needed again."""
         for prefix, row in zip(self.prefixes, hidden.index_select(0, self.ends), strict=True):
             prefix.hidden = row
@@ -183,26 +190,40 @@ class StepRunner:
         parts = [kind([r.session for r in group], cache.own, cache.shared) for kind, group in kinds if group]
         continuing = sum(part.size for part in parts)
         images = _step_images(parts, prompts, device)
-        new = _NewPrompts.make(prompts, images, continuing, device)
+        stateful = bool(cache.own.states)
+        new = _NewPrompts.make(prompts, images, continuing, device, stateful)
         if new is not None and images is not None:
             images = new.images_of(images, continuing)
-        attention = StepAttention(parts, prompts, None if new is None else new.layout, cache.own, cache.shared)
+        sessions = [session for part in parts for session in part.sessions]
+        states = None
+        if stateful and (parts or prompts):
+            states = StepStates(self.model.config, sessions, prompts, cache.own, cache.shared)
+        layout = None if new is None else new.layout
+        attention = StepAttention(parts, prompts, layout, cache.own, cache.shared, states)
         requests = decoding + short + long + ready
         ends = torch.tensor([r.new_tokens for r in requests if r.new_tokens], dtype=torch.int64).cumsum(0) - 1
-        states = []
+        last = []
+        asked = [r.session for r in running if r.new_tokens and len(r.session.ids) == r.start] if stateful else []
+        for session in asked:  # by a new turn's prompt
+            if session.held:
+                cache.save(session, session.cached)
         if parts or new is not None:
             hidden = self._forward(parts, new, attention, images)
-            states.append(hidden.index_select(0, ends.to(device)))
+            last.append(hidden.index_select(0, ends.to(device)))
             if new is not None:
-                new.keep_states(hidden)
+                new.keep_last(hidden)
+        for session in asked:
+            cache.save(session, len(session.ids))
+        if states is not None:
+            states.settle()
         if self.records_experts:
             _give_prompt_experts(requests)
         sampler = Sampler([r.params for r in requests], [r.seed for r in requests], device)
         if len(decoding) == len(requests) and new is None and isinstance(parts[0], RowBatch):
             self._steady = _DecodingBatch(requests, parts[0], attention, sampler)
         prefixes = [r.session.prefix for r in ready]
-        states += [prefix.hidden[None] for prefix in prefixes if prefix and prefix.hidden is not None]
-        return requests, sampler, torch.cat(states)
+        last += [prefix.hidden[None] for prefix in prefixes if prefix and prefix.hidden is not None]
+        return requests, sampler, torch.cat(last)
 
     def _forward(
         self,
