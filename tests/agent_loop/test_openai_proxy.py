@@ -243,7 +243,7 @@ async def tell(numbers, seconds=0.0):
     ("ending", "score", "twice"),
     [
         ("return {'score': 0.25, 'depth': 2}", 0.25, 0),
-        ("assert await tell('{\"score\": 0.5, \"depth\": 2}') == 200", 0.5, 0),
+        ('assert await tell(\'{"score": 0.5, "depth": 2}\') == 200', 0.5, 0),
         ("assert [await tell('{\"score\": 0.5}'), await tell('{\"score\": 1}')] == [200, 409]", 0.5, 1),
         ("await tell('{\"score\": 0.5}')\nreturn {'score': 0.75}", 0.5, 0),
         ("assert [await tell(x) for x in ('{\"score\": NaN}', '[1]', '{\"score\": \"1\"}')] == [400] * 3", None, 0),

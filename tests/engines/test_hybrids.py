@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -27,11 +28,12 @@ def engine_of(model: PreTrainedModel, **options: int) -> EmbeddedEngine:
 
 def model_of(family: str, scale: float = 0.4) -> PreTrainedModel:
     """A model with smaller weights, whose log-probs float32 holds to 1e-5."""
-    model = make_model(family, **({"time_step_min": 1e-9} if family == "nemotron-h" else {}))
+    changes: dict[str, Any] = {"time_step_min": 1e-9} if family == "nemotron-h" else {}
+    model = make_model(family, **changes)
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim >= 2:
-                weight *= scale
+                weight.mul_(scale)
     return model
 
 
@@ -82,7 +84,8 @@ async def test_turns_of_sessions_with_one_prompt(family: str) -> None:
     assert later.cached_tokens == 20, "the prompt's states are those after its end, whatever its sessions did since"
     check(plain(family), words(20, 1), later)
     greedy = await engine.generate(words(13, 2), SamplingParams(10, temperature=0.0), "greedy")
-    whole = plain(family).generate(torch.tensor([words(13, 2)]), max_new_tokens=10, do_sample=False, eos_token_id=None)
+    alone: Any = plain(family)
+    whole = alone.generate(torch.tensor([words(13, 2)]), max_new_tokens=10, do_sample=False, eos_token_id=None)
     assert greedy.ids == whole[0, 13:].tolist()
 
 
