@@ -76,8 +76,8 @@ class CallFormat:
     names_in_ids: bool = False
     """True where the template writes a call's id in place of its name (`functions.NAME:INDEX`)."""
     numbers_calls: bool = False
-    """True where the template counts calls over the conversation, whatever their ids. Needs `names_in_ids`; a call's id
-    is then its number, of at most MOST_DIGITS digits."""
+    """True where the template counts calls over the conversation and ignores their ids. Needs `names_in_ids`; a call's
+    id is then its number, of at most MOST_DIGITS digits."""
     signs: tuple[str, ...] = ()
     """Texts that a chat template with such calls has, all of them. Empty: never chosen by `auto`."""
     families: tuple[str, ...] = ()
