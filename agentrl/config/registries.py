@@ -26,6 +26,8 @@ WEIGHT_TRANSPORTS = Registry(
 _FORMATS = (
     *("deepseek_v3", "deepseek_v4", "gemma", "glm", "harmony", "hermes", "hy3", "inkling", "kimi"),
     *("llama3_json", "minimax", "mistral", "qwen3_coder"),
+    *("apertus", "cohere", "function_gemma", "functionary", "functionary_3_2", "gigachat", "granite", "granite_20b"),
+    *("internlm", "jamba", "kimi_k3", "minicpm", "minimax_m3", "muse", "seed_oss"),
 )
 CALL_FORMATS = Registry(
     "tool-call format",

@@ -20,7 +20,7 @@ from agentrl.trajectory import Message
 
 EOS = "<|endoftext|>"
 CONTROL = (
-    *(EOS, "<|ended|>", "<|called|>", "<|turn|>", "<|close|>", "<|user|>", "<|assistant|>", "<|system|>", "<|tool|>"),
+    *(EOS, "<|ended|>", "<|called|>", "<|turn|>", "<|closed|>", "<|user|>", "<|assistant|>", "<|system|>", "<|tool|>"),
     *("<think>", "</think>", "<tool_response>", "</tool_response>"),
 )
 """Tokens around turns, by the names that the choices below use."""
@@ -72,7 +72,25 @@ VALUES: dict[str, Callable[[JSON], str]] = {
 }
 """How templates write values without quotes, as Jinja and in Python."""
 TEXT_OR_JSON, PYTHON, MIXED = VALUES
-FORMS = {**VALUES, QUOTED_BY_TOKENS: quoted_by_tokens}
+IN_CDATA = "'<![CDATA[' + value + ']]>' if value is string and ('<' in value or '\\n' in value) else value | string"
+
+
+def in_cdata(value: JSON) -> str:
+    return f"<![CDATA[{value}]]>" if isinstance(value, str) and ("<" in value or "\n" in value) else as_python(value)
+
+
+M3 = "]<]minimax[>["
+ELEMENTS = "elements(value)"
+
+
+def elements(value: JSON) -> str:
+    if isinstance(value, dict | list):
+        members = value.items() if isinstance(value, dict) else [("item", item) for item in value]
+        return "".join(f"{M3}<{key}>{elements(item)}{M3}</{key}>" for key, item in members)
+    return "" if value is None else text_or_json(value)
+
+
+FORMS = {**VALUES, QUOTED_BY_TOKENS: quoted_by_tokens, IN_CDATA: in_cdata, ELEMENTS: elements}
 
 
 @dataclass(frozen=True)
@@ -128,7 +146,7 @@ class Calls:
         before = self.before.replace("KEY", key)
         if self.said is not None:
             before = before.replace("KIND", self.said[kind is not str])
-        return before + text + self.after
+        return before + text + self.after.replace("KEY", key)
 
     @property
     def jinja(self) -> str:
@@ -171,6 +189,10 @@ KIMI = (
     "<|tool_call_argument_begin|>",
 )
 HARMONY = tuple(f"<|{word}|>" for word in ("start", "channel", "constrain", "message", "end", "call"))
+LIST = ("<tool_calls>", "</tool_calls>")
+PLUGIN = ("<|action_start|>", "<|plugin|>", "<|action_end|>")
+K3 = ("<|open|>", "<|close|>", "<|sep|>")
+MUSE = ("<|start|>", "<|message|>", "<|eom|>")
 INKLING = ("<|message_model|>", "<|content_invoke_tool_json|>", "<|end_message|>", "<|content_text|>")
 
 
@@ -241,7 +263,69 @@ CALLS: tuple[Calls, ...] = (
         tokens=HARMONY,
         think=(f"{HARMONY[1]}analysis{HARMONY[3]}", HARMONY[4]),
     ),
+    Calls("jamba", *json_call("NAME"), group=("<tool_calls>[", "]</tool_calls>"), between=", ", tokens=LIST),
+    Calls("jamba", *json_call("NAME"), group=("<tool_calls>\n", "\n</tool_calls>"), between="\n", tokens=LIST),
+    Calls("granite", *json_call("NAME"), group=("<|tool_call|>[", "]"), between=", ", tokens=("<|tool_call|>",)),
+    Calls("granite_20b", *json_call("NAME", "<function_call> "), tokens=("<function_call>",)),
+    Calls("gigachat", *json_call("NAME", "<|function_call|>"), tokens=("<|function_call|>",)),
+    Calls("internlm", *json_call("NAME", f"{PLUGIN[0]}{PLUGIN[1]}\n", PLUGIN[2]), tokens=PLUGIN),
+    Calls("functionary", "<function=NAME>", "</function>", tokens=("</function>",), exact=False),
+    Calls(
+        *("seed_oss", "<seed:tool_call>\n<function=NAME>\n", "</function>\n</seed:tool_call>", PYTHON),
+        *("<parameter=KEY>", "</parameter>\n"),
+        between="\n",
+        tokens=("<seed:tool_call>", "</seed:tool_call>"),
+        think=("<seed:think>", "</seed:think>"),
+        exact=False,
+    ),
+    Calls(
+        *("cohere", '{"tool_call_id": "INDEX", "tool_name": "NAME", "parameters": ', "}"),
+        group=("<|START_ACTION|>[", "]<|END_ACTION|>"),
+        between=", ",
+        tokens=("<|START_ACTION|>", "<|END_ACTION|>"),
+        think=("<|START_THINKING|>", "<|END_THINKING|>"),
+    ),
+    Calls(
+        *("apertus", '{"NAME": ', "}"),
+        group=("<|tools_prefix|>[", "]<|tools_suffix|>"),
+        between=", ",
+        tokens=("<|tools_prefix|>", "<|tools_suffix|>"),
+        think=("<|inner_prefix|>", "<|inner_suffix|>"),
+    ),
+    Calls(
+        *("minicpm", '<function name="NAME">', "</function>", IN_CDATA, '<param name="KEY">', "</param>"),
+        between="\n",
+        exact=False,
+    ),
+    Calls(
+        *("function_gemma", "<start_function_call>call:NAME{", "}<end_function_call>", PYTHON),
+        *("KEY:<escape>", "<escape>", ","),
+        tokens=("<start_function_call>", "<end_function_call>", "<escape>"),
+    ),
+    Calls("functionary_3_2", ">>>NAME\n", "", exact=False),
+    Calls(
+        *("kimi_k3", f'{K3[0]}call tool="NAME" index="INDEX"{K3[2]}', f"{K3[1]}call{K3[2]}", TEXT_OR_JSON),
+        *(f'{K3[0]}argument key="KEY" type="KIND"{K3[2]}', f"{K3[1]}argument{K3[2]}"),
+        said=("string", "object"),
+        group=(f"{K3[0]}tools{K3[2]}", f"{K3[1]}tools{K3[2]}"),
+        tokens=K3,
+        think=(f"{K3[0]}think{K3[2]}", f"{K3[1]}think{K3[2]}"),
+    ),
+    Calls(
+        *("muse", f'{MUSE[0]}assistant to=NAME{MUSE[1]}<atem:function_calls>\n<atem:invoke name="NAME">\n'),
+        *(f"</atem:invoke>\n</atem:function_calls>{MUSE[2]}", TEXT_OR_JSON),
+        *('<atem:parameter name="KEY">', "</atem:parameter>\n"),
+        tokens=MUSE,
+        think=(f" to=self{MUSE[1]}", MUSE[2]),
+        exact=False,
+    ),
 )
+NESTED = Calls(
+    *("minimax_m3", f'{M3}<invoke name="NAME">', f"{M3}</invoke>\n", ELEMENTS, f"{M3}<KEY>", f"{M3}</KEY>"),
+    group=(f"{M3}<tool_call>\n", f"{M3}</tool_call>"),
+    exact=False,
+)
+"""Writes values without a sign of their type at any depth, so that only a schema of all of them says what they were."""
 HEADERS: dict[str, dict[str, str]] = {
     "token": {role: f"<|{role}|>\n" for role in ("system", "user", "assistant", "tool")},
     "two tokens": {role: f"<|turn|><|{role}|>" for role in ("system", "user", "assistant", "tool")},
@@ -420,7 +504,7 @@ def tools_text(tools: Sequence[ToolSchema]) -> str:
 CHOICES: dict[str, tuple[object, ...]] = {
     "calls": CALLS,
     "header": tuple(HEADERS),
-    "end": ("<|ended|>", "<|ended|>\n", "\n<|ended|>\n", "<|close|><|ended|>", "", EOS),
+    "end": ("<|ended|>", "<|ended|>\n", "\n<|ended|>\n", "<|closed|><|ended|>", "", EOS),
     "last": (None, None, None, "", EOS),
     "call_end": (None, None, "<|called|>", "<|called|>\n"),
     "other_end": (None, None, "<|ended|>", "\n", ""),
@@ -442,8 +526,15 @@ CHOICES: dict[str, tuple[object, ...]] = {
 def draw_template(source: random.Random, names: tuple[tuple[str, str], ...] = ()) -> Synthetic:
     chosen = {kind: source.choice(options) for kind, options in CHOICES.items()}
     drawn = Synthetic(**chosen, names=names)  # type: ignore[arg-type]
-    if drawn.calls.format == "harmony":  # With nothing behind it the closing marker of these calls ends turns itself.
+    if drawn.calls.format in (
+        "apertus",
+        "harmony",
+    ):  # With nothing behind it the closing marker of these calls ends turns itself.
         return replace(drawn, last=drawn.last or None, call_end=drawn.call_end or drawn.end or "<|called|>")
+    if drawn.calls.format == "functionary_3_2":  # Its turns have no reasoning.
+        return replace(drawn, reasoning="never")
+    if drawn.calls.format == "kimi_k3" and drawn.reasoning.endswith("history"):  # Calls begin as reasoning does.
+        return replace(drawn, reasoning="always")
     return drawn
 
 

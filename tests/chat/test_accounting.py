@@ -13,10 +13,11 @@ from agentrl.chat import AssistantMessage, Chat
 from agentrl.chat.codec import GUARD
 from agentrl.chat.formats.parsers import CallFormat, CallParser
 from agentrl.config.registries import CALL_FORMATS
-from tests.chat.synthetic import CALLS, EVERY_TOKEN, PLAIN, TOOLS, Calls, draw_arguments
+from tests.chat.synthetic import CALLS, EVERY_TOKEN, NESTED, PLAIN, TOOLS, Calls, draw_arguments
 from tests.chat.vocabularies import TINY
 
-ALL = pytest.mark.parametrize("calls", CALLS, ids=lambda calls: f"{calls.format}-{calls.head}-{calls.value}")
+EVERY = (*CALLS, NESTED)
+ALL = pytest.mark.parametrize("calls", EVERY, ids=lambda calls: f"{calls.format}-{calls.head}-{calls.value}")
 AROUND = ("{}", " {} ", '"{}"', ', "{}": 1', '"{}": 1, ', ",{}:1", "<{}>", '{}="{}"', "\n{}\n", "[{}]", "{{{}}}")
 """Ways to write a word that belongs to no call."""
 JSON_PIECES = ('{"name": "search", ', '"arguments": ', "{", "}", '"', ",", ":", "\n", "[", "]", "functions.search:0")
@@ -24,7 +25,7 @@ JSON_PIECES = ('{"name": "search", ', '"arguments": ', "{", "}", '"', ",", ":", 
 
 def test_every_format_is_tried() -> None:
     registered = {name for name in CALL_FORMATS.names() if isinstance(CALL_FORMATS.get(name), CallFormat)}
-    assert {calls.format for calls in CALLS} == registered
+    assert {calls.format for calls in EVERY} == registered
 
 
 @cache

@@ -59,14 +59,14 @@ def test_marks_are_taken_off(tmp_path: Path, name: str) -> None:
 def test_what_is_known_or_absent_has_no_frame(tmp_path: Path) -> None:
     for template in (templates.HERMES, templates.OPENS_REASONING, templates.STRIPS_REASONING, templates.IGNORES_TOOLS):
         chat = Chat.from_pretrained(save_tokenizer(tmp_path, QWEN, "<|im_end|>", template))
-        assert isinstance(chat.format, TemplateFormat) and chat.format._frame is None
+        assert isinstance(chat.format, TemplateFormat) and not any(chat.format._frames.values())
         assert marks_left(chat) is None
 
 
 def test_marks_that_stay_are_told(tmp_path: Path) -> None:
     chat = chat_of(tmp_path, MARKED["tokens around text, too"])
     assert isinstance(chat.format, TemplateFormat)
-    chat.format._frame = None  # As in a format of a user's own.
+    chat.format._frames = dict.fromkeys((False, True))  # As in a format of a user's own.
     told = marks_left(chat)
     assert told is not None and "'<s>AgentrlReply': the marks stay in the text" in told
     assert "docs/models.md" in told

@@ -159,7 +159,7 @@ class Rollout:
         at = self.source.randint(0, len(text))
         damaged = text[:at] + STRAY + text[at:]
         parsed = self.chat.parse(self.codec.encode(damaged + end), TOOLS)
-        read = f"{parsed.text}{parsed.reasoning}{[(call.name, call.arguments) for call in parsed.calls]}"
+        read = f"{parsed.text}{parsed.reasoning}{[(call.id, call.name, call.arguments) for call in parsed.calls]}"
         assert STRAY in read or any(call.error for call in parsed.calls), (damaged, parsed)
 
     def check_learnt(self) -> None:

@@ -55,16 +55,17 @@ class Tags:
     value_close: str
     around: str = ""
     """Text that a template writes around each value, inside the tags."""
-    says_string: bool = False
-    """True where `true` or `false` between `key_close` and `value_open` says whether the value is text or JSON."""
+    said_text: str = ""
+    """Text between `key_close` and `value_open` that says that the value is text, for any schema."""
+    said_json: tuple[str, ...] = ()
+    """Texts there that say that it is JSON."""
 
     def read(self, name: str, text: str, tools: Sequence[ToolSchema]) -> Found:
         """Read the call of `name` whose parameters are `text`.
 
         Text between parameters is an error: it may be the rest of a value that holds a closing tag.
         """
-        functions = (tool["function"] for tool in tools)
-        root = next((f.get("parameters") or {} for f in functions if f["name"] == name), {})
+        root = parameters_of(name, tools)
         schemas, other = as_object(root.get("properties")), root.get("additionalProperties")
         arguments: dict[str, JSON] = {}
         at = 0
@@ -76,7 +77,7 @@ class Tags:
                 form = f"{self.key_open}name{self.key_close}{self.value_open}value{self.value_close}"
                 return Found(name, error=f"a parameter is not of the form {form}")
             said = text[key_end : value_begin - len(self.value_open)]
-            is_said = self.says_string and said in ("true", "false")
+            is_said = said == self.said_text != "" or said in self.said_json
             if stray := (text[at:begin] + ("" if is_said else said)).strip():
                 return Found(name, error=self._stray(stray))
             if key in arguments:
@@ -84,7 +85,7 @@ class Tags:
             value = value.removeprefix(self.around).removesuffix(self.around)
             try:
                 if is_said:
-                    arguments[key] = value if said == "true" else parse_json(value)
+                    arguments[key] = value if said == self.said_text else parse_json(value)
                 else:
                     arguments[key] = read_argument(value, schemas.get(key, other), root)
             except ValueError as fault:
@@ -102,6 +103,12 @@ class Tags:
 
     def _stray(self, text: str) -> str:
         return f"text outside of parameters, {text[:64]!r}; a value cannot hold {self.value_close}"
+
+
+def parameters_of(name: str, tools: Sequence[ToolSchema]) -> Schema:
+    """Return the schema of a tool's arguments; empty for an unknown tool."""
+    functions = (tool["function"] for tool in tools)
+    return next((function.get("parameters") or {} for function in functions if function["name"] == name), {})
 
 
 def read_argument(text: str, schema: JSON, root: Schema) -> JSON:

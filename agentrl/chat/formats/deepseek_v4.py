@@ -8,7 +8,9 @@ from agentrl.chat.formats.arguments import Tags
 from agentrl.chat.formats.parsers import CallFormat, Found
 from agentrl.tool import ToolSchema
 
-TAGS = Tags('<｜DSML｜parameter name="', '" string="', '">', "</｜DSML｜parameter>", says_string=True)
+TAGS = Tags(
+    '<｜DSML｜parameter name="', '" string="', '">', "</｜DSML｜parameter>", said_text="true", said_json=("false",)
+)
 
 
 def invoke_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:

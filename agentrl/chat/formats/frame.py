@@ -48,6 +48,8 @@ class Frame:
 def find_frame(read: Callable[[Message], AssistantMessage]) -> Frame | None:
     """Find the marks by `read`, which writes a turn and reads it again; None without marks."""
     plain, reasoned = _text(read, PLAIN), _text(read, REASONED)
+    if not plain and THOUGHT not in reasoned:  # A turn always reasons, and its reasoning has been read.
+        plain = reasoned
     before, said, after = plain.partition(SAID)
     opens, thought, rest = reasoned.partition(THOUGHT)
     closes, said_too, behind = rest.partition(SAID)

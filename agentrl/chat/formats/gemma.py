@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 
 from agentrl.chat.formats.arguments import LiteralBuilder
 from agentrl.chat.formats.parsers import CallFormat, Found
@@ -12,27 +13,38 @@ from agentrl.system.json_value import JSON
 from agentrl.tool import ToolSchema
 
 QUOTE = '<|"|>'
-_TOKEN = re.compile(rf"\s*+(?:([\[\]{{}}:,])|{re.escape(QUOTE)}(.*?){re.escape(QUOTE)}|([^\[\]{{}}:,]++))", re.DOTALL)
 
 
 def call_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
     """Read `call:NAME{KEY:VALUE,...}`."""
+    return read_call(body, QUOTE)
+
+
+def read_call(body: str, quote: str) -> list[Found]:
+    """Read a call in which strings stand between two `quote`."""
     head, brace, rest = body.strip().partition("{")
     if not (head.startswith("call:") and brace):
         return [Found(error="the call is not of the form call:name{key:value,...}")]
     name = head.removeprefix("call:").strip()
     try:
-        return [Found(name, read_value(brace + rest))]
+        return [Found(name, read_value(brace + rest, quote))]
     except ValueError as fault:
         return [Found(name, error=f"the arguments cannot be read: {fault}")]
 
 
-def read_value(text: str) -> JSON:
-    """Read an object, a list, a number, a word of JSON's, or a string between QUOTEs. Raises ValueError for others."""
+@cache
+def _token(quote: str) -> re.Pattern[str]:
+    """Make the pattern of a mark, a string or anything else up to the next mark."""
+    quote = re.escape(quote)
+    return re.compile(rf"\s*+(?:([\[\]{{}}:,])|{quote}(.*?){quote}|([^\[\]{{}}:,]++))", re.DOTALL)
+
+
+def read_value(text: str, quote: str) -> JSON:
+    """Read an object, a list, a number, a word of JSON's, or a string between quotes. Raises ValueError for others."""
     builder = LiteralBuilder()
     at = 0
     while at < len(text):
-        token = _TOKEN.match(text, at)
+        token = _token(quote).match(text, at)
         if token is None:
             raise ValueError(f"no value at character {at}")
         at = token.end()
@@ -42,12 +54,12 @@ def read_value(text: str) -> JSON:
         elif string is not None:
             builder.add(string, at)
         else:
-            builder.add(_bare(bare.strip(), key=builder.expects_key), at)
+            builder.add(_bare(bare.strip(), quote, key=builder.expects_key), at)
     return builder.value()
 
 
-def _bare(word: str, *, key: bool) -> JSON:
-    if QUOTE in word:
+def _bare(word: str, quote: str, *, key: bool) -> JSON:
+    if quote in word:
         raise ValueError(f"{word[:64]!r} has a string in it")
     if key:
         return word
@@ -56,7 +68,7 @@ def _bare(word: str, *, key: bool) -> JSON:
     except ValueError:
         value = word
     if isinstance(value, str):
-        raise ValueError(f"{word[:64]!r} is no number, true, false or null; a string stands between two {QUOTE}")
+        raise ValueError(f"{word[:64]!r} is no number, true, false or null; a string stands between two {quote}")
     return value
 
 

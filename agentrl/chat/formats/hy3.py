@@ -27,6 +27,6 @@ FORMAT = CallFormat(
     group=("<tool_calls:opensource>", "</tool_calls:opensource>"),
     reasoning=("<think:opensource>", "</think:opensource>"),
     tags=(SEPARATOR, TAGS.key_open, TAGS.key_close, TAGS.value_open, TAGS.value_close),
-    signs=("<tool_call:opensource>", SEPARATOR),
+    signs=(":opensource", "<tool_sep"),
     families=("hy3",),
 )

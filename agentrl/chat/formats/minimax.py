@@ -13,17 +13,22 @@ TAGS = Tags('<parameter name="', '">', "", "</parameter>")
 
 def invoke_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
     """Read `<invoke name="NAME"><parameter name="KEY">VALUE</parameter>...</invoke>`, any number of them."""
+    return read_invokes("invoke", TAGS, body, tools)
+
+
+def read_invokes(tag: str, tags: Tags, body: str, tools: Sequence[ToolSchema]) -> list[Found]:
+    """Read any number of calls, each in a `tag`, and their parameters by `tags`."""
     found = []
-    before, *calls = body.split('<invoke name="')
+    before, *calls = body.split(f'<{tag} name="')
     for call in calls:
         name, quoted, rest = call.partition('">')
-        inside, closed, behind = rest.partition("</invoke>")
+        inside, closed, behind = rest.partition(f"</{tag}>")
         if quoted and closed and not behind.strip():
-            found.append(TAGS.read(name, inside, tools))
+            found.append(tags.read(name, inside, tools))
         else:
-            found.append(Found(error='a call is not of the form <invoke name="name">...</invoke>'))
+            found.append(Found(error=f'a call is not of the form <{tag} name="name">...</{tag}>'))
     if before.strip() or not found:
-        return [Found(error='the call has no <invoke name="name"> at its beginning')]
+        return [Found(error=f'the call has no <{tag} name="name"> at its beginning')]
     return found
 
 

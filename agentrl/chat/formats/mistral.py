@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from agentrl.chat.formats.hermes import json_call
 from agentrl.chat.formats.parsers import CallFormat, Found
 from agentrl.chat.message import parse_json
+from agentrl.system.json_value import JSON
 from agentrl.tool import ToolSchema
 
 
@@ -21,13 +22,13 @@ def calls_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
     return [Found(name.strip(), arguments.strip(), id=id.strip() or None)]
 
 
-def json_list(body: str) -> list[Found]:
-    """Read a JSON array of calls."""
+def json_list(body: str, read: Callable[[JSON], Found] = json_call) -> list[Found]:
+    """Read a JSON array of calls, each by `read`."""
     try:
         value = parse_json(body.strip())
     except ValueError as fault:
         return [Found(error=f"the calls are not a valid JSON array: {fault}")]
-    return [json_call(item) for item in (value if isinstance(value, list) else [value])]
+    return [read(item) for item in (value if isinstance(value, list) else [value])]
 
 
 FORMAT = CallFormat("[TOOL_CALLS]", "", calls_body, tags=("[ARGS]", "[CALL_ID]"), signs=("[TOOL_CALLS]",))

@@ -18,6 +18,8 @@ from agentrl.system.json_value import JSON
 from agentrl.tool import ToolSchema
 
 THINK, THINK_END = "<think>", "</think>"
+MOST_DIGITS = 3
+"""Of the number of a call, where a template counts calls: a stand-in conversation has as many."""
 
 
 class Found(NamedTuple):
@@ -73,6 +75,9 @@ class CallFormat:
     """Pattern of calls in decoded text, for the display; None: they are all that stands between the markers."""
     names_in_ids: bool = False
     """True where the template writes a call's id in place of its name (`functions.NAME:INDEX`)."""
+    numbers_calls: bool = False
+    """True where the template counts calls over the conversation and ignores their ids. Needs `names_in_ids`; a call's
+    id is then its number, of at most MOST_DIGITS digits."""
     signs: tuple[str, ...] = ()
     """Texts that a chat template with such calls has, all of them. Empty: never chosen by `auto`."""
     families: tuple[str, ...] = ()

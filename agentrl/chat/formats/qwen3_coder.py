@@ -13,12 +13,17 @@ TAGS = Tags("<parameter=", ">", "", "</parameter>", around="\n")
 
 def tagged_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
     """Read `<function=NAME><parameter=KEY>VALUE</parameter>...</function>`."""
+    return read_tagged(TAGS, body, tools)
+
+
+def read_tagged(tags: Tags, body: str, tools: Sequence[ToolSchema]) -> list[Found]:
+    """Read a function's tag, and its parameters by `tags`."""
     before, _, call = body.partition("<function=")
     name, opened, rest = call.partition(">")
     if not opened or before.strip():
         return [Found(error="the call has no <function=name> at its beginning")]
     # Some models leave the closing tag out.
-    return [TAGS.read(name.strip(), rest.rstrip().removesuffix("</function>"), tools)]
+    return [tags.read(name.strip(), rest.rstrip().removesuffix("</function>"), tools)]
 
 
 FORMAT = CallFormat(

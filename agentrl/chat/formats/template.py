@@ -7,7 +7,7 @@ stand-in conversation with a marker in its assistant turn, and cutting at that t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -16,8 +16,8 @@ from typing import cast
 from jinja2 import TemplateError
 
 from agentrl.chat.codec import GUARD, Codec
-from agentrl.chat.formats.frame import find_frame
-from agentrl.chat.formats.parsers import THINK, THINK_END, CallFormat, CallParser
+from agentrl.chat.formats.frame import Frame, find_frame
+from agentrl.chat.formats.parsers import MOST_DIGITS, THINK, THINK_END, CallFormat, CallParser
 from agentrl.chat.formats.shape import Shapes
 from agentrl.chat.formats.turn_end import (
     TurnEnd,
@@ -39,12 +39,16 @@ MARK = f"Agentrl{GUARD}TurnMark"
 """The end of a stand-in turn. `Codec.encodable` takes the noncharacter out of every text, so no message can hold it."""
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 """Fields of an assistant message that templates read reasoning from."""
-USER: Message = {"role": "user", "content": "u"}
+USER: Message = {"role": "user", "content": "AgentrlQuestion"}
 REPLY: Message = {"role": "assistant", "content": MARK}
 TOOL_ANSWER: Message = {"role": "tool", "content": "AgentrlToolAnswer", "name": "f", "tool_call_id": "call00000"}
 SLOT = "AgentrlQuestion"
 ESCAPED_GUARD = repr(GUARD)[1:-1]
 RESERVED = ("messages", "tools", "add_generation_prompt", "tokenize", "chat_template", "return_dict", "conversation")
+ANY_TOOL: ToolSchema = {
+    "type": "function",
+    "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}, "required": []}},
+}
 
 
 class TemplateFormat:
@@ -52,6 +56,8 @@ class TemplateFormat:
 
     writes_calls = True
     """The template writes calls as the parser reads them."""
+    _arguments_as_text = False
+    """The template takes the arguments of calls only as a JSON text."""
 
     def __init__(
         self, codec: Codec, template_kwargs: Mapping[str, JSON], calls: CallFormat | None = None, name: str = "none"
@@ -73,7 +79,9 @@ class TemplateFormat:
         """True for a field of messages that the template names; it cannot write any other."""
         self._shapes = Shapes()
         self._no_tools = self._stand_in_for_no_tools()
-        self.ids_by_turn = self.names_in_call_ids and self._counts_calls_by_turn()
+        self._find_form_of_arguments()
+        self._numbers_calls = calls is not None and calls.numbers_calls
+        self.ids_by_turn = self.names_in_call_ids and not self._numbers_calls and self._counts_calls_by_turn()
         prompt = self._text([USER], None, True)
         unasked = self._text([USER], None, False)
         # What stands at the end of every conversation may be a whole generation prompt, or the beginning of one.
@@ -90,9 +98,9 @@ class TemplateFormat:
         self.reasoning = (THINK, THINK_END) if calls is None else calls.reasoning
         starts_in_reasoning = prompt.rstrip().endswith(self.reasoning[0].rstrip())
         self._parser = CallParser(codec, calls, starts_in_reasoning=starts_in_reasoning)
-        self._frame = find_frame(
-            lambda turn: self._parser.parse(self._without_end(TemplateFormat.sampled(self, turn, None)), None)
-        )
+        plain = self._found_frame(None)
+        self._frames = {False: plain, True: self._found_frame([ANY_TOOL]) or plain}
+        """By whether there are tools: a template may ask for another beginning of answers then."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool) -> list[int]:
         return self._codec.encode(self._text(messages, tools, generation))
@@ -113,7 +121,13 @@ class TemplateFormat:
 
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None) -> AssistantMessage:
         message = self._parser.parse(self._without_end(ids), tools)
-        return message if self._frame is None else self._frame.strip(message)
+        frame = self._frames[bool(tools)]
+        return message if frame is None else frame.strip(message)
+
+    def _found_frame(self, tools: list[ToolSchema] | None) -> Frame | None:
+        return find_frame(
+            lambda turn: self._parser.parse(self._without_end(TemplateFormat.sampled(self, turn, tools)), None)
+        )
 
     def _without_end(self, ids: Sequence[int]) -> Sequence[int]:
         """Take off the stop token, and the control tokens that a template writes directly before it.
@@ -128,7 +142,9 @@ class TemplateFormat:
         return ids[:-1]
 
     def sampled(self, message: Message, tools: Sequence[ToolSchema] | None) -> list[int]:
-        prompt, whole = self._text([USER], tools, True), self._text([USER, message], tools, False)
+        earlier = self._earlier(call.get("id", "") for call in message.get("tool_calls", ()))
+        prompt = self._after_user(earlier, [], tools, True)
+        whole = self._after_user(earlier, [message], tools, False)
         if not whole.startswith(prompt):
             last_line = prompt.rstrip("\n").rpartition("\n")[2]
             raise ConfigError(
@@ -157,6 +173,25 @@ class TemplateFormat:
             return "functions.f:1" not in self._text([USER, turns[0], USER, turns[1]], None, False)
         except ConfigError:
             return False
+
+    def _after_user(
+        self,
+        earlier: Sequence[Message],
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema] | None,
+        generation: bool,
+    ) -> str:
+        """Write `messages` after a user's. The text before them may depend on whether a generation prompt follows."""
+        text = self._text([*earlier, USER, *messages], tools, generation)
+        return text.split(SLOT, 2 if earlier else 1)[-1]
+
+    def _earlier(self, ids: Iterable[str]) -> list[Message]:
+        """Make as many calls and answers as a conversation has before the first of `ids`, where calls are counted."""
+        number = next(iter(ids), "").rpartition(":")[2]
+        if not (self._numbers_calls and number.isdecimal() and len(number) <= MOST_DIGITS and int(number)):
+            return []
+        calls = [_asked(0, {**TOOL_ANSWER, "tool_call_id": f"earlier{index}"}) for index in range(int(number))]
+        return [USER, {"role": "assistant", "content": "", "tool_calls": calls}, *map(_answer, calls)]
 
     def _between(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> str:
         """Write the text from the token that ends an assistant turn to the beginning of the next one."""
@@ -272,9 +307,10 @@ class TemplateFormat:
     ) -> tuple[Message, str]:
         """Find the first stand-in turn that the template accepts and writes out, and the text after its mark."""
         refused: ConfigError | None = None
+        earlier = self._earlier(message.get("tool_call_id", "") for message in messages)
         for turn in _stand_in_turns(messages):
             try:
-                _, marked, text = self._text([USER, turn, *messages], tools, generation).partition(MARK)
+                _, marked, text = self._text([*earlier, USER, turn, *messages], tools, generation).partition(MARK)
             except ConfigError as fault:
                 refused = refused or fault
                 continue
@@ -285,7 +321,7 @@ class TemplateFormat:
     def _text(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool) -> str:
         try:
             text: str = self._codec.tokenizer.apply_chat_template(
-                [self._with_reasoning(message) for message in messages],
+                [self._in_its_fields(message) for message in messages],
                 tools=self._no_tools if tools is None else tools,
                 add_generation_prompt=generation,
                 tokenize=False,
@@ -300,8 +336,10 @@ class TemplateFormat:
             return text if ESCAPED_GUARD in given else text.replace(ESCAPED_GUARD, GUARD)
         return text
 
-    def _with_reasoning(self, message: Message) -> Message:
-        """Name the reasoning as the template does, where that is not `reasoning_content`."""
+    def _in_its_fields(self, message: Message) -> Message:
+        """Name the reasoning as the template does, and write arguments as JSON where it joins them to text."""
+        if self._arguments_as_text and "tool_calls" in message:
+            message = {**message, "tool_calls": list(map(_with_text_arguments, message["tool_calls"]))}
         if "reasoning_content" not in message or self._reads("reasoning_content"):
             return message
         return cast(Message, {**dict.fromkeys(REASONING_FIELDS, message["reasoning_content"]), **message})
@@ -314,6 +352,15 @@ class TemplateFormat:
                 self._text([USER], None, True)
                 return self._no_tools
         return None
+
+    def _find_form_of_arguments(self) -> None:
+        """Give arguments as a JSON text to a template that takes no object."""
+        call: Message = {"role": "assistant", "content": "", "tool_calls": [_asked(0, TOOL_ANSWER)]}
+        for self._arguments_as_text in (False, True):
+            with suppress(ConfigError):
+                self._text([USER, call], None, False)
+                return
+        self._arguments_as_text = False
 
     def _plain_end(self, prompt: str) -> TurnEnd:
         """Find the end of turns without calls. Raises ConfigError when a policy could not end them."""
@@ -356,11 +403,11 @@ class TemplateFormat:
 
     def _written(self, prompt: str, turn: Message, following: Sequence[Message]) -> Written | None:
         """Have the template write `turn`, which ends in MARK; None where the mark is missing."""
-        head, marked, last = self._text([USER, turn], None, False).partition(MARK)
+        head, marked, last = self._after_user([], [turn], None, False).partition(MARK)
         _, marked_too, followed = self._text([USER, turn, *following], None, True).partition(MARK)
         if not (marked and marked_too):
             return None
-        return Written(head[common_length(prompt, head) :], last, followed)
+        return Written(head[common_length(prompt.split(SLOT, 1)[-1], head) :], last, followed)
 
     def _found_end(self, written: Written, markers: Sequence[str] = ()) -> TurnEnd:
         declared = None if self._calls is None else declared_end(self._codec, written, self._calls.ends)
@@ -412,6 +459,13 @@ def _asked(index: int, answer: Message) -> ToolCall:
     """Make a call that `answer` may answer."""
     function: FunctionCall = {"name": answer.get("name") or "f", "arguments": {"x": "y"}}
     return {"id": answer.get("tool_call_id", f"call{index:05d}"), "type": "function", "function": function}
+
+
+def _with_text_arguments(call: ToolCall) -> ToolCall:
+    function = call["function"]
+    arguments = function.get("arguments", {})
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": text}}
 
 
 def _answer(call: ToolCall) -> Message:

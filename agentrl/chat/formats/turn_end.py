@@ -56,7 +56,7 @@ def find_turn_end(
     such a turn.
     """
     shared = shared_ending(codec, written.last, written.followed, standing_prompt)
-    inside = {*_tokens(codec, written.turn), *markers}
+    inside = set(_tokens(codec, written.turn + "".join(markers)))
     pieces = codec.split(shared)
     ends = [index for index in range(1, len(pieces), 2) if pieces[index] not in inside]
     if ends:

@@ -1,0 +1,89 @@
+"""Calls of Kimi K3: elements between tokens, an element for each argument, whose type says text or JSON."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Sequence
+
+from agentrl.chat.codec import GUARD
+from agentrl.chat.formats.arguments import Tags
+from agentrl.chat.formats.parsers import CallFormat, Found, Turn, between, concatenated
+from agentrl.tool import ToolSchema
+
+OPEN, CLOSE, SEP = "<|open|>", "<|close|>", "<|sep|>"
+TYPES = ("number", "boolean", "null", "array", "object")
+TAGS = Tags(
+    *(f'{OPEN}argument key="', '"', SEP, f"{CLOSE}argument{SEP}"),
+    said_text=' type="string"',
+    said_json=tuple(f' type="{kind}"' for kind in TYPES),
+)
+WHOLE = f'{OPEN}json type="object"{SEP}', f"{CLOSE}json{SEP}"
+"""Around all arguments as one JSON object."""
+NOT_CLOSED = f"the call is not closed with {CLOSE}call{SEP}"
+_HEAD = re.compile(r'call tool="([^"]*+)"(?: index="[0-9]++")?+')
+_SPELLED = re.compile(r"<(?=\|(?:open|close|sep)\|>)")
+
+
+def element_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
+    """Read `call tool="NAME" index="1"<|sep|>` and an `argument` element for each argument."""
+    head, separator, inside = body.partition(SEP)
+    read = _HEAD.fullmatch(head)
+    if read is None or not separator:
+        return [Found(error=f'the call is not of the form {OPEN}call tool="name" index="1"{SEP}...{CLOSE}call{SEP}')]
+    name, inside = html.unescape(read[1]), inside.strip()
+    if inside.startswith(WHOLE[0]) and inside.endswith(WHOLE[1]):
+        return [Found(name, inside[len(WHOLE[0]) : -len(WHOLE[1])])]
+    found = TAGS.read(name, inside, tools)
+    if not isinstance(found.arguments, dict):
+        return [found]
+    return [Found(name, {html.unescape(key): value for key, value in found.arguments.items()})]
+
+
+def read_elements(pieces: Sequence[tuple[str, str]]) -> Turn:
+    """Take a turn apart into its elements `think`, `response` and `tools`, and the calls in the last."""
+    turn = Turn([], [], [])
+    inside, body, at = "", "", 0
+    while at < len(pieces):
+        marker, tag = pieces[at]
+        size = 2 if marker in (OPEN, CLOSE) and pieces[at + 1 : at + 2] and pieces[at + 1][0] == SEP else 1
+        text = pieces[at + 1][1] if size == 2 else ""
+        begins = size == 2 and marker == OPEN and tag.startswith("call ") and inside != "think"
+        if body and (begins or (size == 2 and (marker, tag) == (CLOSE, "call"))):
+            turn.bodies.append((body, NOT_CLOSED if begins else None))
+            body = ""
+        elif body or begins:
+            pass
+        elif size == 2 and marker == OPEN and tag in ("think", "response", "tools") and inside != "think":
+            inside = tag
+        elif size == 2 and marker == CLOSE and tag in (inside, "message"):
+            inside = ""
+        else:
+            text = concatenated(pieces[at : at + size])
+        if begins:
+            body = f"{tag}{SEP}{_plain(text)}"
+        elif body:
+            body += concatenated((marker, _plain(text)) for marker, text in pieces[at : at + size])
+        else:
+            (turn.thoughts if inside == "think" else turn.texts).append(text)
+        at += size
+    if body:
+        turn.bodies.append((body, NOT_CLOSED))
+    return turn
+
+
+def _plain(text: str) -> str:
+    """Break the spellings of markers, so that only the tokens are read as markers."""
+    return _SPELLED.sub(f"<{GUARD}", text)
+
+
+FORMAT = CallFormat(
+    OPEN,
+    CLOSE,
+    element_body,
+    tags=(SEP,),
+    reasoning=(f"{OPEN}think{SEP}", f"{CLOSE}think{SEP}"),
+    signs=(OPEN, SEP, "'argument'"),
+    messages=read_elements,
+    display=between(f"{OPEN}call ", f"{CLOSE}call{SEP}"),
+)

@@ -1,0 +1,35 @@
+"""Calls of MiniCPM 5: `<function name="NAME">` with `<param>` tags, odd text in them as CDATA."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentrl.chat.formats.arguments import Tags
+from agentrl.chat.formats.parsers import CallFormat, Found
+from agentrl.system.json_value import JSON
+from agentrl.tool import ToolSchema
+
+TAGS = Tags('<param name="', '">', "", "</param>")
+CDATA = "<![CDATA[", "]]>"
+
+
+def function_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
+    """Read `NAME"><param name="KEY">VALUE</param>...`."""
+    name, quoted, inside = body.partition('">')
+    if not quoted:
+        return [Found(error='the call is not of the form <function name="name">...</function>')]
+    found = TAGS.read(name, inside, tools)
+    if not isinstance(found.arguments, dict):
+        return [found]
+    return [Found(found.name, {key: _content(value) for key, value in found.arguments.items()})]
+
+
+def _content(value: JSON) -> JSON:
+    if isinstance(value, str) and value.startswith(CDATA[0]) and value.endswith(CDATA[1]):
+        return value[len(CDATA[0]) : -len(CDATA[1])]
+    return value
+
+
+FORMAT = CallFormat(
+    '<function name="', "</function>", function_body, signs=('<function name="', '<param name="', CDATA[0])
+)
