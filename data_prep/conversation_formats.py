@@ -1,21 +1,25 @@
 """Conversations with tool calls, as data sets write them, converted to OpenAI's messages.
 
-Three forms are read: OpenAI's own ({"messages", "tools"}), ShareGPT's ({"conversations": [{"from", "value"}]}, with
-calls in turns of their own or in Hermes' tags), and xLAM's ({"query", "tools", "answers"}, arXiv:2409.03215). What a
-form cannot say is left for the check of `data_prep.tool_conversations` to find.
+Read are OpenAI's form ({"messages", "tools"}), ShareGPT's as `agentrl.data.row_formats.sharegpt` reads it, xLAM's
+({"query", "tools", "answers"}, arXiv:2409.03215), ToolACE's ({"system", "conversations"}, with calls as Python writes
+them, arXiv:2409.00920) and Glaive's function calling v2 ({"system", "chat"}). A fault that a form cannot show is left
+for the check of `data_prep.tool_conversations` to find.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from agentrl.data.messages import with_our_names
+from agentrl.chat.message import parse_json
+from agentrl.data.messages import Unfit, message_list, with_our_names, with_wrapped_tools
+from agentrl.data.row_formats.sharegpt import ROLES, calling, read_sharegpt
 from agentrl.system.json_value import JSON
-from agentrl.tool import FunctionSchema, ToolSchema
+from agentrl.tool import ToolSchema
 
 
 class BadConversation(Exception):
@@ -40,124 +44,38 @@ class Conversation:
 
 def conversation(fields: Mapping[str, JSON]) -> Conversation:
     """Convert a record. Raises BadConversation."""
+    try:
+        return _converted(fields)
+    except Unfit as bad:
+        expected, opened, why = bad.expected.partition(" (")  # without the why, which differs by record
+        raise BadConversation(f"expected {expected}", f"{bad.place}, found {bad.found}{opened}{why}") from None
+
+
+def _converted(fields: Mapping[str, JSON]) -> Conversation:
+    system = fields.get("system")
     if "messages" in fields:
-        return Conversation([with_our_names(message) for message in mappings(fields, "messages")], tools_of(fields))
+        messages = [with_our_names(one) for one in message_list(fields["messages"], "`messages`")]
+        return Conversation(messages, tools_of(fields.get("tools") or fields.get("functions")))
+    if "conversations" in fields and isinstance(system, str) and TOOLACE in system:
+        return toolace(fields, system)
     if "conversations" in fields:
-        return sharegpt(fields)
+        made = read_sharegpt(fields)
+        messages = [with_our_names(one) for one in cast(list[dict[str, Any]], made.messages)]
+        return Conversation(messages, tools_of(cast(JSON, made.tools)))
+    if "chat" in fields:
+        return glaive(fields)
     if "query" in fields and "answers" in fields:
         return xlam(fields)
     keys = ", ".join(sorted(map(str, fields)))
-    raise BadConversation("unknown form", f"no messages, no conversations, no query with answers, but {keys}")
+    raise BadConversation("unknown form", f"no messages, conversations, chat, nor query with answers, but {keys}")
 
 
-def tools_of(fields: Mapping[str, JSON]) -> list[ToolSchema]:
-    """Read the field `tools`, if there is one."""
-    return [wrapped(tool) for tool in mappings(fields, "tools")] if fields.get("tools") else []
-
-
-def wrapped(tool: dict[str, Any]) -> ToolSchema:
-    """Wrap a function as a tool; some sets leave the outer mapping out."""
+def tools_of(value: JSON) -> list[ToolSchema]:
+    """Read the tools of a record, if it has any. Raises Unfit."""
+    if value in (None, "", "[]", []):
+        return []
     # Checked when calls are (tool_conversations.argument_check).
-    return (
-        cast(ToolSchema, tool) if "function" in tool else {"type": "function", "function": cast(FunctionSchema, tool)}
-    )
-
-
-def mappings(fields: Mapping[str, JSON], key: str) -> list[dict[str, Any]]:
-    """Read a list of mappings, which may be JSON text. Raises BadConversation."""
-    value = fields[key]
-    if isinstance(value, str):
-        value = parsed(value, key)
-    found = [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-    if not isinstance(value, list) or len(found) < len(value):
-        raise BadConversation(f"`{key}` is no list of mappings", repr(value)[:80])
-    return found
-
-
-def parsed(text: str, what: str) -> JSON:
-    """Parse JSON. Raises BadConversation."""
-    try:
-        value: JSON = json.loads(text)
-        return value
-    except (ValueError, RecursionError) as error:
-        raise BadConversation(f"{what}: not JSON", f"{text[:80]!r} ({error})") from error
-
-
-ROLES = {
-    "system": "system",
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "model": "assistant",
-    "function_call": "call",
-    "tool_call": "call",
-    "observation": "tool",
-    "tool": "tool",
-    "tool_response": "tool",
-    "function_response": "tool",
-}
-_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
-_RESPONSE = re.compile(r"<tool_response>\s*(.*?)\s*</tool_response>", re.DOTALL)
-_TOOLS = re.compile(r"<tools>\s*(.*?)\s*</tools>", re.DOTALL)
-
-
-def sharegpt(fields: Mapping[str, JSON]) -> Conversation:
-    """Convert a conversation in ShareGPT's form.
-
-    A system message with `<tools>` is where Hermes explains tools and tags: only the tools are kept, because the chat
-    template explains them anew.
-    """
-    messages: list[dict[str, Any]] = []
-    tools = tools_of(fields)
-    system = fields.get("system")
-    if isinstance(system, str) and system.strip():
-        messages.append({"role": "system", "content": system})
-    for turn in mappings(fields, "conversations"):
-        role, value = ROLES.get(str(turn.get("from"))), turn.get("value")
-        if role is None or not isinstance(value, str):
-            raise BadConversation("a turn without a known `from` and a text as `value`", repr(turn)[:80])
-        if role == "system" and (listed := _TOOLS.search(value)):
-            if not tools:
-                functions = parsed(listed[1], "<tools>")
-                listed_tools = functions if isinstance(functions, list) else []
-                tools = [wrapped(tool) for tool in listed_tools if isinstance(tool, dict)]
-        else:
-            further = {name: value for name, value in turn.items() if name not in ("from", "value")}
-            messages.extend(with_our_names({**further, **message}) for message in turn_messages(role, value))
-    return Conversation(messages, tools)
-
-
-def turn_messages(role: str, value: str) -> Iterator[dict[str, Any]]:
-    """Convert one turn of ShareGPT's form."""
-    if role == "call":
-        calls = parsed(value, "function_call")
-        yield calling("", calls if isinstance(calls, list) else [calls])
-    elif role == "assistant" and "<tool_call>" in value:
-        calls = [parsed(text, "<tool_call>") for text in _CALL.findall(value)]
-        yield calling(_CALL.sub("", value).strip(), calls)
-    elif role == "tool" and "<tool_response>" in value:
-        for text in _RESPONSE.findall(value):
-            yield {"role": "tool", "content": text}
-    else:
-        yield {"role": role, "content": value}
-
-
-def calling(text: str, calls: Sequence[JSON]) -> dict[str, Any]:
-    """Make an assistant message with calls. A call that is no mapping is kept as it is, for the check to name."""
-    tool_calls = [
-        {
-            "type": "function",
-            "function": {
-                "name": call.get("name"),
-                "arguments": call.get("arguments", call.get("parameters", {})),
-            },
-        }
-        if isinstance(call, dict)
-        else call
-        for call in calls
-    ]
-    return {"role": "assistant", "content": text, "tool_calls": tool_calls}
+    return cast(list[ToolSchema], with_wrapped_tools(cast(JSON, message_list(value, "`tools`"))))
 
 
 _TYPES = {
@@ -179,33 +97,209 @@ _TYPES = {
 
 
 def xlam(fields: Mapping[str, JSON]) -> Conversation:
-    """Convert a conversation in xLAM's form."""
+    """Convert a conversation in xLAM's form. Raises Unfit."""
     if not isinstance(fields["query"], str):
-        raise BadConversation("`query` is no text", repr(fields["query"])[:80])
-    answers = mappings(fields, "answers")
-    if not answers:
-        raise BadConversation("no calls", "`answers` is empty")
-    messages: list[dict[str, Any]] = [{"role": "user", "content": fields["query"]}, calling("", list(answers))]
-    return Conversation(messages, [xlam_tool(tool) for tool in mappings(fields, "tools")], ends_with_calls=True)
+        raise Unfit("`query`", "text", fields["query"])
+    answers = message_list(fields["answers"], "`answers`")
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": fields["query"]},
+        calling("", cast(list[JSON], answers)),
+    ]
+    tools = [xlam_tool(tool) for tool in message_list(fields["tools"], "`tools`")]
+    return Conversation(messages, tools, ends_with_calls=True)
 
 
 def xlam_tool(tool: dict[str, Any]) -> ToolSchema:
     """Convert a tool with parameters {name: {type, description, default}} and Python's types: `List[int], optional`."""
     parameters = tool.get("parameters")
     if not isinstance(parameters, dict) or parameters.get("type") == "object":
-        return wrapped(tool)
+        return _wrapped(tool)
     properties, required = {}, []
     for name, told in parameters.items():
         if not isinstance(told, dict):
-            raise BadConversation("a tool's schema", f"parameter {name!r} is {told!r}"[:80])
+            raise Unfit("`tools`", f"a schema as parameter {name}", told)
         written = str(told.get("type", ""))
-        kind = _TYPES.get(re.split(r"[\[,\s]", written.lower(), maxsplit=1)[0])
         properties[name] = {
-            **({"type": kind} if kind else {}),
+            **_json_type(written),
             **({"description": told["description"]} if isinstance(told.get("description"), str) else {}),
         }
         if "optional" not in written.lower() and "default" not in told:
             required.append(name)
     schema = {"type": "object", "properties": properties, "required": required}
-    described: dict[str, Any] = {key: tool[key] for key in ("name", "description") if key in tool}
-    return wrapped({**described, "parameters": schema})
+    return _wrapped({**{key: tool[key] for key in ("name", "description") if key in tool}, "parameters": schema})
+
+
+def _wrapped(function: dict[str, Any]) -> ToolSchema:
+    return cast(list[ToolSchema], with_wrapped_tools([function]))[0]
+
+
+def _json_type(written: str) -> dict[str, str]:
+    """Return JSON Schema's `type` for Python's name of a type; empty where it has none."""
+    kind = _TYPES.get(re.split(r"[\[,\s]", written.lower(), maxsplit=1)[0])
+    return {"type": kind} if kind else {}
+
+
+TOOLACE = "list of functions in JSON format that you can invoke"
+"""Words of the system message in which ToolACE explains tools."""
+_NO_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
+
+
+def toolace(fields: Mapping[str, JSON], system: str) -> Conversation:
+    """Convert a conversation in ToolACE's form. Raises Unfit.
+
+    The system message, which explains tools and how to call them, is left out: the chat template explains them in its
+    own way. Names become names that servers take: `Market Trends API` is `Market_Trends_API`.
+    """
+    begin = system.find("[", system.find(TOOLACE))
+    try:
+        if begin < 0:
+            raise ValueError("no list of tools in it")
+        listed, _ = json.JSONDecoder().raw_decode(system, begin)
+    except (ValueError, RecursionError) as error:
+        raise Unfit("`system`", f"a list of functions in JSON ({error})", system[max(begin, 0) :]) from None
+    tools = [_wrapped(_toolace_tool(tool)) for tool in message_list(listed, "`system`")]
+    messages: list[dict[str, Any]] = []
+    for number, turn in enumerate(message_list(fields["conversations"], "`conversations`")):
+        role, value = ROLES.get(str(turn.get("from"))), turn.get("value")
+        if role not in ("user", "assistant", "tool") or not isinstance(value, str):
+            raise Unfit(f"turn {number}", "`from` user, assistant or tool, and a text as `value`", turn)
+        waiting = len(messages[-1].get("tool_calls", ())) if messages else 0
+        if role == "assistant" and value.lstrip().startswith("[") and value.rstrip().endswith(")]"):
+            messages.append(calling("", python_calls(value, f"turn {number}")))
+        elif role == "tool" and waiting > 1:
+            messages += [{"role": "tool", "content": text} for text in _answers(value, waiting, f"turn {number}")]
+        else:
+            messages.append({"role": role, "content": value})
+    return Conversation(messages, tools)
+
+
+def _answers(value: str, calls: int, place: str) -> list[str]:
+    """Split the answer to several calls, a list in JSON, into one for each. Raises Unfit."""
+    try:
+        found = parse_json(value)
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or len(found) != calls:
+        raise Unfit(place, f"a JSON list with an answer to each of the {calls} calls", value)
+    return [json.dumps(one, ensure_ascii=False) for one in found]
+
+
+def _toolace_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
+    return {
+        **kept,
+        "name": _NO_NAME.sub("_", str(kept.get("name", ""))),
+        "parameters": _with_json_types(kept.get("parameters", {})),
+    }
+
+
+def _with_json_types(schema: JSON) -> JSON:
+    """Replace Python's names of types in a schema. A member that is called `type` is no type."""
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: _with_json_types(value) if key == "items" else value for key, value in schema.items()}
+    if isinstance(named := made.get("properties"), dict):
+        made["properties"] = {name: _with_json_types(value) for name, value in named.items()}
+    if isinstance(kind := made.pop("type", None), str):
+        made.update(_json_type(kind))
+    return made
+
+
+_PIECE = re.compile(r"\"(?:[^\"\\]|\\.?)*(?:\"|\Z)|'(?:[^'\\]|\\.?)*(?:'|\Z)|[^\"'()]+|[()]", re.DOTALL)
+_NAMES = {"true": True, "false": False, "null": None}
+
+
+def python_calls(text: str, place: str) -> list[JSON]:
+    """Read calls as ToolACE writes them, `[Name of a tool(argument="value"), other(n=1)]`. Raises Unfit."""
+    calls: list[JSON] = []
+    name, arguments, depth = "", "", 0
+    for piece in _PIECE.findall(text.strip().removeprefix("[").removesuffix("]")):
+        depth -= piece == ")"
+        if depth > 0:
+            arguments += piece
+        elif piece == ")":
+            named = _NO_NAME.sub("_", name.strip(", \n"))
+            calls.append({"name": named, "arguments": _arguments(arguments, place)})
+            name = arguments = ""
+        elif piece != "(":
+            name += piece
+        depth += piece == "("
+    if depth or name.strip() or not calls:
+        raise Unfit(place, "calls as in [name(argument=value)]", text)
+    return calls
+
+
+def _arguments(text: str, place: str) -> JSON:
+    """Read the arguments of a call, each `name=value` with a value of Python's or JSON's. Raises Unfit."""
+    try:
+        call = ast.parse(f"f({text})", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args or any(one.arg is None for one in call.keywords):
+            raise ValueError("arguments without names")
+        found = {str(one.arg): ast.literal_eval(_Constants().visit(one.value)) for one in call.keywords}
+        value: JSON = parse_json(json.dumps(found, allow_nan=False))
+        return value
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        raise Unfit(place, f"arguments as in name=value ({error})", text) from None
+
+
+class _Constants(ast.NodeTransformer):
+    """Replaces JSON's names of constants."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(_NAMES[node.id]) if node.id in _NAMES else node
+
+
+_TURN = re.compile(r"(?:\A\s*|\n\n)(USER|ASSISTANT|FUNCTION RESPONSE):")
+_FUNCTIONCALL = "<functioncall>"
+_QUOTED = re.compile(r"(\"arguments\"\s*:\s*)'(.*)'(\s*\}\s*)\Z", re.DOTALL)
+
+
+def glaive(fields: Mapping[str, JSON]) -> Conversation:
+    """Convert a conversation in Glaive's form, where tools and turns are in two texts. Raises Unfit.
+
+    A system message that lists functions is left out, as the chat template explains them in its own way.
+    """
+    system, chat = fields.get("system") or "", fields["chat"]
+    if not isinstance(system, str) or not isinstance(chat, str):
+        raise Unfit("`system` and `chat`", "two texts", system if isinstance(chat, str) else chat)
+    tools = [_wrapped(tool) for tool in _objects(system)]
+    messages: list[dict[str, Any]] = []
+    words = system.removeprefix("SYSTEM:").strip()
+    if words and not tools:
+        messages.append({"role": "system", "content": words})
+    before, *turns = _TURN.split(chat)
+    if before.strip() or not turns:
+        raise Unfit("`chat`", "turns that begin with USER:, ASSISTANT: or FUNCTION RESPONSE:", chat)
+    for number, (who, text) in enumerate(zip(turns[::2], turns[1::2], strict=True)):
+        said = text.replace("<|endoftext|>", "").strip()
+        if who == "ASSISTANT" and _FUNCTIONCALL in said:
+            spoken, _, written = said.partition(_FUNCTIONCALL)
+            messages.append(calling(spoken.strip(), [_glaive_call(written.strip(), f"turn {number}")]))
+        else:
+            role = {"USER": "user", "ASSISTANT": "assistant"}.get(who, "tool")
+            messages.append({"role": role, "content": said})
+    return Conversation(messages, tools)
+
+
+def _objects(text: str) -> Iterator[dict[str, Any]]:
+    """Yield the functions in a text, JSON objects one after another. Raises Unfit."""
+    begin = text.find("{")
+    while begin >= 0:
+        try:
+            value, end = json.JSONDecoder().raw_decode(text, begin)
+        except (ValueError, RecursionError) as error:
+            raise Unfit("`system`", f"functions in JSON, one after another ({error})", text[begin:]) from None
+        yield value
+        begin = text.find("{", end)
+
+
+def _glaive_call(text: str, place: str) -> JSON:
+    """Read a call, whose arguments are JSON in single quotes. Raises Unfit."""
+
+    def as_text(match: re.Match[str]) -> str:
+        return f"{match[1]}{json.dumps(match[2].replace(chr(92) + chr(39), chr(39)))}{match[3]}"
+
+    try:
+        return parse_json(_QUOTED.sub(as_text, text))
+    except ValueError as error:
+        raise Unfit(place, f"a call in JSON ({error})", text) from None

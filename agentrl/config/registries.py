@@ -83,6 +83,20 @@ POLICY_LOSSES = Registry(
     needing_options=("dro",),
 )
 """Functions from `LossColumns` to `TokenLoss`, which declare likewise."""
+_TRL = "agentrl.data.row_formats.trl"
+ROW_FORMATS = Registry(
+    "row format",
+    "data.row_format",
+    {
+        "alpaca": "agentrl.data.row_formats.alpaca:FORMAT",
+        "auto": "agentrl.data.row_formats.choose:AUTO",
+        "messages": f"{_TRL}:MESSAGES",
+        "prompt_completion": f"{_TRL}:PROMPT_COMPLETION",
+        "sharegpt": "agentrl.data.row_formats.sharegpt:FORMAT",
+        "text": f"{_TRL}:TEXT",
+    },
+)
+"""`RowFormat` objects, which make transcripts of the columns of rows (see `agentrl.data.row_formats.format`)."""
 PAIR_LOSSES = Registry(
     "loss of pairs",
     "loss",

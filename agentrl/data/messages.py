@@ -66,6 +66,19 @@ def read_messages(value: object) -> list[Message]:
     return messages
 
 
+def message_list(value: object, place: str) -> list[dict[str, object]]:
+    """Read a list of mappings, which may be JSON text, of the column that `place` names. Raises Unfit."""
+    if isinstance(value, str):
+        try:
+            value = parse_json(value)
+        except ValueError as error:
+            raise Unfit(place, f"a list of messages, or one in JSON text ({error})", value) from None
+    found = [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+    if not isinstance(value, list) or not value or len(found) < len(value):
+        raise Unfit(place, "a list of messages", value)
+    return found
+
+
 def with_one_flag(messages: Sequence[Message]) -> list[Message]:
     """Replace the fields that say whether a message is learnt by one: `weight`, 0 where any of them says not.
 
@@ -163,6 +176,14 @@ def calls_in_text(messages: Sequence[Message]) -> bool:
         message["role"] == "tool" and before["role"] == "assistant" and not before.get("tool_calls")
         for before, message in pairs
     )
+
+
+def with_wrapped_tools(tools: JSON) -> JSON:
+    """Wrap functions that stand for themselves in a list of tools, as OpenAI's schemas are wrapped."""
+    if not isinstance(tools, list):
+        return tools
+    bare = [isinstance(tool, dict) and "function" not in tool and "name" in tool for tool in tools]
+    return [{"type": "function", "function": tool} if own else tool for tool, own in zip(tools, bare, strict=True)]
 
 
 def without_nulls(value: object) -> object:

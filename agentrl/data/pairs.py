@@ -6,18 +6,34 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from agentrl.chat import Chat
+from agentrl.chat.message import content_text
 from agentrl.config.sections.sft import PairDataConfig
 from agentrl.data.messages import FurtherFields, further_with_reasoning, short, told_fields, without_flag
-from agentrl.data.sft import Row, RowReader, SFTSample, Tokenizer, read_files
+from agentrl.data.row_formats.choose import UNPAIRED, unpaired
+from agentrl.data.row_formats.format import PlainText
+from agentrl.data.row_formats.trl import is_text
+from agentrl.data.sft import (
+    Made,
+    Plan,
+    Row,
+    RowReader,
+    SFTSample,
+    Tokenizer,
+    common_beginning,
+    read_files,
+)
 from agentrl.errors import DataError
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
 
+PROMPT = "prompt"
+"""Column with the beginning of both conversations, where data.prompt_key is not set."""
 ASKING = {"system", "developer", "user"}
 """Roles of messages that are no part of an answer."""
 Tokenise = Callable[[Sequence[Message]], tuple[list[int], bool]]
@@ -35,24 +51,57 @@ class Pair:
     reference: npt.NDArray[np.float32] | None = None  # [T], log-probs under the reference; None: not yet computed
 
 
+Side: TypeAlias = "list[Message] | PlainText"
+"""One conversation of a pair, with the prompt."""
+
+
 class PairReader:
-    """Converter of rows to the messages of both conversations."""
+    """Converter of rows to both conversations."""
 
     def __init__(self, config: PairDataConfig) -> None:
         self._config = config
         self._rows = RowReader(config)
-        begun_by = () if config.prompt_key is None else (config.prompt_key,)
-        self.columns = (*begun_by, config.chosen_key, config.rejected_key)
 
-    def read(self, row: Row, where: str) -> tuple[list[Message], list[Message], list[ToolSchema] | None]:
-        """Return (chosen, rejected, tools), both with the prompt.
+    def plan(self, file: str, names: Sequence[str], read: Callable[[Row, str], Made | None]) -> Plan[Made]:
+        """Choose the columns of a file. Raises DataError for completions that are marked as good or bad."""
+        config = self._config
+        if set(names) >= UNPAIRED and config.chosen_key not in names:
+            raise DataError(unpaired(file, "drop the column label"))
+        begun = () if config.prompt_key is None else (config.prompt_key,)
+        further = (config.tools_key, *(() if begun or self._whole else (PROMPT,)))
+        return Plan((*begun, config.chosen_key, config.rejected_key), further, config.tools_key, read)
+
+    @property
+    def _whole(self) -> bool:
+        """Say whether the config has no prompt, in so many words."""
+        return self._config.prompt_key is None and "prompt_key" in self._config.model_fields_set
+
+    def read(self, row: Row, where: str) -> tuple[Side, Side, list[ToolSchema] | None]:
+        """Return (chosen, rejected, tools), both with the prompt, and both messages or both text.
 
         Raises DataError: no such rows, both are the same, or they answer different prompts.
         """
-        *prompt, chosen, rejected = (self._rows.messages(row, column, where) for column in self.columns)
-        begun = prompt[0] if prompt else []
-        chosen = _behind(begun, chosen, f"{where}, column {self._config.chosen_key}")
-        rejected = _behind(begun, rejected, f"{where}, column {self._config.rejected_key}")
+        config = self._config
+        key = config.prompt_key or PROMPT
+        prompt, *both = row.get(key), row[config.chosen_key], row[config.rejected_key]
+        places = [f"{where}, column {column}" for column in (config.chosen_key, config.rejected_key)]
+        if all(map(is_text, both)) and (prompt is None or is_text(prompt)):
+            chosen, rejected = (PlainText(str(text), str(prompt or "")) for text in both)
+            if chosen == rejected:
+                raise DataError(f"{where}: chosen and rejected are the same text, of which none can be preferred")
+            return chosen, rejected, None
+        sides = [self._rows.messages(value, place) for value, place in zip(both, places, strict=True)]
+        place = f"{where}, column {key}"
+        if config.prompt_key is not None:
+            begun = self._rows.messages(prompt, place)
+            sides = [_behind(begun, side, place) for side, place in zip(sides, places, strict=True)]
+        elif prompt is not None:
+            begun = [] if is_text(prompt) else self._rows.messages(prompt, place)
+            sides = [_begun(side, prompt, begun, place) for side in sides]
+        self._check_prompts(sides[0], sides[1], where)
+        return sides[0], sides[1], self._rows.tools(row.get(config.tools_key), where)
+
+    def _check_prompts(self, chosen: list[Message], rejected: list[Message], where: str) -> None:
         difference = next((at for at, both in enumerate(zip(chosen, rejected, strict=False)) if _differ(*both)), None)
         if difference is None and len(chosen) == len(rejected):
             raise DataError(f"{where}: chosen and rejected are the same conversation, of which none can be preferred")
@@ -62,7 +111,25 @@ class PairReader:
                 f"first is 0) to be {short(chosen[difference])} in one and {short(rejected[difference])} in the "
                 "other. Give both the same prompt, or leave the row out"
             )
-        return chosen, rejected, self._rows.tools(row, where)
+
+
+def _begun(side: list[Message], prompt: object, begun: list[Message], where: str) -> list[Message]:
+    """Put messages of the column `prompt` before an answer that does not begin with them yet.
+
+    Raises DataError for a conversation that is no answer to the prompt and does not begin with it.
+    """
+    plain = without_flag(side)
+    if plain[0]["role"] in ASKING:
+        asked = [content_text(one.get("content")).strip() for one in plain if one["role"] == "user"]
+        if plain[: len(begun)] == without_flag(begun) if begun else str(prompt).strip() in asked:
+            return side
+    elif begun:
+        return [*begun, *side]
+    raise DataError(
+        f"{where}: expected the messages before chosen and rejected, or the prompt that both begin with, found "
+        f"{short(prompt)} where a conversation begins with {short(side[0])}. Set data.prompt_key=null where chosen and "
+        "rejected are whole conversations; else give the prompt as messages"
+    )
 
 
 def _behind(prompt: list[Message], answer: list[Message], where: str) -> list[Message]:
@@ -88,7 +155,9 @@ def _differ(one: Message, other: Message) -> bool:
 def check_pairs(files: str | Sequence[str], config: PairDataConfig, progress: Callable[[int], object]) -> int:
     """Read every row without a tokenizer; return how many there are. Raises DataError, naming file, row and column."""
     reader = PairReader(config)
-    return len(read_files(files, config, reader.columns, reader.read, progress)[0])
+    return len(
+        read_files(files, lambda file, names: reader.plan(file, names, reader.read), progress, config.max_length)[0]
+    )
 
 
 def load_pairs(
@@ -109,6 +178,8 @@ def load_pairs(
     def read(row: Row, where: str) -> Pair | None:
         """Tokenise a row."""
         chosen, rejected, tools = reader.read(row, where)
+        if isinstance(chosen, PlainText) or isinstance(rejected, PlainText):
+            return _text_pair(tokenizer, [one for one in (chosen, rejected) if isinstance(one, PlainText)], where)
         shared = takewhile(lambda both: not _differ(*both), zip(chosen, rejected, strict=False))
         turns = sum(message["role"] == "assistant" for message, _ in shared)
         columns = {f"{where}, column {config.chosen_key}": chosen, f"{where}, column {config.rejected_key}": rejected}
@@ -118,7 +189,7 @@ def load_pairs(
         samples = [tokenizer.sample(messages, tools, place, shown=turns) for place, messages in columns.items()]
         return None if any(sample is None for sample in samples) else _pair([one for one in samples if one is not None])
 
-    made = read_files(files, config, reader.columns, read, progress)
+    made = read_files(files, lambda file, names: reader.plan(file, names, read), progress, config.max_length)
     remarks.update(tokenizer.remarks())
     return made
 
@@ -158,13 +229,30 @@ def load_scored_pairs(
     def read(row: Row, where: str) -> Pair | None:
         """Tokenise a row."""
         chosen, rejected, _ = reader.read(row, where)
+        if isinstance(chosen, PlainText) or isinstance(rejected, PlainText):
+            raise DataError(
+                f"{where}: expected messages as {config.chosen_key} and {config.rejected_key}, found text: a reward "
+                "model reads conversations by its chat template"
+            )
         columns = {config.chosen_key: chosen, config.rejected_key: rejected}
         samples = [conversation(messages, f"{where}, column {key}") for key, messages in columns.items()]
         return None if any(sample is None for sample in samples) else _pair([one for one in samples if one is not None])
 
-    made = read_files(files, config, reader.columns, read, progress)
+    made = read_files(files, lambda file, names: reader.plan(file, names, read), progress, config.max_length)
     remarks.update(told_fields(further.unread(lambda messages: tokenise(messages)[0])))
     return made
+
+
+def _text_pair(tokenizer: Tokenizer, sides: Sequence[PlainText], where: str) -> Pair | None:
+    """Tokenise two texts; learnt is the rest after the prompt, or without one after the common beginning."""
+    made = [tokenizer.text(side, where) for side in sides]
+    samples = [one for one in made if one is not None]
+    if len(samples) < len(made):
+        return None
+    if not sides[0].prompt:
+        shared = common_beginning(*(sample.ids.tolist() for sample in samples))
+        samples = [SFTSample(one.ids, one.mask & (np.arange(len(one.ids)) >= shared)) for one in samples]
+    return _pair(samples)
 
 
 def _pair(samples: Sequence[SFTSample]) -> Pair:

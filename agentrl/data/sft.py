@@ -7,9 +7,10 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, groupby
 from operator import itemgetter
-from typing import TypeGuard, TypeVar
+from typing import Generic, TypeAlias, TypeGuard, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,9 +32,12 @@ from agentrl.data.messages import (
     short,
     told_fields,
     with_one_flag,
+    with_wrapped_tools,
     without_flag,
     without_nulls,
 )
+from agentrl.data.row_formats.choose import Reading, reading_of
+from agentrl.data.row_formats.format import PlainText
 from agentrl.data.sources import expand, is_json, open_table
 from agentrl.errors import DataError, UserError
 from agentrl.system.json_value import JSON
@@ -44,6 +48,8 @@ from agentrl.trajectory.sample import row_place
 _BATCH_ROWS = 1024
 Row = dict[str, object]
 Made = TypeVar("Made")
+ReadRow: TypeAlias = "PlainText | tuple[list[Message], list[ToolSchema] | None, int]"
+"""Text of a row; or its messages, its tools, and the number of its assistant turns at the beginning that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,8 @@ class Transcripts:
     """Number of rows left out because they are longer than data.max_length."""
     unlearnt: dict[str, int]
     """Number of transcripts in `samples` with content of the row that is not learnt, by kind of content."""
+    readings: dict[str, str]
+    """How the rows of each file are read, in words, where that was found by its columns."""
 
 
 def load_transcripts(
@@ -71,23 +79,30 @@ def load_transcripts(
 ) -> Transcripts:
     """Read and tokenise every row; 5 bytes a token are kept.
 
-    The messages column holds a list of {role, content, tool_calls, ...}, or that list in JSON text (see
-    `read_messages`). The tools column, which may be absent, holds the OpenAI schemas of a row's tools in JSON text.
-    `progress` is called with the number of rows just done.
+    The format of the rows (`agentrl.data.row_formats`) is found by the columns of each file, unless the config names
+    it. `progress` is called with the number of rows just done.
 
     Raises DataError, naming file, row and column, for a row that is no transcript, and with truncation=error for a
-    transcript of more than data.max_length tokens. Raises it, too, when no transcript is left. Raises ConfigError when
-    the chat format would not show, or not learn, content of typical transcripts: the first without and with tool calls.
+    transcript of more than data.max_length tokens. Raises it, too, when no transcript is left, and for a file whose
+    columns fit no format or several. Raises ConfigError when the chat format would not show, or not learn, content of
+    typical transcripts: the first without and with tool calls.
     """
-    reader, tokenizer = RowReader(config), Tokenizer(config, chat)
+    reader, tokenizer, readings = RowReader(config), Tokenizer(config, chat), dict[str, str]()
 
-    def read(row: Row, where: str) -> SFTSample | None:
-        """Tokenise a row."""
-        messages = reader.messages(row, config.messages_key, where)
-        return tokenizer.sample(messages, reader.tools(row, where), where)
+    def plan(file: str, names: Sequence[str]) -> Plan[SFTSample]:
+        """Choose how the rows of a file are read."""
+        reading = reading_of(config, names, file)
+        if reading.note:
+            readings[file] = reading.note
 
-    samples, too_long = read_files(files, config, (config.messages_key,), read, progress)
-    return Transcripts(samples, too_long, tokenizer.remarks())
+        def read(row: Row, where: str) -> SFTSample | None:
+            """Tokenise a row."""
+            return tokenizer.transcript(reader.transcript(reading, row, where), where)
+
+        return Plan(reading.needed, reading.further, config.tools_key, read)
+
+    samples, too_long = read_files(files, plan, progress, config.max_length)
+    return Transcripts(samples, too_long, tokenizer.remarks(), readings)
 
 
 def check_transcripts(
@@ -99,53 +114,71 @@ def check_transcripts(
     """
     reader = RowReader(config)
 
-    def read(row: Row, where: str) -> bool:
-        """Check a row."""
-        reader.messages(row, config.messages_key, where)
-        reader.tools(row, where)
-        return True
+    def plan(file: str, names: Sequence[str]) -> Plan[object]:
+        """Choose how the rows of a file are read."""
+        reading = reading_of(config, names, file)
+        return Plan(
+            reading.needed, reading.further, config.tools_key, lambda row, where: reader.transcript(reading, row, where)
+        )
 
-    return len(read_files(files, config, (config.messages_key,), read, progress)[0])
+    return len(read_files(files, plan, progress, config.max_length)[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(Generic[Made]):
+    """How the rows of one file are read."""
+
+    needed: Sequence[str]
+    """Columns that each row must have."""
+    further: Sequence[str]
+    """Columns that are read, too, where they are there."""
+    tools: str
+    """Column with the tools."""
+    read: Callable[[Row, str], Made | None]
+    """Function of a row and its place; None: the row is left out as too long."""
 
 
 def read_files(
     files: str | Sequence[str],
-    config: TuningDataConfig,
-    columns: Sequence[str],
-    read: Callable[[Row, str], Made | None],
+    plan: Callable[[str, Sequence[str]], Plan[Made]],
     progress: Callable[[int], object],
+    max_length: int,
 ) -> tuple[list[Made], int]:
-    """Return (results of `read`, each with its place; number of rows without a result; number of too long rows).
+    """Return (results of the rows, number of too long rows).
 
-    columns: the required columns. Raises DataError when nothing is left.
+    plan: called with each file and its columns, in JSON files the members of its first row. Raises DataError when
+    nothing is left.
     """
     made, rows = [], 0
     for file in expand(files):
-        for number, row in _rows(file, config, columns):
-            one = read(row, row_place(file, number))
+        for one in _read_file(file, plan):
             rows += 1
             if one is not None:
                 made.append(one)
             progress(1)
     if not made:
-        why = f"all {rows} are longer than max_length={config.max_length}" if rows else "there are no rows"
+        why = f"all {rows} are longer than max_length={max_length}" if rows else "there are no rows"
         raise DataError(f"no transcript in {files}: {why}")
     return made, rows - len(made)
 
 
-def _rows(file: str, config: TuningDataConfig, needed: Sequence[str]) -> Iterator[tuple[int, Row]]:
-    """Iterate over row numbers and rows, read a batch at a time."""
-    keys = (*needed, config.tools_key)
+def _read_file(file: str, choose: Callable[[str, Sequence[str]], Plan[Made]]) -> Iterator[Made | None]:
+    """Iterate over the results of the rows, read a batch at a time."""
     if is_json(file):
+        plan: Plan[Made] | None = None
         for number, row in read_rows(file):
-            _check_columns(row_place(file, number), needed, list(row))
-            yield number, {key: row.get(key) for key in keys}
+            plan = plan or choose(file, list(row))
+            where = row_place(file, number)
+            check_columns(where, plan.needed, list(row))
+            yield plan.read({key: row.get(key) for key in (*plan.needed, *plan.further)}, where)
         return
     table = open_table(file)
-    _check_columns(file, needed, table.schema.names)
-    columns = [name for name in keys if name in table.schema.names]
+    names = table.schema.names
+    plan = choose(file, names)
+    check_columns(file, plan.needed, names)
+    columns = [name for name in dict.fromkeys((*plan.needed, *plan.further)) if name in names]
     check_names(table.schema, columns, file)
-    filled = {name: Filling() for name in needed if holds_filling(table.schema.field(name).type)}
+    filled = {name: Filling() for name in columns if holds_filling(table.schema.field(name).type)}
     number = 0
     try:
         for batch in table.batches(list(filled), _BATCH_ROWS) if filled else ():
@@ -158,14 +191,15 @@ def _rows(file: str, config: TuningDataConfig, needed: Sequence[str]) -> Iterato
                 raise DataError(f"{where}: expected {bad.expected}, found {bad.found:.200}")
             for row in batch.to_pylist(maps_as_pydicts="strict"):
                 for name, filling in filled.items():
-                    filling.without(row[name], row.get(config.tools_key))
-                yield number, row
+                    filling.without(row[name], row.get(plan.tools))
+                yield plan.read(row, row_place(file, number))
                 number += 1
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{file}: it is damaged after row {number}: {error}") from error
 
 
-def _check_columns(where: str, needed: Sequence[str], found: Sequence[str]) -> None:
+def check_columns(where: str, needed: Sequence[str], found: Sequence[str]) -> None:
+    """Raise DataError when a column is missing."""
     for name in needed:
         if name not in found:
             raise DataError(
@@ -184,6 +218,50 @@ class Tokenizer:
         self._further = FurtherFields()
         self._checked: set[bool] = set()
         """Kinds of transcripts that the chat format is known to write well: without calls (False), and with (True)."""
+
+    def transcript(self, read: ReadRow, where: str) -> SFTSample | None:
+        """Tokenise a row; None for a transcript that is too long and may be skipped. Raises DataError."""
+        if isinstance(read, PlainText):
+            return self.text(read, where)
+        messages, tools, shown = read
+        return self.sample(messages, tools, where, shown=shown)
+
+    def text(self, plain: PlainText, where: str) -> SFTSample | None:
+        """Tokenise a text as it is, as `transcript` does.
+
+        The whole text is tokenised, with the tokenizer's begin token where it writes one, and its end token. Learnt are
+        the tokens from the first difference to the prompt's own ids, so that no letter of the learnt text is left out.
+        """
+        ids, prompt = self._text_ids(plain.prompt + plain.text), self._text_ids(plain.prompt)
+        if (end := self._chat.tokenizer.eos_token_id) is not None and ids[-1:] != [end]:
+            ids.append(end)
+        if self._too_long(len(ids), where):
+            return None
+        shown = common_beginning(ids, prompt) if plain.prompt else len(self._begin)
+        if plain.prompt and shown < len(prompt):
+            self._unlearnt["a token that begins in the prompt and ends in the completion, and is learnt"] += 1
+        return SFTSample(np.asarray(ids, dtype=np.int32), np.arange(len(ids)) >= shown)
+
+    def _text_ids(self, text: str) -> list[int]:
+        ids = self._chat.encode_markup(text)
+        return ids if ids[: len(self._begin)] == self._begin else [*self._begin, *ids]
+
+    @cached_property
+    def _begin(self) -> list[int]:
+        """The begin token, where the tokenizer writes it before a text."""
+        begin = self._chat.tokenizer.bos_token_id
+        return [begin] if begin is not None and self._chat.tokenizer.encode("")[:1] == [begin] else []
+
+    def _too_long(self, tokens: int, where: str) -> bool:
+        """Check for a transcript that is left out. Raises DataError with truncation=error."""
+        if tokens <= self._config.max_length:
+            return False
+        if self._config.truncation == "error":
+            raise DataError(
+                f"{where}: the transcript is {tokens} tokens long, data.max_length is {self._config.max_length}. "
+                "Raise it, or leave such rows out with data.truncation=skip"
+            )
+        return True
 
     def sample(
         self, messages: list[Message], tools: list[ToolSchema] | None, where: str, *, shown: int = 0
@@ -209,12 +287,7 @@ class Tokenizer:
                 f"{where}: every assistant turn that could be learnt is marked as not to be (weight, train or loss is "
                 "0 or false). Leave the row out, or mark a turn of it"
             )
-        if len(ids) > self._config.max_length:
-            if self._config.truncation == "error":
-                raise DataError(
-                    f"{where}: the transcript is {len(ids)} tokens long, data.max_length is {self._config.max_length}. "
-                    "Raise it, or leave such rows out with data.truncation=skip"
-                )
+        if self._too_long(len(ids), where):
             return None
         self._further.note(plain)
         self._unlearnt.update(unlearnt(self._chat, messages, ids, mask))
@@ -238,23 +311,35 @@ class RowReader:
         self._config = config
         self._tools: dict[str, list[ToolSchema]] = {}
 
-    def messages(self, row: Row, column: str, where: str) -> list[Message]:
-        """Read a column of messages, in which `weight` is the only allowed field about learning. Raises DataError."""
+    def transcript(self, reading: Reading, row: Row, where: str) -> ReadRow:
+        """Read a row by its format. Raises DataError."""
         try:
-            messages = with_one_flag(read_messages(row[column]))
-            if has_images(messages):
-                raise Unfit("", "messages without images: supervised training is on text only", row[column])
+            made = reading.read(row)
         except Unfit as bad:
-            place = f"{where}, column {column}, {bad.place}".removesuffix(", ")
-            raise DataError(f"{place}: expected {bad.expected}, found {bad.found}") from None
+            raise _named(where, bad) from None
+        if isinstance(made, PlainText):
+            return made
+        place = f"{where}, column {reading.needed[0]}" if len(reading.needed) == 1 else where
+        messages = self.messages(made.messages, place)
+        shown = sum(message["role"] == "assistant" for message in messages[: made.shown])
+        if made.shown and shown == sum(message["role"] == "assistant" for message in messages):
+            raise DataError(f"{where}: no assistant turn is in the completion, so nothing of the row can be learnt")
+        return messages, self.tools(made.tools, where), shown
+
+    def messages(self, value: object, place: str) -> list[Message]:
+        """Read messages, in which `weight` is the only allowed field about learning. Raises DataError."""
+        try:
+            messages = with_one_flag(read_messages(value))
+            if has_images(messages):
+                raise Unfit("", "messages without images: supervised training is on text only", value)
+        except Unfit as bad:
+            raise _named(place, bad) from None
         return messages
 
-    def tools(self, row: Row, where: str) -> list[ToolSchema] | None:
+    def tools(self, value: object, where: str) -> list[ToolSchema] | None:
         """Read the row's tools. Raises DataError."""
-        return self._tools_of(row.get(self._config.tools_key), f"{where}, column {self._config.tools_key}")
-
-    def _tools_of(self, value: object, where: str) -> list[ToolSchema] | None:
-        if value is None:
+        where = f"{where}, column {self._config.tools_key}"
+        if value is None or value == "":
             return None
         if isinstance(value, list):
             value = json.dumps(without_nulls(value))
@@ -263,7 +348,7 @@ class RowReader:
                 f"{where}: expected a list of OpenAI tool schemas, or it in JSON text, found {short(value)}"
             )
         if value not in self._tools:
-            tools = _json(value, where)
+            tools = with_wrapped_tools(_json(value, where))
             schemas = [tool for tool in tools if _is_schema(tool)] if isinstance(tools, list) else []
             if not isinstance(tools, list) or len(schemas) < len(tools):
                 raise DataError(
@@ -271,7 +356,19 @@ class RowReader:
                     f"found {short(value)}"
                 )
             self._tools[value] = schemas
-        return self._tools[value]
+        return self._tools[value] or None
+
+
+def _named(where: str, bad: Unfit) -> DataError:
+    place = f"{where}, {bad.place}".removesuffix(", ")
+    return DataError(f"{place}: expected {bad.expected}, found {bad.found}")
+
+
+def common_beginning(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return the number of equal ids at the beginning."""
+    return next(
+        (at for at, both in enumerate(zip(one, other, strict=False)) if both[0] != both[1]), min(len(one), len(other))
+    )
 
 
 def _is_schema(tool: object) -> TypeGuard[ToolSchema]:

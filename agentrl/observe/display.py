@@ -101,6 +101,13 @@ def warn_of_counts(display: Display, counts: Mapping[str, int], of: str) -> None
         display.warn(f"{count} {of} have {what}")
 
 
+def note_of_files(display: Display, notes: Mapping[str, str]) -> None:
+    """Note once what holds for some files, e.g. `a.jsonl and 2 more files: rows are read as alpaca`."""
+    for note in dict.fromkeys(notes.values()):
+        first, *more = (file for file, own in notes.items() if own == note)
+        display.note(f"{first}{f' and {len(more)} more files' if more else ''}: {note}")
+
+
 def duration(seconds: float) -> str:
     """4.2 s, 1:07 or 2:03:09."""
     if seconds < 60:

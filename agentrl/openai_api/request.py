@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from reprlib import Repr
 from typing import Annotated, Literal, TypeAlias, TypeVar, cast
 
+import jsonschema_rs
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -30,6 +31,8 @@ from pydantic_core import from_json
 from agentrl import tool as tools
 from agentrl import trajectory
 from agentrl.chat import AssistantMessage
+from agentrl.chat.message import parse_json
+from agentrl.errors import first_line
 from agentrl.openai_api.errors import ApiError
 from agentrl.system.json_value import JSON
 from agentrl.tool import ToolSchema
@@ -45,7 +48,6 @@ RUN_DECIDES = ("temperature", "top_p", "top_k", "min_p", "seed", "reasoning_effo
 DEFAULTS: dict[str, tuple[JSON, ...]] = {
     "n": (1,),
     "best_of": (1,),
-    "response_format": ({"type": "text"},),
     "logit_bias": ({},),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
@@ -74,20 +76,26 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """Requirements on the calls of every answer: OpenAI's `tool_choice` and `parallel_tool_calls`.
+    """Requirements on every answer: OpenAI's `tool_choice`, `parallel_tool_calls` and `response_format`.
 
     Without `functions`, an answer may hold no call. No sampler is constrained: an answer that breaks them is kept as it
     was sampled, and the policy is asked again (`Session`).
     """
 
+    fields: tuple[str, ...]
+    """Fields of the request that ask for them."""
     functions: frozenset[str] | None
     """Functions: at least one is called, and no other; None: no call is needed, and any may be made."""
     at_most: int | None
     """Calls that an answer may make; None: any number."""
+    text: Callable[[str], str | None] | None = None
+    """Function that describes the error of the text of an answer without calls; None: it may be any."""
 
     def broken_by(self, message: AssistantMessage) -> str | None:
         """Describe the error of an answer; None when it meets the requirements."""
         calls = message.calls
+        if self.text is not None and not calls and (problem := self.text(message.text)) is not None:
+            return problem
         if self.at_most is not None and len(calls) > self.at_most:
             return f"made {len(calls)} calls at once"
         if self.functions is None:
@@ -115,7 +123,8 @@ class Strict(BaseModel):
     def _without_empty(cls, value: object) -> object:
         if not isinstance(value, dict):
             return value
-        return {name: member for name, member in value.items() if name in cls.model_fields or not holds_nothing(member)}
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        return {name: member for name, member in value.items() if name in known or not holds_nothing(member)}
 
 
 def holds_nothing(value: object) -> bool:
@@ -273,6 +282,63 @@ ToolChoice = Annotated[
 ]
 
 
+class AnswerSchema(Strict):
+    """JSON schema that the text of an answer must fit."""
+
+    name: Name
+    description: str | None = None
+    schema_: dict[str, object] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """OpenAI's `response_format`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: AnswerSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema is needed for the type 'json_schema', and for no other")
+        return self
+
+    @property
+    def check(self) -> Callable[[str], str | None] | None:
+        """Function that describes the error of a text; None: it may be any."""
+        if self.type == "text":
+            return None
+        schema = {"type": "object"} if self.json_schema is None else self.json_schema.schema_
+        return json_check(json.dumps(schema or {}))
+
+
+@lru_cache(256)
+def json_check(schema: str) -> Callable[[str], str | None]:
+    """Compile a JSON schema, in JSON text, of the text of answers.
+
+    Raises ValueError for an invalid schema, and for a schema that refers to anything outside itself.
+    """
+    validator = jsonschema_rs.validator_for(json.loads(schema), offline=True)
+
+    def problem(text: str) -> str | None:
+        """Describe the error of a text; None when it is JSON that fits."""
+        try:
+            value = parse_json(text)
+        except ValueError as error:
+            return f"is no JSON ({error})"
+        fault = next(validator.iter_errors(value), None)
+        if fault is None:
+            return None
+        path = ".".join(map(str, fault.instance_path))
+        return _short_fault(
+            f"does not fit the schema ({path}: {fault.message})"
+            if path
+            else f"does not fit the schema ({fault.message})"
+        )
+
+    return problem
+
+
 class StreamOptions(Strict):
     """OpenAI's `stream_options`."""
 
@@ -295,6 +361,7 @@ class ChatRequest(Strict):
     tools: list[Annotated[dict[str, object], AfterValidator(_checked_tool)]] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     stop: Stops | None = None
@@ -340,12 +407,21 @@ class ChatRequest(Strict):
     @property
     def promise(self) -> Promise | None:
         """Requirements on every answer to this request; None: it may hold anything."""
-        at_most = 1 if self.parallel_tool_calls is False else None
+        functions, fields = None, list[str]()
         if isinstance(self.tool_choice, NamedChoice):
-            return Promise(frozenset((self.tool_choice.function.name,)), at_most)
-        if self.tool_choice == "required":
-            return Promise(frozenset(_names(self.tools or ())), at_most)
-        return None if at_most is None or not self.may_call else Promise(None, at_most)
+            functions = frozenset((self.tool_choice.function.name,))
+        elif self.tool_choice == "required":
+            functions = frozenset(_names(self.tools or ()))
+        if functions is not None:
+            fields.append("tool_choice")
+        at_most = 1 if self.parallel_tool_calls is False and self.may_call else None
+        if at_most is not None:
+            fields.append("parallel_tool_calls")
+        # An answer that has to call has no text to check.
+        text = None if self.response_format is None or functions is not None else self.response_format.check
+        if text is not None:
+            fields.append("response_format")
+        return Promise(tuple(fields), functions, at_most, text) if fields else None
 
     @property
     def declared_tools(self) -> list[ToolSchema]:
@@ -371,6 +447,7 @@ def read_request(body: bytes) -> ChatRequest:
     request = read_body(body, ChatRequest, DEFAULTS)
     check_conversation(request.messages)
     check_tools(request)
+    _check_format(request)
     return request
 
 
@@ -387,6 +464,18 @@ def read_body(body: bytes, model: type[Wire], defaults: Mapping[str, Sequence[JS
         return model.model_validate(value)
     except ValidationError as error:
         raise _as_api_error(error) from None
+
+
+def _check_format(request: ChatRequest) -> None:
+    """Raise ApiError for a schema that no text can be checked by."""
+    if request.response_format is None:
+        return
+    try:
+        _ = request.response_format.check
+    except (ValueError, RecursionError) as error:
+        param = "response_format.json_schema.schema"
+        message = f"{param}: it is no JSON schema that can be checked here: {_short_fault(first_line(error))}."
+        raise ApiError(400, message, param=param, code="invalid_value") from None
 
 
 def _without_defaults(value: dict[str, JSON], defaults: Mapping[str, Sequence[JSON]]) -> dict[str, JSON]:
@@ -511,6 +600,11 @@ def _path(location: Sequence[int | str]) -> str:
         elif not part.startswith(":"):
             path += f".{part}" if path else part
     return path
+
+
+def _short_fault(text: str) -> str:
+    """Shorten the validator's text, which may quote a whole document."""
+    return text if len(text) <= 200 else f"{text[:120]} ... {text[-70:]}"
 
 
 _REPR = Repr()

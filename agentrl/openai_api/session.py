@@ -22,12 +22,13 @@ from typing import ParamSpec, TypeVar
 
 from agentrl.agent_loop.base import Episode, Reply
 from agentrl.agent_loop.stopping import chosen
+from agentrl.chat import AssistantMessage
 from agentrl.chat.message import content_text
 from agentrl.openai_api.completion import Completion, assistant_message
 from agentrl.openai_api.dialect import Dialect, Kept, Translated
 from agentrl.openai_api.errors import ApiError, unknown_session
 from agentrl.openai_api.history import Checkpoint, Digest, History, digest_after, digests_of
-from agentrl.openai_api.request import ChatMessage, ChatRequest
+from agentrl.openai_api.request import ChatMessage, ChatRequest, Promise
 from agentrl.system.threads import OwnThread
 from agentrl.tool import ErrorKind, ToolSchema
 from agentrl.trajectory import Message, Status, ToolCallRecord
@@ -353,12 +354,13 @@ class Session:
         promise, broken = call.request.promise, list[str]()
         while True:
             reply, start, cached = await self._sampled(call)
-            problem = None if promise is None else promise.broken_by(reply.message)
-            if problem is None:
+            read = _cut(self._read_as_asked(call.branch, call.request, reply, start), reply)
+            problem = None if promise is None else promise.broken_by(read)
+            if promise is None or problem is None:
                 tries = None if promise is None else len(broken) + 1
                 return self._completion(call, reply, start, cached, tries)
             broken.append("was cut before it ended" if reply.finish_reason.kind == "length" else problem)
-            await self._ask_again(call, start, broken)
+            await self._ask_again(call, promise, start, broken)
 
     async def _sampled(self, call: Call) -> tuple[Reply, int, int]:
         """Sample a turn: (the turn, its first place in the transcript, prompt tokens that came from the cache)."""
@@ -380,7 +382,7 @@ class Session:
         self.ending = self.stopped or (Status.LENGTH if cut else Status.COMPLETED)
         return reply, start, episode.cached_tokens - cached
 
-    async def _ask_again(self, call: Call, start: int, broken: Sequence[str]) -> None:
+    async def _ask_again(self, call: Call, promise: Promise, start: int, broken: Sequence[str]) -> None:
         """Move the call to a new transcript with the same tokens before the answer.
 
         Raises ApiError when no further answer is sampled.
@@ -388,15 +390,15 @@ class Session:
         branch = call.branch
         branch.tip = None  # Its answer was sent to nobody, so no call continues after it.
         said = ", ".join(f"answer {number} {problem}" for number, problem in enumerate(broken, 1))
-        params = branch.episode.params
+        params, kept = branch.episode.params, " and ".join(promise.fields)
         if self.ending is Status.LENGTH:
-            raise self._refuse(Status.LENGTH, f"The budget was used up before an answer kept tool_choice: {said}.")
+            raise self._refuse(Status.LENGTH, f"The budget was used up before an answer kept {kept}: {said}.")
         if len(broken) >= MAX_TRIES or params.temperature == 0 or params.top_k == 1:  # Greedy answers are all the same.
             self.ending = Status.MALFORMED
             self._count("openai_promise_broken")
-            message = f"No answer of the policy kept tool_choice and parallel_tool_calls: {said}."
-            raise ApiError(400, message, param="tool_choice", code="tool_use_failed")
-        self._check_turns(f" before an answer kept tool_choice: {said}")
+            code = "json_validate_failed" if promise.text is not None else "tool_use_failed"
+            raise ApiError(400, f"No answer of the policy kept {kept}: {said}.", param=promise.fields[0], code=code)
+        self._check_turns(f" before an answer kept {kept}: {said}")
         episode = branch.episode
         digest, ids = branch.digest, episode.transcript.ids[:start]
         call.branch = await self._open(episode.messages[:-1], episode.tools, ids, digest)
@@ -426,15 +428,20 @@ class Session:
             self._kept[completion.id] = [*request.carried, ChatMessage.model_validate(message)]
         return completion
 
+    def _read_as_asked(self, branch: Branch, request: ChatRequest, reply: Reply, start: int) -> AssistantMessage:
+        """Return the turn; where no call may be made, its calls are text."""
+        message, chat, ids = reply.message, self.episode.context.chat, branch.episode.transcript.ids[start:]
+        if request.may_call or not message.calls:
+            return message
+        text = chat.decode(ids[:-1] if ids[-1] in chat.stop_token_ids else ids)
+        return replace(message, text=text, reasoning=None, calls=())
+
     def _record_reply(self, branch: Branch, request: ChatRequest, reply: Reply, start: int) -> Message:
         """Set a checkpoint at the transcript's new end; return the message as it is sent."""
-        message, chat, ids = reply.message, self.episode.context.chat, branch.episode.transcript.ids[start:]
-        if not request.may_call and message.calls:
-            text = chat.decode(ids[:-1] if ids[-1] in chat.stop_token_ids else ids)
-            message = replace(message, text=text, reasoning=None, calls=())
+        message = self._read_as_asked(branch, request, reply, start)
+        if message is not reply.message:
             branch.episode.messages[-1] = message.to_message()
-        if isinstance(matched := reply.finish_reason.matched, str):
-            message = replace(message, text=message.text.partition(matched)[0])
+        message = _cut(message, reply)
         self._replies += 1
         sent = assistant_message(message, [f"c{self._replies:04d}{index:04d}" for index in range(len(message.calls))])
         branch.digest = digest_after(branch.digest, {**sent, "content": sent["content"] or ""})
@@ -478,6 +485,13 @@ class Session:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception) and not isinstance(error, ApiError):
             self._fail(error)
+
+
+def _cut(message: AssistantMessage, reply: Reply) -> AssistantMessage:
+    """Cut the text where a stop text of the request begins."""
+    if isinstance(matched := reply.finish_reason.matched, str):
+        return replace(message, text=message.text.partition(matched)[0])
+    return message
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from agentrl.chat import Chat
 from agentrl.config.sections.expert import ExpertConfig
 from agentrl.data.sft import SFTSample, load_transcripts
-from agentrl.observe.display import Display, warn_of_counts
+from agentrl.observe.display import Display, note_of_files, warn_of_counts
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.sft import to_batch
 
@@ -45,6 +45,7 @@ def open_expert(config: ExpertConfig, seed: int, chat: Chat, display: Display) -
     remarks = chat.remarks.copy()
     with display.stage("read transcripts", total=None) as stage:
         found = load_transcripts(config.files, config.data, chat, stage.advance)
+    note_of_files(display, found.readings)
     if found.too_long:
         display.warn(f"{found.too_long} transcripts are longer than expert.max_length={config.max_length} and left out")
     warn_of_counts(display, found.unlearnt, f"of {len(found.samples)} transcripts of {config.files}")

@@ -14,7 +14,7 @@ from agentrl.config import PreferencesConfig, SFTConfig, TuningConfig
 from agentrl.data.pairs import Pair, check_pairs, load_pairs, load_scored_pairs
 from agentrl.data.sft import SFTSample, check_transcripts, load_transcripts
 from agentrl.model.folder import check_folder
-from agentrl.observe.display import Display, warn_of_counts
+from agentrl.observe.display import Display, note_of_files, warn_of_counts
 from agentrl.system.metrics import Numbers
 
 if TYPE_CHECKING:
@@ -128,6 +128,7 @@ class SupervisedJob(Job[SFTSample]):
         data = self._config.data
         with display.stage("read transcripts", total=rows) as stage:
             transcripts = load_transcripts(files, data, chat, stage.advance)
+        note_of_files(display, transcripts.readings)
         if transcripts.too_long:
             display.warn(
                 f"{transcripts.too_long} transcripts are longer than data.max_length={data.max_length} and left out"

@@ -14,7 +14,7 @@ from agentrl.config.sections.sft import PairDataConfig, SFTDataConfig
 from agentrl.data.dataset import ParquetDataset
 from agentrl.data.json_lines import JsonDataset
 from agentrl.data.pairs import PairReader
-from agentrl.data.sft import RowReader, read_files
+from agentrl.data.sft import Plan, RowReader, read_files
 
 USER = {"role": "user", "content": "Book it."}
 
@@ -48,15 +48,17 @@ def rl(file: Path) -> list[Any]:
 def sft(file: Path) -> list[Any]:
     config = SFTDataConfig(train_files="unused")
     reader = RowReader(config)
-    read = lambda row, where: arguments(reader.messages(row, "messages", where))  # noqa: E731
-    return read_files(str(file), config, ("messages",), read, lambda rows: None)[0]
+    read = lambda row, where: arguments(reader.messages(row["messages"], where))  # noqa: E731
+    plan = Plan(("messages",), ("tools",), "tools", read)
+    return read_files(str(file), lambda name, columns: plan, lambda rows: None, config.max_length)[0]
 
 
 def pairs(file: Path) -> list[Any]:
     config = PairDataConfig(train_files="unused", chosen_key="messages", rejected_key="other")
     reader = PairReader(config)
-    found = read_files(str(file), config, reader.columns, reader.read, lambda rows: None)[0]
-    return [arguments(chosen) for chosen, _, _ in found]
+    plan = lambda name, columns: reader.plan(name, columns, reader.read)  # noqa: E731
+    found = read_files(str(file), plan, lambda rows: None, config.max_length)[0]
+    return [arguments(chosen) for chosen, _, _ in found if isinstance(chosen, list)]
 
 
 def write(path: Path, rows: list[Any], tools: Any = None) -> Path:

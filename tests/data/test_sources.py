@@ -243,7 +243,9 @@ def test_supervised_training_reads_all_of_them(tmp_path: Path, chat: Chat) -> No
     with pytest.raises(DataError, match=r"e\.jsonl, row 1 .*, column messages: expected a list of messages"):
         load_transcripts(str(tmp_path / "e.jsonl"), SFTDataConfig(train_files="unused"), chat)
     lines(tmp_path / "f.jsonl", [{"talk": 1}])
-    with pytest.raises(DataError, match=r"f\.jsonl, row 0 .*: there is no column 'messages' .*its columns are talk"):
+    with pytest.raises(
+        DataError, match=r"f\.jsonl: expected the columns of a row format, .*messages \(messages\).*found talk"
+    ):
         load_transcripts(str(tmp_path / "f.jsonl"), SFTDataConfig(train_files="unused"), chat)
 
 

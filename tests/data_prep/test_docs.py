@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.quickstart.tiny_policy import make_tiny_policy
 from tests.data_prep.test_code_tests import MBPP
-from tests.data_prep.test_tool_conversations import HERMES, SHAREGPT, XLAM
+from tests.data_prep.test_tool_conversations import GLAIVE, HERMES, SHAREGPT, TOOLACE, XLAM
 from tests.e2e.test_docs import commands, scaled
 from tests.e2e.test_train import lines
 from tests.sandbox.servers import running
@@ -26,12 +26,14 @@ def test_the_pages_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     sources: dict[str, list[dict[str, Any]]] = {
         "NQ-open.dev.jsonl": questions,
         "mbpp.jsonl": [{**MBPP, "task_id": n} for n in range(8)],
-        "conversations.jsonl": [SHAREGPT, HERMES, XLAM],
+        "conversations.jsonl": [SHAREGPT, HERMES, XLAM, TOOLACE, GLAIVE],
     }
     for name, records in sources.items():
         (tmp_path / name).write_text("".join(json.dumps(record) + "\n" for record in records))
     (tmp_path / "runs").mkdir()
     turns = [{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5"}]
+    alpaca = json.dumps({"instruction": "2 + 3?", "input": "", "output": "5"})
+    (tmp_path / "alpaca.jsonl").write_text(f"{alpaca}\n" * 8)
     (tmp_path / "hub").mkdir()
     (tmp_path / "hub" / "train.jsonl").write_text((json.dumps({"messages": turns}) + "\n") * 8)
     with running(None) as sandbox:
@@ -43,7 +45,7 @@ def test_the_pages_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             assert arguments[0] == "-m"
             # In this process: five interpreters that import torch would take longer than all else.
             assert importlib.import_module(arguments[1]).main(arguments[2:]) == 0, line
-    assert len(commands("docs/data.md")) == 9
+    assert len(commands("docs/data.md")) == 10
     judged = lines(tmp_path / "runs" / "mbpp")[-1]
     assert judged["left_out/failed"] == 0
     assert judged["score/pass_fraction"] == 0.0

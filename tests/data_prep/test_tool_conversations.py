@@ -89,6 +89,43 @@ XLAM = {
     "answers": json.dumps([{"name": "weather", "arguments": {**ARGUMENTS, "thing": 1}}]),
 }
 
+PARAMETERS = {"type": "dict", "properties": {"q": {"type": "string"}, "n": {"type": "int"}}, "required": ["q"]}
+CATALOGUE = [
+    {"name": "Market Trends API", "description": "Trends.", "parameters": PARAMETERS, "required": None},
+    {
+        "name": "quote",
+        "description": "A price.",
+        "parameters": {"type": "dict", "properties": {"type": {"type": "list"}}},
+    },
+]
+TOOLACE = {
+    "system": "You are an expert in composing functions. Here is a list of functions in JSON format that you can "
+    f"invoke:\n{json.dumps(CATALOGUE)}. \nShould you decide to return the function call(s). Put it in the format of "
+    "[func1(params_name=params_value, params_name2=params_value2...), func2(params)]\n\nNO other text.",
+    "conversations": [
+        {"from": "user", "value": "Trends?"},
+        {
+            "from": "assistant",
+            "value": '[Market Trends API(q="a (b), \\"c\\" [d]", n=3), quote(type=["x", true, None, {\'k\': -1.5}])]',
+        },
+        {"from": "tool", "value": '[{"name": "Market Trends API", "results": {"up": 1}}, {"name": "quote"}]'},
+        {"from": "assistant", "value": "Up."},
+    ],
+}
+EXCHANGE = {
+    "name": "get_exchange_rate",
+    "description": "Get the rate {between} two.",
+    "parameters": {"type": "object", "properties": {"base": {"type": "string"}}, "required": ["base"]},
+}
+GLAIVE = {
+    "system": "SYSTEM: You are a helpful assistant with access to the following functions. Use them if required -\n"
+    f"{json.dumps(EXCHANGE, indent=4)}\n\n{json.dumps(WEATHER, indent=4)}\n",
+    "chat": "USER: The rate of 1 O'USD?\n\n\nASSISTANT: <functioncall> "
+    '{"name": "get_exchange_rate", "arguments": \'{"base": "O\\\'USD"}\'} <|endoftext|>\n\n\n'
+    'FUNCTION RESPONSE: {"rate": 0.85}\n\n\nASSISTANT: It is 0.85.\n\nUSER is not a turn here. <|endoftext|>\n\n\n'
+    "USER: Thanks\n\n\nASSISTANT: Welcome! <|endoftext|>\n\n\n",
+}
+
 
 def made(tmp_path: Path, *records: Any, options: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     source = tmp_path / "conversations.jsonl"
@@ -141,6 +178,50 @@ def test_every_form_becomes_the_same_conversation(tmp_path: Path) -> None:
     }
 
 
+def test_toolaces_calls_are_read_as_python_writes_them(tmp_path: Path) -> None:
+    (row,) = made(tmp_path, TOOLACE)
+    assert spoken(row) == [
+        ("user", "Trends?", None),
+        (
+            "assistant",
+            "",
+            [
+                ("call00000", "Market_Trends_API", {"q": 'a (b), "c" [d]', "n": 3}),
+                ("call00001", "quote", {"type": ["x", True, None, {"k": -1.5}]}),
+            ],
+        ),
+        ("tool", '{"name": "Market Trends API", "results": {"up": 1}}', "call00000"),
+        ("tool", '{"name": "quote"}', "call00001"),
+        ("assistant", "Up.", None),
+    ]
+    market, quote = (tool["function"] for tool in json.loads(row["tools"]))
+    assert market["parameters"] == {
+        "type": "object",
+        "properties": {"q": {"type": "string"}, "n": {"type": "integer"}},
+        "required": ["q"],
+    }
+    assert quote["parameters"]["properties"] == {"type": {"type": "array"}} and "required" not in market
+
+
+def test_glaives_texts_are_taken_apart(tmp_path: Path) -> None:
+    plain = {"system": "SYSTEM: You have no functions.", "chat": "USER: Hi\n\n\nASSISTANT: Hello <|endoftext|>"}
+    first, second = made(tmp_path, GLAIVE, plain)
+    assert spoken(first) == [
+        ("user", "The rate of 1 O'USD?", None),
+        ("assistant", "", [("call00000", "get_exchange_rate", {"base": "O'USD"})]),
+        ("tool", '{"rate": 0.85}', "call00000"),
+        ("assistant", "It is 0.85.\n\nUSER is not a turn here.", None),
+        ("user", "Thanks", None),
+        ("assistant", "Welcome!", None),
+    ]
+    assert [tool["function"] for tool in json.loads(first["tools"])] == [EXCHANGE, WEATHER]
+    assert [one[:2] for one in spoken(second)] == [
+        ("system", "You have no functions."),
+        ("user", "Hi"),
+        ("assistant", "Hello"),
+    ]
+
+
 def test_answers_find_their_calls_by_id_else_by_order(tmp_path: Path) -> None:
     record = openai(call(id="a"), call({"city": "Bonn"}, id="b"))
     record["messages"][3]["tool_call_id"], record["messages"][4]["tool_call_id"] = "b", "a"
@@ -166,12 +247,12 @@ BAD: dict[str, Any] = {
     "roles are out of order: assistant after the beginning": said(("assistant", "a")),
     "roles are out of order: critic": said(("user", "a"), ("critic", "b")),
     "it does not end with the assistant: but with user": said(("user", "a"), ("assistant", "b"), ("user", "c")),
-    "it does not end with the assistant: but with nothing": said(),
+    "expected a list of messages: `messages`, found []": said(),
     "an assistant's turn is empty": said(("user", "a"), ("assistant", " ")),
     "a content is no text": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
     "a tool's schema: tool_schema": {**openai(call()), "tools": [{"name": "the weather"}]},
-    "`messages` is no list of mappings": {"messages": ["hello"]},
-    "tools: not JSON": {**openai(call()), "tools": "weather"},
+    "expected a list of messages: `messages`, found ['hello']": {"messages": ["hello"]},
+    "expected a list of messages, or one in JSON text": {**openai(call()), "tools": "weather"},
     "an answer to no call: tool_call_id 'y'": {
         **openai(call(id="x")),
         "messages": [
@@ -180,12 +261,27 @@ BAD: dict[str, Any] = {
             {"role": "assistant", "content": "b"},
         ],
     },
-    "function_call: not JSON": {
+    "expected JSON: column conversations, turn 1, function_call, found \"[weather(city='K')]\" (Exp": {
         "conversations": [{"from": "human", "value": "a"}, {"from": "function_call", "value": "[weather(city='K')]"}]
     },
-    "a turn without a known `from`": {"conversations": [{"from": "oracle", "value": "a"}]},
-    "no calls": {**XLAM, "answers": "[]"},
-    "unknown form: no messages, no conversations, no query with answers, but question": {"question": "?"},
+    "expected a JSON list with an answer to each of the 2 calls: turn 2, found 'up'": {
+        **TOOLACE,
+        "conversations": [*TOOLACE["conversations"][:2], {"from": "tool", "value": "up"}],
+    },
+    "expected arguments as in name=value: turn 1, found '__import__(1)'": {
+        **TOOLACE,
+        "conversations": [{"from": "user", "value": "a"}, {"from": "assistant", "value": "[quote(__import__(1))]"}],
+    },
+    "expected arguments as in name=value: turn 1, found 'q=open(1)'": {
+        **TOOLACE,
+        "conversations": [{"from": "user", "value": "a"}, {"from": "assistant", "value": "[quote(q=open(1))]"}],
+    },
+    "expected a call in JSON: turn 1, found": {**GLAIVE, "chat": "USER: a\n\nASSISTANT: <functioncall> {name: 1}"},
+    "expected turns that begin with USER:, ASSISTANT: or FUNCTION RESPONSE:": {**GLAIVE, "chat": "Hello"},
+    "expected functions in JSON, one after another: `system`, found": {"system": "use {x}", "chat": "USER: a"},
+    "expected a known `from`": {"conversations": [{"from": "oracle", "value": "a"}]},
+    "expected a list of messages: `answers`, found []": {**XLAM, "answers": "[]"},
+    "unknown form: no messages, conversations, chat, nor query with answers, but question": {"question": "?"},
 }
 
 
@@ -198,7 +294,7 @@ def test_what_is_bad_is_left_out_and_counted_by_reason(tmp_path: Path, capsys: p
     for reason, count in (
         ("roles are out of order", 8),
         ("arguments do not fit the tool's schema", 4),
-        ("no calls", 2),
+        ("a call without a name", 2),
     ):
         (line,) = (line for line in told if f": {reason}" in line)
         assert line.startswith(f"left out: {count}, the first at {tmp_path}/conversations.jsonl:{first[reason]}: ")

@@ -166,7 +166,24 @@ def tool(name: str) -> dict[str, Any]:
         ({"tool_choice": tool("mul"), "tools": [tool("add")]}, "tool_choice", "invalid_value"),
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.type", "invalid_value"),
         ({"temprature": 0.5}, "temprature", "unknown_parameter"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_value"),
+        ({"response_format": {"type": "grammar"}}, "response_format.type", "invalid_value"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "invalid_value"),
+        ({"response_format": {"type": "text", "json_schema": {"name": "a"}}}, "response_format", "invalid_value"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "numbre"}}}},
+            "response_format.json_schema.schema",
+            "invalid_value",
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "schema": {"$ref": "http://x/y"}},
+                }
+            },
+            "response_format.json_schema.schema",
+            "invalid_value",
+        ),
         ({"messages": [QUESTION] * 2049}, "messages", "invalid_value"),
         ({"messages": QUESTION}, "messages", "invalid_type"),
         ({"messages": []}, "messages", "invalid_value"),

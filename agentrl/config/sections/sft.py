@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from agentrl.config.registries import PAIR_LOSSES
+from agentrl.config.registries import PAIR_LOSSES, ROW_FORMATS
 from agentrl.config.rules import Names, OnlyWith
 from agentrl.config.section import Section
 from agentrl.config.sections.model import ModelConfig
@@ -46,6 +46,9 @@ class TuningDataConfig(Section):
 class SFTDataConfig(TuningDataConfig):
     """`data.*` of `python -m agentrl.sft`."""
 
+    row_format: Annotated[str, Names(ROW_FORMATS)] = "auto"
+    """Form of the rows (docs/data.md#columns-of-supervised-training). auto: by the columns of each file, or messages
+    where messages_key is set."""
     messages_key: str = "messages"
     """Column with the messages of a transcript, as a list or in JSON text."""
 
@@ -58,7 +61,8 @@ class PairDataConfig(TuningDataConfig):
     rejected_key: str = "rejected"
     """Column with the messages of the other one."""
     prompt_key: str | None = None
-    """Column with the messages that both begin with; null: chosen and rejected are whole conversations."""
+    """Column with the messages, or the text, that both begin with. Not set: the column prompt where the files have it.
+    Set to null: chosen and rejected are whole conversations."""
 
 
 class SFTModelConfig(ModelConfig):
