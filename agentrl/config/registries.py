@@ -26,11 +26,19 @@ WEIGHT_TRANSPORTS = Registry(
 _FORMATS = (
     *("deepseek_v3", "deepseek_v4", "gemma", "glm", "harmony", "hermes", "hy3", "inkling", "kimi"),
     *("llama3_json", "minimax", "mistral", "qwen3_coder"),
+    *("phi4_mini", "pythonic"),
 )
 CALL_FORMATS = Registry(
     "tool-call format",
     "actor_rollout_ref.rollout.multi_turn.format",
-    {name: f"agentrl.chat.formats.{name}:FORMAT" for name in _FORMATS},
+    {
+        **{name: f"agentrl.chat.formats.{name}:FORMAT" for name in _FORMATS},
+        "deepseek_v32": "agentrl.chat.formats.deepseek_v4:V32",
+        "lfm2": "agentrl.chat.formats.pythonic:LFM2",
+        "nemotron_nano": "agentrl.chat.formats.llama3_json:NEMOTRON_NANO",
+        "olmo3": "agentrl.chat.formats.pythonic:OLMO3",
+        "xlam": "agentrl.chat.formats.llama3_json:XLAM",
+    },
 )
 """How models write tool calls; in addition, the same key chooses the families of the `renderers` package."""
 

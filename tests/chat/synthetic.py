@@ -72,7 +72,8 @@ VALUES: dict[str, Callable[[JSON], str]] = {
 }
 """How templates write values without quotes, as Jinja and in Python."""
 TEXT_OR_JSON, PYTHON, MIXED = VALUES
-FORMS = {**VALUES, QUOTED_BY_TOKENS: quoted_by_tokens}
+JSON_VALUE = "value | tojson"
+FORMS = {**VALUES, QUOTED_BY_TOKENS: quoted_by_tokens, JSON_VALUE: as_json}
 
 
 @dataclass(frozen=True)
@@ -194,6 +195,12 @@ def tags(format: str, value: str) -> Calls:
             return Calls("glm", "<tool_call>NAME", "</tool_call>", value, *ends, tokens=(*TOOL_CALL, *ARG))
 
 
+def python_calls(format: str, open: str, close: str, between: str = ", ") -> Calls:
+    tokens = open.rstrip("["), close.lstrip("]")
+    parts = "NAME(", ")", JSON_VALUE, "KEY="
+    return Calls(format, *parts, comma=", ", group=(open, close), between=between, tokens=tokens)
+
+
 CALLS: tuple[Calls, ...] = (
     Calls("hermes", *json_call("NAME", "<tool_call>\n", "\n</tool_call>"), between="\n", tokens=TOOL_CALL),
     *(tags(format, value) for format in ("qwen3_coder", "minimax", "glm") for value in VALUES),
@@ -240,6 +247,24 @@ CALLS: tuple[Calls, ...] = (
         HARMONY[5],
         tokens=HARMONY,
         think=(f"{HARMONY[1]}analysis{HARMONY[3]}", HARMONY[4]),
+    ),
+    Calls(
+        *("deepseek_v32", '<｜DSML｜invoke name="NAME">\n', "</｜DSML｜invoke>\n", TEXT_OR_JSON),
+        *('<｜DSML｜parameter name="KEY" string="KIND">', "</｜DSML｜parameter>\n"),
+        said=("true", "false"),
+        group=("<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>"),
+        exact=False,
+    ),
+    python_calls("lfm2", "<|tool_call_start|>[", "]<|tool_call_end|>"),
+    python_calls("olmo3", "<function_calls>", "</function_calls>", between="\n"),
+    replace(python_calls("pythonic", "[", "]"), tokens=(), alone=True),
+    Calls("xlam", *json_call("NAME"), group=("[", "]"), between=", ", alone=True),
+    Calls("phi4_mini", *json_call("NAME"), group=("functools[", "]"), between=", ", alone=True),
+    Calls(
+        *("nemotron_nano", *json_call("NAME")),
+        group=("<TOOLCALL>[", "]</TOOLCALL>"),
+        between=", ",
+        tokens=("<TOOLCALL>", "</TOOLCALL>"),
     ),
 )
 HEADERS: dict[str, dict[str, str]] = {

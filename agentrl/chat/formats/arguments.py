@@ -63,8 +63,7 @@ class Tags:
 
         Text between parameters is an error: it may be the rest of a value that holds a closing tag.
         """
-        functions = (tool["function"] for tool in tools)
-        root = next((f.get("parameters") or {} for f in functions if f["name"] == name), {})
+        root = parameters_of(name, tools)
         schemas, other = as_object(root.get("properties")), root.get("additionalProperties")
         arguments: dict[str, JSON] = {}
         at = 0
@@ -102,6 +101,12 @@ class Tags:
 
     def _stray(self, text: str) -> str:
         return f"text outside of parameters, {text[:64]!r}; a value cannot hold {self.value_close}"
+
+
+def parameters_of(name: str, tools: Sequence[ToolSchema]) -> Schema:
+    """Return the schema of a tool's arguments; empty for an unknown tool."""
+    functions = (tool["function"] for tool in tools)
+    return next((function.get("parameters") or {} for function in functions if function["name"] == name), {})
 
 
 def read_argument(text: str, schema: JSON, root: Schema) -> JSON:
@@ -145,9 +150,20 @@ def _is_text(value: JSON) -> bool:
 
 def _python_literal(text: str) -> JSON:
     """Read a list or dict as `repr` writes it, JSON's words allowed. Raises ValueError for anything else."""
+    value, end = literal_at(text, 0)
+    if text[end:].strip():
+        raise ValueError(f"text after the value, at character {end}")
+    return value
+
+
+def literal_at(text: str, at: int) -> tuple[JSON, int]:
+    """Read the literal that begins at a character, and find its end.
+
+    A literal is a list, dict, text or number as `repr` or JSON writes it, or a word of either. Raises ValueError for
+    anything else.
+    """
     builder = LiteralBuilder()
-    at = 0
-    while at < len(text):
+    while not builder.is_whole:
         token = _TOKEN.match(text, at)
         if token is None:
             raise ValueError(f"no literal at character {at}")
@@ -161,7 +177,7 @@ def _python_literal(text: str) -> JSON:
                 builder.add(_ESCAPE.sub(_unescape, string) if "\\" in string else string, at)
             else:
                 builder.add(_WORDS[word] if number is None else parse_json(number), at)
-    return builder.value()
+    return builder.value(), at
 
 
 class LiteralBuilder:
@@ -175,6 +191,11 @@ class LiteralBuilder:
         """The open containers: the mark that closes each, and its items; of a dict, keys and values in turn."""
         self._complete = False
         """A value has just ended, so that a separator or a closing mark must follow."""
+
+    @property
+    def is_whole(self) -> bool:
+        """True when a value has begun and ended."""
+        return self._complete and len(self._containers) == 1
 
     @property
     def expects_key(self) -> bool:

@@ -74,7 +74,8 @@ class CallFormat:
     names_in_ids: bool = False
     """True where the template writes a call's id in place of its name (`functions.NAME:INDEX`)."""
     signs: tuple[str, ...] = ()
-    """Texts that a chat template with such calls has, all of them. Empty: never chosen by `auto`."""
+    """Texts that a chat template with such calls has, all of them. Without any, `auto` chooses the format only where it
+    is the first by name that reads a call which the template writes."""
     families: tuple[str, ...] = ()
     """Families of the `renderers` package whose calls are read by this format rather than by their own parser.
     Their parser takes quadratic time for some broken calls, drops or changes text around a call's form, and does not

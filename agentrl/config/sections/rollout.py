@@ -99,9 +99,10 @@ class MultiTurnConfig(Section):
     """YAML of the interactions."""
     format: Annotated[str, NAMES_FORMAT] = "auto"
     """Chat renderer and tool-call parser: auto (by model), a family of the renderers package, tool calls for the
-    tokenizer's own template (hermes, qwen3_coder, glm, harmony, deepseek_v3, deepseek_v4, gemma, hy3, inkling, kimi,
-    minimax, mistral, llama3_json, none), or a format of your own as package.module:object, path/to/file.py:object, or
-    by the name that a file of your tools, interactions or loops registers."""
+    tokenizer's own template (hermes, qwen3_coder, glm, harmony, deepseek_v3, deepseek_v32, deepseek_v4, gemma, hy3,
+    inkling, kimi, lfm2, minimax, mistral, llama3_json, nemotron_nano, olmo3, phi4_mini, pythonic, xlam, none), or a
+    format of your own as package.module:object, path/to/file.py:object, or by the name that a file of your tools,
+    interactions or loops registers."""
     max_assistant_turns: int = Field(8, gt=0)
     """Assistant turns after which a trajectory ends."""
     max_user_turns: Annotated[int, OnlyWith("interaction_config_path")] = Field(8, ge=0)
