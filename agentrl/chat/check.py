@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from agentrl.chat.chat import Chat
+from agentrl.chat.codec import Codec
 from agentrl.chat.formats.arguments import NO_VALUE, NoValue
 from agentrl.chat.formats.frame import SAID, unread
 from agentrl.chat.formats.parsers import THINK, THINK_END
 from agentrl.chat.formats.template import TemplateFormat
 from agentrl.chat.formats.turn_end import common_length
-from agentrl.chat.load import NO_CALLS, detect_format, template_source
+from agentrl.chat.load import find_reader
 from agentrl.chat.message import content_text
 from agentrl.errors import ConfigError, DataError
 from agentrl.system.json_value import JSON, as_list, as_object
@@ -27,6 +28,7 @@ LAST_REPLY: Message = {"role": "assistant", "content": "AgentrlLastReply"}
 TOOL_ANSWER: Message = {"role": "tool", "content": "AgentrlToolAnswer"}
 ANY_TOOL: ToolSchema = {"type": "function", "function": {"name": "search"}}
 OWN_FORMAT = "docs/models.md, Tool calls in a format of your own"
+UNREAD = f"No format of agentrl is known to read such calls. Give multi_turn.format one of your own ({OWN_FORMAT})"
 NO_CALLS_WRITTEN = "Use a model.chat_template that writes tools and calls, or agent_name react, which needs neither"
 SAMPLES: dict[str, tuple[JSON, JSON]] = {
     "string": ("text", "text"),
@@ -88,10 +90,10 @@ def marks_left(chat: Chat) -> str | None:
 
 
 def _without_parser(chat: Chat, tools: Sequence[ToolSchema]) -> str:
-    """Advise where no parser is chosen: by the call format that the template names, or by the calls that it writes."""
-    spoken_of = detect_format(template_source(chat.tokenizer))
-    if spoken_of != NO_CALLS:
-        return f"its template speaks of the calls of template:{spoken_of}; set multi_turn.format to that, or to auto"
+    """Advise where no parser is chosen: by the call format that reads the template's calls, or by these calls."""
+    reader = find_reader(Codec(chat.tokenizer), {})
+    if reader is not None:
+        return f"its template writes the calls of {reader.name}; set multi_turn.format to that, or to auto"
     call = _sample_call(tools[0])
     try:
         prompt, whole = (
@@ -102,10 +104,7 @@ def _without_parser(chat: Chat, tools: Sequence[ToolSchema]) -> str:
     written = whole[common_length(prompt, whole) :]
     if call["tool_calls"][0]["function"]["name"] not in written:
         return f"its template writes no tool calls. {NO_CALLS_WRITTEN}"
-    return (
-        f"its template seems to write a call as {written[:300]!r}, which no format of agentrl is known to read. Give "
-        f"multi_turn.format one of your own ({OWN_FORMAT})"
-    )
+    return f"its template seems to write a call as {written[:300]!r}. {UNREAD}"
 
 
 def training_check(chat: Chat, tools: Sequence[ToolSchema] | None, *, calls: bool) -> None:
@@ -207,10 +206,10 @@ def _check_bridge(
 def _training(chat: Chat, messages: list[Message], tools: Sequence[ToolSchema] | None) -> tuple[list[int], list[int]]:
     """Render for training; with reasoning in the messages where the generation prompt has begun some."""
     try:
-        return chat.render_training(messages, tools)
+        return chat.render_training(messages, tools, unread_calls=True)
     except ConfigError:
         reasoned: list[Message] = [{**m, "reasoning_content": "r"} if m["role"] == "assistant" else m for m in messages]
-        return chat.render_training(reasoned, tools)
+        return chat.render_training(reasoned, tools, unread_calls=True)
 
 
 def _sampled(chat: Chat, turn: Message, tools: Sequence[ToolSchema] | None) -> list[int]:
@@ -263,10 +262,12 @@ def _round_trip(
     parsed = chat.parse(sampled, tools)
     if [(found.name, found.arguments) for found in parsed.calls] != [(name, arguments)]:
         calls = [found.error or (found.name, found.arguments) for found in parsed.calls]
+        reader = find_reader(Codec(chat.tokenizer), {})
+        other = None if reader is None or reader.name == chat.format.name else reader.name
+        advice = UNREAD if other is None else f"Set multi_turn.format to {other}, or to auto"
         raise ConfigError(
             f"{where} writes a call of {name} with {arguments} as {chat.decode(sampled)!r}, and reads it back as "
-            f"{calls or 'no call'}: template and parser do not fit together; set multi_turn.format, to one of your own "
-            f"if no other fits ({OWN_FORMAT})"
+            f"{calls or 'no call'}: template and parser do not fit together. {advice}"
         )
     return sampled, parsed.to_message()
 

@@ -10,18 +10,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import cast
 
+from agentrl.chat.formats.format import Format
 from agentrl.errors import ConfigError, DataError
+from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message, Part
 
 DEVELOPER, SYSTEM = "developer", "system"
 UNKNOWN_ROLE = "agentrlrole"
 QUESTION: Message = {"role": "user", "content": "AgentrlQuestion"}
+REPLY: Message = {"role": "assistant", "content": "AgentrlReply"}
 MAX_SHAPES = 1000
 AS_SYSTEM = "developer messages, written as system messages: the chat template has no branch for that role"
 BESIDE_CALLS = "text beside tool calls of an assistant turn, which the chat template does not write"
+MOVED = (
+    "a system message, which the chat template moves to the last user turn: a transcript keeps it where it was first"
+)
 REASONING = "reasoning_content of an assistant turn, which the chat template does not write there"
 
 Write = Callable[[list[Message]], str]
@@ -35,6 +42,7 @@ class Coverage:
     def __init__(self, where: str) -> None:
         self._where = where
         self._known: dict[Hashable, tuple[str, ...]] = {}
+        self._read: set[tuple[int, bool, bool]] = set()
 
     def check(
         self, given: Sequence[Message], prepared: Sequence[Message], write: Write, further: Hashable, first: int = 0
@@ -56,6 +64,33 @@ class Coverage:
             self._known[shape] = known
         return known
 
+    def check_calls(
+        self,
+        at: int,
+        message: Message,
+        sampled: Sequence[int],
+        tools: Sequence[ToolSchema] | None,
+        format: Format,
+    ) -> None:
+        """Raise DataError where a rollout would not read the calls of assistant message number `at`.
+
+        Each kind of turn is read until one fits. sampled: the turn as the template writes it.
+        """
+        calls = message.get("tool_calls", [])
+        kind = min(len(calls), 2), bool(message["content"]), bool(message.get("reasoning_content"))
+        if not calls or kind in self._read:
+            return
+        stand_ins: list[ToolSchema] = [{"type": "function", "function": {"name": "any"}}]
+        found = len(format.parse(sampled, tools or stand_ins).calls)
+        if found != len(calls):
+            raise DataError(
+                f"message {at} (the first is 0): expected a turn whose tool calls ({len(calls)}) {self._where} reads, "
+                f"found {found}: the template leaves calls out, or writes them next to text, and a rollout would not "
+                f"run them. Give each call a turn of its own, without text, or leave the row out "
+                f"(data.on_bad_row=skip)"
+            )
+        self._read.add(kind)
+
     def _probe(
         self, given: Sequence[Message], prepared: Sequence[Message], write: Write, first: int
     ) -> tuple[str, ...]:
@@ -65,6 +100,12 @@ class Coverage:
         except ConfigError:
             return ()  # The template reads its texts, and may refuse made-up ones.
         found: list[str] = []
+        if prepared[0]["role"] == SYSTEM and prepared[-1]["role"] == "user":
+            later = [*map(_with_words, prepared, texts, thoughts), REPLY, QUESTION]
+            with suppress(ConfigError):
+                written_later = write(later).casefold()
+                if written_later.rfind(texts[0].casefold()) > written_later.rfind(str(REPLY["content"]).casefold()):
+                    found.append(MOVED)
         for at, (message, one) in enumerate(zip(given, prepared, strict=True)):
             if message["role"] != one["role"]:
                 found.append(AS_SYSTEM)

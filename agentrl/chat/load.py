@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from agentrl.chat.codec import Codec
@@ -47,7 +48,7 @@ def make_format(codec: Codec, name: str, template_kwargs: Mapping[str, JSON], *,
     """Make the chat format that `name` asks for:
 
     - `auto`: the model's family where the hub name is known to `renderers`, else the tokenizer's own template with the
-      call format that its markers speak of;
+      call format that its markers speak of, or that reads a call which it writes;
     - a family of the `renderers` package, e.g. `qwen3`;
     - `template:CALLS` or `CALLS` (a name of `CALL_FORMATS`, e.g. `hermes`, or `none`): the tokenizer's own template;
     - a target: a CallFormat for the tokenizer's own template, or a class that is called with the codec and
@@ -66,7 +67,10 @@ def make_format(codec: Codec, name: str, template_kwargs: Mapping[str, JSON], *,
                 f"multi_turn.format={name} and model.chat_template conflict: a family has its own template"
             )
         return FamilyFormat(codec, family, template_kwargs)
-    chosen = detect_format(template_source(codec.tokenizer)) if name == "auto" else name.removeprefix("template:")
+    if name == "auto":
+        spoken = detect_format(template_source(codec.tokenizer))
+        return find_reader(codec, template_kwargs) or _template_format(codec, template_kwargs, spoken)
+    chosen = name.removeprefix("template:")
     if not is_target(chosen) and (fault := unknown_format(name, CALL_FORMATS.names())) is not None:
         raise ConfigError(fault)
     found = None if chosen == NO_CALLS else CALL_FORMATS.get(chosen)
@@ -79,6 +83,26 @@ def make_format(codec: Codec, name: str, template_kwargs: Mapping[str, JSON], *,
         )
     template_source(codec.tokenizer)
     return TemplateFormat(codec, template_kwargs, found, chosen)
+
+
+def find_reader(codec: Codec, template_kwargs: Mapping[str, JSON]) -> TemplateFormat | None:
+    """Find a format that reads a call which the template writes: by its signs, else the first by name."""
+    spoken = detect_format(template_source(codec.tokenizer))
+    for name in (spoken, *CALL_FORMATS.names()):
+        with suppress(ConfigError):
+            tried = _template_format(codec, template_kwargs, name)
+            written = tried.written_call()
+            if not written:
+                return None
+            if tried.reads(written):
+                return tried
+    return None
+
+
+def _template_format(codec: Codec, template_kwargs: Mapping[str, JSON], name: str) -> TemplateFormat:
+    """Make the format of a tokenizer's own template with registered calls; without calls where a class has the name."""
+    calls = None if name == NO_CALLS else CALL_FORMATS.get(name)
+    return TemplateFormat(codec, template_kwargs, calls if isinstance(calls, CallFormat) else None, name)
 
 
 def detect_format(template: str) -> str:

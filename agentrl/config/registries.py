@@ -28,11 +28,19 @@ _FORMATS = (
     *("llama3_json", "minimax", "mistral", "qwen3_coder"),
     *("apertus", "cohere", "function_gemma", "functionary", "functionary_3_2", "gigachat", "granite", "granite_20b"),
     *("internlm", "jamba", "kimi_k3", "minicpm", "minimax_m3", "muse", "seed_oss"),
+    *("phi4_mini", "pythonic"),
 )
 CALL_FORMATS = Registry(
     "tool-call format",
     "actor_rollout_ref.rollout.multi_turn.format",
-    {name: f"agentrl.chat.formats.{name}:FORMAT" for name in _FORMATS},
+    {
+        **{name: f"agentrl.chat.formats.{name}:FORMAT" for name in _FORMATS},
+        "deepseek_v32": "agentrl.chat.formats.deepseek_v4:V32",
+        "lfm2": "agentrl.chat.formats.pythonic:LFM2",
+        "nemotron_nano": "agentrl.chat.formats.llama3_json:NEMOTRON_NANO",
+        "olmo3": "agentrl.chat.formats.pythonic:OLMO3",
+        "xlam": "agentrl.chat.formats.llama3_json:XLAM",
+    },
 )
 """How models write tool calls; in addition, the same key chooses the families of the `renderers` package."""
 

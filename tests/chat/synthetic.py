@@ -72,6 +72,7 @@ VALUES: dict[str, Callable[[JSON], str]] = {
 }
 """How templates write values without quotes, as Jinja and in Python."""
 TEXT_OR_JSON, PYTHON, MIXED = VALUES
+JSON_VALUE = "value | tojson"
 IN_CDATA = "'<![CDATA[' + value + ']]>' if value is string and ('<' in value or '\\n' in value) else value | string"
 
 
@@ -90,7 +91,13 @@ def elements(value: JSON) -> str:
     return "" if value is None else text_or_json(value)
 
 
-FORMS = {**VALUES, QUOTED_BY_TOKENS: quoted_by_tokens, IN_CDATA: in_cdata, ELEMENTS: elements}
+FORMS = {
+    **VALUES,
+    QUOTED_BY_TOKENS: quoted_by_tokens,
+    IN_CDATA: in_cdata,
+    ELEMENTS: elements,
+    JSON_VALUE: as_json,
+}
 
 
 @dataclass(frozen=True)
@@ -216,6 +223,12 @@ def tags(format: str, value: str) -> Calls:
             return Calls("glm", "<tool_call>NAME", "</tool_call>", value, *ends, tokens=(*TOOL_CALL, *ARG))
 
 
+def python_calls(format: str, open: str, close: str, between: str = ", ") -> Calls:
+    tokens = open.rstrip("["), close.lstrip("]")
+    parts = "NAME(", ")", JSON_VALUE, "KEY="
+    return Calls(format, *parts, comma=", ", group=(open, close), between=between, tokens=tokens)
+
+
 CALLS: tuple[Calls, ...] = (
     Calls("hermes", *json_call("NAME", "<tool_call>\n", "\n</tool_call>"), between="\n", tokens=TOOL_CALL),
     *(tags(format, value) for format in ("qwen3_coder", "minimax", "glm") for value in VALUES),
@@ -318,6 +331,24 @@ CALLS: tuple[Calls, ...] = (
         tokens=MUSE,
         think=(f" to=self{MUSE[1]}", MUSE[2]),
         exact=False,
+    ),
+    Calls(
+        *("deepseek_v32", '<｜DSML｜invoke name="NAME">\n', "</｜DSML｜invoke>\n", TEXT_OR_JSON),
+        *('<｜DSML｜parameter name="KEY" string="KIND">', "</｜DSML｜parameter>\n"),
+        said=("true", "false"),
+        group=("<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>"),
+        exact=False,
+    ),
+    python_calls("lfm2", "<|tool_call_start|>[", "]<|tool_call_end|>"),
+    python_calls("olmo3", "<function_calls>", "</function_calls>", between="\n"),
+    replace(python_calls("pythonic", "[", "]"), tokens=(), alone=True),
+    Calls("xlam", *json_call("NAME"), group=("[", "]"), between=", ", alone=True),
+    Calls("phi4_mini", *json_call("NAME"), group=("functools[", "]"), between=", ", alone=True),
+    Calls(
+        *("nemotron_nano", *json_call("NAME")),
+        group=("<TOOLCALL>[", "]</TOOLCALL>"),
+        between=", ",
+        tokens=("<TOOLCALL>", "</TOOLCALL>"),
     ),
 )
 NESTED = Calls(

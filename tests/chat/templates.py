@@ -103,6 +103,25 @@ LLAMA = """\
 """
 """Llama 3: contents stripped, tool answers as JSON, calls without markers, no newline behind a turn."""
 
+ARGUMENTS = (
+    "{%- for key, value in call.arguments.items() %}{{- key + '=' + value | tojson }}"
+    "{%- if not loop.last %}{{- ', ' }}{%- endif %}{%- endfor %}"
+)
+PYTHONIC = re.sub(
+    r"\{%- if message\.tool_calls \| length != 1.*?'}' }}",
+    "{{- '[' }}{%- for called in message.tool_calls %}{%- set call = called.function %}{{- call.name + '(' }}"
+    + ARGUMENTS
+    + "{{- ')' }}{%- if not loop.last %}{{- ', ' }}{%- endif %}{%- endfor %}{{- ']' }}",
+    LLAMA,
+    flags=re.DOTALL,
+)
+"""Llama 3.2: a whole message that is a list of calls as Python writes them."""
+
+JSON_ARRAY = PYTHONIC.replace("call.name + '('", """'{"name": "' + call.name + '", "arguments": '""").replace(
+    ARGUMENTS + "{{- ')' }}", "{{- call.arguments | tojson + '}' }}"
+)
+"""xLAM: a whole message that is a JSON array of calls."""
+
 MISTRAL = """\
 {{- '<s>' }}
 {%- for message in messages %}

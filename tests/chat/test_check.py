@@ -48,7 +48,7 @@ def test_template_that_ignores_tools(tmp_path: Path) -> None:
 
 
 def test_no_parser(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has no tool parser: its template speaks of the calls of template:hermes;"):
+    with pytest.raises(ConfigError, match=r"has no tool parser: its template writes the calls of template:hermes;"):
         start_up_check(chat_of(tmp_path, templates.HERMES, "template:none"), QUESTION, TOOLS)
 
 
@@ -69,8 +69,17 @@ def test_calls_that_no_format_reads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("format", ["qwen3_coder", "glm", "mistral", "llama3_json"])
 def test_wrong_parser(tmp_path: Path, format: str) -> None:
-    with pytest.raises(ConfigError, match="template and parser do not fit together"):
+    with pytest.raises(ConfigError, match=r"do not fit together. Set multi_turn.format to template:hermes, or to auto"):
         start_up_check(chat_of(tmp_path, templates.HERMES, format), QUESTION, TOOLS)
+
+
+def test_a_format_whose_signs_a_template_has_but_not_its_calls(tmp_path: Path) -> None:
+    """`auto` chooses hermes by `<tool_call>`; no format reads what stands there, and the message names no other."""
+    own = templates.HERMES.replace('{"name": "\'', "call \"'")
+    with pytest.raises(ConfigError, match=r"<tool_call>\\ncall \"calculator.*No format of agentrl is known") as told:
+        start_up_check(chat_of(tmp_path, own, "auto"), QUESTION, TOOLS)
+    assert "docs/models.md, Tool calls in a format of your own" in str(told.value)
+    assert "Set multi_turn.format to" not in str(told.value)
 
 
 USERS_FIRST = """\

@@ -152,9 +152,20 @@ def _is_text(value: JSON) -> bool:
 
 def _python_literal(text: str) -> JSON:
     """Read a list or dict as `repr` writes it, JSON's words allowed. Raises ValueError for anything else."""
+    value, end = literal_at(text, 0)
+    if text[end:].strip():
+        raise ValueError(f"text after the value, at character {end}")
+    return value
+
+
+def literal_at(text: str, at: int) -> tuple[JSON, int]:
+    """Read the literal that begins at a character, and find its end.
+
+    A literal is a list, dict, text or number as `repr` or JSON writes it, or a word of either. Raises ValueError for
+    anything else.
+    """
     builder = LiteralBuilder()
-    at = 0
-    while at < len(text):
+    while not builder.is_whole:
         token = _TOKEN.match(text, at)
         if token is None:
             raise ValueError(f"no literal at character {at}")
@@ -168,7 +179,7 @@ def _python_literal(text: str) -> JSON:
                 builder.add(_ESCAPE.sub(_unescape, string) if "\\" in string else string, at)
             else:
                 builder.add(_WORDS[word] if number is None else parse_json(number), at)
-    return builder.value()
+    return builder.value(), at
 
 
 class LiteralBuilder:
@@ -182,6 +193,11 @@ class LiteralBuilder:
         """The open containers: the mark that closes each, and its items; of a dict, keys and values in turn."""
         self._complete = False
         """A value has just ended, so that a separator or a closing mark must follow."""
+
+    @property
+    def is_whole(self) -> bool:
+        """True when a value has begun and ended."""
+        return self._complete and len(self._containers) == 1
 
     @property
     def expects_key(self) -> bool:

@@ -1,8 +1,9 @@
-"""Calls of DeepSeek V4: `<｜DSML｜invoke>` tags whose parameters say whether they are text or JSON."""
+"""Calls of DeepSeek V4 and V3.2: `<｜DSML｜invoke>` tags whose parameters say whether they are text or JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from agentrl.chat.formats.arguments import Tags
 from agentrl.chat.formats.parsers import CallFormat, Found
@@ -30,3 +31,10 @@ FORMAT = CallFormat(
     signs=("｜DSML｜", "invoke"),
     families=("deepseek-v4",),
 )
+V32 = replace(
+    FORMAT,
+    group=("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
+    signs=(*FORMAT.signs, "function_calls"),
+    families=(),
+)
+"""V3.2 has the same calls in a group of another name."""

@@ -79,7 +79,8 @@ class CallFormat:
     """True where the template counts calls over the conversation and ignores their ids. Needs `names_in_ids`; a call's
     id is then its number, of at most MOST_DIGITS digits."""
     signs: tuple[str, ...] = ()
-    """Texts that a chat template with such calls has, all of them. Empty: never chosen by `auto`."""
+    """Texts that a chat template with such calls has, all of them. Without any, `auto` chooses the format only where it
+    is the first by name that reads a call which the template writes."""
     families: tuple[str, ...] = ()
     """Families of the `renderers` package whose calls are read by this format rather than by their own parser.
     Their parser takes quadratic time for some broken calls, drops or changes text around a call's form, and does not

@@ -43,6 +43,27 @@ USER: Message = {"role": "user", "content": "AgentrlQuestion"}
 REPLY: Message = {"role": "assistant", "content": MARK}
 TOOL_ANSWER: Message = {"role": "tool", "content": "AgentrlToolAnswer", "name": "f", "tool_call_id": "call00000"}
 SLOT = "AgentrlQuestion"
+TRIED: ToolSchema = {
+    "type": "function",
+    "function": {
+        "name": "agentrl_search",
+        "description": "Search.",
+        "parameters": {"type": "object", "properties": {"text": {"type": "string"}, "count": {"type": "integer"}}},
+    },
+}
+TRIED_ARGUMENTS: dict[str, JSON] = {"text": "two words", "count": 3}
+TRIED_CALL: Message = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {
+            "id": "call00000",
+            "type": "function",
+            "function": {"name": TRIED["function"]["name"], "arguments": TRIED_ARGUMENTS},
+        }
+    ],
+}
+"""A call by which a format is tried."""
 ESCAPED_GUARD = repr(GUARD)[1:-1]
 RESERVED = ("messages", "tools", "add_generation_prompt", "tokenize", "chat_template", "return_dict", "conversation")
 ANY_TOOL: ToolSchema = {
@@ -155,7 +176,7 @@ class TemplateFormat:
         end = self._end_of_calls() if message.get("tool_calls") else self._plain
         turn = whole[len(prompt) :].removesuffix(end.final)
         if closing := end.sampled or end.token:
-            text, token, _ = turn.rpartition(closing)
+            text, token, _ = turn.removesuffix(end.gap).rpartition(closing)
             if not token:
                 raise ConfigError(f"{self._where()} ends assistant turns with {closing}, but not {turn!r}")
             return self._codec.encode(text + token)
@@ -165,6 +186,25 @@ class TemplateFormat:
             return self._codec.encode(turn + lead + token)
         # Nothing is written between turns, so that a token which ends calls only would not end this one.
         return [*self._codec.encode(turn), *self.stop_token_ids[-1:]]
+
+    def written_call(self) -> str:
+        """Write a turn with a made-up call as a policy would sample it; the text after the question where a prompt has
+        other text there; empty where the template writes no calls."""
+        tools = [TRIED]
+        try:
+            with suppress(ConfigError):
+                text = self._codec.decode(self.sampled(TRIED_CALL, tools))
+                return text if TRIED["function"]["name"] in text else ""
+            asked, whole = (self._text(messages, tools, False) for messages in ([USER], [USER, TRIED_CALL]))
+        except ConfigError:
+            return ""
+        text = whole[common_length(asked, whole) :]
+        return text if TRIED["function"]["name"] in text else ""
+
+    def reads(self, written: str) -> bool:
+        """Say whether the text of `written_call` is read as that call."""
+        calls = self.parse(self._codec.encode(written), [TRIED]).calls
+        return [(call.name, call.arguments) for call in calls] == [(TRIED["function"]["name"], TRIED_ARGUMENTS)]
 
     def _counts_calls_by_turn(self) -> bool:
         asked = [_asked(index, {**TOOL_ANSWER, "tool_call_id": f"functions.f:{index}"}) for index in (0, 1)]

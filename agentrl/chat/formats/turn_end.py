@@ -60,7 +60,8 @@ def find_turn_end(
     pieces = codec.split(shared)
     ends = [index for index in range(1, len(pieces), 2) if pieces[index] not in inside]
     if ends:
-        at = begin = ends[-1]
+        # A policy stops at the first of several equal ones.
+        at = begin = next(index for index in ends if pieces[index] == pieces[ends[-1]])
         while begin - 2 in ends and not pieces[begin - 1]:
             begin -= 2
         final = written.last[len(shared) :]
