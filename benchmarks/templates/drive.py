@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -111,7 +111,8 @@ def drive(template: str) -> Driven:
         start_up_check(chat, [ASKED], TOOLS)
     except UserError as fault:
         refused = str(fault)
-    kinds, remarks = {}, []
+    kinds: dict[str, tuple[str, str]] = {}
+    remarks: list[str] = []
     for name, (messages, with_tools) in KINDS.items():
         if refused and with_tools:
             kinds[name] = REFUSED, "tools"
@@ -152,7 +153,7 @@ def _drive_kind(
             turn = replace(turn, before=codec.decode(context))
         _same("prompt" if not ids else f"text before message {at}", codec, context, codec.encode(turn.before))
         close = closing(turn.opened, list(codec.added))
-        thinks = bool(close) and close not in turn.sampled
+        thinks = close is not None and close not in turn.sampled
         said = f"I think.\n{close}\n\n{turn.sampled.lstrip()}" if thinks else turn.sampled
         unlearnt |= thinks or bool(turn.opened and not close)
         sampled = [*codec.encode(said), codec.added[_stop(chat, codec, turn, at)]]
@@ -212,7 +213,8 @@ def _reading(
     """Read a turn, and compare with what was written. Returns the kinds of text that the template left out."""
     parsed = chat.parse(sampled, tools)
     asked = [one["function"] for one in message.get("tool_calls") or ()]
-    written = [one for one in asked if str(one["arguments"]["query"]).split()[-1] in turn.sampled]
+    queries = [cast(dict[str, str], one["arguments"])["query"] for one in asked]
+    written = [one for one, query in zip(asked, queries, strict=True) if query.split()[-1] in turn.sampled]
     if len(written) < len(asked):
         raise _Partly(f"the template writes {len(written)} of {len(asked)} calls")
     calls = [(one["name"], one["arguments"]) for one in written]
@@ -223,7 +225,7 @@ def _reading(
         raise _Partly(f"{turn.sampled!r} is not read as {len(calls)} calls")
     if read != calls:
         raise Differs(f"message {at}: {turn.sampled!r} is read as the calls {json.dumps(read)}")
-    left_out = []
+    left_out: list[str] = []
     for name, said, found in (
         ("text beside calls", str(message.get("content") or ""), parsed.text),
         ("reasoning", str(message.get("reasoning_content") or ""), parsed.reasoning or ""),

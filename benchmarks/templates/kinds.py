@@ -54,7 +54,7 @@ def answer(number: int, content: str | None = None, name: str = "search") -> Mes
 
 VARIED: dict[str, JSON] = {"count": 3, "ratio": 0.5, "deep": True, "tags": ["a", "b c"]}
 KINDS: dict[str, tuple[list[Message], bool]] = {
-    "calls": ([SYSTEM, ASKED, calling(call(1, **VARIED)), answer(1), LAST], True),
+    "calls": ([SYSTEM, ASKED, calling(call(1, "search", **VARIED)), answer(1), LAST], True),
     "no system": ([ASKED, calling(call(1)), answer(1), LAST], True),
     "parallel": (
         [ASKED, calling(call(1), call(2, "look_up", count=-2)), answer(1), answer(2, name="look_up"), LAST],

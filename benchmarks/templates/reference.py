@@ -61,7 +61,8 @@ class Renders:
             for message in messages
         ]
         fault: Exception | None = None
-        for tools in [self._tools] if self._tools else [None, []]:
+        choices: list[Sequence[ToolSchema] | None] = [self._tools] if self._tools else [None, []]
+        for tools in choices:
             try:
                 return str(
                     self._tokenizer.apply_chat_template(

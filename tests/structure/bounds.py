@@ -8,22 +8,22 @@ BOUNDS: dict[str, float] = {
     "files in circles": 0,
     "classes over 300 lines": 8,
     "classes over 20 methods": 15,
-    "classes over 15 attributes": 14,
+    "classes over 15 attributes": 17,
     "methods of the largest class": 40,
-    "public classes": 747,
+    "public classes": 783,
     "functions over 7 parameters": 14,
-    "parameters of the widest function": 15,
-    "private functions used once": 355,
-    "functions used once": 930,
-    "lines of the core": 58828,
-    "lines of tests": 70942,
-    "files under 30 lines": 69,
+    "parameters of the widest function": 13,
+    "private functions used once": 375,
+    "functions used once": 956,
+    "lines of the core": 61741,
+    "lines of tests": 72952,
+    "files under 30 lines": 78,
     "docstrings that only point": 42,
-    "hard words in 1,000 of docs": 0.4,
+    "hard words in 1,000 of docs": 0.5,
     "long sentences in 100 of docs": 1.4,
-    "hard words in 1,000 of docstrings": 0.2,
+    "hard words in 1,000 of docstrings": 0.3,
     "long sentences in 100 of docstrings": 1.4,
 }
 
-STEP = {"files": 146, "functions": 728}
+STEP = {"files": 146, "functions": 734}
 """A step of the quickstart enters so many; three of the functions only where a line of progress is due."""
