@@ -27,6 +27,7 @@ PAGE = PROJECT / "docs" / "performance.md"
 MARKS = ("<!-- make test-all -->", "<!-- end of make test-all -->")
 
 SOAKS = {
+    "chat-templates": ["-m", "benchmarks.templates"],
     "fault-matrix": ["-m", "benchmarks.fault_matrix", "--slow"],
     "faulty-tools": ["-m", "benchmarks.tools.faulty_tools"],
     "quickstart-seeds": ["-m", "benchmarks.training.quickstart_seeds"],
