@@ -19,7 +19,7 @@ from agentrl.tool import ToolSchema
 
 THINK, THINK_END = "<think>", "</think>"
 MOST_DIGITS = 3
-"""Of the number of a call, where a template counts calls: a stand-in conversation has as many."""
+"""Digits of the number of a call, where a template counts calls: a stand-in conversation has as many."""
 
 
 class Found(NamedTuple):

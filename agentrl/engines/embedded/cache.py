@@ -98,7 +98,7 @@ class _Saved:
     tokens: int
     row: int = -1
     held: int = 0
-    """It has no keys and values."""
+    """Columns in use: none."""
 
 
 @dataclass(slots=True, eq=False)

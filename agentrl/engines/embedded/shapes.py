@@ -35,7 +35,7 @@ class _ShapeProbe(PackedAttention):
         self.twice: set[int] = set()
         """Layers with more than one attention."""
         self.states: DynamicCache | None = None
-        """Of a model that has mixers with a state."""
+        """States of the mixers that have some; None in a model without such mixers."""
         self.differing: dict[str, float] = {}
         """Mixers whose output for a token depends on how many tokens run at once: by how much of its size."""
         self._config, self._tolerance = model.config, 1e-4 if model.dtype == torch.float32 else 0.05
