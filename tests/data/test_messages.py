@@ -239,7 +239,6 @@ def test_what_is_in_the_rows_and_not_learnt_is_counted(tmp_path: Path, chat: Cha
     reasoned = {**REPLY, "reasoning_content": "A greeting."}
     twice = calling(call(), call())
     rows = [
-        [USER, twice, answer(), answer()],
         [USER, beside],
         [USER, beside, answer(), beside],
         [USER, reasoned],
@@ -252,10 +251,13 @@ def test_what_is_in_the_rows_and_not_learnt_is_counted(tmp_path: Path, chat: Cha
     unlearnt = load_transcripts(str(file), config, silent_chat).unlearnt
     assert {what.split(",")[0].split(" behind")[0]: count for what, count in unlearnt.items()} == {
         "text beside tool calls": 2,
-        "tool calls": 1,
         "reasoning_content": 1,
         "a tool's answer": 1,
     }
+    file = write(tmp_path / "b.parquet", [json.dumps([USER, twice, answer(), answer()])])
+    load_transcripts(str(file), config, chat)
+    with pytest.raises(DataError, match=r"message 1 .* tool calls \(2\) .* found 1: the template leaves calls out"):
+        load_transcripts(str(file), config, silent_chat)
 
 
 def test_text_that_a_template_writes_behind_its_calls_is_counted(tmp_path: Path, chat: Chat) -> None:
