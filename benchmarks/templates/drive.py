@@ -152,7 +152,7 @@ def _drive_kind(
             left_out.append(MOVED)
             turn = replace(turn, before=codec.decode(context))
         _same("prompt" if not ids else f"text before message {at}", codec, context, codec.encode(turn.before))
-        close = closing(turn.opened, list(codec.added))
+        close = closing(turn.opened, [token for token, id in codec.added.items() if id not in chat.stop_token_ids])
         thinks = close is not None and close not in turn.sampled
         said = f"I think.\n{close}\n\n{turn.sampled.lstrip()}" if thinks else turn.sampled
         unlearnt |= thinks or bool(turn.opened and not close)

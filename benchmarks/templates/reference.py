@@ -128,9 +128,9 @@ class Renders:
             for begin in (0, *places):
                 if begin < end and (at := head.find(asked[begin:end])) >= 0:
                     at += end - begin
-                    further = _common(asked[end:], head[at:])
+                    further = self._shared(asked[end:], head[at:])
                     return start + at + further, asked[end + further :]
-        size = _common(asked, told)
+        size = self._shared(asked, told)
         return start + size, asked[size:]
 
     def _unclosed(self, prompt: str) -> str:
@@ -184,6 +184,11 @@ class Renders:
             return shared, (stops[0][0], *other), after[len(shared) :].lstrip()[stops[0].end() :]
         eos = str(self._tokenizer.eos_token)
         return shared, (eos,), after[len(shared) :]
+
+    def _shared(self, one: str, other: str) -> int:
+        """Length of the beginning that both have, in whole tokens."""
+        pieces = self._pieces(one)
+        return len("".join(pieces[: _common(pieces, self._pieces(other))]))
 
     def _pieces(self, text: str) -> list[str]:
         """Split a text into tokens and single characters."""

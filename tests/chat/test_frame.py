@@ -56,6 +56,14 @@ def test_marks_are_taken_off(tmp_path: Path, name: str) -> None:
     assert read("allowed") == ("allowed", None)
 
 
+def test_marks_behind_a_prompt_that_closes_reasoning_are_taken_off(tmp_path: Path) -> None:
+    """No conversation has what the prompt ends with, so that the text's marks are those of conversations."""
+    chat = chat_of(tmp_path, ("<r>", "</r><s>", "<s>", "</s>", "<r></r>"))
+    message = chat.parse(chat.encode_markup("<s>Two words.</s><|im_end|>"))
+    assert (message.text, message.reasoning) == ("Two words.", None)
+    assert chat.parse(chat.encode_markup("Without marks.<|im_end|>")).text == "Without marks."
+
+
 def test_what_is_known_or_absent_has_no_frame(tmp_path: Path) -> None:
     for template in (templates.HERMES, templates.OPENS_REASONING, templates.STRIPS_REASONING, templates.IGNORES_TOOLS):
         chat = Chat.from_pretrained(save_tokenizer(tmp_path, QWEN, "<|im_end|>", template))

@@ -146,9 +146,28 @@ class TemplateFormat:
         return message if frame is None else frame.strip(message)
 
     def _found_frame(self, tools: list[ToolSchema] | None) -> Frame | None:
-        return find_frame(
-            lambda turn: self._parser.parse(self._without_end(TemplateFormat.sampled(self, turn, tools)), None)
-        )
+        """Find the marks of turns that begin as the generation prompt ends, else of turns as conversations have them.
+
+        Some generation prompts close a reasoning that is in no conversation.
+        """
+
+        def read(ids: list[int]) -> AssistantMessage:
+            """Read a turn without taking marks off."""
+            return self._parser.parse(self._without_end(ids), None)
+
+        def in_conversations(turn: Message) -> AssistantMessage:
+            """Read a turn from the first token in which it differs from the generation prompt."""
+            prompt, whole = self._after_user([], [], tools, True), self._after_user([], [turn], tools, False)
+            asked, told = self._units(prompt), self._units(whole)
+            return read(self._ended("".join(told[common_length(asked, told) :]), turn, tools))
+
+        frame = find_frame(lambda turn: read(TemplateFormat.sampled(self, turn, tools)))
+        return frame or find_frame(in_conversations)
+
+    def _units(self, text: str) -> list[str]:
+        """Split a text into control tokens and characters."""
+        parts = enumerate(self._codec.split(text))
+        return [unit for index, part in parts for unit in ([part] if index % 2 else part)]
 
     def _without_end(self, ids: Sequence[int]) -> Sequence[int]:
         """Take off the stop token, and the control tokens that a template writes directly before it.
@@ -173,8 +192,12 @@ class TemplateFormat:
                 f"before an assistant turn. If that opens or closes reasoning, give assistant messages "
                 f"reasoning_content to match (or set it by chat_template_kwargs)"
             )
+        return self._ended(whole[len(prompt) :], message, tools)
+
+    def _ended(self, turn: str, message: Message, tools: Sequence[ToolSchema] | None) -> list[int]:
+        """Encode the text that stands behind the generation prompt up to the token that ends the turn."""
         end = self._end_of_calls() if message.get("tool_calls") else self._plain
-        turn = whole[len(prompt) :].removesuffix(end.final)
+        turn = turn.removesuffix(end.final)
         if closing := end.sampled or end.token:
             text, token, _ = turn.removesuffix(end.gap).rpartition(closing)
             if not token:
