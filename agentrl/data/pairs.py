@@ -67,14 +67,9 @@ class PairReader:
         config = self._config
         if set(names) >= UNPAIRED and config.chosen_key not in names:
             raise DataError(unpaired(file, "drop the column label"))
-        begun = () if config.prompt_key is None else (config.prompt_key,)
-        further = (config.tools_key, *(() if begun or self._whole else (PROMPT,)))
+        begun = (config.prompt_key,) if config.prompt_key else ()
+        further = (config.tools_key, *((PROMPT,) if config.prompt_key is None else ()))
         return Plan((*begun, config.chosen_key, config.rejected_key), further, config.tools_key, read)
-
-    @property
-    def _whole(self) -> bool:
-        """Say whether the config has no prompt, in so many words."""
-        return self._config.prompt_key is None and "prompt_key" in self._config.model_fields_set
 
     def read(self, row: Row, where: str) -> tuple[Side, Side, list[ToolSchema] | None]:
         """Return (chosen, rejected, tools), both with the prompt, and both messages or both text.
@@ -92,7 +87,7 @@ class PairReader:
             return chosen, rejected, None
         sides = [self._rows.messages(value, place) for value, place in zip(both, places, strict=True)]
         place = f"{where}, column {key}"
-        if config.prompt_key is not None:
+        if config.prompt_key:
             begun = self._rows.messages(prompt, place)
             sides = [_behind(begun, side, place) for side, place in zip(sides, places, strict=True)]
         elif prompt is not None:
@@ -127,8 +122,8 @@ def _begun(side: list[Message], prompt: object, begun: list[Message], where: str
         return [*begun, *side]
     raise DataError(
         f"{where}: expected the messages before chosen and rejected, or the prompt that both begin with, found "
-        f"{short(prompt)} where a conversation begins with {short(side[0])}. Set data.prompt_key=null where chosen and "
-        "rejected are whole conversations; else give the prompt as messages"
+        f"{short(prompt)} where a conversation begins with {short(side[0])}. Set data.prompt_key=false where chosen "
+        "and rejected are whole conversations; else give the prompt as messages"
     )
 
 

@@ -7,8 +7,10 @@ are found by the words at the end of each message.
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -62,11 +64,12 @@ class Renders:
         ]
         fault: Exception | None = None
         choices: list[Sequence[ToolSchema] | None] = [self._tools] if self._tools else [None, []]
-        for tools in choices:
+        # Some templates join arguments to text, and so take them as JSON text alone.
+        for given, tools in itertools.product((renamed, list(map(with_texts, renamed))), choices):
             try:
                 return str(
                     self._tokenizer.apply_chat_template(
-                        renamed, tools=tools, tokenize=False, add_generation_prompt=generation
+                        given, tools=tools, tokenize=False, add_generation_prompt=generation
                     )
                 )
             except Exception as caught:  # A template may raise anything.
@@ -193,6 +196,15 @@ class Renders:
     def _pieces(self, text: str) -> list[str]:
         """Split a text into tokens and single characters."""
         return re.findall(f"{self._token.pattern}|.", text, re.DOTALL)
+
+
+def with_texts(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy a message with the arguments of its calls as JSON text."""
+    calls = [
+        {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+        for call in message.get("tool_calls") or ()
+    ]
+    return {**message, "tool_calls": calls} if calls else dict(message)
 
 
 def _common(one: Sequence[str], other: Sequence[str]) -> int:

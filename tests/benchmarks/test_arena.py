@@ -27,6 +27,7 @@ def test_every_estimator_and_loss_contends() -> None:
     assert chosen == {ESTIMATOR: set(ADVANTAGE_ESTIMATORS.names()) - same, LOSS: set(POLICY_LOSSES.names())}
 
 
+@pytest.mark.slice(8, "matrix")
 @pytest.mark.parametrize("contender", CONTENDERS, ids=lambda one: f"{one.ray} {one.name}")
 def test_every_contender_is_a_valid_config(contender: Contender, tmp_path: Path) -> None:
     (place := tmp_path / "walk-1" / "assets").mkdir(parents=True)

@@ -157,7 +157,7 @@ def test_every_part_is_a_module_and_tiny_ones_are_asked_for_on_a_cpu() -> None:
     assert [part.name for part in parts("cuda", False, ["engine", "tests"])] == ["tests", "engine"]
 
 
-@pytest.mark.slice(2, "matrix")
+@pytest.mark.slice(1, "matrix")
 @pytest.mark.parametrize(
     ("module", "rows", "column"),
     [

@@ -48,7 +48,7 @@ BEGINS = 2
 """First step with the fault."""
 LORA = ("actor_rollout_ref.model.lora_rank=8",)
 REFERENCE = ("actor_rollout_ref.actor.use_kl_loss=true",)
-pytestmark = pytest.mark.slice(5, "matrix")
+pytestmark = pytest.mark.slice(3, "matrix")
 
 
 class Now:

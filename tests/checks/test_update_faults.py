@@ -275,7 +275,7 @@ FAULTS: dict[str, Inject] = {
 }
 
 
-@pytest.mark.slice(5, "matrix")
+@pytest.mark.slice(3, "matrix")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_the_update_is_named_within_two_steps(
     fault: str, small_run: Overrides, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -316,7 +316,7 @@ def one_without_gradient(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Learner, "_accumulate", accumulate)
 
 
-@pytest.mark.slice(2, "matrix")
+@pytest.mark.slice(1, "matrix")
 @pytest.mark.parametrize("inject", [around_step(one_kept, one_put_back), one_without_gradient])
 def test_a_fault_of_one_tensor_is_named_within_a_rotation(
     inject: Inject, small_run: Overrides, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

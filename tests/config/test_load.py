@@ -337,3 +337,9 @@ def test_a_users_yaml_that_is_not_yaml(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("trainer:\n  seed: 1\n  seed: 2\n")
     message = refused("--config-path", str(tmp_path), "--config-name", "job")
     assert "job.yaml" in message and "duplicate key seed" in message
+
+
+def test_nothing_depends_on_which_keys_were_given() -> None:
+    """A command gives all of them, with their defaults: only a value can say what is wanted."""
+    files = [file for file in Path("agentrl").rglob("*.py") if "model_fields_set" in file.read_text()]
+    assert files == []

@@ -225,7 +225,7 @@ def test_a_prompt_of_messages_is_found_by_its_column(chat: Chat, tmp_path: Path)
     assert [learnt for _, learnt in expected] == [f"x{END}", f"y{END}"]
     for row in ({"prompt": [user("q")], **both}, {"prompt": [user("q")], **whole}, {"prompt": "q ", **whole}):
         assert pairs(chat, tmp_path, row) == expected
-    assert pairs(chat, tmp_path, {"prompt": "other", **whole}, prompt_key=None) == expected
+    assert pairs(chat, tmp_path, {"prompt": "other", **whole}, prompt_key=False) == expected
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_a_prompt_of_messages_is_found_by_its_column(chat: Chat, tmp_path: Path)
         ({"prompt": "q", "chosen": [answer("x")], "rejected": [answer("y")]}, "column prompt: expected the messages"),
         (
             {"prompt": "p", "chosen": [user("q"), answer("x")], "rejected": [user("q"), answer("y")]},
-            r"column prompt: .*found 'p' .*Set data\.prompt_key=null where",
+            r"column prompt: .*found 'p' .*Set data\.prompt_key=false where",
         ),
         ({"prompt": "p", "chosen": "x", "rejected": "x"}, "the same text"),
         (

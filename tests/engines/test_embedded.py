@@ -98,6 +98,7 @@ async def test_what_other_devices_run_does_the_same(model: PreTrainedModel, monk
     assert await dialogues(engine_of(model), 24) == ours
 
 
+@pytest.mark.slice(6, "matrix")
 class TestBlockedContract(TestEmbeddedContract):
     """The contract with blocked weights, which tiny models do not have by themselves."""
 

@@ -546,7 +546,7 @@ def changed(value: Any) -> Iterator[Any]:
         yield copy
 
 
-@pytest.mark.slice(2, "hostile")
+@pytest.mark.slice(1, "hostile")
 @pytest.mark.parametrize("part", range(8))
 @pytest.mark.parametrize(
     ("program", "body"),

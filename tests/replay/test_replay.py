@@ -31,6 +31,7 @@ def with_turns(run: Path, step: int) -> Trajectory:
     return max(found, key=lambda one: (any(turn.role == "tool" for turn in one.turns), one.num_sampled))
 
 
+@pytest.mark.slice(1, "matrix")
 @pytest.mark.parametrize("more", [(), ("actor_rollout_ref.model.lora_rank=4",)])
 def test_every_token_is_sampled_again(
     more: tuple[str, ...], small_run: Overrides, tmp_path: Path, capsys: pytest.CaptureFixture[str]

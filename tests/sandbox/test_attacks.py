@@ -136,7 +136,7 @@ def setting(request: pytest.FixtureRequest) -> Iterator[Setting]:
         yield Setting(server, tier, bool(how.get("nobody")))
 
 
-@pytest.mark.slice(2, "hostile")
+@pytest.mark.slice(1, "hostile")
 async def test_sessions_and_notebooks_work_and_are_held(setting: Setting) -> None:
     server = setting.server
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:

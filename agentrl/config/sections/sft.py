@@ -48,7 +48,7 @@ class SFTDataConfig(TuningDataConfig):
 
     row_format: Annotated[str, Names(ROW_FORMATS)] = "auto"
     """Form of the rows (docs/data.md#columns-of-supervised-training). auto: by the columns of each file, or messages
-    where messages_key is set."""
+    where messages_key names another column."""
     messages_key: str = "messages"
     """Column with the messages of a transcript, as a list or in JSON text."""
 
@@ -60,9 +60,9 @@ class PairDataConfig(TuningDataConfig):
     """Column with the messages of the preferred conversation, as a list or in JSON text."""
     rejected_key: str = "rejected"
     """Column with the messages of the other one."""
-    prompt_key: str | None = None
-    """Column with the messages, or the text, that both begin with. Not set: the column prompt where the files have it.
-    Set to null: chosen and rejected are whole conversations."""
+    prompt_key: str | Literal[False] | None = None
+    """Column with the messages, or the text, that both begin with. null: the column prompt where the files have it;
+    false: chosen and rejected are whole conversations."""
 
 
 class SFTModelConfig(ModelConfig):

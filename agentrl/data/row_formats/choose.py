@@ -54,7 +54,7 @@ def reading_of(config: SFTDataConfig, names: Sequence[str], file: str) -> Readin
     """Choose how the rows of a file with these columns are read. Raises DataError unless exactly one format fits."""
     columns = {"messages": config.messages_key, "tools": config.tools_key}
     chosen = config.row_format
-    if chosen == AUTO and "messages_key" in config.model_fields_set:
+    if chosen == AUTO and config.messages_key != SFTDataConfig.model_fields["messages_key"].default:
         chosen = "messages"
     if chosen != AUTO:
         return Reading(chosen, _format(chosen), columns, "")
