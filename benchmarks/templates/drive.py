@@ -7,10 +7,13 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime, tzinfo
 from typing import Any, cast
+from unittest.mock import patch
 
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
+from transformers.utils import chat_template_utils
 
 from agentrl.chat import Chat
 from agentrl.chat.check import start_up_check
@@ -99,6 +102,15 @@ def _tokenizer(template: str, tokens: Sequence[str]) -> Any:
     )
 
 
+class _StandingClock(datetime):
+    """A clock that stands still: some templates write the time, and two renders may see another second."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> _StandingClock:
+        return cls(2026, 1, 2, 3, 4, 5, tzinfo=tz)
+
+
+@patch.object(chat_template_utils, "datetime", _StandingClock)
 def drive(template: str) -> Driven:
     """Drive all kinds of conversation."""
     try:

@@ -201,7 +201,13 @@ class Renders:
 def with_texts(message: Mapping[str, Any]) -> dict[str, Any]:
     """Copy a message with the arguments of its calls as JSON text."""
     calls = [
-        {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+        {
+            **call,
+            "function": {
+                **call["function"],
+                "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False),
+            },
+        }
         for call in message.get("tool_calls") or ()
     ]
     return {**message, "tool_calls": calls} if calls else dict(message)
