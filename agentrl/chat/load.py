@@ -88,7 +88,7 @@ def make_format(codec: Codec, name: str, template_kwargs: Mapping[str, JSON], *,
 def find_reader(codec: Codec, template_kwargs: Mapping[str, JSON]) -> TemplateFormat | None:
     """Find a format that reads a call which the template writes: by its signs, else the first by name."""
     spoken = detect_format(template_source(codec.tokenizer))
-    for name in (spoken, *CALL_FORMATS.names()):
+    for name in dict.fromkeys((spoken, *CALL_FORMATS.names())):
         with suppress(ConfigError):
             tried = _template_format(codec, template_kwargs, name)
             written = tried.written_call()

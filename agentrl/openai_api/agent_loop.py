@@ -22,7 +22,7 @@ from agentrl.trajectory import Message, Status
 from agentrl.trajectory.sample import Sample
 
 if TYPE_CHECKING:
-    from agentrl.openai_api.agents import Agent, AgentReport
+    from agentrl.openai_api.agents import Agent
     from agentrl.openai_api.endpoint import Endpoint
     from agentrl.openai_api.session import Session
 
@@ -97,7 +97,7 @@ class OpenAIProxyLoop(AgentLoop):
         episode.waiting_for = "the agent"
         async with endpoint.session(episode) as (session, base_url):
             report, error = await self._run_agent(self._agent, session, base_url)
-            if error is None and "score" not in report.numbers and not session.over.is_set():
+            if error is None and "score" not in report and not session.over.is_set():
                 await self._late_score(session)
         if session.fault is not None:
             raise session.fault
@@ -105,7 +105,7 @@ class OpenAIProxyLoop(AgentLoop):
             raise self._blamed(self._agent, error, session.last_error, is_first=is_first)
         if not session.turns and session.ending is Status.COMPLETED:
             raise self._agent.error(f"it made no successful call; {session.last_error or 'it made none at all'}")
-        numbers = {**report.numbers, **session.feedback}  # The first word stands: what was posted came before the end.
+        numbers = {**report, **session.feedback}  # The first word stands: what was posted came before the end.
         if "reward" in numbers:
             episode.add_turn_reward(numbers.pop("reward"))
         if "score" in numbers:
@@ -139,11 +139,11 @@ class OpenAIProxyLoop(AgentLoop):
             await (await self._endpoint).close()
         self._endpoint = self._loop = None
 
-    async def _run_agent(self, agent: Agent, session: Session, base_url: str) -> tuple[AgentReport, Exception | None]:
+    async def _run_agent(
+        self, agent: Agent, session: Session, base_url: str
+    ) -> tuple[dict[str, float], Exception | None]:
         """Run the agent; return its report, and the error that it ended with. It is ended at once when its engine
         failed."""
-        from agentrl.openai_api.agents import AgentReport
-
         shown = {name: getattr(session.episode.sample, name) for name in SHOWN}
         # A copy: agents may write into it, and rows are read again.
         running = asyncio.ensure_future(agent.run(copy.deepcopy(shown), base_url))
@@ -151,10 +151,10 @@ class OpenAIProxyLoop(AgentLoop):
         try:
             await asyncio.wait({running, over}, return_when=asyncio.FIRST_COMPLETED)
             if not running.done():
-                return AgentReport(), None
+                return {}, None
             return running.result(), None
         except Exception as error:
-            return AgentReport(), error
+            return {}, error
         finally:
             over.cancel()
             running.cancel()

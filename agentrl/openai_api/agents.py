@@ -9,7 +9,6 @@ import json
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Protocol, cast
@@ -49,32 +48,24 @@ class AgentError(UserError):
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True)
-class AgentReport:
-    """Numbers that an agent returned. `reward` goes to its last assistant turn, `score` to the scorer `reported`, and
-    others to `score_extra`."""
+def read_report(value: object) -> dict[str, float]:
+    """Read an agent's report: None, or a mapping of names to finite numbers. Raises TypeError for anything else.
 
-    numbers: dict[str, float] = field(default_factory=dict)
-
-    @staticmethod
-    def parse(value: object) -> AgentReport:
-        """Read None, or a mapping of names to finite numbers. Raises TypeError for anything else."""
-        if value is None:
-            return AgentReport()
-        if not isinstance(value, Mapping):
-            raise TypeError(f"it returned {type(value).__name__}, expected None or a mapping of names to numbers")
-        try:
-            return AgentReport(read_numbers(value))
-        except TypeError as error:
-            raise TypeError(f"it returned {error}") from None
+    `reward` goes to its last assistant turn, `score` to the scorer `reported`, and others to `score_extra`.
+    """
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise TypeError(f"it returned {type(value).__name__}, expected None or a mapping of names to numbers")
+    return read_numbers(value, "it returned ")
 
 
-def read_numbers(value: Mapping[object, object]) -> dict[str, float]:
-    """Read a mapping of names to finite numbers. Raises TypeError for anything else."""
+def read_numbers(value: Mapping[object, object], said: str = "") -> dict[str, float]:
+    """Read a mapping of names to finite numbers. Raises TypeError, beginning with `said`, for anything else."""
     numbers = {}
     for name, number in value.items():
         if (known := finite(number)) is None:
-            raise TypeError(f"{name}={number!r:.100}, expected a finite number")
+            raise TypeError(f"{said}{name}={number!r:.100}, expected a finite number")
         numbers[str(name)] = known
     return numbers
 
@@ -82,7 +73,7 @@ def read_numbers(value: Mapping[object, object]) -> dict[str, float]:
 class Agent(Protocol):
     """Program that acts on samples through the endpoint."""
 
-    async def run(self, sample: Mapping[str, object], base_url: str) -> AgentReport:
+    async def run(self, sample: Mapping[str, object], base_url: str) -> dict[str, float]:
         """Act on one sample in the session at `base_url`. When cancelled, all of it that can be stopped is stopped.
 
         Raises AgentFailed for what may pass, AgentError or CodeError for an error of its code.
@@ -96,7 +87,7 @@ class Agent(Protocol):
 
 
 class AgentFunction(Protocol):
-    """Function that acts on one sample; see `AgentReport.parse` for what it may return, also as an awaitable."""
+    """Function that acts on one sample; see `read_report` for what it may return, also as an awaitable."""
 
     def __call__(self, *, sample: dict[str, object], base_url: str, api_key: str, model: str) -> object: ...
 
@@ -113,7 +104,7 @@ class CallableAgent:
         self._function = load_agent(target)
         self._threads = DaemonThreads(f"agent {target}", max_abandoned=1024)
 
-    async def run(self, sample: Mapping[str, object], base_url: str) -> AgentReport:
+    async def run(self, sample: Mapping[str, object], base_url: str) -> dict[str, float]:
         call = partial(self._function, sample=dict(sample), base_url=base_url, api_key=API_KEY, model=MODEL)
         try:
             with user_code(f"agent {self._name}", self._function):
@@ -129,7 +120,7 @@ class CallableAgent:
             said = f"agent {self._name}: {type(error).__name__}: {error}"
             raise AgentFailed(said + proxy_note(said, os.environ)) from error
         try:
-            return AgentReport.parse(value)
+            return read_report(value)
         except TypeError as error:
             raise self.error(str(error)) from error
 
@@ -156,7 +147,7 @@ class CommandAgent:
         self._command = list(command)
         self._passed_on = (*PASSED_ON, *passed_on)
 
-    async def run(self, sample: Mapping[str, object], base_url: str) -> AgentReport:
+    async def run(self, sample: Mapping[str, object], base_url: str) -> dict[str, float]:
         environment = {name: os.environ[name] for name in self._passed_on if name in os.environ}
         for vendor, address in (("OPENAI", base_url), ("ANTHROPIC", base_url.removesuffix("/v1"))):
             named = {"BASE_URL": address, "API_KEY": API_KEY, "MODEL": MODEL}
@@ -193,7 +184,7 @@ class CommandAgent:
                 raise AgentError(problem, raised[0].replace(base_url, ""))
             raise AgentFailed(problem + proxy_note(said, environment))
         try:
-            return AgentReport.parse(_last_object(bytes(output)))
+            return read_report(_last_object(bytes(output)))
         except TypeError as error:  # It may have printed the policy's text.
             raise AgentError(f"agent command {self._command[0]}: {error}", str(error)) from error
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from agentrl.chat import AssistantMessage
 from agentrl.chat.message import content_text
 from agentrl.openai_api.request import ChatRequest
-from agentrl.system.json_value import JSON
 from agentrl.trajectory import Message
 
 
@@ -27,7 +26,7 @@ def assistant_message(message: AssistantMessage, call_ids: list[str]) -> Message
                 "type": "function",
                 "function": {
                     "name": call.name.encode(errors="replace").decode(),
-                    "arguments": call.raw if call.arguments is None else _json(call.arguments),
+                    "arguments": call.raw if call.arguments is None else encoded(call.arguments).decode(),
                 },
             }
             for id, call in zip(call_ids, message.calls, strict=True)
@@ -61,11 +60,9 @@ class Completion:
         return len(content_text(self.message["content"])) + len(said) + 8 * len(self.tokens)
 
 
-def _json(value: JSON) -> str:
+def encoded(value: object) -> bytes:
     """Encode as readable JSON; escaped where the policy spelled half a surrogate pair, which has no UTF-8."""
-    text = json.dumps(value, ensure_ascii=False)
     try:
-        text.encode()
+        return json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        text = json.dumps(value)
-    return text
+        return json.dumps(value).encode()

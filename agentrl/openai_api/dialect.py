@@ -5,14 +5,23 @@ Sessions know `ChatRequest` alone. A dialect translates its requests into one, a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from agentrl.openai_api.completion import Completion
+from agentrl.openai_api.completion import Completion, encoded
 from agentrl.openai_api.errors import ApiError
-from agentrl.openai_api.request import ChatMessage, ChatRequest, NoEffect
+from agentrl.openai_api.request import (
+    ChatMessage,
+    ChatRequest,
+    ChosenFunction,
+    FunctionCall,
+    NamedChoice,
+    NoEffect,
+    ToolCall,
+    check_conversation,
+    check_tools,
+)
 from agentrl.system.json_value import JSON
 
 PIECE = 64
@@ -72,12 +81,34 @@ class Placed:
     path: str
 
 
-def encoded(value: object) -> bytes:
-    """Encode as JSON; escaped where the policy spelled half a surrogate pair, which has no UTF-8."""
-    try:
-        return json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return json.dumps(value).encode()
+def checked(request: Translated, placed: Sequence[Placed]) -> Translated:
+    """Check a translated request, whose messages are `placed`. Raises ApiError in the client's words."""
+    check_conversation(request.messages, lambda index, field: placed[index].path)
+    check_tools(request, "name")
+    return request
+
+
+def function(name: str, description: str | None, parameters: Mapping[str, object] | None) -> dict[str, object]:
+    """Declare a tool as Chat Completions do."""
+    described = {} if description is None else {"description": description}
+    return {"type": "function", "function": {"name": name, **described, "parameters": parameters}}
+
+
+def named(name: str) -> NamedChoice:
+    """Choose one function, which must be called."""
+    return NamedChoice(type="function", function=ChosenFunction(name=name))
+
+
+def call(id: str, name: str, arguments: str) -> ToolCall:
+    """Make a call of the policy, whose texts may be mistakes."""
+    return ToolCall.model_construct(id=id, function=FunctionCall.model_construct(name=name, arguments=arguments))
+
+
+def assistant(said: str, thought: str, calls: Sequence[ToolCall]) -> ChatMessage:
+    """Make an assistant message of one answer."""
+    return ChatMessage.model_construct(
+        role="assistant", content=said, reasoning_content=thought or None, tool_calls=list(calls) or None
+    )
 
 
 def event(value: object, name: str | None = None) -> bytes:

@@ -24,8 +24,8 @@ from starlette.exceptions import HTTPException
 from agentrl.agent_loop.base import Episode
 from agentrl.openai_api.agents import MODEL, read_numbers
 from agentrl.openai_api.chat_completions import ChatCompletions
-from agentrl.openai_api.completion import Completion
-from agentrl.openai_api.dialect import KEEP_ALIVE, Dialect, encoded
+from agentrl.openai_api.completion import Completion, encoded
+from agentrl.openai_api.dialect import KEEP_ALIVE, Dialect
 from agentrl.openai_api.errors import ApiError, unknown_session
 from agentrl.openai_api.history import Digest
 from agentrl.openai_api.messages import Messages
@@ -239,14 +239,14 @@ def _answer(error: ApiError, dialect: Dialect = CHAT) -> Response:
     return _json(dialect.error(error), error.status, **{"x-should-retry": "false"})
 
 
-def _refusal(status: int, detail: str) -> Response:
-    return _answer(ApiError(status, detail, code="request_too_large" if status == 413 else None))
+def _refusal(status: int, detail: str, dialect: Dialect = CHAT) -> Response:
+    return _answer(ApiError(status, detail, code="request_too_large" if status == 413 else None), dialect)
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         detail = f"{request.method} {request.url.path.split('/', 2)[-1]}: {error.detail}"
-        error = ApiError(error.status_code, detail, code="request_too_large" if error.status_code == 413 else None)
+        return _refusal(error.status_code, detail, dialect_of(request))
     assert isinstance(error, ApiError)
     return _answer(error, dialect_of(request))
 

@@ -8,9 +8,20 @@ from typing import Annotated, Literal, cast
 
 from pydantic import Discriminator, Field, Tag
 
-from agentrl.chat.message import content_text
+from agentrl.chat.message import DECODER, content_text
 from agentrl.openai_api.completion import Completion
-from agentrl.openai_api.dialect import Kept, Placed, Translated, event, pieces
+from agentrl.openai_api.dialect import (
+    Kept,
+    Placed,
+    Translated,
+    assistant,
+    call,
+    checked,
+    event,
+    function,
+    named,
+    pieces,
+)
 from agentrl.openai_api.errors import ApiError
 from agentrl.openai_api.request import (
     MAX_MESSAGES,
@@ -18,8 +29,6 @@ from agentrl.openai_api.request import (
     MAX_TOOLS,
     ChatMessage,
     ChatRequest,
-    ChosenFunction,
-    FunctionCall,
     Name,
     NamedChoice,
     NoEffect,
@@ -27,8 +36,6 @@ from agentrl.openai_api.request import (
     Stop,
     Strict,
     ToolCall,
-    check_conversation,
-    check_tools,
     content_kind,
     read_body,
 )
@@ -39,7 +46,7 @@ RUN_DECIDES = ("temperature", "top_p", "top_k", "thinking", "output_config", "co
 """Fields that never hold: the run says how the policy is sampled, and no message is taken out of a prompt."""
 UNPARSED = "unparsed_arguments"
 """The member of a call's `input` that holds the text of arguments which are no JSON object."""
-KINDS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 503: "overloaded_error"}
+KINDS = {404: "not_found_error", 413: "request_too_large", 503: "overloaded_error"}
 
 
 class TextBlock(Strict):
@@ -73,9 +80,10 @@ class ToolUseBlock(Strict):
         """Translate; arguments that were no JSON object become the text that they were."""
         unparsed = self.input.get(UNPARSED) if len(self.input) == 1 else None
         arguments = unparsed if isinstance(unparsed, str) else json.dumps(self.input, ensure_ascii=False)
-        return ToolCall.model_construct(
-            id=self.id, function=FunctionCall.model_construct(name=self.name, arguments=arguments)
-        )
+        return call(self.id, self.name, arguments)
+
+
+Texts = Annotated[Annotated[str, Tag(":str")] | Annotated[list[TextBlock], Tag(":list")], Discriminator(content_kind)]
 
 
 class ToolResultBlock(Strict):
@@ -83,9 +91,7 @@ class ToolResultBlock(Strict):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Annotated[
-        Annotated[str, Tag(":str")] | Annotated[list[TextBlock], Tag(":list")], Discriminator(content_kind)
-    ] = ""
+    content: Texts = ""
     is_error: bool | None = None
     cache_control: NoEffect = None
 
@@ -103,7 +109,6 @@ Block = Annotated[
     Discriminator(lambda block: f":{block.get('type')}" if isinstance(block, dict) else ":no object"),
 ]
 Blocks = Annotated[Annotated[str, Tag(":str")] | Annotated[list[Block], Tag(":list")], Discriminator(content_kind)]
-Texts = Annotated[Annotated[str, Tag(":str")] | Annotated[list[TextBlock], Tag(":list")], Discriminator(content_kind)]
 
 
 class Turn(Strict):
@@ -126,9 +131,7 @@ class Tool(Strict):
 
     def to_function(self) -> dict[str, object]:
         """Translate."""
-        described = {} if self.description is None else {"description": self.description}
-        function = {"name": self.name, **described, "parameters": self.input_schema}
-        return {"type": "function", "function": function}
+        return function(self.name, self.description, self.input_schema)
 
 
 class Choice(Strict):
@@ -181,11 +184,9 @@ class Messages:
         placed = [Placed(ChatMessage(role="system", content=text), "system")] if (text := joined(asked.system)) else []
         for index, turn in enumerate(asked.messages):
             placed += _placed(turn, f"messages[{index}]")
-        messages = [one.message for one in placed]
-        check_conversation(messages, lambda index, field: placed[index].path)
         request = Translated.model_construct(
             model=asked.model,
-            messages=messages,
+            messages=[one.message for one in placed],
             tools=[tool.to_function() for tool in asked.tools] if asked.tools else None,
             tool_choice=_choice(asked.tool_choice),
             parallel_tool_calls=not (asked.tool_choice and asked.tool_choice.disable_parallel_tool_use),
@@ -195,8 +196,7 @@ class Messages:
             ignored=tuple(name for name in RUN_DECIDES if getattr(asked, name) is not None)
             + (("strict",) if any(tool.strict for tool in asked.tools or ()) else ()),
         )
-        check_tools(request, "name")
-        return request
+        return checked(request, placed)
 
     def answer(self, completion: Completion) -> dict[str, object]:
         """Make the `message` object."""
@@ -258,10 +258,7 @@ def _placed(turn: Turn, path: str) -> Iterator[Placed]:
         thought = "".join(block.thinking for block in turn.content if isinstance(block, ThinkingBlock))
         calls = [block.to_call() for block in turn.content if isinstance(block, ToolUseBlock)]
         said = "".join(block.text for block in texts)
-        message = ChatMessage.model_construct(
-            role="assistant", content=said, reasoning_content=thought or None, tool_calls=calls or None
-        )
-        yield Placed(message, f"{path}.content")
+        yield Placed(assistant(said, thought, calls), f"{path}.content")
         return
     results = [(i, block) for i, block in enumerate(turn.content) if isinstance(block, ToolResultBlock)]
     for index, result in results:
@@ -277,7 +274,7 @@ def _choice(choice: Choice | None) -> Literal["auto", "none", "required"] | Name
     if choice.type == "tool":
         if choice.name is None:
             raise ApiError(400, "tool_choice.name: a choice of the type 'tool' needs it.", param="tool_choice.name")
-        return NamedChoice(type="function", function=ChosenFunction(name=choice.name))
+        return named(choice.name)
     return "none" if choice.type == "none" else "required"
 
 
@@ -296,21 +293,17 @@ def _blocks(completion: Completion) -> Iterator[dict[str, object]]:
         yield {"type": "thinking", "thinking": thought, "signature": completion.id}
     if text := content_text(message["content"]):
         yield {"type": "text", "text": text}
-    for call in message.get("tool_calls", ()):
-        arguments = cast(str, call["function"]["arguments"])
-        yield {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": _input(arguments)}
+    for made in message.get("tool_calls", ()):
+        arguments = cast(str, made["function"]["arguments"])
+        yield {"type": "tool_use", "id": made["id"], "name": made["function"]["name"], "input": _input(arguments)}
 
 
 def _input(arguments: str) -> Mapping[str, JSON]:
     try:
-        value: JSON = json.loads(arguments, parse_constant=_refuse)
+        value: JSON = DECODER.decode(arguments)
     except (ValueError, RecursionError):
         value = None
     return value if isinstance(value, dict) else {UNPARSED: arguments}
-
-
-def _refuse(constant: str) -> JSON:
-    raise ValueError(f"{constant} is no JSON")
 
 
 def _end(completion: Completion) -> dict[str, JSON]:

@@ -13,30 +13,36 @@ from pydantic import Discriminator, Field, Tag
 from agentrl.chat.message import content_text
 from agentrl.openai_api.chat_completions import openai_error
 from agentrl.openai_api.completion import Completion
-from agentrl.openai_api.dialect import Kept, Placed, Translated, event, pieces
+from agentrl.openai_api.dialect import (
+    Kept,
+    Placed,
+    Translated,
+    assistant,
+    call,
+    checked,
+    event,
+    function,
+    named,
+    pieces,
+)
 from agentrl.openai_api.errors import ApiError
 from agentrl.openai_api.request import (
     MAX_MESSAGES,
     MAX_TOOLS,
     ChatMessage,
     ChatRequest,
-    ChosenFunction,
-    FunctionCall,
     Name,
-    NamedChoice,
     NoEffect,
     Schema,
     Strict,
     ToolCall,
-    check_conversation,
-    check_tools,
     content_kind,
     read_body,
 )
 from agentrl.system.json_value import JSON
 
-RUN_DECIDES = ("temperature", "top_p", "reasoning", "text.verbosity")
-"""Fields that never hold: the run says how the policy is sampled."""
+RUN_DECIDES = ("temperature", "top_p", "reasoning")
+"""Fields that never hold, beside `text.verbosity`: the run says how the policy is sampled."""
 DEFAULTS: dict[str, tuple[JSON, ...]] = {
     "background": (False,),
     "conversation": (),
@@ -158,9 +164,7 @@ class Tool(Strict):
 
     def to_function(self) -> dict[str, object]:
         """Translate."""
-        described = {} if self.description is None else {"description": self.description}
-        parameters = FREE if self.type == "custom" else self.parameters
-        return {"type": "function", "function": {"name": self.name, **described, "parameters": parameters}}
+        return function(self.name, self.description, FREE if self.type == "custom" else self.parameters)
 
 
 class NamedTool(Strict):
@@ -233,7 +237,7 @@ class Responses:
             new = list(_placed(asked.input))
         if not asked.input:
             raise ApiError(400, "input: expected at least one item.", param="input", code="invalid_value")
-        carried = [*before, *new]
+        carried, choice = [*before, *new], asked.tool_choice
         placed = list(carried)
         if asked.instructions:
             placed.insert(0, Placed(ChatMessage(role="system", content=asked.instructions), "instructions"))
@@ -241,13 +245,11 @@ class Responses:
             raise ApiError(
                 400, f"input: expected at most {MAX_MESSAGES} messages.", param="input", code="invalid_value"
             )
-        messages = [one.message for one in placed]
-        check_conversation(messages, lambda index, field: placed[index].path)
         request = Translated.model_construct(
             model=asked.model,
-            messages=messages,
+            messages=[one.message for one in placed],
             tools=[tool.to_function() for tool in asked.tools] if asked.tools else None,
-            tool_choice=_choice(asked.tool_choice),
+            tool_choice=named(choice.name) if isinstance(choice, NamedTool) else choice,
             parallel_tool_calls=asked.parallel_tool_calls,
             max_tokens=asked.max_output_tokens,
             stream=asked.stream,
@@ -255,8 +257,7 @@ class Responses:
             carried=None if asked.store is False else tuple(one.message for one in carried),
             given=asked,
         )
-        check_tools(request, "name")
-        return request
+        return checked(request, placed)
 
     def answer(self, completion: Completion) -> dict[str, object]:
         """Make the `response` object."""
@@ -309,12 +310,6 @@ def _item_events(at: Mapping[str, object], item: Mapping[str, object]) -> Iterat
     yield "response.content_part.done", {**at, "part": part}
 
 
-def _choice(choice: str | NamedTool | None) -> Literal["auto", "none", "required"] | NamedChoice | None:
-    if isinstance(choice, NamedTool):
-        return NamedChoice(type="function", function=ChosenFunction(name=choice.name))
-    return cast(Literal["auto", "none", "required"] | None, choice)
-
-
 def _continued(asked: ResponsesRequest, kept: Kept) -> Sequence[ChatMessage]:
     """Return the conversation that a request continues."""
     if (id := asked.previous_response_id) is None:
@@ -329,7 +324,7 @@ def _continued(asked: ResponsesRequest, kept: Kept) -> Sequence[ChatMessage]:
 
 
 def _ignored(asked: ResponsesRequest) -> Iterator[str]:
-    yield from (name for name in RUN_DECIDES[:-1] if getattr(asked, name) is not None)
+    yield from (name for name in RUN_DECIDES if getattr(asked, name) is not None)
     if asked.text is not None and asked.text.verbosity is not None:
         yield "verbosity"
     if any(tool.strict for tool in asked.tools or ()):
@@ -363,10 +358,7 @@ def _turn(items: Sequence[MessageItem | CallItem | CustomCallItem | ReasoningIte
     thought = "".join(_reasoning(item, path) for item in items if isinstance(item, ReasoningItem))
     said = "".join(_text(item.content) for item in items if isinstance(item, MessageItem))
     calls = [_call(item) for item in items if isinstance(item, CallItem | CustomCallItem)]
-    message = ChatMessage.model_construct(
-        role="assistant", content=said, reasoning_content=thought or None, tool_calls=calls or None
-    )
-    return Placed(message, path)
+    return Placed(assistant(said, thought, calls), path)
 
 
 def _call(item: CallItem | CustomCallItem) -> ToolCall:
@@ -374,9 +366,7 @@ def _call(item: CallItem | CustomCallItem) -> ToolCall:
         arguments = item.arguments
     else:
         arguments = json.dumps({"input": item.input}, ensure_ascii=False)
-    return ToolCall.model_construct(
-        id=item.call_id, function=FunctionCall.model_construct(name=item.name, arguments=arguments)
-    )
+    return call(item.call_id, item.name, arguments)
 
 
 def _reasoning(item: ReasoningItem, path: str) -> str:
@@ -422,9 +412,9 @@ def _items(completion: Completion) -> Iterator[dict[str, object]]:
         content = [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}]
         head = {"type": "message", "id": f"msg_{completion.id}", "role": "assistant"}
         yield {**head, "content": content, "status": status}
-    for call in message.get("tool_calls", ()):
-        name, arguments = call["function"]["name"], str(call["function"]["arguments"])
-        made = {"id": f"fc_{call['id']}", "call_id": call["id"], "name": name, "status": "completed"}
+    for one in message.get("tool_calls", ()):
+        name, arguments = one["function"]["name"], str(one["function"]["arguments"])
+        made = {"id": f"fc_{one['id']}", "call_id": one["id"], "name": name, "status": "completed"}
         free = _free_text(arguments) if name in custom else None
         if free is None:
             yield {"type": "function_call", **made, "arguments": arguments}
@@ -445,7 +435,6 @@ def _free_text(arguments: str) -> str | None:
 def _response(completion: Completion, status: str, items: list[dict[str, object]]) -> dict[str, object]:
     asked = _asked(completion)
     prompt, sampled = len(completion.prompt_ids), len(completion.ids)
-    ended = status != "in_progress"
     usage = {
         "input_tokens": prompt,
         "input_tokens_details": {"cached_tokens": completion.cached_tokens},
@@ -453,7 +442,6 @@ def _response(completion: Completion, status: str, items: list[dict[str, object]
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": prompt + sampled,
     }
-    tools = [tool.model_dump(exclude_none=True) for tool in asked.tools or ()]
     choice = asked.tool_choice
     return {
         "id": f"resp_{completion.id}",
@@ -473,9 +461,9 @@ def _response(completion: Completion, status: str, items: list[dict[str, object]
         "temperature": None,
         "text": {"format": {"type": "text"}},
         "tool_choice": choice.model_dump() if isinstance(choice, NamedTool) else choice or "auto",
-        "tools": tools,
+        "tools": [tool.model_dump(exclude_none=True) for tool in asked.tools or ()],
         "top_p": None,
         "truncation": "disabled",
-        "usage": usage if ended else None,
+        "usage": None if status == "in_progress" else usage,
         "metadata": asked.metadata or {},
     }

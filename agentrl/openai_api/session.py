@@ -142,7 +142,7 @@ class Session:
         asked = await self._read(body, dialect)
         self._check_open()
         self._check_asked(asked)
-        return len(await self._render(asked))
+        return len(await self._render(asked, self._tool_lists.get(asked.digests[0], asked.tools)))
 
     def tell(self, numbers: Mapping[str, float]) -> None:
         """Take numbers that were posted. Raises ApiError for one that was posted before: the first one stands."""
@@ -266,7 +266,7 @@ class Session:
         if len(self._tool_lists) >= MAX_TOOL_LISTS:
             self._tool_lists.clear()
         tools, messages = self._tool_lists.setdefault(asked.digests[0], asked.tools), asked.messages
-        ids = await self._render(asked)
+        ids = await self._render(asked, tools)
         branch = self._beginning_of(ids, tools)
         if branch is None:
             return await self._open(messages, tools, ids, asked.digests[-1])
@@ -276,8 +276,7 @@ class Session:
         branch.episode.messages = list(messages)
         return self._ready(branch, asked.digests[-1])
 
-    async def _render(self, asked: Asked) -> list[int]:
-        tools = self._tool_lists.get(asked.digests[0], asked.tools)
+    async def _render(self, asked: Asked, tools: list[ToolSchema]) -> list[int]:
         return await self._written(asked.long, partial(self.episode.context.chat.render, asked.messages, tools or None))
 
     async def _written(self, long: bool, write: Callable[[], list[int]]) -> list[int]:
@@ -354,11 +353,14 @@ class Session:
         promise, broken = call.request.promise, list[str]()
         while True:
             reply, start, cached = await self._sampled(call)
-            read = _cut(self._read_as_asked(call.branch, call.request, reply, start), reply)
-            problem = None if promise is None else promise.broken_by(read)
+            read, ids, chat = reply.message, call.branch.episode.transcript.ids[start:], self.episode.context.chat
+            if not call.request.may_call and read.calls:  # Its calls are text.
+                text = chat.decode(ids[:-1] if ids[-1] in chat.stop_token_ids else ids)
+                read = replace(read, text=text, reasoning=None, calls=())
+            problem = None if promise is None else promise.broken_by(_cut(read, reply))
             if promise is None or problem is None:
                 tries = None if promise is None else len(broken) + 1
-                return self._completion(call, reply, start, cached, tries)
+                return self._completion(call, reply, read, start, cached, tries)
             broken.append("was cut before it ended" if reply.finish_reason.kind == "length" else problem)
             await self._ask_again(call, promise, start, broken)
 
@@ -407,9 +409,11 @@ class Session:
         call.sampling = True
         self._count("openai_asked_again")
 
-    def _completion(self, call: Call, reply: Reply, start: int, cached: int, tries: int | None) -> Completion:
+    def _completion(
+        self, call: Call, reply: Reply, read: AssistantMessage, start: int, cached: int, tries: int | None
+    ) -> Completion:
         request, transcript = call.request, call.branch.episode.transcript
-        message = self._record_reply(call.branch, request, reply, start)
+        message = self._record_reply(call.branch, reply, read)
         ids = transcript.ids[start:]
         decode = self.episode.context.chat.decode
         completion = Completion(
@@ -422,26 +426,17 @@ class Session:
             tokens=[decode([id]) for id in ids] if request.logprobs else [],
             cached_tokens=cached,
             tries=tries,
-            matched=matched if isinstance(matched := reply.finish_reason.matched, str) else None,
+            matched=_stop_text(reply),
         )
         if isinstance(request, Translated) and request.carried is not None:
             self._kept[completion.id] = [*request.carried, ChatMessage.model_validate(message)]
         return completion
 
-    def _read_as_asked(self, branch: Branch, request: ChatRequest, reply: Reply, start: int) -> AssistantMessage:
-        """Return the turn; where no call may be made, its calls are text."""
-        message, chat, ids = reply.message, self.episode.context.chat, branch.episode.transcript.ids[start:]
-        if request.may_call or not message.calls:
-            return message
-        text = chat.decode(ids[:-1] if ids[-1] in chat.stop_token_ids else ids)
-        return replace(message, text=text, reasoning=None, calls=())
-
-    def _record_reply(self, branch: Branch, request: ChatRequest, reply: Reply, start: int) -> Message:
+    def _record_reply(self, branch: Branch, reply: Reply, read: AssistantMessage) -> Message:
         """Set a checkpoint at the transcript's new end; return the message as it is sent."""
-        message = self._read_as_asked(branch, request, reply, start)
-        if message is not reply.message:
-            branch.episode.messages[-1] = message.to_message()
-        message = _cut(message, reply)
+        if read is not reply.message:
+            branch.episode.messages[-1] = read.to_message()
+        message = _cut(read, reply)
         self._replies += 1
         sent = assistant_message(message, [f"c{self._replies:04d}{index:04d}" for index in range(len(message.calls))])
         branch.digest = digest_after(branch.digest, {**sent, "content": sent["content"] or ""})
@@ -487,11 +482,16 @@ class Session:
             self._fail(error)
 
 
+def _stop_text(reply: Reply) -> str | None:
+    """Return the stop text of the request that ended a turn."""
+    matched = reply.finish_reason.matched
+    return matched if isinstance(matched, str) else None
+
+
 def _cut(message: AssistantMessage, reply: Reply) -> AssistantMessage:
     """Cut the text where a stop text of the request begins."""
-    if isinstance(matched := reply.finish_reason.matched, str):
-        return replace(message, text=message.text.partition(matched)[0])
-    return message
+    stop = _stop_text(reply)
+    return message if stop is None else replace(message, text=message.text.partition(stop)[0])
 
 
 @contextlib.contextmanager
