@@ -47,7 +47,14 @@ class Offload:
             give_back(self._device)
 
     def _move(self, device: torch.device) -> None:
-        self._root.to(device)
+        self._root.to(device, non_blocking=True)  # from CUDA into page-locked memory, which copies fast both ways
+        wait(device)
+
+
+def wait(device: torch.device) -> None:
+    """Wait for copies from CUDA to `device` when that is the host, whose memory may be read at any time."""
+    if device.type == "cpu" and torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def give_back(device: torch.device) -> None:
@@ -79,7 +86,9 @@ def move_state(optimizer: torch.optim.Optimizer, device: torch.device | None) ->
     for param, state in optimizer.state.items():
         for key, value in state.items():
             if value.ndim:
-                state[key] = value.to(param.device if device is None else device)
+                state[key] = value.to(param.device if device is None else device, non_blocking=True)
+    if device is not None:
+        wait(device)
 
 
 def offloading(checkpoint: Callable[P, R]) -> Callable[P, R]:

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from agentrl.engines.contract import SamplingParams
+from agentrl.engines.contract import RolloutEngine, SamplingParams
 from agentrl.engines.embedded.blocked import BlockedLayers
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.engines.weights import Weights
@@ -49,15 +49,17 @@ def made_prompts(model: PreTrainedModel, count: int, group: int, length: int) ->
 
 
 def by_engine(model: PreTrainedModel, prompts: Ids, tokens: int) -> None:
-    async def run() -> None:
-        engine = EmbeddedEngine(model, max_num_seqs=len(prompts), max_model_len=len(prompts[0]) + tokens)
-        params = [SamplingParams(max_new_tokens=tokens, temperature=1.0, seed=seed) for seed in range(len(prompts))]
-        calls = [engine.generate(ids, one, str(one.seed)) for ids, one in zip(prompts, params, strict=True)]
-        found = await asyncio.gather(*calls)
-        assert sum(len(one.ids) for one in found) == tokens * len(prompts)
-        await engine.close()
+    engine = EmbeddedEngine(model, max_num_seqs=len(prompts), max_model_len=len(prompts[0]) + tokens)
+    asyncio.run(sample(engine, prompts, tokens))
 
-    asyncio.run(run())
+
+async def sample(engine: RolloutEngine, prompts: Ids, tokens: int) -> None:
+    """Sample `tokens` tokens for each prompt, all at once, and close the engine."""
+    params = [SamplingParams(max_new_tokens=tokens, temperature=1.0, seed=seed) for seed in range(len(prompts))]
+    calls = [engine.generate(ids, one, str(one.seed)) for ids, one in zip(prompts, params, strict=True)]
+    found = await asyncio.gather(*calls)
+    assert sum(len(one.ids) for one in found) == tokens * len(prompts)
+    await engine.close()
 
 
 def by_generate(model: PreTrainedModel, prompts: Ids, tokens: int) -> None:

@@ -265,9 +265,9 @@ def without_seed(sampling: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def serving(folder: Path, **extra: Any) -> AsyncIterator[SGLangProcess]:
-    """A server of that policy."""
-    log = folder.parent / f"{len(list(folder.parent.glob('*.log')))}.log"
+async def serving(folder: Path, logs: Path, **extra: Any) -> AsyncIterator[SGLangProcess]:
+    """A server of that policy, which writes a log into the folder `logs`."""
+    log = logs / f"{len(list(logs.glob('*.log')))}.log"
     arguments = ServerArguments(
         str(folder), device="cpu", context_length=MODEL_LENGTH, max_num_seqs=CROWD.dialogues, extra=extra
     )
@@ -284,11 +284,11 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "policy"
         chat = policy(folder)
-        async with serving(folder) as server:
+        async with serving(folder, Path(name)) as server:
             for shape in (SINGLE, SEVERAL):
                 show(shape, await compare(server, chat, shape))
             show(CROWD, await crowd(server, chat))
-            async with serving(folder, enable_deterministic_inference=False) as free:
+            async with serving(folder, Path(name), enable_deterministic_inference=False) as free:
                 show("deterministic mode", await mode(server, free, chat, SINGLE, ROUNDS))
 
 
