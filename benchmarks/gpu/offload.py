@@ -41,7 +41,12 @@ def measure(asked: Setting, shape: ModelShape, folder: Path, params: bool, activ
                 pass
 
         spent = seconds(there_and_back, device)
-        moved = {"moving_seconds": spent, "moving_GB_a_second": 2 * states(shape)["weights"] / spent / GB}
+        held = torch.cuda.host_memory_stats() if device == "cuda" else {}
+        moved = {
+            "moving_seconds": spent,
+            "moving_GB_a_second": 2 * states(shape)["weights"] / spent / GB,
+            "page-locked_GB": held.get("allocated_bytes.current", 0) / GB,
+        }
     row(
         label(params, activations),
         update_seconds=update,
