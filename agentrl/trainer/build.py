@@ -9,6 +9,7 @@ from agentrl.config import Config
 from agentrl.data.loader import Loader, make_loader
 from agentrl.errors import ConfigError
 from agentrl.observe.display import Display
+from agentrl.planning.memory import check_room
 from agentrl.rollouts.async_source import AsyncSource, settings_of
 from agentrl.rollouts.build import open_rollouts, send_first_weights
 from agentrl.rollouts.context import (
@@ -20,6 +21,7 @@ from agentrl.rollouts.contract import RolloutRunner
 from agentrl.rollouts.source import TrajectorySource
 from agentrl.runtime.device import note_precision, resolve_device
 from agentrl.runtime.ray.session import ray_session
+from agentrl.runtime.room import room
 from agentrl.system.json_value import JSON, as_mapping
 from agentrl.trainer.expert import open_expert
 from agentrl.trainer.inputs import Inputs
@@ -46,6 +48,7 @@ def build(
     device = resolve_device(config.trainer.device, display.warn)
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     note_precision(device, model, "actor_rollout_ref.model", display.note)
+    check_room(config, device, room(device), display.warn)
     chat, context = load_chat(config), inputs.context
     context.bind(chat)
     check_teachers(config, chat)

@@ -24,10 +24,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from agentrl.planning.sizing import ModelShape
 from benchmarks.cluster import rollout_times
 from benchmarks.cluster.rollout_times import RolloutTimes
 from benchmarks.cluster.simulated_servers import Lengths, Session, workload
-from benchmarks.cluster.sizing import ModelShape
 from benchmarks.cluster.step_times import Cluster, Memory, Options, Plan, Stage, Training
 
 Kind = TypeVar("Kind", bound=Options)

@@ -14,10 +14,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from agentrl.planning import sizing
+from agentrl.planning.sizing import BFLOAT16, FLOAT32, ModelShape, Work
 from agentrl.runtime.ranks import shares
-from benchmarks.cluster import sizing
 from benchmarks.cluster.simulated_servers import Session, Speed
-from benchmarks.cluster.sizing import BFLOAT16, FLOAT32, ModelShape, Work
 
 
 class Options(BaseModel):

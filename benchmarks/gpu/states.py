@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.cluster import sizing
-from benchmarks.cluster.sizing import BFLOAT16, ModelShape
+from agentrl.planning import sizing
+from agentrl.planning.sizing import BFLOAT16, ModelShape
 from benchmarks.gpu.part import free, model_folder
 from benchmarks.training.update_utilization import make_policy
 

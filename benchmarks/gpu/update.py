@@ -11,8 +11,8 @@ from functools import partial
 import torch
 
 from agentrl.model.compiled import compile_layers, text_layers
+from agentrl.planning.sizing import ModelShape, Work, forward_flops, update_flops
 from agentrl.workers import PolicyWorker
-from benchmarks.cluster.sizing import ModelShape, Work, forward_flops, update_flops
 from benchmarks.gpu.part import (
     GB,
     Setting,

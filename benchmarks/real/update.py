@@ -22,9 +22,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from agentrl.model.packed import chunk_size
+from agentrl.planning import sizing
+from agentrl.planning.sizing import ModelShape, Work, forward_flops, update_flops
 from agentrl.quickstart.tiny_policy import make_tiny_policy
-from benchmarks.cluster import sizing
-from benchmarks.cluster.sizing import ModelShape, Work, forward_flops, update_flops
 from benchmarks.real.engine import cpu_seconds
 from benchmarks.training.peak_memory import peak_memory
 from benchmarks.training.update_utilization import fsdp, made_batch, make_worker

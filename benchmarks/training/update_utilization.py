@@ -27,12 +27,12 @@ from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.config.sections.parallel import ActorFSDPConfig
+from agentrl.planning.sizing import ModelShape, Work, forward_flops, update_flops
 from agentrl.runtime.device import resolve_device
 from agentrl.runtime.profiler import Profile, profiled
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers import PolicyWorker
 from agentrl.workers.fsdp import FSDPPolicy
-from benchmarks.cluster.sizing import ModelShape, Work, forward_flops, update_flops
 from benchmarks.gpu.part import seconds
 from benchmarks.training.made_batches import ragged_batch
 from benchmarks.training.peak_memory import peak_memory

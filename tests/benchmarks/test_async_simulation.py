@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.planning.sizing import ModelShape
 from benchmarks.cluster import async_simulation
 from benchmarks.cluster.async_simulation import WAYS, Draw, Saturated, Seen, Simulation, Way, sampled_alone
 from benchmarks.cluster.simulated_servers import Clock, Request, Session, SimulatedServer, Speed
-from benchmarks.cluster.sizing import ModelShape
 from benchmarks.cluster.step_times import Cluster, Plan, Stage, Training
 
 SHAPE = ModelShape(layers=2, hidden=8, heads=4, kv_heads=2, head_dim=2, intermediate=16, vocab=10)

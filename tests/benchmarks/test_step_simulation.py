@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.planning.sizing import ModelShape, Work, attention_flops, forward_flops, update_flops
 from agentrl.trajectory import ToolCallRecord, Trajectory, Transcript, Turn
 from agentrl.trajectory.parquet import write_trajectories
 from benchmarks.cluster import rollout_times, step_simulation
 from benchmarks.cluster.rollout_times import simulate
 from benchmarks.cluster.simulated_servers import Session, Speed
-from benchmarks.cluster.sizing import ModelShape, Work, attention_flops, forward_flops, update_flops
 from benchmarks.cluster.step_times import Cluster, Plan, Training
 
 AT_ONCE = Speed(prefill=1e12, prefill_fixed=0.0, step_fixed=1.0, step_each=0.0, max_running=2, kv_tokens=10_000)

@@ -6,17 +6,49 @@ which a router picks some). Matrices are counted; biases and norms, less than a 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from pydantic import BaseModel, Field
 
 FLOAT32, BFLOAT16 = 4, 2
 ADAMW = 2 * FLOAT32
 """Bytes a parameter that learns: first and second moment (arXiv:1711.05101)."""
 LOGITS_COPIES = 3
 """Float32 copies of a chunk's logits that are alive at once: themselves, their softmax, their gradient."""
+
+
+class _Config(BaseModel):
+    """The keys of a config.json that are read."""
+
+    model_type: str = ""
+    num_hidden_layers: int = Field(0, ge=0)
+    hidden_size: int = Field(0, ge=0)
+    num_attention_heads: int = Field(0, ge=0)
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    intermediate_size: int = Field(0, ge=0)
+    moe_intermediate_size: int | None = None
+    vocab_size: int = Field(0, ge=0)
+    tie_word_embeddings: bool = False
+    num_experts: int | None = None
+    num_local_experts: int | None = None
+    num_experts_per_tok: int | None = None
+    layer_types: list[str] | None = None
+    kv_lora_rank: int | None = None
+    text_config: _Config | None = None
+
+    def why_not_counted(self) -> str | None:
+        """Say what of the model is no decoder of attention and gated MLPs."""
+        if missing := [name for name in _SIZES if not getattr(self, name)]:
+            return f"has no {', '.join(missing)}"
+        if other := sorted(set(self.layer_types or ()) - {"full_attention", "sliding_attention", "chunked_attention"}):
+            return f"has layers of {', '.join(other)}"
+        return "has latent keys and values (kv_lora_rank)" if self.kv_lora_rank else None
+
+
+_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,31 +70,34 @@ class ModelShape:
     experts_per_token: int = 1
 
     @staticmethod
-    def from_config(config: dict[str, Any]) -> ModelShape:
-        """Take the shape from a Hugging Face config.json. Raises KeyError for a key that it does not have."""
-        config = config.get("text_config", config)
-        heads = config["num_attention_heads"]
-        experts = config.get("num_experts") or config.get("num_local_experts") or 1
-        own = config.get("moe_intermediate_size") if experts > 1 else None
+    def from_config(text: str) -> ModelShape:
+        """Take the shape from the text of a Hugging Face config.json. Raises ValueError for one that is not counted."""
+        whole = _Config.model_validate_json(text)
+        config = whole.text_config or whole
+        if (why := config.why_not_counted()) is not None:
+            raise ValueError(f"{config.model_type or 'the model'} {why}")
+        heads = config.num_attention_heads
+        experts = config.num_experts or config.num_local_experts or 1
+        own = config.moe_intermediate_size if experts > 1 else None
         return ModelShape(
-            layers=config["num_hidden_layers"],
-            hidden=config["hidden_size"],
+            layers=config.num_hidden_layers,
+            hidden=config.hidden_size,
             heads=heads,
-            kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-            intermediate=own or config["intermediate_size"],
-            vocab=config["vocab_size"],
-            tied=config.get("tie_word_embeddings", False),
-            qk_norm=config.get("model_type", "").startswith("qwen3"),
+            kv_heads=config.num_key_value_heads or heads,
+            head_dim=config.head_dim or config.hidden_size // heads,
+            intermediate=own or config.intermediate_size,
+            vocab=config.vocab_size,
+            tied=config.tie_word_embeddings,
+            qk_norm=config.model_type.startswith("qwen3"),
             experts=experts,
-            experts_per_token=config.get("num_experts_per_tok") or 1 if experts > 1 else 1,
+            experts_per_token=config.num_experts_per_tok or 1 if experts > 1 else 1,
         )
 
     @staticmethod
     def read(path: Path) -> ModelShape:
-        """Read the shape from a config.json, or a folder that has one."""
+        """Read the shape from a config.json, or a folder that has one. Raises ValueError, and FileNotFoundError."""
         path = path / "config.json" if path.is_dir() else path
-        return ModelShape.from_config(json.loads(path.read_text(encoding="utf-8")))
+        return ModelShape.from_config(path.read_text(encoding="utf-8"))
 
     @property
     def q_dim(self) -> int:
@@ -94,6 +129,11 @@ class ModelShape:
     def params(self) -> int:
         """All of them."""
         return self.layers * self.layer_params + self.head_params * (1 if self.tied else 2)
+
+    @property
+    def backbone_params(self) -> int:
+        """Parameters without the head, as a critic has them."""
+        return self.layers * self.layer_params + self.head_params
 
     @property
     def active_params(self) -> int:

@@ -1,0 +1,40 @@
+"""`python -m agentrl.plan [key=value ...]`: the memory that a training will need, before anything is loaded.
+
+Takes the words of `python -m agentrl.train`. The exit status is 1 for a run that does not fit.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from agentrl.config import Config, load_config
+from agentrl.system.command import exit_status
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the plan and return the exit status."""
+    fits = True
+
+    def work() -> None:
+        nonlocal fits
+        config = load_config(list(sys.argv[1:] if argv is None else argv), "train", Config)
+        # Imported late, so that --help and config errors wait for nothing.
+        from rich.console import Console
+
+        from agentrl.planning.memory import MemoryPlan
+        from agentrl.planning.report import show
+        from agentrl.runtime.device import resolve_device
+        from agentrl.runtime.room import room
+
+        console = Console(soft_wrap=True)
+        device = resolve_device(config.trainer.device, console.print)
+        plan = MemoryPlan(config, device, room(device))
+        show(plan, console)
+        fits = plan.fullest.total <= plan.capacity
+
+    return exit_status(work) or (0 if fits else 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

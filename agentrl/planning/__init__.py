@@ -1,0 +1,1 @@
+"""Memory of a run, from its config and the models' configs alone."""

@@ -1,0 +1,268 @@
+"""Memory of a training by part and moment, from its config and the models' `config.json`, before anything is loaded.
+
+The formulas are those of `agentrl.planning.sizing` (docs/scale.md). Lengths are taken at their longest, so a run whose
+trajectories end earlier needs less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from agentrl.algorithms.declared import declared_by_estimator, needs_reference
+from agentrl.config import Config
+from agentrl.config.sections.parallel import Parallel
+from agentrl.errors import ConfigError
+from agentrl.planning import sizing
+from agentrl.planning.sizing import BFLOAT16, FLOAT32, ModelShape
+
+Parts = Mapping[str, float]
+"""Bytes by part."""
+
+GB = 1e9
+PROCESS = 0.75e9
+"""Bytes of a process on a CPU that has imported torch and transformers, and holds a batch (measured: docs/plan.md)."""
+GPU_RESERVE = 0.08
+"""Part of a GPU that CUDA's context, NCCL's buffers and gaps between blocks take (assumed: docs/scale.md)."""
+CHUNK_LOGITS = {"cpu": 1 << 24, "cuda": 1 << 27}
+"""Logits alive at once (`agentrl.model.packed`)."""
+COLUMNS = 64
+"""Tokens of a row that the embedded engine's cache begins with (`engines.embedded.cache`)."""
+LEAST_BLOCKED = 1 << 24
+"""Numbers in linear layers from which the embedded engine has blocked copies on a CPU (`engines.embedded.blocked`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A time of the step, and the bytes that are held in it."""
+
+    name: str
+    parts: Parts
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Memory of one rank: of its GPU, or on a CPU of its process."""
+
+    config: Config
+    device: str
+    capacity: float
+    """Bytes that there are."""
+
+    @cached_property
+    def policy(self) -> ModelShape:
+        return read_shape(self.config.actor_rollout_ref.model.path)
+
+    @cached_property
+    def states(self) -> Parts:
+        """States that are held from the first step to the last, gradients apart: the least that the run needs."""
+        roles, found = self.config.actor_rollout_ref, dict[str, float]()
+        bytes_each = FLOAT32 if roles.model.dtype == "float32" else BFLOAT16
+        ranks, params = self._ranks(roles.actor.parallel), self.policy.params
+        if roles.model.lora_rank:
+            found["policy's weights"] = params * bytes_each / ranks
+        trained = sizing.state_bytes(self._trained, ranks, trained=True)
+        found["adapters" if roles.model.lora_rank else "policy's weights"] = trained["weights"]
+        if not roles.actor.fsdp_config.param_offload:
+            moments = trained["optimizer"]
+            found["policy's optimizer"] = moments if roles.actor.optim.name == "adamw" else moments / 2
+        if self._has_reference:
+            other = read_shape(roles.ref.path) if roles.ref.path else self.policy
+            found["reference"] = other.params * bytes_each / self._ranks(roles.ref_parallel)
+        if self._critic is not None:
+            held = sizing.state_bytes(
+                self._critic.backbone_params, self._ranks(self.config.critic.parallel), trained=True
+            )
+            found["critic's weights"], found["critic's optimizer"] = held["weights"], held["optimizer"]
+        return found
+
+    @cached_property
+    def moments(self) -> list[Moment]:
+        """The moments of a step that may be the fullest."""
+        actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
+        awake, asleep = ({}, {}) if rollout.nnodes else self._engine
+        at_rest = {**self._process, **self.states}
+        training = {**at_rest, **asleep}
+        passing = self._forward(self.policy, rollout.log_prob_max_token_len_per_gpu)
+        found = [Moment("rollout", {**at_rest, **awake}), Moment("log-probs", {**training, **passing})]
+        if self._critic is not None:
+            shape, tokens = self._critic, self.config.critic.ppo_max_token_len_per_gpu
+            gradients = FLOAT32 * shape.backbone_params / self._ranks(self.config.critic.parallel)
+            parts = {"gradients": gradients, "activations": self._activations(shape, tokens)}
+            found.append(Moment("critic's update", {**training, **parts}))
+        tokens = actor.ppo_max_token_len_per_gpu
+        parts = {
+            "gradients": FLOAT32 * self._trained / self._ranks(actor.parallel),
+            "activations": self._activations(self.policy, tokens),
+            **self._forward_only(self.policy, tokens),
+        }
+        found.append(Moment("update", {**training, **parts}))
+        return found
+
+    @property
+    def fullest(self) -> Moment:
+        return max(self.moments, key=lambda moment: moment.total)
+
+    @property
+    def least(self) -> float:
+        """Bytes without which no step can be made, however short its trajectories are."""
+        return sum(self.states.values())
+
+    @property
+    def _process(self) -> Parts:
+        if self.device == "cpu":
+            return {"process": PROCESS}
+        return {"CUDA, NCCL, gaps": GPU_RESERVE * self.capacity}
+
+    @property
+    def _trained(self) -> int:
+        """Parameters of the policy that learn."""
+        rank = self.config.actor_rollout_ref.model.lora_rank
+        return self.policy.lora_params(rank) if rank else self.policy.params
+
+    @property
+    def _has_reference(self) -> bool:
+        roles = self.config.actor_rollout_ref
+        return needs_reference(self.config) and not (roles.model.lora_rank and roles.ref.path is None)
+
+    @cached_property
+    def _critic(self) -> ModelShape | None:
+        if "values" not in declared_by_estimator(self.config).columns:
+            return None
+        path = self.config.critic.path
+        return read_shape(path) if path else self.policy
+
+    def _ranks(self, parallel: Parallel) -> int:
+        """Ranks that hold a copy of a role's parameters together."""
+        trainer = self.config.trainer
+        ranks = max(1, trainer.nnodes * trainer.n_gpus_per_node)
+        return parallel.shards * parallel.tensor if parallel.shards else ranks
+
+    @property
+    def _longest(self) -> int:
+        """Tokens of the longest sequence."""
+        data = self.config.data
+        return data.max_prompt_length + data.max_response_length
+
+    def _micro_batch(self, most: int) -> int:
+        """Tokens that a micro-batch of at most `most` computes: prompts that trajectories share are computed once."""
+        data, n = self.config.data, self.config.actor_rollout_ref.rollout.n
+        sequences = max(1, min(most // self._longest, self._sequences))
+        prompts = -(-sequences // n) if self.device == "cpu" else sequences
+        return prompts * data.max_prompt_length + sequences * data.max_response_length
+
+    @property
+    def _autocast(self) -> bool:
+        return self.config.actor_rollout_ref.model.dtype == "bfloat16"
+
+    def _activations(self, shape: ModelShape, most: int) -> float:
+        model = self.config.actor_rollout_ref.model
+        return sizing.activation_bytes(
+            shape,
+            self._micro_batch(most),
+            autocast=self._autocast,
+            recompute=model.enable_gradient_checkpointing,
+            offload=model.enable_activation_offload,
+        )
+
+    def _forward_only(self, shape: ModelShape, most: int) -> Parts:
+        """Logits of a chunk, and the bfloat16 copies of matrices that autocast makes on one device."""
+        scored = self._micro_batch(most)
+        found = {"logits": sizing.logits_bytes(shape, scored, CHUNK_LOGITS[self.device])}
+        if self._autocast:
+            found["casts"] = float(BFLOAT16 * (shape.layers * shape.layer_params + shape.head_params))
+        return found
+
+    def _forward(self, shape: ModelShape, most: int) -> Parts:
+        one = sizing.layer_activation_bytes(shape, autocast=self._autocast) * self._micro_batch(most)
+        return {"activations": one, **self._forward_only(shape, most)}
+
+    @property
+    def _engine(self) -> tuple[Parts, Parts]:
+        """Bytes of the engine while it generates, and while the policy is updated."""
+        roles = self.config.actor_rollout_ref
+        rollout, shape = roles.rollout, self.policy
+        bytes_each = FLOAT32 if roles.model.dtype == "float32" else BFLOAT16
+        if rollout.name != "embedded":
+            if self.device == "cpu" or rollout.server_urls is not None:
+                return {}, {}
+            held = {"engine": rollout.gpu_memory_utilization * self.capacity}
+            return held, {} if rollout.free_cache_engine else held
+        weights = {"engine's weights": float(shape.params * bytes_each)}
+        working = {"engine's cache": float(self._cells * sizing.kv_bytes(shape, dtype=bytes_each))}
+        linear = shape.layers * shape.layer_params
+        if self.device == "cpu" and bytes_each == FLOAT32 and linear >= LEAST_BLOCKED:
+            working["engine's blocked copies"] = float(FLOAT32 * (linear + shape.head_params))
+        awake = {**weights, **working}
+        return awake, weights if rollout.free_cache_engine else awake
+
+    @property
+    def rows(self) -> int:
+        """Sequences that an embedded engine generates at once."""
+        return min(self.config.actor_rollout_ref.rollout.max_num_seqs, self._sequences)
+
+    @property
+    def _sequences(self) -> int:
+        """Trajectories of a step."""
+        return self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
+
+    @property
+    def _cells(self) -> int:
+        """Tokens that the embedded engine's cache has room for: it keeps a prompt once for its trajectories, and grows
+        by doubling."""
+        prompts = min(self.rows, self.config.data.train_batch_size)
+        own = doubled(self.rows, 1) * doubled(self.config.data.max_response_length, COLUMNS)
+        return own + doubled(prompts, 1) * doubled(self.config.data.max_prompt_length, COLUMNS)
+
+
+def check_room(config: Config, device: str, room: float, warn: Callable[[str], None]) -> None:
+    """Raise ConfigError where the states of a run alone take more than `room` bytes; warn where a full step may.
+
+    Ranks on one machine share its memory, on a CPU. Models whose size cannot be counted are not checked.
+    """
+    actor = config.actor_rollout_ref.actor
+    if actor.strategy not in ("fsdp", "fsdp2"):
+        return
+    ranks = config.trainer.n_gpus_per_node if device == "cpu" else 1
+    plan = MemoryPlan(config, device, room / max(1, ranks))
+    try:
+        least, fullest = plan.least, plan.fullest
+    except ConfigError:
+        return
+    where = "process" if device == "cpu" else "GPU"
+    if least > plan.capacity:
+        parts = ", ".join(f"{name} {size / GB:.1f}" for name, size in plan.states.items())
+        raise ConfigError(
+            f"the run does not fit: a {where} has {plan.capacity / GB:.1f} GB, and what is held from the first step to "
+            f"the last takes {least / GB:.1f} ({parts}). Take more ranks, adapters "
+            "(actor_rollout_ref.model.lora_rank=16) or a smaller model; python -m agentrl.plan shows all parts"
+        )
+    if fullest.total > plan.capacity:
+        warn(
+            f"the fullest moment ({fullest.name}) may take {fullest.total / GB:.1f} of {plan.capacity / GB:.1f} GB, "
+            "with sequences at their longest; python -m agentrl.plan shows which part, and what makes it smaller"
+        )
+
+
+def doubled(least: int, start: int) -> int:
+    """Double `start` until it is at least `least`."""
+    while start < least:
+        start *= 2
+    return start
+
+
+def read_shape(path: str) -> ModelShape:
+    """Read the shape of a model from its folder. Raises ConfigError for one that cannot be counted."""
+    file = Path(path) / "config.json"
+    try:
+        return ModelShape.read(file)
+    except OSError:
+        raise ConfigError(f"{file} is not there: a plan needs the model's config.json; give a folder") from None
+    except ValueError as error:
+        raise ConfigError(f"{file}: a plan counts decoders of attention and gated MLPs; {error}") from None

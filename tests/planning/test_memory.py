@@ -1,0 +1,122 @@
+"""The memory plan: its parts against hand-worked bytes, and what it refuses and warns of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentrl import plan as command
+from agentrl.config import Config, load_config
+from agentrl.errors import ConfigError
+from agentrl.planning.memory import MemoryPlan, check_room, doubled
+
+MODEL = "actor_rollout_ref.model"
+SHAPE = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 160,
+    "vocab_size": 1000,
+    "tie_word_embeddings": True,
+}
+LAYER = 2 * 64 * (64 + 32) + 3 * 64 * 160
+PARAMS = 3 * LAYER + 1000 * 64
+"""Worked by hand: attention's four matrices, the MLP's three, the embedding that is the head, too."""
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> list[str]:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE), encoding="utf-8")
+    return [
+        f"{MODEL}.path={tmp_path}",
+        "trainer.device=cpu",
+        "data.train_batch_size=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        "actor_rollout_ref.rollout.n=8",
+        "data.max_prompt_length=100",
+        "data.max_response_length=150",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1100",
+    ]
+
+
+def planned(words: list[str], *further: str, device: str = "cpu", capacity: float = 1e12) -> MemoryPlan:
+    return MemoryPlan(load_config([*words, *further], "train", Config), device, capacity)
+
+
+def test_states_are_sixteen_bytes_a_parameter_less_the_gradient(words: list[str]) -> None:
+    plan = planned(words)
+    assert plan.states == {"policy's weights": 4 * PARAMS, "policy's optimizer": 8 * PARAMS}
+    assert planned(words, "actor_rollout_ref.actor.optim.name=muon").states["policy's optimizer"] == 4 * PARAMS
+
+
+def test_each_role_has_its_parts(words: list[str]) -> None:
+    assert planned(words, "actor_rollout_ref.actor.use_kl_loss=true").states["reference"] == 4 * PARAMS
+    adapters = planned(words, f"{MODEL}.lora_rank=2", "actor_rollout_ref.actor.use_kl_loss=true").states
+    trained = 3 * 2 * ((64 + 64) + 2 * (64 + 32) + (64 + 64) + 3 * (64 + 160))
+    assert adapters == {
+        "policy's weights": 4 * PARAMS,
+        "adapters": 4 * trained,
+        "policy's optimizer": 8 * trained,
+    }, "without its adapters the policy is the reference"
+    critic = planned(words, "algorithm.adv_estimator=gae")
+    assert critic.states["critic's optimizer"] == 8 * PARAMS
+    assert [moment.name for moment in critic.moments] == ["rollout", "log-probs", "critic's update", "update"]
+
+
+def test_shared_prompts_are_counted_once_on_a_cpu(words: list[str]) -> None:
+    layer = 4 * (4 * 64 + (2 * 64 + 64) + (64 + 2 * 32) + 4 * 160)
+    for device, tokens in (("cpu", 100 + 4 * 150), ("cuda", 4 * 250)):  # 4 sequences of 250 in 1,100 tokens
+        update = planned(words, device=device).moments[-1]
+        assert update.parts["activations"] == 3 * layer * tokens
+        assert update.parts["logits"] == 3 * 4 * 1000 * tokens
+
+
+def test_the_cache_grows_by_doubling_and_is_freed_for_updates(words: list[str]) -> None:
+    cells = 32 * 256 + 4 * 128
+    plan = planned(words)
+    assert plan.moments[0].parts["engine's cache"] == cells * 2 * 3 * 32 * 4
+    assert plan.moments[-1].parts["engine's cache"] == plan.moments[0].parts["engine's cache"]
+    assert "engine's cache" not in planned(words, "actor_rollout_ref.rollout.free_cache_engine=true").moments[-1].parts
+    assert [doubled(*pair) for pair in ((1, 1), (33, 1), (64, 64), (65, 64))] == [1, 64, 64, 128]
+
+
+def test_a_server_takes_its_part_of_the_gpu(words: list[str]) -> None:
+    config = planned(words).config  # SGLang need not be installed for a plan of the config
+    rollout = config.actor_rollout_ref.rollout.model_copy(update={"name": "sglang"})
+    roles = config.actor_rollout_ref.model_copy(update={"rollout": rollout})
+    served = MemoryPlan(config.model_copy(update={"actor_rollout_ref": roles}), "cuda", 80)
+    assert all(moment.parts["engine"] == 40 for moment in served.moments)
+
+
+def test_a_run_that_cannot_fit_is_refused_and_one_that_may_not_warned_of(words: list[str]) -> None:
+    config = load_config(words, "train", Config)
+    said: list[str] = []
+    with pytest.raises(ConfigError, match=r"does not fit: a process has 0\.0 GB.*policy's optimizer.*lora_rank"):
+        check_room(config, "cpu", 11 * PARAMS, said.append)
+    check_room(config, "cpu", 12 * PARAMS, said.append)
+    assert len(said) == 1 and "agentrl.plan" in said[0]
+    check_room(config, "cpu", 1e12, said.append)
+    assert len(said) == 1
+
+
+def test_a_model_that_cannot_be_counted(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba2", "hidden_size": 8}), encoding="utf-8")
+    check_room(load_config(words, "train", Config), "cpu", 1.0, lambda _: pytest.fail("warned"))
+    assert command.main(words) == 2
+    assert (
+        "config.json: a plan counts decoders of attention and gated MLPs; mamba2 has no num_hidden"
+        in capsys.readouterr().err
+    )
+    (tmp_path / "config.json").unlink()
+    assert command.main(words) == 2
+    assert "is not there: a plan needs the model's config.json" in capsys.readouterr().err
+
+
+def test_the_command_prints_parts_by_moment(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(words) == 0
+    said = capsys.readouterr().out
+    assert "fullest:" in said and "engine's cache" in said and "policy's optimizer" in said
