@@ -104,14 +104,10 @@ def test_scores_and_gradients_equal_the_tree_of_the_cpu(name: str, monkeypatch: 
             found = token_logprobs(model, ids, offsets, needs=frozenset({"entropy"}))
         assert found.entropy is not None
         (weights * (found.logprobs + found.entropy)).sum().backward()
-        gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
-        results.append((found.logprobs, found.entropy, gradients))
-    (logprobs, entropy, gradients), (by_tree, entropy_by_tree, by_tree_gradients) = results[::-1]
-    assert float((logprobs - by_tree).abs().max()) < 1e-6 * float(by_tree.abs().max())
-    assert float((entropy - entropy_by_tree).abs().max()) < 1e-6 * float(entropy_by_tree.abs().max())
-    assert len(gradients) == len(by_tree_gradients) > 10
-    for one, other in zip(gradients, by_tree_gradients, strict=True):
-        assert float((one - other).norm()) <= 1e-6 * float(other.norm()) + 1e-9
+        gradients = [weight.grad.flatten() for weight in model.parameters() if weight.grad is not None]
+        results.append((found.logprobs.detach(), found.entropy.detach(), torch.cat(gradients)))
+    for by_tree, by_mask in zip(*results, strict=True):
+        assert float((by_mask - by_tree).norm()) < 1e-6 * float(by_tree.norm())
 
 
 def test_a_device_shares_where_that_saves_enough() -> None:
