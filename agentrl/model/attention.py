@@ -15,7 +15,7 @@ from typing import Protocol, cast
 
 import torch
 from torch import nn
-from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, flex_attention
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import pad
 from transformers import AttentionInterface, Cache
@@ -27,6 +27,14 @@ from agentrl.model.layout import PackedLayout
 IMPLEMENTATION = "agentrl_packed"
 LAYOUT = "agentrl_layout"
 """Name of the forward's keyword argument that carries the layout."""
+BLOCK = 128
+"""Tokens of a block of flex attention's masks."""
+PROGRAMS = 64
+"""Most programs that torch compiles of one piece of code before it runs it as it is.
+
+All roles of a process share the code of their layers, and each needs programs with and without a gradient, and for a
+few ranges of sizes.
+"""
 
 # Keyword arguments of attention functions that change the result and that this one does not implement.
 _UNSUPPORTED = ("position_bias", "indices")
@@ -158,11 +166,12 @@ class PackedAttention:
         """Attend with the layout's P stored tokens: query [H, P, D], key and value [K, P, D] -> [P, H, D]."""
         if rule.window is not None and rule.window >= self.layout.longest:
             rule = Rule(rule.scale, None, rule.softcap, rule.sinks)
-        if query.is_cuda and query.dtype != torch.float32 and self.layout.is_flat:
-            if rule.softcap is not None or rule.sinks is not None:
-                mask = self._block_mask(rule.window, query.device)
-                return attend_flex(query, key, value, rule, mask, compiled_flex())
-            if query.shape[-1] % 8 == 0 and query.shape[-1] <= 256:  # head sizes that the kernel takes
+        if query.is_cuda:
+            exact, width = query.dtype == torch.float32, query.shape[-1]
+            capped = rule.softcap is not None or rule.sinks is not None
+            if 16 <= width <= 256 and (not self.layout.is_flat or (capped and not exact)):
+                return attend_flex(query, key, value, rule, self._block_mask(rule.window), compiled_flex())
+            if self.layout.is_flat and not exact and not capped and width % 8 == 0 and width <= 256:
                 return self._attend_cuda(query, key, value, rule)
         if query.is_cuda or rule.window is not None or rule.softcap is not None:
             return attend_by_node(self.layout, query, key, value, rule)
@@ -193,24 +202,49 @@ class PackedAttention:
         assert isinstance(output, torch.Tensor)
         return output
 
-    def _block_mask(self, window: int | None, device: torch.device) -> BlockMask:
+    def _block_mask(self, window: int | None) -> BlockMask:
         if window not in self._block_masks:
-            self._block_masks[window] = flat_block_mask(self.layout, window, device)
+            self._block_masks[window] = block_mask(self.layout, window)
         return self._block_masks[window]
 
 
-def flat_block_mask(layout: PackedLayout, window: int | None, device: torch.device) -> BlockMask:
-    """Build the mask of `attend_flex` for a flat layout: causal within each sequence, and within `window` if given."""
-    lengths = torch.tensor([end - start for start, end in layout.spans], device=device)
-    size = len(layout.stored)
-    sequence = torch.repeat_interleave(lengths, output_size=size)
+def block_mask(layout: PackedLayout, window: int | None) -> BlockMask:
+    """Build the mask of `attend_flex`: each token sees itself and, of its node and those above, the tokens before it.
+
+    With a `window` it sees only that many of them, itself and those just before it in its sequence. Blocks of tokens
+    are compared by their least and greatest numbers, so that no mask of all pairs is ever made.
+    """
+    positions, size = layout.positions, len(layout.stored)
+    below = {start: last for _, last, start, _ in layout.shared}
+    lasts = torch.tensor([below.get(start, end) for start, end in layout.spans])
+    lengths = torch.tensor([end - start for start, end in layout.spans])
+    # Everything below a node follows it: a token is seen from itself on, up to the end of all that is below its node.
+    ends = lasts.repeat_interleave(lengths).to(positions.device)
 
     def seen(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """Decide by places if a query may see a key: scalars int64 (flex attention maps them) -> scalar bool."""
-        inside = (sequence[query] == sequence[key]) & (query >= key)
-        return inside if window is None else inside & (query - key < window)
+        inside = (query >= key) & (query < ends[key])
+        return inside if window is None else inside & (positions[query] - positions[key] < window)
 
-    return create_block_mask(seen, None, None, size, size, device=device)
+    blocks = -(-size // BLOCK)
+    by_block = [pad(numbers, (0, blocks * BLOCK - size)).view(blocks, BLOCK) for numbers in (ends, positions)]
+    (least_end, most_end), (least, most) = (numbers.aminmax(dim=1) for numbers in by_block)
+    first = torch.arange(0, size, BLOCK, device=positions.device)[:, None]
+    earlier = first > first.T
+    whole, some = earlier & (least_end >= first + BLOCK), earlier & (most_end > first)
+    if window is not None:
+        whole &= most[:, None] - least < window
+        some &= least[:, None] - most < window
+    some = (some & ~whole) | (first == first.T)
+    return BlockMask.from_kv_blocks(
+        *_listed(some), *_listed(whole), BLOCK_SIZE=BLOCK, mask_mod=seen, seq_lengths=(size, size)
+    )
+
+
+def _listed(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """List the True of each row, as `BlockMask` has them: [B, B] -> counts [1, 1, B], places [1, 1, B, B] int32."""
+    places = blocks.int().argsort(dim=1, descending=True, stable=True)
+    return blocks.sum(1, dtype=torch.int32)[None, None], places.int()[None, None]
 
 
 @functools.cache
@@ -218,7 +252,8 @@ def compiled_flex(backend: str = "inductor") -> Flex:
     """Compile torch's flex attention once for all lengths."""
     compiled = torch.compile(flex_attention, dynamic=True, backend=backend)
     # A cap that is a symbolic number has no gradient, and torch 2.11 and 2.13 then fail to trace the backward pass.
-    return cast(Flex, torch._dynamo.config.patch(specialize_float=True)(compiled))
+    # Past the limit of programs torch would run the plain function, which holds the scores of all pairs of tokens.
+    return cast(Flex, torch._dynamo.config.patch(specialize_float=True, recompile_limit=PROGRAMS)(compiled))
 
 
 def attend_flex(

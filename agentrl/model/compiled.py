@@ -11,18 +11,11 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.moe import ExpertsInterface
 
 from agentrl.errors import ConfigError
-from agentrl.model.attention import IMPLEMENTATION, packed_attention
+from agentrl.model.attention import IMPLEMENTATION, PROGRAMS, packed_attention
 from agentrl.model.experts import GROUPED, grouped_experts
 from agentrl.model.stateful import stateful_mixers
 from agentrl.model.vision import vision_tower
 from agentrl.parallel.shard import decoder_layers
-
-_PROGRAMS = 64
-"""Most programs that torch compiles of one piece of code before it runs it as it is.
-
-All roles of a process share the code of their layers, and each needs programs with and without a gradient, and for a
-few ranges of sizes.
-"""
 
 
 def text_layers(model: PreTrainedModel) -> list[nn.Module]:
@@ -49,7 +42,7 @@ def compile_layers(layers: Sequence[nn.Module], device: str | torch.device) -> N
     _check_compiler(device)
     AttentionInterface.register(IMPLEMENTATION, torch.compiler.disable(packed_attention))
     ExpertsInterface.register(GROUPED, torch.compiler.disable(grouped_experts))
-    torch.compiler.config.recompile_limit = max(torch.compiler.config.recompile_limit, _PROGRAMS)
+    torch.compiler.config.recompile_limit = max(torch.compiler.config.recompile_limit, PROGRAMS)
     for layer in layers:
         layer.compile(dynamic=True)
 

@@ -28,7 +28,6 @@ from agentrl.config.declaration import Computed
 from agentrl.errors import ConfigError
 from agentrl.model.attend import Rule
 from agentrl.model.attention import IMPLEMENTATION, LAYOUT, AttentionLayout, PackedAttention
-from agentrl.model.cpu.tree_layout import tree_layout
 from agentrl.model.experts import route_in_float32
 from agentrl.model.head_product import head_products
 from agentrl.model.layout import PackedLayout, flat_layout
@@ -36,6 +35,7 @@ from agentrl.model.read_config import OVERRIDE_KEY, read_config
 from agentrl.model.routing import ROUTES, Routes
 from agentrl.model.scores import Compare, Needs, TokenScores
 from agentrl.model.stateful import KEEPS_STATE, keeps_state, separate_states, stateful_mixers
+from agentrl.model.tree_layout import tree_layout
 from agentrl.model.ulysses import Slice
 from agentrl.model.vision import (
     PlacedFeatures,
@@ -60,7 +60,9 @@ _CHUNK_LOGITS, _CHUNK_LOGITS_ON_GPU = 1 << 24, 1 << 27
 """Logits kept for the backward pass at once (64 MiB in fp32, on a GPU 512 MiB); more are computed in chunks and again
 in backward. Each chunk reads all weights of the head and adds up a gradient as large, which for small chunks would take
 a GPU longer than the products."""
-
+_LEAST_SAVED, _PART_SAVED = 1024, 0.1
+"""Tokens, and part of the tokens, that common beginnings must save before a device shares them. Its attention to a tree
+is slower than to separate sequences, and it computes a few hundred tokens in no time."""
 
 _LAYER = re.compile(r"([^0-9]*\.)(\d{1,9})(\..*)")
 """Name of a weight of a layer: the text before its number, the number, the text after."""
@@ -325,11 +327,15 @@ def hidden_states(
 
 
 def make_layout(ids: torch.Tensor, offsets: torch.Tensor) -> PackedLayout:
-    """Lay out a batch, with common beginnings stored once where the attention kernel can use that (on the CPU).
+    """Lay out a batch, with common beginnings stored once: on the CPU always, on a device where that saves enough.
 
     ids [T] int64, offsets [N + 1] int64.
     """
-    return flat_layout(offsets, ids.device) if ids.is_cuda else tree_layout(ids, offsets)
+    layout = tree_layout(ids, offsets)
+    saved = len(ids) - len(layout.stored)
+    if ids.is_cuda and saved < max(_LEAST_SAVED, _PART_SAVED * len(ids)):
+        return flat_layout(offsets, ids.device)
+    return layout
 
 
 def stored_hidden_states(
@@ -354,7 +360,7 @@ def stored_hidden_states(
     if getattr(model.base_model, KEEPS_STATE, False):
         layout = flat_layout(offsets, ids.device)
     else:
-        layout = make_layout(names if experts is None or ids.is_cuda else named_apart(names, experts), offsets)
+        layout = make_layout(names if experts is None else named_apart(names, experts), offsets)
     limit = _longrope_limit(model)
     if limit is not None and layout.longest > limit:
         raise ConfigError(

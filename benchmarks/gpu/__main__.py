@@ -29,6 +29,8 @@ PARTS = (
     ("update-0.5B", "update", 200, "model FLOP utilisation at 0.5 B", ("--shape", "0.5B")),
     ("update-1.5B", "update", 240, "model FLOP utilisation at 1.5 B", ("--shape", "1.5B")),
     ("update-7B", "update", 300, "model FLOP utilisation at 7 B", ("--shape", "7B")),
+    ("shared", "shared", 240, "common beginnings computed once, at 0.5 B", ("--shape", "0.5B")),
+    ("shared-1.5B", "shared", 300, "common beginnings computed once, at 1.5 B", ("--shape", "1.5B")),
     ("engine", "engine", 180, "the embedded engine's tokens a second", ()),
     ("log-probs", "logprobs", 120, "log-probs of packed sequences against padded ones", ()),
     ("memory", "footprint", 150, "memory seen against the arithmetic of docs/scale.md", ()),
@@ -36,8 +38,8 @@ PARTS = (
     ("attention", "attention", 240, "flex attention against one sequence at a time", ()),
     ("chunks", "chunks", 90, "sizes of the chunks of logits", ()),
 )
-TINY = ("update-1.5B", "update-7B")
-"""Parts that are one and the same with tiny shapes as update-0.5B."""
+TINY = ("update-1.5B", "update-7B", "shared-1.5B")
+"""Parts that are one and the same with tiny shapes as one of a smaller shape."""
 
 
 def parts(device: str, tiny: bool, names: list[str] | None, model: str | None = None) -> list[Part]:

@@ -170,6 +170,7 @@ def test_every_part_is_a_module_and_tiny_ones_are_asked_for_on_a_cpu() -> None:
             "foretold GB",
         ),
         ("offload", {"nothing offloaded", "param_offload", "enable_activation_offload"}, "update seconds"),
+        ("shared", {"bfloat16, 50% prompt: flat / shared", "float32, 75% prompt: shared"}, "update seconds"),
         ("attention", {"tiny, capped: as it trains", "tiny, capped: one at a time"}, "ms"),
         ("chunks", {"2^17 logits", "2^19 logits"}, "seconds"),
         ("pretrained", {"seconds of the supervised warm-up", "seconds a step, rollout"}, "seen"),
@@ -194,6 +195,11 @@ def test_parts_at_tiny_size(
     assert all(found[name][column] > 0 for name in rows)
     if module == "logprobs":
         assert 0 < found["packed against padded"]["largest difference"] < 1e-4
+    if module == "shared":
+        assert 0 < found["float32, shared, against float32, flat"]["gradients off"] < 1e-5
+        assert [found[f"float32, {share} prompt: shared"]["computed"] for share in ("25%", "50%", "75%")] == [
+            pytest.approx(1 - share * 7 / 8, abs=0.01) for share in (0.25, 0.5, 0.75)
+        ]
     if module == "attention":
         assert found["tiny, capped: as it trains"]["gradients off float32"] < 1e-5
 

@@ -12,11 +12,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentrl.errors import ConfigError
 from agentrl.model.attend import Rule, attend_by_node, attend_part, attend_part_plainly, join_parts
-from agentrl.model.attention import attend_flex, compiled_flex, flat_block_mask
-from agentrl.model.cpu.tree_layout import tree_layout
+from agentrl.model.attention import attend_flex, block_mask, compiled_flex
 from agentrl.model.layout import flat_layout
 from agentrl.model.packed import hidden_states, load_model, longest_context, token_logprobs, use_packed_attention
 from agentrl.model.scores import Needs
+from agentrl.model.tree_layout import tree_layout
 from tests.model.families import SIZES, batch, make_model
 
 BUT_ENTROPY: Needs = frozenset({"squared_probs", "varentropy"})
@@ -158,7 +158,7 @@ def test_what_gpus_run_for_other_rules(rule: Rule) -> None:
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(heads, 20, 16, generator=generator) for heads in (4, 2, 2))
     layout = flat_layout(torch.tensor([0, 1, 9, 20]), query.device)
-    mask = flat_block_mask(layout, rule.window, query.device)
+    mask = block_mask(layout, rule.window)
     expected = attend_by_node(layout, query, key, value, rule)
     assert torch.allclose(attend_flex(query, key, value, rule, mask), expected, atol=1e-5)
 
@@ -172,7 +172,7 @@ def test_the_backward_pass_of_other_rules_is_traced(rule: Rule, monkeypatch: pyt
     """
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *tensors: None)
     layout = flat_layout(torch.tensor([0, 1, 90, 200]), torch.device("cpu"))
-    mask = flat_block_mask(layout, rule.window, torch.device("cpu"))
+    mask = block_mask(layout, rule.window)
     generator = torch.Generator().manual_seed(0)
     given = [torch.randn(heads, 200, 16, generator=generator) for heads in (4, 2, 2)]
     results = []

@@ -191,7 +191,8 @@ class StepRunner:
         continuing = sum(part.size for part in parts)
         images = _step_images(parts, prompts, device)
         stateful = bool(cache.own.states)
-        new = _NewPrompts.make(prompts, images, continuing, device, stateful)
+        # Equal prompts are computed once anyway, and a device would compile a kernel for what else they share.
+        new = _NewPrompts.make(prompts, images, continuing, device, stateful or device.type == "cuda")
         if new is not None and images is not None:
             images = new.images_of(images, continuing)
         sessions = [session for part in parts for session in part.sessions]

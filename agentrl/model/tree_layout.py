@@ -1,8 +1,4 @@
-"""The prefix tree of a batch's sequences: each common beginning is stored, and so computed, once.
-
-It is for the CPU, whose attention kernel is called for each node anyway. On a GPU one kernel runs over all sequences,
-and nothing is shared (see `agentrl.model.packed.make_layout`).
-"""
+"""The prefix tree of a batch's sequences: each common beginning is stored, and so computed, once."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from agentrl.model.layout import PackedLayout, flat_layout
 
 Ints = npt.NDArray[np.int64]
 MIN_SHARED = 8
-"""Least length of a shared run: a shorter one costs more in further kernel calls than it saves."""
+"""Least length of a shared run: a shorter one costs a CPU more in further kernel calls than it saves."""
 
 
 def tree_layout(ids: torch.Tensor, offsets: torch.Tensor) -> PackedLayout:
