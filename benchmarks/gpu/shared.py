@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 
 from agentrl.model import packed
 from agentrl.model.layout import PackedLayout, flat_layout
+from agentrl.planning.sizing import ModelShape
 from agentrl.trajectory.batch import RaggedBatch
-from benchmarks.cluster.sizing import ModelShape
 from benchmarks.gpu.part import GB, Setting, median_seconds, memory, out_of_memory_is_a_row, row, seconds, setting
 from benchmarks.gpu.states import policy_folder
 from benchmarks.training.update_utilization import SHAPES, fsdp, make_worker
