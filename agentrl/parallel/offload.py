@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
@@ -58,9 +59,20 @@ def wait(device: torch.device) -> None:
 
 
 def give_back(device: torch.device) -> None:
-    """Free the GPU memory that torch keeps for later use, for a server on the same GPU that wakes."""
+    """Give memory back that is kept for later use: torch's on a GPU, where a server may wake, the C library's on a CPU.
+
+    glibc keeps what an update frees. Its pieces rarely fit the next update's, which then takes new memory.
+    """
     if device.type == "cuda":
         torch.cuda.empty_cache()
+    elif (trim := _malloc_trim()) is not None:
+        trim(0)
+
+
+@functools.cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    """Find glibc's `malloc_trim`; None in other C libraries."""
+    return getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 class HasOffload(Protocol):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 from agentrl.algorithms.declared import declared_by_estimator, needs_reference
 from agentrl.config import Config
@@ -17,6 +16,7 @@ from agentrl.config.sections.parallel import Parallel
 from agentrl.errors import ConfigError
 from agentrl.planning import sizing
 from agentrl.planning.sizing import BFLOAT16, FLOAT32, ModelShape
+from agentrl.system.json_value import JSON
 
 Parts = Mapping[str, float]
 """Bytes by part."""
@@ -57,7 +57,8 @@ class MemoryPlan:
 
     @cached_property
     def policy(self) -> ModelShape:
-        return read_shape(self.config.actor_rollout_ref.model.path)
+        model = self.config.actor_rollout_ref.model
+        return read_shape(model.path, model.override_config)
 
     @cached_property
     def states(self) -> Parts:
@@ -73,7 +74,7 @@ class MemoryPlan:
             moments = trained["optimizer"]
             found["policy's optimizer"] = moments if roles.actor.optim.name == "adamw" else moments / 2
         if self._has_reference:
-            other = read_shape(roles.ref.path) if roles.ref.path else self.policy
+            other = read_shape(roles.ref.path, {}) if roles.ref.path else self.policy
             found["reference"] = other.params * bytes_each / self._ranks(roles.ref_parallel)
         if self._critic is not None:
             held = sizing.state_bytes(
@@ -136,7 +137,7 @@ class MemoryPlan:
         if "values" not in declared_by_estimator(self.config).columns:
             return None
         path = self.config.critic.path
-        return read_shape(path) if path else self.policy
+        return read_shape(path, {}) if path else self.policy
 
     def _ranks(self, parallel: Parallel) -> int:
         """Ranks that hold a copy of a role's parameters together."""
@@ -257,12 +258,19 @@ def doubled(least: int, start: int) -> int:
     return start
 
 
-def read_shape(path: str) -> ModelShape:
-    """Read the shape of a model from its folder. Raises ConfigError for one that cannot be counted."""
-    file = Path(path) / "config.json"
+def read_shape(path: str, override: Mapping[str, JSON]) -> ModelShape:
+    """Read the shape of a model from its config.json. Raises ConfigError for one that cannot be counted."""
+    from transformers import PreTrainedConfig
+
+    if path == "quickstart":
+        raise ConfigError("the quickstart's policy of 0.36 million parameters is made when a run begins; give a model")
     try:
-        return ModelShape.read(file)
-    except OSError:
-        raise ConfigError(f"{file} is not there: a plan needs the model's config.json; give a folder") from None
+        found, _ = PreTrainedConfig.get_config_dict(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: the model's config.json cannot be read: {error}") from None
+    if not found:
+        raise ConfigError(f"{path}: the model's config.json cannot be read: the folder has none")
+    try:
+        return ModelShape.from_config({**found, **override})
     except ValueError as error:
-        raise ConfigError(f"{file}: a plan counts decoders of attention and gated MLPs; {error}") from None
+        raise ConfigError(f"{path}: a plan counts decoders of attention and gated MLPs; {error}") from None

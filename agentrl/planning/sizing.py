@@ -6,11 +6,14 @@ which a router picks some). Matrices are counted; biases and norms, less than a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, Field
+
+from agentrl.system.json_value import JSON
 
 FLOAT32, BFLOAT16 = 4, 2
 ADAMW = 2 * FLOAT32
@@ -70,9 +73,9 @@ class ModelShape:
     experts_per_token: int = 1
 
     @staticmethod
-    def from_config(text: str) -> ModelShape:
-        """Take the shape from the text of a Hugging Face config.json. Raises ValueError for one that is not counted."""
-        whole = _Config.model_validate_json(text)
+    def from_config(values: Mapping[str, JSON]) -> ModelShape:
+        """Take the shape from a Hugging Face config.json. Raises ValueError for one that is not counted."""
+        whole = _Config.model_validate(values)
         config = whole.text_config or whole
         if (why := config.why_not_counted()) is not None:
             raise ValueError(f"{config.model_type or 'the model'} {why}")
@@ -97,7 +100,7 @@ class ModelShape:
     def read(path: Path) -> ModelShape:
         """Read the shape from a config.json, or a folder that has one. Raises ValueError, and FileNotFoundError."""
         path = path / "config.json" if path.is_dir() else path
-        return ModelShape.from_config(path.read_text(encoding="utf-8"))
+        return ModelShape.from_config(json.loads(path.read_text(encoding="utf-8")))
 
     @property
     def q_dim(self) -> int:

@@ -64,7 +64,7 @@ def test_parameters_are_those_of_the_real_model_but_for_norms_and_biases(config:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     matrices = sum(param.numel() for param in model.parameters() if param.ndim > 1)
-    assert ModelShape.from_config(config.to_json_string(use_diff=False)).params == matrices
+    assert ModelShape.from_config(config.to_dict()).params == matrices
 
 
 def test_known_models_have_the_size_that_they_are_called_by() -> None:
@@ -115,7 +115,7 @@ def test_bytes_that_travel_in_hand_worked_cases() -> None:
 @pytest.mark.parametrize("kind", [Qwen2Config, Qwen3Config])
 def test_a_layer_keeps_the_activations_that_are_counted(kind: type[PretrainedConfig], autocast: bool) -> None:
     one, two = (kept_bytes_by_token(kind, layers, autocast) for layers in (1, 2))
-    shape = ModelShape.from_config(config_of(kind, 1).to_json_string(use_diff=False))
+    shape = ModelShape.from_config(config_of(kind, 1).to_dict())
     assert two - one == pytest.approx(layer_activation_bytes(shape, autocast=autocast), rel=0.01)
 
 

@@ -11,6 +11,7 @@ from agentrl import plan as command
 from agentrl.config import Config, load_config
 from agentrl.errors import ConfigError
 from agentrl.planning.memory import MemoryPlan, check_room, doubled
+from tests.e2e.test_docs import commands
 
 MODEL = "actor_rollout_ref.model"
 SHAPE = {
@@ -108,12 +109,26 @@ def test_a_model_that_cannot_be_counted(words: list[str], tmp_path: Path, capsys
     check_room(load_config(words, "train", Config), "cpu", 1.0, lambda _: pytest.fail("warned"))
     assert command.main(words) == 2
     assert (
-        "config.json: a plan counts decoders of attention and gated MLPs; mamba2 has no num_hidden"
+        ": a plan counts decoders of attention and gated MLPs; mamba2 has no num_hidden_layers"
         in capsys.readouterr().err
     )
+    hybrid = {**SHAPE, "model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"]}
+    (tmp_path / "config.json").write_text(json.dumps(hybrid), encoding="utf-8")
+    assert command.main(words) == 2
+    assert "lfm2 has layers of conv" in capsys.readouterr().err
+    assert command.main(["trainer.device=cpu"]) == 2
+    assert "give a model" in capsys.readouterr().err
     (tmp_path / "config.json").unlink()
     assert command.main(words) == 2
-    assert "is not there: a plan needs the model's config.json" in capsys.readouterr().err
+    assert "the model's config.json cannot be read" in capsys.readouterr().err
+
+
+def test_the_pages_command(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    (line,) = commands("docs/plan.md")
+    python, _, module, *given = line.split()
+    assert (python, module) == ("python", "agentrl.plan")
+    assert command.main([word.replace("Qwen/Qwen3-0.6B", words[0].partition("=")[2]) for word in given]) == 0
+    assert "fullest: " in capsys.readouterr().out
 
 
 def test_the_command_prints_parts_by_moment(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
