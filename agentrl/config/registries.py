@@ -223,7 +223,10 @@ REWARD_MANAGERS = Registry(
 SAMPLERS = Registry(
     "sampler",
     "data.sampler.name",
-    {"sequential": "agentrl.data.sampler:Sequential", "shuffled": "agentrl.data.sampler:Shuffled"},
+    {
+        "curriculum": "agentrl.data.curriculum:Curriculum",
+        **{name: f"agentrl.data.sampler:{name.title()}" for name in ("sequential", "shuffled")},
+    },
     base="agentrl.data.sampler:Sampler",
 )
 """The order in which a training takes its rows."""

@@ -110,6 +110,10 @@ class Dataset(ABC):
             raise DataError(f"every prompt is longer than data.max_prompt_length={limit} tokens: nothing is left")
         return len(overlong)
 
+    def sources(self) -> list[str]:
+        """Return the data source of each sample, by position."""
+        return [make().data_source for _, _, make in self._rows()]
+
     def _leave_out(self, indices: npt.NDArray[np.int64]) -> None:
         left = np.setdiff1d(self._kept, indices, assume_unique=True)
         self.skipped += len(self) - len(left)

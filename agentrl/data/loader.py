@@ -11,6 +11,7 @@ from agentrl.data.contract import Dataset
 from agentrl.data.sampler import Sampler
 from agentrl.errors import DataError
 from agentrl.system.json_value import JSON, as_mapping
+from agentrl.system.metrics import Numbers
 from agentrl.system.registry import configured
 from agentrl.system.user_code import contract_error, user_code
 from agentrl.trajectory import Outline
@@ -22,8 +23,9 @@ class Loader:
 
     def __init__(self, dataset: Dataset, sampler: Sampler) -> None:
         self.dataset, self.sampler = dataset, sampler
-        self._drawn: list[int] = []
-        """Row indices of the batches since the last `update`, for a sampler that learns."""
+        self.rows: list[int] = []
+        """Row indices of the last batch."""
+        self.has_metrics = type(sampler).metrics is not Sampler.metrics
         self._what = f"sampler {type(sampler).__name__}"
 
     @property
@@ -54,17 +56,23 @@ class Loader:
                 self.sampler.next_batch,
                 f"it must give {size} indices from 0 to {rows - 1}, found {len(indices)}: {indices!r:.200}",
             )
-        if self.learns:
-            self._drawn.extend(indices)
+        self.rows = indices
         return [self.dataset[index] for index in indices]
 
-    def update(self, outlines: Sequence[Outline]) -> None:
-        """Pass the trajectories of a step to the sampler; their groups count the rows drawn since the last call."""
-        if not self.learns:
-            return
-        drawn, self._drawn = self._drawn, []
+    def update(self, trajectories: Sequence[tuple[int, Outline]]) -> None:
+        """Pass the trajectories of a step to the sampler, each with the index of its row."""
         with user_code(self._what, self.sampler.update):
-            self.sampler.update([(drawn[outline.group], outline) for outline in outlines])
+            self.sampler.update(trajectories)
+
+    def metrics(self) -> Numbers:
+        """Take the sampler's numbers, of one that `has_metrics`. Raises CodeError for a value that is no number."""
+        with user_code(self._what, self.sampler.metrics):
+            numbers = self.sampler.metrics()
+        for name, value in numbers.items():
+            if not isinstance(value, int | float):
+                problem = f"it must give numbers by name, found {name!r}: {value!r:.200}"
+                raise contract_error(self._what, self.sampler.metrics, problem)
+        return numbers
 
     def state_dict(self) -> dict[str, JSON]:
         """Return the position: the name of the sampler's class, its own state, and the fingerprint of the data."""
@@ -87,7 +95,6 @@ class Loader:
                 f"the checkpoint's order of the data was made by the sampler {made_by}, found {name}: set "
                 "data.sampler.name or data.shuffle back, or start anew with trainer.resume_mode=disable"
             )
-        self._drawn = []  # of a step that did not end
         with user_code(self._what, self.sampler.load_state_dict):
             self.sampler.load_state_dict(as_mapping(state["state"]))
 

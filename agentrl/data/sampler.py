@@ -13,6 +13,7 @@ from agentrl.config.sections.data import DataConfig
 from agentrl.data.contract import Dataset
 from agentrl.errors import DataError
 from agentrl.system.json_value import JSON
+from agentrl.system.metrics import Numbers
 from agentrl.trajectory import Outline
 
 
@@ -44,10 +45,14 @@ class Sampler(ABC):
         return type(self).update is not Sampler.update
 
     def update(self, trajectories: Sequence[tuple[int, Outline]]) -> None:  # noqa: B027 - most orders are fixed
-        """Take note of the trajectories of a step, each with the index of its row, before the next batch is drawn.
+        """Take note of the trajectories of a step, each with the index of its row, after the policy's update.
 
-        Only where rollouts and updates take turns (async_training.max_staleness=0).
+        With async_training.max_staleness above 0 the batches of the next steps are drawn before.
         """
+
+    def metrics(self) -> Numbers:
+        """Take the numbers to log with a step. Names begin with sampler/."""
+        return {}
 
     @abstractmethod
     def state_dict(self) -> Mapping[str, JSON]:

@@ -116,6 +116,8 @@ class AsyncSource:
         self._weights: Weights | None = None
         """Weights that `publish` was last given."""
         self._numbers: Numbers = {}
+        self._ordinals: Sequence[int] = ()
+        """Prompts of the step, in the order of the groups of its outlines."""
         self._on_end: Callable[[], None] | None = None
         """Called when a trajectory of training has ended, while a batch is waited for."""
         self._shown = ExitStack()
@@ -136,8 +138,8 @@ class AsyncSource:
         return self.rollouts.checked()
 
     def updated(self, outlines: Sequence[Outline]) -> None:
-        """See `TrajectorySource`. With a bound of 0 a learning sampler is updated: it has drawn for no later step."""
-        self.prompts.loader.update(outlines)
+        if self.loader.learns:
+            self.prompts.update(self._ordinals, outlines)
         if self.schedule.updating:  # it made no weights
             self.loop.run(self._end_update())
 
@@ -150,9 +152,11 @@ class AsyncSource:
         if not settings.max_staleness:
             if self.schedule.updating:  # no update came, and another batch is asked for
                 self.loop.run(self._end_update())
+            first = self.schedule.next_ordinal
             self.schedule, rollout, self._numbers = fill_batch(
                 self.config, self.schedule, self.prompts, self.rollouts, task, show=show
             )
+            self._ordinals = range(first, self.schedule.next_ordinal)
             return rollout
         self.record.begin()
         # In flight, others begin when this batch is taken.
@@ -161,11 +165,12 @@ class AsyncSource:
         while batch is None:
             # Here, not on the loop: a data set of a user's, and processes that are made, belong to this thread.
             self.prompts.draw_to(self.schedule.next_ordinal + max(self.schedule.room, 0) + ahead)
+            self.record.check_prompts(self.prompts.__getitem__, self.prompts.end)
             if self.rollouts.is_broken:
                 self.loop.run(self._unlock())
                 self.rollouts.replace_dead_workers()
             batch = self.loop.run(self._next(task))
-        version = self.schedule.version
+        version, self._ordinals = self.schedule.version, batch.ordinals
         rollout = self.rollouts.pack(task, batch.ordinals, self.record.journal, show=show)
         if rollout.versions and staleness(min(rollout.versions), version) > settings.max_staleness:
             oldest = min(rollout.versions)
@@ -205,6 +210,8 @@ class AsyncSource:
     def metrics(self) -> Metrics:
         metrics = self.rollouts.metrics()
         metrics.add(self._numbers)
+        if self.loader.has_metrics:
+            metrics.add(self.loader.metrics())
         return metrics
 
     def state(self) -> dict[str, JSON]:
@@ -233,8 +240,9 @@ class AsyncSource:
             self.prompts.load({"loader": state["loader"]}, 0)
             return
         self.loop.run(self._load(state))
-        self.prompts.draw_to(max(self.schedule.next_ordinal, self.record.end))
-        self.record.check_prompts(state, self.prompts.__getitem__)
+        if not self.loader.learns:  # such a sampler draws later rows once it has learnt again
+            self.prompts.draw_to(max(self.schedule.next_ordinal, self.record.end))
+        self.record.check_prompts(self.prompts.__getitem__, self.prompts.end)
 
     def saved(self) -> None:
         if self.max_staleness:

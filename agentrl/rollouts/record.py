@@ -38,8 +38,8 @@ class Record:
         self._file = LedgerFile(folder, fsync=fsync)
         self._note = note
         self._is_begun = False
-        self._left: set[int] = set()
-        """Prompts that had left when the checkpoint was made: they are not needed again."""
+        self._begun: dict[int, str] = {}
+        """Identities of prompts that were begun before, and are not checked yet."""
 
     def begin(self) -> None:
         """Forget a run before, unless this one resumes it (`load`); every later call does nothing."""
@@ -54,7 +54,7 @@ class Record:
 
     def load(self, state: Mapping[str, JSON], schedule: StalenessScheduler) -> None:
         """Resume the checkpoint with this state and schedule. Raises DataError where they do not agree."""
-        self._is_begun, self._left = True, set(dict(schedule.left))
+        self._is_begun, left = True, set(dict(schedule.left))
         found = state.get("ledger")  # none: the run took turns until now
         self.ledger = (
             Ledger(schedule.next_ordinal, schedule.next_ordinal) if found is None else Ledger.load(as_mapping(found))
@@ -68,6 +68,12 @@ class Record:
                 f"{self.journal.folder}: expected prompts of which the next one is {schedule.next_ordinal}, found "
                 f"prompts {named(far)}. Remove the folder: what is in no checkpoint is then sampled again"
             )
+        self._begun = {
+            ordinal: its.prompt
+            for ordinal, its in (self.journal.ended | self.journal.unfinished).items()
+            if not self.ledger.has(ordinal) and ordinal not in left  # those are not needed again
+        }
+        self._begun |= {int(ordinal): str(its) for ordinal, its in as_object(state.get("prompts")).items()}
         batches = self._file.read()
         self.plan = deque(batch for batch in batches if batch.step > schedule.step)
         self._check_plan(schedule)
@@ -106,15 +112,13 @@ class Record:
         """Return the identities of the prompts that are begun, as a checkpoint holds them."""
         return {str(group.ordinal): identity(prompt(group.ordinal)) for group in schedule.groups}
 
-    def check_prompts(self, state: Mapping[str, JSON], prompt: Callable[[int], Sample]) -> None:
-        """Check that the data's rows are the rows that were begun. Raises DataError with the prompts that are not."""
-        known = {int(ordinal): its for ordinal, its in as_object(state.get("prompts")).items()}
-        recorded = {
-            ordinal: its.prompt
-            for ordinal, its in (self.journal.ended | self.journal.unfinished).items()
-            if not self.ledger.has(ordinal) and ordinal not in self._left
-        }
-        others = [one for one, its in (known | recorded).items() if identity(prompt(one)) != its]
+    def check_prompts(self, prompt: Callable[[int], Sample], end: int) -> None:
+        """Check that the rows of prompts before `end` are the rows that were begun, each once.
+
+        Raises DataError with the prompts that are not.
+        """
+        known = {ordinal: self._begun.pop(ordinal) for ordinal in sorted(self._begun) if ordinal < end}
+        others = [one for one, its in known.items() if identity(prompt(one)) != its]
         if others:
             rows = ", ".join(f"{prompt(one).file} row {prompt(one).row}" for one in sorted(others)[:3])
             raise DataError(
@@ -184,7 +188,10 @@ class Record:
 
     def drop(self, newest: int | None = None) -> None:
         """Drop records that no checkpoint needs, now that one is being saved; `newest`: as in `Journal.keep`."""
-        self.journal.keep(lambda ordinal: not self.ledger.has(ordinal), newest=newest)
+        unseen: dict[int, str] = {}
+        if newest is not None:  # a sampler that learns may now draw other rows for them
+            unseen, self._begun = self._begun, {}
+        self.journal.keep(lambda ordinal: not self.ledger.has(ordinal) and ordinal not in unseen, newest=newest)
 
     def text(self) -> str:
         """Report the number of prompts by status, and the file that lists them."""

@@ -94,10 +94,11 @@ def open_source(
 ) -> Iterator[TrajectorySource]:
     """Make the source of trajectories that the config asks for; at the end, cancel the prompts that it has begun."""
     bound = config.async_training.max_staleness
-    if bound and loader.learns:
+    if bound and loader.learns and config.algorithm.filter_groups.refill:
         raise ConfigError(
-            f"data.sampler.name={config.data.sampler.name} learns from each step, and with "
-            f"async_training.max_staleness={bound} prompts are drawn before: take 0, or another sampler"
+            f"data.sampler.name={config.data.sampler.name} learns from each step. With async_training.max_staleness="
+            f"{bound} it sees no group that algorithm.filter_groups.refill=true replaces: set refill=false, "
+            "max_staleness=0, or another sampler"
         )
     with closing(AsyncSource(config, loader, rollouts, settings_of(config, total_steps))) as source:
         yield source

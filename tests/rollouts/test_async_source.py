@@ -20,6 +20,7 @@ import torch
 from agentrl.agent_loop.base import Episode
 from agentrl.agent_loop.registry import LoopFunction
 from agentrl.config import Config, load_config
+from agentrl.config.sections.data import SamplerConfig
 from agentrl.data.contract import Dataset
 from agentrl.data.loader import make_loader
 from agentrl.engines.contract import Generation, SamplingParams
@@ -201,6 +202,13 @@ def replacing(config: Config) -> Config:
     return config.model_copy(update={"algorithm": algorithm})
 
 
+def learning(config: Config) -> Config:
+    """The config with rows drawn by the success of their groups."""
+    options = {"pools": True, "too_hard": 0.0, "hard_share": 0.5, "easy_share": 0.0, "success_threshold": 0.5}
+    sampler = SamplerConfig(name="curriculum", options=options)
+    return config.model_copy(update={"data": config.data.model_copy(update={"sampler": sampler})})
+
+
 Opened = Callable[..., AbstractContextManager[Bench]]
 
 
@@ -210,6 +218,7 @@ def opened(config: Config, policy_dir: Path, tmp_path: Path) -> Opened:
 
     refill: groups are replaced, and so many of them may leave before a batch.
     freed: the engine's memory is freed for updates.
+    learns: the sampler does.
     """
     given = config
 
@@ -224,8 +233,10 @@ def opened(config: Config, policy_dir: Path, tmp_path: Path) -> Opened:
         refill: int = 0,
         scorer: Callable[..., float] = score,
         freed: bool = False,
+        learns: bool = False,
     ) -> Iterator[Bench]:
         config = replacing(given) if refill else given
+        config = learning(config) if learns else config
         config = freeing(config) if freed else config
         context = load_context(config, UserObjects(loops={"overlapped": loop}, reward=scorer))
         chat = load_chat(config)
@@ -405,6 +416,47 @@ def test_asking_for_the_state_changes_nothing(opened: Opened, changes: bool) -> 
         state = bench.source.state()
         assert state == bench.source.state() and as_mapping(state["flow"])["updating"] is False
         bench.step(2)
+
+
+def rows_drawn(bench: Bench) -> list[list[int]]:
+    """Row indices of the batches that the loader gives from now on."""
+    found: list[list[int]] = []
+    sampler = bench.source.loader.sampler
+    drawing = sampler.next_batch
+
+    def next_batch() -> Sequence[int]:
+        rows = drawing()
+        found.append(list(rows))
+        return rows
+
+    sampler.next_batch = next_batch  # type: ignore[method-assign]
+    return found
+
+
+def test_a_sampler_that_learns_draws_the_same_rows_after_a_kill(opened: Opened, tmp_path: Path) -> None:
+    """The checkpoint is of step 2. Batches that were drawn before it, and after later steps, have the same rows."""
+    with opened(2, 2, steps=7, learns=True) as bench:
+        before = rows_drawn(bench)
+        for step in range(1, 6):
+            bench.step(step)
+            if step == 2:
+                state: dict[str, JSON] = {"step": 2, "version": 2, **bench.source.state()}
+                bench.source.saved()
+                first = state["first_prompt"]
+                assert isinstance(first, int) and state["rows"] == [row for rows in before for row in rows][first:]
+        killed(bench, tmp_path / "killed", 0)
+        learnt = bench.source.loader.state_dict()
+        assert bench.own.rollouts.in_flight_updates is False and len(before) == 7
+    with opened(2, 2, steps=7, learns=True, folder="killed") as resumed:
+        after = rows_drawn(resumed)
+        resumed.goes_on(state, 2)
+        assert not after, "rows of later steps are drawn once the sampler has learnt again"
+        for step in range(3, 6):
+            resumed.step(step)
+        assert after == before[4:] and resumed.uids == bench.uids[2:]
+        assert resumed.source.loader.state_dict() == learnt
+    with opened(2, 2, steps=7) as fixed, pytest.raises(DataError, match="made by the sampler Curriculum"):
+        fixed.source.load_state(state)
 
 
 def test_without_a_journal_what_was_begun_begins_anew(opened: Opened, config: Config, tmp_path: Path) -> None:

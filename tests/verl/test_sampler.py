@@ -141,9 +141,9 @@ def test_a_curriculum_is_told_of_each_step_and_resumes(own: Callable[[str], Load
     loader = own("Hardest")
     assert loader.learns and not own("Shuffle").learns
     assert take(loader) == [0, 1, 2, 3]
-    loader.update([outline(0, 0.9), outline(0, 0.9), outline(1, 0.1), outline(2, None), outline(3, 0.2)])
+    loader.update([(row, outline(row, score)) for row, score in ((0, 0.9), (0, 0.9), (1, 0.1), (2, None), (3, 0.2))])
     assert take(loader) == [4, 5, 6, 7]
-    loader.update([outline(group, 1.0) for group in range(4)])
+    loader.update([(group + 4, outline(group, 1.0)) for group in range(4)])
     state = json.loads(json.dumps(loader.state_dict()))
     restored = own("Hardest")
     restored.load_state_dict(state)
@@ -152,8 +152,8 @@ def test_a_curriculum_is_told_of_each_step_and_resumes(own: Callable[[str], Load
         one.update([])
     take(loader)
     loader.load_state_dict(state)
-    assert take(loader) == [1, 3, 2, 8], "a step that did not end is begun anew, and not learnt from"
-    loader.update([outline(0, 1.0)])
+    assert take(loader) == [1, 3, 2, 8], "a step that did not end begins again"
+    loader.update([(1, outline(0, 1.0))])
     assert loader.sampler.inner.scores[1] == 1.0  # type: ignore[attr-defined]
     none = own("NoState")
     take(none)
@@ -176,6 +176,8 @@ def test_a_resumed_run_draws_the_rows_of_the_undisturbed_one(
         return [[message for row in table.to_pylist() for message in row["messages"][:2]] for table in found]
 
     assert drawn(tmp_path / "whole", 3) == drawn(tmp_path / "parts", 1, 3)
-    refused = small_run(*more, "async_training.max_staleness=1", run_dir=tmp_path / "ahead")
+    refused = small_run(
+        *more, "async_training.max_staleness=1", "algorithm.filter_groups.refill=true", run_dir=tmp_path / "ahead"
+    )
     assert main(refused) == 2
     assert "learns from each step" in capsys.readouterr().err
