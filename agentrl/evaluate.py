@@ -1,4 +1,8 @@
-"""`python -m agentrl.evaluate data.path=...`: scores of responses in a parquet file, by data source."""
+"""`python -m agentrl.evaluate data.path=...`: scores of responses in a parquet file, by data source.
+
+`python -m agentrl.evaluate --suite NAME --out FOLDER model.path=...`: responses to a published benchmark, and its
+scores. `--compare FOLDER FOLDER`: two such runs in one table.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,15 @@ from agentrl.system.command import exit_status
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate, and return the process's exit status (see `agentrl.system.command`)."""
 
+    words = list(sys.argv[1:] if argv is None else argv)
+
     def work() -> None:
-        config = load_config(list(sys.argv[1:] if argv is None else argv), "evaluate", EvaluateConfig)
+        if any(word.partition("=")[0] in ("--suite", "--compare") for word in words):
+            from agentrl.suites.run import main as run_suite
+
+            run_suite(words)
+            return
+        config = load_config(words, "evaluate", EvaluateConfig)
         # Imported late, so that --help and config errors wait for nothing.
         from agentrl.observe.open import open_display
         from agentrl.offline.evaluate import evaluate, print_table

@@ -140,6 +140,7 @@ AGENT_LOOPS = Registry(
         "retool": "agentrl.agent_loop.tagged:ReToolLoop",
         "search_r1": "agentrl.agent_loop.tagged:SearchR1Loop",
         "single_turn": "agentrl.agent_loop.single_turn:SingleTurnLoop",
+        "single_turn_calls": "agentrl.agent_loop.single_turn:SingleTurnCallsLoop",
         "tool_agent": "agentrl.agent_loop.tool_agent:ToolAgentLoop",
     },
     base="agentrl.agent_loop.base:AgentLoop",
@@ -191,12 +192,14 @@ SCORERS = Registry(
     "scorer",
     "reward_model.scorers",
     {
+        "bfcl": "agentrl.suites.bfcl:compute_score",
         "code": "agentrl.reward.code:CodeJudge.compute_score",
         "final_answer": "agentrl.reward.final_answer:compute_score",
         "gsm8k": "agentrl.reward.gsm8k:compute_score",
         "interaction": "agentrl.reward.interaction:compute_score",
         "judge": "agentrl.reward.judge:ModelJudge.compute_score",
         "math": "agentrl.reward.math:compute_score",
+        "reasoning_gym": "agentrl.suites.reasoning_gym:compute_score",
         "reported": "agentrl.reward.reported:compute_score",
         "search_qa": "agentrl.reward.search_qa:compute_score",
         "verl": "agentrl.verl.reward_score:compute_score",
@@ -230,6 +233,17 @@ SAMPLERS = Registry(
     base="agentrl.data.sampler:Sampler",
 )
 """The order in which a training takes its rows."""
+
+SUITES = Registry(
+    "suite",
+    "--suite",
+    {
+        "bfcl": "agentrl.suites.bfcl:BFCL",
+        "gsm8k": "agentrl.suites.gsm8k:GSM8K",
+        "reasoning_gym": "agentrl.suites.reasoning_gym:SUITE",
+    },
+)
+"""`Suite` objects of `python -m agentrl.evaluate --suite` (see `agentrl.suites.contract`)."""
 
 DIALECTS = Registry(
     "dialect",

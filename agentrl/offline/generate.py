@@ -176,9 +176,13 @@ def response_text(trajectory: Trajectory) -> str | None:
 
 def settings(config: GenerateConfig, data: Dataset) -> dict[str, JSON]:
     """Return the data and the keys that the rows of the file depend on."""
+    return {"data.path": data.fingerprint, **decisive(config)}
+
+
+def decisive(config: GenerateConfig) -> dict[str, JSON]:
+    """Return the keys that responses depend on, with their values."""
     values = flatten(config_to_dict(config), leaf_keys(GenerateConfig))
-    decisive = {key: values[key] for key in values if any(fnmatch.fnmatchcase(key, pattern) for pattern in DECISIVE)}
-    return {"data.path": data.fingerprint, **decisive}
+    return {key: values[key] for key in values if any(fnmatch.fnmatchcase(key, pattern) for pattern in DECISIVE)}
 
 
 def model_weights(config: GenerateConfig) -> Weights:

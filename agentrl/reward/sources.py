@@ -11,7 +11,7 @@ from agentrl.reward.scorer import Scorer
 INSTANT = ("final_answer", "gsm8k", "interaction", "reported", "search_qa")
 """Ready scorers that take microseconds, and run in the event loop."""
 
-NEED_TRUTH = ("code", "final_answer", "gsm8k", "math", "search_qa")
+NEED_TRUTH = ("bfcl", "code", "final_answer", "gsm8k", "math", "reasoning_gym", "search_qa")
 """Ready scorers that compare with `reward_model.ground_truth`."""
 SOURCES: dict[str, str] = {
     "openai/gsm8k": "gsm8k",
@@ -34,6 +34,8 @@ SOURCES: dict[str, str] = {
     "musique": "search_qa",
     "bamboogle": "search_qa",
     "searchR1_*": "search_qa",
+    "bfcl/*": "bfcl",
+    "reasoning_gym/*": "reasoning_gym",
     "code/*": "code",
     "apps": "code",
     "codecontests": "code",

@@ -1,0 +1,45 @@
+"""The commands of docs/evaluate.md run as shown, on a tiny policy and a few tasks."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from agentrl.evaluate import main
+from agentrl.suites import reasoning_gym
+from tests.e2e.test_docs import commands, write_files
+from tests.suites.test_bfcl import wheel
+from tests.suites.test_reasoning_gym import package
+
+__all__ = ["package", "wheel"]
+
+
+@pytest.mark.slice(0, "long run")
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("wheel", "package")
+def test_the_commands_of_the_page_run(policy_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert write_files("docs/evaluate.md", tmp_path) == ["my_suite.py"]
+    (tmp_path / "data/gsm8k").mkdir(parents=True)
+    (tmp_path / "data/gsm8k/test.jsonl").write_text('{"question": "What is 2 + 2?", "answer": "4\\n#### 4"}\n')
+    ran = []
+    for line in commands("docs/evaluate.md"):
+        words = [word.replace("Qwen/Qwen3-0.6B", str(policy_dir)) for word in shlex.split(line)]
+        if words[0] == "pip":
+            continue
+        assert words[:3] == ["python", "-m", "agentrl.evaluate"]
+        words = words[3:]
+        if "--suite" in words:
+            words += ["--limit", "1", "data.max_prompt_length=2000", "data.max_response_length=8"]
+            if "bfcl" in words:
+                words += ["--parts", "simple_python,irrelevance"]
+                assert main(["runs/bfcl-trained" if word == "runs/bfcl" else word for word in words]) == 0
+        assert main(words) == 0, line
+        ran.append(words)
+    assert len(ran) == 5
+    numbers = json.loads(Path("runs/bfcl/report.json").read_text())["numbers"]
+    assert set(numbers) == {"simple_python", "irrelevance"}
+    assert set(json.loads(Path("runs/gym/report.json").read_text())["numbers"]) <= set(reasoning_gym.DEFAULT)
