@@ -77,10 +77,7 @@ class Dialogue:
             extra["interaction_turn_score"] = dialogue.turn_score
 
     async def opening(self, prompt: list[Message]) -> list[Message]:
-        """Return the prompt with the interaction's first message.
-
-        The text is added to the prompt's last message if that is a user message, else it becomes a new message.
-        """
+        """Return the prompt with the interaction's first message."""
         if (interaction := self.interaction) is None:
             return prompt
         async with within(self.episode.context.limits.call_timeout):
@@ -95,10 +92,7 @@ class Dialogue:
         if text is None:
             return prompt
         self.episode.state = text
-        last = prompt[-1]
-        if last["role"] == "user":  # many chat templates refuse two user turns in a row
-            return [*prompt[:-1], {**last, "content": joined(last["content"], f"\n\n{text}")}]
-        return [*prompt, {"role": "user", "content": text}]
+        return with_opening(prompt, text)
 
     async def respond(self) -> InteractionResponse | None:
         """Ask for the answer to the last assistant turn, and set that turn's reward; None when the dialogue is over."""
@@ -139,6 +133,14 @@ class Dialogue:
         with user_code(f"interaction {self.interaction.name}", self.interaction.generate_response):
             await self.episode.start(history, self.episode.tools)
         return self.episode.budget_left > 0
+
+
+def with_opening(prompt: list[Message], text: str) -> list[Message]:
+    """Add the first text of the other side to the prompt: to its last message if the user wrote that."""
+    last = prompt[-1]
+    if last["role"] == "user":  # many chat templates refuse two user turns in a row
+        return [*prompt[:-1], {**last, "content": joined(last["content"], f"\n\n{text}")}]
+    return [*prompt, {"role": "user", "content": text}]
 
 
 def _find(episode: Episode, name: str | None) -> Interaction:

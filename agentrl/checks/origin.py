@@ -159,7 +159,8 @@ class Origins:
     def _rendered(self, one: Trajectory, sample: Sample, loop: AgentLoop) -> Iterator[Finding]:
         """Render the prompt and the observed turns again, read the sampled ones again, and compare."""
         prompt, tools = loop.first_prompt(sample, self._tools.schemas)
-        known = len(prompt) - bool(sample.interaction_kwargs)  # which may add its first message to the last one
+        opens = sample.interaction_kwargs or "environment" in sample.extra_info
+        known = len(prompt) - bool(opens)  # which may add its first message to the last one
         if one.messages[:known] != prompt[:known]:
             yield Finding("prompt", "its first messages are not those of its row", one.uid)
             return

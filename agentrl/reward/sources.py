@@ -43,6 +43,7 @@ SOURCES: dict[str, str] = {
     "taco": "code",
     "judge/*": "judge",
     "interaction/*": "interaction",
+    "environment/*": "interaction",
     "agent/*": "reported",
 }
 """Data source (`*` stands for anything) to the kind of its scorer."""

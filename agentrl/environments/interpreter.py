@@ -1,0 +1,110 @@
+"""Interpreters of this machine, and virtual environments made with them: once, and then used offline."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from agentrl.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+MADE = "made.txt"
+"""File of a virtual environment that is complete: what `pip freeze` lists in it."""
+_SHOWN_LINES = 12
+
+
+def find_python(wanted: str | None, key: str) -> str:
+    """Find an interpreter by version (`3.12`) or path; None: this one. It counts once it has run `-c 1`.
+
+    Raises ConfigError that begins with `key`, with the versions that are there.
+    """
+    if wanted is None:
+        return sys.executable
+    if not all(part.isdecimal() for part in wanted.split(".")):
+        if not _version_of(found := str(Path(wanted).expanduser())):
+            raise ConfigError(f"{key}: expected a Python that runs, or a version like 3.12; found {wanted}")
+        return found
+    tried = {path: _version_of(path) for path in _candidates()}
+    for path, version in tried.items():
+        if version is not None and f"{version}.".startswith(f"{wanted}."):
+            return path
+    known = ", ".join(sorted({version for version in tried.values() if version}))
+    raise ConfigError(
+        f"{key}: Python {wanted} is not on this machine (found: {known}). Install it, e.g. by `pyenv install {wanted}` "
+        f"or `uv python install {wanted}`, or give the path of an interpreter"
+    )
+
+
+def _candidates() -> Iterator[str]:
+    yield sys.executable
+    folders = [Path(one) for one in os.environ.get("PATH", "").split(os.pathsep) if one]
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    folders += [*sorted(pyenv.glob("versions/*/bin")), *sorted(Path.home().glob(".local/share/uv/python/*/bin"))]
+    for folder in folders:
+        yield from map(str, sorted(folder.glob("python3.[0-9]")) + sorted(folder.glob("python3.[0-9][0-9]")))
+
+
+def _version_of(python: str) -> str | None:
+    """Version of an interpreter that runs; None for one that does not, e.g. a shim without its Python."""
+    program = "import sys; print('.'.join(map(str, sys.version_info[:3])))"
+    try:
+        done = subprocess.run([python, "-c", program], capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def cache_folder() -> Path:
+    """Folder of the virtual environments: `environments` in AGENTRL_CACHE, by default in ~/.cache/agentrl."""
+    return Path(os.environ.get("AGENTRL_CACHE") or Path.home() / ".cache" / "agentrl").absolute() / "environments"
+
+
+def virtual_environment(name: str, python: str, packages: Sequence[str], key: str) -> str:
+    """Return the interpreter of a virtual environment with `packages`, which is made unless it is there.
+
+    Processes that want the same one wait for the first. Raises ConfigError with pip's last lines.
+    """
+    files = [Path(one[3:].strip()).read_text() for one in packages if one.startswith("-r ")]
+    parts = json.dumps([_version_of(python), list(packages), files])
+    folder = cache_folder() / f"{name}-{hashlib.sha256(parts.encode()).hexdigest()[:12]}"
+    made, found = folder / MADE, str(folder / "bin" / "python")
+    if made.exists():
+        return found
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            logger.warning("environment %s: installing %s into %s", name, " ".join(packages), folder)
+            shutil.rmtree(folder, ignore_errors=True)
+            _run([python, "-m", "venv", str(folder)], f"{key}: no virtual environment can be made with {python}")
+            given = [part for one in packages for part in (one.split(" ", 1) if one.startswith("-r ") else [one])]
+            wish = [found, "-m", "pip", "install", "--disable-pip-version-check", *given]
+            _run(wish, f"{key}: pip cannot install {' '.join(packages)}")
+            frozen = _run([found, "-m", "pip", "freeze", "--disable-pip-version-check"], f"{key}: pip freeze fails")
+            partial = made.with_suffix(".partial")
+            partial.write_text(frozen)
+            partial.replace(made)
+    return found
+
+
+def _run(command: Sequence[str], problem: str) -> str:
+    foreign = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")  # they lead to the trainer's packages
+    environment = {name: value for name, value in os.environ.items() if name not in foreign}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise ConfigError(f"{problem}; its last lines:\n{last_lines(done.stdout + done.stderr)}")
+    return done.stdout
+
+
+def last_lines(text: str) -> str:
+    """Return the last lines of an output that are not empty."""
+    return "\n".join([line.rstrip() for line in text.splitlines() if line.strip()][-_SHOWN_LINES:]) or "(no output)"

@@ -1,0 +1,288 @@
+"""Serve an environment by HTTP: `python serve.py ENVIRONMENT.py`.
+
+This file runs in the environment's own Python, 3.9 or newer, and needs the standard library alone. The environment is
+a Python file with four functions, and perhaps a fifth:
+
+    tasks(split, seed, count, **options)    yields tasks: dicts with a `prompt`, perhaps `tools`, and anything else
+    start(task, seed)                       returns (episode, observation); the observation may be None
+    step(episode, action)                   returns {"observation": text, "reward": number, "done": bool, ...}
+    score(episode)                          returns a number, or a dict with `score` and further numbers
+    close(episode)                          optional
+
+Each episode has a thread of its own, in which its functions are called. With `SERIAL = True` in the file, one call runs
+at a time. A request names its session and its number in the session, so a repeated request gets the same answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hmac
+import importlib.util
+import json
+import os
+import queue
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+PROTOCOL = 1
+KEY = "AGENTRL_ENVIRONMENT_KEY"
+"""Environment variable with the key that requests must bring; without it no key is asked for."""
+MOST_BODY = 64 << 20
+MOST_HANGING = 64
+"""Closed episodes whose last call still runs, from which on no episode is begun."""
+IDLE_SECONDS = 3600.0
+"""Seconds without a request after which an episode is closed: its client is gone."""
+MOST_ERROR = 16 << 10
+LOOK_EVERY = 0.5
+
+
+class Refused(Exception):
+    """Request that breaks the protocol."""
+
+    def __init__(self, status: int, problem: str) -> None:
+        super().__init__(problem)
+        self.status = status
+
+
+class Session:
+    """One episode: its state, and the thread in which the environment is called."""
+
+    def __init__(self, call: Callable[..., bytes]) -> None:
+        self.used = time.monotonic()
+        self.state: Any = None
+        self.ended_at: int | None = None
+        self._call = call
+        self._jobs: queue.SimpleQueue[tuple[Future[bytes], Callable[[], object]] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._number = -1
+        self._answer: Future[bytes] = Future()
+        self.thread = threading.Thread(target=self._work, daemon=True)
+        self.thread.start()
+
+    def ask(self, number: int, work: Callable[[], object]) -> bytes:
+        """Run request `number` in the session's thread; a repeated one gets the answer of the first."""
+        with self._lock:
+            self.used = time.monotonic()
+            if number != self._number:
+                if number != self._number + 1:
+                    raise Refused(409, f"expected request {self._number + 1} of the session, found {number}")
+                self._number, self._answer = number, Future()
+                self._jobs.put((self._answer, work))
+            answer = self._answer
+        return answer.result()
+
+    def end(self, close: Callable[[Any], object] | None) -> None:
+        """Close the episode after the call that runs, without waiting for it."""
+        if close is not None:
+            self._jobs.put((Future(), lambda: None if self.state is None else close(self.state)))
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            answer, work = job
+            answer.set_result(self._call(work))
+
+
+class Environment:
+    """Functions of the user's file, and the sessions that use them."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        # At the end, so that a file called like a package that it imports does not hide it.
+        own = str(Path(__file__).resolve().parent)
+        sys.path[:] = [*(one for one in sys.path if one != own), str(Path(file).resolve().parent), str(Path.cwd())]
+        spec = importlib.util.spec_from_file_location("environment_file", file)
+        if spec is None or spec.loader is None:
+            raise SystemExit(f"{file}: expected a Python file")
+        module = sys.modules["environment_file"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        missing = [name for name in ("tasks", "start", "step", "score") if not callable(getattr(module, name, None))]
+        if missing:
+            raise SystemExit(
+                f"{file}: it has no function {', '.join(missing)}; needed are tasks, start, step and score"
+            )
+        self.module = module
+        self._serial = threading.Lock() if getattr(module, "SERIAL", False) else None
+        self._sessions: dict[str, Session] = {}
+        self._closed: list[Session] = []
+        self._lock = threading.Lock()
+
+    def answer(self, path: str, asked: dict[str, Any]) -> bytes:
+        """Answer one request. Raises Refused."""
+        if path == "/v1/environment":
+            return _encoded({"protocol": PROTOCOL, "file": self.file, "python": sys.version.split()[0]})
+        if path == "/v1/tasks":
+            return self._call(lambda: self._tasks(asked))
+        if path == "/v1/start":
+            return self._start(asked)
+        if path == "/v1/close":
+            with self._lock:
+                self._close(self._sessions.pop(asked["session"], None))
+            return b"{}"
+        with self._lock:
+            session = self._sessions.get(asked["session"])
+        if session is None:
+            raise Refused(410, "no such session: it was closed, or the server was started again")
+        if path == "/v1/step":
+            return session.ask(asked["number"], lambda: self._step(session, asked["number"], asked["action"]))
+        if path == "/v1/score":
+            return session.ask(asked["number"], lambda: self._score(session))
+        raise Refused(404, f"no such path: {path}")
+
+    def _tasks(self, asked: dict[str, Any]) -> object:
+        given = self.module.tasks(asked["split"], asked["seed"], asked["count"], **asked.get("options", {}))
+        found: list[Any] = []
+        for task in given:
+            if len(found) == asked["count"]:
+                break
+            found.append(task)
+        return {"tasks": found}
+
+    def _start(self, asked: dict[str, Any]) -> bytes:
+        with self._lock:
+            now = time.monotonic()
+            for name in [name for name, one in self._sessions.items() if now - one.used > IDLE_SECONDS]:
+                self._close(self._sessions.pop(name))
+            self._closed = [one for one in self._closed if one.thread.is_alive()]
+            if len(self._closed) >= MOST_HANGING:
+                raise Refused(503, f"the last calls of {len(self._closed)} closed episodes still run")
+            session = self._sessions.get(asked["session"])
+            if session is None:
+                session = self._sessions[asked["session"]] = Session(self._call)
+
+        def begin() -> object:
+            made = self.module.start(asked["task"], asked["seed"])
+            if not isinstance(made, tuple) or len(made) != 2:
+                raise TypeError(f"start must return (episode, observation), found {made!r:.100}")
+            session.state = made[0]
+            return {"observation": made[1]}
+
+        return session.ask(0, begin)
+
+    def _step(self, session: Session, number: int, action: object) -> object:
+        if session.ended_at is not None:
+            raise RuntimeError(f"step {number} was asked for, but the episode ended at step {session.ended_at}")
+        found = self.module.step(session.state, action)
+        if not isinstance(found, dict):
+            raise TypeError(f"step must return a dict, found {found!r:.100}")
+        if found.get("done"):
+            session.ended_at = number
+        return found
+
+    def _score(self, session: Session) -> object:
+        found = self.module.score(session.state)
+        return found if isinstance(found, dict) else {"score": found}
+
+    def _close(self, session: Session | None) -> None:
+        if session is not None:
+            session.end(getattr(self.module, "close", None))
+            self._closed.append(session)
+
+    def _call(self, work: Callable[[], object]) -> bytes:
+        """Encode the result of `work`, or the traceback of its error."""
+        try:
+            if self._serial is None:
+                return _encoded(work())
+            with self._serial:
+                return _encoded(work())
+        except (Exception, SystemExit):
+            text = traceback.format_exc()
+            print(text, file=sys.stderr, flush=True)
+            return _encoded({"error": text if len(text) <= MOST_ERROR else "...\n" + text[-MOST_ERROR:]})
+
+
+def _encoded(value: object) -> bytes:
+    return json.dumps(value, default=_plain).encode()
+
+
+def _plain(value: Any) -> object:
+    """Convert numbers of other libraries."""
+    if hasattr(value, "item"):
+        return value.item()
+    raise TypeError(f"{value!r:.100} has no form in JSON")
+
+
+class Handler(BaseHTTPRequestHandler):
+    """HTTP/1.1 with connections that stay open."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = -1
+    environment: Environment
+    key = ""
+
+    def do_POST(self) -> None:
+        try:
+            given = self.headers.get("Authorization", "")
+            if self.key and not hmac.compare_digest(given.encode(), f"Bearer {self.key}".encode()):
+                raise Refused(401, "the key is missing or another")
+            length = int(self.headers.get("Content-Length") or 0)
+            if not 0 <= length <= MOST_BODY:
+                self.close_connection = True
+                raise Refused(413, f"a request has at most {MOST_BODY} bytes, found {length}")
+            asked = json.loads(self.rfile.read(length) or b"{}")
+            status, body = 200, self.environment.answer(self.path, asked)
+        except Refused as refused:
+            status, body = refused.status, _encoded({"detail": str(refused)})
+        except (KeyError, TypeError, ValueError) as error:
+            status, body = 400, _encoded({"detail": f"no request of this protocol: {type(error).__name__}: {error}"})
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+class Server(ThreadingHTTPServer):
+    """Server with a thread for each connection."""
+
+    daemon_threads = True
+    request_queue_size = 1024
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Leave out broken connections: the client repeats the request."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            traceback.print_exc()
+
+
+def end_with(starter: int) -> None:
+    """Kill this process's group when process `starter` is gone or closes our stdin."""
+    while os.getppid() == starter:
+        readable, _, _ = select.select([0], [], [], LOOK_EVERY)
+        if readable and not os.read(0, 1):
+            break
+    os.killpg(0, signal.SIGKILL)
+
+
+def main() -> None:
+    """Load the environment, then serve it; the first line of stdout is the address, as JSON."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("environment", help="Python file with the functions tasks, start, step and score")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0, help="0: one that is free")
+    parser.add_argument("--starter", type=int, help="id of the process to end with; it holds the other end of stdin")
+    given = parser.parse_args()
+    if given.starter is not None:
+        threading.Thread(target=end_with, args=(given.starter,), daemon=True).start()
+    announced = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the environment prints is no announcement
+    Handler.environment, Handler.key = Environment(given.environment), os.environ.pop(KEY, "")
+    server = Server((given.host, given.port), Handler)
+    print(json.dumps({"protocol": PROTOCOL, "port": server.server_address[1]}), file=announced, flush=True)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

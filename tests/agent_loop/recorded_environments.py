@@ -1,0 +1,63 @@
+"""What environments of other packages answered, recorded: `python -m tests.agent_loop.recorded_environments`.
+
+The recordings replay in `make test`; `make test-all` plays them again with the real packages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from agentrl.environments.sidecar import Play, Sidecar
+from data_prep.environment import entry
+
+FILE = Path(__file__).with_suffix(".json")
+SAID = {
+    "reasoning_gym": ["I count <answer>310</answer>"],
+    "textarena": ["[10]", "no move", "[15]", "[18]"],
+    "verifiers": ["<answer>1</answer>"],
+}
+"""Turns of the policy, by family; the last one of a game that goes on is cut by the turn limit."""
+
+REPLAY = """
+def tasks(split, seed, count):
+    return []
+
+def start(task, seed):
+    return {"steps": list(task["steps"]), "score": task["score"]}, task["opening"]
+
+def step(episode, action):
+    return episode["steps"].pop(0)
+
+def score(episode):
+    return episode["score"]
+"""
+"""Environment whose tasks are recordings."""
+
+
+async def play(family: str) -> dict[str, Any]:
+    """Play the first task with the real package; return the recording."""
+    _, options = entry(Path(f"environments/{family}.yaml"), None)
+    sidecar = Sidecar(options)
+    try:
+        (task,) = await sidecar.tasks("train", 1, 1, 600.0)
+        episode = Play(sidecar, await sidecar.ready(), 600.0, family)
+        opening, steps = await episode.start(task, 7), []
+        for text in SAID[family]:
+            if not episode.done:
+                steps.append(await episode.step(text, ()))
+        return {"task": task, "opening": opening, "steps": steps, "score": await episode.score()}
+    finally:
+        await sidecar.close()
+
+
+async def main() -> None:
+    """Write the recordings of all families."""
+    found = {family: await play(family) for family in SAID}
+    FILE.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

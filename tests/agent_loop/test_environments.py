@@ -1,0 +1,422 @@
+"""The loop of environments: scripted turns against real sidecars, their faults, and how they start and end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.environments.interpreter import find_python
+from agentrl.environments.loop import EnvironmentLoop
+from agentrl.environments.serve import KEY
+from agentrl.environments.sidecar import EnvironmentOptions, Sidecar
+from agentrl.errors import CodeError, ConfigError
+from agentrl.remote.faults import RemoteRefused
+from agentrl.system.call_journal import CallJournal, Entry
+from agentrl.tool import ErrorKind
+from agentrl.trajectory import Status, Trajectory
+from agentrl.trajectory.sample import Sample
+from data_prep.environment import rows
+from tests.agent_loop.conftest import Bench, call, sample
+from tests.agent_loop.recorded_environments import FILE, REPLAY, SAID, play
+from tests.e2e.test_docs import write_files
+from tests.system.test_call_journal import live
+from tests.waiting import until
+
+MakeBench = Callable[..., Bench]
+
+ODD = '''
+"""Does what the task says, in the step that it says."""
+import json, math, os, signal, time
+from pathlib import Path
+
+def tasks(split, seed, count):
+    yield {}
+
+def start(task, seed):
+    if task.get("start") == "raise":
+        raise LookupError("unknown task")
+    return dict(task, steps=0), task.get("opening")
+
+def step(episode, action):
+    episode["steps"] += 1
+    what = episode.get("step") if episode["steps"] == 2 else None
+    marker = Path(episode.get("marker", "/"))
+    if what == "raise":
+        raise KeyError("my mistake")
+    if what == "fault":
+        raise ConnectionError("its database is gone")
+    if what in ("die", "hang") and not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL) if what == "die" else time.sleep(60)
+    answer = {"observation": f"step {episode['steps']}", "reward": 0.25, "done": episode["steps"] == 3}
+    answer.update(episode.get("changes", {}) if what == "change" else {})
+    if answer["reward"] == "nan":
+        answer["reward"] = math.nan
+    return answer
+
+def score(episode):
+    return episode.get("score", 1.0)
+
+def close(episode):
+    with open(os.environ["CLOSED"], "a") as file:
+        file.write(str(episode["steps"]) + "\\n")
+'''
+
+
+@pytest.fixture
+def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EnvironmentOptions:
+    (tmp_path / "odd.py").write_text(ODD)
+    monkeypatch.setenv("CLOSED", str(tmp_path / "closed"))
+    return EnvironmentOptions(environment=str(tmp_path / "odd.py"), pass_env=["CLOSED"])
+
+
+def row(task: dict[str, Any], **changes: Any) -> Sample:
+    text = json.dumps({"task": task, "seed": 7})
+    return sample("env", data_source="environment/env", extra_info={"environment": text}, **changes)
+
+
+@asynccontextmanager
+async def playing(bench: Bench, options: EnvironmentOptions) -> AsyncIterator[EnvironmentLoop]:
+    loop = EnvironmentLoop(options)
+    bench.scheduler.loops["env"] = loop  # type: ignore[index]
+    try:
+        yield loop
+    finally:
+        await loop.close()
+
+
+async def played(bench: Bench, options: EnvironmentOptions, *rows: Sample) -> list[Trajectory]:
+    async with playing(bench, options):
+        requests = [replace(bench.requests(one)[0], uid=f"t/{number}") for number, one in enumerate(rows)]
+        return [one for request in requests for one in await bench.scheduler.run([request])]
+
+
+async def test_an_episode_of_the_page(bench: MakeBench, tmp_path: Path) -> None:
+    assert write_files("docs/environments.md", tmp_path)[0] == "my_environment.py"
+    oldest = next(map(str, Path.home().glob(".pyenv/versions/3.9.*/bin/python3.9")), None)  # where it is there
+    options = EnvironmentOptions(environment=str(tmp_path / "my_environment.py"), python=oldest)
+    sidecar = Sidecar(options)
+    (task,) = await sidecar.tasks("train", 1, 1, 20)
+    await sidecar.close()
+    number = task["number"]
+    assert isinstance(number, int)
+    calls = [call("compare", number=number + 1), call("compare", number="x"), call("solve", number=1)]
+    b = bench(["".join(calls), "-1", f" {number} ", "never"])
+    (one,) = await played(b, options, row(task))
+    assert one.status is Status.COMPLETED
+    assert [(turn.role, turn.reward) for turn in one.turns] == [
+        *[("assistant", None), ("tool", None), ("assistant", 0.0), ("user", None), ("assistant", 1.0)]
+    ]
+    assert [(record.name, record.error) for record in one.tool_calls] == [
+        *[("compare", None), ("compare", ErrorKind.ARGUMENTS), ("solve", ErrorKind.UNKNOWN_TOOL)]
+    ]
+    assert one.tool_calls[0].response == "not too small"
+    assert [message["content"] for message in one.messages if message["role"] == "user"] == [
+        *["What is 2 + 3?", "No. Again!"]
+    ]
+    assert '"name": "compare"' in b.chat.decode(one.transcripts[0].ids)
+    assert one.score == 1.0
+    assert one.score_extra["guesses"] == 2.0
+    assert one.score_extra["counted_turn_reward"] == 1.0
+
+
+async def test_what_the_environment_says_reaches_the_policy_and_the_score(
+    bench: MakeBench, odd: EnvironmentOptions, tmp_path: Path
+) -> None:
+    b = bench(["a", "b", "c"], max_assistant_turns=3)
+    first, second = await played(
+        b, odd, row({"opening": "Begin."}), row({"step": "change", "changes": {"done": True, "metrics": {"left": 3}}})
+    )
+    assert [m["content"] for m in first.messages] == ["What is 2 + 3?\n\nBegin.", "a", "step 1", "b", "step 2", "c"]
+    assert [turn.reward for turn in first.turns if turn.role == "assistant"] == [0.25] * 3
+    assert (first.score, first.score_extra["counted_turn_reward"]) == (1.0, 0.75)
+    assert (len(second.messages), second.score_extra["left"]) == (4, 3.0)
+    assert (tmp_path / "closed").read_text().split() == ["3", "2"]
+
+
+async def test_limits_end_an_episode_and_its_score_counts(bench: MakeBench, odd: EnvironmentOptions) -> None:
+    long = row({"step": "change", "changes": {"observation": "word " * 2000}, "score": 0.5})
+    b = bench(["a", "b", "c"], max_assistant_turns=2, tool_response_tokens=20)
+    first, _ = await played(b, odd, row({}), long)
+    assert (first.status, first.score) == (Status.TURN_LIMIT, 1.0)
+    b = bench(["a", "b", "c"], tool_response_tokens=20)
+    (cut,) = await played(b, odd, long)
+    assert cut.status is Status.COMPLETED
+    assert len(b.chat.encode(str(cut.messages[4]["content"]))) <= 20
+
+
+@pytest.mark.parametrize(
+    ("task", "problem"),
+    [
+        ({"start": "raise"}, "start: LookupError: unknown task"),
+        ({"step": "raise"}, "step: KeyError: 'my mistake'"),
+        ({"step": "change", "changes": {"reward": "nan"}}, "step 2 of task t7 (test.parquet, row 0 (the first is 0))"),
+        ({"step": "change", "changes": {"reward": "nan"}}, "reward must be a finite number, found nan"),
+        ({"step": "change", "changes": {"observation": 3}}, "observation must be a text or None, found 3"),
+        ({"step": "change", "changes": {"observation": None}}, "must give an observation to answer"),
+        ({"step": "change", "changes": {"done": 1}}, "done must be true or false, found 1"),
+        ({"step": "change", "changes": {"answers": ["x"]}}, "a list of 0 texts, one a call, found ['x']"),
+        ({"score": None}, "score must be a finite number, found None"),
+    ],
+)
+async def test_errors_of_its_code_say_where(
+    bench: MakeBench, odd: EnvironmentOptions, task: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(CodeError) as error:
+        await played(bench(["a"] * 4), odd, row({"id": "t7", **task}))
+    assert problem in str(error.value)
+    assert "test.parquet" in str(error.value)
+    if "raise" in task.values():
+        assert 'odd.py", line ' in str(error.value)
+
+
+@pytest.mark.parametrize("what", ["die", "hang"])
+async def test_a_dead_or_silent_sidecar_costs_a_try_and_no_reward(
+    bench: MakeBench, odd: EnvironmentOptions, tmp_path: Path, what: str
+) -> None:
+    b = bench(["a", "b", "c"], call_timeout=3.0 if what == "hang" else 30.0)
+    bad, good = row({"step": what, "marker": str(tmp_path / "marker"), "score": 0.5}), row({})
+    async with playing(b, odd):
+        requests = [replace(b.requests(bad)[0], uid="t/bad"), *b.requests(good, 4)]
+        trajectories = await b.scheduler.run(requests)
+    assert [one.score for one in trajectories] == [0.5, 1.0, 1.0, 1.0, 1.0]
+    assert [one.status for one in trajectories] == [Status.COMPLETED] * 5
+    assert trajectories[0].metrics["retries"] >= 1.0
+    assert [len(one.turns) for one in trajectories] == [5] * 5
+
+
+async def test_a_fault_of_its_services_is_none_of_its_code(bench: MakeBench, odd: EnvironmentOptions) -> None:
+    (one,) = await played(bench(["a"] * 9), odd, row({"step": "fault"}))
+    assert (one.status, one.score, one.metrics["retries"]) == (Status.FAILED, None, 2.0)
+    assert "ConnectionError: its database is gone" in str(one.failure)
+
+
+async def life(
+    make: MakeBench, options: EnvironmentOptions, task: dict[str, Any], recorded: list[Entry]
+) -> tuple[Trajectory, list[Entry], list[str]]:
+    """The trajectory of a process that finds the entries: itself, all entries, and why it restarted."""
+    entries, notes = list(recorded), list[str]()
+    b = make(["a", "b", "c"])
+    journal = CallJournal("t/0", entries.append, live(recorded), {}, notes.append)
+    b.engine.said["t/0.0"] = [[]] * sum(one.who.startswith("engine") for one in live(recorded))
+    async with playing(b, options):
+        (one,) = await b.scheduler.run([replace(b.requests(row(task))[0], journal=journal)])
+    return one, entries, notes
+
+
+async def test_after_a_kill_of_the_trainer_the_episode_is_played_again(
+    bench: MakeBench, odd: EnvironmentOptions, tmp_path: Path
+) -> None:
+    whole, entries, _ = await life(bench, odd, {"opening": "Begin."}, [])
+    assert sum(one.who.startswith("engine") for one in entries) == 3
+    for killed in (1, 2, 3):
+        found, _, notes = await life(bench, odd, {"opening": "Begin."}, entries[:killed])
+        assert (notes, found.transcripts, found.messages, found.score) == (
+            *([], whole.transcripts, whole.messages, whole.score),
+        )
+    assert (tmp_path / "closed").read_text().split() == ["3"] * 4
+    # An environment that answers otherwise than before: its second observation is another's.
+    _, _, notes = await life(bench, odd, {"opening": "Start."}, entries[:2])
+    assert len(notes) == 1
+
+
+async def test_repeated_requests_are_harmless_and_wrong_ones_refused(odd: EnvironmentOptions, tmp_path: Path) -> None:
+    sidecar = Sidecar(odd)
+    try:
+        address = await sidecar.ready()
+        asked: dict[str, Any] = {"session": "s", "task": {}, "seed": 1}
+        assert [await sidecar.ask(address, "start", asked) for _ in range(2)] == [{"observation": None}] * 2
+        action = {"text": "a", "calls": []}
+        for number in (1, 1, 1, 2, 3):
+            step: dict[str, Any] = {"session": "s", "number": number, "action": action}
+            assert (await sidecar.ask(address, "step", step))["observation"] == f"step {number}"
+        with pytest.raises(CodeError, match="step 4 was asked for, but the episode ended at step 3"):
+            await sidecar.ask(address, "step", {**step, "number": 4})
+        with pytest.raises(RemoteRefused, match="expected request 5 of the session, found 9"):
+            await sidecar.ask(address, "score", {"session": "s", "number": 9})
+        for _ in range(2):
+            await sidecar.ask(address, "close", {"session": "s"})
+        with pytest.raises(RemoteRefused, match="no such session"):
+            await sidecar.ask(address, "score", {"session": "s", "number": 5})
+        await until(lambda: (tmp_path / "closed").exists())
+        assert (tmp_path / "closed").read_text() == "3\n"
+    finally:
+        await sidecar.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("raise OSError('no model at /x')", "it ended with status 1"),
+        ("raise OSError('no model at /x')", "OSError: no model at /x"),
+        ("def tasks(): ...", "it has no function start, step, score"),
+    ],
+)
+def test_an_environment_that_does_not_start_gives_its_last_lines(tmp_path: Path, code: str, problem: str) -> None:
+    (tmp_path / "mine.py").write_text(code)
+    with pytest.raises(ConfigError) as error:
+        EnvironmentLoop(EnvironmentOptions(environment=str(tmp_path / "mine.py"))).check()
+    assert problem in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"environment": "nowhere.py"}, "expected a Python file, or one of .*reasoning_gym.*; found nowhere.py"),
+        ({"environment": "textarena", "python": "3.99"}, r"Python 3.99 is not on this machine \(found: .*3\.\d+"),
+        ({"environment": "textarena", "python": "/bin/false"}, "a Python that runs, or a version .* found /bin/false"),
+        ({"url": "http://127.0.0.1:9"}, "no sidecar answers at http://127.0.0.1:9"),
+        ({"url": "http://127.0.0.1:9", "key_env": "NO_SUCH"}, "the environment variable NO_SUCH is not set"),
+    ],
+)
+def test_what_cannot_be_started(
+    options: dict[str, str], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/bin")
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    with pytest.raises(ConfigError, match=problem):
+        EnvironmentLoop(EnvironmentOptions.model_validate(options)).check()
+
+
+def test_an_interpreter_counts_once_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shims, real = tmp_path / "shims", tmp_path / "pyenv" / "versions" / "3.10" / "bin"
+    for folder, body in ((shims, "exit 127"), (real, "echo 3.10.99")):
+        folder.mkdir(parents=True)
+        (folder / "python3.10").write_text(f"#!/bin/sh\n{body}\n")
+        (folder / "python3.10").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{shims}:/bin")
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
+    assert find_python("3.10", "python") == str(real / "python3.10")
+    assert find_python(None, "python") == sys.executable
+
+
+async def test_a_sidecar_that_runs_is_attached_to_and_left_running(
+    bench: MakeBench, odd: EnvironmentOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_KEY", "secret")
+    monkeypatch.setenv(KEY, "secret")
+    serve = [sys.executable, "agentrl/environments/serve.py", str(tmp_path / "odd.py")]
+    with subprocess.Popen(serve, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as process:
+        try:
+            assert process.stdout is not None
+            url = f"http://127.0.0.1:{json.loads(process.stdout.readline())['port']}"
+            attached = EnvironmentOptions(url=url, key_env="MY_KEY")
+            (one,) = await played(bench(["a"] * 3), attached, row({}))
+            assert one.score == 1.0
+            (two,) = await played(bench(["a"] * 3), attached, row({}))
+            assert two.score == 1.0
+            with pytest.raises(ConfigError, match="the key is missing or another"):
+                await asyncio.to_thread(EnvironmentLoop(EnvironmentOptions(url=url)).check)
+        finally:
+            process.kill()
+
+
+async def test_a_sidecar_ends_with_its_killed_starter(odd: EnvironmentOptions) -> None:
+    program = (
+        "import sys; from agentrl.environments.sidecar import *\n"
+        "address = Sidecar(EnvironmentOptions(environment=sys.argv[1])).start()\n"
+        "print(address.process.pid, flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, str(odd.environment)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE) as starter:
+        assert starter.stdout is not None
+        sidecar = int(starter.stdout.readline())
+        os.kill(sidecar, 0)
+        starter.send_signal(signal.SIGKILL)
+        await until(lambda: not Path(f"/proc/{sidecar}/cmdline").exists() or _is_zombie(sidecar))
+
+
+def _is_zombie(process: int) -> bool:
+    return " Z " in Path(f"/proc/{process}/stat").read_text()
+
+
+class ResourcesServer(BaseHTTPRequestHandler):
+    """Resources server as NeMo Gym 0.4.0 has it: a session by cookie, a tool by path, and a verifier."""
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        cookie = self.headers.get("Cookie", "")
+        answer: dict[str, Any] = {}
+        status = 200
+        if self.path == "/seed_session":
+            assert asked["verifier_metadata"] == {"expected_city": "Paris"}
+        elif cookie != "session=s1":
+            status, answer = 500, {"detail": "no session"}
+        elif self.path == "/get_weather":
+            status, answer = (200, {"weather": "sunny"}) if asked["city"] == "Paris" else (422, {"detail": "no city"})
+        elif self.path == "/verify":
+            kinds = [one["type"] for one in asked["response"]["output"]]
+            assert kinds == [*["function_call", "function_call_output"] * 2, "message"]
+            assert asked["response"]["output"][1]["output"] == '{"weather": "sunny"}'
+            said = asked["response"]["output"][-1]["content"][0]["text"]
+            answer = {**asked, "reward": float(said == "sunny"), "tool_call_seen": True}
+        body = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Set-Cookie", "session=s1")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("family", SAID)
+async def test_what_real_packages_answered_is_played(bench: MakeBench, tmp_path: Path, family: str) -> None:
+    recorded = json.loads(FILE.read_text())[family]
+    (tmp_path / "replay.py").write_text(REPLAY)
+    (made,) = rows(family, [recorded["task"]], "train", 1)
+    b = bench(SAID[family], max_assistant_turns=len(SAID[family]))
+    again = row({name: recorded[name] for name in ("opening", "steps", "score")}, prompt=made["prompt"])
+    (one,) = await played(b, EnvironmentOptions(environment=str(tmp_path / "replay.py")), again)
+    steps = recorded["steps"]
+    assert one.status is (Status.COMPLETED if steps[-1]["done"] else Status.TURN_LIMIT)
+    assert one.score == recorded["score"]["score"]
+    shown = [step["observation"] for step in steps[: len(SAID[family]) - 1]]
+    assert [turn.text for turn in one.turns if turn.role == "user"] == shown
+    assert [turn.reward for turn in one.turns if turn.role == "assistant"] == [step["reward"] for step in steps]
+
+
+@pytest.mark.slice(0, "long run")
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("family", SAID)
+async def test_real_packages_answer_as_recorded(family: str) -> None:
+    assert await play(family) == json.loads(FILE.read_text())[family]
+
+
+async def test_a_resources_server_of_nemo_gym(bench: MakeBench, tmp_path: Path) -> None:
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tool = {"type": "function", "name": "get_weather", "parameters": parameters, "strict": True}
+    asked = {"input": [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Paris?"}]}
+    line = {"responses_create_params": {**asked, "tools": [tool]}, "verifier_metadata": {"expected_city": "Paris"}}
+    (tmp_path / "tasks.jsonl").write_text(f"{json.dumps(line)}\n" * 11)
+    with ThreadingHTTPServer(("127.0.0.1", 0), ResourcesServer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        given: dict[str, Any] = {"url": url, "file": str(tmp_path / "tasks.jsonl")}
+        options = EnvironmentOptions(environment="nemo_gym", task_options=given)
+        sidecar = Sidecar(options)
+        listed = [await sidecar.tasks(split, 1, 20, 20) for split in ("train", "validation")]
+        await sidecar.close()
+        assert [len(tasks) for tasks in listed] == [9, 2]
+        assert listed[0][0]["prompt"] == [
+            *[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Paris?"}]
+        ]
+        script = [call("get_weather", city="Paris"), call("get_weather", city="Rome"), "sunny"]
+        (one,) = await played(bench(script), options, row(listed[0][0]))
+        server.shutdown()
+    assert [record.response for record in one.tool_calls] == ['{"weather": "sunny"}', '{"detail": "no city"}']
+    assert (one.status, one.score, one.score_extra["tool_call_seen"]) == (Status.COMPLETED, 1.0, 1.0)
