@@ -317,6 +317,11 @@ def sync_bytes(shape: ModelShape, *, dtype: int = BFLOAT16) -> float:
     return float(shape.params * dtype)
 
 
+def delta_bytes(shape: ModelShape, share: float, *, dtype: int = BFLOAT16) -> float:
+    """Bytes of the changed elements, sent once: a value each, and 16 bits for its place."""
+    return share * shape.params * (dtype + 2)
+
+
 def checkpoint_bytes(trained: int) -> float:
     """Bytes of the parameters that learn, and of AdamW's moments."""
     return float(trained * (FLOAT32 + ADAMW))

@@ -106,6 +106,11 @@ class Plan(Options):
     concurrent: int = 1024
     """Trajectories at once."""
     transport: Literal["tensor", "distributed", "disk"] = "tensor"
+    delta_share: float = 1.0
+    """Share of the weights' elements that a step changes, where only these are sent (update_weights_delta); 1: all
+    weights are sent."""
+    delta_on_ranks: bool = False
+    """The ranks find the changes before weights leave their GPUs. It is not built: senders find them after Ray."""
     save_every: int = 20
     """Steps from one checkpoint to the next."""
     chunk_logits: int = 1 << 27
@@ -311,14 +316,18 @@ class Training:
         size = sizing.sync_bytes(self.shape, dtype=plan.bytes)
         stored = plan.bytes if plan.lora_rank else FLOAT32
         gather = sizing.ring(self.shape.params * stored, self.shards) / self._wire
-        ray = (size / cluster.pcie + 2 * size / cluster.host_copy) if self.trainers > 1 else 0.0
         machines = max(1, math.ceil(self.rollout_gpus / cluster.gpus_per_node))
+        sent = min(size, sizing.delta_bytes(self.shape, plan.delta_share, dtype=plan.bytes))
+        read = sent if plan.delta_on_ranks else size
+        ray = (size / cluster.pcie + 2 * read / cluster.host_copy) if self.trainers > 1 else 0.0
         send = {
-            "tensor": size / cluster.host_copy + size * min(self.rollout_gpus, cluster.gpus_per_node) / cluster.pcie,
-            "distributed": size / cluster.pcie + size / (cluster.network if machines > 1 else cluster.link),
-            "disk": size / cluster.disk + size * machines / cluster.disk,
+            "tensor": sent / cluster.host_copy + sent * min(self.rollout_gpus, cluster.gpus_per_node) / cluster.pcie,
+            "distributed": sent / cluster.pcie + sent / (cluster.network if machines > 1 else cluster.link),
+            "disk": sent / cluster.disk + sent * machines / cluster.disk,
         }[plan.transport]
-        return Stage("sync_weights", serial=gather + ray + send, note=f"{size / 1e9:.3g} GB by {plan.transport}")
+        found_late = plan.delta_share < 1 and not plan.delta_on_ranks
+        find = 2 * size / cluster.host_copy if found_late else 0.0  # on the sender's processors; on ranks by the GPU
+        return Stage("sync_weights", serial=gather + ray + find + send, note=f"{sent / 1e9:.3g} GB by {plan.transport}")
 
     def save(self) -> Stage:
         """A checkpoint, spread over the steps between two."""

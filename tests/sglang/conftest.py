@@ -45,7 +45,12 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
 def server_arguments(model_dir: Path) -> ServerArguments:
     """What the shared server is started with."""
     return ServerArguments(
-        str(model_dir), device="cpu", context_length=MAX_MODEL_LEN, max_num_seqs=MAX_NUM_SEQS, dtype="float32"
+        str(model_dir),
+        device="cpu",
+        context_length=MAX_MODEL_LEN,
+        max_num_seqs=MAX_NUM_SEQS,
+        dtype="float32",
+        takes_deltas=True,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl.engines.contract import SamplingParams
 from agentrl.engines.servers.model import ModelFacts
-from agentrl.engines.servers.sync import DiskSender, DistributedSender, TensorSender, WeightSender
+from agentrl.engines.servers.sync import DeltaSender, DiskSender, DistributedSender, TensorSender, WeightSender
 from agentrl.engines.sglang.checksums import Expectation
 from agentrl.engines.sglang.client import SGLangClient
 from agentrl.engines.sglang.process import SGLangProcess
@@ -31,7 +32,7 @@ from agentrl.model.checkpoint_names import CheckpointNames
 from agentrl.system.http import http_client
 from tests.conftest import PROJECT
 from tests.model.families import make_model
-from tests.sglang.conftest import StartServer
+from tests.sglang.conftest import STARTUP, StartServer
 from tests.waiting import wait_for
 
 F32 = torch.float32
@@ -119,6 +120,64 @@ async def test_untied_names_of_a_tied_head_may_be_sent(
     assert await sender.send([client], Weights.from_tensors(model.state_dict().items()), 13) == {}
     await expect_model(client, model, 13)
     assert sender.compared == "sent"
+    await sender.close()
+
+
+def touched(model: PreTrainedModel, seed: int) -> PreTrainedModel:
+    """The same model with another value in one element of a hundred, and the final norm negated."""
+    model = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            chosen = torch.rand(weight.shape, generator=generator) < 0.01
+            weight.add_(torch.randn(weight.shape, generator=generator) * chosen)
+        model.get_parameter("model.norm.weight").neg_()
+    return model
+
+
+def deltas_by(inner: WeightSender, notify: Callable[[str], None] = print) -> DeltaSender:
+    inner._checksums = None  # type: ignore[attr-defined]
+    return DeltaSender(inner, Expectation, notify)
+
+
+async def test_a_server_that_is_sent_only_changes_has_all_weights(
+    client: SGLangClient, reference: PreTrainedModel, make_sender: MakeSender
+) -> None:
+    sender, model = deltas_by(make_sender()), changed(reference, 1)
+    for version in (61, 62, 63):
+        assert await sender.send([client], weights_of(model), version) == {}
+        await expect_model(client, model, version)
+        assert sender.compared == "sent"
+        whole = sum(4 * weight.numel() for weight in model.parameters())
+        assert sender.bytes_sent >= whole if version == 61 else sender.bytes_sent < 0.05 * whole
+        model = touched(model, version)
+    assert await TensorSender(F32, BUCKET).send([client], weights_of(reference), 64) == {}  # by another trainer
+    assert await sender.send([client], weights_of(model), 65) == {}
+    await expect_model(client, model, 65)
+    assert dict(sender._full) == {"first": 1, "lost": 1}
+    await sender.close()
+
+
+async def test_a_killed_server_that_comes_back_is_sent_all_weights_and_one_without_a_loader_always(
+    start_server: StartServer, http: aiohttp.ClientSession, reference: PreTrainedModel
+) -> None:
+    said: list[str] = []
+    sender, model = deltas_by(TensorSender(F32, BUCKET), said.append), changed(reference, 1)
+    process = await start_server(takes_deltas=False)
+    client = SGLangClient(process.url, http)
+    for version in (1, 2):
+        assert await sender.send([client], weights_of(model), version) == {}
+    assert len(said) == 1 and "takes no delta weights" in said[0] and "--custom-weight-loader agentrl." in said[0]
+    process.arguments = dataclasses.replace(process.arguments, takes_deltas=True)
+    _signal_group(process, signal.SIGKILL)
+    process.stop()
+    process.start()
+    await process.ready(STARTUP)
+    for version in (3, 4):
+        assert await sender.send([client], weights_of(model), version) == {}
+        await expect_model(client, model, version)
+        model = touched(model, version)
+    assert dict(sender._full) == {"unable": 2, "lost": 1}
     await sender.close()
 
 

@@ -270,6 +270,9 @@ class RolloutConfig(Section):
     calls."""
     update_weights_checksum: Annotated[bool, SGLANG] = False
     """After each update, ask every SGLang server for a checksum of the weights it has, and compare."""
+    update_weights_delta: Annotated[bool, SGLANG] = False
+    """Send SGLang servers only the elements that changed since the weights that each of them holds, by any transport
+    (docs/sglang.md). The process that sends keeps a copy of the weights in the servers' dtype."""
     multi_turn: MultiTurnConfig = MultiTurnConfig()
     agent: AgentConfig = AgentConfig()
 

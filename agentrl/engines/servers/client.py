@@ -135,6 +135,13 @@ class WeightReceiver(Protocol):
         """Compute the checksums of all parameters, except names that hold any of `leave_out`."""
         ...
 
+    async def held_weights(self, timeout: float) -> str:
+        """Ask for the name of the weights that the server's half of delta weights last completed; empty: of none.
+
+        Raises RequestError with the reason where the server takes no delta weights (`agentrl.engines.servers.delta`).
+        """
+        ...
+
 
 class ServerClient(WeightReceiver, Protocol):
     """A server that generates. Methods raise ServerFailed when it is at fault and RequestError when it refuses."""

@@ -34,6 +34,7 @@ from agentrl.engines.servers.fleet import FleetState, Timings
 from agentrl.engines.servers.model import ModelFacts
 from agentrl.engines.servers.router import NoServer
 from agentrl.engines.servers.supervisor import Asking, Server, Supervisor
+from agentrl.engines.servers.sync.delta import DeltaSender
 from agentrl.engines.servers.sync.update import WeightSender
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.system.cancellation import is_being_cancelled
@@ -347,6 +348,8 @@ class ServerEngine:
         metrics.sum("servers_healthy", len(self._supervisor.fleet.serving))
         metrics.sum("failovers", self._failovers)
         metrics.sum("restarts", self._supervisor.restarts)
+        if isinstance(self._supervisor.sender, DeltaSender):
+            self._supervisor.sender.add_metrics(metrics)
         waiting = len(self._calls) - running
         return EngineHealth(self._supervisor.version, running, waiting, self._paused is not None, self._asleep, metrics)
 

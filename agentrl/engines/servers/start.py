@@ -18,6 +18,7 @@ from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.contract import EngineError
 from agentrl.engines.servers.client import ServerClient, ServerFailed, ServerInfo
 from agentrl.engines.servers.process import ServerProcess
+from agentrl.engines.servers.sync.delta import DeltaSender
 from agentrl.engines.servers.sync.update import ExpectedChecksums, SenderSetting, WeightSender
 from agentrl.system.quota import run_concurrently
 from agentrl.system.user_code import user_code
@@ -61,11 +62,17 @@ async def reach(client: ServerClient, timeout: float, progress: Say = lambda _: 
 
 
 def weight_sender(
-    config: RolloutsConfig, device: str, urls: Sequence[str], folder: Path, checksums: Callable[[], ExpectedChecksums]
+    config: RolloutsConfig,
+    device: str,
+    urls: Sequence[str],
+    folder: Path,
+    checksums: Callable[[], ExpectedChecksums],
+    notify: Say = lambda _: None,
 ) -> WeightSender:
-    """Build the sender that update_weights_transport asks for. Raises ConfigError.
+    """Build the sender that update_weights_transport and update_weights_delta ask for. Raises ConfigError.
 
-    `checksums` makes the expected checksums of the server software; used with update_weights_checksum.
+    `checksums` makes the expected checksums of the server software; used with update_weights_checksum. `notify` shows
+    why a server is sent all weights.
     """
     rollout = config.actor_rollout_ref.rollout
     # A server on a CPU computes in float32.
@@ -77,12 +84,15 @@ def weight_sender(
         urls=urls,
         local=all(map(is_this_machine, urls)),
         folder=folder,
-        checksums=checksums if rollout.update_weights_checksum else None,
+        checksums=checksums if rollout.update_weights_checksum and not rollout.update_weights_delta else None,
     )
     transport = rollout.update_weights_transport
     build = cast(Callable[[SenderSetting], WeightSender], WEIGHT_TRANSPORTS.get(transport))
     with user_code(f"weight transport {transport}", build):
-        return build(setting)
+        sender = build(setting)
+    if not rollout.update_weights_delta:
+        return sender
+    return DeltaSender(sender, checksums if rollout.update_weights_checksum else None, notify)
 
 
 def is_this_machine(url: str) -> bool:

@@ -9,6 +9,7 @@ import asyncio
 import base64
 import math
 from collections.abc import Mapping, Sequence
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -36,6 +37,7 @@ from agentrl.engines.servers.client import (
 )
 from agentrl.engines.servers.sync.buckets import Bucket
 from agentrl.engines.sglang.bucket_handle import serialize
+from agentrl.engines.sglang.delta_loader import CANNOT, HELD, LOADER
 from agentrl.system.json_value import JSON
 from agentrl.system.plugin import describe as faults_of
 from agentrl.trajectory import PlacedImage, VersionSpan
@@ -45,6 +47,7 @@ STREAM_TOKENS = 64
 CONTROL_TIMEOUT = 60.0
 """Seconds for a call that generates and loads nothing."""
 HEADERS = {"content-type": "application/json"}
+_CODES = pydantic.TypeAdapter(list[float])
 FAULTS = (aiohttp.ClientError, OSError, TimeoutError)
 
 
@@ -122,6 +125,7 @@ class ServerAnswer(BaseModel):
     device: str
     quantization: str | None = None
     disable_overlap_schedule: bool = False
+    custom_weight_loader: list[str] | None = None
 
 
 class RankPlace(BaseModel):
@@ -354,6 +358,31 @@ class SGLangClient:
         info = await self.info()
         ranks = {f"{place.role}/{place.tp_rank}/{place.pp_rank}": checksums for place, checksums in found}
         return WeightChecksums(ranks, predictable=info.device == "cpu", quantized=info.quantized)
+
+    async def held_weights(self, timeout: float) -> str:
+        """Ask as `WeightReceiver.held_weights` says. A server that has just started is given its half first."""
+        try:
+            said = await self.post("/get_weights_by_name", {"name": HELD}, timeout=timeout)
+        except RequestError:
+            await self._install_loader(timeout)
+            return ""
+        codes = _CODES.validate_json(said)
+        if codes == CANNOT:
+            raise RequestError(f"{self.url}: the model's loader at the server does not copy the weights that it gets")
+        return "".join(chr(int(code)) for code in codes)
+
+    async def _install_loader(self, timeout: float) -> None:
+        """Have the server's model take changed elements. Raises RequestError where the server cannot."""
+        server = read(ServerAnswer, await self._call("GET", "server_info", None, timeout))
+        if LOADER not in (server.custom_weight_loader or []):
+            raise RequestError(f"start it with --custom-weight-loader {LOADER}, and agentrl installed there")
+        if server.quantization is not None:
+            raise RequestError(f"it holds the weights rounded (quantization {server.quantization})")
+        nothing = base64.b64encode(ForkingPickler.dumps([])).decode()
+        body: dict[str, JSON] = {"serialized_named_tensors": [nothing] * server.tp_size, "load_format": LOADER}
+        await self.begin_weight_update(timeout)
+        await self._update("/update_weights_from_tensor", body | {"flush_cache": False}, timeout)
+        await self.end_weight_update(timeout)
 
     async def _update(self, path: str, body: Mapping[str, JSON], timeout: float) -> bytes:
         """POST a step of a weight update. SGLang answers some failures with status 200: raises EngineError."""

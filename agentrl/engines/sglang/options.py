@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from agentrl.config.sglang_arguments import check_extra, plain_name
+from agentrl.engines.sglang.delta_loader import LOADER
 from agentrl.system.json_value import JSON
 
 RESERVED = 8
@@ -42,6 +43,8 @@ class ServerArguments:
     plans_ahead: bool = True
     """Plan each step while the one before runs (SGLang's overlap schedule). A pause then leaves a step's tokens open,
     which are counted to the weights after it. On a CPU always off."""
+    takes_deltas: bool = False
+    """Take weights of which only the changed elements are sent."""
     host: str = "127.0.0.1"
     extra: Mapping[str, JSON] = field(default_factory=dict)
     """SGLang's own arguments by name, with underscores; they override the settings here.
@@ -76,6 +79,7 @@ class ServerArguments:
             "incremental_streaming_output": True,
             "log_level": "info",
             "log_level_http": "warning",  # no line for each request
+            "custom_weight_loader": [LOADER] if self.takes_deltas else None,
         }
 
     def _queue(self) -> dict[str, JSON]:

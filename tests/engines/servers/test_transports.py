@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,11 @@ from safetensors.torch import load_file as load_tensors
 from agentrl.config import load_config
 from agentrl.engines.contract import EngineError
 from agentrl.engines.servers.client import WeightReceiver
-from agentrl.engines.servers.start import weight_sender
-from agentrl.engines.servers.sync import DiskSender, DistributedSender, TensorSender, WeightSender
+from agentrl.engines.servers.start import ROLLOUT, weight_sender
+from agentrl.engines.servers.sync import DeltaSender, DiskSender, DistributedSender, TensorSender, WeightSender
 from agentrl.engines.sglang.checksums import Expectation
+from agentrl.engines.sglang.delta_loader import LOADER
+from agentrl.engines.sglang.options import ServerArguments
 from agentrl.engines.weights import Weights
 from agentrl.errors import CodeError, ConfigError
 from tests.conftest import PROJECT
@@ -55,6 +58,23 @@ def sender(folder: Path, transport: str, *urls: str) -> WeightSender:
 )
 def test_the_built_in_ones(tmp_path: Path, transport: str, urls: list[str], expected: type[WeightSender]) -> None:
     assert type(sender(tmp_path, transport, *urls)) is expected
+
+
+@pytest.mark.parametrize("transport", ["tensor", "disk"])
+def test_delta_weights_go_by_any_of_them_and_are_verified_once(tmp_path: Path, transport: str) -> None:
+    keys = [f"{KEY}={transport}", f"{ROLLOUT}.update_weights_delta=true", f"{ROLLOUT}.update_weights_checksum=true"]
+    made = weight_sender(load_config([*SERVERS, *keys]), "cpu", [HERE], tmp_path, Expectation)
+    assert isinstance(made, DeltaSender) and made._checksums is Expectation
+    assert isinstance(made._inner, TensorSender if transport == "tensor" else DiskSender)
+    assert made._inner._checksums is None
+
+
+def test_servers_of_ours_are_started_with_their_half() -> None:
+    assert LOADER not in ServerArguments("model").argv(1)
+    argv = ServerArguments("model", takes_deltas=True).argv(1)
+    assert argv[argv.index("--custom-weight-loader") + 1] == LOADER
+    module, _, function = LOADER.rpartition(".")
+    assert callable(getattr(importlib.import_module(module), function))
 
 
 def test_memory_is_handed_over_on_one_machine_only(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ the other, without gaps and all in one dtype, so that each is aligned.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -60,8 +60,13 @@ def buckets(
     used = 0
     for name, tensor in tensors:
         size = tensor.numel() * dtype.itemsize
-        _check(name, tensor, size, buffer.numel(), names)
+        check_weight(name, tensor, names)
         names.add(name)
+        if size > buffer.numel():
+            raise ValueError(
+                f"weight {name} {tuple(tensor.shape)} has {size} bytes but the buffer was made for {buffer.numel()}: "
+                "its shape is not the one that was announced"
+            )
         if entries and used + size > limit:
             yield Bucket(entries, buffer[:used], last=False)
             entries, used = [], 0
@@ -72,13 +77,9 @@ def buckets(
         yield Bucket(entries, buffer[:used], last=True)
 
 
-def _check(name: str, tensor: torch.Tensor, size: int, capacity: int, seen: set[str]) -> None:
+def check_weight(name: str, tensor: torch.Tensor, seen: Collection[str]) -> None:
+    """Raise ValueError for a tensor that is not floating-point, or whose name was `seen` in this update."""
     if not tensor.is_floating_point():
         raise ValueError(f"weight {name} is {tensor.dtype}: only floating-point weights are sent")
     if name in seen:
         raise ValueError(f"weight {name} came twice in one update")
-    if size > capacity:
-        raise ValueError(
-            f"weight {name} {tuple(tensor.shape)} has {size} bytes but the buffer was made for {capacity}: "
-            "its shape is not the one that was announced"
-        )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import aclosing
+from typing import TypeVar
 
 import torch
 
@@ -11,6 +13,8 @@ from agentrl.engines.servers.sync.update import Comparison, ExpectedChecksums
 from agentrl.engines.weights import Weights
 from agentrl.system.thread_state import torch_state
 from agentrl.system.threads import OwnThread
+
+T = TypeVar("T")
 
 
 class BucketSender:
@@ -44,27 +48,41 @@ class BucketSender:
         the caller's does. When this returns or raises, nothing writes to the buffer any more. Returns (bytes sent,
         checksums that a server must answer).
         """
-        state = torch_state()
         expected = self._checksums() if self._checksums else None
 
         def filled() -> Generator[Bucket]:
-            with state():
-                for bucket in buckets(weights.read(), buffer, self._bucket_bytes, self.dtype):
-                    if expected is not None:
-                        expected.add(bucket)
-                    if buffer.is_cuda:  # others read the buffer on streams, or in processes, of their own
-                        torch.cuda.synchronize(buffer.device)
-                    yield bucket
+            for bucket in buckets(weights.read(), buffer, self._bucket_bytes, self.dtype):
+                if expected is not None:
+                    expected.add(bucket)
+                if buffer.is_cuda:  # others read the buffer on streams, or in processes, of their own
+                    torch.cuda.synchronize(buffer.device)
+                yield bucket
 
-        thread, source = OwnThread("weights"), filled()
         sent = number = 0
-        try:
-            while (bucket := await thread.submit(next, source, None)) is not None:
+        async with aclosing(in_thread(filled())) as filling:
+            async for bucket in filling:
                 number += 1
                 await send(number, bucket)
                 sent += bucket.data.numel()
-            return sent, expected
-        finally:
-            closed = thread.submit(source.close)
-            thread.end()
-            await closed
+        return sent, expected
+
+
+async def in_thread(source: Generator[T]) -> AsyncGenerator[T]:
+    """Run a generator of anything but None in a thread of its own, which computes as the caller's does.
+
+    Close it (`aclosing`): when that returns, nothing of the generator runs any more.
+    """
+    state = torch_state()
+
+    def run() -> Generator[T]:
+        with state():
+            yield from source
+
+    thread, steps = OwnThread("weights"), run()
+    try:
+        while (one := await thread.submit(next, steps, None)) is not None:
+            yield one
+    finally:
+        closed = thread.submit(steps.close)
+        thread.end()
+        await closed

@@ -118,14 +118,25 @@ class Update:
         fault.__cause__ = error
         self.faults.setdefault(server.url, fault)
 
+    def drop(self, faults: Mapping[str, Exception]) -> None:
+        """Drop the servers with these faults, by URL, of another sender."""
+        self.servers = [server for server in self.servers if server.url not in faults]
+        self.faults |= faults
+
     def fail_all(self, servers: Iterable[WeightReceiver], step: str, error: Exception) -> None:
         """Drop several servers for the same error."""
         for server in list(servers):
             self.fail(server, step, error)
 
-    async def each(self, step: str, act: Callable[[WeightReceiver], Awaitable[object]]) -> None:
-        """Run `act` on all servers still in the update at once; a server whose `act` raises is dropped."""
-        servers = list(self.servers)
+    async def each(
+        self,
+        step: str,
+        act: Callable[[WeightReceiver], Awaitable[object]],
+        servers: Sequence[WeightReceiver] | None = None,
+    ) -> None:
+        """Run `act` on all servers still in the update, or `servers` of it, at once; a server whose `act` raises is
+        dropped."""
+        servers = list(self.servers) if servers is None else servers
         outcomes = await asyncio.gather(*(act(server) for server in servers), return_exceptions=True)
         for server, outcome in zip(servers, outcomes, strict=True):
             if isinstance(outcome, Exception):
