@@ -12,7 +12,7 @@ from agentrl.chat.formats.frame import SAID, unread
 from agentrl.chat.formats.parsers import THINK, THINK_END
 from agentrl.chat.formats.template import TemplateFormat
 from agentrl.chat.formats.turn_end import common_length
-from agentrl.chat.load import find_reader
+from agentrl.chat.load import choose_calls
 from agentrl.chat.message import content_text
 from agentrl.errors import ConfigError, DataError
 from agentrl.system.json_value import JSON, as_list, as_object
@@ -91,9 +91,8 @@ def marks_left(chat: Chat) -> str | None:
 
 def _without_parser(chat: Chat, tools: Sequence[ToolSchema]) -> str:
     """Advise where no parser is chosen: by the call format that reads the template's calls, or by these calls."""
-    reader = find_reader(Codec(chat.tokenizer), {})
-    if reader is not None:
-        return f"its template writes the calls of {reader.name}; set multi_turn.format to that, or to auto"
+    if reader := _reader(chat):
+        return f"its template writes the calls of {reader}; set multi_turn.format to that, or to auto"
     call = _sample_call(tools[0])
     try:
         prompt, whole = (
@@ -105,6 +104,15 @@ def _without_parser(chat: Chat, tools: Sequence[ToolSchema]) -> str:
     if call["tool_calls"][0]["function"]["name"] not in written:
         return f"its template writes no tool calls. {NO_CALLS_WRITTEN}"
     return f"its template seems to write a call as {written[:300]!r}. {UNREAD}"
+
+
+def _reader(chat: Chat) -> str:
+    """Name the format that reads the calls which the tokenizer's own template writes; empty without any."""
+    try:
+        format, reads = choose_calls(Codec(chat.tokenizer), {})
+    except ConfigError:
+        return ""
+    return format.name if reads else ""
 
 
 def training_check(chat: Chat, tools: Sequence[ToolSchema] | None, *, calls: bool) -> None:
@@ -262,9 +270,8 @@ def _round_trip(
     parsed = chat.parse(sampled, tools)
     if [(found.name, found.arguments) for found in parsed.calls] != [(name, arguments)]:
         calls = [found.error or (found.name, found.arguments) for found in parsed.calls]
-        reader = find_reader(Codec(chat.tokenizer), {})
-        other = None if reader is None or reader.name == chat.format.name else reader.name
-        advice = UNREAD if other is None else f"Set multi_turn.format to {other}, or to auto"
+        reader = _reader(chat)
+        advice = UNREAD if reader in ("", chat.format.name) else f"Set multi_turn.format to {reader}, or to auto"
         raise ConfigError(
             f"{where} writes a call of {name} with {arguments} as {chat.decode(sampled)!r}, and reads it back as "
             f"{calls or 'no call'}: template and parser do not fit together. {advice}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 from agentrl.chat.codec import Codec
@@ -68,8 +67,7 @@ def make_format(codec: Codec, name: str, template_kwargs: Mapping[str, JSON], *,
             )
         return FamilyFormat(codec, family, template_kwargs)
     if name == "auto":
-        spoken = detect_format(template_source(codec.tokenizer))
-        return find_reader(codec, template_kwargs) or _template_format(codec, template_kwargs, spoken)
+        return choose_calls(codec, template_kwargs)[0]
     chosen = name.removeprefix("template:")
     if not is_target(chosen) and (fault := unknown_format(name, CALL_FORMATS.names())) is not None:
         raise ConfigError(fault)
@@ -85,24 +83,30 @@ def make_format(codec: Codec, name: str, template_kwargs: Mapping[str, JSON], *,
     return TemplateFormat(codec, template_kwargs, found, chosen)
 
 
-def find_reader(codec: Codec, template_kwargs: Mapping[str, JSON]) -> TemplateFormat | None:
-    """Find a format that reads a call which the template writes: by its signs, else the first by name."""
-    spoken = detect_format(template_source(codec.tokenizer))
-    for name in dict.fromkeys((spoken, *CALL_FORMATS.names())):
-        with suppress(ConfigError):
-            tried = _template_format(codec, template_kwargs, name)
-            written = tried.written_call()
-            if not written:
-                return None
-            if tried.reads(written):
-                return tried
-    return None
+def choose_calls(codec: Codec, template_kwargs: Mapping[str, JSON]) -> tuple[TemplateFormat, bool]:
+    """Choose the call format by its signs; else the first format by name that reads a call of the template.
 
-
-def _template_format(codec: Codec, template_kwargs: Mapping[str, JSON], name: str) -> TemplateFormat:
-    """Make the format of a tokenizer's own template with registered calls; without calls where a class has the name."""
-    calls = None if name == NO_CALLS else CALL_FORMATS.get(name)
-    return TemplateFormat(codec, template_kwargs, calls if isinstance(calls, CallFormat) else None, name)
+    The second result is False where no format reads one. Raises ConfigError where the template fits no format.
+    """
+    first: TemplateFormat | ConfigError | None = None
+    for name in dict.fromkeys((detect_format(template_source(codec.tokenizer)), *CALL_FORMATS.names())):
+        try:
+            calls = None if name == NO_CALLS else CALL_FORMATS.get(name)
+            # A class of formats needs no template's calls.
+            tried = TemplateFormat(codec, template_kwargs, calls if isinstance(calls, CallFormat) else None, name)
+        except ConfigError as fault:
+            first = first or fault
+            continue
+        written = tried.written_call()
+        if tried.reads(written):
+            return tried, True
+        first = first or tried
+        if not written:
+            break
+    if not isinstance(first, TemplateFormat):
+        assert first is not None
+        raise first
+    return first, False
 
 
 def detect_format(template: str) -> str:

@@ -24,11 +24,9 @@ WEIGHT_TRANSPORTS = Registry(
 """Functions from a `SenderSetting` to the `WeightSender` that carries new weights to the servers of an engine."""
 
 _FORMATS = (
-    *("deepseek_v3", "deepseek_v4", "gemma", "glm", "harmony", "hermes", "hy3", "inkling", "kimi"),
-    *("llama3_json", "minimax", "mistral", "qwen3_coder"),
-    *("apertus", "cohere", "function_gemma", "functionary", "functionary_3_2", "gigachat", "granite", "granite_20b"),
-    *("internlm", "jamba", "kimi_k3", "minicpm", "minimax_m3", "muse", "seed_oss"),
-    *("phi4_mini", "pythonic"),
+    *("apertus", "cohere", "deepseek_v3", "deepseek_v4", "functionary", "gemma", "glm", "harmony", "hermes", "inkling"),
+    *("kimi", "kimi_k3", "llama3_json", "minicpm", "minimax", "minimax_m3", "mistral", "muse", "phi4_mini", "pythonic"),
+    "qwen3_coder",
 )
 CALL_FORMATS = Registry(
     "tool-call format",
@@ -36,9 +34,19 @@ CALL_FORMATS = Registry(
     {
         **{name: f"agentrl.chat.formats.{name}:FORMAT" for name in _FORMATS},
         "deepseek_v32": "agentrl.chat.formats.deepseek_v4:V32",
+        "function_gemma": "agentrl.chat.formats.gemma:FUNCTION_GEMMA",
+        "functionary_3_2": "agentrl.chat.formats.functionary:V3_2",
+        "gigachat": "agentrl.chat.formats.hermes:GIGACHAT",
+        "granite": "agentrl.chat.formats.llama3_json:GRANITE",
+        "granite_20b": "agentrl.chat.formats.hermes:GRANITE_20B",
+        "hy3": "agentrl.chat.formats.glm:HY3",
+        "internlm": "agentrl.chat.formats.hermes:INTERNLM",
+        "jamba": "agentrl.chat.formats.mistral:JAMBA",
         "lfm2": "agentrl.chat.formats.pythonic:LFM2",
+        "llama4_json": "agentrl.chat.formats.llama3_json:LLAMA4",
         "nemotron_nano": "agentrl.chat.formats.llama3_json:NEMOTRON_NANO",
         "olmo3": "agentrl.chat.formats.pythonic:OLMO3",
+        "seed_oss": "agentrl.chat.formats.qwen3_coder:SEED_OSS",
         "xlam": "agentrl.chat.formats.llama3_json:XLAM",
     },
 )

@@ -19,16 +19,18 @@ from agentrl.chat import Chat
 from agentrl.chat.check import start_up_check
 from agentrl.chat.codec import Codec
 from agentrl.chat.coverage import MOVED
+from agentrl.chat.formats.template import TemplateFormat
 from agentrl.chat.load import make_format
 from agentrl.chat.message import normalise, with_named_ids
 from agentrl.errors import DataError, UserError
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
-from benchmarks.templates.kinds import ASKED, KINDS, TOOLS
-from benchmarks.templates.reference import Renders, Turn, Unwritten, closing
+from benchmarks.templates.kinds import ASKED, KINDS, SYSTEM, TOOLS
+from benchmarks.templates.reference import Renders, Turn, Unwritten, closing, with_calls_in_text
 from tests.chat.vocabularies import trained_model
 
 EXACT, LEFT_OUT, UNWRITTEN, REFUSED, WRONG = "exact", "left out", "unwritten", "refused", "wrong"
+TOOLLESS = "without tools"
 """Outcomes of a kind: driven exactly; exactly, but the template leaves out an assistant's text or reasoning; the
 template itself refuses it; agentrl refuses it; other ids, another mask or another reading without an error."""
 TOKEN = re.compile(
@@ -56,15 +58,17 @@ class Driven:
     kinds: dict[str, tuple[str, str]] = field(default_factory=dict)
     """By kind of conversation: the outcome, and the reason."""
     remarks: list[str] = field(default_factory=list)
+    names_tools: bool = True
+    """The template's source has the word `tools`, without which no tool gets into a prompt."""
 
     @property
     def result(self) -> str:
-        """`wrong`, `refused`, `exact` or `exact, but` (some kinds are named)."""
+        """`wrong`, `refused`, `without tools`, `exact` or `exact, but` (some kinds are named)."""
         outcomes = {outcome for outcome, _ in self.kinds.values()}
         if WRONG in outcomes:
             return WRONG
         if self.refused or not {EXACT, LEFT_OUT} & {self.kinds["calls"][0], self.kinds["no system"][0]}:
-            return REFUSED
+            return REFUSED if self.names_tools else TOOLLESS
         untrained = any(remark.startswith("supervised training") for remark in self.remarks)
         return EXACT if outcomes == {EXACT} and not untrained else "exact, but"
 
@@ -110,25 +114,38 @@ class _StandingClock(datetime):
         return cls(2026, 1, 2, 3, 4, 5, tzinfo=tz)
 
 
+def _refusal(chat: Chat, messages: list[Message]) -> str:
+    """Say why a run with tools and such a prompt would not start; empty where it would."""
+    try:
+        start_up_check(chat, messages, TOOLS)
+    except UserError as fault:
+        return str(fault)
+    return ""
+
+
 @patch.object(chat_template_utils, "datetime", _StandingClock)
 def drive(template: str) -> Driven:
-    """Drive all kinds of conversation."""
+    """Drive all kinds of conversation.
+
+    Where a template writes tools into a system message alone, kinds with tools begin with one; `no system` is refused.
+    """
     try:
         codec = Codec(make_tokenizer(template))
         chat = Chat(codec, make_format(codec, "auto", {}, own_template=True))
     except UserError as fault:
-        return Driven(refused=str(fault))
-    refused = ""
-    try:
-        start_up_check(chat, [ASKED], TOOLS)
-    except UserError as fault:
-        refused = str(fault)
+        return Driven(refused=str(fault), names_tools="tools" in template)
+    refused, first = _refusal(chat, [ASKED]), list[Message]()
+    without_system = ""
+    if refused and not _refusal(chat, [SYSTEM, ASKED]):
+        refused, without_system, first = "", refused, [SYSTEM]
     kinds: dict[str, tuple[str, str]] = {}
     remarks: list[str] = []
     for name, (messages, with_tools) in KINDS.items():
-        if refused and with_tools:
-            kinds[name] = REFUSED, "tools"
+        if with_tools and (refused or (without_system and name == "no system")):
+            kinds[name] = REFUSED, "tools" if refused else without_system
             continue
+        if with_tools and messages[0]["role"] != "system":
+            messages = [*first, *messages]
         try:
             kinds[name] = _drive_kind(chat, codec, messages, TOOLS if with_tools else None, remarks)
         except _Partly as fault:
@@ -139,7 +156,7 @@ def drive(template: str) -> Driven:
             kinds[name] = REFUSED, str(fault)
         except Differs as fault:
             kinds[name] = WRONG, str(fault)
-    return Driven(chat.format.name, refused, kinds, list(dict.fromkeys(remarks)))
+    return Driven(chat.format.name, refused, kinds, list(dict.fromkeys(remarks)), "tools" in template)
 
 
 def _drive_kind(
@@ -149,6 +166,8 @@ def _drive_kind(
     given = normalise(messages)
     if chat.format.names_in_call_ids:
         given = with_named_ids(given, by_turn=chat.format.ids_by_turn)
+    if isinstance(chat.format, TemplateFormat) and chat.format.calls_in_text:
+        given = with_calls_in_text(given, chat.format.name.removeprefix("template:"))
     turns = Renders(chat.tokenizer, tools, list(codec.added)).transcript(given)
     asked = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
     left_out: list[str] = []

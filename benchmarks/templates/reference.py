@@ -127,7 +127,7 @@ class Renders:
         places = [match.start() for match in self._token.finditer(asked)]
         spoken = WORD.search(told)
         head = told[: spoken.start()] if spoken else told
-        for end in (len(asked), *reversed(places)):
+        for end in (len(asked), len(asked.rstrip()), *reversed(places)):
             for begin in (0, *places):
                 if begin < end and (at := head.find(asked[begin:end])) >= 0:
                     at += end - begin
@@ -196,6 +196,35 @@ class Renders:
     def _pieces(self, text: str) -> list[str]:
         """Split a text into tokens and single characters."""
         return re.findall(f"{self._token.pattern}|.", text, re.DOTALL)
+
+
+CALLS_IN_TEXT = {
+    "hermes": lambda calls: "\n".join(
+        f"<tool_call>\n{json.dumps(one, ensure_ascii=False)}\n</tool_call>" for one in calls
+    ),
+    "granite": lambda calls: f"<|tool_call|>{json.dumps(calls, ensure_ascii=False)}",
+    "lfm2": lambda calls: f"<|tool_call_start|>[{', '.join(map(_as_python, calls))}]<|tool_call_end|>",
+    "pythonic": lambda calls: f"[{', '.join(map(_as_python, calls))}]",
+}
+"""By format: calls as the models write them, for templates that cannot write calls."""
+
+
+def with_calls_in_text(messages: Sequence[Message], format: str) -> list[Message]:
+    """Copy messages with the calls in the text of their turns, for a template that cannot write calls."""
+    written: list[Message] = []
+    for message in messages:
+        calls = [one["function"] for one in message.get("tool_calls") or ()]
+        text = str(message["content"] or "")
+        if calls:
+            text += "\n" * bool(text) + CALLS_IN_TEXT[format](
+                [{"name": one["name"], "arguments": one["arguments"]} for one in calls]
+            )
+        written.append({**{key: value for key, value in message.items() if key != "tool_calls"}, "content": text})  # type: ignore[typeddict-item]
+    return written
+
+
+def _as_python(call: Mapping[str, Any]) -> str:
+    return f"{call['name']}({', '.join(f'{key}={value!r}' for key, value in call['arguments'].items())})"
 
 
 def with_texts(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,13 +22,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 Release = Literal["main", "0.2", "search_r1"]
 """Code whose formulas hold: verl since 0.4 (its recipes, too), releases up to 0.3.0, and Search-R1's fork."""
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+USER = r"\n<\|im_start\|>user\n.*?<\|im_start\|>assistant\n"
 OBSERVED = {
-    "search_r1": re.compile(r"\n\n<information>.*?</information>\n\n", re.DOTALL),
-    "main": re.compile(
-        r"\n<\|im_start\|>user\n.*?<\|im_start\|>assistant\n|(?<=<\|im_end\|>)\n(?!<\|im_start\|>).*", re.DOTALL
+    "search_r1": re.compile(
+        r"\n\n(?:<information>.*?</information>|[^\n]* Try again: [^\n]*)\n\n(?:No more tool calls [^\n]*\n\n)?|"
+        + USER,
+        re.DOTALL,
     ),
+    "main": re.compile(USER + r"|(?<=<\|im_end\|>)\n(?!<\|im_start\|>).*", re.DOTALL),
 }
 """Texts of a response that the policy did not write: in the fork's tags, and in the tiny policy's template."""
+CRITIC, RATES = "critic's tokens", "rates of the warm-up"
+"""Differences from a release: critic and advantages have the policy's tokens alone; no step has the rate 0."""
 SEEN = re.compile(r"([^\n]*)<\|im_end\|>\n<\|im_start\|>assistant\n$")
 """The last line that a policy has read before its turn."""
 
@@ -63,7 +68,17 @@ class Found:
 class Replay:
     """A run's steps by a release's formulas, on the values that the release composes of a command."""
 
-    def __init__(self, policy: Path, values: Mapping[str, Any], release: Release, total_steps: int) -> None:
+    def __init__(
+        self,
+        policy: Path,
+        values: Mapping[str, Any],
+        release: Release,
+        total_steps: int,
+        here: frozenset[str] = frozenset(),
+    ) -> None:
+        """`here`: differences of agentrl from the release that are taken over, so that nothing else may differ: CRITIC
+        and RATES."""
+        self.here = here
         self.folder, self.values, self.release, self.total_steps = policy, values, release, total_steps
         self.found: list[Found] = []
         self.taken: list[str] = []
@@ -88,7 +103,8 @@ class Replay:
             of_policy = self.logprobs(self.policy, rows)[0]
             old = _padded([row.engine_logprobs for row in rows]) if self.bypass else of_policy
             ref = self.logprobs(self.reference, rows)[0]
-            before = None if self.critic is None else self.critic(rows) * mask
+            known = self.known(sampled)
+            before = None if self.critic is None else self.critic(rows) * known
         rewards = torch.zeros_like(mask)
         for i, row in enumerate(rows):
             if row.turn_rewards:
@@ -106,18 +122,19 @@ class Replay:
             advantages, returns = self.gigpo(rows, sampled), None
         else:
             advantages, returns = self.advantages(rows, rewards, mask, before)
+        width = mask.shape[1]
         found = Found(
             sampled=sampled,
             old=_unpadded(old, rows),
             rewards=_unpadded(rewards, rows),
-            advantages=_unpadded(advantages * mask, rows),
+            advantages=_unpadded(advantages[:, :width] * mask, rows),
             values=None if before is None else _unpadded(before, rows),
         )
         if self.critic is not None:
             assert before is not None and returns is not None
-            self.fit("critic", number, rows, found, self.value_loss(mask, before, returns))
+            self.fit("critic", number, rows, found, self.value_loss(known, before, returns))
         if number >= values.get("trainer.critic_warmup", 0):
-            self.fit(ACTOR, number, rows, found, self.policy_loss(mask, old, ref, advantages))
+            self.fit(ACTOR, number, rows, found, self.policy_loss(mask, old, ref, advantages[:, :width]))
         return found
 
     @property
@@ -135,6 +152,19 @@ class Replay:
         observed = OBSERVED["search_r1" if self.release == "search_r1" else "main"]
         spans = [found.span() for found in observed.finditer("".join(texts))]
         return [not any(start <= one < end for start, end in spans) for one in starts]
+
+    def known(self, sampled: Sequence[Sequence[bool]]) -> Tensor:
+        """Mark the states that the critic values, [N, R + 1]: the ones before the tokens, and the one after the last.
+
+        Releases up to 0.3 shift the mask of all tokens by one, so that the state after a response has a value where
+        the response is shorter than its column. Later ones take the policy's tokens.
+        """
+        mask = nn.functional.pad(_padded(sampled).double(), (0, 1))
+        if not self.is_old or CRITIC in self.here:
+            return mask
+        lengths = torch.tensor([len(one) for one in sampled])
+        width = int(lengths.max()) if self.release == "search_r1" else self.values["data.max_response_length"]
+        return (torch.arange(mask.shape[1]) <= lengths.clamp(max=width - 1)[:, None]).double()
 
     def logprobs(self, model: nn.Module, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
         """Log-probs of the response's tokens and entropies of their distributions, [N, R]."""
@@ -168,12 +198,29 @@ class Replay:
             ]
             return torch.tensor(norm, dtype=torch.float64)[:, None] * mask, None
         gamma, lam = self.values.get("algorithm.gamma", 1.0), self.values.get("algorithm.lam", 1.0)
+        rewards, mask = (nn.functional.pad(one, (0, 1)) for one in (rewards, mask))
+        if self.is_old and CRITIC not in self.here:  # Its mask of advantages has the tokens that were read, too.
+            mask = (torch.arange(mask.shape[1]) < torch.tensor([len(row.response) for row in rows])[:, None]).double()
+            return self.whitened(self.over_all(rewards, values, gamma, lam), mask, values)
         after, running, found = torch.zeros(len(rows)), torch.zeros(len(rows)), torch.zeros_like(mask)
         for t in reversed(range(mask.shape[1])):
             here = rewards[:, t] + gamma * after - values[:, t] + gamma * lam * running
             is_own = mask[:, t] > 0
             after, running = torch.where(is_own, values[:, t], after), torch.where(is_own, here, running)
             found[:, t] = running
+        return self.whitened(found, mask, values)
+
+    def over_all(self, rewards: Tensor, values: Tensor, gamma: float, lam: float) -> Tensor:
+        """Generalised advantages of releases up to 0.3, which pass over no token."""
+        following = nn.functional.pad(values[:, 1:], (0, 1))
+        found, running = torch.zeros_like(values), torch.zeros(len(values), dtype=torch.float64)
+        for t in reversed(range(values.shape[1])):
+            running = rewards[:, t] + gamma * following[:, t] - values[:, t] + gamma * lam * running
+            found[:, t] = running
+        return found
+
+    def whitened(self, found: Tensor, mask: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Advantages of mean 0 and deviation 1 over the tokens of `mask`, and the critic's targets."""
         own = found[mask > 0]
         return (found - own.mean()) / (own.var() + 1e-8).sqrt(), found + values
 
@@ -231,7 +278,7 @@ class Replay:
         bound = self.values.get("critic.cliprange_value", 0.5)
 
         def loss(mini: Sequence[int], rows: Sequence[Row]) -> tuple[Tensor, dict[str, float]]:
-            width = slice(max(len(row.response) for row in rows))
+            width = slice(max(len(row.response) for row in rows) + 1)
             part, was, target = (one[mini, width] for one in (mask, before, returns))
             assert self.critic is not None
             now = self.critic(rows)
@@ -244,9 +291,10 @@ class Replay:
     def fit(self, role: str, number: int, rows: Sequence[Row], found: Found, loss: _Loss) -> None:
         """Take the optimizer steps of a role, and add their means to the step's numbers."""
         model, optimizer, name = self.models[role], self.optimizers[role], role.split(".")[-1]
-        rate = self.rate(role, number)
+        rate, rising = self.rate(role, number), self.warm_up(role)
         for group in optimizer.param_groups:
-            group["lr"] = rate
+            soon = RATES in self.here and number <= rising
+            group["lr"] = self.values[f"{role}.optim.lr"] * number / (rising + 1) if soon else rate
         taken: list[dict[str, float]] = []
         for mini in self.mini_batches(role, len(rows)):
             optimizer.zero_grad()
@@ -270,15 +318,23 @@ class Replay:
             for start in range(0, rows, size):
                 yield list(range(start, min(start + size, rows)))
 
+    def warm_up(self, role: str) -> int:
+        """Steps of the warm-up."""
+        steps = 0 if self.is_old else self.values.get(f"{role}.optim.lr_warmup_steps") or 0
+        part = self.values.get(f"{role}.optim.lr_warmup_steps_ratio") or 0.0
+        return int(steps if steps > 0 else part * self.total_steps)
+
     def rate(self, role: str, number: int) -> float:
         """Learning rate of a step: verl's schedulers start at 0 and step after the update."""
-        optim = f"{role}.optim"
+        optim, rising = f"{role}.optim", self.warm_up(role)
         style = self.values.get(f"{optim}.lr_scheduler_type")
         rate = float(self.values[f"{optim}.lr"])
+        if number <= rising:
+            return rate * (number - 1) / rising
         if self.is_old or style in (None, "constant"):
             return rate
         least = self.values.get(f"{optim}.min_lr_ratio") or 0.0
-        fallen = 0.5 * (1 + math.cos(math.pi * (number - 1) / self.total_steps))
+        fallen = 0.5 * (1 + math.cos(math.pi * (number - 1 - rising) / max(1, self.total_steps - rising)))
         return rate * (least + (1 - least) * fallen)
 
     def validations(self) -> list[int]:
@@ -304,9 +360,9 @@ class _Critic(nn.Module):
         nn.init.zeros_(self.head.weight)
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        """Values of the states before the response's tokens, [N, R]."""
+        """Values of the states before the response's tokens, and of the one after the last, [N, R + 1]."""
         ids, starts = _ids(rows)
-        return _responses(self.head(self.base(ids).last_hidden_state)[:, :-1, 0], starts, rows)
+        return _responses(self.head(self.base(ids).last_hidden_state)[..., 0], starts, rows, 1)
 
 
 def runs(sampled: Sequence[bool]) -> list[tuple[int, int]]:
@@ -355,10 +411,10 @@ def _ids(rows: Sequence[Row]) -> tuple[Tensor, list[int]]:
     return nn.utils.rnn.pad_sequence(whole, batch_first=True), [len(row.prompt) for row in rows]
 
 
-def _responses(shifted: Tensor, starts: Sequence[int], rows: Sequence[Row]) -> Tensor:
-    """Take responses [N, R] out of columns whose entry t belongs to token t + 1."""
+def _responses(shifted: Tensor, starts: Sequence[int], rows: Sequence[Row], further: int = 0) -> Tensor:
+    """Take responses [N, R] out of columns whose entry t belongs to token t + 1; with `further`, entries after them."""
     parts = [
-        shifted[i, start - 1 : start - 1 + len(row.response)]
+        shifted[i, start - 1 : start - 1 + len(row.response) + further]
         for i, (start, row) in enumerate(zip(starts, rows, strict=True))
     ]
     return nn.utils.rnn.pad_sequence(parts, batch_first=True)

@@ -36,7 +36,7 @@ from agentrl.train import training
 from agentrl.trainer.observer import Step, StepObserver
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.verl.launch import CONFIGS, arguments
-from benchmarks.verl.release_steps import ACTOR, ROLLOUT, Found, Release, Replay, Row
+from benchmarks.verl.release_steps import ACTOR, CRITIC, RATES, ROLLOUT, Found, Release, Replay, Row
 from benchmarks.verl.values import values_of
 from tests.e2e.taught import teach
 
@@ -78,6 +78,10 @@ interaction:
 """
 CALL = '<tool_call>\n{"name": "calc_gsm8k_reward", "arguments": {"answer": "412"}}\n</tool_call><|im_end|>'
 
+SEARCH = "<search>code of Zed</search>", "<answer>412</answer>"
+FOUND = ("\n\n<information>Doc 1(Title: Zed) The code of Zed is 412.</information>\n\n",)
+"""Turns of Search-R1's policy, and the text between them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Family:
@@ -89,12 +93,15 @@ class Family:
     turns: tuple[str, ...] = ()
     """Texts that the policy is taught to say, with an observation between two; empty: it is random."""
     between: tuple[str, ...] = ()
+    asks: str = QUESTION
     lessons: int = 50
     """Few enough that the policy still errs, so that answers to one prompt differ."""
     counted: Mapping[str, Any] = field(default_factory=dict)
     """Values that the release's own trainer computes of others."""
     is_apart: bool = False
     """The recorder sees no single step of the optimizer; gradient norms and weights are compared all the same."""
+    here: frozenset[str] = frozenset()
+    """Differences that docs/verl.md says, which the formulas take over, so that nothing else may differ."""
     differs: frozenset[str] = frozenset()
     """Quantities in which the run differs from the release, as docs/verl.md says."""
 
@@ -139,6 +146,51 @@ FAMILIES = {
         ),
         differs=frozenset({"last step"}),
     ),
+    "0.2, PPO on its defaults": Family(
+        "verl.trainer.main_ppo",
+        "0.2",
+        (
+            *("data.max_response_length=40", f"{ACTOR}.ppo_mini_batch_size=4", f"{ACTOR}.ppo_micro_batch_size=4"),
+            *("critic.optim.lr=1e-3", "critic.model.path=FOLDER/policy", "critic.ppo_micro_batch_size=4"),
+        ),
+        ("<answer>412</answer><|im_end|>",),
+        lessons=30,
+        here=frozenset({CRITIC}),
+        differs=frozenset({"last step"}),
+    ),
+    "main, warm-up": Family(
+        "verl.trainer.main_ppo",
+        "main",
+        (
+            *("algorithm.adv_estimator=grpo", "data.max_response_length=16", f"{ACTOR}.ppo_mini_batch_size=2"),
+            *(f"{ROLLOUT}.n=4", f"{ACTOR}.optim.lr_warmup_steps=2"),
+        ),
+        here=frozenset({RATES}),
+        differs=frozenset({"actor/lr"}),
+    ),
+    "Search-R1's fork, PPO": Family(
+        "verl.trainer.main_ppo",
+        "search_r1",
+        (
+            *("data.max_response_length=60", "data.max_start_length=400", "data.max_obs_length=60"),
+            *("algorithm.adv_estimator=gae", "algorithm.kl_ctrl.kl_coef=0.001", f"{ACTOR}.state_masking=true"),
+            *(f"{ACTOR}.ppo_mini_batch_size=8", f"{ACTOR}.ppo_micro_batch_size=8", f"{ROLLOUT}.n_agent=4"),
+            *("critic.optim.lr=1e-3", "critic.model.path=FOLDER/policy", "critic.ppo_micro_batch_size=8"),
+            *(
+                f"{ACTOR}.optim.lr=1e-4",
+                f"{ROLLOUT}.temperature=1",
+                "max_turns=2",
+                "retriever.topk=1",
+                'retriever.url="URL"',
+            ),
+        ),
+        SEARCH,
+        FOUND,
+        asks=f"{QUESTION} Use <search> and <answer>.",
+        lessons=25,
+        here=frozenset({CRITIC}),
+        differs=frozenset({"last step"}),
+    ),
     "Search-R1's fork": Family(
         "verl.trainer.main_ppo",
         "search_r1",
@@ -149,8 +201,8 @@ FAMILIES = {
             *(f"{ACTOR}.state_masking=true", f"{ROLLOUT}.n_agent=4", f"{ROLLOUT}.temperature=1", "max_turns=2"),
             *(f"{ACTOR}.optim.lr_warmup_steps_ratio=0.285", "retriever.topk=1", 'retriever.url="URL"'),
         ),
-        ("<search>code of Zed</search>", "<answer>412</answer>"),
-        ("\n\n<information>Doc 1(Title: Zed) The code of Zed is 412.</information>\n\n",),
+        SEARCH,
+        FOUND,
         differs=frozenset({"last step"}),
     ),
     "DAPO's recipe": Family(
@@ -322,7 +374,8 @@ def command(name: str, folder: Path, url: str = "", changed: Sequence[str] = ())
 
 def record(name: str, folder: Path, changed: Sequence[str] = ()) -> Recorded:
     """Run a family's command in a folder. `changed`: words that make a fault, which the comparison has to find."""
-    family, asked = FAMILIES[name], [{"role": "user", "content": QUESTION}]
+    family = FAMILIES[name]
+    asked = [{"role": "user", "content": family.asks}]
     tools = [yaml.safe_load(TOOL)["tools"][0]["tool_schema"]] if "tools.yaml" in " ".join(family.words) else None
     walks = any(one.startswith("env.") for one in family.words)
     given: dict[str, Any] = (
@@ -407,12 +460,15 @@ def retriever() -> Iterator[str]:
         server.server_close()
 
 
-def replayed(name: str, folder: Path, recorded: Recorded) -> Replay:
-    """Replay a run by its release's formulas; `Replay.found` then has its steps."""
+def replayed(name: str, folder: Path, recorded: Recorded, *, steps: int = STEPS, as_here: bool = True) -> Replay:
+    """Replay a run by its release's formulas; `Replay.found` then has its steps.
+
+    `as_here`: with the differences that docs/verl.md says.
+    """
     family = FAMILIES[name]
     values = values_of(command(name, folder), family.release) | dict(family.counted)
-    replay = Replay(folder / "policy", values, family.release, STEPS)
-    for number, rows in enumerate(recorded.rows, start=1):
+    replay = Replay(folder / "policy", values, family.release, STEPS, family.here if as_here else frozenset())
+    for number, rows in enumerate(recorded.rows[:steps], start=1):
         replay.found.append(replay.step(number, rows))
     return replay
 
@@ -421,6 +477,20 @@ def compared(name: str, folder: Path, fault: Fault | None = None) -> tuple[Recor
     """Run a family's command, with a fault or without, and measure how far it is from its release."""
     recorded = record(name, folder, () if fault is None else (fault.changed,))
     return recorded, differences(name, recorded, replayed(name, folder, recorded))
+
+
+def first_step_apart(name: str, folder: Path, recorded: Recorded) -> dict[str, float]:
+    """Measure what the differences of agentrl change in the first step, from equal weights, by quantity."""
+    ours, theirs = (replayed(name, folder, recorded, steps=1, as_here=one).found[0] for one in (True, False))
+    own = [
+        (a, b)
+        for one, other in zip(ours.advantages, theirs.advantages, strict=True)
+        for a, b in zip(one, other, strict=True)
+    ]
+    return {"advantages": max(abs(a - b) for a, b in own)} | {
+        term: abs(value - theirs.numbers[term]) / max(abs(theirs.numbers[term]), 1e-3)
+        for term, value in ours.numbers.items()
+    }
 
 
 def differences(name: str, recorded: Recorded, replay: Replay) -> dict[str, float]:
@@ -480,6 +550,8 @@ def main() -> None:
         fault = FAULTS.get(name)
         with tempfile.TemporaryDirectory() as folder:
             recorded, found = compared(name if fault is None else fault.family, Path(folder), fault)
+            here = fault is None and FAMILIES[name].here
+            apart = first_step_apart(name, Path(folder), recorded) if here else {}
         print(f"{name}: differs in {', '.join(sorted(different(found))) or 'nothing'}")
         print(
             "   ",
@@ -487,6 +559,11 @@ def main() -> None:
             ", ".join(f"{what} {value:.1e}" for what, value in found.items()),
             flush=True,
         )
+        if apart:
+            print(
+                "    first step by the release alone:",
+                ", ".join(f"{what} {value:.1e}" for what, value in apart.items()),
+            )
 
 
 if __name__ == "__main__":

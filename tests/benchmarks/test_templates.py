@@ -13,7 +13,7 @@ from agentrl.chat.formats.template import TemplateFormat
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
 from benchmarks.templates.__main__ import failures, table
-from benchmarks.templates.drive import EXACT, LEFT_OUT, REFUSED, UNWRITTEN, WRONG, drive
+from benchmarks.templates.drive import EXACT, LEFT_OUT, REFUSED, TOOLLESS, UNWRITTEN, WRONG, drive
 from benchmarks.templates.packages import Package, read_templates
 from tests.chat import templates
 
@@ -36,8 +36,15 @@ def test_kinds_that_a_template_does_not_write_are_named() -> None:
 
 def test_a_template_without_tools_is_refused() -> None:
     driven = drive(templates.IGNORES_TOOLS)
-    assert driven.result == REFUSED and "its template writes no tool calls" in driven.refused
+    assert driven.result == TOOLLESS and "its template writes no tool calls" in driven.refused
     assert driven.kinds["plain turns"] == (EXACT, "") and driven.kinds["calls"] == (REFUSED, "tools")
+
+
+def test_tools_that_stand_in_a_system_message_alone() -> None:
+    template = templates.HERMES.replace("{%- if tools %}", "{%- if tools and messages[0].role == 'system' %}", 1)
+    driven = drive(template)
+    assert driven.kinds["no system"][0] == REFUSED and "its template ignores tools" in driven.kinds["no system"][1]
+    assert {outcome for kind, (outcome, _) in driven.kinds.items() if kind != "no system"} == {EXACT}
 
 
 @pytest.mark.parametrize("damage", ["bridge", "reading", "mask"])
@@ -66,7 +73,7 @@ def test_what_differs_without_an_error_is_wrong(monkeypatch: pytest.MonkeyPatch,
     assert driven.result == WRONG
     assert driven.kinds["calls"][0] == WRONG
     assert any("calls" in line for line in failures({"trl": {"t": driven}}))
-    assert table({"trl": {"t": driven}}).splitlines()[-1] == "| trl | 1 | 0 | 0 | 0 | 1 |"
+    assert table({"trl": {"t": driven}}).splitlines()[-1] == "| trl | 1 | 0 | 0 | 0 | 0 | 1 |"
 
 
 def test_a_package_is_pinned(tmp_path: Path) -> None:

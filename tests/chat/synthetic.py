@@ -223,6 +223,9 @@ def tags(format: str, value: str) -> Calls:
             return Calls("glm", "<tool_call>NAME", "</tool_call>", value, *ends, tokens=(*TOOL_CALL, *ARG))
 
 
+PYTHON_MARKS = "<|python_start|>", "<|python_end|>"
+
+
 def python_calls(format: str, open: str, close: str, between: str = ", ") -> Calls:
     tokens = open.rstrip("["), close.lstrip("]")
     parts = "NAME(", ")", JSON_VALUE, "KEY="
@@ -235,6 +238,12 @@ CALLS: tuple[Calls, ...] = (
     Calls("mistral", *json_call("NAME"), group=("[TOOL_CALLS] [", "]"), between=", ", tokens=("[TOOL_CALLS]",)),
     Calls("mistral", "[TOOL_CALLS]NAME[ARGS]", "", tokens=("[TOOL_CALLS]", "[ARGS]")),
     Calls("llama3_json", *json_call("NAME", key="parameters"), single=True, alone=True),
+    Calls(
+        *("llama4_json", *json_call("NAME", key="parameters")),
+        group=("".join(PYTHON_MARKS), ""),
+        alone=True,
+        tokens=PYTHON_MARKS,
+    ),
     Calls(
         *("deepseek_v3", f"{DEEPSEEK[2]}function{DEEPSEEK[4]}NAME\n```json\n", f"\n```{DEEPSEEK[3]}"),
         group=(DEEPSEEK[0], DEEPSEEK[1]),

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentrl.chat import Chat
 from agentrl.chat.check import start_up_check
+from agentrl.chat.formats.llama3_json import LLAMA4
 from agentrl.chat.formats.parsers import Found
 from agentrl.chat.formats.phi4_mini import functools_body
 from agentrl.chat.formats.pythonic import is_call, lines_body, list_body
+from agentrl.chat.formats.template import TemplateFormat
 from agentrl.errors import DataError
 from agentrl.trajectory import Message
 from tests.chat import templates
@@ -28,6 +31,10 @@ LFM2 = LFM2.replace(
     "call.function.name + '(' }}",
     "call.function.name + '(' }}" + templates.ARGUMENTS.replace("call.", "call.function."),
 )
+LISTS_TOOLS = "{%- if tools %}{{- '<|im_start|>system\\nHINT' + tools | tojson + '<|im_end|>\\n' }}{%- endif %}\n"
+LISTS_TOOLS += templates.IGNORES_TOOLS
+"""A template that writes tools, and no calls."""
+UNQUOTED = templates.PYTHONIC.replace("value | tojson", "value | string")
 
 
 def test_every_kind_of_literal_is_read() -> None:
@@ -103,6 +110,10 @@ def test_functools() -> None:
 @pytest.mark.parametrize(
     ("template", "tokens", "eos", "name"),
     [
+        (LISTS_TOOLS.replace("HINT", "List of tools: "), QWEN, "<|im_end|>", "lfm2"),
+        (LISTS_TOOLS.replace("HINT", "Call in <tool_call>: "), QWEN, "<|im_end|>", "hermes"),
+        (LISTS_TOOLS.replace("HINT", "Call after <|tool_call|>: "), QWEN, "<|im_end|>", "granite"),
+        (UNQUOTED, LLAMA, "<|eot_id|>", "pythonic"),
         (templates.PYTHONIC, LLAMA, "<|eot_id|>", "pythonic"),
         (templates.JSON_ARRAY, LLAMA, "<|eot_id|>", "xlam"),
         (LFM2, (*QWEN, "<|tool_call_start|>", "<|tool_call_end|>"), "<|im_end|>", "lfm2"),
@@ -133,3 +144,62 @@ def test_training_refuses_calls_that_a_rollout_would_not_read(tmp_path: Path) ->
         chat.render_training(conversation(assistant("", 1), assistant("So 5.")), TOOLS)
         with pytest.raises(DataError, match=r"message 2 \(the first is 0\): expected a turn whose tool calls"):
             chat.render_training(conversation(turn, assistant("So 5.")), TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("hint", "written"),
+    [
+        ("List of tools: ", """<|tool_call_start|>[calculator(expression='0 + 2', digits=0)]<|tool_call_end|>"""),
+        (
+            "Call in <tool_call>: ",
+            '<tool_call>\n{"name": "calculator", "arguments": {"expression": "0 + 2", "digits": 0}}\n</tool_call>',
+        ),
+        ("<|tool_call|>", '<|tool_call|>[{"name": "calculator", "arguments": {"expression": "0 + 2", "digits": 0}}]'),
+    ],
+)
+def test_calls_are_text_of_a_turn_where_the_template_writes_none(tmp_path: Path, hint: str, written: str) -> None:
+    chat = Chat.from_pretrained(save_tokenizer(tmp_path, QWEN, "<|im_end|>", LISTS_TOOLS.replace("HINT", hint)))
+    ids, mask = chat.render_training(conversation(assistant("I add.", 1)), TOOLS)
+    (turn,) = sampled_turns(ids, mask)
+    assert chat.decode(turn) == f"I add.\n{written}<|im_end|>"
+    assert chat.parse(turn, TOOLS).text == "I add."
+
+
+def test_a_template_without_calls_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    build = TemplateFormat.__init__
+
+    def counted(self: TemplateFormat, *given: Any) -> None:
+        made.append(given[-1])
+        build(self, *given)
+
+    monkeypatch.setattr(TemplateFormat, "__init__", counted)
+    Chat.from_pretrained(save_tokenizer(tmp_path, QWEN, "<|im_end|>", templates.IGNORES_TOOLS))
+    assert made == ["none"]
+
+
+def test_turns_that_begin_with_other_blanks_than_the_prompt_are_learnt_after_it(tmp_path: Path) -> None:
+    """vLLM's template for Granite 20B writes a blank after its header for plain turns and prompts, not before calls."""
+    template = templates.HERMES.replace("\\n' }}{%- endif %}\n", "\\n ' }}{%- endif %}\n")
+    assert template != templates.HERMES
+    chat = Chat.from_pretrained(save_tokenizer(tmp_path, QWEN, "<|im_end|>", template))
+    start_up_check(chat, [{"role": "user", "content": "u"}], TOOLS)
+    ids, mask = chat.render_training(conversation(assistant("", 1), assistant("So 5.")), TOOLS)
+    assert chat.decode(ids).count("<|im_start|>assistant\n ") == 2
+    assert chat.decode(sampled_turns(ids, mask)[0]).startswith("<tool_call>")
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ('<|python_start|><|python_end|>{"name": "f", "parameters": {"x": 1}}{"name": "g"}', ["f", "g"]),
+        ('<|python_start|>{"name": "f"}<|python_end|>', ["f"]),
+        ('{"name": "f"}', ["f"]),
+        ('<|python_start|>So.<|python_end|>{"name": "f"}', "text before the calls: 'So.'"),
+        ('{"name": "f"} so', "the calls are not valid JSON: no literal at character 13"),
+    ],
+)
+def test_objects_of_llama_4(text: str, names: list[str] | str) -> None:
+    assert LLAMA4.is_call(text)
+    found = LLAMA4.body(text, [])
+    assert [one.error for one in found] == [names] if isinstance(names, str) else [one.name for one in found] == names

@@ -19,7 +19,7 @@ def test_a_run_is_that_of_the_release_that_its_command_is_made_for(name: str, tm
     recorded, found = compared(name, tmp_path)
     assert different(found) == FAMILIES[name].differs, found
     observed = [not one for step in recorded.found for row in step.sampled for one in row]
-    assert any(observed) == bool(FAMILIES[name].turns), "the policy read what it did not write"
+    assert any(observed) == bool(FAMILIES[name].between), "the policy read what it did not write"
 
 
 @pytest.mark.slice(0, "long run")

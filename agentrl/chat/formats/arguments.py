@@ -135,8 +135,10 @@ def read_literal(text: str) -> JSON | NoValue:
         value = parse_json(text)
     except ValueError:
         try:
-            value = _python_literal(text) if text[:1] in ("[", "{") else NO_VALUE
+            value, end = literal_at(text, 0) if text[:1] in ("[", "{") else (NO_VALUE, len(text))
         except ValueError:
+            return NO_VALUE
+        if text[end:]:
             return NO_VALUE
     return value if value is NO_VALUE or _HALF_PAIR.search(text) is None or _is_text(value) else NO_VALUE
 
@@ -148,14 +150,6 @@ def _is_text(value: JSON) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _python_literal(text: str) -> JSON:
-    """Read a list or dict as `repr` writes it, JSON's words allowed. Raises ValueError for anything else."""
-    value, end = literal_at(text, 0)
-    if text[end:].strip():
-        raise ValueError(f"text after the value, at character {end}")
-    return value
 
 
 def literal_at(text: str, at: int) -> tuple[JSON, int]:

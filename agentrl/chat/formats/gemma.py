@@ -1,4 +1,7 @@
-"""Calls of Gemma 4: `call:NAME{KEY:VALUE}`, keys without quotes and strings between tokens of their own."""
+"""Calls of Gemma 4: `call:NAME{KEY:VALUE}`, keys without quotes and strings between tokens of their own.
+
+FunctionGemma's have other marks, and text may stand for any value.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,29 @@ import re
 from collections.abc import Sequence
 from functools import cache
 
-from agentrl.chat.formats.arguments import LiteralBuilder
+from agentrl.chat.formats.arguments import LiteralBuilder, parameters_of, read_argument
 from agentrl.chat.formats.parsers import CallFormat, Found
 from agentrl.chat.message import parse_json
-from agentrl.system.json_value import JSON
+from agentrl.system.json_value import JSON, as_object
 from agentrl.tool import ToolSchema
 
-QUOTE = '<|"|>'
+QUOTE, ESCAPE = '<|"|>', "<escape>"
 
 
-def call_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
-    """Read `call:NAME{KEY:VALUE,...}`."""
-    return read_call(body, QUOTE)
+def escaped_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
+    """Read `call:NAME{KEY:<escape>VALUE<escape>,...}`, each text as the value that its schema takes."""
+    (call,) = read_call(body, ESCAPE)
+    root = parameters_of(str(call.name), tools)
+    schemas, other = as_object(root.get("properties")), root.get("additionalProperties")
+    arguments = call.arguments if isinstance(call.arguments, dict) else {}
+    for key, value in arguments.items():
+        if isinstance(value, str):
+            arguments[key] = read_argument(value, schemas.get(key, other), root)
+    return [call]
 
 
 def read_call(body: str, quote: str) -> list[Found]:
-    """Read a call in which strings stand between two `quote`."""
+    """Read `call:NAME{KEY:VALUE,...}`, strings between two `quote`."""
     head, brace, rest = body.strip().partition("{")
     if not (head.startswith("call:") and brace):
         return [Found(error="the call is not of the form call:name{key:value,...}")]
@@ -75,9 +85,16 @@ def _bare(word: str, quote: str, *, key: bool) -> JSON:
 FORMAT = CallFormat(
     "<|tool_call>",
     "<tool_call|>",
-    call_body,
+    lambda body, tools: read_call(body, QUOTE),
     tags=(QUOTE,),
     reasoning=("<|channel>thought\n", "<channel|>"),
     signs=("<|tool_call>", QUOTE),
     families=("gemma4",),
+)
+FUNCTION_GEMMA = CallFormat(
+    "<start_function_call>",
+    "<end_function_call>",
+    escaped_body,
+    tags=(ESCAPE,),
+    signs=("<start_function_call>", ESCAPE),
 )

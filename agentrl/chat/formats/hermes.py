@@ -1,14 +1,20 @@
-"""Calls of Hermes, Qwen2.5 and Qwen3: a JSON object in `<tool_call>`."""
+"""Calls of Hermes, Qwen2.5 and Qwen3: a JSON object in `<tool_call>`.
+
+Granite 20B Function Calling, GigaChat 3.1 and InternLM 2 have it after markers of their own.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from agentrl.chat.formats.parsers import CallFormat, Found
 from agentrl.chat.message import parse_json
 from agentrl.system.json_value import JSON
 from agentrl.tool import ToolSchema
+from agentrl.trajectory import FunctionCall
 
+PLUGIN = "<|plugin|>"
 MEMBERS = frozenset(("name", "arguments", "parameters", "id", "type"))
 """Members that a call may have; models write one of the second and third."""
 
@@ -19,6 +25,14 @@ def json_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
         return [json_call(parse_json(body.strip()))]
     except ValueError as fault:
         return [Found(error=f"the call is not valid JSON: {fault}")]
+
+
+def plugin_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
+    """Read `<|plugin|>` and a call as a JSON object."""
+    before, plugin, call = body.partition(PLUGIN)
+    if not plugin or before.strip():
+        return [Found(error=f"the call does not begin with {PLUGIN}")]
+    return json_body(call, tools)
 
 
 def json_call(value: JSON) -> Found:
@@ -37,4 +51,23 @@ def json_call(value: JSON) -> Found:
     return Found(value.get("name"), value.get("arguments", value.get("parameters")), id=id)
 
 
-FORMAT = CallFormat("<tool_call>", "</tool_call>", json_body, signs=("<tool_call>",), families=("qwen3", "qwen3-vl"))
+def as_json(call: FunctionCall) -> str:
+    """Write a call as the JSON that `json_body` reads; a malformed call with its text for arguments."""
+    arguments = call.get("arguments", {})
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return f'{{"name": {json.dumps(call["name"], ensure_ascii=False)}, "arguments": {text}}}'
+
+
+FORMAT = CallFormat(
+    "<tool_call>",
+    "</tool_call>",
+    json_body,
+    write=lambda calls: "\n".join(f"<tool_call>\n{as_json(call)}\n</tool_call>" for call in calls),
+    signs=("<tool_call>",),
+    families=("qwen3", "qwen3-vl"),
+)
+GRANITE_20B = CallFormat("<function_call>", "", json_body, signs=("<function_call>",))
+GIGACHAT = CallFormat("<|function_call|>", "", json_body, signs=("<|function_call|>",))
+INTERNLM = CallFormat(
+    "<|action_start|>", "<|action_end|>", plugin_body, tags=(PLUGIN,), signs=("<|action_start|>", PLUGIN)
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from agentrl.chat.codec import GUARD
 from agentrl.chat.formats.arguments import Tags
@@ -20,6 +20,8 @@ TAGS = Tags(
 )
 WHOLE = f'{OPEN}json type="object"{SEP}', f"{CLOSE}json{SEP}"
 """Around all arguments as one JSON object."""
+CALL = f"{OPEN}call "
+ELEMENTS = tuple(f"{OPEN}{name}" for name in ("think", "response", "tools"))
 NOT_CLOSED = f"the call is not closed with {CLOSE}call{SEP}"
 _HEAD = re.compile(r'call tool="([^"]*+)"(?: index="[0-9]++")?+')
 _SPELLED = re.compile(r"<(?=\|(?:open|close|sep)\|>)")
@@ -43,33 +45,40 @@ def element_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
 def read_elements(pieces: Sequence[tuple[str, str]]) -> Turn:
     """Take a turn apart into its elements `think`, `response` and `tools`, and the calls in the last."""
     turn = Turn([], [], [])
-    inside, body, at = "", "", 0
-    while at < len(pieces):
-        marker, tag = pieces[at]
-        size = 2 if marker in (OPEN, CLOSE) and pieces[at + 1 : at + 2] and pieces[at + 1][0] == SEP else 1
-        text = pieces[at + 1][1] if size == 2 else ""
-        begins = size == 2 and marker == OPEN and tag.startswith("call ") and inside != "think"
-        if body and (begins or (size == 2 and (marker, tag) == (CLOSE, "call"))):
-            turn.bodies.append((body, NOT_CLOSED if begins else None))
+    inside = body = ""
+    for tag, text, cut in _tags(pieces):
+        if tag.startswith(CALL) and inside != "think":
+            turn.bodies.extend([(body, NOT_CLOSED)] if body else [])
+            body = f"{tag.removeprefix(OPEN)}{SEP}{_plain(text)}"
+            continue
+        if body and tag != f"{CLOSE}call":
+            body += concatenated((marker, _plain(text)) for marker, text in cut)
+            continue
+        if body:
+            turn.bodies.append((body, None))
             body = ""
-        elif body or begins:
-            pass
-        elif size == 2 and marker == OPEN and tag in ("think", "response", "tools") and inside != "think":
-            inside = tag
-        elif size == 2 and marker == CLOSE and tag in (inside, "message"):
+        elif tag in ELEMENTS and inside != "think":
+            inside = tag.removeprefix(OPEN)
+        elif tag in (f"{CLOSE}{inside}", f"{CLOSE}message"):
             inside = ""
         else:
-            text = concatenated(pieces[at : at + size])
-        if begins:
-            body = f"{tag}{SEP}{_plain(text)}"
-        elif body:
-            body += concatenated((marker, _plain(text)) for marker, text in pieces[at : at + size])
-        else:
-            (turn.thoughts if inside == "think" else turn.texts).append(text)
-        at += size
-    if body:
-        turn.bodies.append((body, NOT_CLOSED))
+            text = concatenated(cut)
+        (turn.thoughts if inside == "think" else turn.texts).append(text)
+    turn.bodies.extend([(body, NOT_CLOSED)] if body else [])
     return turn
+
+
+def _tags(pieces: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str, Sequence[tuple[str, str]]]]:
+    """Join what makes a tag. Yields the tag, empty for text; the text after it; and the pieces of both."""
+    at = 0
+    while at < len(pieces):
+        cut = pieces[at : at + 2]
+        if cut[0][0] in (OPEN, CLOSE) and cut[-1][0] == SEP:
+            yield "".join(cut[0]), cut[1][1], cut
+        else:
+            cut = cut[:1]
+            yield "", "", cut
+        at += len(cut)
 
 
 def _plain(text: str) -> str:
@@ -85,5 +94,5 @@ FORMAT = CallFormat(
     reasoning=(f"{OPEN}think{SEP}", f"{CLOSE}think{SEP}"),
     signs=(OPEN, SEP, "'argument'"),
     messages=read_elements,
-    display=between(f"{OPEN}call ", f"{CLOSE}call{SEP}"),
+    display=between(CALL, f"{CLOSE}call{SEP}"),
 )

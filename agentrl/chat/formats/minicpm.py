@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from agentrl.chat.formats.arguments import Tags
 from agentrl.chat.formats.parsers import CallFormat, Found
-from agentrl.system.json_value import JSON
 from agentrl.tool import ToolSchema
 
 TAGS = Tags('<param name="', '">', "", "</param>")
@@ -19,15 +18,11 @@ def function_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
     if not quoted:
         return [Found(error='the call is not of the form <function name="name">...</function>')]
     found = TAGS.read(name, inside, tools)
-    if not isinstance(found.arguments, dict):
-        return [found]
-    return [Found(found.name, {key: _content(value) for key, value in found.arguments.items()})]
-
-
-def _content(value: JSON) -> JSON:
-    if isinstance(value, str) and value.startswith(CDATA[0]) and value.endswith(CDATA[1]):
-        return value[len(CDATA[0]) : -len(CDATA[1])]
-    return value
+    arguments = found.arguments if isinstance(found.arguments, dict) else {}
+    for key, value in arguments.items():
+        if isinstance(value, str) and value.startswith(CDATA[0]) and value.endswith(CDATA[1]):
+            arguments[key] = value[len(CDATA[0]) : -len(CDATA[1])]
+    return [found]
 
 
 FORMAT = CallFormat(

@@ -16,6 +16,7 @@ from agentrl.chat.codec import GUARD, Codec, without_guards
 from agentrl.chat.message import AssistantMessage, ParsedCall, make_call
 from agentrl.system.json_value import JSON
 from agentrl.tool import ToolSchema
+from agentrl.trajectory import FunctionCall
 
 THINK, THINK_END = "<think>", "</think>"
 MOST_DIGITS = 3
@@ -32,6 +33,7 @@ class Found(NamedTuple):
 
 
 BodyParser = Callable[[str, Sequence[ToolSchema]], list[Found]]
+CallWriter = Callable[[Sequence[FunctionCall]], str]
 
 
 class Turn(NamedTuple):
@@ -73,6 +75,8 @@ class CallFormat:
     there in turns before."""
     display: re.Pattern[str] | None = None
     """Pattern of calls in decoded text, for the display; None: they are all that stands between the markers."""
+    write: CallWriter | None = None
+    """Writes the calls of a turn, markers included, in place of a template that writes none, or none that is read."""
     names_in_ids: bool = False
     """True where the template writes a call's id in place of its name (`functions.NAME:INDEX`)."""
     numbers_calls: bool = False

@@ -1,8 +1,12 @@
-"""Calls of Qwen3-Coder, Qwen3.5 and Nemotron 3: tags for the function and each parameter in `<tool_call>`."""
+"""Calls of Qwen3-Coder, Qwen3.5 and Nemotron 3: tags for the function and each parameter in `<tool_call>`.
+
+Seed-OSS has them in `<seed:tool_call>`, values directly between their tags.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from agentrl.chat.formats.arguments import Tags
 from agentrl.chat.formats.parsers import CallFormat, Found
@@ -11,13 +15,8 @@ from agentrl.tool import ToolSchema
 TAGS = Tags("<parameter=", ">", "", "</parameter>", around="\n")
 
 
-def tagged_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
-    """Read `<function=NAME><parameter=KEY>VALUE</parameter>...</function>`."""
-    return read_tagged(TAGS, body, tools)
-
-
 def read_tagged(tags: Tags, body: str, tools: Sequence[ToolSchema]) -> list[Found]:
-    """Read a function's tag, and its parameters by `tags`."""
+    """Read `<function=NAME>PARAMETERS</function>`, its parameters by `tags`."""
     before, _, call = body.partition("<function=")
     name, opened, rest = call.partition(">")
     if not opened or before.strip():
@@ -29,7 +28,14 @@ def read_tagged(tags: Tags, body: str, tools: Sequence[ToolSchema]) -> list[Foun
 FORMAT = CallFormat(
     "<tool_call>",
     "</tool_call>",
-    tagged_body,
+    partial(read_tagged, TAGS),
     signs=("<tool_call>", "<function="),
     families=("prime-qwen3", "qwen3.5", "qwen3.6", "qwen3.8", "nemotron-3", "nemotron-3-ultra", "nemotron-3.5"),
+)
+SEED_OSS = CallFormat(
+    "<seed:tool_call>",
+    "</seed:tool_call>",
+    partial(read_tagged, Tags("<parameter=", ">", "", "</parameter>")),
+    reasoning=("<seed:think>", "</seed:think>"),
+    signs=("<seed:tool_call>", "<function=", "<parameter="),
 )

@@ -7,6 +7,7 @@ stand-in conversation with a marker in its assistant turn, and cutting at that t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -77,6 +78,8 @@ class TemplateFormat:
 
     writes_calls = True
     """The template writes calls as the parser reads them."""
+    calls_in_text = False
+    """Calls are text of a turn, written by the call format in place of the template."""
     _arguments_as_text = False
     """The template takes the arguments of calls only as a JSON text."""
 
@@ -107,21 +110,33 @@ class TemplateFormat:
         unasked = self._text([USER], None, False)
         # What stands at the end of every conversation may be a whole generation prompt, or the beginning of one.
         self._standing_prompt = unasked if prompt.startswith(unasked) else ""
-        self._plain = self._plain_end(prompt)
-        self._calling = self._calling_end(prompt, () if calls is None else calls.markers)
-        ends = [end for end in (self._plain, self._calling) if isinstance(end, TurnEnd)]
-        self._end_tokens = {end.token for end in ends}
-        self.history_ends = {codec.added[end.sampled]: end.token for end in ends if end.sampled}
-        """The token that the template's history has in place of a stop token that only the last turn has."""
-        self._leads = [codec.encode(end.lead) for end in ends if end.lead]
-        self.tail = codec.encode(self._plain.gap + self._plain.final)
-        self.stop_token_ids = self._stop_tokens()
+        self._find_ends(prompt)
         self.reasoning = (THINK, THINK_END) if calls is None else calls.reasoning
         starts_in_reasoning = prompt.rstrip().endswith(self.reasoning[0].rstrip())
         self._parser = CallParser(codec, calls, starts_in_reasoning=starts_in_reasoning)
+        self._frames: dict[bool, Frame | None] = {False: None, True: None}
+        """By whether there are tools: a template may ask for another beginning of answers then."""
+        if calls is not None and calls.write is not None:
+            written = self.written_call()
+            found = self.parse(codec.encode(written), [TRIED]).calls
+            # The template writes no call, or one in which the format finds its name and an error.
+            if not written or any(call.error and call.name == TRIED["function"]["name"] for call in found):
+                self.calls_in_text = True
+                self._find_ends(prompt)
         plain = self._found_frame(None)
         self._frames = {False: plain, True: self._found_frame([ANY_TOOL]) or plain}
-        """By whether there are tools: a template may ask for another beginning of answers then."""
+
+    def _find_ends(self, prompt: str) -> None:
+        """Find the ends of turns, and the stop tokens. prompt: the generation prompt after a user's message."""
+        self._plain = self._plain_end(prompt)
+        self._calling = self._calling_end(prompt, () if self._calls is None else self._calls.markers)
+        ends = [end for end in (self._plain, self._calling) if isinstance(end, TurnEnd)]
+        self._end_tokens = {end.token for end in ends}
+        self.history_ends = {self._codec.added[end.sampled]: end.token for end in ends if end.sampled}
+        """The token that the template's history has in place of a stop token that only the last turn has."""
+        self._leads = [self._codec.encode(end.lead) for end in ends if end.lead]
+        self.tail = self._codec.encode(self._plain.gap + self._plain.final)
+        self.stop_token_ids = self._stop_tokens()
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, generation: bool) -> list[int]:
         return self._codec.encode(self._text(messages, tools, generation))
@@ -185,14 +200,19 @@ class TemplateFormat:
         earlier = self._earlier(call.get("id", "") for call in message.get("tool_calls", ()))
         prompt = self._after_user(earlier, [], tools, True)
         whole = self._after_user(earlier, [message], tools, False)
-        if not whole.startswith(prompt):
+        turn = whole[len(prompt) :] if whole.startswith(prompt) else None
+        if turn is None and not prompt.rstrip().endswith(self.reasoning[0].rstrip()):
+            # The same header with other blanks.
+            header = re.match(r"\s*+".join(["", *map(re.escape, "".join(prompt.split())), ""]), whole)
+            turn = whole[header.end() :] if header else None
+        if turn is None:
             last_line = prompt.rstrip("\n").rpartition("\n")[2]
             raise ConfigError(
                 f"{self._where()} ends its generation prompt with {last_line!r}, but writes something else "
                 f"before an assistant turn. If that opens or closes reasoning, give assistant messages "
                 f"reasoning_content to match (or set it by chat_template_kwargs)"
             )
-        return self._ended(whole[len(prompt) :], message, tools)
+        return self._ended(turn, message, tools)
 
     def _ended(self, turn: str, message: Message, tools: Sequence[ToolSchema] | None) -> list[int]:
         """Encode the text that stands behind the generation prompt up to the token that ends the turn."""
@@ -400,7 +420,13 @@ class TemplateFormat:
         return text
 
     def _in_its_fields(self, message: Message) -> Message:
-        """Name the reasoning as the template does, and write arguments as JSON where it joins them to text."""
+        """Name the reasoning as the template does, and write arguments, or calls, that it cannot write."""
+        if self.calls_in_text and "tool_calls" in message:
+            assert self._calls is not None and self._calls.write is not None
+            calls = self._calls.write([call["function"] for call in message["tool_calls"]])
+            text = content_text(message["content"]).rstrip()
+            message = {**message, "content": f"{text}\n{calls}" if text else calls}
+            del message["tool_calls"]
         if self._arguments_as_text and "tool_calls" in message:
             message = {**message, "tool_calls": list(map(_with_text_arguments, message["tool_calls"]))}
         if "reasoning_content" not in message or self._reads("reasoning_content"):

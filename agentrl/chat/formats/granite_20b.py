@@ -1,8 +1,0 @@
-"""Calls of Granite 20B Function Calling: `<function_call>` and a JSON object."""
-
-from __future__ import annotations
-
-from agentrl.chat.formats.hermes import json_body
-from agentrl.chat.formats.parsers import CallFormat
-
-FORMAT = CallFormat("<function_call>", "", json_body, signs=("<function_call>",))
