@@ -156,6 +156,20 @@ AGENT_LOOPS = Registry(
 )
 """How the policy acts on a row. Users' own are named in the YAML of `rollout.agent.agent_loop_config_path`."""
 
+AGENT_STARTERS = Registry(
+    "starter of agents",
+    "actor_rollout_ref.rollout.agent.openai_proxy.start",
+    {
+        "auto": "agentrl.openai_api.agent_command:build_auto",
+        "function": "agentrl.openai_api.agent_function:build",
+        "pool": "agentrl.openai_api.agent_pool:build_pool",
+        "process": "agentrl.openai_api.agent_command:build",
+        "remote": "agentrl.openai_api.agent_pool:build_remote",
+    },
+    functions=True,
+)
+"""Functions from `AgentOptions` to an `Agent` that speaks to the OpenAI endpoint (see `agentrl.openai_api.agents`)."""
+
 STOP_CONDITIONS = Registry(
     "stop condition",
     "actor_rollout_ref.rollout.multi_turn.stop_conditions",

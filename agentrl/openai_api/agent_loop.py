@@ -9,20 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-from pydantic import BaseModel
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
 
 from agentrl.agent_loop.base import AgentLoop, Episode
-from agentrl.errors import ConfigError
+from agentrl.config.registries import AGENT_STARTERS
+from agentrl.openai_api.agent_task import AgentError, AgentFailed, AgentTask
+from agentrl.openai_api.agents import Agent, AgentOptions
 from agentrl.reward.reported import REPORTED
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message, Status
 from agentrl.trajectory.sample import Sample
 
 if TYPE_CHECKING:
-    from agentrl.openai_api.agents import Agent
     from agentrl.openai_api.endpoint import Endpoint
     from agentrl.openai_api.session import Session
 
@@ -38,29 +37,6 @@ SHOWN = ("prompt", "extra_info", "data_source", "ability", "index")
 """Fields of a sample that an agent is given: all but how it is scored."""
 _QUOTES = str.maketrans("", "", "\\'\"")
 """Deletes quotes, which clients escape when they show an answer."""
-
-
-class AgentOptions(BaseModel, frozen=True):
-    """Agent to run: exactly one of `target` and `command` is set."""
-
-    target: str | None = None
-    """Function of the agent: `package.module:function` or `path/to/file.py:function`."""
-    command: Sequence[str] | None = None
-    """Program of the agent, with its arguments."""
-    pass_env: Sequence[str] = ()
-    """Names of further environment variables of the trainer that the command may see."""
-    feedback_timeout: float = 0.0
-    """Seconds after the agent's end in which a score may still be posted."""
-
-    def load(self) -> Agent:
-        """Load the agent. Raises ConfigError."""
-        from agentrl.openai_api.agents import CallableAgent, CommandAgent
-
-        if (self.target is None) == (self.command is None):
-            raise ConfigError("agent_name openai_proxy: set either openai_proxy.target or openai_proxy.command")
-        if self.target is not None:
-            return CallableAgent(self.target)
-        return CommandAgent(self.command or (), passed_on=self.pass_env)
 
 
 class OpenAIProxyLoop(AgentLoop):
@@ -87,13 +63,14 @@ class OpenAIProxyLoop(AgentLoop):
     def check(self) -> None:
         """Load the agent. Raises ConfigError when that fails."""
         if self._agent is None:
-            self._agent = self.options.load()
+            build = cast(Callable[[AgentOptions], Agent], AGENT_STARTERS.get(self.options.start))
+            self._agent = build(self.options)
 
     async def run(self, episode: Episode) -> None:
         self.check()
         assert self._agent is not None
         is_first, self._begun = self._begun < FIRST_TRIES, self._begun + 1
-        endpoint = await self._started()
+        endpoint = await self._started(self._agent)
         episode.waiting_for = "the agent"
         async with endpoint.session(episode) as (session, base_url):
             report, error = await self._run_agent(self._agent, session, base_url)
@@ -122,8 +99,6 @@ class OpenAIProxyLoop(AgentLoop):
 
     def _blamed(self, agent: Agent, error: Exception, refusal: str | None, *, is_first: bool) -> Exception:
         """Return the error that ends the try, or the run; `refusal`: the endpoint's last refusal."""
-        from agentrl.openai_api.agents import AgentError, AgentFailed
-
         is_refused = refusal is not None and refusal.translate(_QUOTES) in str(error).translate(_QUOTES)
         if refusal is not None and is_refused and isinstance(error, AgentFailed):
             # Another server may refuse the policy's text; this endpoint refuses only requests of the agent.
@@ -136,6 +111,8 @@ class OpenAIProxyLoop(AgentLoop):
 
     async def close(self) -> None:
         if self._endpoint is not None and self._loop is asyncio.get_running_loop():
+            assert self._agent is not None
+            await self._agent.close()
             await (await self._endpoint).close()
         self._endpoint = self._loop = None
 
@@ -146,7 +123,8 @@ class OpenAIProxyLoop(AgentLoop):
         failed."""
         shown = {name: getattr(session.episode.sample, name) for name in SHOWN}
         # A copy: agents may write into it, and rows are read again.
-        running = asyncio.ensure_future(agent.run(copy.deepcopy(shown), base_url))
+        task = AgentTask(copy.deepcopy(shown), base_url, session.called, session.episode.trajectory.metrics)
+        running = asyncio.ensure_future(agent.run(task))
         over = asyncio.create_task(session.over.wait())
         try:
             await asyncio.wait({running, over}, return_when=asyncio.FIRST_COMPLETED)
@@ -163,16 +141,17 @@ class OpenAIProxyLoop(AgentLoop):
             if running.done() and not running.cancelled():
                 running.exception()
 
-    async def _started(self) -> Endpoint:
+    async def _started(self, agent: Agent) -> Endpoint:
         loop = asyncio.get_running_loop()
         if self._endpoint is None or self._loop is not loop:
-            self._loop, self._endpoint = loop, loop.create_task(_start())
+            self._loop, self._endpoint = loop, loop.create_task(_start(self.options, agent))
         return await asyncio.shield(self._endpoint)
 
 
-async def _start() -> Endpoint:
+async def _start(options: AgentOptions, agent: Agent) -> Endpoint:
     from agentrl.openai_api.endpoint import Endpoint
 
-    endpoint = Endpoint()
+    endpoint = Endpoint(options.host, options.port)
     await endpoint.start()
+    await agent.start(endpoint.queue)
     return endpoint

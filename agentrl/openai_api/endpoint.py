@@ -1,4 +1,4 @@
-"""HTTP server on loopback, in the event loop that starts it.
+"""HTTP server, in the event loop that starts it.
 
 A session's base URL holds a random token that names it and is all that a caller needs. A caller that goes away cancels
 its generation. Streams begin at once, send comments while the engine generates so that clients see them alive, and then
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
+import os
 import secrets
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -22,7 +24,8 @@ from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 
 from agentrl.agent_loop.base import Episode
-from agentrl.openai_api.agents import MODEL, read_numbers
+from agentrl.errors import ConfigError
+from agentrl.openai_api.agent_task import MODEL, AgentError, blamed, read_numbers, read_report
 from agentrl.openai_api.chat_completions import ChatCompletions
 from agentrl.openai_api.completion import Completion, encoded
 from agentrl.openai_api.dialect import KEEP_ALIVE, Dialect
@@ -31,6 +34,7 @@ from agentrl.openai_api.history import Digest
 from agentrl.openai_api.messages import Messages
 from agentrl.openai_api.responses import Responses
 from agentrl.openai_api.session import Session
+from agentrl.openai_api.session_queue import SessionQueue
 from agentrl.system.body_limit import BodyLimit
 from agentrl.system.http import allow_many_files
 from agentrl.system.json_value import JSON
@@ -43,6 +47,8 @@ logger = logging.getLogger(__name__)
 MAX_BODY = 8 << 20
 """Bytes of a request."""
 KEEP_ALIVE_SECONDS = 5.0
+SILENT_MILLISECONDS = 30_000
+"""Time after which a connection ends whose other side acknowledges nothing that it was sent."""
 IDLE_SECONDS = 3600
 """Seconds that an idle connection is kept: longer than clients keep theirs, who must be the ones to close it."""
 
@@ -50,8 +56,10 @@ IDLE_SECONDS = 3600
 CHAT = ChatCompletions()
 DIALECTS: dict[str, Dialect] = {dialect.path: dialect for dialect in (CHAT, Responses(), Messages())}
 COUNT_TOKENS = f"{Messages.path}/count_tokens"
-FEEDBACK = "v1/feedback"
-ROUTES = {**dict.fromkeys((*DIALECTS, COUNT_TOKENS, FEEDBACK), "POST"), "v1/models": "GET"}
+FEEDBACK, RESULT = "v1/feedback", "v1/result"
+ROUTES = {**dict.fromkeys((*DIALECTS, COUNT_TOKENS, FEEDBACK, RESULT), "POST"), "v1/models": "GET"}
+SESSIONS = "/v1/sessions"
+"""Route of programs that ask for sessions; it lies in none."""
 
 
 class _Server(uvicorn.Server):
@@ -62,10 +70,14 @@ class _Server(uvicorn.Server):
 
 
 class Endpoint:
-    """Server of sessions at 127.0.0.1 until it is closed. Call its methods on the loop that started it."""
+    """Server of sessions until it is closed. Call its methods on the loop that started it."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        """`port` 0: any that is free."""
         self.url = ""
+        self.queue = SessionQueue()
+        self._address = (host, port)
+        self._turn = asyncio.Lock()
         self._sessions: dict[str, Session] = {}
         self._tool_lists: dict[Digest, list[ToolSchema]] = {}
         self._is_new = OncePerKey()
@@ -74,12 +86,13 @@ class Endpoint:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the server at a free port; returns when calls are answered."""
+        """Start the server; returns when calls are answered. Raises ConfigError for an address that it cannot have."""
         allow_many_files()
-        # The protocol is named, or asyncio would leave Nagle's algorithm on, which costs 40 ms an answer.
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        listener.bind(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        if not gc.get_freeze_count():  # Else full collections visit all of torch, and the loop stands still for 0.3 s.
+            gc.collect()
+            gc.freeze()
+        listener = _listen(*self._address)
+        self.url = self.queue.url = f"http://{self._address[0]}:{listener.getsockname()[1]}"
         config = uvicorn.Config(
             BodyLimit(self._app(), MAX_BODY, _refusal),
             http="h11",
@@ -101,6 +114,7 @@ class Endpoint:
 
     async def close(self) -> None:
         """End all sessions and the server."""
+        self.queue.close()
         await asyncio.gather(*(session.close() for session in self._sessions.values()))
         self._sessions.clear()
         self._thread.end()
@@ -112,6 +126,7 @@ class Endpoint:
     @contextlib.asynccontextmanager
     async def session(self, episode: Episode) -> AsyncIterator[tuple[Session, str]]:
         """Open a session that records into branches of `episode`: (session, base URL). Ended with the context."""
+        await self._in_turn()
         token = secrets.token_urlsafe(24)
         session = self._sessions[token] = Session(episode, self._tool_lists, self._thread)
         try:
@@ -124,7 +139,8 @@ class Endpoint:
         app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
         # Anthropic's clients add `v1` to a base URL, also to one that ends with it.
         answers = {**dict.fromkeys(DIALECTS, self._complete), COUNT_TOKENS: self._count_tokens}
-        answers[FEEDBACK] = self._feedback
+        answers |= {FEEDBACK: self._feedback, RESULT: self._result}
+        app.add_api_route(SESSIONS, self._connect, methods=["GET"], response_model=None)
         for path, answer in answers.items():
             for below in ("/{token}/", "/{token}/v1/"):
                 app.add_api_route(below + path, answer, methods=["POST"], response_model=None)
@@ -142,14 +158,21 @@ class Endpoint:
             raise unknown_session()
         return session
 
+    async def _in_turn(self) -> None:
+        """Wait for a turn. One session or call begins in a round of the event loop, and other work comes between."""
+        async with self._turn:
+            await asyncio.sleep(0)
+
     async def _models(self, token: str) -> dict[str, JSON]:
         self._find(token)
         return {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "agentrl"}]}
 
     async def _complete(self, token: str, request: Request) -> Response:
+        body = await request.body()
+        await self._in_turn()
         session, dialect = self._find(token), dialect_of(request)
         try:
-            asked, task = await session.begin(await request.body(), dialect)
+            asked, task = await session.begin(body, dialect)
         except ApiError as error:
             session.last_error = error.message
             raise
@@ -184,6 +207,39 @@ class Endpoint:
             raise ApiError(400, f"feedback: {error}", code="invalid_value") from None
         return _json({"taken": sorted(value)})
 
+    async def _connect(self, request: Request) -> Response:
+        """Send a program its sessions, a line each, until it leaves."""
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        ticket = self.queue.ticket(token.strip()) if scheme.lower() == "bearer" else None
+        if ticket is None:
+            message = (
+                f"GET {SESSIONS} needs the header Authorization: Bearer TOKEN, with the token of this run's agents."
+            )
+            raise ApiError(401, message, code="invalid_api_key")
+        if self.queue.is_taken(ticket):
+            raise ApiError(409, "This process has a connection, and needs no other.", code="connected")
+        scheme = request.headers.get("x-forwarded-proto", "http")
+        url = f"{'https' if scheme == 'https' else 'http'}://{request.headers.get('host', request.url.netloc)}"
+        lines = self.queue.connect(ticket, url)
+        return StreamingResponse(lines, media_type="application/x-ndjson", headers=_NO_BUFFER)
+
+    async def _result(self, token: str, request: Request) -> Response:
+        """Take the result of a session that a program was sent: numbers as feedback has them, or an `error`."""
+        body, job = await request.body(), self.queue.settle(token)
+        if job is None:
+            self._find(token)
+            raise ApiError(404, "This session ends with its agent, which returns its result.", code="unknown_url")
+        try:
+            value = from_json(body, allow_inf_nan=False)
+            if isinstance(value, dict) and isinstance(value.get("error"), str):
+                job.fail(blamed(f"agent: {value['error']}", value["error"], token, os.environ))
+            else:
+                job.result.set_result(read_report(value))
+        except (TypeError, ValueError) as error:
+            job.fail(AgentError(f"agent: {error}", str(error)))
+            raise ApiError(400, f"result: {error}", code="invalid_value") from None
+        return _json({"ended": True})
+
     async def _refuse(self, token: str, path: str, request: Request) -> NoReturn:
         """Refuse an unknown route, and list the known routes."""
         session = self._find(token)
@@ -191,6 +247,20 @@ class Endpoint:
         message = f"{request.method} {path} does not exist; this endpoint answers {routes}"
         session.last_error = message
         raise ApiError(405 if path in ROUTES else 404, message, code="unknown_url")
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Open a socket whose connections end when their other side has been silent for long."""
+    # The protocol is named, or asyncio would leave Nagle's algorithm on, which costs 40 ms an answer.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENT_MILLISECONDS)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"openai_proxy.host={host}, openai_proxy.port={port}: {error.strerror or error}") from error
+    return listener
 
 
 _NO_BUFFER = {"cache-control": "no-cache", "x-accel-buffering": "no"}

@@ -104,6 +104,8 @@ class Session:
         """Message of the last call that was refused."""
         self.feedback: dict[str, float] = {}
         """Numbers that were posted to the session: `score`, `reward` and others."""
+        self.called = asyncio.Event()
+        """Event that is set at the first call."""
         self.scored = asyncio.Event()
         """Event that is set when a score was posted."""
         self.closed = False
@@ -122,6 +124,7 @@ class Session:
 
         Raises ApiError; so may the task.
         """
+        self.called.set()
         try:
             call = await self._placed(asked := await self._read(body, dialect))
         except ApiError:

@@ -21,7 +21,8 @@ from agentrl.config.sections.algorithm import AlgorithmConfig
 from agentrl.engines.contract import EngineError
 from agentrl.errors import CodeError, ConfigError
 from agentrl.observe.metrics import step_metrics
-from agentrl.openai_api.agent_loop import AgentOptions, OpenAIProxyLoop
+from agentrl.openai_api.agent_loop import OpenAIProxyLoop
+from agentrl.openai_api.agents import AgentOptions
 from agentrl.rollouts.context import load_context
 from agentrl.trajectory import Status, Trajectory
 from agentrl.trajectory.collate import from_trajectories

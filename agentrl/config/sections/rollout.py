@@ -8,7 +8,14 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from agentrl.config.formats import unknown_format
-from agentrl.config.registries import CALL_FORMATS, ENGINES, STOP_CONDITIONS, TURN_OBSERVERS, WEIGHT_TRANSPORTS
+from agentrl.config.registries import (
+    AGENT_STARTERS,
+    CALL_FORMATS,
+    ENGINES,
+    STOP_CONDITIONS,
+    TURN_OBSERVERS,
+    WEIGHT_TRANSPORTS,
+)
 from agentrl.config.rules import ConflictsWith, Names, NamesEach, NamesFile, NotAmong, OnlyWith, Place, Values
 from agentrl.config.section import Section
 from agentrl.config.sections.parallel import DEVICE
@@ -133,19 +140,37 @@ class MultiTurnConfig(Section):
     """Deadline of one tool call, unless the tool's own YAML sets another, and of one call of an interaction."""
 
 
+REMOTE = OnlyWith("start=remote")
+
+
 class OpenAIProxyConfig(Section):
     """`actor_rollout_ref.rollout.agent.openai_proxy.*`: the agent that rows with agent_name=openai_proxy run."""
 
+    start: Annotated[str, Names(AGENT_STARTERS)] = "auto"
+    """How the agent is started. function: target is called in this process. process: command starts for each
+    trajectory. pool: processes of command live on, and take one session after another. remote: programs elsewhere
+    connect, with a token. auto: function where target is set, process where command is set. A function of yours from
+    `AgentOptions` to an `Agent` is also taken (docs/openai_endpoint.md)."""
     target: Annotated[
         Annotated[str, AfterValidator(callable_target)] | None,
         ConflictsWith("command", why="both say what the agent is. Set one of them to null"),
     ] = None
     """An agent in Python that talks to an OpenAI client: package.module:function or path/to/file.py:function."""
     command: Annotated[list[str], Field(min_length=1)] | None = None
-    """An agent in any language, started as a process for each trajectory: the program and its arguments, e.g.
-    [python,agent.py]; it finds the endpoint in OPENAI_BASE_URL and ANTHROPIC_BASE_URL."""
+    """An agent in any language: the program and its arguments, e.g. [python,agent.py]. Started for each trajectory, it
+    finds the endpoint in OPENAI_BASE_URL and ANTHROPIC_BASE_URL; in a pool, in AGENTRL_URL."""
     pass_env: list[str] = []
     """Environment variables of the trainer that the command may see, besides PATH, HOME and the like."""
+    processes: Annotated[int, OnlyWith("start=pool")] = Field(1, gt=0)
+    """Processes of a pool, on each machine that generates."""
+    sessions_at_once: Annotated[int, OnlyWith("start=pool or remote")] = Field(1, gt=0)
+    """Sessions that a process of a pool, or a connection of a remote agent, has at once."""
+    host: Annotated[str, REMOTE] = "127.0.0.1"
+    """Address that the endpoint listens at; 0.0.0.0: all of this machine's."""
+    port: Annotated[int, REMOTE] = Field(0, ge=0, le=65535)
+    """Port of the endpoint. Remote agents need one that is known; 0: any that is free."""
+    token_env: Annotated[str | None, REMOTE] = None
+    """Environment variable of the trainer with the token that remote agents send."""
     feedback_timeout: float = Field(0.0, ge=0)
     """Seconds after the agent's end in which a score may still be posted to the session's BASE_URL/feedback."""
 

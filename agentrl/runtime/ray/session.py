@@ -85,7 +85,7 @@ def start_ray(
                 # By itself Ray puts workers below all other work (nice 15), and here the run consists of them.
                 stack.enter_context(_unless_set(NICENESS, "0"))
             ray.init(
-                address=address,
+                address=address or "local",  # None would join a Ray that somebody else started on this machine
                 num_cpus=num_cpus if own else None,
                 include_dashboard=dashboard if own else None,
                 logging_level=logging.ERROR,

@@ -1,0 +1,87 @@
+"""Agents that are commands, started as a process for each sample."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+
+from agentrl.errors import ConfigError
+from agentrl.openai_api import agent_function
+from agentrl.openai_api.agent_process import AgentProcess, ProgramAgent
+from agentrl.openai_api.agent_task import API_KEY, MODEL, AgentError, AgentTask, read_report
+from agentrl.openai_api.agents import Agent, AgentOptions
+from agentrl.system.json_value import JSON
+
+
+def build(options: AgentOptions) -> Agent:
+    """Make the agent that `openai_proxy.command` names. Raises ConfigError."""
+    if options.command is None or options.target is not None:
+        raise ConfigError("openai_proxy.start=process: set openai_proxy.command, and not openai_proxy.target")
+    return CommandAgent(options.command, passed_on=options.pass_env)
+
+
+def build_auto(options: AgentOptions) -> Agent:
+    """Make the agent of `openai_proxy.target` or of `openai_proxy.command`. Raises ConfigError."""
+    if (options.target is None) == (options.command is None):
+        raise ConfigError(
+            "agent_name openai_proxy: set either openai_proxy.target or openai_proxy.command, or "
+            "openai_proxy.start=remote"
+        )
+    return build(options) if options.target is None else agent_function.build(options)
+
+
+class CommandAgent(ProgramAgent):
+    """Agent that is a command.
+
+    It is given the sample as JSON on stdin, and its session by the variables that OpenAI's and Anthropic's clients
+    read (OPENAI_BASE_URL, ANTHROPIC_BASE_URL, ..._API_KEY, ..._MODEL). It
+    must end with status 0. A JSON object on the last line of its output is its report. When it ends, and when it is
+    cancelled, every process that it started is killed.
+    """
+
+    def __init__(self, command: Sequence[str], *, passed_on: Sequence[str] = ()) -> None:
+        """`passed_on`: further variables of this process's environment that the command may see. Raises ConfigError."""
+        if not command:
+            raise ConfigError("openai_proxy.command is empty")
+        self._command, self._passed_on = list(command), passed_on
+        self.name = f"agent command {' '.join(command)}"
+
+    async def run(self, task: AgentTask) -> dict[str, float]:
+        more: dict[str, str] = {}
+        for vendor, address in (("OPENAI", task.base_url), ("ANTHROPIC", task.base_url.removesuffix("/v1"))):
+            named = {"BASE_URL": address, "API_KEY": API_KEY, "MODEL": MODEL}
+            more |= {f"{vendor}_{name}": value for name, value in named.items()}
+        sample = json.dumps(task.sample, default=str).encode()
+        process = await AgentProcess.start(self._command, self._passed_on, more, task.base_url)
+        measuring = asyncio.create_task(_count_start(process, task))
+        try:
+            process.stdin.write(sample)
+            process.stdin.close()  # When it is written.
+            await process.ended()
+        finally:
+            measuring.cancel()
+        name = f"agent command {self._command[0]}"
+        if process.status != 0:
+            raise process.failure(name)
+        try:
+            return read_report(_last_object(bytes(process.tails[1])))
+        except TypeError as error:  # It may have printed the policy's text.
+            raise AgentError(f"{name}: {error}", str(error)) from error
+
+
+async def _count_start(process: AgentProcess, task: AgentTask) -> None:
+    """Record the CPU time until the first call."""
+    await task.called.wait()
+    task.count_start(1.0, await asyncio.to_thread(process.cpu_seconds))
+
+
+def _last_object(output: bytes) -> dict[str, JSON] | None:
+    lines = output.decode(errors="replace").strip().splitlines()
+    if not lines or not lines[-1].startswith("{"):
+        return None
+    try:
+        value = json.loads(lines[-1])
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
