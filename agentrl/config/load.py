@@ -325,16 +325,16 @@ def compose_trees(
     searched: Sequence[Path], name: str, texts: list[str], schema: type[Section]
 ) -> tuple[DictConfig, DictConfig]:
     """Compose two trees: with the quickstart's recipes that apply, and without any, which is the user's own."""
-    tree = hydra_compose(searched, name, texts)
-    chosen = tree.hydra.runtime.choices
-    recipes = [
-        group
-        for group in RECIPES
-        if chosen.get(group) == "quickstart" and not any(text.startswith(f"{group}=") for text in texts)
-    ]
-    if not recipes:
-        return tree, tree
-    own = hydra_compose(searched, name, [*texts, *(f"~{group}" for group in recipes)])
+
+    def without(groups: Sequence[str]) -> DictConfig:
+        return hydra_compose(searched, name, [*texts, *(f"~{group}" for group in groups)])
+
+    # Our own start file chooses both recipes: a job with data and a policy of its own is composed once.
+    tree = None if (searched[0], name) == (configs_dir(), "train") else without(())
+    chosen = dict.fromkeys(RECIPES, "quickstart") if tree is None else tree.hydra.runtime.choices
+    named = {text.lstrip("+~").partition("=")[0] for text in texts}
+    recipes = [group for group in RECIPES if chosen.get(group) == "quickstart" and group not in named]
+    own = without(recipes) if recipes or tree is None else tree
     leaves, dropped = leaf_keys(schema), []
     for group in recipes:
         field = leaves.get(RECIPES[group])
@@ -342,7 +342,7 @@ def compose_trees(
             dropped.append(group)
     if dropped == recipes:
         return own, own
-    return (hydra_compose(searched, name, [*texts, *(f"~{group}" for group in dropped)]) if dropped else tree), own
+    return (without(dropped) if tree is None or dropped else tree), own
 
 
 def hydra_compose(searched: Sequence[Path], name: str, overrides: list[str]) -> DictConfig:

@@ -9,8 +9,9 @@ import ast
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 from agentrl.system.json_value import JSON, as_list, as_object
@@ -63,6 +64,7 @@ class Site:
     end: int
 
 
+@cache
 def sites(source: str, room: str) -> list[Site]:
     """List the faults that can be made in the functions of a file."""
     starts = [0]
@@ -141,70 +143,66 @@ def find(tree: Path, mutant: Mutant) -> tuple[Path, Site] | None:
     return None
 
 
-def killers(side: Side, mutant: Mutant, tests: list[str]) -> JSON:
-    """Make the fault in the checkout and list the tests that fail; None where its place is gone."""
+def killers(side: Side, mutant: Mutant) -> JSON:
+    """Make the fault in the checkout and list the tests of its room that fail; None where its place is gone.
+
+    Test files that name its function or its file are run first.
+    """
     place = find(side.tree, mutant)
     if place is None:
         return None
     file, site = place
+    broken = as_list(side.kept(f"mutants/sound-{mutant.room}", failing, side, [f"tests/{mutant.room}"]))
     whole = file.read_bytes()
     file.write_bytes(whole[: site.begin] + mutant.after.encode() + whole[site.end :])
     try:
-        return failing(side, tests)
+        for tests in (near(side.tree, mutant, file), [f"tests/{mutant.room}"]):
+            words = ["-x", *(f"--deselect={test}" for test in broken)]
+            found = failing(side, tests, words) if tests else []
+            if found:
+                return found
+        return []
     finally:
         file.write_bytes(whole)
 
 
-def failing(side: Side, tests: list[str]) -> list[JSON]:
-    """Run tests of the checkout until one fails, and name it."""
+def near(tree: Path, mutant: Mutant, file: Path) -> list[str]:
+    """List the test files of a fault's room that name its function, its class or the module that has it."""
+    names = "|".join([*mutant.function.split("."), rf"{file.parent.name}\.{file.stem}"])
+    written = re.compile(rf"\b(?:{names})\b")
+    files = sorted((tree / "tests" / mutant.room).rglob("test_*.py"))
+    return [str(test.relative_to(tree)) for test in files if written.search(test.read_text("utf-8"))]
+
+
+def failing(side: Side, tests: list[str], options: Sequence[str] = ()) -> list[JSON]:
+    """Run tests of the checkout and name those that fail."""
     folder = side.results / "mutants" / "last"
     inside = [str(side.tree / test) for test in tests]
-    words = ["-m", "pytest", "-x", "-q", "-pno:cacheprovider", f"--rootdir={side.tree}", *inside]
-    options = [f"--config-file={side.tree}/pyproject.toml"]
+    words = ["-m", "pytest", "-q", "-pno:cacheprovider", f"--rootdir={side.tree}", *options, *inside]
     try:
-        side.run([*words, *options], folder, limit=LIMIT)
+        side.run([*words, f"--config-file={side.tree}/pyproject.toml"], folder, limit=LIMIT)
     except RuntimeError as error:
         if "ended after" in str(error):
-            return ["none of them ended"]
+            return ["no test ended"]
         said = (folder / "output.log").read_text(encoding="utf-8", errors="replace")
         return list(FAILED.findall(said)) or [str(error)[-300:]]
     return []
 
 
 def check(old: Side, new: Side, count: int) -> Iterator[str]:
-    """Record what finds each fault on OLD, and say what NEW no longer finds."""
+    """Say what NEW's tests do not find and OLD's do: only a fault that NEW's miss is tried on OLD."""
     found: Counter[str] = Counter()
     for number, mutant in enumerate(drawn(old.tree, count)):
-        room = mutant.room
-        for side in (old, new):
-            if broken := as_list(side.kept(f"mutants/sound-{room}", failing, side, [f"tests/{room}"])):
-                yield f"{side.name}: tests/{room} fail without a fault: {broken[0]}"
-                return
-        before = as_object(old.kept(f"mutants/{number:04}", _on_old, old, mutant))
-        tests = [str(test) for test in as_list(before["killed_by"])]
-        if not tests:
-            found["not found by OLD"] += 1
+        now = as_object(new.kept(f"mutants/{number:04}", _tried, new, mutant))["killed_by"]
+        if now or now is None:
+            found["found" if now else "the expression is gone"] += 1
             continue
-        after = as_object(new.kept(f"mutants/{number:04}", _on_new, new, mutant, tests))
-        found[str(after["became"])] += 1
-        if after["became"] != "found":
-            what = f"{mutant.function}: {mutant.before} -> {mutant.after}"
-            yield f"{number}: {what}: {after['became']}; before: {tests[0]}"
+        before = as_list(as_object(old.kept(f"mutants/{number:04}", _tried, old, mutant))["killed_by"])
+        found["no longer found" if before else "found by neither"] += 1
+        if before:
+            yield f"{number}: {mutant.function}: {mutant.before} -> {mutant.after}: before: {before[0]}"
     print(f"  {dict(found)}", flush=True)
 
 
-def _on_old(old: Side, mutant: Mutant) -> JSON:
-    return {"mutant": asdict(mutant), "killed_by": killers(old, mutant, [f"tests/{mutant.room}"])}
-
-
-def _on_new(new: Side, mutant: Mutant, tests: list[str]) -> JSON:
-    """Try the file of the test that found it first, then the tests of the room."""
-    file = tests[0].partition("::")[0]
-    known = [file] if file.startswith("tests/") and (new.tree / file).is_file() else []
-    for some in (known, [f"tests/{mutant.room}"]):
-        by = killers(new, mutant, some) if some else []
-        if by is None:
-            return {"became": "its place is gone"}
-        if by:
-            return {"became": "found", "killed_by": by}
-    return {"became": "no longer found"}
+def _tried(side: Side, mutant: Mutant) -> JSON:
+    return {"mutant": asdict(mutant), "killed_by": killers(side, mutant)}

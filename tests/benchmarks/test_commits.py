@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.commits.compare import ALIASES, Aliases, differences
-from benchmarks.commits.mutants import find, sites
+from benchmarks.commits.mutants import find, near, sites
 from benchmarks.commits.names import keys
 from benchmarks.commits.pace import ratio
 from benchmarks.commits.verl import single_keys
@@ -104,6 +104,14 @@ def test_a_fault_is_found_again_by_its_function_and_its_text(tmp_path: Path) -> 
     assert place is not None
     file, site = place
     assert file.read_bytes()[site.begin : site.end] == b"value + 1"
+    for name, text in {
+        "test_a": "x = above(1)",
+        "test_b": "from agentrl.elsewhere.counter import x",
+        "test_c": "abov",
+    }.items():
+        (tmp_path / "tests" / "data").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tests" / "data" / f"{name}.py").write_text(text)
+    assert near(tmp_path, sum_site.mutant, file) == ["tests/data/test_a.py", "tests/data/test_b.py"]
     (moved / "counter.py").write_text("import os\n" + SOURCE.replace("above", "below"))
     assert find(tmp_path, sum_site.mutant) is None
 

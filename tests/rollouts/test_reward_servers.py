@@ -1,9 +1,10 @@
-"""Servers of a model that is not trained are started again when they end, and when they hang."""
+"""Servers of a model that is not trained are started again when they end, and when they hang; their ports."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import time
 import urllib.request
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.engines.contract import EngineError
 from agentrl.engines.servers.fleet import Timings
+from agentrl.engines.servers.process import PORT_ATTEMPTS, free_port
 from agentrl.engines.sglang.options import ServerArguments
 from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.rollouts.reward_servers import local
@@ -38,7 +41,7 @@ class Standin(SGLangProcess):
 
     started: list[Standin] = []
 
-    def command(self, port: int) -> list[str]:
+    def command(self: SGLangProcess, port: int) -> list[str]:
         return [sys.executable, "-S", "-c", SERVER, str(port)]
 
     def start(self) -> None:
@@ -76,6 +79,35 @@ def test_it_is_started_again(warnings: list[str], number: signal.Signals, said: 
         time.sleep(0.05)
     assert process.pid != first and len(warnings) == 1 and said in warnings[0] and url in warnings[0]
     assert not Path(f"/proc/{first}").exists()
+
+
+@pytest.mark.parametrize(("given", "taken"), [(False, 1), (False, PORT_ATTEMPTS), (True, 1)])
+async def test_a_port_that_is_taken_before_the_start_is_exchanged_unless_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: bool, taken: int
+) -> None:
+    port, others, told = free_port("127.0.0.1"), list[socket.socket](), list[str]()
+
+    def command(process: SGLangProcess, port: int) -> list[str]:
+        if len(others) < taken:
+            others.append(socket.create_server(("127.0.0.1", port)))
+        return Standin.command(process, port)
+
+    monkeypatch.setattr(SGLangProcess, "command", command)
+    process = SGLangProcess(ServerArguments("model", device="cpu"), port if given else None, tmp_path / "0.log")
+    process.start()
+    first = process.url
+    try:
+        if given or taken == PORT_ATTEMPTS:
+            with pytest.raises(EngineError, match=r"ended while it was starting .*\nOSError: .*Address already in use"):
+                await process.ready(60.0, told.append)
+        else:
+            await process.ready(60.0, told.append)
+            assert told == [f"port {first.rpartition(':')[2]} was taken meanwhile, trying another"]
+        assert len(others) == taken and (process.url == first) == given
+    finally:
+        process.stop()
+        for other in others:
+            other.close()
 
 
 def answers(url: str) -> bool:

@@ -266,8 +266,8 @@ async def test_an_answer_that_makes_no_sense_is_the_servers_fault(server: SGLang
     await http.close()
 
 
-async def test_memory_is_lent_until_new_weights_have_come(pair: Pair, reference: PreTrainedModel) -> None:
-    async with engine_over(pair, reference, ours=False) as engine:
+async def test_memory_is_lent_until_new_weights_have_come(lasting: Pair, reference: PreTrainedModel) -> None:
+    async with engine_over(lasting, reference, ours=False) as engine:
         engine._free_weights = True
         before = await engine.generate(prompt_of(40), params_of(12), "a")
         await engine.sleep()
@@ -284,7 +284,7 @@ async def test_memory_is_lent_until_new_weights_have_come(pair: Pair, reference:
 
 @pytest.mark.parametrize("fault", ["flush", "release"])
 async def test_memory_that_a_server_does_not_give_back_holds_up_nothing(
-    pair: Pair,
+    lasting: Pair,
     reference: PreTrainedModel,
     model_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -292,7 +292,7 @@ async def test_memory_that_a_server_does_not_give_back_holds_up_nothing(
 ) -> None:
     """Where requests hold its cache they are asked again, from what they had; a call that fails is a server's fault."""
     other: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager")
-    async with engine_over(pair, reference, ours=False) as engine:
+    async with engine_over(lasting, reference, ours=False) as engine:
         engine._free_weights = True
         tasks = [asyncio.ensure_future(request) for request in requests(engine, 12, 600)]
         await in_the_middle(engine, 0, 3)
@@ -302,11 +302,11 @@ async def test_memory_that_a_server_does_not_give_back_holds_up_nothing(
 
         async def refuse_flush(client: SGLangClient, wait: float = 0.0) -> bool:
             asked.append(client.url)
-            return client.url != pair[0].url if not wait else await flush(client, wait)
+            return client.url != lasting[1].url if not wait else await flush(client, wait)
 
         async def fail_to_release(client: SGLangClient, tags: Any) -> None:
             asked.append(client.url)
-            if client.url == pair[0].url:
+            if client.url == lasting[1].url:
                 raise ServerFailed(client.url, "would not")
             await release(client, tags)
 
@@ -316,7 +316,7 @@ async def test_memory_that_a_server_does_not_give_back_holds_up_nothing(
                 patch.setattr(SGLangClient, "flush_cache", flush)
                 patch.setattr(SGLangClient, "release_memory", fail_to_release)
             await engine.sleep()
-        assert set(asked) == {process.url for process in pair}
+        assert set(asked) == {process.url for process in lasting}
         arrived = [len(engine._calls[f"s{number}"].partial.ids) for number in range(12)]
         await engine.update_weights(Weights.from_tensors(other.named_parameters()), 2)
         await engine.wake()

@@ -23,6 +23,7 @@ from agentrl.engines.sglang.options import RESERVED, ServerArguments
 from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.system.http import http_client
 from tests.engines.contract import MAX_MODEL_LEN, MAX_NUM_SEQS
+from tests.forked import forked
 from tests.sglang.conftest import STARTUP, StartServer
 
 pytestmark = pytest.mark.timeout(600)  # two starts, on a busy machine
@@ -76,22 +77,14 @@ def test_a_given_port_that_is_taken_is_refused_before_the_start(
 async def test_start_up_is_told_a_key_is_asked_for_and_stop_leaves_nothing(
     server_arguments: ServerArguments, tmp_path: Path
 ) -> None:
-    """And a port that somebody else takes while the server starts is exchanged for another.
-
-    A server that is ready has been told to leave its objects of the start out of garbage collection.
-    """
+    """A server that is ready has been told to leave its objects of the start out of garbage collection."""
     key = "a-key-of-this-test-0123456789"
     arguments = replace(server_arguments, extra={**server_arguments.extra, "log_level": "debug"})
     process = SGLangProcess(arguments, None, tmp_path / "servers" / "0.log", key=key)
     process.start()
-    first = process.url
     told: list[str] = []
-    with socket.create_server(("127.0.0.1", int(first.rpartition(":")[2]))):  # listens, and never answers
-        await process.ready(STARTUP, told.append)
-    assert process.url != first
-    assert f"port {first.rpartition(':')[2]} was taken meanwhile, trying another" in told
-    after = told[told.index(next(line for line in told if "trying another" in line)) :]
-    assert "loading weights" in after and any(line.startswith("KV cache of ") for line in after)
+    await process.ready(STARTUP, told.append)
+    assert "loading weights" in told and any(line.startswith("KV cache of ") for line in told)
     assert "Freezing GC in Scheduler process" in process.log.read_text()
     async with http_client() as http:
         info = await SGLangClient(process.url, http, key).info()
@@ -111,7 +104,20 @@ async def test_start_up_is_told_a_key_is_asked_for_and_stop_leaves_nothing(
     assert key not in process.log.read_text()
 
 
-@pytest.mark.slice(1, "matrix")
+@pytest.mark.slice(0, "matrix")
+async def test_a_port_that_is_taken_meanwhile_is_exchanged(server_arguments: ServerArguments, tmp_path: Path) -> None:
+    process = SGLangProcess(server_arguments, None, tmp_path / "0.log")
+    process.start()
+    first, told = process.url, list[str]()
+    with socket.create_server(("127.0.0.1", int(first.rpartition(":")[2]))):  # listens, and never answers
+        await process.ready(STARTUP, told.append)
+    process.stop()
+    assert process.url != first
+    assert f"port {first.rpartition(':')[2]} was taken meanwhile, trying another" in told
+    assert "loading weights" in told[told.index(next(line for line in told if "trying another" in line)) :]
+
+
+@pytest.mark.slice(0, "matrix")  # a training's failed start is in the slice: test_training.py
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -173,7 +179,7 @@ async def test_a_server_whose_scheduler_dies_ends_and_is_started_again(start_ser
     assert process.exited == -signal.SIGKILL
 
 
-def test_sglang_understands_the_command_line_of_a_server_on_gpus() -> None:
+def test_sglang_understands_the_command_line_of_a_server_on_gpus(tmp_path: Path) -> None:
     arguments = ServerArguments(
         "/m",
         tensor_model_parallel_size=2,
@@ -183,7 +189,8 @@ def test_sglang_understands_the_command_line_of_a_server_on_gpus() -> None:
         enable_memory_saver=True,
         extra={"attention_backend": "triton", "lora_paths": ["a", "b"]},
     ).argv(7001)
-    program = (
+    program = tmp_path / "arguments.py"
+    program.write_text(
         "import sys; from agentrl.engines.sglang import cpu as sglang_cpu; sglang_cpu.install()\n"
         "from sglang.srt.server_args import prepare_server_args\n"
         "args = prepare_server_args(sys.argv[1:])\n"
@@ -191,7 +198,7 @@ def test_sglang_understands_the_command_line_of_a_server_on_gpus() -> None:
         "      args.weight_version, args.attention_backend,\n"
         "      args.enable_memory_saver, args.incremental_streaming_output)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
+    done = forked([program, *arguments])
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.splitlines()[-1] == "cuda 2 2 0.7 bfloat16 0 triton True True"
 

@@ -1,4 +1,7 @@
-"""A generative reward model on a real SGLang server: started, asked through the router, started again, ended."""
+"""A generative reward model on a real SGLang server: started, asked through the router, started again, ended.
+
+That one is started again costs a second start, and is in tests/rollouts/test_reward_servers.py for small servers.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ from agentrl.rollouts.reward_servers.open import open_reward_servers
 
 
 @pytest.mark.timeout(400)  # two starts of a server
-async def test_it_answers_is_started_again_and_ends(model_dir: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.slice(0, "kill"))])
+async def test_it_answers_is_started_again_and_ends(model_dir: Path, tmp_path: Path, killed: bool) -> None:
     section = {"enable": True, "model": {"path": str(model_dir), "generative": True}}
     rollout = {"engine_kwargs": {"sglang": {"log_level": "info"}}}
     config = Config.model_validate({"reward_model": {**section, "rollout": rollout}})
@@ -37,13 +41,14 @@ async def test_it_answers_is_started_again_and_ends(model_dir: Path, tmp_path: P
                 assert answer.status == 401, "the server itself asks for its key"
             (port,) = {int(url.rpartition(":")[2]) for url in servers.urls}
             (leader,) = listening(port)
-            os.killpg(leader, signal.SIGKILL)
+            if killed:
+                os.killpg(leader, signal.SIGKILL)
             async with client.post("/generate", json=ids) as answer:
                 assert len((await answer.json())["output_ids"]) == 4, "it waited for the new one"
         await asyncio.to_thread(router.close)
     finally:
         await asyncio.to_thread(opened.__exit__, None, None, None)
-    assert any("is started again" in text for text in status.take().warnings)
+    assert any("is started again" in text for text in status.take().warnings) == killed
     assert not listening(port)
 
 

@@ -31,6 +31,7 @@ from agentrl.engines.weights import Weights
 from agentrl.model.checkpoint_names import CheckpointNames
 from agentrl.system.http import http_client
 from tests.conftest import PROJECT
+from tests.forked import ForkedPython
 from tests.model.families import make_model
 from tests.sglang.conftest import STARTUP, StartServer
 from tests.waiting import wait_for
@@ -400,25 +401,12 @@ async def test_a_policy_sharded_over_two_ranks_is_sent_tensor_by_tensor(
     client: SGLangClient, reference: PreTrainedModel, model_dir: Path, tmp_path: Path, kind: str, version: int
 ) -> None:
     reference.save_pretrained(tmp_path / "model")
-    script = str(Path(__file__).with_name("sync_from_two_ranks.py"))
-    environment = os.environ | {"PYTHONPATH": str(PROJECT), "GLOO_SOCKET_IFNAME": "lo"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, script, str(rank), str(tmp_path), client.url, kind, str(version)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        for process in started:
-            output, _ = process.communicate(timeout=120)
-            assert process.returncode == 0, output
-    finally:
-        for process in started:
-            process.kill()
+    script = Path(__file__).with_name("sync_from_two_ranks.py")
+    on_loopback = {"GLOO_SOCKET_IFNAME": "lo"}
+    words = [(script, rank, tmp_path, client.url, kind, version) for rank in range(2)]
+    ranks = [ForkedPython(one, environment=on_loopback) for one in words]
+    for done in [rank.wait(120) for rank in ranks]:
+        assert done.returncode == 0, done.stderr
     policy = copy.deepcopy(reference)
     policy.load_state_dict(load_file(tmp_path / "sent.safetensors"), strict=False)
     assert greedy(policy)[0] != greedy(reference)[0]
