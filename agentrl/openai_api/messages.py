@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Literal, cast
@@ -23,6 +24,7 @@ from agentrl.openai_api.dialect import (
     pieces,
 )
 from agentrl.openai_api.errors import ApiError
+from agentrl.openai_api.images import Image
 from agentrl.openai_api.request import (
     MAX_MESSAGES,
     MAX_STOPS,
@@ -32,6 +34,7 @@ from agentrl.openai_api.request import (
     Name,
     NamedChoice,
     NoEffect,
+    Part,
     Schema,
     Stop,
     Strict,
@@ -56,6 +59,14 @@ class TextBlock(Strict):
     text: str
     cache_control: NoEffect = None
     citations: NoEffect = None
+
+
+class ImageBlock(Strict):
+    """An image, in base64."""
+
+    type: Literal["image"]
+    source: Image
+    cache_control: NoEffect = None
 
 
 class ThinkingBlock(Strict):
@@ -83,7 +94,16 @@ class ToolUseBlock(Strict):
         return call(self.id, self.name, arguments)
 
 
+def _block_kind(block: object) -> str:
+    return f":{block.get('type')}" if isinstance(block, dict) else ":no object"
+
+
 Texts = Annotated[Annotated[str, Tag(":str")] | Annotated[list[TextBlock], Tag(":list")], Discriminator(content_kind)]
+Seen = Annotated[
+    Annotated[TextBlock, Tag(":text")] | Annotated[ImageBlock, Tag(":image")],
+    Discriminator(_block_kind),
+]
+Result = Annotated[Annotated[str, Tag(":str")] | Annotated[list[Seen], Tag(":list")], Discriminator(content_kind)]
 
 
 class ToolResultBlock(Strict):
@@ -91,22 +111,23 @@ class ToolResultBlock(Strict):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Texts = ""
+    content: Result = ""
     is_error: bool | None = None
     cache_control: NoEffect = None
 
     @property
-    def text(self) -> str:
-        """The answer's text; an error without text says that it is one."""
+    def shown(self) -> str | list[Part]:
+        """The answer; an error without text says that it is one."""
         return joined(self.content) or ("error" if self.is_error else "")
 
 
 Block = Annotated[
     Annotated[TextBlock, Tag(":text")]
+    | Annotated[ImageBlock, Tag(":image")]
     | Annotated[ThinkingBlock, Tag(":thinking")]
     | Annotated[ToolUseBlock, Tag(":tool_use")]
     | Annotated[ToolResultBlock, Tag(":tool_result")],
-    Discriminator(lambda block: f":{block.get('type')}" if isinstance(block, dict) else ":no object"),
+    Discriminator(_block_kind),
 ]
 Blocks = Annotated[Annotated[str, Tag(":str")] | Annotated[list[Block], Tag(":list")], Discriminator(content_kind)]
 
@@ -238,9 +259,21 @@ class Messages:
         return event(self.error(error), "error")
 
 
-def joined(content: str | Sequence[TextBlock] | None) -> str:
-    """Join text blocks that are read one after another; a blank line parts them."""
-    return content if isinstance(content, str) else "\n\n".join(block.text for block in content or ())
+def joined(content: str | Sequence[TextBlock | ImageBlock] | None) -> str | list[Part]:
+    """Join text blocks that are read one after another; a blank line parts them. Images stay parts of their own."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = list[Part]()
+    for is_text, run in itertools.groupby(content, lambda block: isinstance(block, TextBlock)):
+        if is_text:
+            text = "\n\n".join(block.text for block in run if isinstance(block, TextBlock))
+            parts.append(Part(type="text", text=text))
+        else:
+            blocks = [block for block in run if isinstance(block, ImageBlock)]
+            parts += [Part.model_construct(type="image_url", image_url=block.source) for block in blocks]
+    if any(part.image_url for part in parts):
+        return parts
+    return "".join(part.text or "" for part in parts)
 
 
 def _placed(turn: Turn, path: str) -> Iterator[Placed]:
@@ -253,19 +286,19 @@ def _placed(turn: Turn, path: str) -> Iterator[Placed]:
         if not isinstance(block, TextBlock) and mine != (turn.role == "assistant"):
             place = f"{path}.content[{index}]"
             raise ApiError(400, f"{place}: a {turn.role} message has no block of the type {block.type!r}.", param=place)
-    texts = [block for block in turn.content if isinstance(block, TextBlock)]
+    seen = [block for block in turn.content if isinstance(block, TextBlock | ImageBlock)]
     if turn.role == "assistant":
         thought = "".join(block.thinking for block in turn.content if isinstance(block, ThinkingBlock))
         calls = [block.to_call() for block in turn.content if isinstance(block, ToolUseBlock)]
-        said = "".join(block.text for block in texts)
+        said = "".join(block.text for block in seen if isinstance(block, TextBlock))
         yield Placed(assistant(said, thought, calls), f"{path}.content")
         return
     results = [(i, block) for i, block in enumerate(turn.content) if isinstance(block, ToolResultBlock)]
     for index, result in results:
-        answer = ChatMessage(role="tool", content=result.text, tool_call_id=result.tool_use_id)
+        answer = ChatMessage(role="tool", content=result.shown, tool_call_id=result.tool_use_id)
         yield Placed(answer, f"{path}.content[{index}]")
-    if texts or not results:
-        yield Placed(ChatMessage(role="user", content=joined(texts)), f"{path}.content")
+    if seen or not results:
+        yield Placed(ChatMessage(role="user", content=joined(seen)), f"{path}.content")
 
 
 def _choice(choice: Choice | None) -> Literal["auto", "none", "required"] | NamedChoice | None:

@@ -7,6 +7,7 @@ unless it holds nothing (null, false, empty): OpenAI's client sends back objects
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,9 +35,11 @@ from agentrl.chat import AssistantMessage
 from agentrl.chat.message import parse_json
 from agentrl.errors import first_line
 from agentrl.openai_api.errors import ApiError
+from agentrl.openai_api.images import Image
 from agentrl.system.json_value import JSON
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
+from agentrl.trajectory.picture import image_part
 
 MAX_MESSAGES = 2048
 MAX_TOOLS = 128
@@ -139,21 +142,19 @@ def holds_nothing(value: object) -> bool:
 class Part(Strict):
     """Part of a message's content; a refusal is text of the assistant's."""
 
-    type: Literal["text", "refusal"]
+    type: Literal["text", "refusal", "image_url"]
     text: str | None = None
     refusal: str | None = None
+    image_url: Image | None = None
     cache_control: NoEffect = None
 
     @model_validator(mode="after")
-    def _has_its_text(self) -> Part:
-        if self.words is None:
+    def _has_its_content(self) -> Part:
+        if getattr(self, self.type) is None:
             raise ValueError(f"a part of the type {self.type!r} needs {self.type!r}")
+        if self.image_url is not None and self.type != "image_url":
+            raise ValueError(f"a part of the type {self.type!r} has no image")
         return self
-
-    @property
-    def words(self) -> str | None:
-        """The part's text."""
-        return self.text if self.type == "text" else self.refusal
 
 
 def content_kind(content: object) -> str:
@@ -200,15 +201,23 @@ class ChatMessage(Strict):
     parsed: NoEffect = None
 
     @property
-    def text(self) -> str:
-        """The content as text, its parts joined."""
-        if isinstance(self.content, list):
-            return "".join(part.words or "" for part in self.content)
-        return self.content or self.refusal or ""
+    def shown(self) -> trajectory.Content:
+        """The content in the form that `Chat` takes: text, its parts joined, or parts where there are images."""
+        if not isinstance(self.content, list):
+            return self.content or self.refusal or ""
+        parts = list[trajectory.Part]()
+        for picture, run in itertools.groupby(self.content, lambda part: part.image_url):
+            if picture is None:
+                parts.append({"type": "text", "text": "".join(part.text or part.refusal or "" for part in run)})
+            else:
+                parts += [image_part(picture) for _ in run]
+        if any(part["type"] == "image" for part in parts):
+            return parts
+        return "".join(part["text"] or "" for part in parts)
 
     def to_message(self) -> Message:
         """Convert to the form that `Chat` takes. Arguments stay the text that they are."""
-        message: Message = {"role": self.role, "content": self.text}
+        message: Message = {"role": self.role, "content": self.shown}
         if self.reasoning_content:
             message["reasoning_content"] = self.reasoning_content
         if self.tool_call_id:
@@ -520,6 +529,8 @@ def check_conversation(messages: Sequence[ChatMessage], place: Place = in_messag
             raise refuse("tool_calls", f"a {message.role} message makes no calls")
         if message.content is None and message.role != "assistant":
             raise refuse("content", f"a {message.role} message needs a content")
+        if message.role != "user" and isinstance(message.shown, list):
+            raise refuse("content", f"a {message.role} message has no image: a user's and a tool's may")
         calls, answered = [call.id for call in message.tool_calls or ()], set()
         if len(set(calls)) < len(calls):
             twice = next(id for place, id in enumerate(calls) if id in calls[:place])
@@ -586,7 +597,7 @@ def _as_api_error(error: ValidationError) -> ApiError:
             "invalid_value",
         )
     else:
-        message = f"{where}: {first['msg']}, found {_short(first['input'])}"
+        message = f"{where}: {first['msg'].removeprefix('Value error, ')}, found {_short(first['input'])}"
         code = "invalid_type" if first["type"].endswith("_type") else "invalid_value"
     return ApiError(400, message, param=param or None, code=code)
 

@@ -26,6 +26,7 @@ from agentrl.openai_api.dialect import (
     pieces,
 )
 from agentrl.openai_api.errors import ApiError
+from agentrl.openai_api.images import Image
 from agentrl.openai_api.request import (
     MAX_MESSAGES,
     MAX_TOOLS,
@@ -33,6 +34,7 @@ from agentrl.openai_api.request import (
     ChatRequest,
     Name,
     NoEffect,
+    Part,
     Schema,
     Strict,
     ToolCall,
@@ -77,7 +79,19 @@ class TextPart(Strict):
         return self.text or self.refusal or ""
 
 
-Parts = Annotated[Annotated[str, Tag(":str")] | Annotated[list[TextPart], Tag(":list")], Discriminator(content_kind)]
+class ImagePart(Strict):
+    """Image of a user's message or of an output, as a data URL."""
+
+    type: Literal["input_image"]
+    image_url: Image
+    detail: NoEffect = None
+
+
+Seen = Annotated[
+    Annotated[TextPart, Tag(":text")] | Annotated[ImagePart, Tag(":image")],
+    Discriminator(lambda part: ":image" if isinstance(part, dict) and part.get("type") == "input_image" else ":text"),
+]
+Parts = Annotated[Annotated[str, Tag(":str")] | Annotated[list[Seen], Tag(":list")], Discriminator(content_kind)]
 
 
 class MessageItem(Strict):
@@ -89,6 +103,11 @@ class MessageItem(Strict):
     id: NoEffect = None
     status: NoEffect = None
     phase: NoEffect = None
+
+    @property
+    def parts(self) -> Sequence[TextPart | ImagePart]:
+        """The content's parts."""
+        return [TextPart(type="text", text=self.content)] if isinstance(self.content, str) else self.content
 
 
 class CallItem(Strict):
@@ -343,10 +362,10 @@ def _placed(items: Sequence[Item]) -> Iterator[Placed]:
             yield _turn(turn, f"input[{index - 1}]")
             turn = []
         if isinstance(item, OutputItem):
-            answer = ChatMessage(role="tool", content=_text(item.output), tool_call_id=item.call_id)
+            answer = ChatMessage(role="tool", content=_shown(item.output), tool_call_id=item.call_id)
             yield Placed(answer, path)
         elif isinstance(item, MessageItem) and item.role != "assistant":
-            yield Placed(ChatMessage(role=item.role, content=_text(item.content)), path)
+            yield Placed(ChatMessage(role=item.role, content=_shown(item.content)), path)
         else:
             turn.append(item)
     if turn:
@@ -356,7 +375,10 @@ def _placed(items: Sequence[Item]) -> Iterator[Placed]:
 def _turn(items: Sequence[MessageItem | CallItem | CustomCallItem | ReasoningItem], path: str) -> Placed:
     """Join the items of one answer."""
     thought = "".join(_reasoning(item, path) for item in items if isinstance(item, ReasoningItem))
-    said = "".join(_text(item.content) for item in items if isinstance(item, MessageItem))
+    parts = [part for item in items if isinstance(item, MessageItem) for part in item.parts]
+    if any(isinstance(part, ImagePart) for part in parts):
+        raise ApiError(400, f"{path}: an assistant message has no image.", param=path, code="invalid_value")
+    said = "".join(part.words for part in parts if isinstance(part, TextPart))
     calls = [_call(item) for item in items if isinstance(item, CallItem | CustomCallItem)]
     return Placed(assistant(said, thought, calls), path)
 
@@ -381,8 +403,15 @@ def _reasoning(item: ReasoningItem, path: str) -> str:
         raise ApiError(400, message, param=place, code="invalid_value") from None
 
 
-def _text(content: str | Sequence[TextPart]) -> str:
-    return content if isinstance(content, str) else "".join(part.words for part in content)
+def _shown(content: str | Sequence[TextPart | ImagePart]) -> str | list[Part]:
+    if isinstance(content, str):
+        return content
+    return [
+        Part.model_construct(type="image_url", image_url=part.image_url)
+        if isinstance(part, ImagePart)
+        else Part(type="text", text=part.words)
+        for part in content
+    ]
 
 
 def _asked(completion: Completion) -> ResponsesRequest:

@@ -31,10 +31,13 @@ from agentrl.openai_api.history import Checkpoint, Digest, History, digest_after
 from agentrl.openai_api.request import ChatMessage, ChatRequest, Promise
 from agentrl.system.threads import OwnThread
 from agentrl.tool import ErrorKind, ToolSchema
-from agentrl.trajectory import Message, Status, ToolCallRecord
+from agentrl.trajectory import Message, PlacedImage, Status, ToolCallRecord, Transcript
+from agentrl.trajectory.picture import pictures_in
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Written = tuple[list[int], list[PlacedImage]]
+"""Token ids of messages, and the images in them."""
 
 MAX_TOOL_LISTS = 128
 LONG_BODY = 64 << 10
@@ -145,7 +148,7 @@ class Session:
         asked = await self._read(body, dialect)
         self._check_open()
         self._check_asked(asked)
-        return len(await self._render(asked, self._tool_lists.get(asked.digests[0], asked.tools)))
+        return len((await self._render(asked, self._tool_lists.get(asked.digests[0], asked.tools)))[0])
 
     def tell(self, numbers: Mapping[str, float]) -> None:
         """Take numbers that were posted. Raises ApiError for one that was posted before: the first one stands."""
@@ -237,6 +240,9 @@ class Session:
             )
             raise self._refuse(Status.LENGTH, message)
         promise, chat = asked.request.promise, self.episode.context.chat
+        if chat.vision is None and any(pictures_in(asked.messages)):
+            message = f"A message has an image, and the run's model ({chat.tokenizer.name_or_path}) takes text only."
+            raise ApiError(400, message, param="messages", code="unsupported_value")
         if promise is not None and promise.functions is not None and not chat.format.parses_tools:
             message = (
                 f"tool_choice: the run's chat format {chat.format.name!r} reads no tool calls, so none can be "
@@ -252,48 +258,60 @@ class Session:
         if not rest:  # A call whose generation was cancelled, again.
             self._check_room(branch.episode, 0)
             return branch
-        ids = await self._bridge(checkpoint, rest, asked.long)
+        ids, images = await self._bridge(checkpoint, rest, asked.long)
         self._check_room(branch.episode, len(ids))
-        branch.episode.observe_ids(ids, rest)
+        branch.episode.observe_ids(ids, rest, images)
         self._record_answers(branch, rest)
         return self._ready(branch, asked.digests[-1])
 
     async def _fork(self, checkpoint: Checkpoint[Branch], asked: Asked) -> Branch:
         source, rest = checkpoint.owner.episode, _new_messages(checkpoint, asked.messages)
-        ids = source.transcript.ids[: checkpoint.tokens]
+        written = _beginning(source.transcript, checkpoint.tokens)
         if rest:
-            ids += await self._bridge(checkpoint, rest, asked.long)
-        return await self._open([*checkpoint.messages, *rest], source.tools, ids, asked.digests[-1])
+            ids, images = await self._bridge(checkpoint, rest, asked.long)
+            moved = [replace(one, start=one.start + checkpoint.tokens) for one in images]
+            written = written[0] + ids, written[1] + moved
+        return await self._open([*checkpoint.messages, *rest], source.tools, written, asked.digests[-1])
 
     async def _rendered(self, asked: Asked) -> Branch:
         if len(self._tool_lists) >= MAX_TOOL_LISTS:
             self._tool_lists.clear()
         tools, messages = self._tool_lists.setdefault(asked.digests[0], asked.tools), asked.messages
-        ids = await self._render(asked, tools)
-        branch = self._beginning_of(ids, tools)
+        ids, images = written = await self._render(asked, tools)
+        branch = self._beginning_of(ids, images, tools)
         if branch is None:
-            return await self._open(messages, tools, ids, asked.digests[-1])
+            return await self._open(messages, tools, written, asked.digests[-1])
         known, recorded = len(branch.episode.transcript), len(branch.episode.messages)
         self._check_room(branch.episode, len(ids) - known)
-        branch.episode.observe_ids(ids[known:], messages[recorded:] or messages[-1:])
+        new = [replace(one, start=one.start - known) for one in images if one.start >= known]
+        branch.episode.observe_ids(ids[known:], messages[recorded:] or messages[-1:], new)
         branch.episode.messages = list(messages)
         return self._ready(branch, asked.digests[-1])
 
-    async def _render(self, asked: Asked, tools: list[ToolSchema]) -> list[int]:
-        return await self._written(asked.long, partial(self.episode.context.chat.render, asked.messages, tools or None))
+    async def _render(self, asked: Asked, tools: list[ToolSchema]) -> Written:
+        render = partial(self.episode.context.chat.render, asked.messages, tools or None)
+        return await self._written(asked.long, render, asked.messages)
 
-    async def _written(self, long: bool, write: Callable[[], list[int]]) -> list[int]:
-        """Write messages as ids. Raises ApiError for any error: templates are foreign code, and so are the messages."""
+    async def _written(self, long: bool, write: Callable[[], list[int]], messages: Sequence[Message]) -> Written:
+        """Write messages as ids, and prepare their images.
+
+        Raises ApiError for any error: templates are foreign code, and so are the messages.
+        """
+
+        def work() -> Written:
+            ids = write()
+            return ids, self.episode.context.chat.images(ids, messages)
+
         try:
-            return await self._work(long, write)
+            return await self._work(long, work)
         except ApiError:
             raise
         except Exception as error:
             message = f"The chat template cannot write these messages: {error or type(error).__name__}"
             raise ApiError(400, message, param="messages", code="invalid_value") from error
 
-    def _beginning_of(self, ids: list[int], tools: list[ToolSchema]) -> Branch | None:
-        """Find the free branch with the longest transcript that `ids` begin with."""
+    def _beginning_of(self, ids: list[int], images: Sequence[PlacedImage], tools: list[ToolSchema]) -> Branch | None:
+        """Find the free branch with the longest transcript that `ids` begin with, with the same images."""
         found = [
             branch
             for branch in self._branches
@@ -301,29 +319,31 @@ class Session:
             and branch.episode.tools == (tools or None)
             and len(branch.episode.transcript) < len(ids)
             and branch.episode.transcript.ids == ids[: len(branch.episode.transcript)]
+            and _places(branch.episode.transcript.images) == _places(images, len(branch.episode.transcript))
         ]
         return max(found, key=lambda branch: len(branch.episode.transcript), default=None)
 
     async def _open(
-        self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, ids: list[int], digest: Digest
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, written: Written, digest: Digest
     ) -> Branch:
+        ids, images = written
         limit = self.episode.context.limits.max_model_len
         if len(ids) >= limit:
             raise self._refuse(Status.LENGTH, f"The prompt has {len(ids)} tokens, and the context length is {limit}.")
         told = await self.episode.teacher_prompt(messages, tools)
         self._check_open()  # See `_work`.
         branch = Branch(self.episode.branch(), digest)
-        branch.episode.start_ids(ids, messages, tools, teacher_prompt=told)
+        branch.episode.start_ids(ids, messages, tools, teacher_prompt=told, images=images)
         self._branches.append(branch)
         return self._ready(branch, digest)
 
-    async def _bridge(self, checkpoint: Checkpoint[Branch], rest: list[Message], long: bool) -> list[int]:
+    async def _bridge(self, checkpoint: Checkpoint[Branch], rest: list[Message], long: bool) -> Written:
         episode = checkpoint.owner.episode
         before = episode.transcript.ids
         if checkpoint.tokens < len(before):
             before = before[: checkpoint.tokens]
         bridge = partial(self.episode.context.chat.bridge, first=len(checkpoint.messages))
-        return await self._written(long, partial(bridge, list(before), rest, episode.tools))
+        return await self._written(long, partial(bridge, list(before), rest, episode.tools), rest)
 
     def _ready(self, branch: Branch, digest: Digest) -> Branch:
         """Set a checkpoint at the generation prompt that the transcript now ends with."""
@@ -383,7 +403,7 @@ class Session:
             raise ApiError(503, "The engine was told to stop.")
         call.sampling = False
         cut = reply.finish_reason.kind == "length" and (asked is None or asked >= whole)
-        self.stopped = self.stopped or chosen(episode, reply)
+        self.stopped = self.stopped or (Status.MALFORMED if reply.forged else chosen(episode, reply))
         self.ending = self.stopped or (Status.LENGTH if cut else Status.COMPLETED)
         return reply, start, episode.cached_tokens - cached
 
@@ -405,8 +425,8 @@ class Session:
             raise ApiError(400, f"No answer of the policy kept {kept}: {said}.", param=promise.fields[0], code=code)
         self._check_turns(f" before an answer kept {kept}: {said}")
         episode = branch.episode
-        digest, ids = branch.digest, episode.transcript.ids[:start]
-        call.branch = await self._open(episode.messages[:-1], episode.tools, ids, digest)
+        written = _beginning(episode.transcript, start)
+        call.branch = await self._open(episode.messages[:-1], episode.tools, written, branch.digest)
         branch.busy, call.branch.busy = False, True
         self.turns += 1
         call.sampling = True
@@ -485,6 +505,16 @@ class Session:
             self._fail(error)
 
 
+def _beginning(transcript: Transcript, tokens: int) -> Written:
+    """Return a transcript's first tokens, and the images in them."""
+    return transcript.ids[:tokens], [one for one in transcript.images if one.start < tokens]
+
+
+def _places(images: Sequence[PlacedImage], end: int | None = None) -> list[tuple[int, bytes]]:
+    """List images before `end` by place and content: equal ids may stand for different images."""
+    return [(one.start, one.image.digest) for one in images if end is None or one.start < end]
+
+
 def _stop_text(reply: Reply) -> str | None:
     """Return the stop text of the request that ended a turn."""
     matched = reply.finish_reason.matched
@@ -521,7 +551,8 @@ def read(body: bytes, dialect: Dialect, kept: Kept, most_characters: int | None)
     if most_characters is not None and characters > most_characters:
         characters = sum(len("".join(text.split())) for text in texts)
     tools = request.declared_tools
-    return Asked(request, messages, tools, digests_of(messages, tools), characters, len(body) > LONG_BODY)
+    long = len(body) > LONG_BODY or any(pictures_in(messages))  # Small files may hold many pixels.
+    return Asked(request, messages, tools, digests_of(messages, tools), characters, long)
 
 
 def _with_names(messages: list[Message]) -> list[Message]:

@@ -370,7 +370,7 @@ MESSAGES_REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages: "),
     ({"messages": "Hi"}, "messages: "),
     ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role: "),
-    ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0]: "),
+    ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].source: "),
     ({"messages": [USER], "max_tokens": 0}, "max_tokens: "),
     ({"messages": [USER], "max_tokens": "9"}, "max_tokens: "),
     ({"messages": [USER], "stop_sequences": "END"}, "stop_sequences: "),

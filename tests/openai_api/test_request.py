@@ -189,6 +189,11 @@ def tool(name: str) -> dict[str, Any]:
         ({"messages": []}, "messages", "invalid_value"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages[0].content[0].image_url",
+            "invalid_value",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
             "messages[0].content[0].type",
             "invalid_value",
         ),
