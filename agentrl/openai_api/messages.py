@@ -38,6 +38,7 @@ from agentrl.openai_api.request import (
     Schema,
     Stop,
     Strict,
+    TextFormat,
     ToolCall,
     content_kind,
     read_body,
@@ -45,8 +46,9 @@ from agentrl.openai_api.request import (
 from agentrl.system.json_value import JSON
 from agentrl.trajectory import Message
 
-RUN_DECIDES = ("temperature", "top_p", "top_k", "thinking", "output_config", "context_management")
-"""Fields that never hold: the run says how the policy is sampled, and no message is taken out of a prompt."""
+RUN_DECIDES = ("temperature", "top_p", "top_k", "thinking", "context_management")
+"""Fields that never hold, with `output_config.effort`: the run says how the policy is sampled, and no message is taken
+out of a prompt."""
 UNPARSED = "unparsed_arguments"
 """The member of a call's `input` that holds the text of arguments which are no JSON object."""
 KINDS = {404: "not_found_error", 413: "request_too_large", 503: "overloaded_error"}
@@ -163,10 +165,17 @@ class Choice(Strict):
     disable_parallel_tool_use: bool | None = None
 
 
+class Format(TextFormat):
+    """JSON that the text of an answer must fit."""
+
+    type: Literal["json_schema"]
+
+
 class OutputConfig(Strict):
-    """How the policy writes; an output format is not supported."""
+    """How the policy writes."""
 
     effort: str | None = None
+    format: Format | None = None
 
 
 class MessagesRequest(Strict):
@@ -186,6 +195,7 @@ class MessagesRequest(Strict):
     top_k: int | None = Field(None, ge=0)
     thinking: NoEffect = None
     output_config: OutputConfig | None = None
+    output_format: Format | None = None
     context_management: NoEffect = None
 
     metadata: NoEffect = None
@@ -199,10 +209,15 @@ class Messages:
     """The dialect of POST messages."""
 
     path = "v1/messages"
+    fields = frozenset(MessagesRequest.model_fields)
 
     def read(self, body: bytes, kept: Kept) -> ChatRequest:
         asked = read_body(body, MessagesRequest, {})
         placed = [Placed(ChatMessage(role="system", content=text), "system")] if (text := joined(asked.system)) else []
+        config = asked.output_config or OutputConfig()
+        format, place = asked.output_format or config.format, "output_config.format"
+        if asked.output_format is not None:
+            place = "output_format"
         for index, turn in enumerate(asked.messages):
             placed += _placed(turn, f"messages[{index}]")
         request = Translated.model_construct(
@@ -211,10 +226,16 @@ class Messages:
             tools=[tool.to_function() for tool in asked.tools] if asked.tools else None,
             tool_choice=_choice(asked.tool_choice),
             parallel_tool_calls=not (asked.tool_choice and asked.tool_choice.disable_parallel_tool_use),
+            response_format=None if format is None else format.to_response_format,
+            places={
+                "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+                **dict.fromkeys(("response_format", "response_format.json_schema"), place),
+            },
             max_tokens=asked.max_tokens,
             stop=asked.stop_sequences,
             stream=asked.stream,
             ignored=tuple(name for name in RUN_DECIDES if getattr(asked, name) is not None)
+            + (("output_config",) if config.effort is not None else ())
             + (("strict",) if any(tool.strict for tool in asked.tools or ()) else ()),
         )
         return checked(request, placed)

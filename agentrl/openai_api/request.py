@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from reprlib import Repr
-from typing import Annotated, Literal, TypeAlias, TypeVar, cast
+from typing import Annotated, ClassVar, Literal, TypeAlias, TypeVar, cast
 
 import jsonschema_rs
 from pydantic import (
@@ -321,6 +321,25 @@ class ResponseFormat(Strict):
         return json_check(json.dumps(schema or {}))
 
 
+class TextFormat(AnswerSchema):
+    """The same as Responses and Messages declare it."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Name = "answer"
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> TextFormat:
+        if (self.type == "json_schema") != (self.schema_ is not None):
+            raise ValueError("schema is needed for the type 'json_schema', and for no other")
+        return self
+
+    @property
+    def to_response_format(self) -> ResponseFormat:
+        """The form of Chat Completions."""
+        schema = None if self.schema_ is None else AnswerSchema(name=self.name, schema=self.schema_)
+        return ResponseFormat(type=self.type, json_schema=schema)
+
+
 @lru_cache(256)
 def json_check(schema: str) -> Callable[[str], str | None]:
     """Compile a JSON schema, in JSON text, of the text of answers.
@@ -397,6 +416,13 @@ class ChatRequest(Strict):
     metadata: dict[str, str] | None = None
     prediction: dict[str, object] | None = None
 
+    carries_reasoning: ClassVar[bool] = False
+    """False: the API has no field in which all clients send reasoning back."""
+
+    def place_of(self, field: str) -> str:
+        """Name a field as the client's API does."""
+        return field
+
     @property
     def token_limit(self) -> int | None:
         """Tokens that the answer may have, the lower of both fields; None: as many as the budget allows."""
@@ -422,14 +448,14 @@ class ChatRequest(Strict):
         elif self.tool_choice == "required":
             functions = frozenset(_names(self.tools or ()))
         if functions is not None:
-            fields.append("tool_choice")
+            fields.append(self.place_of("tool_choice"))
         at_most = 1 if self.parallel_tool_calls is False and self.may_call else None
         if at_most is not None:
-            fields.append("parallel_tool_calls")
+            fields.append(self.place_of("parallel_tool_calls"))
         # An answer that has to call has no text to check.
         text = None if self.response_format is None or functions is not None else self.response_format.check
         if text is not None:
-            fields.append("response_format")
+            fields.append(self.place_of("response_format"))
         return Promise(tuple(fields), functions, at_most, text) if fields else None
 
     @property
@@ -456,7 +482,7 @@ def read_request(body: bytes) -> ChatRequest:
     request = read_body(body, ChatRequest, DEFAULTS)
     check_conversation(request.messages)
     check_tools(request)
-    _check_format(request)
+    check_format(request)
     return request
 
 
@@ -475,14 +501,14 @@ def read_body(body: bytes, model: type[Wire], defaults: Mapping[str, Sequence[JS
         raise _as_api_error(error) from None
 
 
-def _check_format(request: ChatRequest) -> None:
+def check_format(request: ChatRequest) -> None:
     """Raise ApiError for a schema that no text can be checked by."""
     if request.response_format is None:
         return
     try:
         _ = request.response_format.check
     except (ValueError, RecursionError) as error:
-        param = "response_format.json_schema.schema"
+        param = f"{request.place_of('response_format.json_schema')}.schema"
         message = f"{param}: it is no JSON schema that can be checked here: {_short_fault(first_line(error))}."
         raise ApiError(400, message, param=param, code="invalid_value") from None
 

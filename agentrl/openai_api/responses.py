@@ -37,6 +37,7 @@ from agentrl.openai_api.request import (
     Part,
     Schema,
     Strict,
+    TextFormat,
     ToolCall,
     content_kind,
     read_body,
@@ -199,12 +200,6 @@ ToolChoice = Annotated[
 ]
 
 
-class TextFormat(Strict):
-    """Plain text, the only form of output."""
-
-    type: Literal["text"]
-
-
 class TextOptions(Strict):
     """How text is written."""
 
@@ -246,6 +241,7 @@ class Responses:
     """The dialect of POST responses."""
 
     path = "v1/responses"
+    fields = frozenset({*ResponsesRequest.model_fields, *DEFAULTS})
 
     def read(self, body: bytes, kept: Kept) -> ChatRequest:
         asked = read_body(body, ResponsesRequest, DEFAULTS)
@@ -270,6 +266,8 @@ class Responses:
             tools=[tool.to_function() for tool in asked.tools] if asked.tools else None,
             tool_choice=named(choice.name) if isinstance(choice, NamedTool) else choice,
             parallel_tool_calls=asked.parallel_tool_calls,
+            response_format=asked.text.format.to_response_format if asked.text and asked.text.format else None,
+            places=dict.fromkeys(("response_format", "response_format.json_schema"), "text.format"),
             max_tokens=asked.max_output_tokens,
             stream=asked.stream,
             ignored=tuple(_ignored(asked)),
@@ -472,6 +470,7 @@ def _response(completion: Completion, status: str, items: list[dict[str, object]
         "total_tokens": prompt + sampled,
     }
     choice = asked.tool_choice
+    text = asked.text.model_dump(by_alias=True, exclude_unset=True, exclude_none=True) if asked.text else {}
     return {
         "id": f"resp_{completion.id}",
         "object": "response",
@@ -488,7 +487,7 @@ def _response(completion: Completion, status: str, items: list[dict[str, object]
         "reasoning": {"effort": None, "summary": None},
         "store": asked.store is not False,
         "temperature": None,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": {"type": "text"}, **text},
         "tool_choice": choice.model_dump() if isinstance(choice, NamedTool) else choice or "auto",
         "tools": [tool.model_dump(exclude_none=True) for tool in asked.tools or ()],
         "top_p": None,

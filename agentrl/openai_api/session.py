@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -136,14 +137,14 @@ class Session:
             self._fail(error)
             raise
         for name in asked.request.overruled():
-            self._count(f"openai_ignored_{name}")
-        self._count("openai_calls")
+            self.count(f"openai_ignored_{name}")
+        self.count("openai_calls")
         task = asyncio.create_task(self._answer(call))
         self._tasks.add(task)
         task.add_done_callback(partial(self._ended, call))
         return asked.request, task
 
-    async def count(self, body: bytes, dialect: Dialect) -> int:
+    async def count_tokens(self, body: bytes, dialect: Dialect) -> int:
         """Count the tokens of a request's prompt, as a full render; nothing is recorded. Raises ApiError."""
         asked = await self._read(body, dialect)
         self._check_open()
@@ -154,7 +155,7 @@ class Session:
         """Take numbers that were posted. Raises ApiError for one that was posted before: the first one stands."""
         self._check_open()
         if twice := sorted(self.feedback.keys() & numbers.keys()):
-            self._count("openai_feedback_twice")
+            self.count("openai_feedback_twice")
             message = (
                 f"{', '.join(twice)}: posted before; the first value stands, and nothing of this request is taken."
             )
@@ -208,6 +209,11 @@ class Session:
         # Found by messages, not by re-rendering: sampled tokens stay as they were sampled, even where the template
         # would write them otherwise.
         found = self._history.find(asked.messages, asked.digests)
+        if found and asked.request.carries_reasoning:
+            same = [one for one in found if not _lacks_reasoning(one, asked.messages)]
+            if not same:  # The policy shall see what it would see from a server that renders what it is sent.
+                self.count("openai_reasoning_left_out")
+            found = same
         for checkpoint in found:
             if checkpoint.owner.tip is checkpoint and not checkpoint.owner.busy:
                 with _kept(checkpoint.owner):
@@ -252,8 +258,8 @@ class Session:
 
     async def _continue(self, checkpoint: Checkpoint[Branch], asked: Asked) -> Branch:
         branch = checkpoint.owner
-        if _lacks_reasoning(checkpoint, asked.messages):
-            self._count("openai_reasoning_left_out")
+        if _lacks_reasoning(checkpoint, asked.messages, first=len(checkpoint.messages) - 1):
+            self.count("openai_reasoning_left_out")
         rest = _new_messages(checkpoint, asked.messages)
         if not rest:  # A call whose generation was cancelled, again.
             self._check_room(branch.episode, 0)
@@ -365,7 +371,7 @@ class Session:
 
     def _refuse(self, status: Status, message: str) -> ApiError:
         self.ending = status
-        self._count("openai_refused")
+        self.count("openai_refused")
         # In the form of a context that is too long, which clients know.
         return ApiError(400, message, param="messages", code="context_length_exceeded")
 
@@ -420,7 +426,7 @@ class Session:
             raise self._refuse(Status.LENGTH, f"The budget was used up before an answer kept {kept}: {said}.")
         if len(broken) >= MAX_TRIES or params.temperature == 0 or params.top_k == 1:  # Greedy answers are all the same.
             self.ending = Status.MALFORMED
-            self._count("openai_promise_broken")
+            self.count("openai_promise_broken")
             code = "json_validate_failed" if promise.text is not None else "tool_use_failed"
             raise ApiError(400, f"No answer of the policy kept {kept}: {said}.", param=promise.fields[0], code=code)
         self._check_turns(f" before an answer kept {kept}: {said}")
@@ -430,7 +436,7 @@ class Session:
         branch.busy, call.branch.busy = False, True
         self.turns += 1
         call.sampling = True
-        self._count("openai_asked_again")
+        self.count("openai_asked_again")
 
     def _completion(
         self, call: Call, reply: Reply, read: AssistantMessage, start: int, cached: int, tries: int | None
@@ -481,9 +487,16 @@ class Session:
             if record is not None and message["role"] == "tool":
                 record.response, record.seconds = content_text(message["content"]), seconds
 
-    def _count(self, name: str) -> None:
+    def count(self, name: str, number: int = 1) -> None:
+        """Add to a number of the trajectory's metrics."""
         metrics = self.episode.trajectory.metrics
-        metrics[name] = metrics.get(name, 0.0) + 1.0
+        metrics[name] = metrics.get(name, 0.0) + number
+
+    def refused(self, error: ApiError) -> None:
+        """Keep why a request was refused, for messages about the agent, and count it."""
+        self.last_error = error.message
+        if error.status < 500 and error.code != "context_length_exceeded":  # which is counted as openai_refused
+            self.count("openai_bad_requests")
 
     def _fail(self, error: Exception) -> None:
         """End the session: the try is lost."""
@@ -566,11 +579,10 @@ def _with_names(messages: list[Message]) -> list[Message]:
     return messages
 
 
-def _lacks_reasoning(checkpoint: Checkpoint[Branch], messages: list[Message]) -> bool:
-    """Check whether the client left out the reasoning of the turn that it answers, which the transcript keeps."""
-    end = len(checkpoint.messages)
-    recorded, given = checkpoint.messages[-1], messages[end - 1]
-    return bool(recorded.get("reasoning_content")) and not given.get("reasoning_content")
+def _lacks_reasoning(checkpoint: Checkpoint[Branch], messages: list[Message], first: int = 0) -> bool:
+    """Check whether the client left out reasoning that the transcript keeps, of messages from `first` on."""
+    pairs = itertools.islice(zip(checkpoint.messages, messages, strict=False), first, None)
+    return any(kept.get("reasoning_content") and not given.get("reasoning_content") for kept, given in pairs)
 
 
 def _new_messages(checkpoint: Checkpoint[Branch], messages: list[Message]) -> list[Message]:

@@ -16,6 +16,7 @@ from agentrl.trajectory import Message, Status
 from agentrl.trajectory.picture import Picture, image_part, png
 from tests.agent_loop.conftest import call
 from tests.openai_api.conftest import ADD, Open, scripted
+from tests.openai_api.test_dialects import ODD
 from tests.openai_api.test_record import recorded, said
 from tests.vision.tiny import encoded, make_tiny_vision_policy
 
@@ -197,6 +198,13 @@ async def test_a_policy_that_makes_up_an_image_ends_the_session(seeing: Chat) ->
         answer = await post(open, "messages", talk)
         assert answer.status_code == 400 and "has ended this session" in answer.text
         assert len(open.trajectory.transcripts) == 1
+
+
+def test_no_value_in_place_of_an_image_is_an_error_of_the_endpoint() -> None:
+    for odd in (*ODD, {"url": "data:image/png;base64," + "\ud800"}, "data:image/png;base64,é"):
+        for value in (odd, {"url": odd}, {"type": "base64", "data": odd}, {"type": odd, "data": "aGk="}):
+            with pytest.raises(ValueError, match="."):
+                read_image(value)
 
 
 def test_a_row_is_handed_to_its_agent_as_a_client_sends_it() -> None:
