@@ -47,8 +47,14 @@ def anything(*bodies: dict[str, Any]) -> list[Form]:
 
 
 THOUGHTFUL = {"role": "assistant", "content": "ok", "reasoning_content": "So."}
-ADD_TWICE = {"role": "assistant", "content": "", "tool_calls": [*CHAT_CALLED["tool_calls"], {  # type: ignore[misc]
-    "id": "call_2", "type": "function", "function": {"name": "add", "arguments": "broken"}}]}  # fmt: skip
+ADD_TWICE: dict[str, Any] = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {"id": id, "type": "function", "function": {"name": "add", "arguments": arguments}}
+        for id, arguments in (("call_1", '{"a": 2}'), ("call_2", "broken"))
+    ],
+}
 CHAT_FORMS: list[Form] = [
     *((body, SAID.get(name, CALL)) for name, body in CLIENTS.items()),
     *anything(

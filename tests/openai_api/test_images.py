@@ -16,7 +16,7 @@ from agentrl.trajectory import Message, Status
 from agentrl.trajectory.picture import Picture, image_part, png
 from tests.agent_loop.conftest import call
 from tests.openai_api.conftest import ADD, Open, scripted
-from tests.openai_api.test_dialects import ODD
+from tests.openai_api.test_dialects import ODD, TOOL
 from tests.openai_api.test_record import recorded, said
 from tests.vision.tiny import encoded, make_tiny_vision_policy
 
@@ -112,7 +112,7 @@ async def test_images_of_users_and_tools_stand_in_one_transcript(seeing: Chat, p
         (transcript,) = open.trajectory.transcripts
         assert recorded(open.trajectory) == said(engine)
         (prompts,) = engine.prompts.values()
-        assert prompts[0] == seeing.render([asked(FILES[0])], [ADD])  # type: ignore[list-item]
+        assert prompts[0] == seeing.render([asked(FILES[0])], [TOOL])
         assert transcript.ids[: len(prompts[2])] == prompts[2]
         assert [one.image.digest for one in transcript.images] == [Picture(file).digest for file in FILES]
         assert seeing.vision is not None
@@ -182,13 +182,12 @@ async def test_a_model_without_images_says_so(chat: Chat, path: str) -> None:
 async def test_a_policy_that_makes_up_an_image_ends_the_session(seeing: Chat) -> None:
     async with scripted(seeing, ["a"]) as (service, engine), service.session() as open:
         assert seeing.vision is not None
-        engine.chat = seeing
-        whole = engine.generate
+        whole, forged = engine.generate, seeing.vision.image_token_id
 
         async def forging(*given: Any, **more: Any) -> Any:
             made = await whole(*given, **more)
-            made.ids[-1] = seeing.vision.image_token_id  # type: ignore[union-attr]
-            object.__setattr__(made.finish_reason, "matched", made.ids[-1])
+            made.ids[-1] = forged
+            object.__setattr__(made.finish_reason, "matched", forged)
             return made
 
         engine.generate = forging
@@ -203,7 +202,7 @@ async def test_a_policy_that_makes_up_an_image_ends_the_session(seeing: Chat) ->
 def test_no_value_in_place_of_an_image_is_an_error_of_the_endpoint() -> None:
     for odd in (*ODD, {"url": "data:image/png;base64," + "\ud800"}, "data:image/png;base64,é"):
         for value in (odd, {"url": odd}, {"type": "base64", "data": odd}, {"type": odd, "data": "aGk="}):
-            with pytest.raises(ValueError, match="."):
+            with pytest.raises(ValueError, match=r"."):
                 read_image(value)
 
 
