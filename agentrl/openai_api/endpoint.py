@@ -22,6 +22,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic_core import from_json
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrl.agent_loop.base import Episode
 from agentrl.errors import ConfigError
@@ -96,7 +97,7 @@ class Endpoint:
         listener = _listen(*self._address)
         self.url = self.queue.url = f"http://{self._address[0]}:{listener.getsockname()[1]}"
         config = uvicorn.Config(
-            BodyLimit(self._app(), MAX_BODY, _refusal),
+            BodyLimit(self._app(), MAX_BODY, _refusal_unread),
             http="h11",
             log_config=None,
             access_log=False,
@@ -342,6 +343,15 @@ def _answer(error: ApiError, dialect: Dialect = CHAT) -> Response:
 
 def _refusal(status: int, detail: str, dialect: Dialect = CHAT) -> Response:
     return _answer(ApiError(status, detail, code="request_too_large" if status == 413 else None), dialect)
+
+
+def _refusal_unread(status: int, detail: str) -> ASGIApp:
+    """Make the app that refuses a request before it is read."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await _refusal(status, detail, dialect_of(Request(scope)))(scope, receive, send)
+
+    return answer
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import httpx
+import pytest
 
 from agentrl.chat import Chat
+from agentrl.openai_api import endpoint as endpoint_module
 from tests.openai_api.conftest import scripted
 from tests.openai_api.test_dialects import USER
 
@@ -52,3 +54,13 @@ async def test_a_wrong_path_and_wrong_feedback_are_counted_in_their_session(chat
         twice = await client.post(f"{open.base_url}/feedback", json={"score": 0.0, "reward": 2.0})
         assert (twice.status_code, open.session.feedback) == (409, {"score": 1.0})
         assert open.trajectory.metrics == {"openai_bad_requests": 4, "openai_feedback_twice": 1}
+
+
+async def test_a_body_that_is_too_large_is_refused_in_the_form_of_its_path(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint_module, "MAX_BODY", 5000)
+    async with scripted(chat, []) as (service, _), service.session() as open, httpx.AsyncClient() as client:
+        for path, kind in (("messages", "request_too_large"), ("responses", "invalid_request_error")):
+            answer = await client.post(f"{open.base_url}/{path}", content=b"x" * 6000)
+            assert (answer.status_code, answer.json()["error"]["type"]) == (413, kind)
