@@ -353,7 +353,10 @@ async def test_why_a_message_ended(chat: Chat, text: str, more: dict[str, Any], 
 
 
 USER = {"role": "user", "content": "Hi"}
-USED = {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "add", "input": {"a": 1}}]}
+USED: dict[str, Any] = {
+    "role": "assistant",
+    "content": [{"type": "tool_use", "id": "t1", "name": "add", "input": {"a": 1}}],
+}
 RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "5"}
 ITEM = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}
 CALLED = {

@@ -399,7 +399,7 @@ async def test_a_form_is_answered_streamed_as_whole_or_refused_in_the_apis_words
     ):
         for number, (changes, text) in itertools.islice(enumerate(api.forms), part, None, PARTS):
             says = SAYS[number % len(SAYS)] if text is None else text
-            answers = []
+            answers: list[Any] = []
             for stream in (False, True):
                 async with service.session() as open:
                     body = {**api.body(changes), "stream": stream}

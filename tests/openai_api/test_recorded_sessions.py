@@ -28,7 +28,7 @@ MARK = {"cache_control": {"type": "ephemeral"}}
 REMINDER = "<system-reminder>\nNotes of the project: none.\n</system-reminder>"
 TASK = "Make the tests pass."
 SUMMARISE = "Your task is to write a summary of the conversation so far."
-TOOLS = {
+TOOLS: dict[str, dict[str, Any]] = {
     "shell": {"command": {"type": "array", "items": {"type": "string"}}, "timeout": {"type": "number"}},
     "read": {"path": {"type": "string"}, "limit": {"type": "integer"}},
     "edit": {"input": {"type": "string"}},
