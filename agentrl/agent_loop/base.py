@@ -237,12 +237,15 @@ class Episode:
         tools: Sequence[ToolSchema] | None = None,
         *,
         teacher_prompt: Sequence[int],
+        images: Sequence[PlacedImage] | None = None,
     ) -> None:
         """Open a transcript as `start` does, where the prompt's tokens are known, e.g. another transcript's.
 
-        `teacher_prompt`: the result of the method of this name for the messages.
+        `teacher_prompt`: the result of the method of this name for the messages. `images`: placed in `ids`; None: those
+        of the messages, which are looked for in `ids`.
         """
-        self._open(ids, self._first_images(ids, messages), messages, tools, teacher_prompt)
+        placed = self._first_images(ids, messages) if images is None else images
+        self._open(ids, placed, messages, tools, teacher_prompt)
 
     async def teacher_prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None) -> list[int]:
         """Render the messages as a privileged teacher is shown them; empty where it is shown no more than these."""
@@ -390,9 +393,12 @@ class Episode:
 
         return self._append_messages(*await beside_loop(size_of(messages), write), messages)
 
-    def observe_ids(self, ids: list[int], messages: Sequence[Message]) -> bool:
-        """Append messages as `observe` does, where the tokens that stand for them are known."""
-        return self._append_messages(ids, self.context.chat.images(ids, messages), messages)
+    def observe_ids(
+        self, ids: list[int], messages: Sequence[Message], images: Sequence[PlacedImage] | None = None
+    ) -> bool:
+        """Append messages as `observe` does, where the tokens that stand for them, and `images` in them, are known."""
+        placed = self.context.chat.images(ids, messages) if images is None else images
+        return self._append_messages(ids, placed, messages)
 
     async def observe_text(self, text: str) -> bool:
         """Append plain text inside the running assistant turn (ReAct's observations). Returns whether there is room to

@@ -54,8 +54,6 @@ class OpenAIProxyLoop(AgentLoop):
         self._first_failures: list[str] = []
         """Reasons of the first tries that failed for an error of the agent."""
 
-    takes_images = False
-
     def first_prompt(self, sample: Sample, tools: list[ToolSchema]) -> tuple[list[Message], list[ToolSchema]]:
         """Return the row's prompt; the agent's own messages and tools are only known when it runs."""
         return sample.prompt, []
@@ -121,7 +119,10 @@ class OpenAIProxyLoop(AgentLoop):
     ) -> tuple[dict[str, float], Exception | None]:
         """Run the agent; return its report, and the error that it ended with. It is ended at once when its engine
         failed."""
+        from agentrl.openai_api.images import as_sent
+
         shown = {name: getattr(session.episode.sample, name) for name in SHOWN}
+        shown["prompt"] = as_sent(session.episode.sample.prompt)
         # A copy: agents may write into it, and rows are read again.
         task = AgentTask(copy.deepcopy(shown), base_url, session.called, session.episode.trajectory.metrics)
         running = asyncio.ensure_future(agent.run(task))

@@ -8,7 +8,7 @@ from agentrl.chat.message import content_text
 from agentrl.openai_api.completion import Completion
 from agentrl.openai_api.dialect import Kept, event, pieces
 from agentrl.openai_api.errors import ApiError
-from agentrl.openai_api.request import ChatRequest, read_request
+from agentrl.openai_api.request import DEFAULTS, ChatRequest, read_request
 from agentrl.system.json_value import JSON
 
 DONE = b"data: [DONE]\n\n"
@@ -18,6 +18,7 @@ class ChatCompletions:
     """The dialect of POST chat/completions."""
 
     path = "v1/chat/completions"
+    fields = frozenset({*ChatRequest.model_fields, *DEFAULTS})
 
     def read(self, body: bytes, kept: Kept) -> ChatRequest:
         return read_request(body)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from agentrl.openai_api.completion import Completion, encoded
 from agentrl.openai_api.errors import ApiError
@@ -20,6 +20,7 @@ from agentrl.openai_api.request import (
     NoEffect,
     ToolCall,
     check_conversation,
+    check_format,
     check_tools,
 )
 from agentrl.system.json_value import JSON
@@ -37,6 +38,8 @@ class Dialect(Protocol):
 
     path: str
     """Its route below a session's address."""
+    fields: frozenset[str]
+    """Members of a request that it knows."""
 
     def read(self, body: bytes, kept: Kept) -> ChatRequest:
         """Translate a request. Raises ApiError that names the field which is wrong or not supported."""
@@ -68,6 +71,12 @@ class Translated(ChatRequest):
     """Messages that a later request may continue by the answer's id; None: they are not kept."""
     given: NoEffect = None
     """The request as it was, for answers that repeat parts of it."""
+    places: Mapping[str, str] = {}
+    """Places of fields in the client's request, where they have another name there."""
+    carries_reasoning: ClassVar[bool] = True
+
+    def place_of(self, field: str) -> str:
+        return self.places.get(field, field)
 
     def overruled(self) -> list[str]:
         return list(self.ignored)
@@ -85,6 +94,7 @@ def checked(request: Translated, placed: Sequence[Placed]) -> Translated:
     """Check a translated request, whose messages are `placed`. Raises ApiError in the client's words."""
     check_conversation(request.messages, lambda index, field: placed[index].path)
     check_tools(request, "name")
+    check_format(request)
     return request
 
 

@@ -22,6 +22,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic_core import from_json
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrl.agent_loop.base import Episode
 from agentrl.errors import ConfigError
@@ -81,6 +82,8 @@ class Endpoint:
         self._sessions: dict[str, Session] = {}
         self._tool_lists: dict[Digest, list[ToolSchema]] = {}
         self._is_new = OncePerKey()
+        self._strays = 0
+        """Requests to unknown sessions, until a trajectory counts them."""
         self._thread = OwnThread("long requests of agents")
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
@@ -94,7 +97,7 @@ class Endpoint:
         listener = _listen(*self._address)
         self.url = self.queue.url = f"http://{self._address[0]}:{listener.getsockname()[1]}"
         config = uvicorn.Config(
-            BodyLimit(self._app(), MAX_BODY, _refusal),
+            BodyLimit(self._app(), MAX_BODY, _refusal_unread),
             http="h11",
             log_config=None,
             access_log=False,
@@ -133,6 +136,9 @@ class Endpoint:
             yield session, f"{self.url}/{token}/v1"
         finally:
             self._sessions.pop(token, None)
+            if self._strays:
+                session.count("openai_unknown_sessions", self._strays)
+                self._strays = 0
             await session.close()
 
     def _app(self) -> FastAPI:
@@ -155,6 +161,9 @@ class Endpoint:
     def _find(self, token: str) -> Session:
         session = self._sessions.get(token)
         if session is None:
+            self._strays += 1
+            if self._is_new("unknown session"):
+                logger.warning("a request was refused: %s", unknown_session().message)
             raise unknown_session()
         return session
 
@@ -174,7 +183,8 @@ class Endpoint:
         try:
             asked, task = await session.begin(body, dialect)
         except ApiError as error:
-            session.last_error = error.message
+            error.message += _elsewhere(body, dialect)
+            session.refused(error)
             raise
         for name in filter(self._is_new, asked.overruled()):
             logger.warning(
@@ -193,7 +203,12 @@ class Endpoint:
         return await beside_loop(completion.size, lambda: _json(dialect.answer(completion)))
 
     async def _count_tokens(self, token: str, request: Request) -> Response:
-        return _json({"input_tokens": await self._find(token).count(await request.body(), dialect_of(request))})
+        session = self._find(token)
+        try:
+            return _json({"input_tokens": await session.count_tokens(await request.body(), dialect_of(request))})
+        except ApiError as error:
+            session.refused(error)
+            raise
 
     async def _feedback(self, token: str, request: Request) -> Response:
         """Take numbers about a session's trajectory: its score, its last turn's reward, and others by name."""
@@ -204,7 +219,9 @@ class Endpoint:
                 raise TypeError(f"expected an object of names and numbers, found {value!r:.80}")
             session.tell(read_numbers(value))
         except (TypeError, ValueError) as error:
-            raise ApiError(400, f"feedback: {error}", code="invalid_value") from None
+            refusal = ApiError(400, f"feedback: {error}", code="invalid_value")
+            session.refused(refusal)
+            raise refusal from None
         return _json({"taken": sorted(value)})
 
     async def _connect(self, request: Request) -> Response:
@@ -244,9 +261,13 @@ class Endpoint:
         """Refuse an unknown route, and list the known routes."""
         session = self._find(token)
         routes = ", ".join(f"{method} {route}" for route, method in ROUTES.items())
-        message = f"{request.method} {path} does not exist; this endpoint answers {routes}"
-        session.last_error = message
-        raise ApiError(405 if path in ROUTES else 404, message, code="unknown_url")
+        message = (
+            f"{request.method} {path} does not exist; this endpoint answers {routes}. Set a client's base URL to the "
+            "one that the agent was given, which ends with /v1; Anthropic's clients take it without /v1, too."
+        )
+        refusal = ApiError(405 if path in ROUTES else 404, message, code="unknown_url")
+        session.refused(refusal)
+        raise refusal
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -296,8 +317,19 @@ async def _cancel_when_gone(request: Request, task: asyncio.Task[Completion]) ->
 
 def dialect_of(request: Request) -> Dialect:
     """Find the dialect of a request's path; Chat Completions for any other path."""
-    path = request.url.path.split("/", 2)[-1].replace("v1/v1/", "v1/", 1)
-    return next((dialect for begin, dialect in DIALECTS.items() if path.startswith(begin)), CHAT)
+    path = f"{request.url.path}/"
+    return next((one for begin, one in DIALECTS.items() if f"/{begin.removeprefix('v1/')}/" in path), CHAT)
+
+
+def _elsewhere(body: bytes, dialect: Dialect) -> str:
+    """Name the routes that know all fields of a refused request, where its own does not."""
+    with contextlib.suppress(ValueError):
+        value = from_json(body)
+        names = value.keys() if isinstance(value, dict) else frozenset()
+        if not names <= dialect.fields:
+            knowing = [f"POST {path}" for path, other in DIALECTS.items() if names <= other.fields]
+            return f" ({' and '.join(knowing)} knows these fields.)" if knowing else ""
+    return ""
 
 
 def _json(value: object, status: int = 200, **headers: str) -> Response:
@@ -313,7 +345,18 @@ def _refusal(status: int, detail: str, dialect: Dialect = CHAT) -> Response:
     return _answer(ApiError(status, detail, code="request_too_large" if status == 413 else None), dialect)
 
 
+def _refusal_unread(status: int, detail: str) -> ASGIApp:
+    """Make the app that refuses a request before it is read."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await _refusal(status, detail, dialect_of(Request(scope)))(scope, receive, send)
+
+    return answer
+
+
 async def _answer_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException) and error.status_code == 404:  # not even a session
+        error = unknown_session()
     if isinstance(error, HTTPException):
         detail = f"{request.method} {request.url.path.split('/', 2)[-1]}: {error.detail}"
         return _refusal(error.status_code, detail, dialect_of(request))

@@ -16,4 +16,8 @@ class ApiError(Exception):
 
 def unknown_session() -> ApiError:
     """Make the error for a session that does not exist or has ended."""
-    return ApiError(404, "This session does not exist or has ended.", code="session_not_found")
+    message = (
+        "This session does not exist or has ended. The base URL is the one that the agent was given: base_url of a "
+        "function, OPENAI_BASE_URL or ANTHROPIC_BASE_URL of a command."
+    )
+    return ApiError(404, message, code="session_not_found")

@@ -85,7 +85,7 @@ def digest_after(before: Digest, message: Message) -> Digest:
 
 
 def _digest(before: Digest, value: object) -> Digest:
-    text = json.dumps(value, ensure_ascii=True, sort_keys=True).encode()
+    text = json.dumps(value, ensure_ascii=True, sort_keys=True, default=str).encode()  # str: of images
     return hashlib.blake2b(before + text, digest_size=16).digest()
 
 

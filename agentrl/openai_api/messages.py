@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Literal, cast
@@ -23,6 +24,7 @@ from agentrl.openai_api.dialect import (
     pieces,
 )
 from agentrl.openai_api.errors import ApiError
+from agentrl.openai_api.images import Image
 from agentrl.openai_api.request import (
     MAX_MESSAGES,
     MAX_STOPS,
@@ -32,9 +34,11 @@ from agentrl.openai_api.request import (
     Name,
     NamedChoice,
     NoEffect,
+    Part,
     Schema,
     Stop,
     Strict,
+    TextFormat,
     ToolCall,
     content_kind,
     read_body,
@@ -42,8 +46,9 @@ from agentrl.openai_api.request import (
 from agentrl.system.json_value import JSON
 from agentrl.trajectory import Message
 
-RUN_DECIDES = ("temperature", "top_p", "top_k", "thinking", "output_config", "context_management")
-"""Fields that never hold: the run says how the policy is sampled, and no message is taken out of a prompt."""
+RUN_DECIDES = ("temperature", "top_p", "top_k", "thinking", "context_management")
+"""Fields that never hold, with `output_config.effort`: the run says how the policy is sampled, and no message is taken
+out of a prompt."""
 UNPARSED = "unparsed_arguments"
 """The member of a call's `input` that holds the text of arguments which are no JSON object."""
 KINDS = {404: "not_found_error", 413: "request_too_large", 503: "overloaded_error"}
@@ -56,6 +61,14 @@ class TextBlock(Strict):
     text: str
     cache_control: NoEffect = None
     citations: NoEffect = None
+
+
+class ImageBlock(Strict):
+    """An image, in base64."""
+
+    type: Literal["image"]
+    source: Image
+    cache_control: NoEffect = None
 
 
 class ThinkingBlock(Strict):
@@ -83,7 +96,16 @@ class ToolUseBlock(Strict):
         return call(self.id, self.name, arguments)
 
 
+def _block_kind(block: object) -> str:
+    return f":{block.get('type')}" if isinstance(block, dict) else ":no object"
+
+
 Texts = Annotated[Annotated[str, Tag(":str")] | Annotated[list[TextBlock], Tag(":list")], Discriminator(content_kind)]
+Seen = Annotated[
+    Annotated[TextBlock, Tag(":text")] | Annotated[ImageBlock, Tag(":image")],
+    Discriminator(_block_kind),
+]
+Result = Annotated[Annotated[str, Tag(":str")] | Annotated[list[Seen], Tag(":list")], Discriminator(content_kind)]
 
 
 class ToolResultBlock(Strict):
@@ -91,22 +113,23 @@ class ToolResultBlock(Strict):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Texts = ""
+    content: Result = ""
     is_error: bool | None = None
     cache_control: NoEffect = None
 
     @property
-    def text(self) -> str:
-        """The answer's text; an error without text says that it is one."""
+    def shown(self) -> str | list[Part]:
+        """The answer; an error without text says that it is one."""
         return joined(self.content) or ("error" if self.is_error else "")
 
 
 Block = Annotated[
     Annotated[TextBlock, Tag(":text")]
+    | Annotated[ImageBlock, Tag(":image")]
     | Annotated[ThinkingBlock, Tag(":thinking")]
     | Annotated[ToolUseBlock, Tag(":tool_use")]
     | Annotated[ToolResultBlock, Tag(":tool_result")],
-    Discriminator(lambda block: f":{block.get('type')}" if isinstance(block, dict) else ":no object"),
+    Discriminator(_block_kind),
 ]
 Blocks = Annotated[Annotated[str, Tag(":str")] | Annotated[list[Block], Tag(":list")], Discriminator(content_kind)]
 
@@ -142,10 +165,17 @@ class Choice(Strict):
     disable_parallel_tool_use: bool | None = None
 
 
+class Format(TextFormat):
+    """JSON that the text of an answer must fit."""
+
+    type: Literal["json_schema"]
+
+
 class OutputConfig(Strict):
-    """How the policy writes; an output format is not supported."""
+    """How the policy writes."""
 
     effort: str | None = None
+    format: Format | None = None
 
 
 class MessagesRequest(Strict):
@@ -165,6 +195,7 @@ class MessagesRequest(Strict):
     top_k: int | None = Field(None, ge=0)
     thinking: NoEffect = None
     output_config: OutputConfig | None = None
+    output_format: Format | None = None
     context_management: NoEffect = None
 
     metadata: NoEffect = None
@@ -178,10 +209,15 @@ class Messages:
     """The dialect of POST messages."""
 
     path = "v1/messages"
+    fields = frozenset(MessagesRequest.model_fields)
 
     def read(self, body: bytes, kept: Kept) -> ChatRequest:
         asked = read_body(body, MessagesRequest, {})
         placed = [Placed(ChatMessage(role="system", content=text), "system")] if (text := joined(asked.system)) else []
+        config = asked.output_config or OutputConfig()
+        format, place = asked.output_format or config.format, "output_config.format"
+        if asked.output_format is not None:
+            place = "output_format"
         for index, turn in enumerate(asked.messages):
             placed += _placed(turn, f"messages[{index}]")
         request = Translated.model_construct(
@@ -190,10 +226,16 @@ class Messages:
             tools=[tool.to_function() for tool in asked.tools] if asked.tools else None,
             tool_choice=_choice(asked.tool_choice),
             parallel_tool_calls=not (asked.tool_choice and asked.tool_choice.disable_parallel_tool_use),
+            response_format=None if format is None else format.to_response_format,
+            places={
+                "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+                **dict.fromkeys(("response_format", "response_format.json_schema"), place),
+            },
             max_tokens=asked.max_tokens,
             stop=asked.stop_sequences,
             stream=asked.stream,
             ignored=tuple(name for name in RUN_DECIDES if getattr(asked, name) is not None)
+            + (("output_config",) if config.effort is not None else ())
             + (("strict",) if any(tool.strict for tool in asked.tools or ()) else ()),
         )
         return checked(request, placed)
@@ -238,9 +280,21 @@ class Messages:
         return event(self.error(error), "error")
 
 
-def joined(content: str | Sequence[TextBlock] | None) -> str:
-    """Join text blocks that are read one after another; a blank line parts them."""
-    return content if isinstance(content, str) else "\n\n".join(block.text for block in content or ())
+def joined(content: str | Sequence[TextBlock | ImageBlock] | None) -> str | list[Part]:
+    """Join text blocks that are read one after another; a blank line parts them. Images stay parts of their own."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = list[Part]()
+    for is_text, run in itertools.groupby(content, lambda block: isinstance(block, TextBlock)):
+        if is_text:
+            text = "\n\n".join(block.text for block in run if isinstance(block, TextBlock))
+            parts.append(Part(type="text", text=text))
+        else:
+            blocks = [block for block in run if isinstance(block, ImageBlock)]
+            parts += [Part.model_construct(type="image_url", image_url=block.source) for block in blocks]
+    if any(part.image_url for part in parts):
+        return parts
+    return "".join(part.text or "" for part in parts)
 
 
 def _placed(turn: Turn, path: str) -> Iterator[Placed]:
@@ -253,19 +307,19 @@ def _placed(turn: Turn, path: str) -> Iterator[Placed]:
         if not isinstance(block, TextBlock) and mine != (turn.role == "assistant"):
             place = f"{path}.content[{index}]"
             raise ApiError(400, f"{place}: a {turn.role} message has no block of the type {block.type!r}.", param=place)
-    texts = [block for block in turn.content if isinstance(block, TextBlock)]
+    seen = [block for block in turn.content if isinstance(block, TextBlock | ImageBlock)]
     if turn.role == "assistant":
         thought = "".join(block.thinking for block in turn.content if isinstance(block, ThinkingBlock))
         calls = [block.to_call() for block in turn.content if isinstance(block, ToolUseBlock)]
-        said = "".join(block.text for block in texts)
+        said = "".join(block.text for block in seen if isinstance(block, TextBlock))
         yield Placed(assistant(said, thought, calls), f"{path}.content")
         return
     results = [(i, block) for i, block in enumerate(turn.content) if isinstance(block, ToolResultBlock)]
     for index, result in results:
-        answer = ChatMessage(role="tool", content=result.text, tool_call_id=result.tool_use_id)
+        answer = ChatMessage(role="tool", content=result.shown, tool_call_id=result.tool_use_id)
         yield Placed(answer, f"{path}.content[{index}]")
-    if texts or not results:
-        yield Placed(ChatMessage(role="user", content=joined(texts)), f"{path}.content")
+    if seen or not results:
+        yield Placed(ChatMessage(role="user", content=joined(seen)), f"{path}.content")
 
 
 def _choice(choice: Choice | None) -> Literal["auto", "none", "required"] | NamedChoice | None:

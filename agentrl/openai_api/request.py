@@ -7,12 +7,13 @@ unless it holds nothing (null, false, empty): OpenAI's client sends back objects
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from reprlib import Repr
-from typing import Annotated, Literal, TypeAlias, TypeVar, cast
+from typing import Annotated, ClassVar, Literal, TypeAlias, TypeVar, cast
 
 import jsonschema_rs
 from pydantic import (
@@ -34,9 +35,11 @@ from agentrl.chat import AssistantMessage
 from agentrl.chat.message import parse_json
 from agentrl.errors import first_line
 from agentrl.openai_api.errors import ApiError
+from agentrl.openai_api.images import Image
 from agentrl.system.json_value import JSON
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
+from agentrl.trajectory.picture import image_part
 
 MAX_MESSAGES = 2048
 MAX_TOOLS = 128
@@ -139,21 +142,19 @@ def holds_nothing(value: object) -> bool:
 class Part(Strict):
     """Part of a message's content; a refusal is text of the assistant's."""
 
-    type: Literal["text", "refusal"]
+    type: Literal["text", "refusal", "image_url"]
     text: str | None = None
     refusal: str | None = None
+    image_url: Image | None = None
     cache_control: NoEffect = None
 
     @model_validator(mode="after")
-    def _has_its_text(self) -> Part:
-        if self.words is None:
+    def _has_its_content(self) -> Part:
+        if getattr(self, self.type) is None:
             raise ValueError(f"a part of the type {self.type!r} needs {self.type!r}")
+        if self.image_url is not None and self.type != "image_url":
+            raise ValueError(f"a part of the type {self.type!r} has no image")
         return self
-
-    @property
-    def words(self) -> str | None:
-        """The part's text."""
-        return self.text if self.type == "text" else self.refusal
 
 
 def content_kind(content: object) -> str:
@@ -200,15 +201,23 @@ class ChatMessage(Strict):
     parsed: NoEffect = None
 
     @property
-    def text(self) -> str:
-        """The content as text, its parts joined."""
-        if isinstance(self.content, list):
-            return "".join(part.words or "" for part in self.content)
-        return self.content or self.refusal or ""
+    def shown(self) -> trajectory.Content:
+        """The content in the form that `Chat` takes: text, its parts joined, or parts where there are images."""
+        if not isinstance(self.content, list):
+            return self.content or self.refusal or ""
+        parts = list[trajectory.Part]()
+        for picture, run in itertools.groupby(self.content, lambda part: part.image_url):
+            if picture is None:
+                parts.append({"type": "text", "text": "".join(part.text or part.refusal or "" for part in run)})
+            else:
+                parts += [image_part(picture) for _ in run]
+        if any(part["type"] == "image" for part in parts):
+            return parts
+        return "".join(part["text"] or "" for part in parts)
 
     def to_message(self) -> Message:
         """Convert to the form that `Chat` takes. Arguments stay the text that they are."""
-        message: Message = {"role": self.role, "content": self.text}
+        message: Message = {"role": self.role, "content": self.shown}
         if self.reasoning_content:
             message["reasoning_content"] = self.reasoning_content
         if self.tool_call_id:
@@ -312,6 +321,25 @@ class ResponseFormat(Strict):
         return json_check(json.dumps(schema or {}))
 
 
+class TextFormat(AnswerSchema):
+    """The same as Responses and Messages declare it."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Name = "answer"
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> TextFormat:
+        if (self.type == "json_schema") != (self.schema_ is not None):
+            raise ValueError("schema is needed for the type 'json_schema', and for no other")
+        return self
+
+    @property
+    def to_response_format(self) -> ResponseFormat:
+        """The form of Chat Completions."""
+        schema = None if self.schema_ is None else AnswerSchema(name=self.name, schema=self.schema_)
+        return ResponseFormat(type=self.type, json_schema=schema)
+
+
 @lru_cache(256)
 def json_check(schema: str) -> Callable[[str], str | None]:
     """Compile a JSON schema, in JSON text, of the text of answers.
@@ -388,6 +416,13 @@ class ChatRequest(Strict):
     metadata: dict[str, str] | None = None
     prediction: dict[str, object] | None = None
 
+    carries_reasoning: ClassVar[bool] = False
+    """False: the API has no field in which all clients send reasoning back."""
+
+    def place_of(self, field: str) -> str:
+        """Name a field as the client's API does."""
+        return field
+
     @property
     def token_limit(self) -> int | None:
         """Tokens that the answer may have, the lower of both fields; None: as many as the budget allows."""
@@ -413,14 +448,14 @@ class ChatRequest(Strict):
         elif self.tool_choice == "required":
             functions = frozenset(_names(self.tools or ()))
         if functions is not None:
-            fields.append("tool_choice")
+            fields.append(self.place_of("tool_choice"))
         at_most = 1 if self.parallel_tool_calls is False and self.may_call else None
         if at_most is not None:
-            fields.append("parallel_tool_calls")
+            fields.append(self.place_of("parallel_tool_calls"))
         # An answer that has to call has no text to check.
         text = None if self.response_format is None or functions is not None else self.response_format.check
         if text is not None:
-            fields.append("response_format")
+            fields.append(self.place_of("response_format"))
         return Promise(tuple(fields), functions, at_most, text) if fields else None
 
     @property
@@ -447,7 +482,7 @@ def read_request(body: bytes) -> ChatRequest:
     request = read_body(body, ChatRequest, DEFAULTS)
     check_conversation(request.messages)
     check_tools(request)
-    _check_format(request)
+    check_format(request)
     return request
 
 
@@ -466,14 +501,14 @@ def read_body(body: bytes, model: type[Wire], defaults: Mapping[str, Sequence[JS
         raise _as_api_error(error) from None
 
 
-def _check_format(request: ChatRequest) -> None:
+def check_format(request: ChatRequest) -> None:
     """Raise ApiError for a schema that no text can be checked by."""
     if request.response_format is None:
         return
     try:
         _ = request.response_format.check
     except (ValueError, RecursionError) as error:
-        param = "response_format.json_schema.schema"
+        param = f"{request.place_of('response_format.json_schema')}.schema"
         message = f"{param}: it is no JSON schema that can be checked here: {_short_fault(first_line(error))}."
         raise ApiError(400, message, param=param, code="invalid_value") from None
 
@@ -520,6 +555,8 @@ def check_conversation(messages: Sequence[ChatMessage], place: Place = in_messag
             raise refuse("tool_calls", f"a {message.role} message makes no calls")
         if message.content is None and message.role != "assistant":
             raise refuse("content", f"a {message.role} message needs a content")
+        if message.role != "user" and isinstance(message.shown, list):
+            raise refuse("content", f"a {message.role} message has no image: a user's and a tool's may")
         calls, answered = [call.id for call in message.tool_calls or ()], set()
         if len(set(calls)) < len(calls):
             twice = next(id for place, id in enumerate(calls) if id in calls[:place])
@@ -586,7 +623,7 @@ def _as_api_error(error: ValidationError) -> ApiError:
             "invalid_value",
         )
     else:
-        message = f"{where}: {first['msg']}, found {_short(first['input'])}"
+        message = f"{where}: {first['msg'].removeprefix('Value error, ')}, found {_short(first['input'])}"
         code = "invalid_type" if first["type"].endswith("_type") else "invalid_value"
     return ApiError(400, message, param=param or None, code=code)
 

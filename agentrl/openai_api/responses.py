@@ -26,6 +26,7 @@ from agentrl.openai_api.dialect import (
     pieces,
 )
 from agentrl.openai_api.errors import ApiError
+from agentrl.openai_api.images import Image
 from agentrl.openai_api.request import (
     MAX_MESSAGES,
     MAX_TOOLS,
@@ -33,8 +34,10 @@ from agentrl.openai_api.request import (
     ChatRequest,
     Name,
     NoEffect,
+    Part,
     Schema,
     Strict,
+    TextFormat,
     ToolCall,
     content_kind,
     read_body,
@@ -77,7 +80,19 @@ class TextPart(Strict):
         return self.text or self.refusal or ""
 
 
-Parts = Annotated[Annotated[str, Tag(":str")] | Annotated[list[TextPart], Tag(":list")], Discriminator(content_kind)]
+class ImagePart(Strict):
+    """Image of a user's message or of an output, as a data URL."""
+
+    type: Literal["input_image"]
+    image_url: Image
+    detail: NoEffect = None
+
+
+Seen = Annotated[
+    Annotated[TextPart, Tag(":text")] | Annotated[ImagePart, Tag(":image")],
+    Discriminator(lambda part: ":image" if isinstance(part, dict) and part.get("type") == "input_image" else ":text"),
+]
+Parts = Annotated[Annotated[str, Tag(":str")] | Annotated[list[Seen], Tag(":list")], Discriminator(content_kind)]
 
 
 class MessageItem(Strict):
@@ -89,6 +104,11 @@ class MessageItem(Strict):
     id: NoEffect = None
     status: NoEffect = None
     phase: NoEffect = None
+
+    @property
+    def parts(self) -> Sequence[TextPart | ImagePart]:
+        """The content's parts."""
+        return [TextPart(type="text", text=self.content)] if isinstance(self.content, str) else self.content
 
 
 class CallItem(Strict):
@@ -180,12 +200,6 @@ ToolChoice = Annotated[
 ]
 
 
-class TextFormat(Strict):
-    """Plain text, the only form of output."""
-
-    type: Literal["text"]
-
-
 class TextOptions(Strict):
     """How text is written."""
 
@@ -227,6 +241,7 @@ class Responses:
     """The dialect of POST responses."""
 
     path = "v1/responses"
+    fields = frozenset({*ResponsesRequest.model_fields, *DEFAULTS})
 
     def read(self, body: bytes, kept: Kept) -> ChatRequest:
         asked = read_body(body, ResponsesRequest, DEFAULTS)
@@ -251,6 +266,8 @@ class Responses:
             tools=[tool.to_function() for tool in asked.tools] if asked.tools else None,
             tool_choice=named(choice.name) if isinstance(choice, NamedTool) else choice,
             parallel_tool_calls=asked.parallel_tool_calls,
+            response_format=asked.text.format.to_response_format if asked.text and asked.text.format else None,
+            places=dict.fromkeys(("response_format", "response_format.json_schema"), "text.format"),
             max_tokens=asked.max_output_tokens,
             stream=asked.stream,
             ignored=tuple(_ignored(asked)),
@@ -343,10 +360,10 @@ def _placed(items: Sequence[Item]) -> Iterator[Placed]:
             yield _turn(turn, f"input[{index - 1}]")
             turn = []
         if isinstance(item, OutputItem):
-            answer = ChatMessage(role="tool", content=_text(item.output), tool_call_id=item.call_id)
+            answer = ChatMessage(role="tool", content=_shown(item.output), tool_call_id=item.call_id)
             yield Placed(answer, path)
         elif isinstance(item, MessageItem) and item.role != "assistant":
-            yield Placed(ChatMessage(role=item.role, content=_text(item.content)), path)
+            yield Placed(ChatMessage(role=item.role, content=_shown(item.content)), path)
         else:
             turn.append(item)
     if turn:
@@ -356,7 +373,10 @@ def _placed(items: Sequence[Item]) -> Iterator[Placed]:
 def _turn(items: Sequence[MessageItem | CallItem | CustomCallItem | ReasoningItem], path: str) -> Placed:
     """Join the items of one answer."""
     thought = "".join(_reasoning(item, path) for item in items if isinstance(item, ReasoningItem))
-    said = "".join(_text(item.content) for item in items if isinstance(item, MessageItem))
+    parts = [part for item in items if isinstance(item, MessageItem) for part in item.parts]
+    if any(isinstance(part, ImagePart) for part in parts):
+        raise ApiError(400, f"{path}: an assistant message has no image.", param=path, code="invalid_value")
+    said = "".join(part.words for part in parts if isinstance(part, TextPart))
     calls = [_call(item) for item in items if isinstance(item, CallItem | CustomCallItem)]
     return Placed(assistant(said, thought, calls), path)
 
@@ -381,8 +401,15 @@ def _reasoning(item: ReasoningItem, path: str) -> str:
         raise ApiError(400, message, param=place, code="invalid_value") from None
 
 
-def _text(content: str | Sequence[TextPart]) -> str:
-    return content if isinstance(content, str) else "".join(part.words for part in content)
+def _shown(content: str | Sequence[TextPart | ImagePart]) -> str | list[Part]:
+    if isinstance(content, str):
+        return content
+    return [
+        Part.model_construct(type="image_url", image_url=part.image_url)
+        if isinstance(part, ImagePart)
+        else Part(type="text", text=part.words)
+        for part in content
+    ]
 
 
 def _asked(completion: Completion) -> ResponsesRequest:
@@ -443,6 +470,7 @@ def _response(completion: Completion, status: str, items: list[dict[str, object]
         "total_tokens": prompt + sampled,
     }
     choice = asked.tool_choice
+    text = asked.text.model_dump(by_alias=True, exclude_unset=True, exclude_none=True) if asked.text else {}
     return {
         "id": f"resp_{completion.id}",
         "object": "response",
@@ -459,7 +487,7 @@ def _response(completion: Completion, status: str, items: list[dict[str, object]
         "reasoning": {"effort": None, "summary": None},
         "store": asked.store is not False,
         "temperature": None,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": {"type": "text"}, **text},
         "tool_choice": choice.model_dump() if isinstance(choice, NamedTool) else choice or "auto",
         "tools": [tool.model_dump(exclude_none=True) for tool in asked.tools or ()],
         "top_p": None,

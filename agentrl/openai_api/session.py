@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,10 +32,13 @@ from agentrl.openai_api.history import Checkpoint, Digest, History, digest_after
 from agentrl.openai_api.request import ChatMessage, ChatRequest, Promise
 from agentrl.system.threads import OwnThread
 from agentrl.tool import ErrorKind, ToolSchema
-from agentrl.trajectory import Message, Status, ToolCallRecord
+from agentrl.trajectory import Message, PlacedImage, Status, ToolCallRecord, Transcript
+from agentrl.trajectory.picture import pictures_in
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Written = tuple[list[int], list[PlacedImage]]
+"""Token ids of messages, and the images in them."""
 
 MAX_TOOL_LISTS = 128
 LONG_BODY = 64 << 10
@@ -133,25 +137,25 @@ class Session:
             self._fail(error)
             raise
         for name in asked.request.overruled():
-            self._count(f"openai_ignored_{name}")
-        self._count("openai_calls")
+            self.count(f"openai_ignored_{name}")
+        self.count("openai_calls")
         task = asyncio.create_task(self._answer(call))
         self._tasks.add(task)
         task.add_done_callback(partial(self._ended, call))
         return asked.request, task
 
-    async def count(self, body: bytes, dialect: Dialect) -> int:
+    async def count_tokens(self, body: bytes, dialect: Dialect) -> int:
         """Count the tokens of a request's prompt, as a full render; nothing is recorded. Raises ApiError."""
         asked = await self._read(body, dialect)
         self._check_open()
         self._check_asked(asked)
-        return len(await self._render(asked, self._tool_lists.get(asked.digests[0], asked.tools)))
+        return len((await self._render(asked, self._tool_lists.get(asked.digests[0], asked.tools)))[0])
 
     def tell(self, numbers: Mapping[str, float]) -> None:
         """Take numbers that were posted. Raises ApiError for one that was posted before: the first one stands."""
         self._check_open()
         if twice := sorted(self.feedback.keys() & numbers.keys()):
-            self._count("openai_feedback_twice")
+            self.count("openai_feedback_twice")
             message = (
                 f"{', '.join(twice)}: posted before; the first value stands, and nothing of this request is taken."
             )
@@ -205,6 +209,11 @@ class Session:
         # Found by messages, not by re-rendering: sampled tokens stay as they were sampled, even where the template
         # would write them otherwise.
         found = self._history.find(asked.messages, asked.digests)
+        if found and asked.request.carries_reasoning:
+            same = [one for one in found if not _lacks_reasoning(one, asked.messages)]
+            if not same:  # The policy shall see what it would see from a server that renders what it is sent.
+                self.count("openai_reasoning_left_out")
+            found = same
         for checkpoint in found:
             if checkpoint.owner.tip is checkpoint and not checkpoint.owner.busy:
                 with _kept(checkpoint.owner):
@@ -237,6 +246,9 @@ class Session:
             )
             raise self._refuse(Status.LENGTH, message)
         promise, chat = asked.request.promise, self.episode.context.chat
+        if chat.vision is None and any(pictures_in(asked.messages)):
+            message = f"A message has an image, and the run's model ({chat.tokenizer.name_or_path}) takes text only."
+            raise ApiError(400, message, param="messages", code="unsupported_value")
         if promise is not None and promise.functions is not None and not chat.format.parses_tools:
             message = (
                 f"tool_choice: the run's chat format {chat.format.name!r} reads no tool calls, so none can be "
@@ -246,54 +258,66 @@ class Session:
 
     async def _continue(self, checkpoint: Checkpoint[Branch], asked: Asked) -> Branch:
         branch = checkpoint.owner
-        if _lacks_reasoning(checkpoint, asked.messages):
-            self._count("openai_reasoning_left_out")
+        if _lacks_reasoning(checkpoint, asked.messages, first=len(checkpoint.messages) - 1):
+            self.count("openai_reasoning_left_out")
         rest = _new_messages(checkpoint, asked.messages)
         if not rest:  # A call whose generation was cancelled, again.
             self._check_room(branch.episode, 0)
             return branch
-        ids = await self._bridge(checkpoint, rest, asked.long)
+        ids, images = await self._bridge(checkpoint, rest, asked.long)
         self._check_room(branch.episode, len(ids))
-        branch.episode.observe_ids(ids, rest)
+        branch.episode.observe_ids(ids, rest, images)
         self._record_answers(branch, rest)
         return self._ready(branch, asked.digests[-1])
 
     async def _fork(self, checkpoint: Checkpoint[Branch], asked: Asked) -> Branch:
         source, rest = checkpoint.owner.episode, _new_messages(checkpoint, asked.messages)
-        ids = source.transcript.ids[: checkpoint.tokens]
+        written = _beginning(source.transcript, checkpoint.tokens)
         if rest:
-            ids += await self._bridge(checkpoint, rest, asked.long)
-        return await self._open([*checkpoint.messages, *rest], source.tools, ids, asked.digests[-1])
+            ids, images = await self._bridge(checkpoint, rest, asked.long)
+            moved = [replace(one, start=one.start + checkpoint.tokens) for one in images]
+            written = written[0] + ids, written[1] + moved
+        return await self._open([*checkpoint.messages, *rest], source.tools, written, asked.digests[-1])
 
     async def _rendered(self, asked: Asked) -> Branch:
         if len(self._tool_lists) >= MAX_TOOL_LISTS:
             self._tool_lists.clear()
         tools, messages = self._tool_lists.setdefault(asked.digests[0], asked.tools), asked.messages
-        ids = await self._render(asked, tools)
-        branch = self._beginning_of(ids, tools)
+        ids, images = written = await self._render(asked, tools)
+        branch = self._beginning_of(ids, images, tools)
         if branch is None:
-            return await self._open(messages, tools, ids, asked.digests[-1])
+            return await self._open(messages, tools, written, asked.digests[-1])
         known, recorded = len(branch.episode.transcript), len(branch.episode.messages)
         self._check_room(branch.episode, len(ids) - known)
-        branch.episode.observe_ids(ids[known:], messages[recorded:] or messages[-1:])
+        new = [replace(one, start=one.start - known) for one in images if one.start >= known]
+        branch.episode.observe_ids(ids[known:], messages[recorded:] or messages[-1:], new)
         branch.episode.messages = list(messages)
         return self._ready(branch, asked.digests[-1])
 
-    async def _render(self, asked: Asked, tools: list[ToolSchema]) -> list[int]:
-        return await self._written(asked.long, partial(self.episode.context.chat.render, asked.messages, tools or None))
+    async def _render(self, asked: Asked, tools: list[ToolSchema]) -> Written:
+        render = partial(self.episode.context.chat.render, asked.messages, tools or None)
+        return await self._written(asked.long, render, asked.messages)
 
-    async def _written(self, long: bool, write: Callable[[], list[int]]) -> list[int]:
-        """Write messages as ids. Raises ApiError for any error: templates are foreign code, and so are the messages."""
+    async def _written(self, long: bool, write: Callable[[], list[int]], messages: Sequence[Message]) -> Written:
+        """Write messages as ids, and prepare their images.
+
+        Raises ApiError for any error: templates are foreign code, and so are the messages.
+        """
+
+        def work() -> Written:
+            ids = write()
+            return ids, self.episode.context.chat.images(ids, messages)
+
         try:
-            return await self._work(long, write)
+            return await self._work(long, work)
         except ApiError:
             raise
         except Exception as error:
             message = f"The chat template cannot write these messages: {error or type(error).__name__}"
             raise ApiError(400, message, param="messages", code="invalid_value") from error
 
-    def _beginning_of(self, ids: list[int], tools: list[ToolSchema]) -> Branch | None:
-        """Find the free branch with the longest transcript that `ids` begin with."""
+    def _beginning_of(self, ids: list[int], images: Sequence[PlacedImage], tools: list[ToolSchema]) -> Branch | None:
+        """Find the free branch with the longest transcript that `ids` begin with, with the same images."""
         found = [
             branch
             for branch in self._branches
@@ -301,29 +325,31 @@ class Session:
             and branch.episode.tools == (tools or None)
             and len(branch.episode.transcript) < len(ids)
             and branch.episode.transcript.ids == ids[: len(branch.episode.transcript)]
+            and _places(branch.episode.transcript.images) == _places(images, len(branch.episode.transcript))
         ]
         return max(found, key=lambda branch: len(branch.episode.transcript), default=None)
 
     async def _open(
-        self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, ids: list[int], digest: Digest
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, written: Written, digest: Digest
     ) -> Branch:
+        ids, images = written
         limit = self.episode.context.limits.max_model_len
         if len(ids) >= limit:
             raise self._refuse(Status.LENGTH, f"The prompt has {len(ids)} tokens, and the context length is {limit}.")
         told = await self.episode.teacher_prompt(messages, tools)
         self._check_open()  # See `_work`.
         branch = Branch(self.episode.branch(), digest)
-        branch.episode.start_ids(ids, messages, tools, teacher_prompt=told)
+        branch.episode.start_ids(ids, messages, tools, teacher_prompt=told, images=images)
         self._branches.append(branch)
         return self._ready(branch, digest)
 
-    async def _bridge(self, checkpoint: Checkpoint[Branch], rest: list[Message], long: bool) -> list[int]:
+    async def _bridge(self, checkpoint: Checkpoint[Branch], rest: list[Message], long: bool) -> Written:
         episode = checkpoint.owner.episode
         before = episode.transcript.ids
         if checkpoint.tokens < len(before):
             before = before[: checkpoint.tokens]
         bridge = partial(self.episode.context.chat.bridge, first=len(checkpoint.messages))
-        return await self._written(long, partial(bridge, list(before), rest, episode.tools))
+        return await self._written(long, partial(bridge, list(before), rest, episode.tools), rest)
 
     def _ready(self, branch: Branch, digest: Digest) -> Branch:
         """Set a checkpoint at the generation prompt that the transcript now ends with."""
@@ -345,7 +371,7 @@ class Session:
 
     def _refuse(self, status: Status, message: str) -> ApiError:
         self.ending = status
-        self._count("openai_refused")
+        self.count("openai_refused")
         # In the form of a context that is too long, which clients know.
         return ApiError(400, message, param="messages", code="context_length_exceeded")
 
@@ -383,7 +409,7 @@ class Session:
             raise ApiError(503, "The engine was told to stop.")
         call.sampling = False
         cut = reply.finish_reason.kind == "length" and (asked is None or asked >= whole)
-        self.stopped = self.stopped or chosen(episode, reply)
+        self.stopped = self.stopped or (Status.MALFORMED if reply.forged else chosen(episode, reply))
         self.ending = self.stopped or (Status.LENGTH if cut else Status.COMPLETED)
         return reply, start, episode.cached_tokens - cached
 
@@ -400,17 +426,17 @@ class Session:
             raise self._refuse(Status.LENGTH, f"The budget was used up before an answer kept {kept}: {said}.")
         if len(broken) >= MAX_TRIES or params.temperature == 0 or params.top_k == 1:  # Greedy answers are all the same.
             self.ending = Status.MALFORMED
-            self._count("openai_promise_broken")
+            self.count("openai_promise_broken")
             code = "json_validate_failed" if promise.text is not None else "tool_use_failed"
             raise ApiError(400, f"No answer of the policy kept {kept}: {said}.", param=promise.fields[0], code=code)
         self._check_turns(f" before an answer kept {kept}: {said}")
         episode = branch.episode
-        digest, ids = branch.digest, episode.transcript.ids[:start]
-        call.branch = await self._open(episode.messages[:-1], episode.tools, ids, digest)
+        written = _beginning(episode.transcript, start)
+        call.branch = await self._open(episode.messages[:-1], episode.tools, written, branch.digest)
         branch.busy, call.branch.busy = False, True
         self.turns += 1
         call.sampling = True
-        self._count("openai_asked_again")
+        self.count("openai_asked_again")
 
     def _completion(
         self, call: Call, reply: Reply, read: AssistantMessage, start: int, cached: int, tries: int | None
@@ -461,9 +487,16 @@ class Session:
             if record is not None and message["role"] == "tool":
                 record.response, record.seconds = content_text(message["content"]), seconds
 
-    def _count(self, name: str) -> None:
+    def count(self, name: str, number: int = 1) -> None:
+        """Add to a number of the trajectory's metrics."""
         metrics = self.episode.trajectory.metrics
-        metrics[name] = metrics.get(name, 0.0) + 1.0
+        metrics[name] = metrics.get(name, 0.0) + number
+
+    def refused(self, error: ApiError) -> None:
+        """Keep why a request was refused, for messages about the agent, and count it."""
+        self.last_error = error.message
+        if error.status < 500 and error.code != "context_length_exceeded":  # which is counted as openai_refused
+            self.count("openai_bad_requests")
 
     def _fail(self, error: Exception) -> None:
         """End the session: the try is lost."""
@@ -483,6 +516,16 @@ class Session:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception) and not isinstance(error, ApiError):
             self._fail(error)
+
+
+def _beginning(transcript: Transcript, tokens: int) -> Written:
+    """Return a transcript's first tokens, and the images in them."""
+    return transcript.ids[:tokens], [one for one in transcript.images if one.start < tokens]
+
+
+def _places(images: Sequence[PlacedImage], end: int | None = None) -> list[tuple[int, bytes]]:
+    """List images before `end` by place and content: equal ids may stand for different images."""
+    return [(one.start, one.image.digest) for one in images if end is None or one.start < end]
 
 
 def _stop_text(reply: Reply) -> str | None:
@@ -521,7 +564,8 @@ def read(body: bytes, dialect: Dialect, kept: Kept, most_characters: int | None)
     if most_characters is not None and characters > most_characters:
         characters = sum(len("".join(text.split())) for text in texts)
     tools = request.declared_tools
-    return Asked(request, messages, tools, digests_of(messages, tools), characters, len(body) > LONG_BODY)
+    long = len(body) > LONG_BODY or any(pictures_in(messages))  # Small files may hold many pixels.
+    return Asked(request, messages, tools, digests_of(messages, tools), characters, long)
 
 
 def _with_names(messages: list[Message]) -> list[Message]:
@@ -535,11 +579,10 @@ def _with_names(messages: list[Message]) -> list[Message]:
     return messages
 
 
-def _lacks_reasoning(checkpoint: Checkpoint[Branch], messages: list[Message]) -> bool:
-    """Check whether the client left out the reasoning of the turn that it answers, which the transcript keeps."""
-    end = len(checkpoint.messages)
-    recorded, given = checkpoint.messages[-1], messages[end - 1]
-    return bool(recorded.get("reasoning_content")) and not given.get("reasoning_content")
+def _lacks_reasoning(checkpoint: Checkpoint[Branch], messages: list[Message], first: int = 0) -> bool:
+    """Check whether the client left out reasoning that the transcript keeps, of messages from `first` on."""
+    pairs = itertools.islice(zip(checkpoint.messages, messages, strict=False), first, None)
+    return any(kept.get("reasoning_content") and not given.get("reasoning_content") for kept, given in pairs)
 
 
 def _new_messages(checkpoint: Checkpoint[Branch], messages: list[Message]) -> list[Message]:

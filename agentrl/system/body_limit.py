@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
@@ -17,7 +16,7 @@ class BodyLimit:
     A refusal ends the connection. So does an answer that is sent before the whole body has come: nobody reads the rest.
     """
 
-    def __init__(self, app: ASGIApp, most: int, refusal: Callable[[int, str], Response]) -> None:
+    def __init__(self, app: ASGIApp, most: int, refusal: Callable[[int, str], ASGIApp]) -> None:
         """`refusal(status, detail)` makes the answer to a request that the app does not see."""
         self.app, self.most, self.refusal = app, most, refusal
 

@@ -45,6 +45,8 @@ class Picture:
     size: tuple[int, int] = field(init=False, compare=False)
     """Width and height in pixels, the right way up."""
     digest: bytes = field(init=False, compare=False, repr=False)
+    format: str = field(init=False, compare=False, repr=False)
+    """Form of the file as media types name it, e.g. `png`."""
     _orientation: int = field(init=False, compare=False, repr=False)
     """EXIF orientation: 1 is upright."""
     _is_rgb: bool = field(init=False, compare=False, repr=False)
@@ -58,6 +60,7 @@ class Picture:
             # The base class's: PNG's own reads all pixels first.
             orientation = pillow().Image.getexif(image).get(_ORIENTATION, 1)
             object.__setattr__(self, "_is_rgb", image.mode == "RGB")
+            object.__setattr__(self, "format", str(image.format).lower())
         object.__setattr__(self, "size", (height, width) if orientation in _TURNED else (width, height))
         object.__setattr__(self, "_orientation", orientation)
         object.__setattr__(self, "digest", hashlib.blake2b(self.data, digest_size=16).digest())

