@@ -33,13 +33,13 @@ PROMPTS = {"bfloat16": 4, "float32": 1}
 UPDATES = 2
 
 
-def groups(shape: ModelShape, prompts: int, share: float, length: int) -> RaggedBatch:
-    """Make prompts with ANSWERS answers each, of .6 to 1.4 times the mean length."""
+def groups(shape: ModelShape, prompts: int, share: float, length: int, answers: int = ANSWERS) -> RaggedBatch:
+    """Make prompts with their answers, of .6 to 1.4 times the mean length."""
     generator = torch.Generator().manual_seed(3)
     prompt, ids, lengths = round(share * length), [], []
     for _ in range(prompts):
         beginning = torch.randint(0, shape.vocab, (prompt,), generator=generator)
-        for part in torch.linspace(0.6, 1.4, ANSWERS).tolist():
+        for part in torch.linspace(0.6, 1.4, answers).tolist():
             answer = torch.randint(0, shape.vocab, (round(part * (length - prompt)),), generator=generator)
             ids += [beginning, answer]
             lengths.append(prompt + len(answer))
@@ -54,7 +54,7 @@ def groups(shape: ModelShape, prompts: int, share: float, length: int) -> Ragged
         version=mask.int() - 1,
         turn=mask.int() - 1,
         rewards=torch.zeros(tokens),
-        group=torch.arange(len(lengths)) // ANSWERS,
+        group=torch.arange(len(lengths)) // answers,
         trajectory=torch.arange(len(lengths)),
         policy=torch.zeros(len(lengths), dtype=torch.int32),
         policies=("policy",),
