@@ -3,7 +3,7 @@
     python -m benchmarks.training.shared_flops [--shape 0.5B] [--length 2048]
 
 A forward and backward pass over one prompt and its n answers, in one of Qwen2.5's shapes. torch counts all products on
-a model without weights (device meta). Attention is counted by the blocks of 128 x 128 tokens that a device computes:
+pretended tensors, without weights. Attention is counted by the blocks of 128 x 128 tokens that a device computes:
 two products forward, five backward. Only answers need the head, in either way.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
@@ -56,16 +57,15 @@ def empty_policy(shape: ModelShape) -> PreTrainedModel:
         num_key_value_heads=shape.kv_heads,
         tie_word_embeddings=shape.tied,
     )
-    with torch.device("meta"):
-        model: PreTrainedModel = Qwen2ForCausalLM._from_config(config, attn_implementation=IMPLEMENTATION)
+    model: PreTrainedModel = Qwen2ForCausalLM._from_config(config, attn_implementation=IMPLEMENTATION)
     return model
 
 
-def update_flops(model: PreTrainedModel, layout: PackedLayout, answers: int) -> tuple[int, int]:
+def update_flops(shape: ModelShape, layout: PackedLayout, answers: int) -> tuple[int, int]:
     """Operations of a forward and backward pass, and those of attention among them; `answers` tokens are scored."""
     attention = _CountedAttention(layout)
-    places = torch.empty(len(layout.stored), dtype=torch.int64, device="meta")
-    with FlopCounterMode(display=False) as counter:
+    with FakeTensorMode(), FlopCounterMode(display=False) as counter:
+        model, places = empty_policy(shape), torch.zeros(len(layout.stored), dtype=torch.int64)
         hidden = forward_packed(model, places, places, attention)
         token_logits(model, hidden[:1].expand(answers, -1)).sum().backward()
     return counter.get_total_flops() + attention.flops, attention.flops
@@ -74,10 +74,10 @@ def update_flops(model: PreTrainedModel, layout: PackedLayout, answers: int) -> 
 def ratios(shape: ModelShape, n: int, share: float, length: int) -> dict[str, float]:
     """Shared over flat: tokens computed, operations of attention, all operations."""
     batch = groups(shape, 1, share, length, n)
-    model, answers = empty_policy(shape), int(batch.mask.sum())
-    flat = update_flops(model, flat_layout(batch.offsets, batch.ids.device), answers)
+    answers = int(batch.mask.sum())
+    flat = update_flops(shape, flat_layout(batch.offsets, batch.ids.device), answers)
     layout = tree_layout(batch.ids, batch.offsets)
-    shared = update_flops(model, layout, answers)
+    shared = update_flops(shape, layout, answers)
     return {
         "tokens": len(layout.stored) / batch.num_tokens,
         "attention": shared[1] / flat[1],

@@ -7,7 +7,7 @@ import pytest
 from agentrl.model.layout import flat_layout
 from agentrl.model.tree_layout import tree_layout
 from benchmarks.gpu.shared import groups
-from benchmarks.training.shared_flops import empty_policy, ratios, update_flops
+from benchmarks.training.shared_flops import ratios, update_flops
 from benchmarks.training.update_utilization import SHAPES
 
 
@@ -20,7 +20,7 @@ def test_operations_are_those_of_the_tokens_that_are_computed() -> None:
     assert len(tree.stored) == length // 2 + answers
     layers = {}
     for name, layout in (("flat", flat_layout(batch.offsets, batch.ids.device)), ("tree", tree)):
-        total, attention = update_flops(empty_policy(shape), layout, answers)
+        total, attention = update_flops(shape, layout, answers)
         layers[name] = total - attention - 6 * answers * shape.hidden * shape.vocab
         # A product for each matrix, forward, and two backward.
         assert layers[name] == 6 * len(layout.stored) * shape.layers * shape.layer_params
