@@ -34,7 +34,7 @@ from agentrl.model.layout import PackedLayout, flat_layout
 from agentrl.model.read_config import OVERRIDE_KEY, read_config
 from agentrl.model.routing import ROUTES, Routes
 from agentrl.model.scores import Compare, Needs, TokenScores
-from agentrl.model.stateful import KEEPS_STATE, keeps_state, separate_states, stateful_mixers
+from agentrl.model.stateful import KEEPS_STATE, keeps_state, separate_states, stateful_mixers, unbound_time_steps
 from agentrl.model.tree_layout import tree_layout
 from agentrl.model.ulysses import Slice
 from agentrl.model.vision import (
@@ -114,6 +114,7 @@ def empty_model(
         model = auto_class(config).from_config(config, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code)
     _without_dropout(model)
     route_in_float32(model)
+    unbound_time_steps(model)
     return model
 
 
@@ -191,6 +192,7 @@ def use_packed_attention(model: PreTrainedModel) -> PreTrainedModel:
         return model
     _without_dropout(model)
     route_in_float32(model)
+    unbound_time_steps(model)
     check_packed_attention(model)
     return model
 
