@@ -60,9 +60,10 @@ _CHUNK_LOGITS, _CHUNK_LOGITS_ON_GPU = 1 << 24, 1 << 27
 """Logits kept for the backward pass at once (64 MiB in fp32, on a GPU 512 MiB); more are computed in chunks and again
 in backward. Each chunk reads all weights of the head and adds up a gradient as large, which for small chunks would take
 a GPU longer than the products."""
-_LEAST_SAVED, _PART_SAVED = 1024, 0.1
+_LEAST_SAVED, _PART_SAVED = 1024, 0.5
 """Tokens, and part of the tokens, that common beginnings must save before a device shares them. Its attention to a tree
-is slower than to separate sequences, and it computes a few hundred tokens in no time."""
+is slower than to separate sequences: an H100 gained from about half of the tokens on (docs/gpu.md). And it computes a
+few hundred tokens in no time."""
 
 _LAYER = re.compile(r"([^0-9]*\.)(\d{1,9})(\..*)")
 """Name of a weight of a layer: the text before its number, the number, the text after."""

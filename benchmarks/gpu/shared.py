@@ -17,7 +17,12 @@ from transformers import PreTrainedModel
 
 from agentrl.model import packed
 from agentrl.model.layout import PackedLayout, flat_layout
+<<<<<<< HEAD
 from agentrl.planning.sizing import ModelShape
+=======
+from agentrl.model.tree_layout import tree_layout
+from agentrl.plan.sizing import ModelShape
+>>>>>>> b7d179ac (A device shares beginnings from half of the tokens on)
 from agentrl.trajectory.batch import RaggedBatch
 from benchmarks.gpu.part import GB, Setting, median_seconds, memory, out_of_memory_is_a_row, row, seconds, setting
 from benchmarks.gpu.states import policy_folder
@@ -65,14 +70,14 @@ def groups(shape: ModelShape, prompts: int, share: float, length: int, answers: 
 
 @contextmanager
 def laid_out(name: str) -> Iterator[None]:
-    """Share no beginnings during the block, if `name` is flat."""
+    """Share no beginnings during the block, if `name` is flat, else all."""
     chosen = packed.make_layout
 
     def flat(ids: torch.Tensor, offsets: torch.Tensor) -> PackedLayout:
         return flat_layout(offsets, ids.device)
 
     try:
-        packed.make_layout = flat if name == "flat" else chosen
+        packed.make_layout = flat if name == "flat" else tree_layout
         yield
     finally:
         packed.make_layout = chosen

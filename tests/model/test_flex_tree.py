@@ -123,8 +123,8 @@ def test_a_device_shares_where_that_saves_enough() -> None:
 
     assert stored(prompt, [200, 200, 200]) == 600 + 3 * 200
     assert stored(prompt, [200, 200]) == 2 * 600 + 2 * 200, "600 tokens are too few"
-    assert stored(prompt, [900] * 12) == 600 + 12 * 900
-    assert stored(prompt[:100], [900] * 12) == 12 * 1000, "11 of 120 hundreds are too few"
+    assert stored(prompt, [300] * 12) == 600 + 12 * 300
+    assert stored(prompt, [900] * 12) == 12 * 1500, "66 of 180 hundreds are too few"
 
 
 @pytest.mark.gpu
