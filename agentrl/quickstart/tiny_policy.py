@@ -18,7 +18,7 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from tokenizers.trainers import BpeTrainer
-from transformers import AutoModelForCausalLM, Lfm2Config, PreTrainedTokenizerFast, Qwen3Config
+from transformers import AutoConfig, Lfm2ForCausalLM, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -136,26 +136,27 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
 
 def build_model(tokenizer: PreTrainedTokenizerBase, shape: TinyShape, seed: int) -> PreTrainedModel:
     """Build a float32 model with weights drawn from `seed`; the global random state is left as it was."""
-    sizes = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.intermediate,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "max_position_embeddings": shape.max_length,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-        "tie_word_embeddings": True,
-        "bos_token_id": None,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-        "dtype": torch.float32,
-    }
+    of_kind: dict[str, object] = {"head_dim": 32}
     if shape.hybrid:
         layers = ["conv"] * (shape.layers - 1) + ["full_attention"]
-        config = Lfm2Config(**sizes, layer_types=layers, block_auto_adjust_ff_dim=False)
-    else:
-        config = Qwen3Config(**sizes, head_dim=32)
+        of_kind = {"layer_types": layers, "block_auto_adjust_ff_dim": False}
+    config = AutoConfig.for_model(
+        "lfm2" if shape.hybrid else "qwen3",
+        vocab_size=len(tokenizer),
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        max_position_embeddings=shape.max_length,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype=torch.float32,
+        **of_kind,
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(config)
+        return Lfm2ForCausalLM(config) if shape.hybrid else Qwen3ForCausalLM(config)
