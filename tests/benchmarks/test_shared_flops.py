@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from agentrl.model.attend import Rule
 from agentrl.model.attention import BLOCK, IMPLEMENTATION, PackedAttention
@@ -15,7 +16,6 @@ from agentrl.model.tree_layout import tree_layout
 from benchmarks.gpu.shared import groups
 from benchmarks.training.shared_flops import attention_flops, matrix_flops, ratios
 from benchmarks.training.update_utilization import SHAPES
-from tests.model.families import make_model
 
 
 class NoAttention(PackedAttention):
@@ -32,9 +32,15 @@ def test_operations_of_matrices_are_those_that_torch_counts() -> None:
     assert (batch.num_tokens, answers) == (4 * length, 2 * length)
     tree = tree_layout(batch.ids, batch.offsets)
     with FakeTensorMode(), FlopCounterMode(display=False) as counter:
-        sizes = {"hidden_size": shape.hidden, "intermediate_size": shape.intermediate, "vocab_size": shape.vocab}
-        heads = {"num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim}
-        model = make_model("qwen2", IMPLEMENTATION, num_hidden_layers=shape.layers, **sizes, **heads)
+        config = Qwen2Config(
+            vocab_size=shape.vocab,
+            hidden_size=shape.hidden,
+            intermediate_size=shape.intermediate,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.kv_heads,
+        )
+        model = Qwen2ForCausalLM._from_config(config, attn_implementation=IMPLEMENTATION)
         places = torch.zeros(len(tree.stored), dtype=torch.int64)
         hidden = forward_packed(model, places, places, NoAttention(tree))
         token_logits(model, hidden[:1].expand(answers, -1)).sum().backward()
