@@ -96,14 +96,13 @@ def make_policy(directory: Path, keys: QuickstartConfig, device: Device, display
 
     policy, warm_up = directory / POLICY, WarmUp()
     data = json.loads((directory / STAMP).read_text(encoding="utf-8"))
-    stamp = {"warm_up": asdict(warm_up), "heads": HEADS, "data": data} | ({"hybrid": True} if keys.hybrid else {})
+    stamp = {"warm_up": asdict(warm_up), "heads": HEADS, "data": data}
     if read_stamp(policy) == stamp:
         display.note(f"{policy}: made before with the same keys, used again")
         return
     making = directory / "warm-up"
     shutil.rmtree(making, ignore_errors=True)
-    shape = TinyShape(heads=HEADS, kv_heads=HEADS, hybrid=keys.hybrid)
-    write_untrained(making / "untrained", directory / "sft.parquet", keys.seed, shape)
+    write_untrained(making / "untrained", directory / "sft.parquet", keys.seed, TinyShape(heads=HEADS, kv_heads=HEADS))
     train_sft(sft_config(directory / "sft.parquet", making, warm_up, keys.seed, device), display)
     (making / "policy" / STAMP).write_text(json.dumps(stamp, indent=2) + "\n", encoding="utf-8")
     shutil.rmtree(policy, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A tiny policy made from nothing: a byte-level tokenizer, a compact chat template and a small model.
+"""A tiny policy made from nothing: a byte-level tokenizer, a compact chat template and a small Qwen3-shaped model.
 
 It is small enough to learn tool use on two CPU cores, and any text can be written with it, so tests use it too. Its
 chat template shows each tool as one line, because the full JSON schemas cost hundreds of tokens at this vocabulary. It
@@ -18,7 +18,7 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from tokenizers.trainers import BpeTrainer
-from transformers import AutoConfig, Lfm2ForCausalLM, PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -84,7 +84,7 @@ PLAIN_ENGLISH = (
 
 @dataclass(frozen=True, slots=True)
 class TinyShape:
-    """Sizes of a Qwen3 model, whose heads are 32 wide, or of an LFM2 model; embeddings are tied."""
+    """Sizes of a Qwen3 model; heads are 32 wide and embeddings are tied."""
 
     vocab: int = 512
     """The most that the tokenizer may have; the model has a row for each entry it does have."""
@@ -94,8 +94,6 @@ class TinyShape:
     kv_heads: int = 3
     intermediate: int = 288
     max_length: int = 4096
-    hybrid: bool = False
-    """LFM2: all layers but the last are short convolutions."""
 
 
 def make_tiny_policy(directory: str | Path, seed: int, *, shape: TinyShape | None = None) -> Path:
@@ -135,19 +133,15 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
 
 
 def build_model(tokenizer: PreTrainedTokenizerBase, shape: TinyShape, seed: int) -> PreTrainedModel:
-    """Build a float32 model with weights drawn from `seed`; the global random state is left as it was."""
-    of_kind: dict[str, object] = {"head_dim": 32}
-    if shape.hybrid:
-        layers = ["conv"] * (shape.layers - 1) + ["full_attention"]
-        of_kind = {"layer_types": layers, "block_auto_adjust_ff_dim": False}
-    config = AutoConfig.for_model(
-        "lfm2" if shape.hybrid else "qwen3",
+    """Build a float32 Qwen3 model with weights drawn from `seed`; the global random state is left as it was."""
+    config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=shape.hidden,
         intermediate_size=shape.intermediate,
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.kv_heads,
+        head_dim=32,
         max_position_embeddings=shape.max_length,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         tie_word_embeddings=True,
@@ -155,8 +149,7 @@ def build_model(tokenizer: PreTrainedTokenizerBase, shape: TinyShape, seed: int)
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         dtype=torch.float32,
-        **of_kind,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Lfm2ForCausalLM(config) if shape.hybrid else Qwen3ForCausalLM(config)
+        return Qwen3ForCausalLM(config)

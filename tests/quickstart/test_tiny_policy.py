@@ -10,8 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from agentrl.model.packed import load_model
-from agentrl.model.stateful import stateful_mixers
 from agentrl.quickstart.tiny_policy import MARKER_TOKENS, TinyShape, make_tiny_policy
 
 TOOLS = [
@@ -60,12 +58,6 @@ def test_weights_depend_on_the_seed_only(directory: Path, tmp_path: Path) -> Non
     weights = "model.safetensors"
     assert (again / weights).read_bytes() == (directory / weights).read_bytes()
     assert (other / weights).read_bytes() != (directory / weights).read_bytes()
-
-
-def test_the_hybrid_has_a_layer_with_a_state(tmp_path: Path) -> None:
-    model = load_model(str(make_tiny_policy(tmp_path, seed=3, shape=TinyShape(hybrid=True))))
-    (mixer,) = stateful_mixers(model)
-    assert mixer.layer_idx == 0 and model.config.layer_types == ["conv", "full_attention"]
 
 
 def test_model_loads_with_a_row_for_every_token(directory: Path, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -225,8 +225,6 @@ class QuickstartConfig(Section):
     if made with these keys."""
     seed: int = Field(1, ge=0)
     """Seed of data and policy."""
-    hybrid: bool = False
-    """The policy's first layer is a short convolution (LFM2), which has a state, not attention."""
     train_rows: int = Field(2048, gt=0)
     """Rows of the training data."""
     val_rows: int = Field(96, gt=0)
