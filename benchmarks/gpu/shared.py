@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from agentrl.model import packed
 from agentrl.model.layout import PackedLayout, flat_layout
 from agentrl.model.tree_layout import tree_layout
-from agentrl.plan.sizing import ModelShape
+from agentrl.planning.sizing import ModelShape
 from agentrl.trajectory.batch import RaggedBatch
 from benchmarks.gpu.part import GB, Setting, median_seconds, memory, out_of_memory_is_a_row, row, seconds, setting
 from benchmarks.gpu.states import policy_folder

@@ -14,7 +14,7 @@ import argparse
 from agentrl.model.attention import BLOCK, block_mask
 from agentrl.model.layout import PackedLayout, flat_layout
 from agentrl.model.tree_layout import tree_layout
-from agentrl.plan.sizing import ModelShape
+from agentrl.planning.sizing import ModelShape
 from benchmarks.gpu.shared import SHARES, groups
 from benchmarks.training.update_utilization import SHAPES
 
