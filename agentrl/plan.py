@@ -22,8 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Imported late, so that --help and config errors wait for nothing.
         from rich.console import Console
 
-        from agentrl.planning.memory import MemoryPlan
-        from agentrl.planning.report import show
+        from agentrl.plan.memory import MemoryPlan
+        from agentrl.plan.report import show
         from agentrl.runtime.device import resolve_device
         from agentrl.runtime.room import room
 

@@ -19,6 +19,10 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.helpers import rescale_adapter_scale
 from peft.tuners.lora import LoraLayer
+from peft.utils.transformers_weight_conversion import (
+    convert_peft_config_for_transformers,
+    get_model_conversion_mapping,
+)
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -188,7 +192,8 @@ def _targets(model: PreTrainedModel, targets: str | list[str]) -> list[str]:
     """List the layers that are named; all-linear: every linear one but the head.
 
     A router is no linear layer, and neither are the experts of a mixture where one parameter holds all of a layer's.
-    peft would wrap these; here they get no adapters.
+    peft would wrap these; here they get no adapters. The same holds for layers whose names peft takes for those of
+    fused experts, e.g. `gate_proj` of a shared expert.
     """
     if targets != "all-linear":
         assert isinstance(targets, list)
@@ -197,8 +202,26 @@ def _targets(model: PreTrainedModel, targets: str | list[str]) -> list[str]:
     if fused_experts(model) and rank() == 0:
         logger.warning("target_modules=all-linear: the experts, fused to one parameter a layer, get no adapters")
     linear = [name for name, module in model.named_modules() if type(module) is nn.Linear and module is not head]
-    left_out = ".out_proj" if model.config.get_text_config().model_type in _WITHOUT_OUT_PROJ else None
-    return [name for name in linear if left_out is None or not name.endswith(left_out)]
+    kinds = {name.rpartition(".")[2] for name in linear}
+    left_out = {kind for kind in kinds if _means_experts(model, kind)}
+    if left_out and rank() == 0:
+        logger.warning(
+            "target_modules=all-linear: %s get no adapters: peft takes these names for experts",
+            ", ".join(sorted(left_out)),
+        )
+    if model.config.get_text_config().model_type in _WITHOUT_OUT_PROJ:
+        left_out.add("out_proj")
+    return [name for name in linear if name.rpartition(".")[2] not in left_out]
+
+
+def _means_experts(model: PreTrainedModel, kind: str) -> bool:
+    """Check whether peft takes layers of a name for fused experts of `model`, which once were layers of that name."""
+    trial = LoraConfig(target_modules=[kind])
+    try:
+        convert_peft_config_for_transformers(trial, model, get_model_conversion_mapping(model))
+    except ValueError:  # a part of what is fused
+        return True
+    return trial.target_modules != {kind}
 
 
 def fused_experts(model: PreTrainedModel) -> bool:

@@ -34,7 +34,7 @@ from agentrl.model.layout import PackedLayout, flat_layout
 from agentrl.model.read_config import OVERRIDE_KEY, read_config
 from agentrl.model.routing import ROUTES, Routes
 from agentrl.model.scores import Compare, Needs, TokenScores
-from agentrl.model.stateful import KEEPS_STATE, keeps_state, separate_states, stateful_mixers
+from agentrl.model.stateful import KEEPS_STATE, keeps_state, separate_states, stateful_mixers, unbound_time_steps
 from agentrl.model.tree_layout import tree_layout
 from agentrl.model.ulysses import Slice
 from agentrl.model.vision import (
@@ -60,9 +60,10 @@ _CHUNK_LOGITS, _CHUNK_LOGITS_ON_GPU = 1 << 24, 1 << 27
 """Logits kept for the backward pass at once (64 MiB in fp32, on a GPU 512 MiB); more are computed in chunks and again
 in backward. Each chunk reads all weights of the head and adds up a gradient as large, which for small chunks would take
 a GPU longer than the products."""
-_LEAST_SAVED, _PART_SAVED = 1024, 0.1
+_LEAST_SAVED, _PART_SAVED = 1024, 0.5
 """Tokens, and part of the tokens, that common beginnings must save before a device shares them. Its attention to a tree
-is slower than to separate sequences, and it computes a few hundred tokens in no time."""
+is slower than to separate sequences: an H100 gained from about half of the tokens on (docs/gpu.md). And it computes a
+few hundred tokens in no time."""
 
 _LAYER = re.compile(r"([^0-9]*\.)(\d{1,9})(\..*)")
 """Name of a weight of a layer: the text before its number, the number, the text after."""
@@ -114,6 +115,7 @@ def empty_model(
         model = auto_class(config).from_config(config, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code)
     _without_dropout(model)
     route_in_float32(model)
+    unbound_time_steps(model)
     return model
 
 
@@ -191,6 +193,7 @@ def use_packed_attention(model: PreTrainedModel) -> PreTrainedModel:
         return model
     _without_dropout(model)
     route_in_float32(model)
+    unbound_time_steps(model)
     check_packed_attention(model)
     return model
 

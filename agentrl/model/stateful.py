@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import cast
@@ -62,6 +63,18 @@ def keeps_state(model: PreTrainedModel) -> bool:
     """
     layers = DynamicCache(config=model.config).layers
     return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers)
+
+
+def unbound_time_steps(model: PreTrainedModel) -> None:
+    """Take the lower bound of time steps away that transformers reads from `time_step_min` (Nemotron-H, Zamba2).
+
+    transformers applies it where several tokens run, and not where one token runs; SGLang has no such bound. The key
+    is a bound of the time steps that a new model draws, as in Mamba-2.
+    """
+    least = getattr(model.config.get_text_config(), "time_step_min", None)
+    for module in model.modules():
+        if least is not None and getattr(module, "time_step_limit", None) == (least, math.inf):
+            module.time_step_limit = (0.0, math.inf)  # type: ignore[assignment]
 
 
 def stateful_mixers(model: nn.Module) -> list[Mixer]:

@@ -1,6 +1,6 @@
 """Memory of a training by part and moment, from its config and the models' `config.json`, before anything is loaded.
 
-The formulas are those of `agentrl.planning.sizing` (docs/scale.md). Lengths are taken at their longest, so a run whose
+The formulas are those of `agentrl.plan.sizing` (docs/scale.md). Lengths are taken at their longest, so a run whose
 trajectories end earlier needs less.
 """
 
@@ -14,8 +14,8 @@ from agentrl.algorithms.declared import declared_by_estimator, needs_reference
 from agentrl.config import Config
 from agentrl.config.sections.parallel import Parallel
 from agentrl.errors import ConfigError
-from agentrl.planning import sizing
-from agentrl.planning.sizing import BFLOAT16, FLOAT32, ModelShape
+from agentrl.plan import sizing
+from agentrl.plan.sizing import BFLOAT16, FLOAT32, ModelShape
 from agentrl.system.json_value import JSON
 
 Parts = Mapping[str, float]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.table import Table
 
-from agentrl.planning.memory import GB, MemoryPlan
+from agentrl.plan.memory import GB, MemoryPlan
 
 
 def show(plan: MemoryPlan, console: Console) -> None:

@@ -9,7 +9,7 @@ from agentrl.config import Config
 from agentrl.data.loader import Loader, make_loader
 from agentrl.errors import ConfigError
 from agentrl.observe.display import Display
-from agentrl.planning.memory import check_room
+from agentrl.plan.memory import check_room
 from agentrl.rollouts.async_source import AsyncSource, settings_of
 from agentrl.rollouts.build import open_rollouts, send_first_weights
 from agentrl.rollouts.context import (

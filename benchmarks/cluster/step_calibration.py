@@ -39,8 +39,8 @@ from agentrl.engines.contract import SamplingParams
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.model.packed import load_model
 from agentrl.observe.open import open_display
-from agentrl.planning import sizing
-from agentrl.planning.sizing import ModelShape
+from agentrl.plan import sizing
+from agentrl.plan.sizing import ModelShape
 from agentrl.quickstart.assets import with_quickstart_data, with_quickstart_policy
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.trainer.build import build

@@ -24,7 +24,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from agentrl.planning.sizing import ModelShape
+from agentrl.plan.sizing import ModelShape
 from benchmarks.cluster import rollout_times
 from benchmarks.cluster.rollout_times import RolloutTimes
 from benchmarks.cluster.simulated_servers import Lengths, Session, workload

@@ -14,8 +14,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from agentrl.planning import sizing
-from agentrl.planning.sizing import BFLOAT16, FLOAT32, ModelShape, Work
+from agentrl.plan import sizing
+from agentrl.plan.sizing import BFLOAT16, FLOAT32, ModelShape, Work
 from agentrl.runtime.ranks import shares
 from benchmarks.cluster.simulated_servers import Session, Speed
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from agentrl.model.packed import load_model, token_logprobs
-from agentrl.planning.sizing import ModelShape
+from agentrl.plan.sizing import ModelShape
 from benchmarks.gpu.part import (
     GB,
     Setting,

@@ -18,8 +18,8 @@ from transformers import PreTrainedModel, Qwen2ForCausalLM
 from agentrl.engines.contract import SamplingParams
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.model.packed import load_model
-from agentrl.planning import sizing
-from agentrl.planning.sizing import ModelShape
+from agentrl.plan import sizing
+from agentrl.plan.sizing import ModelShape
 from benchmarks.gpu.part import (
     Setting,
     copy_bandwidth,

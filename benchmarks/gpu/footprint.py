@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from agentrl.planning import sizing
-from agentrl.planning.sizing import BFLOAT16, ModelShape
+from agentrl.plan import sizing
+from agentrl.plan.sizing import BFLOAT16, ModelShape
 from benchmarks.gpu.part import GB, Setting, memory, out_of_memory_is_a_row, row, setting
 from benchmarks.gpu.states import CHUNK_LOGITS, policy_folder, states, update_bytes
 from benchmarks.training.update_utilization import SHAPES, fsdp, made_batch, make_worker

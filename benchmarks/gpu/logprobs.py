@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel, Qwen2ForCausalLM
 
 from agentrl.model.packed import load_model, token_logprobs
-from agentrl.planning.sizing import ModelShape
+from agentrl.plan.sizing import ModelShape
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.plan import micro_batches
 from benchmarks.gpu.part import (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from agentrl.planning.sizing import ModelShape
+from agentrl.plan.sizing import ModelShape
 from benchmarks.gpu.part import (
     GB,
     Setting,

@@ -17,7 +17,8 @@ from transformers import PreTrainedModel
 
 from agentrl.model import packed
 from agentrl.model.layout import PackedLayout, flat_layout
-from agentrl.planning.sizing import ModelShape
+from agentrl.model.tree_layout import tree_layout
+from agentrl.plan.sizing import ModelShape
 from agentrl.trajectory.batch import RaggedBatch
 from benchmarks.gpu.part import GB, Setting, median_seconds, memory, out_of_memory_is_a_row, row, seconds, setting
 from benchmarks.gpu.states import policy_folder
@@ -33,13 +34,13 @@ PROMPTS = {"bfloat16": 4, "float32": 1}
 UPDATES = 2
 
 
-def groups(shape: ModelShape, prompts: int, share: float, length: int) -> RaggedBatch:
-    """Make prompts with ANSWERS answers each, of .6 to 1.4 times the mean length."""
+def groups(shape: ModelShape, prompts: int, share: float, length: int, answers: int = ANSWERS) -> RaggedBatch:
+    """Make prompts with their answers, of .6 to 1.4 times the mean length."""
     generator = torch.Generator().manual_seed(3)
     prompt, ids, lengths = round(share * length), [], []
     for _ in range(prompts):
         beginning = torch.randint(0, shape.vocab, (prompt,), generator=generator)
-        for part in torch.linspace(0.6, 1.4, ANSWERS).tolist():
+        for part in torch.linspace(0.6, 1.4, answers).tolist():
             answer = torch.randint(0, shape.vocab, (round(part * (length - prompt)),), generator=generator)
             ids += [beginning, answer]
             lengths.append(prompt + len(answer))
@@ -54,7 +55,7 @@ def groups(shape: ModelShape, prompts: int, share: float, length: int) -> Ragged
         version=mask.int() - 1,
         turn=mask.int() - 1,
         rewards=torch.zeros(tokens),
-        group=torch.arange(len(lengths)) // ANSWERS,
+        group=torch.arange(len(lengths)) // answers,
         trajectory=torch.arange(len(lengths)),
         policy=torch.zeros(len(lengths), dtype=torch.int32),
         policies=("policy",),
@@ -65,14 +66,14 @@ def groups(shape: ModelShape, prompts: int, share: float, length: int) -> Ragged
 
 @contextmanager
 def laid_out(name: str) -> Iterator[None]:
-    """Share no beginnings during the block, if `name` is flat."""
+    """Share no beginnings during the block, if `name` is flat, else all."""
     chosen = packed.make_layout
 
     def flat(ids: torch.Tensor, offsets: torch.Tensor) -> PackedLayout:
         return flat_layout(offsets, ids.device)
 
     try:
-        packed.make_layout = flat if name == "flat" else chosen
+        packed.make_layout = flat if name == "flat" else tree_layout
         yield
     finally:
         packed.make_layout = chosen

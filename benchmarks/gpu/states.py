@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from agentrl.planning import sizing
-from agentrl.planning.sizing import BFLOAT16, ModelShape
+from agentrl.plan import sizing
+from agentrl.plan.sizing import BFLOAT16, ModelShape
 from benchmarks.gpu.part import free, model_folder
 from benchmarks.training.update_utilization import make_policy
 

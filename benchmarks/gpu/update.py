@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from agentrl.model.compiled import compile_layers, text_layers
-from agentrl.planning.sizing import ModelShape, Work, forward_flops, update_flops
+from agentrl.plan.sizing import ModelShape, Work, forward_flops, update_flops
 from agentrl.workers import PolicyWorker
 from benchmarks.gpu.part import (
     GB,

@@ -22,8 +22,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from agentrl.model.packed import chunk_size
-from agentrl.planning import sizing
-from agentrl.planning.sizing import ModelShape, Work, forward_flops, update_flops
+from agentrl.plan import sizing
+from agentrl.plan.sizing import ModelShape, Work, forward_flops, update_flops
 from agentrl.quickstart.tiny_policy import make_tiny_policy
 from benchmarks.real.engine import cpu_seconds
 from benchmarks.training.peak_memory import peak_memory

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentrl.config import Config, load_config
-from agentrl.planning.memory import MemoryPlan
+from agentrl.plan.memory import MemoryPlan
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.runtime.room import room
 

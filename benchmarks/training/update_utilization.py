@@ -27,7 +27,7 @@ from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.config.sections.parallel import ActorFSDPConfig
-from agentrl.planning.sizing import ModelShape, Work, forward_flops, update_flops
+from agentrl.plan.sizing import ModelShape, Work, forward_flops, update_flops
 from agentrl.runtime.device import resolve_device
 from agentrl.runtime.profiler import Profile, profiled
 from agentrl.trajectory.batch import RaggedBatch

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.planning.sizing import ModelShape
+from agentrl.plan.sizing import ModelShape
 from benchmarks.cluster import async_simulation
 from benchmarks.cluster.async_simulation import WAYS, Draw, Saturated, Seen, Simulation, Way, sampled_alone
 from benchmarks.cluster.simulated_servers import Clock, Request, Session, SimulatedServer, Speed

@@ -10,7 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from agentrl.model.packed import hidden_states, use_packed_attention
-from agentrl.planning.sizing import (
+from agentrl.plan.sizing import (
     ModelShape,
     Work,
     activation_bytes,

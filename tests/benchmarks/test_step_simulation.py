@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.planning.sizing import ModelShape, Work, attention_flops, forward_flops, update_flops
+from agentrl.plan.sizing import ModelShape, Work, attention_flops, forward_flops, update_flops
 from agentrl.trajectory import ToolCallRecord, Trajectory, Transcript, Turn
 from agentrl.trajectory.parquet import write_trajectories
 from benchmarks.cluster import rollout_times, step_simulation

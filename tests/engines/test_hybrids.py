@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import random
 from typing import Any
 
@@ -15,7 +16,8 @@ from agentrl.engines.contract import Generation, SamplingParams
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.engines.weights import Weights
 from agentrl.errors import ConfigError
-from agentrl.model.packed import token_logprobs
+from agentrl.model.packed import token_logprobs, use_packed_attention
+from agentrl.model.stateful import stateful_mixers, unbound_time_steps
 from tests.model.families import HYBRIDS, make_model
 
 FEW = ["qwen3.5", "falcon-h1"]
@@ -28,8 +30,8 @@ def engine_of(model: PreTrainedModel, **options: int) -> EmbeddedEngine:
 
 def model_of(family: str, scale: float = 0.4) -> PreTrainedModel:
     """A model with smaller weights, whose log-probs float32 holds to 1e-5."""
-    changes: dict[str, Any] = {"time_step_min": 1e-9} if family == "nemotron-h" else {}
-    model = make_model(family, **changes)
+    model = make_model(family)
+    unbound_time_steps(model)
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim >= 2:
@@ -184,6 +186,10 @@ async def test_a_request_that_was_paused_in_place_continues() -> None:
 
 
 def test_a_mixer_that_steps_otherwise_than_it_runs_is_refused() -> None:
-    """Nemotron-H bounds its time steps where several tokens run, and not where one runs."""
-    with pytest.raises(ConfigError, match=r"NemotronHMamba2Mixer \(0\.0\d+\).*time_step_min: 1e-9"):
-        engine_of(make_model("nemotron-h"))
+    """transformers bounds the time steps of Nemotron-H where several tokens run, and not where one runs."""
+    bound = use_packed_attention(make_model("nemotron-h"))
+    for mixer in stateful_mixers(bound):
+        mixer.time_step_limit = (bound.config.time_step_min, math.inf)  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"NemotronHMamba2Mixer \(0\.0\d+\).*rollout.name=sglang"):
+        engine_of(bound)
+    engine_of(make_model("nemotron-h"))  # as it is loaded, without the bound

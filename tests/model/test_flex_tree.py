@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from agentrl.model import packed
-from agentrl.model.attend import Rule, attend_by_node
-from agentrl.model.attention import BLOCK, PackedAttention, attend_flex, block_mask, compiled_flex
+from agentrl.model.attend import Rule
+from agentrl.model.attention import BLOCK, PackedAttention, attend_flex, block_mask
 from agentrl.model.layout import PackedLayout, flat_layout
 from agentrl.model.packed import make_layout, token_logprobs, use_packed_attention
 from agentrl.model.tree_layout import tree_layout
@@ -91,6 +91,7 @@ def test_masks_of_blocks_are_those_of_pairs(window: int | None, shared: bool) ->
         assert whole.any() and some.any() and not (whole | some).all()
 
 
+@pytest.mark.slice(1, "matrix")
 @pytest.mark.parametrize("name", ["qwen3", "mistral, window 7", "gemma2", "gpt-oss"])
 def test_scores_and_gradients_equal_the_tree_of_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ids, offsets = branches()
@@ -122,29 +123,8 @@ def test_a_device_shares_where_that_saves_enough() -> None:
 
     assert stored(prompt, [200, 200, 200]) == 600 + 3 * 200
     assert stored(prompt, [200, 200]) == 2 * 600 + 2 * 200, "600 tokens are too few"
-    assert stored(prompt, [900] * 12) == 600 + 12 * 900
-    assert stored(prompt[:100], [900] * 12) == 12 * 1000, "11 of 120 hundreds are too few"
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("rule", [Rule(0.3), Rule(0.3, 40, 2.0, torch.ones(4))])
-def test_compiled_masks_of_trees_have_a_backward_pass(rule: Rule) -> None:
-    ids, offsets = branches(unit=2)
-    layout = tree_layout(ids, offsets)
-    mask = block_mask(layout, rule.window)
-    generator = torch.Generator().manual_seed(0)
-    given = [torch.randn(heads, len(layout.stored), 16, generator=generator) for heads in (4, 2, 2)]
-    results = []
-    for compiled in (True, False):
-        query, key, value = inputs = [one.clone().requires_grad_() for one in given]
-        if compiled:
-            output = attend_flex(query, key, value, rule, mask, compiled_flex("aot_eager"))
-        else:
-            output = attend_by_node(layout, query, key, value, rule)
-        output.square().sum().backward()
-        results.append([output.detach(), *(one.grad for one in inputs if one.grad is not None)])
-    for found, expected in zip(*results, strict=True):
-        assert torch.allclose(found, expected, atol=1e-4)
+    assert stored(prompt, [300] * 12) == 600 + 12 * 300
+    assert stored(prompt, [900] * 12) == 12 * 1500, "66 of 180 hundreds are too few"
 
 
 @pytest.mark.gpu

@@ -171,10 +171,13 @@ def test_the_backward_pass_of_other_rules_is_traced(rule: Rule, monkeypatch: pyt
     A score's cap once was a symbolic number of the compiled function, and Gemma 2 could not be trained.
     """
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *tensors: None)
-    layout = flat_layout(torch.tensor([0, 1, 90, 200]), torch.device("cpu"))
+    rows = [[*range(60), *range(100, 140)], [*range(60), *range(200, 290)], [300]]
+    offsets = torch.tensor([0, *itertools.accumulate(map(len, rows))])
+    layout = tree_layout(torch.tensor([id for row in rows for id in row]), offsets)
+    assert len(layout.spans) == 4
     mask = block_mask(layout, rule.window)
     generator = torch.Generator().manual_seed(0)
-    given = [torch.randn(heads, 200, 16, generator=generator) for heads in (4, 2, 2)]
+    given = [torch.randn(heads, len(layout.stored), 16, generator=generator) for heads in (4, 2, 2)]
     results = []
     for compiled in (True, False):
         query, key, value = inputs = [one.clone().requires_grad_() for one in given]

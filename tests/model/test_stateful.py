@@ -162,6 +162,18 @@ def test_adapters_leave_out_layers_that_peft_refuses(tmp_path: Path) -> None:
     assert "in_proj" in adapted and "out_proj" not in adapted
 
 
+@pytest.mark.parametrize("name", ["qwen3-next", "deepseek-v3"])
+def test_adapters_leave_out_layers_whose_names_peft_takes_for_experts(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_model(name).save_pretrained(tmp_path / "model")
+    base = fsdp(make_worker(tmp_path / "model", lora_rank=2)).model.base
+    adapted = {name.partition(".lora_")[0].rpartition(".")[2] for name, _ in base.named_parameters() if "lora_" in name}
+    assert "o_proj" in adapted and not adapted & {"gate_proj", "up_proj", "down_proj"}
+    assert ("in_proj_qkvz" in adapted) == (name == "qwen3-next")
+    assert "all-linear: down_proj, gate_proj, up_proj get no adapters" in caplog.text
+
+
 def linear_layers(mixer: nn.Module) -> list[tuple[str, nn.Module]]:
     """The linear layers directly below `mixer`, with or without adapters."""
     return [(name, part) for name, part in mixer.named_children() if isinstance(part, nn.Linear) or "lora" in str(part)]

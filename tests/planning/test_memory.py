@@ -10,7 +10,7 @@ import pytest
 from agentrl import plan as command
 from agentrl.config import Config, load_config
 from agentrl.errors import ConfigError
-from agentrl.planning.memory import MemoryPlan, check_room, doubled
+from agentrl.plan.memory import MemoryPlan, check_room, doubled
 from tests.e2e.test_docs import commands
 
 MODEL = "actor_rollout_ref.model"

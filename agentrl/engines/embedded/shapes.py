@@ -83,8 +83,7 @@ def cache_shapes(model: PreTrainedModel, max_model_len: int) -> tuple[list[tuple
         raise ConfigError(
             f"{type(model).__name__} cannot run in the embedded engine: mixers give a token another output, by so much "
             f"of its size, when it runs alone than when it runs with the tokens before it: {found}. Sampling would not "
-            "follow the policy that is trained. transformers bounds the time steps of Nemotron-H only where several "
-            "tokens run; +actor_rollout_ref.model.override_config={time_step_min: 1e-9} takes the bound away"
+            "follow the policy that is trained. Take another model, or rollout.name=sglang where it computes alike"
         )
     if problem:
         raise ConfigError(
