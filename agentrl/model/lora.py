@@ -19,10 +19,6 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.helpers import rescale_adapter_scale
 from peft.tuners.lora import LoraLayer
-from peft.utils.transformers_weight_conversion import (
-    convert_peft_config_for_transformers,
-    get_model_conversion_mapping,
-)
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -216,12 +212,16 @@ def _targets(model: PreTrainedModel, targets: str | list[str]) -> list[str]:
 
 def _means_experts(model: PreTrainedModel, kind: str) -> bool:
     """Check whether peft takes layers of a name for fused experts of `model`, which once were layers of that name."""
+    # Imported late: peft may move what only all-linear needs.
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
     trial = LoraConfig(target_modules=[kind])
     try:
         convert_peft_config_for_transformers(trial, model, get_model_conversion_mapping(model))
     except ValueError:  # a part of what is fused
         return True
-    return trial.target_modules != {kind}
+    return set(trial.target_modules or ()) != {kind}
 
 
 def fused_experts(model: PreTrainedModel) -> bool:

@@ -121,6 +121,7 @@ def pass_over(model: PreTrainedModel, batch: RaggedBatch, dtype: str, name: str)
     """Log-probs of all tokens, then the gradients of the weights."""
     device = model.device
     model.zero_grad(set_to_none=True)
+    assert batch.advantages is not None
     with laid_out(name), torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bfloat16"):
         found = packed.token_logprobs(model, batch.ids.to(device), batch.offsets.to(device)).logprobs
         (found * batch.advantages.to(device)).sum().backward()

@@ -28,6 +28,7 @@ def matrix_flops(shape: ModelShape, tokens: int, answers: int) -> int:
 
 def attention_flops(shape: ModelShape, layout: PackedLayout) -> int:
     counts, _, whole_counts, _ = block_mask(layout, None).as_tuple()[2:6]
+    assert counts is not None and whole_counts is not None
     pairs = int(counts.sum() + whole_counts.sum()) * BLOCK**2
     return (2 + 5) * 2 * shape.layers * shape.q_dim * pairs
 

@@ -30,7 +30,7 @@ class FlexAttention(PackedAttention):
 class OnDevice(torch.Tensor):
     """A tensor that says that it is on a device."""
 
-    is_cuda = True  # type: ignore[assignment]
+    is_cuda = True
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +80,8 @@ def test_masks_of_blocks_are_those_of_pairs(window: int | None, shared: bool) ->
     padded = torch.nn.functional.pad(expected, (0, blocks * BLOCK - size) * 2)
     tiles = padded.unflatten(1, (blocks, BLOCK)).unflatten(0, (blocks, BLOCK)).transpose(1, 2).flatten(2)
     counts, listed, whole_counts, whole_listed = mask.as_tuple()[2:6]
+    assert isinstance(listed, torch.Tensor) and isinstance(whole_listed, torch.Tensor)
+    assert isinstance(counts, torch.Tensor) and isinstance(whole_counts, torch.Tensor)
     whole, some = torch.zeros(blocks, blocks, dtype=torch.bool), torch.zeros(blocks, blocks, dtype=torch.bool)
     for row in range(blocks):
         some[row, listed[0, 0, row, : counts[0, 0, row]]] = True

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrl import plan as command
 from agentrl.config import Config, load_config
 from agentrl.errors import ConfigError
+from agentrl.plan import __main__ as command
 from agentrl.plan.memory import MemoryPlan, check_room, doubled
 from tests.e2e.test_docs import commands
 

@@ -204,9 +204,10 @@ def update_flops(
 
 
 def state_bytes(params: int, ranks: int, *, trained: bool, frozen_dtype: int = BFLOAT16) -> dict[str, float]:
-    """Bytes of a model's state on one rank under FSDP2 (ZeRO stage 3, arXiv:1910.02054): what learns is float32, with a
-    gradient and AdamW's moments, 16 bytes a parameter; what does not learn has its dtype's bytes. Sharded evenly over
-    `ranks`."""
+    """Bytes of a model's state on one rank under FSDP2 (ZeRO stage 3, arXiv:1910.02054), sharded evenly over `ranks`.
+
+    Parameters that learn are float32, with a gradient and AdamW's moments: 16 bytes each. Others have `frozen_dtype`.
+    """
     if not trained:
         return {"weights": params * frozen_dtype / ranks}
     return {
@@ -219,8 +220,10 @@ def state_bytes(params: int, ranks: int, *, trained: bool, frozen_dtype: int = B
 def gathered_bytes(
     shape: ModelShape, *, dtype: int = FLOAT32, outer: int = FLOAT32, trained: bool = True, cast: bool = True
 ) -> float:
-    """Whole weights that a rank has at the worst moment: embedding and head for the length of a pass, and two layers,
-    one in use and one that is gathered ahead; with a gradient for one layer where it learns.
+    """Whole weights that a rank has at the worst moment.
+
+    Embedding and head are there for the length of a pass. Of the layers there are two, one in use and one gathered
+    ahead. A model that learns has the gradient of one layer.
 
     Args:
         dtype: bytes a parameter of a layer that travels.
@@ -233,12 +236,12 @@ def gathered_bytes(
 
 
 def layer_activation_bytes(shape: ModelShape, *, autocast: bool) -> float:
-    """A token's, that one layer keeps for its backward pass, with transformers' modules and a fused attention.
+    """A token's bytes that one layer keeps for its backward pass, with transformers' modules and a fused attention.
 
-    Kept are (after Korthikanti et al., arXiv:2205.05198, for gated MLPs and grouped keys): two norms' inputs and
-    normalised values; the inputs of the linear layers; queries, keys and values; and four tensors as wide as the MLP:
-    gate, its activation, up, and their product. Under autocast the norms' are float32 and the rest bfloat16, but each
-    linear layer keeps its own cast of its input.
+    After Korthikanti et al. (arXiv:2205.05198), for gated MLPs and grouped keys. Two norms keep their inputs and
+    normalised values, and linear layers their inputs. Attention keeps queries, keys and values. Four tensors are as
+    wide as the MLP: gate, its activation, up, and their product. Under autocast the norms' are float32 and the rest
+    bfloat16. Each linear layer then keeps its own cast of its input.
     """
     h, q, kv, wide = shape.hidden, shape.q_dim, shape.kv_dim, 4 * shape.intermediate * shape.experts_per_token
     normed = q + kv if shape.qk_norm else 0
@@ -250,8 +253,11 @@ def layer_activation_bytes(shape: ModelShape, *, autocast: bool) -> float:
 def activation_bytes(
     shape: ModelShape, tokens: int, *, autocast: bool, recompute: bool, offload: bool = False
 ) -> float:
-    """Bytes of activations of a micro-batch of `tokens` on this rank. With `recompute` each layer keeps its float32
-    input, and one layer all it needs; with `offload` those inputs wait in the host's memory."""
+    """Bytes of activations of a micro-batch of `tokens` on this rank.
+
+    With `recompute` each layer keeps its float32 input, and one layer all it needs. With `offload` the inputs wait in
+    the host's memory.
+    """
     layer = layer_activation_bytes(shape, autocast=autocast) * tokens
     if not recompute:
         return shape.layers * layer
@@ -288,16 +294,18 @@ def ring(size: float, ranks: int) -> float:
 
 
 def fsdp_bytes(params: int, ranks: int, micro_batches: int, *, trained: bool, dtype: int = FLOAT32) -> float:
-    """Bytes that each rank receives in a pass: all weights for the forward of each micro-batch and, in an update, again
-    for its backward, whose gradients (float32) are then summed and scattered."""
+    """Bytes that each rank receives in a pass: all weights for the forward of each micro-batch.
+
+    An update gathers them again for its backward pass, whose gradients (float32) are then summed and scattered.
+    """
     one = ring(params * dtype, ranks) * (2 if trained else 1)
     return micro_batches * (one + (ring(params * FLOAT32, ranks) if trained else 0))
 
 
 def ulysses_bytes(shape: ModelShape, tokens: float, size: int, *, passes: float, dtype: int = BFLOAT16) -> float:
-    """Bytes that each of `size` ranks sends for `tokens` tokens that they share (arXiv:2309.14509): in each layer
-    queries, keys and values go from parts of the sequence to parts of the heads, and the result goes back.
+    """Bytes that each of `size` ranks sends for `tokens` tokens that they share (arXiv:2309.14509).
 
+    In each layer queries, keys and values go from parts of the sequence to parts of the heads. The result goes back.
     `passes`: 1 for a forward pass, 2 with its backward, whose gradients take the same ways, 3 with computing again.
     """
     width = 2 * shape.q_dim + 2 * shape.kv_dim
