@@ -139,7 +139,7 @@ class Sidecar:
     async def ask(self, address: Address, path: str, asked: Fields, most: int = 16 << 20) -> Fields:
         """Make one request of the protocol; it may arrive twice without effect.
 
-        Raises CodeError for an error of the environment's code, InfrastructureError for faults, those of services that
+        Raises CodeError for an error of the environment's code, InfrastructureError for faults, also of services that
         the environment asked included.
         """
         headers = {"Authorization": f"Bearer {address.key}"} if address.key else {}
@@ -262,7 +262,7 @@ class Play:
         return self.text(found, "observation")
 
     async def step(self, text: str, calls: Sequence[Fields]) -> Fields:
-        """Act, and return what the environment says, checked: `observation`, `answers`, `reward`, `done`, `metrics`."""
+        """Act, and return the environment's answer, checked: `observation`, `answers`, `reward`, `done`, `metrics`."""
         self.steps += 1
         found = await self._ask("step", {"number": self.steps, "action": {"text": text, "calls": list(calls)}})
         answers = found.setdefault("answers", [])

@@ -151,7 +151,7 @@ class PoolAgent(QueuedAgent):
         error = process.failure(f"agent command {self._command[0]}")
         jobs = [job for connection in connections for job in connection.jobs.values()]
         for job in jobs:
-            # Of several sessions nobody knows which one the process died of.
+            # Nobody knows which of several sessions the process died of.
             alone = len(jobs) == 1 or isinstance(error, AgentFailed)
             job.fail(error if alone else AgentFailed(str(error)))
         return error

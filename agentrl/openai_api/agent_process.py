@@ -44,7 +44,7 @@ its stdin ends, it kills the others."""
 
 
 class _Watch:
-    """Process that kills what is left of the agents when this process is gone, also by SIGKILL."""
+    """Process that kills the agents that are left when this process is gone, also by SIGKILL."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -122,7 +122,7 @@ class AgentProcess(asyncio.SubprocessProtocol):
         return None if self._transport is None else self._transport.get_returncode()
 
     async def ended(self) -> None:
-        """Wait for its end, and kill what it leaves behind. Cancelled, everything is killed at once."""
+        """Wait for its end, and kill the processes that it leaves. Cancelled, everything is killed at once."""
         try:
             await self.exited
             await asyncio.to_thread(self.kill)  # Else a child may hold the pipes open.

@@ -24,7 +24,7 @@ LEFT_SECONDS = 30.0
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """Right to connect, held by whoever knows the token."""
+    """Right to connect, for the holder of the token."""
 
     token: str
     sessions_at_once: int
@@ -161,7 +161,7 @@ class SessionQueue:
             ticket.on_end(connection)
 
     async def run(self, task: AgentTask) -> dict[str, float]:
-        """Have a program act on the task; return its report. Raises what the job failed with."""
+        """Have a program act on the task; return its report. Raises the job's failure."""
         job = Job(task, asyncio.get_running_loop().create_future())
         self._waiting.append(job)
         self.wanted.set()

@@ -259,7 +259,7 @@ def doubled(least: int, start: int) -> int:
 
 
 def read_shape(path: str, override: Mapping[str, JSON]) -> ModelShape:
-    """Read the shape of a model from its config.json. Raises ConfigError for one that cannot be counted."""
+    """Read the shape of a model from its config.json. Raises ConfigError for a model that is not counted."""
     from transformers import PreTrainedConfig
 
     if path == "quickstart":

@@ -222,8 +222,8 @@ def gathered_bytes(
 ) -> float:
     """Whole weights that a rank has at the worst moment.
 
-    Embedding and head are there for the length of a pass. Of the layers there are two, one in use and one gathered
-    ahead. A model that learns has the gradient of one layer.
+    Embedding and head are there for the length of a pass. There are two layers, one in use and one
+    gathered ahead. A model that learns has the gradient of one layer.
 
     Args:
         dtype: bytes a parameter of a layer that travels.

@@ -1,4 +1,4 @@
-"""What agents that live on cost: their starts, and a thousand of their sessions at once.
+"""Costs of agents that live on: their starts, and a thousand of their sessions at once.
 
 `python -m benchmarks.rollouts.agents start`: CPU time of the starts of agents with OpenAI's client, for each of 8
 trajectories a process, and for 256 trajectories a pool of 2 processes.

@@ -1,6 +1,7 @@
-"""Calls of Functionary 3.1: JSON arguments in `<function=NAME>`.
+"""Calls of Functionary 3.1 and 3.2.
 
-Of Functionary 3.2: `>>>NAME`, a newline and JSON arguments; `>>>all` is text.
+Functionary 3.1 writes JSON arguments in `<function=NAME>`. Functionary 3.2 writes `>>>NAME`, a newline and JSON
+arguments; `>>>all` is text.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ APART = 1_000_003
 
 
 def tasks(split, seed, count, games=("GuessTheNumber-v0",)):
-    """Yield games in turn; those for validation have seeds of their own. The prompt is what the game says first."""
+    """Yield games in turn; those for validation have seeds of their own. The prompt is the game's first text."""
     options = {name: {} for name in games} if not isinstance(games, dict) else games
     for number in range(count):
         game = list(options)[number % len(options)]
@@ -59,6 +59,6 @@ def _made(task):
 
 
 def _said(game):
-    """Return what the game has said since the last time, without the player's own moves."""
+    """Return the game's texts since the last time, without the player's own moves."""
     _, heard = game.get_observation()
     return "\n".join(text for speaker, text, _ in heard if speaker == textarena.GAME_ID)
