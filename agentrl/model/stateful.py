@@ -154,7 +154,9 @@ class _Trial:
         if output.ndim != 3 or output.shape[:2] != hidden.shape[:2]:
             return
         changed = hidden.clone()
-        changed[:, 0] = hidden[:, 0].flip(-1)
+        # Drawn, because the first token's own numbers may be all zero: a new embedding has none for the padding token.
+        drawn = torch.randn(hidden.shape[-1], generator=torch.Generator().manual_seed(0))
+        changed[:, 0] = drawn.to(hidden) * hidden.std()
         before = len(self._attended)
         again = part.forward(changed, *args[1:], **named)
         difference = (again - output).abs().amax(-1)[0]

@@ -68,6 +68,14 @@ def test_only_parts_with_a_state_are_found() -> None:
     assert [keeps_state(one) for one in found.values()] == [True, True, True, False]
 
 
+def test_a_first_token_without_numbers_hides_no_state() -> None:
+    """As a padding token's, whose embedding a new model has as zeros."""
+    model = make_model("lfm2")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[0] = 0.0
+    assert [type(mixer).__name__ for mixer in stateful_mixers(use_packed_attention(model))] == ["Lfm2ShortConv"]
+
+
 def test_the_models_own_forward_is_as_before() -> None:
     own, model = make_model("qwen3.5"), use_packed_attention(make_model("qwen3.5"))
     ids, offsets = batch()
