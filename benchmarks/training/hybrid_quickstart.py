@@ -32,10 +32,10 @@ def write_hybrid(folder: Path, seed: int) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     config = Lfm2Config(
         vocab_size=len(tokenizer),
-        hidden_size=96,
+        hidden_size=192,  # six heads of 32, as the quickstart's policy has them
         intermediate_size=288,
-        num_hidden_layers=2,
-        layer_types=["conv", "full_attention"],
+        num_hidden_layers=3,
+        layer_types=["conv", "full_attention", "full_attention"],
         num_attention_heads=6,
         num_key_value_heads=6,
         max_position_embeddings=4096,

@@ -239,7 +239,7 @@ open(f"{__file__}.{os.getpid()}.pid", "w")
     assert [t.uid for t in ended] == [f"t/{k}" for k in range(32)]
     assert [(t.score, t.score_extra["seen"]) for t in ended] == [(1.0, float(k)) for k in range(32)]
     assert {len(t.transcripts) for t in ended} == {1} and {len(t.turns) for t in ended} == {5}
-    assert starts(tmp_path) >= 5, "four times some were killed"
+    assert starts(tmp_path) > 2, "the first kill found a process, and sessions waited"
 
 
 TOKEN = "a-token-of-this-run"
