@@ -2,8 +2,8 @@
 
     python -m benchmarks.training.hybrid_quickstart [--seeds 501 502 503] [--out runs/hybrid] [--steps 30]
 
-Seed S has the data and the warm-up of `quickstart.seed=S`, and the recipe's other keys are the defaults of
-`python -m agentrl.train`. A seed whose run is there is not run again; one that was ended is continued.
+Seed S has the data of `quickstart.seed=S`, the quickstart's warm-up, and its recipe (configs/recipe/policy). A seed
+whose run is there is not run again; one that was ended is continued.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ def warm_up(place: Path, seed: int) -> Path:
 def train(place: Path, seed: int, policy: Path, steps: int) -> None:
     """Run the recipe. Raises subprocess.CalledProcessError when it fails."""
     words = [
+        "recipe/policy=quickstart",
         f"quickstart.dir={place}",
         f"quickstart.seed={seed}",
         f"trainer.seed={seed}",

@@ -150,7 +150,7 @@ SAME = (
     *(f"{ACTOR}.{name}" for name in ("loss_agg_mode", "clip_ratio_c", "entropy_coeff", "use_kl_loss", "kl_loss_coef")),
     *(f"{ACTOR}.{name}" for name in ("kl_loss_type", "ppo_epochs", "ppo_mini_batch_size", "shuffle")),
     *(f"{ACTOR}.{name}" for name in ("policy_loss.loss_mode", "optim.lr", "optim.weight_decay", "optim.betas")),
-    *("critic.optim.lr", "critic.optim.weight_decay", "critic.cliprange_value", "trainer.critic_warmup"),
+    *("critic.optim.lr", "critic.optim.weight_decay", "critic.cliprange_value"),
     *(f"{ROLLOUT}.{name}" for name in ("temperature", "top_p")),
     *("trainer.total_epochs", "trainer.total_training_steps", "trainer.test_freq", "trainer.val_before_train"),
 )
@@ -178,6 +178,12 @@ def side(name: str) -> Callable[[Reference], JSON]:
 def first(values: Reference, *keys: str) -> JSON:
     """Return the first value that is not null."""
     return next((values[key] for key in keys if values.get(key) is not None), None)
+
+
+def number(values: Reference, key: str) -> int:
+    value = values[key]
+    assert isinstance(value, int)
+    return value
 
 
 def samples(values: Reference) -> bool:
@@ -214,6 +220,10 @@ FROM: dict[str, tuple[Callable[[Reference], JSON], Callable[[Reference], JSON]]]
     "clip of the critic's gradients": (lambda ours: ours["critic.grad_clip"], clip_of("critic")),
     "warm-up": (warm_up(f"{ACTOR}.optim"),) * 2,
     "critic's warm-up": (warm_up("critic.optim"),) * 2,
+    "first step of the policy": (
+        lambda ours: number(ours, "trainer.critic_warmup") + 1,
+        lambda verls: max(1, number(verls, "trainer.critic_warmup")),
+    ),
     "trajectories a prompt": (
         lambda ours: ours[f"{ROLLOUT}.n"],
         lambda verls: first(verls, f"{ROLLOUT}.n_agent", f"{ROLLOUT}.n"),
