@@ -16,7 +16,7 @@ BOUNDS: dict[str, float] = {
     "private functions used once": 387,
     "functions used once": 993,
     "lines of the core": 64462,
-    "lines of tests": 76834,
+    "lines of tests": 76853,
     "files under 30 lines": 74,
     "docstrings that only point": 41,
     "hard words in 1,000 of docs": 0.5,
