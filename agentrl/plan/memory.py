@@ -24,6 +24,9 @@ Parts = Mapping[str, float]
 GB = 1e9
 PROCESS = 0.75e9
 """Bytes of a process on a CPU that has imported torch and transformers, and holds a batch (measured: docs/plan.md)."""
+PIECES = 2.0
+"""Memory of an update's activations on a CPU over their sizes: the C library keeps pieces that fit no other tensor
+(measured: docs/plan.md)."""
 GPU_RESERVE = 0.08
 """Part of a GPU that CUDA's context, NCCL's buffers and gaps between blocks take (assumed: docs/scale.md)."""
 CHUNK_LOGITS = {"cpu": 1 << 24, "cuda": 1 << 27}
@@ -164,7 +167,7 @@ class MemoryPlan:
 
     def _activations(self, shape: ModelShape, most: int) -> float:
         model = self.config.actor_rollout_ref.model
-        return sizing.activation_bytes(
+        return (PIECES if self.device == "cpu" else 1.0) * sizing.activation_bytes(
             shape,
             self._micro_batch(most),
             autocast=self._autocast,
