@@ -15,7 +15,7 @@ BOUNDS: dict[str, float] = {
     "parameters of the widest function": 13,
     "private functions used once": 387,
     "functions used once": 993,
-    "lines of the core": 64462,
+    "lines of the core": 64465,
     "lines of tests": 76853,
     "files under 30 lines": 74,
     "docstrings that only point": 41,
