@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 _FURTHER: tuple[Computed, ...] = ("entropy", "varentropy", "squared_probs")
 """Scores of a distribution in addition to the log-prob, in the order of `TokenScores`."""
-_CHUNK_LOGITS, _CHUNK_LOGITS_ON_GPU = 1 << 24, 1 << 27
+CHUNK_LOGITS, CHUNK_LOGITS_ON_GPU = 1 << 24, 1 << 27
 """Logits kept for the backward pass at once (64 MiB in fp32, on a GPU 512 MiB); more are computed in chunks and again
 in backward. Each chunk reads all weights of the head and adds up a gradient as large, which for small chunks would take
 a GPU longer than the products."""
@@ -471,7 +471,7 @@ def token_logprobs(
         temperature: above 0; 0 means greedy sampling, whose log-probs are taken at temperature 1.
         compare: called with the distributions of a chunk of tokens at a time; again in the backward pass.
         needed: [T] bool, the tokens whose log-prob is wanted; None: all. Others cost no vocabulary projection.
-        chunk_tokens: tokens whose logits are alive at once; None: chosen by `_CHUNK_LOGITS`.
+        chunk_tokens: tokens whose logits are alive at once; None: chosen by `CHUNK_LOGITS`.
         images: of the sequences, if they have any.
         experts: [T, L, k] of an integer type, the k experts of each token in the model's L layers with experts, which
             has been given to `follow_routes`; None: as the routers choose.
@@ -534,7 +534,7 @@ def predicting_states(
 
 def chunk_size(model: PreTrainedModel, states: torch.Tensor) -> int:
     """Count the tokens whose logits may be alive at once."""
-    logits = _CHUNK_LOGITS_ON_GPU if states.is_cuda else _CHUNK_LOGITS
+    logits = CHUNK_LOGITS_ON_GPU if states.is_cuda else CHUNK_LOGITS
     return max(1, logits // model.config.get_text_config().vocab_size)
 
 

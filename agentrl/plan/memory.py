@@ -10,13 +10,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from transformers import PreTrainedConfig
+
 from agentrl.algorithms.declared import declared_by_estimator, needs_reference
 from agentrl.config import Config
 from agentrl.config.sections.parallel import Parallel
+from agentrl.engines.embedded import blocked
+from agentrl.engines.embedded.cache import COLUMNS
 from agentrl.errors import ConfigError
+from agentrl.model.packed import CHUNK_LOGITS, CHUNK_LOGITS_ON_GPU
 from agentrl.plan import sizing
 from agentrl.plan.sizing import BFLOAT16, FLOAT32, ModelShape
 from agentrl.system.json_value import JSON
+from agentrl.workers.roles import policy_is_reference
 
 Parts = Mapping[str, float]
 """Bytes by part."""
@@ -29,12 +35,6 @@ PIECES = 2.0
 (measured: docs/plan.md)."""
 GPU_RESERVE = 0.08
 """Part of a GPU that CUDA's context, NCCL's buffers and gaps between blocks take (assumed: docs/scale.md)."""
-CHUNK_LOGITS = {"cpu": 1 << 24, "cuda": 1 << 27}
-"""Logits alive at once (`agentrl.model.packed`)."""
-COLUMNS = 64
-"""Tokens of a row that the embedded engine's cache begins with (`engines.embedded.cache`)."""
-LEAST_BLOCKED = 1 << 24
-"""Numbers in linear layers from which the embedded engine has blocked copies on a CPU (`engines.embedded.blocked`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +132,7 @@ class MemoryPlan:
 
     @property
     def _has_reference(self) -> bool:
-        roles = self.config.actor_rollout_ref
-        return needs_reference(self.config) and not (roles.model.lora_rank and roles.ref.path is None)
+        return needs_reference(self.config) and not policy_is_reference(self.config)
 
     @cached_property
     def _critic(self) -> ModelShape | None:
@@ -178,7 +177,9 @@ class MemoryPlan:
     def _forward_only(self, shape: ModelShape, most: int) -> Parts:
         """Logits of a chunk, and the bfloat16 copies of matrices that autocast makes on one device."""
         scored = self._micro_batch(most)
-        found = {"logits": sizing.logits_bytes(shape, scored, CHUNK_LOGITS[self.device])}
+        found = {
+            "logits": sizing.logits_bytes(shape, scored, CHUNK_LOGITS if self.device == "cpu" else CHUNK_LOGITS_ON_GPU)
+        }
         if self._autocast:
             found["casts"] = float(BFLOAT16 * (shape.layers * shape.layer_params + shape.head_params))
         return found
@@ -201,7 +202,7 @@ class MemoryPlan:
         weights = {"engine's weights": float(shape.params * bytes_each)}
         working = {"engine's cache": float(self._cells * sizing.kv_bytes(shape, dtype=bytes_each))}
         linear = shape.layers * shape.layer_params
-        if self.device == "cpu" and bytes_each == FLOAT32 and linear >= LEAST_BLOCKED:
+        if self.device == "cpu" and bytes_each == FLOAT32 and linear >= blocked.LEAST:
             working["engine's blocked copies"] = float(FLOAT32 * (linear + shape.head_params))
         awake = {**weights, **working}
         return awake, weights if rollout.free_cache_engine else awake
@@ -263,8 +264,6 @@ def doubled(least: int, start: int) -> int:
 
 def read_shape(path: str, override: Mapping[str, JSON]) -> ModelShape:
     """Read the shape of a model from its config.json. Raises ConfigError for a model that is not counted."""
-    from transformers import PreTrainedConfig
-
     if path == "quickstart":
         raise ConfigError("the quickstart's policy of 0.36 million parameters is made when a run begins; give a model")
     try:

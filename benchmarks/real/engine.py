@@ -154,8 +154,9 @@ def send_weights(model: PreTrainedModel) -> None:
     )
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def read_options(about: str | None, words: Sequence[str] | None) -> argparse.Namespace:
+    """Read the options of a comparison of engines from the command line; `about`: its description."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="folder of a causal language model in float32")
     parser.add_argument("--tiny", action="store_true", help="a made-up model of 0.3 million parameters, few tokens")
     parser.add_argument("--cases", nargs="+", default=["64x48", "8x128"], help="requests x new tokens")
@@ -165,6 +166,11 @@ def main(words: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(words)
     if asked.tiny == (asked.model is not None):
         parser.error("give --model FOLDER, or --tiny")
+    return asked
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    asked = read_options(__doc__, words)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as place:
         folder = make_tiny_policy(place, 0) if asked.tiny else asked.model

@@ -26,7 +26,7 @@ from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.model.packed import load_model
 from agentrl.quickstart.tiny_policy import make_tiny_policy
-from benchmarks.real.engine import Ids, made_prompts, sample
+from benchmarks.real.engine import Ids, made_prompts, read_options, sample
 from benchmarks.rollouts.sglang_throughput import cpu_of, empty_cache, serving
 from benchmarks.rollouts.sglang_work import engine_over
 
@@ -81,16 +81,7 @@ async def work(asked: argparse.Namespace) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help="folder of a causal language model in float32")
-    parser.add_argument("--tiny", action="store_true", help="a made-up model of 0.3 million parameters, few tokens")
-    parser.add_argument("--cases", nargs="+", default=["64x48", "8x128"], help="requests x new tokens")
-    parser.add_argument("--group", type=int, default=8, help="requests of one prompt")
-    parser.add_argument("--prompt", type=int, default=100, help="tokens of a prompt")
-    parser.add_argument("--rounds", type=int, default=3)
-    asked = parser.parse_args(words)
-    if asked.tiny == (asked.model is not None):
-        parser.error("give --model FOLDER, or --tiny")
+    asked = read_options(__doc__, words)
     torch.set_num_threads(1)
     asyncio.run(work(asked))
 

@@ -104,14 +104,14 @@ class TestBlockedContract(TestEmbeddedContract):
 
     @pytest.fixture(autouse=True)
     def at_any_size(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(blocked, "_LEAST", 0)
+        monkeypatch.setattr(blocked, "LEAST", 0)
 
 
 async def test_blocked_weights_follow_the_model_and_leave_it_as_it_was(
     model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = await dialogues(engine_of(model), 8)
-    monkeypatch.setattr(blocked, "_LEAST", 0)
+    monkeypatch.setattr(blocked, "LEAST", 0)
     made: list[torch.Size] = []
     reorder = blocked._reorder
 

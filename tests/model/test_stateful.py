@@ -72,7 +72,7 @@ def test_a_first_token_without_numbers_hides_no_state() -> None:
     """As a padding token's, whose embedding a new model has as zeros."""
     model = make_model("lfm2")
     with torch.no_grad():
-        model.get_input_embeddings().weight[0] = 0.0
+        model.get_parameter("model.embed_tokens.weight")[0] = 0.0
     assert [type(mixer).__name__ for mixer in stateful_mixers(use_packed_attention(model))] == ["Lfm2ShortConv"]
 
 

@@ -68,7 +68,7 @@ def test_scores_are_those_of_the_model(
     batch = make_batch()
     expected = tables(teacher, batch, 0.7)
     own = expected.gather(1, batch.ids[:, None])
-    monkeypatch.setattr(packed, "_CHUNK_LOGITS", 2000)  # six tokens
+    monkeypatch.setattr(packed, "CHUNK_LOGITS", 2000)  # six tokens
     found: dict[str, torch.Tensor] = {}
     for scope, width in SHAPES.items():
         scores = scored(batch, config_of(teacher, scope=scope), tiny_policy).teacher_scores
@@ -94,7 +94,7 @@ def test_full_divergences_are_those_of_all_log_probs_and_their_gradient(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Against whole tables of log-probs, which are never in memory here: chunks have six tokens."""
-    monkeypatch.setattr(packed, "_CHUNK_LOGITS", 2000)
+    monkeypatch.setattr(packed, "CHUNK_LOGITS", 2000)
     config = config_of(teacher, scope="full", divergence="reverse_kl", policy_loss_coef=0)
     batch = scored(make_batch(), config, tiny_policy)
     worker = make_worker(ActorConfig(ppo_mini_batch_size=4, optim=ADAMW), temperature=0.7, distillation=config)
@@ -161,7 +161,7 @@ def test_micro_batches_and_chunks_change_nothing(
     batch = scored(make_batch(), config, tiny_policy)
     metrics = []
     for budget, logits in ((64, 1 << 24), (100_000, 2000)):
-        monkeypatch.setattr(packed, "_CHUNK_LOGITS", logits)
+        monkeypatch.setattr(packed, "CHUNK_LOGITS", logits)
         actor = ActorConfig(ppo_mini_batch_size=2, ppo_max_token_len_per_gpu=budget, optim=OptimConfig(lr=1e-3))
         worker = make_worker(actor, temperature=0.7, distillation=config)
         batch = batch.with_fields(old_logprobs=worker.compute_log_probs(batch)[0])

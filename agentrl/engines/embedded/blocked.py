@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-_LEAST = 1 << 24
+LEAST = 1 << 24
 """Numbers in the linear layers of a model, below which its weights may stay in the processor's cache between steps."""
 
 _reorder = torch.ops.mkldnn._reorder_linear_weight.default
@@ -38,7 +38,7 @@ class BlockedLayers:
     def from_model(model: PreTrainedModel) -> BlockedLayers | None:
         """Find the layers of a model; None where copies of their weights would not help."""
         blocked = BlockedLayers(model)
-        large = sum(layer.weight.numel() for layer in blocked._layers) >= _LEAST
+        large = sum(layer.weight.numel() for layer in blocked._layers) >= LEAST
         return blocked if large and torch.backends.mkldnn.is_available() else None
 
     def drop(self) -> None:

@@ -18,7 +18,7 @@ import torch
 
 from agentrl.trajectory import PlacedImage
 
-_COLUMNS = 64
+COLUMNS = 64
 """Capacity grows in steps of at least so many tokens."""
 _SAVED = 2
 """Saved states that a session keeps."""
@@ -197,7 +197,7 @@ class KVRows:
         Raises CacheFull when even the least room takes too much.
         """
         have, held = len(self.holders), self.capacity
-        rows, columns = max(rows, have), max(-(-columns // _COLUMNS) * _COLUMNS, held)
+        rows, columns = max(rows, have), max(-(-columns // COLUMNS) * COLUMNS, held)
         if (rows, columns) == (have, held):
             return
         ample = (rows if rows == have else max(rows, 2 * have), columns if columns == held else max(columns, 2 * held))
