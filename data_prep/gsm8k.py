@@ -2,7 +2,7 @@
 
 DIR holds train.jsonl and test.jsonl with {"question", "answer"}, whose answers end with `#### N`. Each becomes a
 parquet file of rows for `tool_agent` with the calculator, for `single_turn`, or both. `--sft` adds sft.parquet: the
-worked solutions of all training problems as conversations, whose annotations `<<48/2=24>>` are calls of the calculator.
+worked solutions of the training problems as conversations, whose annotations `<<48/2=24>>` are calls of the calculator.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--interaction", action="store_true", help="tool_agent rows are answered by the gsm8k interaction"
     )
     parser.add_argument(
-        "--train-steps", type=positive, help="train.parquet has only problems whose solution computes at most N times"
+        "--steps", type=positive, help="leave out problems whose worked solution computes more than N times"
     )
     parser.add_argument("--sft", action="store_true", help="write sft.parquet, too: solutions that call the calculator")
     given = parser.parse_args(arguments)
@@ -66,11 +66,14 @@ def main(arguments: list[str] | None = None) -> int:
     agents: tuple[Agent, ...] = ("tool_agent", "single_turn") if given.agent == "both" else (given.agent,)
     try:
         for split in SPLITS:
-            problems = list(read(given.source / f"{split}.jsonl"))
+            problems = {
+                index: problem
+                for index, problem in enumerate(read(given.source / f"{split}.jsonl"))
+                if given.steps is None or problem.steps <= given.steps
+            }
             rows = [
                 row(problem, agent, split, index, interaction=given.interaction)
-                for index, problem in enumerate(problems)
-                if split != "train" or given.train_steps is None or problem.steps <= given.train_steps
+                for index, problem in problems.items()
                 for agent in agents
             ]
             path = given.out / f"{split}.parquet"
@@ -79,7 +82,8 @@ def main(arguments: list[str] | None = None) -> int:
             if given.sft and split == "train":
                 path = given.out / "sft.parquet"
                 tools = json.dumps([CalculatorTool.default_schema])
-                write_parquet(path, [{"messages": conversation(problem), "tools": tools} for problem in problems])
+                conversations = [{"messages": conversation(problem), "tools": tools} for problem in problems.values()]
+                write_parquet(path, conversations)
                 print(f"{path}: {len(problems)} conversations", flush=True)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -69,14 +69,16 @@ def test_solutions_become_conversations_with_calculator_calls(tmp_path: Path) ->
     assert json.loads(second["tools"])[0]["function"]["name"] == "calculator"
 
 
-def test_training_takes_short_problems_and_the_warm_up_takes_all(tmp_path: Path) -> None:
+def test_long_problems_are_left_out_of_all_files(tmp_path: Path) -> None:
     long = {"question": "?", "answer": "<<1+1=2>>2, <<2+1=3>>3, <<3+1=4>>4\n#### 4"}
     source(tmp_path, [LINES[0], long, LINES[1]])
+    (tmp_path / "test.jsonl").write_bytes((tmp_path / "train.jsonl").read_bytes())
     out = tmp_path / "out"
-    assert main(["--source", str(tmp_path), "--out", str(out), "--sft", "--train-steps", "2"]) == 0
-    taken = pq.read_table(out / "train.parquet").to_pylist()
-    assert [row["extra_info"]["index"] for row in taken] == [0, 2]
-    assert pq.read_metadata(out / "sft.parquet").num_rows == 3
+    assert main(["--source", str(tmp_path), "--out", str(out), "--sft", "--steps", "2"]) == 0
+    for name in ("train.parquet", "test.parquet"):
+        taken = pq.read_table(out / name).to_pylist()
+        assert [row["extra_info"]["index"] for row in taken] == [0, 2]
+    assert pq.read_metadata(out / "sft.parquet").num_rows == 2
 
 
 def test_an_annotation_that_is_no_arithmetic_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
