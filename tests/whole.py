@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -61,16 +61,20 @@ class Result:
     cpu_seconds: float
 
 
-def parts(python: str, sglang_python: str | None, processes: int) -> list[Part]:
-    """All parts, by name: a folder of tests each, the loose files, SGLang's where there is an interpreter, soaks."""
+def parts(python: str, servers: Mapping[str, str | None], processes: int) -> list[Part]:
+    """All parts, by name: a folder of tests each, the loose files, those of server software, soaks.
+
+    `servers`: an interpreter by the name of each server software; None: its tests are left out.
+    """
     tests = PROJECT / "tests"
     run = ["-m", "pytest", "--whole", "-q", "-n", str(processes), "--dist", "loadfile"]
-    folders = sorted({file.relative_to(tests).parts[0] for file in tests.glob("*/**/test_*.py")} - {"sglang"})
+    folders = sorted({file.relative_to(tests).parts[0] for file in tests.glob("*/**/test_*.py")} - servers.keys())
     found = [Part(name, [python, *run, f"tests/{name}"], True) for name in folders]
     loose = sorted(str(file.relative_to(PROJECT)) for file in tests.glob("test_*.py"))
     found.append(Part("loose files", [python, *run, *loose], True))
-    if sglang_python is not None:
-        found.append(Part("sglang", [sglang_python, "-m", "pytest", "--whole", "-q", "tests/sglang"], True))
+    for name, interpreter in servers.items():
+        if interpreter is not None:
+            found.append(Part(name, [interpreter, "-m", "pytest", "--whole", "-q", f"tests/{name}"], True))
     found += [Part(name, [python, *words], False) for name, words in SOAKS.items()]
     return found
 
@@ -185,8 +189,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--document", action="store_true", help="write the table into docs/performance.md")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="that share a part's tests")
     parser.add_argument("--sglang-python", help="an interpreter with SGLang; without one its tests are left out")
+    parser.add_argument("--vllm-python", help="the same with vLLM")
     asked = parser.parse_args(arguments)
-    everything = {part.name: part for part in parts(sys.executable, asked.sglang_python, asked.processes)}
+    servers = {"sglang": asked.sglang_python, "vllm": asked.vllm_python}
+    everything = {part.name: part for part in parts(sys.executable, servers, asked.processes)}
     if unknown := set(asked.parts) - set(everything):
         parser.error(f"no such part: {', '.join(sorted(unknown))}; there are: {', '.join(everything)}")
     RESULTS.mkdir(exist_ok=True)

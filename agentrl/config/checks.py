@@ -156,7 +156,7 @@ def check_context(config: RolloutsConfig) -> Iterator[str]:
 
 
 def check_servers(config: RolloutsConfig) -> Iterator[str]:
-    """Check that each rollout worker has a server, and that SGLang is installed for servers that the run starts."""
+    """Check that each rollout worker has a server, and that the software of servers to start is installed."""
     rollout, workers = config.actor_rollout_ref.rollout, config.rollout_workers
     if rollout.server_urls is not None and len(rollout.server_urls) < workers:
         yield (
@@ -165,6 +165,12 @@ def check_servers(config: RolloutsConfig) -> Iterator[str]:
         )
     if rollout.name == "sglang" and rollout.server_urls is None and not is_installed("sglang"):
         yield no_sglang(f"{ROLLOUT}.name=sglang", ROLLOUT)
+    if rollout.name == "vllm" and rollout.server_urls is None and not is_installed("vllm"):
+        yield (
+            f"{ROLLOUT}.name=vllm starts vLLM servers, and vLLM is not installed here. On a machine with a GPU: pip "
+            "install 'agentrl[vllm]'; on a CPU: make setup-vllm. Or attach to servers that run already: "
+            f"{ROLLOUT}.server_urls=[http://host:8000], or take {ROLLOUT}.name=sglang"
+        )
 
 
 def no_sglang(key: str, section: str) -> str:
@@ -361,10 +367,10 @@ def check_replay(config: Config) -> Iterator[str]:
             f"{ACTOR}.router_replay.mode=R2 replays the experts that the policy chose as its log-probs were computed, "
             f"and with {CORRECTION}.proximal={correction.proximal} they are not. Set proximal=recomputed, or mode=R3"
         )
-    if mode == "R3" and engine == "sglang":
+    if mode == "R3" and engine in ("sglang", "vllm"):
         yield (
             f"{ACTOR}.router_replay.mode=R3 needs an engine that tells which experts it chose, and agentrl does not "
-            "ask SGLang's servers for them. Set mode=R2, and bound what their routers change by "
+            "ask servers for them. Set mode=R2, and bound what their routers change by "
             f"{CORRECTION}.rollout_is=token, or use {ROLLOUT}.name=embedded"
         )
     if actor.use_torch_compile:

@@ -11,7 +11,7 @@ from agentrl.system.registry import Registry
 ENGINES = Registry(
     "rollout engine",
     "actor_rollout_ref.rollout.name",
-    {"embedded": "agentrl.engines.embedded.build:build", "sglang": "agentrl.engines.sglang.build:build"},
+    {name: f"agentrl.engines.{name}.build:build" for name in ("embedded", "sglang", "vllm")},
 )
 
 _SENDERS = "agentrl.engines.servers.sync"

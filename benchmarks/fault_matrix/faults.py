@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 import torch
 
-import agentrl.engines.sglang.build
+import agentrl.engines.servers.start
 import agentrl.workers.policy
 from agentrl.agent_loop.scheduler import Scheduler
 from agentrl.engines.contract import EngineError
@@ -133,7 +133,7 @@ def two_engines(scene: Scene, fault: EngineFault) -> Iterator[None]:
 def quick_checks(folder: Path) -> None:
     """Have servers given up within seconds, not half a minute: what is waited for is the same."""
     quick = partial(Timings, check_timeout=1.0, recheck_interval=0.2, backoff=0.2, update_timeout=20.0)
-    patch.object(agentrl.engines.sglang.build, "Timings", quick).start()
+    patch.object(agentrl.engines.servers.start, "Timings", quick).start()
 
 
 # Tools and their servers

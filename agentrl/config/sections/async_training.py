@@ -12,7 +12,8 @@ from agentrl.config.section import Section
 OVERLAPS = OnlyWith("max_staleness above 0", because="with 0 rollouts and updates take turns")
 
 IN_FLIGHT = OnlyWith(
-    "actor_rollout_ref.rollout.name=sglang", because="an embedded engine computes keys and values anew with each update"
+    "actor_rollout_ref.rollout.name=sglang or vllm",
+    because="an embedded engine computes keys and values anew with each update",
 )
 
 
@@ -34,7 +35,7 @@ class AsyncTrainingConfig(Section):
     """The engine is sent every so many-th version of the weights; at most max_staleness + 1. Validation is always by
     its own step's."""
     keep_kv_cache: Annotated[bool, OVERLAPS, IN_FLIGHT] = False
-    """Requests that an SGLang server runs while it is sent weights keep the keys and values of older ones, and go on by
+    """Requests that a server runs while it is sent weights keep the keys and values of older ones, and go on by
     the new ones at once. Without it they are computed anew, which takes as long as reading the context and what was
     sampled of the turn. With it tokens behind a change of weights are sampled in a context that is not quite theirs.
     Nothing is shared with a request that begins later. See docs/async.md."""

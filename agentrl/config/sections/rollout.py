@@ -20,12 +20,14 @@ from agentrl.config.rules import ConflictsWith, Names, NamesEach, NamesFile, Not
 from agentrl.config.section import Section
 from agentrl.config.sections.parallel import DEVICE
 from agentrl.config.sglang_arguments import SET_BY, plain_name
+from agentrl.config.vllm_arguments import SET_BY as SET_BY_VLLM
 from agentrl.system.config_files import configs_dir
 from agentrl.system.targets import is_target
 
 TOOLS = OnlyWith("tool_config_path")
 SAMPLED = OnlyWith("do_sample=true")
-SGLANG = OnlyWith("name=sglang")
+SERVERS = OnlyWith("name=sglang or vllm")
+SGLANG = OnlyWith("name=sglang", because="other servers do not tell which weights they hold")
 STARTED = OnlyWith("server_urls=null", because="servers that run already have the arguments they were started with")
 
 
@@ -228,16 +230,18 @@ class EngineKwargs(Section):
 
     sglang: Annotated[dict[str, Any], NotAmong(SET_BY, plain_name)] = Field(default_factory=dict)
     """Further arguments of the SGLang servers under SGLang's own names, e.g. attention_backend: fa3."""
+    vllm: Annotated[dict[str, Any], NotAmong(SET_BY_VLLM, plain_name)] = Field(default_factory=dict)
+    """Further arguments of the vLLM servers under vLLM's own names, e.g. enable_expert_parallel: true."""
 
 
 class RolloutConfig(Section):
     """`actor_rollout_ref.rollout.*`, as far as running trajectories reads it."""
 
     name: Annotated[str, Names(ENGINES, options="engine_options")] = "embedded"
-    """embedded: generates inside the trainer's process, for small models; sglang: SGLang servers, for all others.
-    Scripts written for vllm, trtllm or hf take sglang."""
+    """embedded: generates inside the trainer's process, for small models; sglang, vllm: servers, for all others
+    (docs/engines.md)."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
-    """Options of an engine of yours; embedded and sglang have keys of their own."""
+    """Options of an engine of yours; embedded, sglang and vllm have keys of their own."""
     n: int = Field(8, gt=0)
     """Trajectories a prompt. Group estimators compare them: a trajectory whose siblings all failed teaches nothing.
     With 1 they take the reward itself."""
@@ -250,34 +254,34 @@ class RolloutConfig(Section):
     max_model_len: int | None = Field(None, gt=0)
     """Longest context; null: data.max_prompt_length + data.max_response_length."""
     max_num_seqs: int = Field(256, gt=0)
-    """Sequences in the engine's running batch; with name=sglang in that of each server."""
+    """Sequences in the engine's running batch; with servers in that of each."""
     nnodes: int = Field(0, ge=0)
     """Machines of a Ray cluster that only generate, with a rollout worker each; 0: the trainer's machines, which share
     their devices with the engine."""
     n_gpus_per_node: Annotated[int, OnlyWith("nnodes above 0")] = Field(1, gt=0)
     """GPUs of each of them."""
-    num_servers: Annotated[int, SGLANG, STARTED] = Field(1, gt=0)
-    """SGLang servers that are started on each machine that generates, each with tensor_model_parallel_size GPUs."""
-    tensor_model_parallel_size: Annotated[int, SGLANG, STARTED] = Field(1, gt=0)
-    """GPUs over which each SGLang server splits the model."""
-    gpu_memory_utilization: Annotated[float, SGLANG, STARTED, DEVICE] = Field(0.5, gt=0, le=1)
-    """Part of a GPU's memory that an SGLang server takes for weights and KV cache together (mem-fraction-static). Half
-    leaves room for the policy on the same GPU; servers with GPUs of their own can take 0.85."""
-    engine_kwargs: Annotated[EngineKwargs, SGLANG, STARTED] = EngineKwargs()
-    server_urls: Annotated[ServerURLs | None, SGLANG] = None
-    """SGLang servers that run already and are attached to, e.g. [http://node1:30000,http://node2:30000]; null: servers
+    num_servers: Annotated[int, SERVERS, STARTED] = Field(1, gt=0)
+    """Servers that are started on each machine that generates, each with tensor_model_parallel_size GPUs."""
+    tensor_model_parallel_size: Annotated[int, SERVERS, STARTED] = Field(1, gt=0)
+    """GPUs over which each server splits the model."""
+    gpu_memory_utilization: Annotated[float, SERVERS, STARTED, DEVICE] = Field(0.5, gt=0, le=1)
+    """Part of a GPU's memory that a server takes for weights and KV cache together. Half leaves room for the policy on
+    the same GPU; servers with GPUs of their own can take 0.85."""
+    engine_kwargs: Annotated[EngineKwargs, SERVERS, STARTED] = EngineKwargs()
+    server_urls: Annotated[ServerURLs | None, SERVERS] = None
+    """Servers that run already and are attached to, e.g. [http://node1:30000,http://node2:30000]; null: servers
     are started. They must serve the policy's model."""
-    server_api_key_env: Annotated[str | None, SGLANG, OnlyWith("server_urls")] = None
+    server_api_key_env: Annotated[str | None, SERVERS, OnlyWith("server_urls")] = None
     """Environment variable with the key that those servers were started with (--api-key). Servers that agentrl starts
     have a random one."""
-    server_pass_env: Annotated[list[str], SGLANG, STARTED] = []
-    """Environment variables of the trainer that SGLang servers may see, besides those by which compilers, drivers,
+    server_pass_env: Annotated[list[str], SERVERS, STARTED] = []
+    """Environment variables of the trainer that servers may see, besides those by which compilers, drivers,
     libraries and the loading of models are set up (docs/sglang.md)."""
-    server_start_timeout: Annotated[float, SGLANG] = Field(600.0, gt=0)
+    server_start_timeout: Annotated[float, SERVERS] = Field(600.0, gt=0)
     """Seconds until a server must answer after it was started or attached to."""
-    health_check_interval: Annotated[float, SGLANG] = Field(10.0, gt=0)
-    """Seconds between two health checks of an SGLang server."""
-    max_server_restarts: Annotated[int, SGLANG, STARTED] = Field(3, ge=0)
+    health_check_interval: Annotated[float, SERVERS] = Field(10.0, gt=0)
+    """Seconds between two health checks of a server."""
+    max_server_restarts: Annotated[int, SERVERS, STARTED] = Field(3, ge=0)
     """Restarts of one server within half an hour: a server that dies once more stays dead, and the others
     continue; 0: a dead server is not started again."""
     free_cache_engine: Annotated[bool, STARTED, OnlyWith("trainer.device=cuda or auto", "name=embedded")] = False
@@ -285,12 +289,12 @@ class RolloutConfig(Section):
     GPU. Off, since it costs time in every step and helps only where both do not fit; servers need CUDA and
     torch_memory_saver. With async_training.max_staleness above 0 they stand still meanwhile, and tools go on
     (docs/async.md)."""
-    update_weights_transport: Annotated[str, Names(WEIGHT_TRANSPORTS), SGLANG] = "auto"
-    """How SGLang servers get the policy's weights. tensor: by handles to shared memory (CUDA IPC on a GPU), on the same
+    update_weights_transport: Annotated[str, Names(WEIGHT_TRANSPORTS), SERVERS] = "auto"
+    """How servers get the policy's weights. tensor: by handles to shared memory (CUDA IPC on a GPU), on the same
     machine only; distributed: broadcast by torch.distributed (nccl, gloo); disk: by files, in a folder that every
     server sees under the same path; auto: tensor for servers on this machine, distributed for others; or a function
     of yours from a `SenderSetting` to a `WeightSender` (docs/extending.md)."""
-    update_weights_bucket_megabytes: Annotated[int, SGLANG] = Field(512, gt=0)
+    update_weights_bucket_megabytes: Annotated[int, SERVERS] = Field(512, gt=0)
     """Tensors are sent in buckets (with disk: files) of so many MiB: smaller ones take less memory, larger ones fewer
     calls."""
     update_weights_checksum: Annotated[bool, SGLANG] = False

@@ -1,25 +1,38 @@
-"""Steps of an engine's start that all server software shares."""
+"""An engine over servers from the config: starts servers or attaches to them, and chooses how they are sent weights."""
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
 import itertools
+import os
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 from urllib.parse import urlsplit
 
+import aiohttp
 import torch
 
 from agentrl.config.registries import WEIGHT_TRANSPORTS
 from agentrl.config.sections.rollouts import RolloutsConfig
+from agentrl.config.sections.training import Config
+from agentrl.engines.builder import EngineSetting
 from agentrl.engines.contract import EngineError
 from agentrl.engines.servers.client import ServerClient, ServerFailed, ServerInfo
+from agentrl.engines.servers.engine import ServerEngine
+from agentrl.engines.servers.fleet import Timings
+from agentrl.engines.servers.model import ModelFacts
 from agentrl.engines.servers.process import ServerProcess
+from agentrl.engines.servers.supervisor import Server
 from agentrl.engines.servers.sync.delta import DeltaSender
 from agentrl.engines.servers.sync.update import ExpectedChecksums, SenderSetting, WeightSender
+from agentrl.errors import ConfigError, TrainingError
+from agentrl.remote.credentials import from_environment
+from agentrl.system.http import allow_many_files, http_client
+from agentrl.system.loop_thread import LoopThread
 from agentrl.system.quota import run_concurrently
 from agentrl.system.user_code import user_code
 
@@ -28,6 +41,165 @@ LOOK_EVERY = 0.5
 """Seconds between two tries to reach a server that is attached to."""
 Say = Callable[[str], None]
 """Shows the user a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Software:
+    """A server software: the parts of its engine."""
+
+    name: str
+    """Its name in messages."""
+    own_arguments: str
+    """Config key of the user's own arguments for its servers."""
+    processes: Callable[[RolloutsConfig, str, int, Path], Sequence[ServerProcess]]
+    """Prepares the servers that a config starts; arguments: config, device, longest context in tokens, folder."""
+    client: Callable[[str, aiohttp.ClientSession, str | None], ServerClient]
+    """Makes the client of one server; arguments: URL, connections, key."""
+    check: Callable[[ServerInfo, str, RolloutsConfig], None]
+    """Checks a server, by URL, for the config. Raises ConfigError."""
+    check_attached: Callable[[ServerInfo, str, int], None]
+    """Checks a server that somebody else started for a job's longest context. Raises ConfigError."""
+    engine: type[ServerEngine]
+    checksums: Callable[[], ExpectedChecksums] | None
+    """Makes the expected checksums of a send; None: its servers tell no checksums of the weights that were sent."""
+
+
+def build_engine(software: Software, setting: EngineSetting, loop: LoopThread) -> ServerEngine:
+    """Start servers, or attach to them. See `EngineBuilder`."""
+    config, reporter = setting.config, setting.reporter
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.free_cache_engine and setting.device == "cpu":
+        raise ConfigError(f"{ROLLOUT}.free_cache_engine=true frees memory of a GPU, and this machine has none")
+    verb = "start" if rollout.server_urls is None else "reach"
+    with reporter.stage(f"{verb} {software.name} servers"):
+        starting = start_engine(
+            software,
+            config,
+            setting.device,
+            setting.max_model_len,
+            setting.folder,
+            notify=reporter.warn,
+            progress=reporter.note,
+        )
+        try:
+            return loop.run(starting)
+        except EngineError as error:
+            raise TrainingError(str(error)) from error
+
+
+async def start_engine(
+    software: Software,
+    config: RolloutsConfig,
+    device: str,
+    max_model_len: int,
+    folder: Path,
+    *,
+    notify: Say,
+    progress: Say,
+) -> ServerEngine:
+    """Start `num_servers` servers, or attach to `server_urls`, and wait until all of them answer.
+
+    Started servers write their logs to `folder`/servers/. Servers that are attached to have some weights of the model.
+    They must be sent the policy's before they generate. `progress` shows the stages of the start, `notify` what happens
+    to servers later on. Raises ConfigError or EngineError with the server's own last error; no process is left then.
+    """
+    allow_many_files()
+    model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+    facts = ModelFacts.from_path(model.path, model.override_config, trust_remote_code=model.trust_remote_code)
+    if facts.max_positions is not None and max_model_len > facts.max_positions:
+        raise ConfigError(
+            f"{model.path} was made for contexts of {facts.max_positions} tokens, and this job needs {max_model_len} "
+            f"({ROLLOUT}.max_model_len, or data.max_prompt_length + data.max_response_length)"
+        )
+    http = http_client()
+    processes: Sequence[ServerProcess] = []
+    try:
+        if rollout.server_urls is None:
+            check_machine(config, device)
+            processes = software.processes(config, device, max_model_len, folder)
+            try:
+                await start_all(processes, rollout.server_start_timeout, progress)
+            except EngineError as error:
+                raise EngineError(f"{error}\n{started_with(config, software.own_arguments)}") from error
+            servers = [Server(software.client(process.url, http, process.key), process) for process in processes]
+            infos = [await server.client.info() for server in servers]
+        else:
+            variable = rollout.server_api_key_env
+            key = None if variable is None else from_environment(variable)
+            servers = [Server(software.client(url, http, key)) for url in rollout.server_urls]
+            infos = await asyncio.gather(
+                *[reach(server.client, rollout.server_start_timeout, progress) for server in servers]
+            )
+            for server, info in zip(servers, infos, strict=True):
+                check_model(info, server.url, facts)
+                software.check_attached(info, server.url, max_model_len)
+        for server, info in zip(servers, infos, strict=True):
+            software.check(info, server.url, config)
+        timings = Timings(
+            check_interval=rollout.health_check_interval,
+            start_timeout=rollout.server_start_timeout,
+            restarts=rollout.max_server_restarts,
+        )
+        return software.engine(
+            servers,
+            http,
+            facts,
+            weight_sender(config, device, [server.url for server in servers], folder, software.checksums, notify),
+            max_model_len=max_model_len,
+            deterministic=all(info.deterministic for info in infos),
+            free_weights=rollout.free_cache_engine,
+            notify=notify,
+            timings=timings,
+            keep_kv_cache=keeps(config),
+        )
+    except BaseException:
+        for process in processes:
+            process.stop()
+        await http.close()
+        raise
+
+
+def check_machine(config: RolloutsConfig, device: str) -> None:
+    """Check that this machine has what servers need: GPUs, and the variables that they may see. Raises ConfigError."""
+    rollout = config.actor_rollout_ref.rollout
+    ranks = rollout.tensor_model_parallel_size
+    if unset := [name for name in rollout.server_pass_env if name not in os.environ]:
+        raise ConfigError(
+            f"{ROLLOUT}.server_pass_env: {', '.join(unset)} not set in the environment; export before the start"
+        )
+    if device == "cuda" and rollout.num_servers * ranks > torch.cuda.device_count():
+        raise ConfigError(
+            f"{ROLLOUT}.num_servers={rollout.num_servers} with {ROLLOUT}.tensor_model_parallel_size={ranks} needs "
+            f"{rollout.num_servers * ranks} GPUs; this machine has {torch.cuda.device_count()}"
+        )
+    if device == "cpu" and ranks > 1:
+        raise ConfigError(f"{ROLLOUT}.tensor_model_parallel_size={ranks} needs as many GPUs; on a CPU it must be 1")
+
+
+def keeps(config: RolloutsConfig) -> bool:
+    """Say whether requests that run while weights are sent keep their keys and values."""
+    return isinstance(config, Config) and config.async_training.keep_kv_cache
+
+
+def started_with(config: RolloutsConfig, own_arguments: str) -> str:
+    """List the keys that a failed start may come from, with their values."""
+    rollout = config.actor_rollout_ref.rollout
+    own = vars(rollout.engine_kwargs)[own_arguments.rpartition(".")[2]]
+    keys = {
+        "actor_rollout_ref.model.path": config.actor_rollout_ref.model.path,
+        f"{ROLLOUT}.server_start_timeout": f"{rollout.server_start_timeout:g}",
+        **{f"{own_arguments}.{name}": value for name, value in own.items()},
+    }
+    return "It was started with " + ", ".join(f"{key}={value}" for key, value in keys.items())
+
+
+def check_model(info: ServerInfo, url: str, facts: ModelFacts) -> None:
+    """Check that a server that somebody else started has the policy's model. Raises ConfigError."""
+    if None not in (info.architecture, facts.architecture) and info.architecture != facts.architecture:
+        raise ConfigError(
+            f"{ROLLOUT}.server_urls: {url} serves a {info.architecture} ({info.model_path}), and the policy "
+            f"is a {facts.architecture}: start it with the policy's model"
+        )
 
 
 async def start_all(processes: Sequence[ServerProcess], timeout: float, progress: Say) -> None:
@@ -66,13 +238,13 @@ def weight_sender(
     device: str,
     urls: Sequence[str],
     folder: Path,
-    checksums: Callable[[], ExpectedChecksums],
+    checksums: Callable[[], ExpectedChecksums] | None,
     notify: Say = lambda _: None,
 ) -> WeightSender:
     """Build the sender that update_weights_transport and update_weights_delta ask for. Raises ConfigError.
 
-    `checksums` makes the expected checksums of the server software; used with update_weights_checksum. `notify` shows
-    why a server is sent all weights.
+    `checksums` makes the expected checksums of the server software, if it has any; used with update_weights_checksum.
+    `notify` shows why a server is sent all weights.
     """
     rollout = config.actor_rollout_ref.rollout
     # A server on a CPU computes in float32.

@@ -5,15 +5,14 @@ No other file knows the paths and fields of that API.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
-import aiohttp
 import orjson
 import pydantic
 from pydantic import BaseModel, JsonValue
@@ -35,25 +34,16 @@ from agentrl.engines.servers.client import (
     WeightChecksums,
     describe,
 )
+from agentrl.engines.servers.http import FAULTS, ServerHTTP, read
 from agentrl.engines.servers.sync.buckets import Bucket
 from agentrl.engines.sglang.bucket_handle import serialize
 from agentrl.engines.sglang.delta_loader import CANNOT, HELD, LOADER
 from agentrl.system.json_value import JSON
-from agentrl.system.plugin import describe as faults_of
 from agentrl.trajectory import PlacedImage, VersionSpan
 
 STREAM_TOKENS = 64
 """Tokens that a server sends at a time: as many are lost at most when it dies."""
-CONTROL_TIMEOUT = 60.0
-"""Seconds for a call that generates and loads nothing."""
-HEADERS = {"content-type": "application/json"}
 _CODES = pydantic.TypeAdapter(list[float])
-FAULTS = (aiohttp.ClientError, OSError, TimeoutError)
-
-
-def key_header(key: str | None) -> dict[str, str]:
-    """Make the header by which a server knows that it may answer."""
-    return {} if key is None else {"authorization": f"Bearer {key}"}
 
 
 # Answers, with those fields that are read.
@@ -149,25 +139,11 @@ class ChecksumsAnswer(BaseModel):
     ranks: list[RankChecksums]
 
 
-Answer = TypeVar("Answer", bound=BaseModel)
+class SGLangClient(ServerHTTP):
+    """Implements `agentrl.engines.servers.client.ServerClient`.
 
-
-def read(kind: type[Answer], content: bytes) -> Answer:
-    """Read an answer. Raises ValueError naming the fields that are not as expected."""
-    try:
-        return kind.model_validate_json(content)
-    except pydantic.ValidationError as error:
-        raise ValueError(faults_of(error)) from error
-
-
-class SGLangClient:
-    """Implements `agentrl.engines.servers.client.ServerClient`."""
-
-    def __init__(self, url: str, http: aiohttp.ClientSession, key: str | None = None) -> None:
-        """`key`: the server's --api-key, or its --admin-api-key next to the same --api-key."""
-        self.url = url.rstrip("/")
-        self._http = http
-        self._headers = {**HEADERS, **key_header(key)}
+    Its key is the server's --api-key, or its --admin-api-key next to the same --api-key.
+    """
 
     # Requests
 
@@ -200,16 +176,9 @@ class SGLangClient:
             files = [base64.b64encode(one.image.encoded).decode() for one in images]
             body["image_data"] = [f"data:image;base64,{file}" for file in files]  # SGLang detects the format
         try:
-            url, content = f"{self.url}/generate", orjson.dumps(body)
-            async with self._http.post(url, data=content, headers=self._headers) as response:
-                if response.status != 200:
-                    raise self._error(response.status, await response.read(), "generate")
-                buffer = b""
-                async for piece in response.content.iter_any():
-                    *events, buffer = (buffer + piece).split(b"\n\n")
-                    for event in events:
-                        if event.startswith(b"data: {"):
-                            answer.take(self._parsed(event[6:]))
+            async with aclosing(self.events("generate", body)) as events:
+                async for event in events:
+                    answer.take(self._parsed(event))
             if answer.last.id not in (None, rid):
                 raise ValueError(f"it answers the request {answer.last.id!r}, and was asked {rid!r}")
             if images and answer.last.prompt_tokens != len(ids):
@@ -230,7 +199,7 @@ class SGLangClient:
         answer = read(Chunk, text)
         if answer.error is not None:
             code = answer.error.get("code") if isinstance(answer.error, dict) else None
-            raise self._error(code if isinstance(code, int) else 400, text, "generate")
+            raise self.error(code if isinstance(code, int) else 400, text, "generate")
         return answer
 
     async def abort(self, rid: str | None = None) -> None:
@@ -261,12 +230,12 @@ class SGLangClient:
         await self.post("resume_memory_occupation", {"tags": list(tags)})
 
     async def check(self, timeout: float | None) -> None:
-        await self._call("GET", "health_generate", None, timeout)
+        await self.get("health_generate", timeout)
 
     async def info(self) -> ServerInfo:
         """See `WeightReceiver.info`. Raises ServerFailed where no SGLang server answers."""
-        said = await self._call("GET", "model_info", None, CONTROL_TIMEOUT)
-        told = await self._call("GET", "server_info", None, CONTROL_TIMEOUT)
+        said = await self.get("model_info")
+        told = await self.get("server_info")
         try:
             model, server = read(ModelAnswer, said), read(ServerAnswer, told)
             length = server.context_length
@@ -373,7 +342,7 @@ class SGLangClient:
 
     async def _install_loader(self, timeout: float) -> None:
         """Have the server's model take changed elements. Raises RequestError where the server cannot."""
-        server = read(ServerAnswer, await self._call("GET", "server_info", None, timeout))
+        server = read(ServerAnswer, await self.get("server_info", timeout))
         if LOADER not in (server.custom_weight_loader or []):
             raise RequestError(f"start it with --custom-weight-loader {LOADER}, and agentrl installed there")
         if server.quantization is not None:
@@ -394,37 +363,6 @@ class SGLangClient:
         if isinstance(answer, dict) and answer.get("success") is False:
             raise EngineError(str(answer.get("message", answer)))
         return content
-
-    # HTTP
-
-    async def post(self, path: str, body: Mapping[str, JSON], *, timeout: float | None = CONTROL_TIMEOUT) -> bytes:
-        """POST `body` as JSON; return the answer. Raises RequestError with the server's own message."""
-        return await self._call("POST", path, body, timeout)
-
-    async def _call(self, method: str, path: str, body: Mapping[str, JSON] | None, timeout: float | None) -> bytes:
-        content = None if body is None else orjson.dumps(body)
-        try:
-            async with asyncio.timeout(timeout):
-                url = f"{self.url}/{path.lstrip('/')}"
-                async with self._http.request(method, url, data=content, headers=self._headers) as response:
-                    answer = await response.read()
-        except FAULTS as error:
-            raise ServerFailed(self.url, f"{path}: {describe(error)}") from error
-        if response.status != 200:
-            raise self._error(response.status, answer, path)
-        return answer
-
-    def _error(self, status: int, content: bytes, path: str) -> EngineError | RequestError:
-        text = content.decode(errors="replace")
-        try:
-            error = orjson.loads(content)
-            error = error.get("error", error.get("message", error))
-            text = error["message"] if isinstance(error, dict) else str(error)
-        except (orjson.JSONDecodeError, AttributeError, KeyError):
-            pass
-        if status in (400, 422):
-            return RequestError(f"{self.url}: {path}: {text[:2000]}")
-        return ServerFailed(self.url, f"{path}: status {status}: {text[:2000]}")
 
 
 class AnswerStream:

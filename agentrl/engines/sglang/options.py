@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from agentrl.config.sglang_arguments import check_extra, plain_name
+from agentrl.engines.servers.command_line import words
 from agentrl.engines.sglang.delta_loader import LOADER
 from agentrl.system.json_value import JSON
 
@@ -117,19 +117,3 @@ class ServerArguments:
             "sleep_on_idle": True,
             "enable_deterministic_inference": True,
         }
-
-
-def words(name: str, value: JSON) -> list[str]:
-    """Write an argument as words of a command line."""
-    flag = "--" + name.replace("_", "-")
-    if value is None or value is False:
-        return []
-    if value is True:
-        return [flag]
-    if isinstance(value, Mapping):
-        return [flag, json.dumps(dict(value))]
-    if isinstance(value, list | tuple):
-        return [flag, *(str(item) for item in value)]
-    if isinstance(value, str) and value.startswith("-"):
-        return [f"{flag}={value}"]  # else it is read as another argument
-    return [flag, str(value)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Container, Sequence
@@ -10,8 +9,9 @@ from pathlib import Path
 
 import httpx
 
+from agentrl.engines.servers.environment import passed
+from agentrl.engines.servers.http import key_header
 from agentrl.engines.servers.process import ServerProcess
-from agentrl.engines.sglang.client import key_header
 from agentrl.engines.sglang.options import ServerArguments
 from agentrl.system.proxies import spare_own_addresses
 
@@ -45,7 +45,7 @@ class SGLangProcess(ServerProcess):
         key: str | None = None,
         pass_env: Sequence[str] = (),
     ) -> None:
-        """See `ServerProcess.__init__`. `pass_env`: variables that the server sees besides `PASSED`."""
+        """See `ServerProcess.__init__`. `pass_env`: variables that the server sees besides those of `passed`."""
         grace = 0.0 if arguments.device == "cpu" else GPU_GRACE
         super().__init__(arguments.model_path, port, log, host=arguments.host, grace=grace, key=key)
         self.arguments = arguments
@@ -68,36 +68,8 @@ class SGLangProcess(ServerProcess):
         return str(told.raise_for_status().json()["model_path"])
 
 
-PASSED = re.compile(
-    "PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_.*|TZ|TERM|TMPDIR|TEMP|TMP|HOSTNAME|XDG_.*|PYTHON.*|VIRTUAL_ENV"
-    "|CONDA_PREFIX|LD_LIBRARY_PATH|LD_PRELOAD|LIBRARY_PATH|CC|CXX|CPATH|C_INCLUDE_PATH|CPLUS_INCLUDE_PATH|MAX_JOBS"
-    "|CUDA.*|NVIDIA_.*|CUBLAS.*|CUDNN.*|CUTE_.*|NCCL_.*|NVSHMEM_.*|GLOO_.*|UCX_.*|FI_.*|IBV_.*|OMP_.*|GOMP_.*|KMP_.*"
-    "|MKL_.*|OPENBLAS_.*|MALLOC_.*|TORCH.*|PYTORCH_.*|TRITON_.*|SGLANG_.*|SGL_.*|FLASHINFER_.*|TVM_.*|TRTLLM_.*|DG_.*"
-    "|VLLM_.*|ROCM_.*|ROCR_.*|HIP_.*|HSA_.*|MIOPEN_.*|AITER_.*|MC_.*|ASCEND_.*|ZE_.*|PROMETHEUS_MULTIPROC_DIR"
-    "|HF_.*|TRANSFORMERS_.*|TOKENIZERS_.*|SAFETENSORS_.*|SSL_CERT_FILE|SSL_CERT_DIR|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE"
-    "|(?i:HTTP_PROXY|HTTPS_PROXY|ALL_PROXY|NO_PROXY)"
-)
-"""Variables of the trainer's environment that a server sees: those by which shell, compilers, drivers, libraries and
-the loading of models are set up."""
-
-SECRET = re.compile(
-    r"(?i:(.*_)?(KEY|APIKEY|TOKEN|AUTH)(_(FILE|PATH|ID))?|(.*_)?(SECRETS?|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)(_.*)?)"
-)
-"""Variables that hold secrets, by their names."""
-HUB = ("HF_TOKEN", "HF_TOKEN_PATH")
-"""Secrets that pass, for models that are gated at the hub."""
-
-
-def is_passed(name: str) -> bool:
-    """Say whether a server sees the variable without being asked for it."""
-    return PASSED.fullmatch(name) is not None and (name in HUB or SECRET.fullmatch(name) is None)
-
-
 def environment(device: str, pass_env: Container[str] = ()) -> dict[str, str]:
-    """Build the environment of a server process; the user's variables stay if a server may see them.
-
-    A server answers requests; an intruder must not find keys of trackers, clouds and other services there.
-    """
+    """Build the environment of a server process. The user's variables stay if a server may see them (`passed`)."""
     ours = {
         "OMP_WAIT_POLICY": "PASSIVE",
         "PYTHONUNBUFFERED": "1",
@@ -109,7 +81,6 @@ def environment(device: str, pass_env: Container[str] = ()) -> dict[str, str]:
     }
     if device == "cpu":
         ours["OMP_NUM_THREADS"] = "1"  # threads of one server; a small model is slower with more
-    passed = {name: value for name, value in os.environ.items() if is_passed(name) or name in pass_env}
-    made = {**ours, **passed}
+    made = {**ours, **passed(pass_env)}
     spare_own_addresses(made)  # a server asks itself
     return made

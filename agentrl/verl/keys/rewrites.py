@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from agentrl.config.checks import is_installed
 from agentrl.config.dialect import DIALECT
 from agentrl.config.registries import ADVANTAGE_ESTIMATORS, LOGGERS, POLICY_LOSSES, REWARD_MANAGERS
 from agentrl.system.json_value import JSON, as_object
@@ -729,7 +730,9 @@ def servers(value: JSON, values: Values) -> dict[str, JSON]:
 
 
 def engine(value: JSON, _: Values) -> dict[str, JSON]:
-    """Translate the engine: SGLang's servers replace all engines of verl."""
+    """Translate the engine: SGLang's servers replace all engines of verl but vLLM's where that is installed."""
+    if value == "vllm" and is_installed("vllm"):
+        return {f"{ROLLOUT}.name": "vllm"}
     return {f"{ROLLOUT}.name": "sglang" if value in ("vllm", "trtllm", "hf", "dynamo", "???", None) else value}
 
 

@@ -590,7 +590,7 @@ OPTIM = (
 ENGINE = (
     translated(
         f"{ROLLOUT}.name",
-        "SGLang's servers stand for vllm, trtllm, hf and dynamo",
+        "SGLang's servers stand for trtllm, hf and dynamo, and for vllm where it is not installed",
         (f"{ROLLOUT}.name",),
         rewrites.engine,
     ),

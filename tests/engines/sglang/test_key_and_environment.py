@@ -20,13 +20,16 @@ from hypothesis import strategies as st
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.contract import EngineError, SamplingParams
 from agentrl.engines.servers.client import GroupInvitation
+from agentrl.engines.servers.command_line import words
+from agentrl.engines.servers.environment import is_passed
+from agentrl.engines.servers.start import check_machine
 from agentrl.engines.servers.starter import KEY
 from agentrl.engines.servers.sync.buckets import Bucket
 from agentrl.engines.sglang import launch
 from agentrl.engines.sglang.build import server_processes
 from agentrl.engines.sglang.client import SGLangClient
-from agentrl.engines.sglang.options import ServerArguments, words
-from agentrl.engines.sglang.process import SGLangProcess, environment, is_passed
+from agentrl.engines.sglang.options import ServerArguments
+from agentrl.engines.sglang.process import SGLangProcess, environment
 from agentrl.errors import ConfigError
 from agentrl.system.http import http_client
 from tests.remote.conftest import FaultyServer, says
@@ -107,7 +110,7 @@ def test_each_server_of_a_run_has_a_random_key_and_listens_on_loopback(
     assert all(process.environment()["SEEN"] == "x" for process in processes)
     monkeypatch.delenv("SEEN")
     with pytest.raises(ConfigError, match="server_pass_env: SEEN not set"):
-        server_processes(RolloutsConfig.model_validate(asked), "cpu", 100, tmp_path)
+        check_machine(RolloutsConfig.model_validate(asked), "cpu")
 
 
 def test_a_key_stays_when_a_server_is_started_again(tmp_path: Path) -> None:

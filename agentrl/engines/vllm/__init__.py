@@ -1,0 +1,1 @@
+"""vLLM servers as a rollout engine."""

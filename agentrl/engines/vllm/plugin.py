@@ -1,0 +1,97 @@
+"""Plugin of vLLM's (entry point `vllm.general_plugins`), which vLLM loads in each of its processes.
+
+It registers the weight transfer `agentrl`. A worker that uses this transfer reports log-probs of softmax(logits /
+temperature) that no top-k or top-p cuts off. On a CPU, a request that goes on with an aborted answer samples what the
+whole answer would have had. Other servers stay as they are. Written for vLLM 0.32.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState
+
+    Sampled = tuple[torch.Tensor, torch.Tensor | None]
+    """Sampled ids [n], and the log-probs [n, V] of all tokens where the server reports them after truncation."""
+    Sample = Callable[
+        [TopKTopPSampler, torch.Tensor, dict[int, torch.Generator], torch.Tensor | None, torch.Tensor | None], Sampled
+    ]
+
+BACKEND = "agentrl"
+"""Name of the weight transfer, for `--weight-transfer-config '{"backend": "agentrl"}'`."""
+ARCHITECTURE = "architecture"
+"""Method of `EXTENSION` that answers the class name of the model."""
+EXTENSION = "agentrl.engines.vllm.receiver.Extension"
+NEEDED = (
+    f"""--weight-transfer-config '{{"backend": "{BACKEND}"}}'""",
+    f"--worker-extension-cls {EXTENSION}",
+    "--logprobs-mode processed_logprobs",
+    "--enable-scale-out",
+    "--scheduling-policy priority",
+    "--enable-prompt-tokens-details",
+)
+"""Arguments that each server needs."""
+_trained: list[bool] = []
+"""Not empty in a worker whose weights agentrl sends."""
+
+
+def install() -> None:
+    """Register the weight transfer, and prepare what `activate` switches on."""
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+    from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState
+
+    if BACKEND in WeightTransferEngineFactory._registry:
+        return
+    WeightTransferEngineFactory.register_engine(BACKEND, "agentrl.engines.vllm.receiver", "Receiver")
+    for name in ("forward_native", "forward_cpu"):
+        setattr(TopKTopPSampler, name, _untruncated(getattr(TopKTopPSampler, name)))
+    CachedRequestState.__post_init__ = _placed(CachedRequestState.__post_init__)
+
+
+def activate() -> None:
+    """Report and sample in this worker as agentrl needs it."""
+    _trained.append(True)
+
+
+def _untruncated(sample: Sample) -> Sample:
+    """Wrap a method that samples: its log-probs are those before top-k and top-p."""
+
+    @functools.wraps(sample)
+    def forward(
+        sampler: TopKTopPSampler,
+        logits: torch.Tensor,
+        generators: dict[int, torch.Generator],
+        k: torch.Tensor | None,
+        p: torch.Tensor | None,
+    ) -> Sampled:
+        truncates = (
+            bool(_trained) and sampler.logprobs_mode == "processed_logprobs" and (k is not None or p is not None)
+        )
+        whole = logits.log_softmax(dim=-1, dtype=torch.float32) if truncates else None
+        ids, logprobs = sample(sampler, logits, generators, k, p)
+        return ids, logprobs if whole is None else whole
+
+    return forward
+
+
+def _placed(made: Callable[[CachedRequestState], None]) -> Callable[[CachedRequestState], None]:
+    """Wrap the making of a request: its generator begins at the place of its first token.
+
+    On a CPU vLLM draws one number a token. A generator on a GPU counts in another way, and stays as it is.
+    """
+
+    @functools.wraps(made)
+    def post_init(request: CachedRequestState) -> None:
+        made(request)
+        generator = request.generator
+        if _trained and generator is not None and generator.device.type == "cpu":
+            torch.randint(0, 2**31, (request.num_prompt_tokens,), generator=generator)
+
+    return post_init

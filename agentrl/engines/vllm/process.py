@@ -1,0 +1,89 @@
+"""A vLLM server process of ours."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Container, Sequence
+from pathlib import Path
+
+import httpx
+
+from agentrl.engines.servers.environment import passed
+from agentrl.engines.servers.http import key_header
+from agentrl.engines.servers.process import ServerProcess
+from agentrl.engines.vllm.options import ServerArguments
+from agentrl.system.proxies import spare_own_addresses
+
+GPU_GRACE = 15.0
+"""Seconds that a server on GPUs has to end by itself, so that their memory is given back in order."""
+
+
+class VLLMProcess(ServerProcess):
+    """A vLLM server at 127.0.0.1."""
+
+    software = "vLLM"
+    stages = (
+        (re.compile(r"Initializing a V1 LLM engine"), "configured"),
+        (re.compile(r"Starting to load model"), "loading weights"),
+        (re.compile(r"[Ll]oading.*shards: +(\d+)% Completed"), "loading weights: {}%"),
+        (re.compile(r"Loading weights took ([\d.]+) seconds"), "weights loaded in {} s"),
+        (re.compile(r"KV cache size: ([\d,]+) tokens"), "KV cache of {} tokens"),
+        (re.compile(r"Capturing CUDA graphs"), "capturing CUDA graphs"),
+        (re.compile(r"Application startup complete"), "ready"),
+    )
+    aftermath = "Engine core initialization failed"
+    module = "agentrl.engines.vllm.launch"
+    """Main module of the process."""
+
+    def __init__(
+        self,
+        arguments: ServerArguments,
+        port: int | None,
+        log: Path,
+        *,
+        gpus: Sequence[int] = (),
+        key: str | None = None,
+        pass_env: Sequence[str] = (),
+    ) -> None:
+        """See `ServerProcess.__init__`. `gpus`: the devices of this machine that it runs on. `pass_env`: variables that
+        the server sees besides those of `passed`."""
+        grace = 0.0 if arguments.device == "cpu" else GPU_GRACE
+        super().__init__(arguments.model_path, port, log, host="127.0.0.1", grace=grace, key=key)
+        self.arguments = arguments
+        self._gpus = gpus
+        self._pass_env = frozenset(pass_env)
+
+    def command(self, port: int) -> list[str]:
+        return [sys.executable, "-m", self.module, *self.arguments.argv(port)]
+
+    def environment(self) -> dict[str, str]:
+        return environment(self.arguments.device, self._gpus, self._pass_env)
+
+    async def served_model(self, http: httpx.AsyncClient) -> str | None:
+        if (await http.get(f"{self.url}/health")).status_code != 200:
+            return None
+        told = await http.get(f"{self.url}/v1/models", headers=key_header(self.key))
+        return str(told.raise_for_status().json()["data"][0]["root"])
+
+
+def environment(device: str, gpus: Sequence[int], pass_env: Container[str] = ()) -> dict[str, str]:
+    """Build the environment of a server process. The user's variables stay if a server may see them (`passed`)."""
+    ours = {
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTHONUNBUFFERED": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_USE_V2_MODEL_RUNNER": "0",  # its sampler is not the one that the plugin knows
+    }
+    if device == "cpu":
+        # Threads of one server; a small model is slower with more, and two servers would be bound to the same core.
+        ours |= {"OMP_NUM_THREADS": "1", "VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    made = {**ours, **passed(pass_env)}
+    made["VLLM_SERVER_DEV_MODE"] = "1"  # the routes that pause it and exchange its weights
+    if gpus:
+        visible = made.get("CUDA_VISIBLE_DEVICES", "")
+        names = visible.split(",") if visible else [str(number) for number in range(max(gpus) + 1)]
+        made["CUDA_VISIBLE_DEVICES"] = ",".join(names[number] for number in gpus)
+    spare_own_addresses(made)
+    return made

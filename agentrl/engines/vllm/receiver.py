@@ -1,0 +1,152 @@
+"""The weight transfer `agentrl` inside a vLLM worker: weights out of shared memory, by broadcast, or from files.
+
+vLLM loads weights by layers. The layers of an update that has begun have no memory until all their weights have
+arrived, so nothing may be generated in between.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from vllm.config import VllmConfig
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from agentrl.engines.vllm.plugin import activate
+
+TIMEOUT = timedelta(minutes=5)
+"""Time in which the ranks of a broadcast have to meet, and a bucket to arrive."""
+
+
+@dataclass
+class Group(WeightTransferInitInfo):
+    """A broadcast group, as `agentrl.engines.servers.client.GroupInvitation` describes it."""
+
+    name: str
+    backend: str
+    address: str
+    port: int
+    first_rank: int
+    world_size: int
+
+
+@dataclass
+class Tensors(WeightTransferUpdateInfo):
+    """One bucket, or a folder of safetensors files."""
+
+    entries: list[tuple[str, str, list[int], int, int]]
+    """Name, dtype, shape, and the first and the last byte + 1 in the bucket of each tensor."""
+    size: int = 0
+    """Bytes of the bucket."""
+    memory: str | None = None
+    """Name of the shared memory that has the bucket."""
+    cuda: list[int | str | bool] | None = None
+    """Handle of the device memory that has the bucket, as `agentrl.engines.vllm.handle` writes it."""
+    folder: str | None = None
+    """Folder that has the tensors in files."""
+
+
+class Extension:
+    """Methods that a server's workers get."""
+
+    vllm_config: VllmConfig
+
+    def architecture(self) -> str:
+        """Return the class name of the model."""
+        return str(self.vllm_config.model_config.architectures[0])
+
+
+class Receiver(WeightTransferEngine[Group, Tensors]):
+    """Takes weights for one worker. Without memory, handle or folder, a bucket comes by broadcast."""
+
+    init_info_cls = Group
+    update_info_cls = Tensors
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)
+        self._peers: dist.ProcessGroup | None = None
+        activate()
+
+    def init_transfer_engine(self, init_info: Group) -> None:
+        """Join a group. Blocks until all ranks have met."""
+        self.shutdown()
+        rank = init_info.first_rank + self.parallel_config.rank
+        store = dist.TCPStore(init_info.address, init_info.port, init_info.world_size, False, TIMEOUT)
+        device = "cpu" if init_info.backend == "gloo" else "cuda"
+        for prefix in (init_info.name, f"{init_info.name}/", f"{device}/"):
+            store = dist.PrefixStore(prefix, store)
+        if init_info.backend == "gloo":
+            self._peers = dist.ProcessGroupGloo(store, rank, init_info.world_size, TIMEOUT)
+        else:
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = TIMEOUT
+            self._peers = dist.ProcessGroupNCCL(store, rank, init_info.world_size, options)
+
+    def start_weight_update(self) -> None:
+        initialize_layerwise_reload(self.model)
+
+    def receive_weights(self, update_info: Tensors) -> None:
+        # Layers keep what they are given until they are whole, and the sender fills the bucket again before.
+        self.model.load_weights((name, tensor.clone()) for name, tensor in self._tensors(update_info))
+
+    def finish_weight_update(self) -> None:
+        finalize_layerwise_reload(self.model, self.model_config)
+        for layer in self.model.modules():  # a head that is tied to the embedding is not loaded, and keeps a copy
+            if isinstance(layer, ParallelLMHead):
+                layer.quant_method.process_weights_after_loading(layer)
+
+    def shutdown(self) -> None:
+        """Leave the group."""
+        peers, self._peers = self._peers, None
+        if peers is not None:
+            peers.abort()
+
+    def _tensors(self, update: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
+        if update.folder is not None:
+            for file in sorted(Path(update.folder).glob("*.safetensors")):
+                with safe_open(file, "pt") as content:
+                    for name in content.keys():  # noqa: SIM118, it is no mapping
+                        yield name, content.get_tensor(name)
+            return
+        data = self._bucket(update)
+        for name, dtype, shape, start, end in update.entries:
+            yield name, data[start:end].view(getattr(torch, dtype)).view(shape)
+
+    def _bucket(self, update: Tensors) -> torch.Tensor:
+        """Return the bytes [B] uint8 of a bucket."""
+        if update.memory is not None:
+            path = Path("/dev/shm", Path(update.memory).name)
+            return torch.from_file(str(path), shared=True, size=update.size, dtype=torch.uint8)
+        if update.cuda is not None:
+            return opened(update.cuda, update.size, self.device)
+        if self._peers is None:
+            raise RuntimeError("the server is in no broadcast group")
+        data = torch.empty(update.size, dtype=torch.uint8, device=self.device)
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        self._peers.broadcast([data], options).wait(TIMEOUT)
+        return data
+
+
+def opened(handle: list[int | str | bool], size: int, device: torch.device) -> torch.Tensor:
+    """Open device memory of another process by its handle: bytes [size] uint8."""
+    from torch.multiprocessing.reductions import rebuild_cuda_tensor
+
+    memory, total, offset, counter, counter_offset, event, event_sync = handle
+    return rebuild_cuda_tensor(
+        *(torch.Tensor, (size,), (1,), 0, torch.UntypedStorage, torch.uint8, device.index),
+        *(base64.b64decode(str(memory)), total, offset, False, base64.b64decode(str(counter)), counter_offset),
+        *(base64.b64decode(str(event)), event_sync),
+    )

@@ -1,0 +1,48 @@
+"""A real vLLM server on this CPU, which all tests share: `make test-vllm`."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentrl.engines.vllm.options import ServerArguments
+from agentrl.engines.vllm.process import VLLMProcess
+from tests.engines.conftest import model_dir, reference, tokenizer
+from tests.engines.contract import MAX_MODEL_LEN, MAX_NUM_SEQS
+
+__all__ = ["model_dir", "reference", "tokenizer"]
+
+STARTUP = 500.0  # seconds; 40 where nothing else runs
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("needs vLLM: make test-vllm")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the first test time for the start of the server."""
+    for item in items:
+        item.add_marker(pytest.mark.timeout(2 * STARTUP))
+
+
+@pytest.fixture(scope="session")
+def server_arguments(model_dir: Path) -> ServerArguments:
+    """Arguments of the shared server."""
+    return ServerArguments(str(model_dir), "cpu", "float32", context_length=MAX_MODEL_LEN, max_num_seqs=MAX_NUM_SEQS)
+
+
+@pytest.fixture(scope="session")
+def server(server_arguments: ServerArguments, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMProcess]:
+    """A server for all tests, with the weights of `model_dir` at first. Tests leave it running, idle and not paused."""
+    process = VLLMProcess(server_arguments, None, tmp_path_factory.mktemp("server") / "0.log", key="secret")
+    try:
+        process.start()
+        asyncio.run(process.ready(STARTUP))
+        yield process
+    finally:
+        process.stop()
