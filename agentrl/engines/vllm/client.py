@@ -86,6 +86,7 @@ class Usage(BaseModel):
 class Chunk(BaseModel):
     """A piece of a streamed answer; or the server's refusal."""
 
+    request_id: str = ""
     choices: list[Choice] = []
     usage: Usage | None = None
     error: JsonValue = None
@@ -201,6 +202,8 @@ class VLLMClient(ServerHTTP):
                     if chunk.error is not None:
                         code = chunk.error.get("code") if isinstance(chunk.error, dict) else None
                         raise self.error(code if isinstance(code, int) else 400, event, "generate")
+                    if not chunk.request_id.endswith(rid):
+                        raise ValueError(f"it answers the request {chunk.request_id!r}, and was asked {rid!r}")
                     answer.take(chunk)
             return answer.generation()
         except RequestError:

@@ -49,9 +49,9 @@ class Tensors(WeightTransferUpdateInfo):
     entries: list[tuple[str, str, list[int], int, int]]
     """Name, dtype, shape, and the first and the last byte + 1 in the bucket of each tensor."""
     size: int = 0
-    """Bytes of the bucket."""
+    """Bytes of the bucket, or of the buffer that it lies in."""
     memory: str | None = None
-    """Name of the shared memory that has the bucket."""
+    """Name of the shared memory whose last bytes are the bucket: torch counts its users in the first ones."""
     cuda: list[int | str | bool] | None = None
     """Handle of the device memory that has the bucket, as `agentrl.engines.vllm.handle` writes it."""
     folder: str | None = None
@@ -128,7 +128,8 @@ class Receiver(WeightTransferEngine[Group, Tensors]):
         """Return the bytes [B] uint8 of a bucket."""
         if update.memory is not None:
             path = Path("/dev/shm", Path(update.memory).name)
-            return torch.from_file(str(path), shared=True, size=update.size, dtype=torch.uint8)
+            whole = path.stat().st_size
+            return torch.from_file(str(path), shared=True, size=whole, dtype=torch.uint8)[whole - update.size :]
         if update.cuda is not None:
             return opened(update.cuda, update.size, self.device)
         if self._peers is None:

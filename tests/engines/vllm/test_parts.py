@@ -1,0 +1,139 @@
+"""The parts of the vLLM engine that need no server: command line, key, answers, requests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from agentrl.config.sections.rollouts import RolloutsConfig
+from agentrl.engines.contract import RequestError, SamplingParams
+from agentrl.engines.servers.client import PartialAnswer
+from agentrl.engines.servers.sync.buckets import buckets
+from agentrl.engines.servers.sync.tensor import shared_by_name
+from agentrl.engines.vllm import guard
+from agentrl.engines.vllm.build import server_processes
+from agentrl.engines.vllm.client import AnswerStream, Chunk, VLLMClient, entries, sampling_params
+from agentrl.engines.vllm.handle import place
+from agentrl.engines.vllm.options import ServerArguments
+from agentrl.engines.vllm.plugin import BACKEND, NEEDED
+from agentrl.engines.vllm.process import environment
+from agentrl.system.http import http_client
+from agentrl.trajectory import Image, PlacedImage, VersionSpan
+
+
+def chunk(ids: list[int], **fields: object) -> Chunk:
+    logprobs = {"content": [{"token_id": one, "logprob": -one / 10} for one in ids]}
+    return Chunk.model_validate({"choices": [{"token_ids": ids, "logprobs": logprobs, **fields}]})
+
+
+def test_a_command_line_has_what_a_server_needs_and_the_users_own_words() -> None:
+    words = ServerArguments("m", "cpu", extra={"block_size": 64, "enable_lora": True}).argv(8000)
+    line = " ".join(words)
+    assert all(argument.replace("'", "") in line for argument in NEEDED)
+    assert "--block-size 64 --enable-lora" in line and line.count("--block-size") == 1
+    assert json.loads(words[words.index("--weight-transfer-config") + 1]) == {"backend": BACKEND}
+
+
+def test_servers_of_a_run_have_their_own_gpus_and_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    monkeypatch.setenv("WANDB_API_KEY", "x")
+    rollout = {"name": "vllm", "num_servers": 2, "tensor_model_parallel_size": 2}
+    config = RolloutsConfig.model_validate({"actor_rollout_ref": {"model": {"path": "/m"}, "rollout": rollout}})
+    processes = server_processes(config, "cuda", 100, tmp_path)
+    assert [one.environment()["CUDA_VISIBLE_DEVICES"] for one in processes] == ["4,5", "6,7"]
+    assert len({one.key for one in processes}) == 2
+    assert all("WANDB_API_KEY" not in one.environment() for one in processes)
+    assert environment("cpu", ())["VLLM_SERVER_DEV_MODE"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "status"), [("k", "k", 200), ("k", "other", 401), ("k", None, 401), (None, None, 200)]
+)
+def test_only_the_key_opens_the_routes(
+    monkeypatch: pytest.MonkeyPatch, key: str | None, given: str | None, status: int
+) -> None:
+    async def answer(request: Request) -> JSONResponse:
+        return JSONResponse({})
+
+    monkeypatch.setattr(guard, "_key", key)
+    app = Starlette(routes=[Route("/health", answer), Route("/pause", answer, methods=["POST"])])
+    app.add_middleware(guard.Guard)
+    client = TestClient(app)
+    assert client.get("/health").status_code == 200
+    headers = {} if given is None else {"authorization": f"Bearer {given}"}
+    assert client.post("/pause", headers=headers).status_code == status
+
+
+def test_an_answer_is_put_together_with_the_versions_of_its_weights() -> None:
+    partial = PartialAnswer()
+    stream = AnswerStream(partial, "3")
+    stream.take(chunk([1, 2]))
+    assert (partial.ids, partial.weight_version) == ([1, 2], "3")
+    spans = [{"version": "3", "start": 0, "end": 2}, {"version": "4", "start": 2, "end": 3}]
+    stream.take(chunk([7], finish_reason="stop", stop_reason=7, weight_versions=spans))
+    stream.take(Chunk.model_validate({"choices": [], "usage": {"prompt_tokens_details": {"cached_tokens": 32}}}))
+    found = stream.generation()
+    assert (found.ids, found.logprobs) == ([1, 2, 7], [-0.1, -0.2, -0.7])
+    assert found.versions == [VersionSpan(3, 0, 2), VersionSpan(4, 2, 3)]
+    assert (found.finish_reason.kind, found.finish_reason.matched, found.cached_tokens) == ("stop", 7, 32)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "error"),
+    [
+        ([chunk([1])], ConnectionError),
+        ([chunk([1, 2], finish_reason="length", weight_versions=[{"version": "1", "start": 0, "end": 1}])], ValueError),
+        ([chunk([1, 2], finish_reason="length")], ValueError),
+    ],
+)
+def test_an_answer_that_breaks_off_or_does_not_say_its_weights_is_refused(
+    chunks: list[Chunk], error: type[Exception]
+) -> None:
+    stream = AnswerStream(PartialAnswer(), "1")
+    for one in chunks:
+        stream.take(one)
+    with pytest.raises(error):
+        stream.generation()
+
+
+def test_ids_without_log_probs_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 ids with 0 log-probs"):
+        AnswerStream(PartialAnswer(), "1").take(Chunk.model_validate({"choices": [{"token_ids": [1, 2]}]}))
+
+
+def test_seeds_fit_and_text_is_made_for_stop_strings_alone() -> None:
+    params = sampling_params(SamplingParams(5, seed=(1 << 64) - 1, stop=("x",), stop_token_ids=(3,)))
+    assert (params["seed"], params["detokenize"], params["ignore_eos"]) == (-1, True, True)
+    assert sampling_params(SamplingParams(5))["detokenize"] is False and "seed" not in sampling_params(
+        SamplingParams(5)
+    )
+
+
+def test_a_bucket_is_found_again_in_shared_memory() -> None:
+    with shared_by_name():
+        buffer = torch.empty(24, dtype=torch.uint8).share_memory_()
+    [bucket] = buckets([("a", torch.arange(6.0).view(2, 3))], buffer, 24, torch.float32)
+    where = place(bucket)["memory"]
+    assert isinstance(where, str)
+    path = Path(f"/dev/shm{where}")
+    seen = torch.from_file(str(path), shared=True, size=path.stat().st_size, dtype=torch.uint8)[-24:]
+    (name, dtype, shape, start, end), *_ = entries(bucket)["entries"]  # type: ignore[misc, union-attr]
+    assert (name, dtype, shape) == ("a", "float32", [2, 3])
+    assert torch.equal(seen[start:end].view(torch.float32).view(2, 3), torch.arange(6.0).view(2, 3))  # type: ignore[misc]
+
+
+async def test_images_are_refused() -> None:
+    async with http_client() as http:
+        client = VLLMClient("http://127.0.0.1:1", http)
+        image = Image(np.zeros((8, 3), np.float32), (1, 2, 4), 2, b"a", b"PNG")
+        with pytest.raises(RequestError, match="sglang or embedded"):
+            await client.generate("a", [1], SamplingParams(1), cache_key="v0", images=[PlacedImage(0, image)])
