@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agentrl.config import load_config
 from agentrl.engines.builder import EngineSetting
+from agentrl.engines.servers.engine import ServerEngine
 from agentrl.engines.sglang.build import build as build_engine
-from agentrl.engines.sglang.engine import SGLangEngine
 from agentrl.engines.sglang.options import RESERVED
 from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.observe.invariants import check_trajectory
@@ -217,7 +217,7 @@ def test_trajectories_outlast_updates_for_which_the_servers_memory_is_freed(
     """A CPU has no memory to free, so the server is started without what frees it, and its calls are answered alike."""
     asleep: list[int] = []
 
-    def build(setting: EngineSetting, loop: LoopThread) -> SGLangEngine:
+    def build(setting: EngineSetting, loop: LoopThread) -> ServerEngine:
         roles = setting.config.actor_rollout_ref
         rollout = roles.rollout.model_copy(update={"free_cache_engine": False})
         roles = roles.model_copy(update={"rollout": rollout})

@@ -14,6 +14,8 @@ from agentrl.engines.servers.model import ModelFacts
 from agentrl.engines.servers.supervisor import Server
 from agentrl.engines.servers.sync.tensor import TensorSender
 from agentrl.engines.vllm.client import VLLMClient
+from agentrl.engines.vllm.engine import VLLMEngine
+from agentrl.engines.vllm.options import CPU_BLOCK
 from agentrl.engines.vllm.process import VLLMProcess
 from agentrl.system.http import http_client
 from tests.engines.contract import MAX_MODEL_LEN, EngineContract
@@ -24,6 +26,8 @@ class TestVLLMContract(EngineContract):
     # A server goes on while this process stands still, which has taken 2 s beside other work.
     long = 1800
     endless = 3600
+    block = CPU_BLOCK
+    first_of_stops = "in the text"
 
     async def until_running(self, engine: RolloutEngine, count: int = 1) -> None:
         """Until so many requests have tokens: a server that has just been asked has sampled nothing yet."""
@@ -36,7 +40,7 @@ class TestVLLMContract(EngineContract):
         shapes = {name: tuple(tensor.shape) for name, tensor in reference.state_dict().items()}
         client = VLLMClient(server.url, http, server.key)
         await client.info()
-        engine = ServerEngine(
+        engine = VLLMEngine(
             [Server(client)],
             http,
             ModelFacts(reference.config.vocab_size, shapes),

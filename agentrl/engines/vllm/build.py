@@ -12,6 +12,7 @@ from agentrl.engines.servers.client import ServerInfo
 from agentrl.engines.servers.engine import ServerEngine
 from agentrl.engines.servers.start import ROLLOUT, Software, build_engine
 from agentrl.engines.vllm.client import VLLMClient
+from agentrl.engines.vllm.engine import VLLMEngine
 from agentrl.engines.vllm.options import ServerArguments
 from agentrl.engines.vllm.process import VLLMProcess
 from agentrl.errors import ConfigError
@@ -72,6 +73,6 @@ VLLM = Software(
     client=VLLMClient,
     check=check,
     check_attached=check_attached,
-    engine=ServerEngine,
+    engine=VLLMEngine,
     checksums=None,
 )

@@ -6,7 +6,7 @@ No other file knows the paths and fields of that API.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Literal
@@ -221,7 +221,7 @@ class VLLMClient(ServerHTTP):
     # Control
 
     async def pause(self, mode: PauseMode) -> None:
-        await self.post(f"pause?mode={'abort' if mode == 'abort' else 'keep'}", {})
+        await self.post("pause?mode=abort" if mode == "abort" else "pause?mode=keep&clear_cache=false", {})
         if mode == "retract":
             await self.post("reset_prefix_cache?reset_running_requests=true", {})
 
@@ -385,7 +385,7 @@ class AnswerStream:
         return Generation(ids, self._partial.logprobs, finish, spans, self._cached)
 
 
-def entries(bucket: Bucket) -> Mapping[str, JSON]:
+def entries(bucket: Bucket) -> dict[str, list[JSON]]:
     """Describe the tensors of a bucket as `receiver.Tensors` reads them."""
     return {
         "entries": [

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.distributed as dist
 from safetensors import safe_open
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from vllm.config import VllmConfig
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -24,6 +26,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from agentrl.engines.servers.sync.distributed import Peers
 from agentrl.engines.vllm.plugin import activate
 
 TIMEOUT = timedelta(minutes=5)
@@ -76,23 +79,23 @@ class Receiver(WeightTransferEngine[Group, Tensors]):
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)
-        self._peers: dist.ProcessGroup | None = None
+        self._peers: Peers | None = None
         activate()
 
     def init_transfer_engine(self, init_info: Group) -> None:
         """Join a group. Blocks until all ranks have met."""
         self.shutdown()
         rank = init_info.first_rank + self.parallel_config.rank
-        store = dist.TCPStore(init_info.address, init_info.port, init_info.world_size, False, TIMEOUT)
+        store: Store = TCPStore(init_info.address, init_info.port, init_info.world_size, False, TIMEOUT)
         device = "cpu" if init_info.backend == "gloo" else "cuda"
         for prefix in (init_info.name, f"{init_info.name}/", f"{device}/"):
-            store = dist.PrefixStore(prefix, store)
+            store = PrefixStore(prefix, store)
         if init_info.backend == "gloo":
-            self._peers = dist.ProcessGroupGloo(store, rank, init_info.world_size, TIMEOUT)
+            self._peers = cast(Peers, dist.ProcessGroupGloo(store, rank, init_info.world_size, TIMEOUT))
         else:
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = TIMEOUT
-            self._peers = dist.ProcessGroupNCCL(store, rank, init_info.world_size, options)
+            self._peers = cast(Peers, dist.ProcessGroupNCCL(store, rank, init_info.world_size, options))
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)

@@ -179,7 +179,7 @@ class _Broken(Exception):
         self.step = step
 
 
-class _Peers(Protocol):
+class Peers(Protocol):
     """Methods of ProcessGroupGloo and ProcessGroupNCCL that torch does not declare."""
 
     def broadcast(self, tensors: list[torch.Tensor], options: dist.BroadcastOptions, /) -> dist.Work:
@@ -215,7 +215,7 @@ class _Group:
         with listener(self._addresses.values()) as listening:
             self._address, self._port = listening.getsockname()[:2]
             self._store: TCPStore | None = listening_store(listening, self._world, self._timeout)
-        self._peers: _Peers | None = None
+        self._peers: Peers | None = None
 
     def invitation(self, server: WeightReceiver) -> GroupInvitation:
         """Make the invitation of one server."""
@@ -238,11 +238,11 @@ class _Group:
         if self._backend == "gloo":
             # Servers may see this host under several addresses: the first that is not on loopback counts.
             seen = min(self._addresses.values(), key=lambda one: (ipaddress.ip_address(one).is_loopback, one))
-            self._peers = cast(_Peers, _gloo_at(seen, store, self._world, self._timeout))
+            self._peers = cast(Peers, _gloo_at(seen, store, self._world, self._timeout))
             return
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = self._timeout
-        self._peers = cast(_Peers, dist.ProcessGroupNCCL(store, 0, self._world, options))
+        self._peers = cast(Peers, dist.ProcessGroupNCCL(store, 0, self._world, options))
 
     def broadcast(self, data: torch.Tensor) -> None:
         """Broadcast `data` [bytes] uint8 and block until it is sent. Raises RuntimeError on failure or timeout."""

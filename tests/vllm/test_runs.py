@@ -1,0 +1,83 @@
+"""Weights by each transport, runs of the command, and servers that cannot be attached to."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from agentrl.engines.contract import SamplingParams
+from agentrl.engines.servers.client import ServerFailed
+from agentrl.engines.servers.sync import DiskSender, DistributedSender, TensorSender, WeightSender
+from agentrl.engines.vllm.client import VLLMClient
+from agentrl.engines.vllm.process import VLLMProcess
+from agentrl.engines.weights import Weights
+from agentrl.system.http import http_client
+from tests.e2e.test_train import lines
+from tests.engines.contract import greedy_ids, prompt_of
+from tests.sglang.training import Run, overrides, write_assets
+
+Transport = Callable[[Path], WeightSender]
+
+
+@pytest.fixture
+async def client(server: VLLMProcess) -> AsyncIterator[VLLMClient]:
+    async with http_client() as http:
+        client = VLLMClient(server.url, http, server.key)
+        await client.info()
+        yield client
+
+
+@pytest.mark.parametrize(
+    "transport",
+    [
+        lambda folder: TensorSender(torch.float32, 100_000),
+        lambda folder: DistributedSender(torch.float32, 100_000, "gloo"),
+        lambda folder: DiskSender(torch.float32, 100_000, folder),
+    ],
+    ids=["tensor", "distributed", "disk"],
+)
+async def test_weights_arrive_by_each_transport(
+    client: VLLMClient, reference: PreTrainedModel, model_dir: Path, tmp_path: Path, transport: Transport
+) -> None:
+    """Twice, in several buckets each, as the second update finds a group that is made already."""
+    other: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_dir, attn_implementation="eager")
+    sender = transport(tmp_path / "weights")
+    try:
+        for version, model in ((1, reference), (2, other), (3, reference)):
+            await client.pause("retract")
+            assert await sender.send([client], Weights.from_tensors(model.named_parameters()), version) == {}
+            assert await client.flush_cache()
+            await client.resume()
+            params = SamplingParams(12, temperature=0.0)
+            answer = await client.generate(f"{version:032}", prompt_of(17), params, cache_key=f"{transport}{version}")
+            assert answer.ids == greedy_ids(model, prompt_of(17), 12)
+            assert [span.version for span in answer.versions] == [version]
+            assert (await client.info()).weight_version == str(version)
+    finally:
+        await sender.close()
+
+
+async def test_a_server_that_answers_otherwise_or_wants_a_key_is_refused(server: VLLMProcess) -> None:
+    async with http_client() as http:
+        with pytest.raises(ServerFailed, match="401"):
+            await VLLMClient(server.url, http).info()
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_run_from_start_to_end(model_dir: Path, tmp_path: Path, staleness: int) -> None:
+    assets = tmp_path / "assets"
+    assets.mkdir()
+    words = overrides(write_assets(assets), model_dir, tmp_path, "actor_rollout_ref.rollout.name=vllm")
+    run = Run([*words, f"async_training.max_staleness={staleness}"], assets, tmp_path)
+    try:
+        assert run.end(900) == 0, run.stderr
+    finally:
+        run.stop()
+    steps = [line for line in lines(tmp_path / "run") if "actor/grad_norm" in line]
+    assert len(steps) == 3
+    assert all(line["actor/grad_norm"] > 0 and line["left_out/failed"] == 0 for line in steps)
+    assert all(line["rollout/logprob_gap_max_abs"] < 1e-4 for line in steps[: 3 if staleness == 0 else 1])
