@@ -393,7 +393,8 @@ async def test_what_real_packages_answered_is_played(bench: MakeBench, tmp_path:
 @pytest.mark.slice(0, "long run")
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("family", SAID)
-async def test_real_packages_answer_as_recorded(family: str) -> None:
+async def test_real_packages_answer_as_recorded(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     assert await play(family) == json.loads(FILE.read_text())[family]
 
 

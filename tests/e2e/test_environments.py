@@ -13,7 +13,9 @@ from agentrl.config.registries import AGENT_LOOPS
 from agentrl.observe.invariants import check_trajectory
 from agentrl.train import main as train
 from agentrl.trajectory.parquet import read_trajectories
+from data_prep.environment import entry
 from data_prep.environment import main as prepare
+from tests.agent_loop.recorded_environments import openenv_template
 from tests.agent_loop.short_turns import ending_its_turns
 from tests.conftest import PROJECT
 from tests.e2e.test_docs import commands, write_files
@@ -98,6 +100,9 @@ def test_a_public_task_of_each_family_is_trained_two_steps(
 ) -> None:
     """Its packages are installed once; then no package index is there."""
     config = f"environments/{family}.yaml"
+    monkeypatch.chdir(tmp_path)
+    if family == "openenv":
+        openenv_template(entry(Path(config), None)[1])
     rows = ["--train-rows", "16", "--validation-rows", "2", "--out", str(tmp_path / "rows")]
     assert prepare(["--config", config, *rows]) == 0
     monkeypatch.setenv("PIP_NO_INDEX", "1")
