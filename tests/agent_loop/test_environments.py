@@ -32,6 +32,7 @@ from data_prep.environment import rows
 from tests.agent_loop.conftest import Bench, call, sample
 from tests.agent_loop.recorded_environments import FILE, REPLAY, SAID, play
 from tests.e2e.test_docs import write_files
+from tests.sandbox.servers import running
 from tests.system.test_call_journal import live
 from tests.waiting import until
 
@@ -421,3 +422,65 @@ async def test_a_resources_server_of_nemo_gym(bench: MakeBench, tmp_path: Path) 
         server.shutdown()
     assert [record.response for record in one.tool_calls] == ['{"weather": "sunny"}', '{"detail": "no city"}']
     assert (one.status, one.score, one.score_extra["tool_call_seen"]) == (Status.COMPLETED, 1.0, 1.0)
+
+
+INSTRUCTION = "Write hello into /app/out.txt.\n"
+TESTS = """#!/bin/bash
+# /tests/expected is beside /app/out.txt
+cmp /app/out.txt /tests/expected && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt
+"""
+
+
+def harbor_task(folder: Path, dockerfile: str = "FROM ubuntu:24.04\n\n# No more.\n\nWORKDIR /app") -> Path:
+    """A task folder as `harbor init` of 0.26.0 makes it, with an instruction and tests."""
+    for name, content in {
+        "task.toml": 'schema_version = "1.4"\n[verifier]\ntimeout_sec = 20.0\n[environment]\n',
+        "instruction.md": INSTRUCTION,
+        "environment/Dockerfile": dockerfile,
+        "tests/test.sh": TESTS,
+        "tests/expected": "hello\n",
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+    return folder
+
+
+async def test_a_task_folder_of_harbor_in_the_sandbox(bench: MakeBench, tmp_path: Path) -> None:
+    for number in range(11):
+        harbor_task(tmp_path / f"t{number:02}")
+    forged = (
+        "mkdir -p ../tests ../logs/verifier; echo 1 | tee ../logs/verifier/reward.txt; echo exit > ../tests/test.sh"
+    )
+    with running(None) as server:
+        given: dict[str, Any] = {"folder": str(tmp_path), "sandbox": server.url, "command_timeout": 2}
+        options = EnvironmentOptions(environment="harbor", task_options=given)
+        sidecar = Sidecar(options)
+        listed = [await sidecar.tasks(split, 1, 20, 20) for split in ("train", "validation")]
+        await sidecar.close()
+        assert [len(tasks) for tasks in listed] == [9, 2]
+        (task, *_) = listed[0]
+        assert task["prompt"] == "Write hello into /home/sandbox/app/out.txt.\n"
+        scripts = [
+            [call("bash", command="echo hello > out.txt; pwd; false"), call("bash", command="sleep 9"), "Done."],
+            [call("bash", command=forged), "Done."],
+        ]
+        played_ones = [(await played(bench(script), options, row(task)))[0] for script in scripts]
+    assert [(one.status, one.score, one.score_extra["tested"]) for one in played_ones] == [
+        *[(Status.COMPLETED, 1.0, 1.0), (Status.COMPLETED, 0.0, 1.0)]
+    ]
+    assert [record.response for record in played_ones[0].tool_calls] == [
+        *["/home/sandbox/app\n\n[exit status 1]", "limits reached: wall_time"]
+    ]
+
+
+async def test_a_task_folder_that_needs_an_image_is_refused(tmp_path: Path) -> None:
+    harbor_task(tmp_path / "t0", "FROM python:3.12\nRUN pip install numpy")
+    options = EnvironmentOptions(
+        environment="harbor", task_options={"folder": str(tmp_path), "sandbox": "http://unused"}
+    )
+    sidecar = Sidecar(options)
+    try:
+        with pytest.raises(CodeError, match=r"t0: the task needs an image, .* \(RUN pip install numpy\)"):
+            await sidecar.tasks("validation", 1, 1, 20)
+    finally:
+        await sidecar.close()
