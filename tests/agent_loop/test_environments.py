@@ -273,6 +273,12 @@ def test_an_environment_that_does_not_start_gives_its_last_lines(tmp_path: Path,
     assert problem in str(error.value)
 
 
+def test_an_adapter_whose_package_is_missing_says_so() -> None:
+    """An adapter is called like its package, and is not taken for it."""
+    with pytest.raises(ConfigError, match=r"No module named 'textarena'\nInstall .* name its package in `packages`"):
+        EnvironmentLoop(EnvironmentOptions(environment="textarena")).check()
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [

@@ -17,10 +17,12 @@ from data_prep.environment import entry
 from data_prep.environment import main as prepare
 from tests.agent_loop.recorded_environments import openenv_template
 from tests.agent_loop.short_turns import ending_its_turns
+from tests.agent_loop.test_environments import harbor_task
 from tests.conftest import PROJECT
 from tests.e2e.test_docs import commands, write_files
 from tests.e2e.test_train import lines
 from tests.runs import Overrides
+from tests.sandbox.servers import running
 
 PAGE = "docs/environments.md"
 Run = Callable[[Path, str], Path]
@@ -107,6 +109,19 @@ def test_a_public_task_of_each_family_is_trained_two_steps(
     assert prepare(["--config", config, *rows]) == 0
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     check_run(two_steps(tmp_path / "rows", config))
+
+
+@pytest.mark.slice(0, "long run")
+def test_task_folders_of_harbor_are_trained_two_steps(two_steps: Run, tmp_path: Path) -> None:
+    for number in range(18):
+        harbor_task(tmp_path / "tasks" / f"t{number:02}")
+    config = tmp_path / "harbor.yaml"
+    with running(None) as server:
+        (given,) = yaml.safe_load((PROJECT / "configs" / "environments" / "harbor.yaml").read_text())
+        given["options"]["task_options"] = {"folder": str(tmp_path / "tasks"), "sandbox": server.url}
+        config.write_text(yaml.safe_dump([given]))
+        assert prepare(["--config", str(config), "--out", str(tmp_path / "rows")]) == 0
+        check_run(two_steps(tmp_path / "rows", str(config)))
 
 
 def test_every_family_has_an_entry_that_pins_its_package() -> None:

@@ -27,7 +27,7 @@ SERVERS = {
     "retool": (8080, PROJECT / "configs/tools/code_interpreter.yaml"),
 }
 """The usual port of an example's server, and the tools that ask it."""
-EXAMPLES = ("search_r1", "retool", "gigpo")
+EXAMPLES = ("search_r1", "retool", "gigpo", "reasoning_gym")
 
 
 @pytest.fixture
