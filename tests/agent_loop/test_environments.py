@@ -28,7 +28,7 @@ from agentrl.system.call_journal import CallJournal, Entry
 from agentrl.tool import ErrorKind
 from agentrl.trajectory import Status, Trajectory
 from agentrl.trajectory.sample import Sample
-from data_prep.environment import rows
+from data_prep.environment import entry, rows
 from tests.agent_loop.conftest import Bench, call, sample
 from tests.agent_loop.recorded_environments import FILE, REPLAY, SAID, play
 from tests.e2e.test_docs import write_files
@@ -403,6 +403,25 @@ async def test_what_real_packages_answered_is_played(bench: MakeBench, tmp_path:
 async def test_real_packages_answer_as_recorded(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert await play(family) == json.loads(FILE.read_text())[family]
+
+
+@pytest.mark.slice(0, "long run")
+@pytest.mark.timeout(1800)
+async def test_what_a_policy_writes_neither_ends_a_run_of_reasoning_gym_nor_is_run_as_code(bench: MakeBench) -> None:
+    """A scorer that cannot read an answer raises; others evaluate it."""
+    _, options = entry(Path("environments/reasoning_gym.yaml"), None)
+    options = options.model_copy(update={"task_options": {"datasets": ["prime_factorization"]}})
+    sidecar = Sidecar(options)
+    try:
+        (task,) = await sidecar.tasks("train", 1, 1, 600)
+        for name, problem in {"countdown": "as code", "leg_countin": "did you mean leg_counting"}.items():
+            sidecar.options = options.model_copy(update={"task_options": {"datasets": [name]}})
+            with pytest.raises(CodeError, match=problem):
+                await sidecar.tasks("train", 1, 1, 600)
+    finally:
+        await sidecar.close()
+    (one,) = await played(bench(["<answer>yes</answer>"]), options, row(task))
+    assert (one.status, one.score, one.score_extra["unreadable"]) == (Status.COMPLETED, 0.0, 1.0)
 
 
 async def test_a_resources_server_of_nemo_gym(bench: MakeBench, tmp_path: Path) -> None:

@@ -25,9 +25,7 @@ def tasks(split, seed, count, datasets=("leg_counting",)):
     options = {name: {} for name in datasets} if not isinstance(datasets, dict) else datasets
     for name in options:
         if name in EVALUATED:
-            raise ValueError(
-                f"datasets: the scorer of {name} runs answers, which a model wrote, as code"
-            )
+            raise ValueError(f"datasets: the scorer of {name} runs answers, which a model wrote, as code")
         if name not in (known := sorted(reasoning_gym.factory.DATASETS)):
             near = difflib.get_close_matches(name, known, 3) or known
             raise ValueError(f"datasets: there is no data set {name}; did you mean {', '.join(near)}?")
