@@ -45,7 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
             new = [task for task in tasks if seen.setdefault(content_of(task), task) is task]
             path = given.out / f"{split}.parquet"
             if not new:
-                raise DataError(f"{path}: environment {name} lists no task for {split} that was not listed before")
+                why = "that was not listed before" if tasks else "with its task_options"
+                raise DataError(f"{path}: environment {name} lists no task for {split} {why}")
             write_parquet(path, rows(name, new, split, given.seed))
             left = f"; {len(tasks) - len(new)} were listed before and are left out" if len(new) < len(tasks) else ""
             print(f"{path}: {len(new)} tasks{left}", flush=True)
@@ -102,7 +103,7 @@ def rows(name: str, tasks: Iterable[Fields], split: str, seed: int) -> list[dict
         text = json.dumps({"task": kept, "seed": seed_of(seed, name, split, index) % 2**31}, ensure_ascii=False)
         made.append(
             {
-                "data_source": f"environment/{name}",
+                "data_source": "/".join(["environment", name, *([str(task["source"])] if "source" in task else [])]),
                 "prompt": messages,
                 "agent_name": name,
                 "extra_info": {"split": split, "index": index, COLUMN: text},

@@ -97,9 +97,11 @@ class Environment:
 
     def __init__(self, file: str) -> None:
         self.file = file
-        # At the end, so that a file called like a package that it imports does not hide it.
-        own = str(Path(__file__).resolve().parent)
-        sys.path[:] = [*(one for one in sys.path if one != own), str(Path(file).resolve().parent), str(Path.cwd())]
+        # At the end, so that a file called like a package that it imports does not hide it. An adapter is called like
+        # its package, and must not stand for a package that is missing.
+        own, folder = Path(__file__).resolve().parent, Path(file).resolve().parent
+        beside = [] if folder == own / "adapters" else [str(folder)]
+        sys.path[:] = [*(one for one in sys.path if one != str(own)), *beside, str(Path.cwd())]
         spec = importlib.util.spec_from_file_location("environment_file", file)
         if spec is None or spec.loader is None:
             raise SystemExit(f"{file}: expected a Python file")

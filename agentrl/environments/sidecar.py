@@ -231,8 +231,10 @@ class Sidecar:
             ended = process.poll()
             _end(process)
             how = f"not ready within {options.start_timeout:g} s (start_timeout)" if ended is None else _ending(ended)
+            tail = self._tail()
+            hint = "\nInstall the missing module: name its package in `packages`" * ("ModuleNotFoundError" in tail)
             raise ConfigError(
-                f"{self._what}: it does not start: {how}. Command: {python} {_SERVE} {file}\n{self._tail()}"
+                f"{self._what}: it does not start: {how}. Command: {python} {_SERVE} {file}\n{tail}{hint}"
             ) from None
         return Address(f"http://127.0.0.1:{port}", secret, process)
 

@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrl.agent_loop.react import ReactLoop
+from agentrl.environments.loop import COLUMN
 from agentrl.quickstart.tiny_policy import make_tiny_policy
 from agentrl.tool import ToolSchema
 from agentrl.tool.schema import parameters_of
@@ -27,7 +28,7 @@ from agentrl.trajectory.sample import Sample
 from tools.code_interpreter import CodeInterpreterTool
 from tools.search import SearchTool
 
-Loop = Literal["single_turn", "tool_agent", "react", "openai_proxy"]
+Loop = Literal["single_turn", "tool_agent", "react", "openai_proxy", "environment"]
 LOOPS: tuple[Loop, ...] = get_args(Loop)
 PROMPTS, N, STEPS = 2, 4, 4
 """Prompts a step, trajectories of each, and steps of a run."""
@@ -35,10 +36,11 @@ LEARN = 240
 RATE = 5e-3
 LETTERS = "abcdefghijkmnopq"
 BEHIND = {
+    "environment": "\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n",
     "react": " a is 1\nThought:\n",
     "tool_agent": "\n<|im_start|>user\n<tool_response>\na is 1\n</tool_response><|im_end|>\n<|im_start|>assistant\n",
 }
-"""Text between a tool's answer and the policy's next word."""
+"""Text between a turn of a taught policy and its next word."""
 
 SCORER = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
@@ -68,14 +70,32 @@ async def solve(sample, base_url, api_key, model):
 """
 """An agent of openai_proxy, with a tool of its own at the address TOOL."""
 
+ENVIRONMENT = """
+def tasks(split, seed, count):
+    return []
+
+def start(task, seed):
+    return {"turns": 0}, None
+
+def step(episode, action):
+    episode["turns"] += 1
+    return {"observation": "Sure?", "done": episode["turns"] == 2}
+
+def score(episode):
+    return float(episode["turns"] == 2)
+"""
+"""An environment of two turns, in a sidecar."""
+
 
 def make_rows(folder: Path) -> None:
-    """Write a row for each prompt of a run, so that all of them are drawn once, and the tool that most cells use."""
+    """Write a row for each prompt of a run, so that all of them are drawn once, the tool that most cells use, and the
+    loop of the environment."""
     rows = [
         {
             "prompt": [{"role": "user", "content": question(number)}],
             "data_source": "faults",
             "reward_model": {"ground_truth": str(number)},
+            "extra_info": {COLUMN: json.dumps({"task": {"id": number}, "seed": number})},
         }
         for number in range(PROMPTS * STEPS)
     ]
@@ -85,6 +105,10 @@ def make_rows(folder: Path) -> None:
     corpus.write_text("".join(json.dumps(one) + "\n" for one in documents))
     tool = {"class_name": "tools.search.SearchTool", "config": {"corpus_path": str(corpus), "topk": 1}}
     (folder / "tools.yaml").write_text(json.dumps({"tools": [tool]}))
+    (folder / "environment.py").write_text(ENVIRONMENT)
+    options = {"environment": str(folder / "environment.py")}
+    loop = {"name": "environment", "_target_": "agentrl.environments.loop.EnvironmentLoop", "options": options}
+    (folder / "loops.yaml").write_text(json.dumps([loop]))
 
 
 def question(number: int) -> str:
@@ -93,7 +117,9 @@ def question(number: int) -> str:
 
 def policy_of(loop: Loop, tool: str) -> str:
     """Name the policy that a loop is run with."""
-    if loop not in ("tool_agent", "react"):
+    if loop == "environment":
+        return loop
+    if loop not in BEHIND:
         return "plain"
     return f"{loop}-{'code' if tool == 'code_interpreter' else 'search'}"
 
@@ -104,14 +130,16 @@ def make_policy(folder: Path, loop: Loop, tool: str) -> Path:
     if (path / "made").exists():
         return path
     make_tiny_policy(path, seed=3)
-    if loop in ("tool_agent", "react"):
+    if loop in BEHIND:
         teach(path, loop, tool)
     (path / "made").touch()
     return path
 
 
 def call_text(loop: Loop, tool: str, letters: str) -> str:
-    """Write a call."""
+    """Write a call; an environment's turn is its letters."""
+    if loop == "environment":
+        return f"{letters}<|im_end|>"
     arguments = {"code": f"'{letters}'"} if tool == "code_interpreter" else {"query": letters}
     if loop == "react":
         return f"Action: {tool}\nAction Input: {json.dumps(arguments)}\nObservation:"
@@ -132,14 +160,14 @@ def spellings(schema: ToolSchema) -> list[ToolSchema]:
 
 
 def teach(path: Path, loop: Loop, tool: str) -> None:
-    """Teach a policy to answer the run's prompts with a call that has some letters in it."""
+    """Teach a policy to answer the run's prompts with a call, or a turn, that has some letters in it."""
     tokenizer: Any = AutoTokenizer.from_pretrained(path)
     model = AutoModelForCausalLM.from_pretrained(path)
     optimizer, rng = torch.optim.AdamW(model.parameters(), lr=RATE), random.Random(0)
     written = spellings(SearchTool.default_schema if tool == "search" else CodeInterpreterTool.default_schema)
     for step in range(LEARN):
         asked: list[Message] = [{"role": "user", "content": question(step % (PROMPTS * STEPS))}]
-        tools = [written[step % len(written)]]
+        tools = [] if loop == "environment" else [written[step % len(written)]]
         if loop == "react":
             row = Sample(asked, "faults", loop)
             asked, tools = ReactLoop().first_prompt(row, tools)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +28,7 @@ from agentrl.engines.contract import EngineError
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.engines.servers.fleet import Timings
 from agentrl.engines.weights import Weights
+from agentrl.environments.sidecar import Fields, Play
 from agentrl.trainer.observer import Step
 from agentrl.trainer.step import Trainer
 from benchmarks.fault_matrix import engine_server, tool_server
@@ -46,6 +47,7 @@ HUNG = 6.0
 """Seconds after which a server that hung goes on."""
 OWN_TOOLS = "an agent behind the endpoint calls tools of its own"
 NO_TOOLS = "the loop calls no tool"
+NO_SIDECAR = "the loop has no sidecar"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +75,15 @@ class Fault:
 
 
 def calls_our_tools(loop: Loop) -> str | None:
-    return {"single_turn": NO_TOOLS, "openai_proxy": OWN_TOOLS}.get(loop)
+    return {"single_turn": NO_TOOLS, "openai_proxy": OWN_TOOLS, "environment": NO_TOOLS}.get(loop)
 
 
 def calls_a_tool(loop: Loop) -> str | None:
-    return NO_TOOLS if loop == "single_turn" else None
+    return NO_TOOLS if loop in ("single_turn", "environment") else None
+
+
+def has_a_sidecar(loop: Loop) -> str | None:
+    return None if loop == "environment" else NO_SIDECAR
 
 
 def free_port() -> int:
@@ -209,6 +215,21 @@ def mcp_killed(scene: Scene) -> Iterator[None]:
     command = [sys.executable, "-m", "benchmarks.fault_matrix.mcp_server", str(scene.folder)]
     tools(scene, "tools.mcp.MCPTools", {"command": command, "timeout": 20})
     yield
+
+
+def sidecar_killed(folder: Path) -> None:
+    """Have the sidecar killed in the second step, when trajectories have had their first turn or wait for it."""
+    healthy, steps = Play.step, 0
+
+    async def step(play: Play, text: str, calls: Sequence[Fields]) -> Fields:
+        nonlocal steps
+        steps += 1
+        if steps > 2 * PROMPTS * N + 2 and mark(folder):
+            assert play.address.process is not None
+            play.address.process.kill()
+        return await healthy(play, text, calls)
+
+    patch.object(Play, "step", step).start()
 
 
 # Scorers
@@ -539,6 +560,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("retriever killed", retriever_killed, does_not_apply=calls_our_tools),
     Fault("sandbox killed", sandbox_killed, tool="code_interpreter", does_not_apply=calls_our_tools),
     Fault("MCP server killed", mcp_killed, does_not_apply=calls_our_tools),
+    Fault("sidecar killed", lambda scene: injected(scene, sidecar_killed), does_not_apply=has_a_sidecar),
     Fault("scorer raises", partial(scorer, fault='raise KeyError("injected")'), ends="injected", between=mend_scorer),
     Fault(
         "scorer raises and is counted",

@@ -80,6 +80,7 @@ class Scene:
         rollout, actor = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
         scorer = self.write("scorer.py", self.scorer)
         agent = self.write("agent.py", f"TOOL = {self.agent_tool!r}\n{AGENT}")
+        loops = self.assets / "loops.yaml"
         return [
             f"data.train_files={self.assets}/rows.parquet",
             "data.val_files=null",
@@ -98,6 +99,7 @@ class Scene:
             f"{rollout}.multi_turn.max_tokens_per_turn=48",
             f"{rollout}.multi_turn.tool_config_path={self.assets}/tools.yaml",
             *([f"{rollout}.agent.openai_proxy.target={agent}:solve"] if self.loop == "openai_proxy" else []),
+            *([f"{rollout}.agent.agent_loop_config_path={loops}"] if self.loop == "environment" else []),
             *([] if any("judge" in word for word in self.words) else [f"custom_reward_function.path={scorer}"]),
             "algorithm.filter_groups.enable=false",
             f"async_training.max_staleness={self.bound}",

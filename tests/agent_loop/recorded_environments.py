@@ -6,15 +6,20 @@ The recordings replay in `make test`; `make test-all` plays them again with the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
-from agentrl.environments.sidecar import Play, Sidecar
+from agentrl.environments.interpreter import find_python, virtual_environment
+from agentrl.environments.sidecar import EnvironmentOptions, Play, Sidecar
 from data_prep.environment import entry
 
-FILE = Path(__file__).with_suffix(".json")
+FILE = Path(__file__).absolute().with_suffix(".json")
 SAID = {
+    "openenv": ["Hello!", ""],
     "reasoning_gym": ["I count <answer>310</answer>"],
     "textarena": ["[10]", "no move", "[15]", "[18]"],
     "verifiers": ["<answer>1</answer>"],
@@ -37,9 +42,20 @@ def score(episode):
 """Environment whose tasks are recordings."""
 
 
+def openenv_template(options: EnvironmentOptions) -> None:
+    """Make OpenEnv's template `echo_env` in the working directory, by the package's own command, for 64 sessions."""
+    python = virtual_environment("openenv", find_python(options.python, "python"), options.packages, "packages")
+    making = [str(Path(python).with_name("openenv")), "init", "echo_env"]
+    subprocess.run(making, check=True, stdout=subprocess.DEVNULL, env={"PATH": "", "HOME": str(Path.cwd())})
+    app = Path("echo_env/server/app.py")
+    app.write_text(app.read_text().replace("max_concurrent_envs=1,", "max_concurrent_envs=64,"))
+
+
 async def play(family: str) -> dict[str, Any]:
-    """Play the first task with the real package; return the recording."""
+    """Play the first task with the real package, in the working directory; return the recording."""
     _, options = entry(Path(f"environments/{family}.yaml"), None)
+    if family == "openenv":
+        openenv_template(options)
     sidecar = Sidecar(options)
     try:
         (task,) = await sidecar.tasks("train", 1, 1, 600.0)
@@ -55,7 +71,8 @@ async def play(family: str) -> dict[str, Any]:
 
 async def main() -> None:
     """Write the recordings of all families."""
-    found = {family: await play(family) for family in SAID}
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        found = {family: await play(family) for family in SAID}
     FILE.write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -28,10 +28,11 @@ from agentrl.system.call_journal import CallJournal, Entry
 from agentrl.tool import ErrorKind
 from agentrl.trajectory import Status, Trajectory
 from agentrl.trajectory.sample import Sample
-from data_prep.environment import rows
+from data_prep.environment import entry, rows
 from tests.agent_loop.conftest import Bench, call, sample
 from tests.agent_loop.recorded_environments import FILE, REPLAY, SAID, play
 from tests.e2e.test_docs import write_files
+from tests.sandbox.servers import running
 from tests.system.test_call_journal import live
 from tests.waiting import until
 
@@ -272,6 +273,12 @@ def test_an_environment_that_does_not_start_gives_its_last_lines(tmp_path: Path,
     assert problem in str(error.value)
 
 
+def test_an_adapter_whose_package_is_missing_says_so() -> None:
+    """An adapter is called like its package, and is not taken for it."""
+    with pytest.raises(ConfigError, match=r"No module named 'textarena'\nInstall .* name its package in `packages`"):
+        EnvironmentLoop(EnvironmentOptions(environment="textarena")).check()
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
@@ -393,8 +400,28 @@ async def test_what_real_packages_answered_is_played(bench: MakeBench, tmp_path:
 @pytest.mark.slice(0, "long run")
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("family", SAID)
-async def test_real_packages_answer_as_recorded(family: str) -> None:
+async def test_real_packages_answer_as_recorded(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     assert await play(family) == json.loads(FILE.read_text())[family]
+
+
+@pytest.mark.slice(0, "long run")
+@pytest.mark.timeout(1800)
+async def test_what_a_policy_writes_neither_ends_a_run_of_reasoning_gym_nor_is_run_as_code(bench: MakeBench) -> None:
+    """A scorer that cannot read an answer raises; others evaluate it."""
+    _, options = entry(Path("environments/reasoning_gym.yaml"), None)
+    options = options.model_copy(update={"task_options": {"datasets": ["prime_factorization"]}})
+    sidecar = Sidecar(options)
+    try:
+        (task,) = await sidecar.tasks("train", 1, 1, 600)
+        for name, problem in {"countdown": "as code", "leg_countin": "did you mean leg_counting"}.items():
+            sidecar.options = options.model_copy(update={"task_options": {"datasets": [name]}})
+            with pytest.raises(CodeError, match=problem):
+                await sidecar.tasks("train", 1, 1, 600)
+    finally:
+        await sidecar.close()
+    (one,) = await played(bench(["<answer>yes</answer>"]), options, row(task))
+    assert (one.status, one.score, one.score_extra["unreadable"]) == (Status.COMPLETED, 0.0, 1.0)
 
 
 async def test_a_resources_server_of_nemo_gym(bench: MakeBench, tmp_path: Path) -> None:
@@ -420,3 +447,65 @@ async def test_a_resources_server_of_nemo_gym(bench: MakeBench, tmp_path: Path) 
         server.shutdown()
     assert [record.response for record in one.tool_calls] == ['{"weather": "sunny"}', '{"detail": "no city"}']
     assert (one.status, one.score, one.score_extra["tool_call_seen"]) == (Status.COMPLETED, 1.0, 1.0)
+
+
+INSTRUCTION = "Write hello into /app/out.txt.\n"
+TESTS = """#!/bin/bash
+# /tests/expected is beside /app/out.txt
+cmp /app/out.txt /tests/expected && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt
+"""
+
+
+def harbor_task(folder: Path, dockerfile: str = "FROM ubuntu:24.04\n\n# No more.\n\nWORKDIR /app") -> Path:
+    """A task folder as `harbor init` of 0.26.0 makes it, with an instruction and tests."""
+    for name, content in {
+        "task.toml": 'schema_version = "1.4"\n[verifier]\ntimeout_sec = 20.0\n[environment]\n',
+        "instruction.md": INSTRUCTION,
+        "environment/Dockerfile": dockerfile,
+        "tests/test.sh": TESTS,
+        "tests/expected": "hello\n",
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+    return folder
+
+
+async def test_a_task_folder_of_harbor_in_the_sandbox(bench: MakeBench, tmp_path: Path) -> None:
+    for number in range(11):
+        harbor_task(tmp_path / f"t{number:02}")
+    forged = (
+        "mkdir -p ../tests ../logs/verifier; echo 1 | tee ../logs/verifier/reward.txt; echo exit > ../tests/test.sh"
+    )
+    with running(None) as server:
+        given: dict[str, Any] = {"folder": str(tmp_path), "sandbox": server.url, "command_timeout": 2}
+        options = EnvironmentOptions(environment="harbor", task_options=given)
+        sidecar = Sidecar(options)
+        listed = [await sidecar.tasks(split, 1, 20, 20) for split in ("train", "validation")]
+        await sidecar.close()
+        assert [len(tasks) for tasks in listed] == [9, 2]
+        (task, *_) = listed[0]
+        assert task["prompt"] == "Write hello into /home/sandbox/app/out.txt.\n"
+        scripts = [
+            [call("bash", command="echo hello > out.txt; pwd; false"), call("bash", command="sleep 9"), "Done."],
+            [call("bash", command=forged), "Done."],
+        ]
+        played_ones = [(await played(bench(script), options, row(task)))[0] for script in scripts]
+    assert [(one.status, one.score, one.score_extra["tested"]) for one in played_ones] == [
+        *[(Status.COMPLETED, 1.0, 1.0), (Status.COMPLETED, 0.0, 1.0)]
+    ]
+    assert [record.response for record in played_ones[0].tool_calls] == [
+        *["/home/sandbox/app\n\n[exit status 1]", "limits reached: wall_time"]
+    ]
+
+
+async def test_a_task_folder_that_needs_an_image_is_refused(tmp_path: Path) -> None:
+    harbor_task(tmp_path / "t0", "FROM python:3.12\nRUN pip install numpy")
+    options = EnvironmentOptions(
+        environment="harbor", task_options={"folder": str(tmp_path), "sandbox": "http://unused"}
+    )
+    sidecar = Sidecar(options)
+    try:
+        with pytest.raises(CodeError, match=r"t0: the task needs an image, .* \(RUN pip install numpy\)"):
+            await sidecar.tasks("validation", 1, 1, 20)
+    finally:
+        await sidecar.close()

@@ -27,6 +27,8 @@ from benchmarks.fault_matrix.scene import TORN_SERVED, Scene
 from benchmarks.fault_matrix.verdict import judge
 
 BOUND = 1
+OF_EPISODES = ("sidecar killed", "driver killed: sampling")
+"""Faults in mid-episode that take no Ray."""
 
 
 def test_there_are_at_least_twenty_faults_each_met_by_a_loop() -> None:
@@ -38,9 +40,12 @@ def test_there_are_at_least_twenty_faults_each_met_by_a_loop() -> None:
 
 @pytest.mark.timeout(300)
 def test_a_cell(tmp_path: Path, request: pytest.FixtureRequest, capfd: pytest.CaptureFixture[str]) -> None:
-    """A single turn, whose policy takes no time to be made."""
+    """A single turn and an environment, whose policy takes no time to be made."""
     rng = random.Random(request.config.getoption("slice_seed"))
-    chosen = rng.sample([one for one in cells() if one.loop == "single_turn" and is_cheap(one.fault.name)], 1)
+    chosen = [
+        *rng.sample([one for one in cells() if one.loop == "single_turn" and is_cheap(one.fault.name)], 1),
+        *rng.sample([one for one in cells() if one.loop == "environment" and one.fault.name in OF_EPISODES], 1),
+    ]
     run(chosen, tmp_path, 1)
     found = {one.name: outcome(one, tmp_path) for one in chosen}
     assert {one.state for one in found.values()} == {"passed"}, (found, capfd.readouterr().out)
@@ -98,8 +103,8 @@ def test_a_table_says_what_failed_and_what_was_not_run(tmp_path: Path) -> None:
         (cell.folder(tmp_path) / RESULT).write_text(json.dumps(found))
         assert outcome(cell, tmp_path) == Result(**found)  # type: ignore[arg-type]
     lines = table(tmp_path)
-    assert "| NaN gradient | not run | not run | 1.2 / FAILED | not run | 4 |" in lines
-    assert "| tool: flood | - | not run | not run | - |  |" in lines
+    assert "| NaN gradient | not run | not run | 1.2 / FAILED | not run | not run | 4 |" in lines
+    assert "| tool: flood | - | not run | not run | - | - |  |" in lines
     assert "1 passed, 1 failed" in lines[-1] and "`abc` (2)" in lines[-1]
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- fault matrix -->\nold\n<!-- end of fault matrix -->\nafter\n")

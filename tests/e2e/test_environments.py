@@ -13,12 +13,16 @@ from agentrl.config.registries import AGENT_LOOPS
 from agentrl.observe.invariants import check_trajectory
 from agentrl.train import main as train
 from agentrl.trajectory.parquet import read_trajectories
+from data_prep.environment import entry
 from data_prep.environment import main as prepare
+from tests.agent_loop.recorded_environments import openenv_template
 from tests.agent_loop.short_turns import ending_its_turns
+from tests.agent_loop.test_environments import harbor_task
 from tests.conftest import PROJECT
 from tests.e2e.test_docs import commands, write_files
 from tests.e2e.test_train import lines
 from tests.runs import Overrides
+from tests.sandbox.servers import running
 
 PAGE = "docs/environments.md"
 Run = Callable[[Path, str], Path]
@@ -87,7 +91,7 @@ def test_the_pages_environment_is_trained_with(
 
 
 FAMILIES = sorted(path.stem for path in (PROJECT / "configs" / "environments").glob("*.yaml"))
-INSTALLED = [one for one in FAMILIES if one != "nemo_gym"]  # which needs a server that runs
+INSTALLED = [one for one in FAMILIES if one not in ("harbor", "nemo_gym")]  # which need a server that runs
 
 
 @pytest.mark.slice(0, "long run")
@@ -98,10 +102,26 @@ def test_a_public_task_of_each_family_is_trained_two_steps(
 ) -> None:
     """Its packages are installed once; then no package index is there."""
     config = f"environments/{family}.yaml"
+    monkeypatch.chdir(tmp_path)
+    if family == "openenv":
+        openenv_template(entry(Path(config), None)[1])
     rows = ["--train-rows", "16", "--validation-rows", "2", "--out", str(tmp_path / "rows")]
     assert prepare(["--config", config, *rows]) == 0
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     check_run(two_steps(tmp_path / "rows", config))
+
+
+@pytest.mark.slice(0, "long run")
+def test_task_folders_of_harbor_are_trained_two_steps(two_steps: Run, tmp_path: Path) -> None:
+    for number in range(18):
+        harbor_task(tmp_path / "tasks" / f"t{number:02}")
+    config = tmp_path / "harbor.yaml"
+    with running(None) as server:
+        (given,) = yaml.safe_load((PROJECT / "configs" / "environments" / "harbor.yaml").read_text())
+        given["options"]["task_options"] = {"folder": str(tmp_path / "tasks"), "sandbox": server.url}
+        config.write_text(yaml.safe_dump([given]))
+        assert prepare(["--config", str(config), "--out", str(tmp_path / "rows")]) == 0
+        check_run(two_steps(tmp_path / "rows", str(config)))
 
 
 def test_every_family_has_an_entry_that_pins_its_package() -> None:

@@ -3,6 +3,7 @@
 Options of `tasks`: `datasets`, names or a mapping of names to their options; rows take turns.
 """
 
+import difflib
 import functools
 import json
 
@@ -10,6 +11,11 @@ import reasoning_gym
 from reasoning_gym.utils import extract_answer
 
 ASK = "\n\nThink, then give the final answer alone between <answer> and </answer>."
+EVALUATED = (
+    *("binary_matrix", "codeio", "countdown", "intermediate_integration", "n_queens", "polynomial_multiplication"),
+    *("puzzle24", "simple_integration", "spiral_matrix", "string_insertion"),
+)
+"""Data sets whose scorers run the answer, which a model wrote, as code."""
 APART = 1_000_003
 """Distance of the seeds of two runs; entry `index` of a data set has the seed of the data set plus `index`."""
 
@@ -17,31 +23,42 @@ APART = 1_000_003
 def tasks(split, seed, count, datasets=("leg_counting",)):
     """Yield the entries of the data sets in turn; those for validation have seeds of their own."""
     options = {name: {} for name in datasets} if not isinstance(datasets, dict) else datasets
+    for name in options:
+        if name in EVALUATED:
+            raise ValueError(f"datasets: the scorer of {name} runs answers, which a model wrote, as code")
+        if name not in (known := sorted(reasoning_gym.factory.DATASETS)):
+            near = difflib.get_close_matches(name, known, 3) or known
+            raise ValueError(f"datasets: there is no data set {name}; did you mean {', '.join(near)}?")
     first = (2 * seed + (split != "train")) * APART
     for number in range(count):
         name = list(options)[number % len(options)]
         task = {"dataset": name, "options": options[name] or {}, "seed": first, "index": number // len(options)}
         question = _entry(task)[1]["question"]
-        yield {"id": f"{name}/{first + task['index']}", "prompt": question + ASK, **task}
+        yield {"id": f"{name}/{first + task['index']}", "source": name, "prompt": question + ASK, **task}
 
 
 def start(task, seed):
     """Make the entry again."""
     dataset, entry = _entry(task)
-    return {"dataset": dataset, "entry": entry, "score": 0.0, "answered": False}, None
+    name = task["dataset"]
+    return {"task": name, "dataset": dataset, "entry": entry, "score": 0.0, "answered": False, "unreadable": 0.0}, None
 
 
 def step(episode, action):
     """Score the answer."""
     answer = extract_answer(action["text"])
     episode["answered"] = answer is not None
-    episode["score"] = float(episode["dataset"].score_answer(answer=answer, entry=episode["entry"]))
+    try:
+        episode["score"] = float(episode["dataset"].score_answer(answer=answer, entry=episode["entry"]))
+    except Exception as error:  # some scorers cannot read every text, and the policy may write any
+        print(f"{episode['task']}: the scorer fails on {answer!r:.200}: {error!r}")
+        episode["unreadable"] = 1.0
     return {"reward": 0.0, "done": True}
 
 
 def score(episode):
-    """Return the score of the answer, and whether there was one between the tags."""
-    return {"score": episode["score"], "answered": float(episode["answered"])}
+    """Return the score of the answer, whether there was one between the tags, and whether the scorer failed on it."""
+    return {"score": episode["score"], "answered": float(episode["answered"]), "unreadable": episode["unreadable"]}
 
 
 def _entry(task):

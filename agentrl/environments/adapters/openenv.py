@@ -1,0 +1,100 @@
+"""OpenEnv: an environment that a server plays over WebSocket.
+
+Options of `tasks`: `server`, its URL, or a folder with `openenv.yaml`, which this process serves; `prompt`; `resets`,
+arguments of `reset` that rows take in turn; `shown`, the field of an observation to show, by default all as JSON.
+"""
+
+import importlib
+import json
+import socket
+import sys
+import threading
+import urllib.request
+from pathlib import Path
+
+import uvicorn
+import yaml
+from websockets.sync.client import connect
+
+APART = 1_000_003  # distance of the seeds of two runs
+LOADING, SERVED = threading.Lock(), {}
+
+
+def tasks(split, seed, count, server, prompt=None, resets=({},), shown=None):
+    """Yield rows that differ in their seed. An action of one text is the policy's text; others are calls."""
+    tools = []
+    schema = json.load(urllib.request.urlopen(f"http{_address(server)}/schema", timeout=60))["action"]
+    field, *others = schema.get("required") or [None]
+    if mcp := schema["title"] in ("Action", "CallToolAction", "ListToolsAction"):
+        with connect(f"ws{_address(server)}/ws") as session:
+            listed = _ask(session, "step", {"type": "list_tools"})["observation"]["tools"]
+        tools = [{"parameters": tool.pop("input_schema"), **tool} for tool in listed]
+    elif others or schema["properties"].get(field, {}).get("type") != "string":
+        tools = [{"name": "act", "description": schema.get("description", "Act."), "parameters": schema}]
+    tools = [{"type": "function", "function": tool} for tool in tools]
+    task = {"prompt": prompt or schema.get("description", "Act."), "tools": tools, "server": server, "shown": shown}
+    for number in range(count):
+        reset = {"seed": (2 * seed + (split != "train")) * APART + number, **resets[number % len(resets)]}
+        yield {**task, "id": json.dumps(reset), "reset": reset, "mcp": mcp, "field": None if tools else field}
+
+
+def start(task, seed):
+    """Open a session, and reset its environment."""
+    session = connect(f"ws{_address(task['server'])}/ws", open_timeout=60, ping_interval=None, max_size=None)
+    episode = {"session": session, "task": task, "score": 0.0}
+    try:
+        return episode, _ask(session, "reset", task["reset"], task["shown"])["said"]
+    except BaseException:
+        session.close()
+        raise
+
+
+def step(episode, action):
+    """Act by the turn's text or by its calls; where an action is a call, a turn without one ends the episode."""
+    task, calls, reward, said = episode["task"], action["calls"], 0.0, []
+    acts = [{task["field"]: action["text"]}] if task["field"] else [call["arguments"] for call in calls]
+    if task["mcp"]:
+        acts = [{"type": "call_tool", "tool_name": one["name"], "arguments": one["arguments"]} for one in calls]
+    done = not acts
+    for act in acts:
+        seen = {"said": "Error: the episode is over"} if done else _ask(episode["session"], "step", act, task["shown"])
+        reward, done = reward + float(seen.get("reward") or 0.0), done or bool(seen.get("done"))
+        said.append(seen["said"])
+    episode["score"] += reward
+    return {"reward": reward, "done": done, **({"observation": said[0]} if task["field"] else {"answers": said})}
+
+
+def score(episode):
+    """Return the sum of the rewards."""
+    return episode["score"]
+
+
+def close(episode):
+    """End the session."""
+    episode["session"].close()
+
+
+def _ask(session, kind, data, field=None):
+    session.send(json.dumps({"type": kind, "data": data}))
+    answer = json.loads(session.recv())
+    if answer["type"] == "error":
+        if answer["data"]["code"] == "VALIDATION_ERROR":  # the policy's mistake
+            return {"said": "Error: " + "; ".join(one["msg"] for one in answer["data"]["errors"])}
+        raise RuntimeError("OpenEnv server: {message} ({code})".format(**answer["data"]))
+    seen = answer["data"]["observation"]
+    shown = seen.get(field, seen)
+    if "tool_name" in seen:
+        shown = seen["error"] or "\n".join(part.get("text", "") for part in seen["result"]["content"])
+    return {**answer["data"], "said": shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False)}
+
+
+def _address(server):
+    with LOADING:
+        if not server.startswith("http") and server not in SERVED:
+            sys.path.insert(0, str(Path(server).resolve()))
+            module, _, name = yaml.safe_load(Path(server, "openenv.yaml").read_text())["app"].partition(":")
+            app, listening = getattr(importlib.import_module(module), name), socket.create_server(("127.0.0.1", 0))
+            serving = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+            threading.Thread(target=serving.run, args=([listening],), daemon=True).start()
+            SERVED[server] = f"://127.0.0.1:{listening.getsockname()[1]}"
+        return SERVED[server] if server in SERVED else server.rstrip("/")[4:]
