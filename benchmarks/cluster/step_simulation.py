@@ -24,11 +24,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from agentrl.plan import rollout_times
+from agentrl.plan.many_steps import Trajectories
+from agentrl.plan.rollout_times import RolloutTimes
+from agentrl.plan.simulated_servers import Session
 from agentrl.plan.sizing import ModelShape
-from benchmarks.cluster import rollout_times
-from benchmarks.cluster.rollout_times import RolloutTimes
-from benchmarks.cluster.simulated_servers import Lengths, Session, workload
-from benchmarks.cluster.step_times import Cluster, Memory, Options, Plan, Stage, Training
+from agentrl.plan.step_times import Cluster, Memory, Options, Plan, Stage, Training
 
 Kind = TypeVar("Kind", bound=Options)
 
@@ -40,58 +41,6 @@ MODELS = {
     "Llama-3.3-70B": ModelShape(80, 8192, 64, 8, 128, 28672, 128256),
 }
 """Shapes of known models, from their config.json; any other is given by its path."""
-
-
-class Trajectories(Options):
-    """Trajectories to draw where no recorded ones are given: (median, sigma) of log-normal distributions."""
-
-    system: int = 500
-    """Tokens that all prompts begin with."""
-    prompt: int = 300
-    """Median tokens of a prompt after that; sigma 0.5."""
-    answer: int = 600
-    """Median tokens that are sampled in a turn."""
-    answer_sigma: float = 0.9
-    answer_most: int = 8192
-    turns: float = 3.0
-    """Mean turns of a trajectory."""
-    turns_most: int = 12
-    observation: int = 300
-    """Median tokens of a tool's answer; sigma 1."""
-    tool_seconds: float = 1.0
-    """Median; sigma 1.2, at most 60."""
-    response_most: int = 16384
-    """Tokens after the prompt, at which a trajectory is cut (data.max_response_length)."""
-
-    def draw(self, plan: Plan, rng: random.Random) -> list[Session]:
-        more = max(0.0, 1 - 1 / self.turns)
-        lengths = Lengths(
-            system=self.system,
-            question=(self.prompt, 0.5, 10, 20 * self.prompt),
-            answer=(self.answer, self.answer_sigma, 1, self.answer_most),
-            observation=(self.observation, 1.0, 1, 20 * self.observation),
-            tool_seconds=(self.tool_seconds, 1.2, 0.0, 60),
-            more_turns=(more, more),
-            most_turns=self.turns_most,
-        )
-        sessions = workload(plan.prompts * plan.n, plan.n, lengths, rng)
-        for session in sessions:
-            cut(session, self.response_most)
-        return sessions
-
-
-def cut(session: Session, most: int) -> None:
-    """Let a session that has not begun end after `most` tokens, in the midst of an answer or before it."""
-    answers: list[int] = []
-    for answer, observed in zip(session.answers, [0, *session.observations], strict=True):
-        most -= observed
-        if most <= 0:
-            break
-        answers.append(min(answer, most))
-        most -= answers[-1]
-    turns = len(answers)
-    session.answers, session.left = answers, answers[0]
-    session.observations, session.tools = session.observations[: turns - 1], session.tools[: turns - 1]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

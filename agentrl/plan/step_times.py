@@ -15,9 +15,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from agentrl.plan import sizing
+from agentrl.plan.simulated_servers import Session, Speed
 from agentrl.plan.sizing import BFLOAT16, FLOAT32, ModelShape, Work
 from agentrl.runtime.ranks import shares
-from benchmarks.cluster.simulated_servers import Session, Speed
 
 
 class Options(BaseModel):
