@@ -1,4 +1,4 @@
-"""`python -m agentrl.plan [key=value ...]`: the memory that a training will need, before anything is loaded.
+"""`python -m agentrl.plan [key=value ...]`: memory and seconds of a training, before anything is loaded.
 
 Takes the words of `python -m agentrl.train`. The exit status is 1 for a run that does not fit.
 """
@@ -23,7 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from rich.console import Console
 
         from agentrl.plan.memory import MemoryPlan
-        from agentrl.plan.report import show
+        from agentrl.plan.report import show, show_times
+        from agentrl.plan.times import TimePlan, cluster_of
         from agentrl.runtime.device import resolve_device
         from agentrl.runtime.room import room
 
@@ -31,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         device = resolve_device(config.trainer.device, console.print)
         plan = MemoryPlan(config, device, room(device))
         show(plan, console)
+        show_times(TimePlan(plan, *cluster_of(plan)), console)
         fits = plan.fullest.total <= plan.capacity
 
     return exit_status(work) or (0 if fits else 1)

@@ -185,10 +185,20 @@ class Simulation:
         self._admit()
         self._clock.run(lambda: len(self._ends) > self._steps)
 
+    @property
+    def seconds(self) -> float:
+        """Mean of a counted step."""
+        ends, first = self._ends, self._uncounted
+        return (ends[-1] - ends[first]) / (len(ends) - 1 - first)
+
+    @property
+    def _uncounted(self) -> int:
+        """First steps, of which more batches are begun than taken."""
+        return min(self._way.bound + 2, self._steps // 2)
+
     def seen(self, sampled: float) -> Seen:
         """Return what the counted steps took, beside servers that sample so many tokens a second, all together."""
-        ends, first = self._ends, min(self._way.bound + 2, self._steps // 2)
-        seconds = (ends[-1] - ends[first]) / (len(ends) - 1 - first)
+        ends, first, seconds = self._ends, self._uncounted, self.seconds
         updates, counted = self._updates[first + 1 : len(ends)], self._tokens[first + 1 : len(ends)]
         busy = statistics.mean(server.totals.busy for server in self._fleet.values()) / self._clock.now
         tokens = sum(count for _, count in self._stale)
@@ -293,7 +303,7 @@ class Simulation:
                 server.hold()
         self._admit()
         training = self._training
-        passes = training.forward("old_log_prob", sessions), training.update("update_actor", sessions), training.save()
+        passes = [*training.passes(sessions), training.save()]
         self._updates.append(sum(stage.seconds for stage in passes))
         self._tokens.append(sum(sum(session.answers) for session in sessions))
         self._clock.after(self._updates[-1], self._updated)

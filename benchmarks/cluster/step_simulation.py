@@ -16,7 +16,6 @@ import argparse
 import dataclasses
 import json
 import random
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -26,10 +25,9 @@ from rich.table import Table
 
 from agentrl.plan import rollout_times
 from agentrl.plan.many_steps import Trajectories
-from agentrl.plan.rollout_times import RolloutTimes
-from agentrl.plan.simulated_servers import Session
+from agentrl.plan.one_step import Forecast, bound_by, forecast
 from agentrl.plan.sizing import ModelShape
-from agentrl.plan.step_times import Cluster, Memory, Options, Plan, Stage, Training
+from agentrl.plan.step_times import Cluster, Memory, Options, Plan, Training
 
 Kind = TypeVar("Kind", bound=Options)
 
@@ -43,67 +41,26 @@ MODELS = {
 """Shapes of known models, from their config.json; any other is given by its path."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Forecast:
-    """One step."""
-
-    training: Training
-    tokens: int
-    longest: int
-    sampled: int
-    rollout: RolloutTimes
-    stages: list[Stage]
-    memory: Memory
-
-    @property
-    def seconds(self) -> float:
-        return sum(stage.seconds for stage in self.stages)
-
-    @property
-    def dominates(self) -> Stage:
-        return max(self.stages, key=lambda stage: stage.seconds)
-
-    def tree(self) -> dict[str, Any]:
-        """Return all figures as the object that --json prints."""
-        return {
-            "cluster": self.training.cluster.model_dump(),
-            "plan": self.training.plan.model_dump(),
-            "parameters": self.training.shape.params,
-            "trained_parameters": self.training.trained,
-            "tokens": self.tokens,
-            "longest": self.longest,
-            "sampled": self.sampled,
-            "rollout": dataclasses.asdict(self.rollout),
-            "stages": {stage.name: dataclasses.asdict(stage) | {"seconds": stage.seconds} for stage in self.stages},
-            "seconds": self.seconds,
-            "tokens_per_second": self.tokens / self.seconds,
-            "dominates": self.dominates.name,
-            "memory": self.memory.moments,
-            "fits": self.memory.fits,
-            "kv_tokens_per_server": self.training.kv_tokens,
-            "host": self.training.host_bytes(self.tokens),
-        }
-
-
-def forecast(training: Training, sessions: Sequence[Session], *, system: int = 0) -> Forecast:
-    """The stages of `agentrl.trainer.step.Trainer.train_step`, one after another. The sessions are used up."""
-    plan = training.plan
-    rollout = rollout_times.simulate(
-        sessions, training.servers, training.speed(), concurrent=plan.concurrent, system=system
-    )
-    tail = f"95 % done after {rollout.most:.3g} s; tools {rollout.tools:.3g} s a trajectory; busy {rollout.busy:.0%}"
-    stages = [Stage("rollout", serial=rollout.all, note=tail), training.forward("old_log_prob", sessions)]
-    if plan.reference:
-        stages.append(training.forward("ref_log_prob", sessions))
-    if plan.critic:
-        stages.append(training.forward("values", sessions, head=False))
-        stages.append(training.update("update_critic", sessions, head=False))
-    if training.teacher is not None:
-        stages.append(training.teacher_pass(sessions))
-    stages += [training.update("update_actor", sessions), training.sync(), training.save()]
-    lengths = rollout_times.final_lengths(sessions)
-    sampled = sum(sum(session.answers) for session in sessions)
-    return Forecast(training, sum(lengths), max(lengths), sampled, rollout, stages, training.memory())
+def tree(found: Forecast) -> dict[str, Any]:
+    """Return all figures as the object that --json prints."""
+    return {
+        "cluster": found.training.cluster.model_dump(),
+        "plan": found.training.plan.model_dump(),
+        "parameters": found.training.shape.params,
+        "trained_parameters": found.training.trained,
+        "tokens": found.tokens,
+        "longest": found.longest,
+        "sampled": found.sampled,
+        "rollout": dataclasses.asdict(found.rollout),
+        "stages": {stage.name: dataclasses.asdict(stage) | {"seconds": stage.seconds} for stage in found.stages},
+        "seconds": found.seconds,
+        "tokens_per_second": found.tokens / found.seconds,
+        "dominates": found.dominates.name,
+        "memory": found.memory.moments,
+        "fits": found.memory.fits,
+        "kv_tokens_per_server": found.training.kv_tokens,
+        "host": found.training.host_bytes(found.tokens),
+    }
 
 
 def main() -> None:
@@ -135,7 +92,7 @@ def main() -> None:
     except (OSError, ValueError, KeyError, IndexError) as error:
         parser.error(f"{type(error).__name__}: {error}")
     if given.json:
-        print(json.dumps(found.tree(), indent=1))
+        print(json.dumps(tree(found), indent=1))
     else:
         show(found, Console(width=120))
 
@@ -182,14 +139,6 @@ def show(found: Forecast, console: Console) -> None:
     )
     if not found.memory.fits:
         console.print("[bold red]It does not fit.[/]")
-
-
-def bound_by(stage: Stage) -> str:
-    if stage.name == "rollout":
-        return "decoding, tools and the longest trajectories"
-    if stage.serial >= max(stage.compute, stage.traffic):
-        return "what travels between machines, memories and disks"
-    return "arithmetic" if stage.compute >= stage.traffic else "the network that gathers weights"
 
 
 def stage_table(found: Forecast) -> Table:
