@@ -192,6 +192,13 @@ class Simulation:
         return (ends[-1] - ends[first]) / (len(ends) - 1 - first)
 
     @property
+    def seconds_a_token(self) -> float:
+        """Seconds of the counted steps over the sampled tokens that they train on: the first batches of a large bound
+        have the shortest trajectories."""
+        ends, first = self._ends, self._uncounted
+        return (ends[-1] - ends[first]) / sum(self._tokens[first + 1 : len(ends)])
+
+    @property
     def _uncounted(self) -> int:
         """First steps, of which more batches are begun than taken."""
         return min(self._way.bound + 2, self._steps // 2)

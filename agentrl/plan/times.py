@@ -42,6 +42,7 @@ ON_A_CPU = {"mfu_update": 0.85, "mfu_forward": 0.9, "mfu_prefill": 0.9, "attenti
 BOUNDS = (0, 1, 2, 4, 8)
 """Values of async_training.max_staleness that are compared."""
 STEPS = 12
+"""Steps that a way is simulated, and two more for each version of its bound."""
 NEAR = 1.05
 """A smaller bound is preferred whose steps take at most so many times the fastest ones' seconds."""
 
@@ -78,13 +79,17 @@ class TimePlan:
 
     def by_bound(self) -> Iterator[tuple[Way, float]]:
         """Simulate the ways to bound staleness, and yield each with its seconds a step."""
+        for way in self.ways:
+            simulation = Simulation(self.training, way, self._trajectories[0], STEPS + 2 * way.bound)
+            simulation.run()
+            yield way, simulation.seconds_a_token * self.step.sampled
+
+    @property
+    def ways(self) -> list[Way]:
+        """Ways to bound staleness, the smallest bound and depth first."""
         shared = not only_generate(self.memory.config)
-        for bound in BOUNDS:
-            for depth in sorted({min(1, bound), bound}):
-                way = Way(f"max_staleness={bound}", bound, depth, shared=shared)
-                simulation = Simulation(self.training, way, self._trajectories[0], STEPS)
-                simulation.run()
-                yield way, simulation.seconds
+        pairs = [(bound, depth) for bound in BOUNDS for depth in sorted({min(1, bound), bound})]
+        return [Way(f"max_staleness={bound}", bound, depth, shared=shared) for bound, depth in pairs]
 
     @cached_property
     def _plan(self) -> Plan:
