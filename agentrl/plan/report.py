@@ -55,8 +55,8 @@ def advice(plan: MemoryPlan) -> Iterator[str]:
             yield f"{part}, {size / GB:.2f} GB: {saving[part].format(rows=plan.rows)}"
 
 
-def show_times(plan: TimePlan, console: Console) -> None:
-    """Print the seconds of a step by stage, what bounds it, the steps by staleness bound, and advice."""
+def show_times(plan: TimePlan, ways: Sequence[tuple[Way, float]], console: Console) -> None:
+    """Print the seconds of a step by stage, its bottleneck, the steps by staleness bound (`ways`), and advice."""
     step = plan.step
     table = Table(title="seconds of a step, rollouts and updates in turn", title_justify="left")
     for column in ("stage", "seconds", "part"):
@@ -72,7 +72,6 @@ def show_times(plan: TimePlan, console: Console) -> None:
     console.print(f"bottleneck: {first.name}, {part}, bound by {bound_by(first)}")
     if steps is not None:
         console.print(f"{steps} steps: {duration(steps * step.seconds)}")
-    ways = list(plan.by_bound())
     chosen, seconds = times.best(ways)
     console.print("seconds a step by async_training.max_staleness: " + listed(ways))
     console.print(f"best bound: {chosen.bound}, {seconds:.3g} s a step")
