@@ -274,7 +274,10 @@ def read_shape(path: str, override: Mapping[str, JSON]) -> ModelShape:
     try:
         found, _ = PreTrainedConfig.get_config_dict(path)
     except OSError as error:
-        raise ConfigError(f"{path}: the model's config.json cannot be read: {error}") from None
+        raise ConfigError(
+            f"{path}: the model's config.json cannot be read: {error}\nGive the folder of a model, or a name that the "
+            "Hugging Face hub knows, where it can be reached"
+        ) from None
     if not found:
         raise ConfigError(f"{path}: the model's config.json cannot be read: the folder has none")
     try:

@@ -109,18 +109,24 @@ def test_the_smallest_bound_that_is_nearly_the_fastest_is_chosen() -> None:
     assert best(ways)[0].bound == 2
 
 
-def test_slow_tools_ask_for_a_bound_and_a_busy_engine_for_none(words: list[str], tmp_path: Path) -> None:
+def test_slow_tools_gain_by_a_bound_and_a_busy_processor_does_not(words: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "run" / "trajectories"
     folder.mkdir(parents=True)
     waits = [recorded_trajectory(answer=2, observed=5, seconds=wait) for wait in (0.0, 0.0, 0.0, 400.0)]
     write(folder, *waits)
     slow = planned(words, "data.train_batch_size=4", f"{ROLLOUT}.n=2")
-    chosen, _ = best(list(slow.by_bound()))
-    assert chosen.bound > 0
+    chosen, _ = best(ways := list(slow.by_bound()))
+    assert chosen.bound > 0 and gain(ways) > 2
     assert f"async_training.max_staleness={chosen.bound}" in next(advice(slow, chosen))
     linear = SLOW.model_copy(update={"bandwidth": 1e15, "step_fixed": 0.0})
-    busy = planned([words[0], f"trainer.default_local_dir={tmp_path}/other", *words[2:]], cluster=linear)
-    assert best(list(busy.by_bound()))[0].bound == 0, "a processor that is never idle gains nothing"
+    none = f"{ROLLOUT}.multi_turn.tool_config_path=null"
+    busy = planned([words[0], f"trainer.default_local_dir={tmp_path}/other", *words[2:], none], cluster=linear)
+    assert gain(list(busy.by_bound())) < 1.2, "a processor that is never idle gains nothing"
+
+
+def gain(ways: list[tuple[Way, float]]) -> float:
+    """Seconds of a step in turn over those of the fastest way."""
+    return ways[0][1] / min(seconds for _, seconds in ways)
 
 
 def test_an_engine_without_room_is_refused_in_words(words: list[str]) -> None:
