@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING
+
+if sys.version_info < (3, 11):  # noqa: UP036 - a checkout is run without pip, which would refuse
+    raise ImportError(
+        f"agentrl needs Python 3.11 or newer; {sys.executable} is {sys.version.split()[0]}. "
+        "Make an environment with a newer one: python3.11 -m venv .venv"
+    )
 
 if TYPE_CHECKING:
     from agentrl.train import train as train

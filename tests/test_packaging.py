@@ -59,6 +59,16 @@ def test_every_source_and_config_file_is_in_the_wheel(wheel: Path) -> None:
     assert not any(name.startswith(("tests/", "benchmarks/", "configs/")) for name in inside)
 
 
+def test_an_older_python_is_refused_by_name(tmp_path: Path) -> None:
+    program = "import sys; sys.version_info = (3, 10, 1); sys.version = '3.10.1 (main)'; import agentrl"
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert f"agentrl needs Python 3.11 or newer; {sys.executable} is 3.10.1. Make an environment" in done.stderr
+
+
 def test_the_config_loads_from_an_empty_directory(installed: Path, tmp_path: Path) -> None:
     program = (
         "import agentrl\n"

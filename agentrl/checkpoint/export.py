@@ -36,7 +36,7 @@ def export_policy(
     Raises TrainingError when the disk is full. Raises CheckpointError when the policy was written on another machine's
     disk.
     """
-    with published_directory(folder) as partial:
+    with display.stage("export policy"), published_directory(folder) as partial:
         export(partial, chat.tokenizer)
         all_seen(partial, [CONFIG_NAME])
         generates = (partial / GENERATION_CONFIG_NAME).exists()  # a reward model does not

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -20,6 +21,8 @@ logger = logging.getLogger(__name__)
 MADE = "made.txt"
 """File of a virtual environment that is complete: what `pip freeze` lists in it."""
 _SHOWN_LINES = 12
+_SHOWN_EVERY = 5.0
+"""Seconds between two lines about an installation."""
 
 
 def find_python(wanted: str | None, key: str) -> str:
@@ -88,7 +91,7 @@ def virtual_environment(name: str, python: str, packages: Sequence[str], key: st
             _run([python, "-m", "venv", str(folder)], f"{key}: no virtual environment can be made with {python}")
             given = [part for one in packages for part in (one.split(" ", 1) if one.startswith("-r ") else [one])]
             wish = [found, "-m", "pip", "install", "--disable-pip-version-check", *given]
-            _run(wish, f"{key}: pip cannot install {' '.join(packages)}")
+            _install(name, wish, f"{key}: pip cannot install {' '.join(packages)}")
             frozen = _run([found, "-m", "pip", "freeze", "--disable-pip-version-check"], f"{key}: pip freeze fails")
             partial = made.with_suffix(".partial")
             partial.write_text(frozen)
@@ -97,12 +100,37 @@ def virtual_environment(name: str, python: str, packages: Sequence[str], key: st
 
 
 def _run(command: Sequence[str], problem: str) -> str:
-    foreign = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")  # they lead to the trainer's packages
-    environment = {name: value for name, value in os.environ.items() if name not in foreign}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, env=_own_environment())
     if done.returncode:
         raise ConfigError(f"{problem}; its last lines:\n{last_lines(done.stdout + done.stderr)}")
     return done.stdout
+
+
+def _install(name: str, command: Sequence[str], problem: str) -> None:
+    """Run pip, and log its newest line every few seconds."""
+    lines, began = list[str](), time.monotonic()
+    told = began
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=_own_environment()
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                lines.append(line)
+                if (now := time.monotonic()) - told >= _SHOWN_EVERY:
+                    told = now
+                    logger.warning("environment %s: %.0f s, %s", name, now - began, line.strip())
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        raise ConfigError(f"{problem}; its last lines:\n{last_lines(''.join(lines))}")
+
+
+def _own_environment() -> dict[str, str]:
+    """This process's variables without those that lead to the trainer's packages."""
+    foreign = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
+    return {name: value for name, value in os.environ.items() if name not in foreign}
 
 
 def last_lines(text: str) -> str:

@@ -1,4 +1,4 @@
-"""`python -m agentrl.plan [key=value ...]`: the memory that a training will need, before anything is loaded.
+"""`python -m agentrl.plan [key=value ...]`: memory and seconds of a training, before anything is loaded.
 
 Takes the words of `python -m agentrl.train`. The exit status is 1 for a run that does not fit.
 """
@@ -22,8 +22,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Imported late, so that --help and config errors wait for nothing.
         from rich.console import Console
 
+        from agentrl.observe.open import open_display
+        from agentrl.plan.many_steps import Way
         from agentrl.plan.memory import MemoryPlan
-        from agentrl.plan.report import show
+        from agentrl.plan.report import show, show_times
+        from agentrl.plan.times import TimePlan, cluster_of
         from agentrl.runtime.device import resolve_device
         from agentrl.runtime.room import room
 
@@ -31,6 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         device = resolve_device(config.trainer.device, console.print)
         plan = MemoryPlan(config, device, room(device))
         show(plan, console)
+        timed, ways = TimePlan(plan, *cluster_of(plan)), list[tuple[Way, float]]()
+        with open_display("plan") as display, display.stage("staleness bounds", total=len(timed.ways)) as stage:
+            for found in timed.by_bound():
+                ways.append(found)
+                stage.advance()
+        show_times(timed, ways, console)
         fits = plan.fullest.total <= plan.capacity
 
     return exit_status(work) or (0 if fits else 1)

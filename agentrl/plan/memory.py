@@ -165,14 +165,19 @@ class MemoryPlan:
         return self.config.actor_rollout_ref.model.dtype == "bfloat16"
 
     def _activations(self, shape: ModelShape, most: int) -> float:
-        model = self.config.actor_rollout_ref.model
-        return (PIECES if self.device == "cpu" else 1.0) * sizing.activation_bytes(
+        model, tokens = self.config.actor_rollout_ref.model, self._micro_batch(most)
+        kept = sizing.activation_bytes(
             shape,
-            self._micro_batch(most),
+            tokens,
             autocast=self._autocast,
             recompute=model.enable_gradient_checkpointing,
             offload=model.enable_activation_offload,
         )
+        if self.device != "cpu":
+            return kept
+        # The gradients of a recomputed layer lie next to it (measured: docs/plan.md).
+        beside = tokens * sizing.layer_activation_bytes(shape, autocast=self._autocast)
+        return PIECES * (kept + beside if model.enable_gradient_checkpointing else kept)
 
     def _forward_only(self, shape: ModelShape, most: int) -> Parts:
         """Logits of a chunk, and the bfloat16 copies of matrices that autocast makes on one device."""
@@ -269,7 +274,10 @@ def read_shape(path: str, override: Mapping[str, JSON]) -> ModelShape:
     try:
         found, _ = PreTrainedConfig.get_config_dict(path)
     except OSError as error:
-        raise ConfigError(f"{path}: the model's config.json cannot be read: {error}") from None
+        raise ConfigError(
+            f"{path}: the model's config.json cannot be read: {error}\nGive the folder of a model, or a name that the "
+            "Hugging Face hub knows, where it can be reached"
+        ) from None
     if not found:
         raise ConfigError(f"{path}: the model's config.json cannot be read: the folder has none")
     try:

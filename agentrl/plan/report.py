@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
+from agentrl.observe.display import duration
+from agentrl.plan import times
+from agentrl.plan.many_steps import Way
 from agentrl.plan.memory import GB, MemoryPlan
+from agentrl.plan.one_step import bound_by
+from agentrl.plan.times import TimePlan
 
 
 def show(plan: MemoryPlan, console: Console) -> None:
@@ -48,3 +53,35 @@ def advice(plan: MemoryPlan) -> Iterator[str]:
     for part, size in sorted(fullest.parts.items(), key=lambda one: -one[1])[:3]:
         if part in saving:
             yield f"{part}, {size / GB:.2f} GB: {saving[part].format(rows=plan.rows)}"
+
+
+def show_times(plan: TimePlan, ways: Sequence[tuple[Way, float]], console: Console) -> None:
+    """Print the seconds of a step by stage, its bottleneck, the steps by staleness bound (`ways`), and advice."""
+    step = plan.step
+    table = Table(title="seconds of a step, rollouts and updates in turn", title_justify="left")
+    for column in ("stage", "seconds", "part"):
+        table.add_column(column, justify="left" if column == "stage" else "right")
+    for stage in filter(lambda stage: stage.seconds, step.stages):
+        table.add_row(stage.name, f"{stage.seconds:.3g}", f"{stage.seconds / step.seconds:.0%}")
+    table.add_section()
+    table.add_row("all", f"{step.seconds:.3g}", f"{step.tokens / step.seconds:,.0f} tokens/s")
+    console.print(table)
+    console.print(f"speeds: {plan.source}\nlengths: {plan.lengths}")
+    first, steps = step.dominates, plan.memory.config.trainer.total_training_steps
+    part = f"{first.seconds / step.seconds:.0%} of the step"
+    console.print(f"bottleneck: {first.name}, {part}, bound by {bound_by(first)}")
+    if steps is not None:
+        console.print(f"{steps} steps: {duration(steps * step.seconds)}")
+    chosen, seconds = times.best(ways)
+    console.print("seconds a step by async_training.max_staleness: " + listed(ways))
+    console.print(f"best bound: {chosen.bound}, {seconds:.3g} s a step")
+    for line in times.advice(plan, chosen):
+        console.print(f"- {line}")
+
+
+def listed(ways: Sequence[tuple[Way, float]]) -> str:
+    """List the fastest depth of each bound."""
+    fastest: dict[int, float] = {}
+    for way, seconds in ways:
+        fastest[way.bound] = min(seconds, fastest.get(way.bound, seconds))
+    return ", ".join(f"{bound}: {seconds:.3g}" for bound, seconds in fastest.items())

@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 from agentrl.config import Config
 from agentrl.data.loader import Loader, make_loader
 from agentrl.errors import ConfigError
+from agentrl.observe.bars import bars_as_stages
 from agentrl.observe.display import Display
 from agentrl.plan.memory import check_room
 from agentrl.rollouts.async_source import AsyncSource, settings_of
@@ -59,6 +60,7 @@ def build(
     show_first_prompts(chat, context, display)
     fingerprint: dict[str, JSON] = {"algorithm.adv_estimator": config.algorithm.adv_estimator}
     with ExitStack() as stack:
+        stack.enter_context(bars_as_stages(display))
         least_tokens = config.data.train_batch_size * rollout.n * inputs.train.shortest
         opened = open_setting(config, chat, display, loader.steps_per_epoch, fingerprint, least_tokens)
         setting = stack.enter_context(opened)

@@ -14,6 +14,7 @@ from agentrl.config import PreferencesConfig, SFTConfig, TuningConfig
 from agentrl.data.pairs import Pair, check_pairs, load_pairs, load_scored_pairs
 from agentrl.data.sft import SFTSample, check_transcripts, load_transcripts
 from agentrl.model.folder import check_folder
+from agentrl.observe.bars import bars_as_stages
 from agentrl.observe.display import Display, note_of_files, warn_of_counts
 from agentrl.system.metrics import Numbers
 
@@ -80,6 +81,7 @@ def train_on_files(config: TuningConfig, job: Job[SampleT], display: Display) ->
     chat = Chat.of_model(config.model, config.format)
     train, validation = _read_rows(config, job, chat, display, train_rows, val_rows)
     with ExitStack() as stack:
+        stack.enter_context(bars_as_stages(display))
         least_tokens = sum(len(sample.ids) for sample in next(batches(config, train)))
         opened = open_setting(
             config, chat, display, steps_per_epoch(config, train), order_of(config, train), least_tokens

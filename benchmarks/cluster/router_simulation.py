@@ -24,7 +24,7 @@ from rich.table import Table
 
 from agentrl.engines.servers.fleet import Action, Check, Fleet, FleetState, Restart, SendWeights
 from agentrl.engines.servers.router import NoServer, Router
-from benchmarks.cluster.simulated_servers import Clock, Lengths, Request, Session, SimulatedServer, Speed, workload
+from agentrl.plan.simulated_servers import Clock, Lengths, Request, Session, SimulatedServer, Speed, workload
 
 TICK = 0.5
 """Seconds between two looks at the fleet: the engine's loop."""

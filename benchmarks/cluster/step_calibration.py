@@ -39,8 +39,10 @@ from agentrl.engines.contract import SamplingParams
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.model.packed import load_model
 from agentrl.observe.open import open_display
-from agentrl.plan import sizing
+from agentrl.plan import rollout_times, sizing
+from agentrl.plan.simulated_servers import Session, Speed
 from agentrl.plan.sizing import ModelShape
+from agentrl.plan.step_times import Cluster, Plan, Training
 from agentrl.quickstart.assets import with_quickstart_data, with_quickstart_policy
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.trainer.build import build
@@ -49,9 +51,6 @@ from agentrl.trainer.step import Trainer
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.trajectory.parquet import read_trajectories
 from agentrl.workers import PolicyWorker
-from benchmarks.cluster import rollout_times
-from benchmarks.cluster.simulated_servers import Session, Speed
-from benchmarks.cluster.step_times import Cluster, Plan, Training
 
 LARGER = TinyShape(vocab=512, hidden=256, layers=4, heads=8, kv_heads=4, intermediate=768, max_length=2048)
 GROUP, PROMPT = 8, 64

@@ -16,7 +16,6 @@ import argparse
 import dataclasses
 import json
 import random
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -24,11 +23,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from agentrl.plan import rollout_times
+from agentrl.plan.many_steps import Trajectories
+from agentrl.plan.one_step import Forecast, bound_by, forecast
 from agentrl.plan.sizing import ModelShape
-from benchmarks.cluster import rollout_times
-from benchmarks.cluster.rollout_times import RolloutTimes
-from benchmarks.cluster.simulated_servers import Lengths, Session, workload
-from benchmarks.cluster.step_times import Cluster, Memory, Options, Plan, Stage, Training
+from agentrl.plan.step_times import Cluster, Memory, Options, Plan, Training
 
 Kind = TypeVar("Kind", bound=Options)
 
@@ -42,119 +41,26 @@ MODELS = {
 """Shapes of known models, from their config.json; any other is given by its path."""
 
 
-class Trajectories(Options):
-    """Trajectories to draw where no recorded ones are given: (median, sigma) of log-normal distributions."""
-
-    system: int = 500
-    """Tokens that all prompts begin with."""
-    prompt: int = 300
-    """Median tokens of a prompt after that; sigma 0.5."""
-    answer: int = 600
-    """Median tokens that are sampled in a turn."""
-    answer_sigma: float = 0.9
-    answer_most: int = 8192
-    turns: float = 3.0
-    """Mean turns of a trajectory."""
-    turns_most: int = 12
-    observation: int = 300
-    """Median tokens of a tool's answer; sigma 1."""
-    tool_seconds: float = 1.0
-    """Median; sigma 1.2, at most 60."""
-    response_most: int = 16384
-    """Tokens after the prompt, at which a trajectory is cut (data.max_response_length)."""
-
-    def draw(self, plan: Plan, rng: random.Random) -> list[Session]:
-        more = max(0.0, 1 - 1 / self.turns)
-        lengths = Lengths(
-            system=self.system,
-            question=(self.prompt, 0.5, 10, 20 * self.prompt),
-            answer=(self.answer, self.answer_sigma, 1, self.answer_most),
-            observation=(self.observation, 1.0, 1, 20 * self.observation),
-            tool_seconds=(self.tool_seconds, 1.2, 0.0, 60),
-            more_turns=(more, more),
-            most_turns=self.turns_most,
-        )
-        sessions = workload(plan.prompts * plan.n, plan.n, lengths, rng)
-        for session in sessions:
-            cut(session, self.response_most)
-        return sessions
-
-
-def cut(session: Session, most: int) -> None:
-    """Let a session that has not begun end after `most` tokens, in the midst of an answer or before it."""
-    answers: list[int] = []
-    for answer, observed in zip(session.answers, [0, *session.observations], strict=True):
-        most -= observed
-        if most <= 0:
-            break
-        answers.append(min(answer, most))
-        most -= answers[-1]
-    turns = len(answers)
-    session.answers, session.left = answers, answers[0]
-    session.observations, session.tools = session.observations[: turns - 1], session.tools[: turns - 1]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Forecast:
-    """One step."""
-
-    training: Training
-    tokens: int
-    longest: int
-    sampled: int
-    rollout: RolloutTimes
-    stages: list[Stage]
-    memory: Memory
-
-    @property
-    def seconds(self) -> float:
-        return sum(stage.seconds for stage in self.stages)
-
-    @property
-    def dominates(self) -> Stage:
-        return max(self.stages, key=lambda stage: stage.seconds)
-
-    def tree(self) -> dict[str, Any]:
-        """Return all figures as the object that --json prints."""
-        return {
-            "cluster": self.training.cluster.model_dump(),
-            "plan": self.training.plan.model_dump(),
-            "parameters": self.training.shape.params,
-            "trained_parameters": self.training.trained,
-            "tokens": self.tokens,
-            "longest": self.longest,
-            "sampled": self.sampled,
-            "rollout": dataclasses.asdict(self.rollout),
-            "stages": {stage.name: dataclasses.asdict(stage) | {"seconds": stage.seconds} for stage in self.stages},
-            "seconds": self.seconds,
-            "tokens_per_second": self.tokens / self.seconds,
-            "dominates": self.dominates.name,
-            "memory": self.memory.moments,
-            "fits": self.memory.fits,
-            "kv_tokens_per_server": self.training.kv_tokens,
-            "host": self.training.host_bytes(self.tokens),
-        }
-
-
-def forecast(training: Training, sessions: Sequence[Session], *, system: int = 0) -> Forecast:
-    """The stages of `agentrl.trainer.step.Trainer.train_step`, one after another. The sessions are used up."""
-    plan = training.plan
-    rollout = rollout_times.simulate(
-        sessions, training.servers, training.speed(), concurrent=plan.concurrent, system=system
-    )
-    tail = f"95 % done after {rollout.most:.3g} s; tools {rollout.tools:.3g} s a trajectory; busy {rollout.busy:.0%}"
-    stages = [Stage("rollout", serial=rollout.all, note=tail), training.forward("old_log_prob", sessions)]
-    if plan.reference:
-        stages.append(training.forward("ref_log_prob", sessions))
-    if plan.critic:
-        stages.append(training.forward("values", sessions, head=False))
-        stages.append(training.update("update_critic", sessions, head=False))
-    if training.teacher is not None:
-        stages.append(training.teacher_pass(sessions))
-    stages += [training.update("update_actor", sessions), training.sync(), training.save()]
-    lengths = rollout_times.final_lengths(sessions)
-    sampled = sum(sum(session.answers) for session in sessions)
-    return Forecast(training, sum(lengths), max(lengths), sampled, rollout, stages, training.memory())
+def tree(found: Forecast) -> dict[str, Any]:
+    """Return all figures as the object that --json prints."""
+    return {
+        "cluster": found.training.cluster.model_dump(),
+        "plan": found.training.plan.model_dump(),
+        "parameters": found.training.shape.params,
+        "trained_parameters": found.training.trained,
+        "tokens": found.tokens,
+        "longest": found.longest,
+        "sampled": found.sampled,
+        "rollout": dataclasses.asdict(found.rollout),
+        "stages": {stage.name: dataclasses.asdict(stage) | {"seconds": stage.seconds} for stage in found.stages},
+        "seconds": found.seconds,
+        "tokens_per_second": found.tokens / found.seconds,
+        "dominates": found.dominates.name,
+        "memory": found.memory.moments,
+        "fits": found.memory.fits,
+        "kv_tokens_per_server": found.training.kv_tokens,
+        "host": found.training.host_bytes(found.tokens),
+    }
 
 
 def main() -> None:
@@ -186,7 +92,7 @@ def main() -> None:
     except (OSError, ValueError, KeyError, IndexError) as error:
         parser.error(f"{type(error).__name__}: {error}")
     if given.json:
-        print(json.dumps(found.tree(), indent=1))
+        print(json.dumps(tree(found), indent=1))
     else:
         show(found, Console(width=120))
 
@@ -233,14 +139,6 @@ def show(found: Forecast, console: Console) -> None:
     )
     if not found.memory.fits:
         console.print("[bold red]It does not fit.[/]")
-
-
-def bound_by(stage: Stage) -> str:
-    if stage.name == "rollout":
-        return "decoding, tools and the longest trajectories"
-    if stage.serial >= max(stage.compute, stage.traffic):
-        return "what travels between machines, memories and disks"
-    return "arithmetic" if stage.compute >= stage.traffic else "the network that gathers weights"
 
 
 def stage_table(found: Forecast) -> Table:

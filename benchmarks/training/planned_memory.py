@@ -40,13 +40,13 @@ CASES: dict[str, tuple[TinyShape, list[str]]] = {
     "long": (LARGE, ["data.max_response_length=512"]),
     "many": (SMALL, ["data.train_batch_size=32", f"{ACTOR}.ppo_mini_batch_size=32", "data.max_response_length=256"]),
     "small micro-batches": (LARGE, [f"{ACTOR}.ppo_max_token_len_per_gpu=512"]),
-    "large micro-batches": (LARGE, [f"{ACTOR}.ppo_max_token_len_per_gpu=8192"]),
+    "large micro-batches": (SMALL, [f"{ACTOR}.ppo_max_token_len_per_gpu=8192"]),
     "checkpointing": (LARGE, [f"{MODEL}.enable_gradient_checkpointing=true"]),
     "LoRA": (LARGE, [f"{MODEL}.lora_rank=16"]),
     "critic": (LARGE, ["algorithm.adv_estimator=gae", "critic.ppo_max_token_len_per_gpu=2048"]),
     "reference": (LARGE, [f"{ACTOR}.use_kl_loss=true"]),
     "bfloat16": (LARGE, [f"{MODEL}.dtype=bfloat16"]),
-    "freed cache": (LARGE, [f"{ROLLOUT}.free_cache_engine=true", "data.max_response_length=512"]),
+    "freed cache": (SMALL, [f"{ROLLOUT}.free_cache_engine=true", "data.max_response_length=512"]),
 }
 
 

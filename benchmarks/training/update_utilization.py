@@ -28,6 +28,7 @@ from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.config.sections.parallel import ActorFSDPConfig
 from agentrl.plan.sizing import ModelShape, Work, forward_flops, update_flops
+from agentrl.plan.times import CARDS
 from agentrl.runtime.device import resolve_device
 from agentrl.runtime.profiler import Profile, profiled
 from agentrl.trajectory.batch import RaggedBatch
@@ -43,7 +44,7 @@ SHAPES = {
     "1.5B": ModelShape(28, 1536, 12, 2, 128, 8960, 151936, tied=True),
     "7B": ModelShape(28, 3584, 28, 4, 128, 18944, 152064),
 }
-PEAKS = {"H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "H200": 989e12, "A100": 312e12}
+PEAKS = {card: flops for card, (flops, _) in CARDS.items()}
 """Dense bfloat16 FLOPs a second, by what a GPU's name contains (NVIDIA's data sheets)."""
 MICRO_BATCHES = 4
 KERNELS = 12

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.plan.many_steps import Draw, Saturated, Seen, Simulation, Way, sampled_alone
+from agentrl.plan.simulated_servers import Clock, Request, Session, SimulatedServer, Speed
 from agentrl.plan.sizing import ModelShape
+from agentrl.plan.step_times import Cluster, Plan, Stage, Training
 from benchmarks.cluster import async_simulation
-from benchmarks.cluster.async_simulation import WAYS, Draw, Saturated, Seen, Simulation, Way, sampled_alone
-from benchmarks.cluster.simulated_servers import Clock, Request, Session, SimulatedServer, Speed
-from benchmarks.cluster.step_times import Cluster, Plan, Stage, Training
+from benchmarks.cluster.async_simulation import WAYS
 
 SHAPE = ModelShape(layers=2, hidden=8, heads=4, kv_heads=2, head_dim=2, intermediate=16, vocab=10)
 

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from agentrl.engines.servers.router import Router
+from agentrl.plan.simulated_servers import Clock, Lengths, Request, SimulatedServer, Speed, workload
 from benchmarks.cluster.router_simulation import (
     LAUNCH,
     TRANSFER,
@@ -15,7 +16,6 @@ from benchmarks.cluster.router_simulation import (
     NeverMoved,
     Scenario,
 )
-from benchmarks.cluster.simulated_servers import Clock, Lengths, Request, SimulatedServer, Speed, workload
 
 SMALL = Scenario(servers=8, trajectories=1200, concurrent=800)
 

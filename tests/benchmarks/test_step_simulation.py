@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.plan import many_steps, rollout_times
+from agentrl.plan.rollout_times import simulate
+from agentrl.plan.simulated_servers import Session, Speed
 from agentrl.plan.sizing import ModelShape, Work, attention_flops, forward_flops, update_flops
+from agentrl.plan.step_times import Cluster, Plan, Training
 from agentrl.trajectory import ToolCallRecord, Trajectory, Transcript, Turn
 from agentrl.trajectory.parquet import write_trajectories
-from benchmarks.cluster import rollout_times, step_simulation
-from benchmarks.cluster.rollout_times import simulate
-from benchmarks.cluster.simulated_servers import Session, Speed
-from benchmarks.cluster.step_times import Cluster, Plan, Training
+from benchmarks.cluster import step_simulation
 
 AT_ONCE = Speed(prefill=1e12, prefill_fixed=0.0, step_fixed=1.0, step_each=0.0, max_running=2, kv_tokens=10_000)
 """A second a step, whatever runs."""
@@ -59,7 +60,7 @@ def test_a_step_costs_its_requests_and_the_tokens_that_they_have() -> None:
 )
 def test_a_trajectory_is_cut_where_its_tokens_end(most: int, answers: list[int]) -> None:
     cut_short = session("0/0", [10, 10, 10], tool=1.0)
-    step_simulation.cut(cut_short, most)
+    many_steps.cut(cut_short, most)
     assert (cut_short.answers, cut_short.left) == (answers, answers[0])
     assert len(cut_short.observations) == len(cut_short.tools) == len(answers) - 1
 

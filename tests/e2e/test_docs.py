@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
 import subprocess
@@ -71,30 +72,66 @@ def scaled(words: list[str], policy_dir: Path) -> list[str]:
 
 
 @pytest.mark.timeout(900)
-def test_the_readmes_commands_run(
-    tmp_path: Path, policy_dir: Path, data_dir: Path, gsm8k_excerpt: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert set(write_files("README.md", tmp_path)) == {"my_data.py", "my_tools.py", "my_reward.py", "my_tools.yaml"}
+def test_the_commands_of_a_first_run(tmp_path: Path, policy_dir: Path, gsm8k_excerpt: Path) -> None:
+    assert set(write_files("docs/first_run.md", tmp_path)) == {
+        "my_data.py",
+        "my_tools.py",
+        "my_reward.py",
+        "my_tools.yaml",
+    }
     (tmp_path / "gsm8k").symlink_to(gsm8k_excerpt)
     (tmp_path / "runs").mkdir()
     ran = []
-    for line in commands("README.md"):
+    for line in commands("docs/first_run.md"):
         words = shlex.split(line)
-        if words[0] == "make":
-            subprocess.run(["make", "-n", *words[1:]], cwd=PROJECT, check=True, capture_output=True)
-        else:
-            assert words[0] == "python", line
-            if words[1] == "-m" and "trainer.experiment_name=longer" in words:
-                # The quickstart's own assets take minutes (test_quickstart makes them): here its data, few steps.
-                small = [f"data.train_files={data_dir}/train.parquet", f"data.val_files={data_dir}/val.parquet"]
-                small += [f"actor_rollout_ref.model.path={policy_dir}"]
-                small += [f"actor_rollout_ref.rollout.multi_turn.tool_config_path={data_dir}/tools.yaml"]
-                words += small
-            run(scaled(words[1:], policy_dir), tmp_path)
+        assert words[0] == "python", line
+        run(scaled(words[1:], policy_dir), tmp_path)
         ran.append(words[:3])
-    assert len(ran) == 10
+    assert len(ran) == 5
     assert [line["step"] for line in lines(tmp_path / "runs" / "lengths")] == [0, 1]
     assert [line["step"] for line in lines(tmp_path / "runs" / "gsm8k")] == [0, 1]
+
+
+def test_the_readmes_commands_are_commands(
+    tmp_path: Path, policy_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each resolves in a folder that has the files it names; pages run the same commands whole."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.parquet", "test.parquet", "rows.parquet", "conversations.jsonl", "pairs.jsonl", "my_agent.py"):
+        (tmp_path / name).touch()
+    (tmp_path / "data" / "mine").mkdir(parents=True)
+    (tmp_path / "data" / "mine" / "train.parquet").touch()
+    (tmp_path / "train.sh").write_text("python3 -m verl.trainer.main_ppo data.train_batch_size=64\n", encoding="utf-8")
+    resolved = dict[str, int]()
+    for line in commands("README.md"):
+        program, *words = shlex.split(line.replace("Qwen/Qwen3-0.6B", str(policy_dir)))
+        if program == "make":
+            subprocess.run(["make", "-n", *words], cwd=PROJECT, check=True, capture_output=True)
+            continue
+        assert (program, words[0]) == ("python", "-m"), line
+        module, given = words[1], words[2:]
+        if module in ("agentrl.train", "agentrl.sft", "agentrl.preferences"):
+            with pytest.raises(SystemExit, match=r"^0$"):
+                importlib.import_module(module).main([*given, "--cfg", "job"])
+        elif module == "agentrl.plan":
+            assert importlib.import_module("agentrl.plan.__main__").main(given) == 0
+        elif module.startswith("agentrl.verl"):  # 1 where SGLang is not installed
+            told = given if module == "agentrl.verl" else ["check", *shlex.split(line)]
+            assert importlib.import_module("agentrl.verl.__main__").main(told) in (0, 1)
+            assert "main_ppo, as ppo_trainer" in capsys.readouterr().out
+        elif module == "data_prep.environment":
+            entries = open_entries(given[given.index("--config") + 1])
+            assert [entry["name"] for entry in entries] == ["verifiers"]
+        else:
+            assert module == "agentrl.view"
+        resolved[module] = resolved.get(module, 0) + 1
+    assert resolved["agentrl.train"] == 3 and len(resolved) == 8
+
+
+def open_entries(config: str) -> list[dict[str, object]]:
+    """Read one of the YAML files that come with the package."""
+    found: list[dict[str, object]] = yaml.safe_load((PROJECT / "configs" / config).read_text(encoding="utf-8"))
+    return found
 
 
 @pytest.fixture

@@ -74,6 +74,8 @@ def test_shared_prompts_are_counted_once_on_a_cpu(words: list[str]) -> None:
         update = planned(words, device=device).moments[-1]
         assert update.parts["activations"] == pieces * 3 * layer * tokens
         assert update.parts["logits"] == 3 * 4 * 1000 * tokens
+        again = planned(words, f"{MODEL}.enable_gradient_checkpointing=true", device=device).moments[-1]
+        assert again.parts["activations"] == pieces * (pieces * layer + 3 * 4 * 64) * tokens, "a CPU's gradients, too"
 
 
 def test_the_cache_grows_by_doubling_and_is_freed_for_updates(words: list[str]) -> None:

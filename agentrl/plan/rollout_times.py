@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.engines.servers.router import Router
+from agentrl.plan.simulated_servers import Clock, Request, Session, SimulatedServer, Speed
 from agentrl.trajectory import Trajectory, Transcript
 from agentrl.trajectory.parquet import read_trajectories
-from benchmarks.cluster.simulated_servers import Clock, Request, Session, SimulatedServer, Speed
 
 
 @dataclass(frozen=True, slots=True)

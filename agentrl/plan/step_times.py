@@ -15,9 +15,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from agentrl.plan import sizing
+from agentrl.plan.simulated_servers import Session, Speed
 from agentrl.plan.sizing import BFLOAT16, FLOAT32, ModelShape, Work
 from agentrl.runtime.ranks import shares
-from benchmarks.cluster.simulated_servers import Session, Speed
 
 
 class Options(BaseModel):
@@ -112,7 +112,7 @@ class Plan(Options):
     delta_on_ranks: bool = False
     """The ranks find the changes before weights leave their GPUs. It is not built: senders find them after Ray."""
     save_every: int = 20
-    """Steps from one checkpoint to the next."""
+    """Steps from one checkpoint to the next; 0: no checkpoints."""
     chunk_logits: int = 1 << 27
     """Logits alive at once."""
     share_prompts: bool = False
@@ -269,6 +269,17 @@ class Training:
         traffic = sizing.fsdp_bytes(self.shape.params, self.shards, rounds, trained=False, dtype=self.gathered_dtype)
         return Stage(name, compute, traffic / self._wire, self._exchange(work, 1))
 
+    def passes(self, sessions: Sequence[Session]) -> list[Stage]:
+        """Stages of the trainer between a step's rollout and its weights' way to the engine."""
+        found = [self.forward("old_log_prob", sessions)]
+        if self.plan.reference:
+            found.append(self.forward("ref_log_prob", sessions))
+        if self.plan.critic:
+            found += [self.forward("values", sessions, head=False), self.update("update_critic", sessions, head=False)]
+        if self.teacher is not None:
+            found.append(self.teacher_pass(sessions))
+        return [*found, self.update("update_actor", sessions)]
+
     def teacher_pass(self, sessions: Sequence[Session]) -> Stage:
         """A teacher's scores of all tokens."""
         assert self.teacher is not None
@@ -331,6 +342,8 @@ class Training:
 
     def save(self) -> Stage:
         """A checkpoint, spread over the steps between two."""
+        if not self.plan.save_every:
+            return Stage("save")
         size = sizing.checkpoint_bytes(self.trained) + (
             sizing.checkpoint_bytes(self.shape.params) if self.plan.critic else 0.0
         )

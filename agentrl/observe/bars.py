@@ -1,0 +1,32 @@
+"""The progress bars of transformers, e.g. of weights that are read and shards that are written, as stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager
+
+from agentrl.observe.display import Display
+
+
+@contextmanager
+def bars_as_stages(display: Display) -> Iterator[None]:
+    """Show the bars of transformers in this process as stages of `display`, inside the block."""
+    from transformers.utils import logging
+
+    def stage(make: Callable[..., object], given: tuple[object, ...], named: dict[str, object]) -> object:
+        items = given[0] if given else named.get("iterable")
+        return counted(display, str(named.get("desc")), items) if isinstance(items, Iterable) else make(*given, **named)
+
+    before = logging.set_tqdm_hook(stage)
+    try:
+        yield
+    finally:
+        logging.set_tqdm_hook(before)
+
+
+def counted(display: Display, name: str, items: Iterable[object]) -> Iterator[object]:
+    """Yield the items inside a stage that counts them."""
+    with display.stage(name.lower(), total=len(items) if isinstance(items, Sized) else None) as stage:
+        for item in items:
+            yield item
+            stage.advance()
