@@ -1,7 +1,7 @@
 """Record the numbers of TRL's own `GRPOTrainer`, with which `tests/trl/` compares agentrl's.
 
     python -m venv trl && trl/bin/pip install torch trl==1.16.0
-    trl/bin/python -m benchmarks.trl.record POLICY > tests/trl/recorded.json
+    trl/bin/python benchmarks/trl/record.py POLICY tests/trl/recorded.json
 
 Run it in an environment with TRL and without agentrl's packages; POLICY is the folder of a tiny policy. A run's numbers
 depend on no sampled token: rewards are given by row, and log-probs by a table.
@@ -13,12 +13,12 @@ import dataclasses
 import json
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
 from transformers import TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
 
 RUNS: dict[str, dict[str, Any]] = {
     "linear, three epochs": {"num_train_epochs": 3.0, "lr_scheduler_type": "linear"},
@@ -77,6 +77,8 @@ class Recorder(TrainerCallback):  # type: ignore[misc]
 
 
 def trainer_of(policy: str, folder: str, arguments: dict[str, Any], functions: Any, callback: Recorder) -> Any:
+    from trl import GRPOConfig, GRPOTrainer  # only here: tests read the tables above without TRL
+
     fixed = {
         "per_device_train_batch_size": 8,
         "num_generations": TRAJECTORIES,
@@ -185,6 +187,7 @@ def loss(policy: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     import trl
+    from trl import GRPOConfig
 
     policy = sys.argv[1]
     defaults = {
@@ -199,7 +202,15 @@ def main() -> None:
         "runs": {name: run(policy, arguments) for name, arguments in RUNS.items()},
         "losses": {name: loss(policy, arguments) for name, arguments in LOSSES.items()},
     }
-    json.dump(found, sys.stdout, indent=1)
+    lines = [f" {json.dumps(name)}: {_pretty(value)}" for name, value in found.items()]
+    Path(sys.argv[2]).write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def _pretty(value: Any) -> str:
+    """Write JSON with a line for each entry of a mapping."""
+    if not isinstance(value, dict):
+        return json.dumps(value)
+    return "{\n" + ",\n".join(f"  {json.dumps(name)}: {json.dumps(one)}" for name, one in value.items()) + "\n }"
 
 
 if __name__ == "__main__":
