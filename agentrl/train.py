@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from agentrl.agent_loop import AgentLoop
     from agentrl.agent_loop.registry import LoopFunction
     from agentrl.interaction import Interaction
+    from agentrl.reward import RewardManager
     from agentrl.tool import Tool
     from agentrl.trainer.observer import StepObserver
     from agentrl.trainer.run import TrainingRun
@@ -33,7 +34,7 @@ def train(
     loops: Mapping[str, AgentLoop | type[AgentLoop] | LoopFunction] | None = None,
     tools: Sequence[Tool | Callable[..., object]] = (),
     interactions: Sequence[Interaction] = (),
-    reward: Callable[..., object] | None = None,
+    reward: Callable[..., object] | RewardManager | None = None,
     observers: Sequence[StepObserver] = (),
 ) -> dict[str, float]:
     """Do the whole job: prepare, train, validate, export. Returns the last validation's metrics (empty without).
@@ -55,7 +56,7 @@ def training(
     loops: Mapping[str, AgentLoop | type[AgentLoop] | LoopFunction] | None = None,
     tools: Sequence[Tool | Callable[..., object]] = (),
     interactions: Sequence[Interaction] = (),
-    reward: Callable[..., object] | None = None,
+    reward: Callable[..., object] | RewardManager | None = None,
     observers: Sequence[StepObserver] = (),
 ) -> Iterator[TrainingRun[Config]]:
     """Open a training, whose steps are done by iterating over it, and close it at the end.
@@ -65,7 +66,7 @@ def training(
         loops: agent loops by name, next to the registered ones: a class, an object, or `async def loop(episode)`.
         tools: tool objects and plain functions, in addition to multi_turn.tool_config_path.
         interactions: in addition to multi_turn.interaction_config_path.
-        reward: a scoring function, in place of the scorers by data source.
+        reward: a scoring function, or a reward manager, in place of the scorers by data source.
         observers: of each step, called after the ones of trainer.observers.
 
     Raises UserError, before the first step for any config that cannot work.

@@ -200,7 +200,7 @@ def rate(config: OptimConfig, step: int, total: int) -> float:
     """Compute the factor of the learning rate at `step` of `total`: rising, then constant or falling."""
     rising = config.lr_warmup_steps or math.floor(config.lr_warmup_steps_ratio * total)
     if step <= rising:
-        return step / (1 + rising)
+        return 1 - (rising - step + 1) / rising if config.lr_warmup_from_zero else step / (1 + rising)
     if config.lr_scheduler_type == "constant":
         return 1.0
     past = min(1.0, (step - rising - 1) / (total - rising)) if total > rising else 1.0

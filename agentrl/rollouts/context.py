@@ -211,7 +211,7 @@ def load_context(config: RolloutsConfig, objects: UserObjects | None = None, *, 
 
 
 def load_reward(config: RolloutsConfig, objects: UserObjects) -> RewardManager:
-    """Make the reward manager that the config names, or the naive one around a scoring function of `objects`.
+    """Make the reward manager that the config names, or take that of `objects`, or the naive one around their function.
 
     Raises ConfigError.
     """
@@ -226,9 +226,11 @@ def load_reward(config: RolloutsConfig, objects: UserObjects) -> RewardManager:
         return make_reward_manager(keys, custom, beside_model=beside_model)
     if keys.reward_manager != "naive":
         raise ConfigError(
-            f"reward_model.reward_manager={keys.reward_manager} takes no reward function that is given as an object: "
+            f"reward_model.reward_manager={keys.reward_manager} takes no reward that is given as an object: "
             "leave one of them out"
         )
+    if isinstance(objects.reward, RewardManager):
+        return objects.reward
     return NaiveRewardManager(keys, custom, function=objects.reward, beside_model=beside_model)
 
 

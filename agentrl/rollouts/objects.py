@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from agentrl.agent_loop import AgentLoop
 from agentrl.agent_loop.registry import LoopFunction
 from agentrl.interaction import Interaction
+from agentrl.reward import RewardManager
 from agentrl.tool import Tool
 
 
@@ -22,5 +23,6 @@ class UserObjects:
     """By the name that rows (`agent_name`) and rollout.agent.default_agent_loop have for them."""
     tools: Sequence[Tool | Callable[..., object]] = ()
     interactions: Sequence[Interaction] = ()
-    reward: Callable[..., object] | None = None
-    """Scores every trajectory, in place of the scorers by data source; see docs/rewards.md."""
+    reward: Callable[..., object] | RewardManager | None = None
+    """Scores every trajectory, in place of the scorers by data source; see docs/rewards.md. A manager is used as it is,
+    in place of the one that the config names."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from transformers import get_scheduler
 
+from agentrl.checks.optimizer_step import rate
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.optim.schedule import lr_factor
 
@@ -48,3 +51,18 @@ def test_warm_up_may_be_a_part_of_all_steps() -> None:
     assert [lr_factor(by_ratio, step, 100) for step in range(1, 101)] == [
         lr_factor(by_steps, step, 100) for step in range(1, 101)
     ], "rounded down"
+
+
+def test_a_warm_up_from_zero_has_the_rates_of_transformers() -> None:
+    """The rates are read from the scheduler that `transformers.Trainer` steps."""
+    for kind, name in (("linear", "linear"), ("cosine", "cosine"), ("constant", "constant_with_warmup")):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        theirs = get_scheduler(name, optimizer, num_warmup_steps=3, num_training_steps=9)
+        rates = []
+        for _ in range(9):
+            rates.append(theirs.get_last_lr()[0])
+            optimizer.step()
+            theirs.step()
+        assert factors(9, lr_scheduler_type=kind, lr_warmup_steps=3, lr_warmup_from_zero=True) == pytest.approx(rates)
+        config = OptimConfig(lr_scheduler_type=kind, lr_warmup_steps=3, lr_warmup_from_zero=True)
+        assert [rate(config, step, 9) for step in range(1, 10)] == pytest.approx(rates)

@@ -28,6 +28,8 @@ class OptimConfig(Section):
     policy's begins after trainer.critic_warmup."""
     lr_warmup_steps_ratio: Annotated[float, OnlyWith("lr_warmup_steps=0")] = Field(0.0, ge=0, le=1)
     """The same as a part of all steps of the schedule, rounded down."""
+    lr_warmup_from_zero: bool = False
+    """True: the warm-up's first step has the rate 0, as in transformers; false: no step is spent at rate 0."""
     lr_scheduler_type: Literal["constant", "cosine", "linear"] = "constant"
     """Course of the learning rate after the warm-up."""
     min_lr_ratio: Annotated[float, OnlyWith("lr_scheduler_type=cosine or linear")] = Field(0.0, ge=0, le=1)

@@ -1,0 +1,159 @@
+"""Callbacks of transformers as observers of steps, and the state that they and reward functions are given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from agentrl.errors import ConfigError
+from agentrl.trainer.observer import Step, StepObserver
+from agentrl.trl.names import REWARD
+
+if TYPE_CHECKING:
+    from transformers import TrainerCallback, TrainerState
+    from transformers.trainer_callback import TrainerControl
+
+    from agentrl.trl.config import GRPOConfig
+
+CALLED = ("on_train_begin", "on_step_begin", "on_step_end", "on_log", "on_evaluate", "on_save", "on_train_end")
+"""Events of a callback that are called."""
+QUIET = ("on_init_end",)
+"""Events that are not called and change no training."""
+NAMES = {
+    "reward": "reward/mean",
+    "reward_std": "reward/std",
+    "learning_rate": "actor/lr",
+    "grad_norm": "actor/grad_norm",
+    "loss": "actor/pg_loss",
+    "kl": "actor/kl_loss",
+    "entropy": "actor/entropy",
+    "frac_reward_zero_std": "group/zero_variance",
+    "completions/mean_length": "response/sampled_mean",
+    "completions/max_length": "response/sampled_max",
+    "completions/clipped_ratio": "status/length",
+    "tools/call_frequency": "tool/calls_mean",
+    "tools/failure_frequency": "tool/error_rate",
+    "step_time": "time/step",
+}
+"""Our metrics by TRL's names for them."""
+
+
+def in_trls_names(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Add TRL's names for the metrics that it has, too; ours stay."""
+    found = {theirs: metrics[ours] for theirs, ours in NAMES.items() if ours in metrics}
+    prefix = f"score/{REWARD}"
+    found |= {
+        f"rewards/{name[len(prefix) :]}/mean": value for name, value in metrics.items() if name.startswith(prefix)
+    }
+    logged = {name.removeprefix("score/"): value for name, value in metrics.items() if name.startswith("score/")}
+    return {**metrics, **{name: value for name, value in logged.items() if name not in ("mean", *found)}, **found}
+
+
+class Callbacks(StepObserver):
+    """Calls users' callbacks, keeps `state.log_history`, and ends the run where a callback asks for it."""
+
+    def __init__(
+        self,
+        callbacks: Sequence[TrainerCallback],
+        args: GRPOConfig,
+        state: TrainerState,
+        *,
+        updates: int,
+        log_every: int,
+        save_every: int,
+        steps_per_epoch: float,
+    ) -> None:
+        """Args:
+        updates: optimizer steps of a step.
+        log_every, save_every: steps between two logs and two saves; -1: none before the end.
+        steps_per_epoch: steps in a pass over the rows.
+
+        Raises ConfigError for a callback with an event that is never called.
+        """
+        from transformers import TrainerCallback
+        from transformers.trainer_callback import TrainerControl
+
+        self._callbacks = [one() if isinstance(one, type) else one for one in callbacks]
+        self._args, self._state, self._control = args, state, TrainerControl()
+        self._updates, self._log_every, self._save_every = updates, log_every, save_every
+        self._steps_per_epoch = steps_per_epoch
+        self._kept: list[Mapping[str, float]] = []
+        for number, one in enumerate(self._callbacks):
+            if not isinstance(one, TrainerCallback):
+                raise ConfigError(f"callbacks[{number}]: expected an object of a TrainerCallback, found {one!r:.100}")
+            for event in dir(TrainerCallback):
+                has_own = getattr(type(one), event) is not getattr(TrainerCallback, event)
+                if event.startswith("on_") and has_own and event not in (*CALLED, *QUIET):
+                    raise ConfigError(
+                        f"callbacks[{number}], {type(one).__name__}.{event}: agentrl calls {', '.join(CALLED)}; for "
+                        "other moments of a step write an observer: overrides={'trainer.observers': [...]} "
+                        "(docs/extending.md)"
+                    )
+
+    @property
+    def control(self) -> TrainerControl:
+        """What the callbacks ask of the run."""
+        return self._control
+
+    def call(self, event: str, **given: object) -> None:
+        """Call an event of every callback. Raises ConfigError for a wish that the run cannot meet."""
+        for one in self._callbacks:
+            found = getattr(one, event)(self._args, self._state, self._control, **given)
+            self._control = self._control if found is None else found
+            for wish in ("should_save", "should_evaluate", "should_log", "should_epoch_stop"):
+                if getattr(self._control, wish):
+                    raise ConfigError(
+                        f"callback {type(one).__name__}: control.{wish} is not here; control.should_training_stop is. "
+                        "Saves, validations and logs are due by save_steps, eval_steps and logging_steps"
+                    )
+
+    def on_rollout(self, step: Step) -> None:
+        self._state.global_step = (step.number - 1) * self._updates
+        self.call("on_step_begin")
+
+    def on_end(self, step: Step) -> None:
+        """Call the events of a step's end: step, log, evaluation, save."""
+        state, number = self._state, step.number
+        state.global_step, state.epoch = number * self._updates, number / self._steps_per_epoch
+        self.call("on_step_end")
+        is_last = state.global_step >= state.max_steps
+        self._kept.append(step.metrics)
+        first = number == 1 and bool(self._args.logging_first_step)
+        if (self._log_every > 0 and number % self._log_every == 0) or first:
+            self.log(_means(self._kept))
+            self._kept = []
+        if validated := {name: value for name, value in step.metrics.items() if name.startswith("val/")}:
+            self.evaluated(validated)
+        if (self._save_every > 0 and number % self._save_every == 0) or is_last:
+            self.call("on_save")
+        if self._control.should_training_stop and not is_last:
+            step.stop = "a callback asked for it (control.should_training_stop)"
+
+    def log(self, numbers: Mapping[str, float]) -> None:
+        """Add an entry to the history, and tell the callbacks."""
+        entry = {**in_trls_names(numbers), "epoch": self._state.epoch or 0.0, "step": self._state.global_step}
+        self._state.log_history.append(entry)
+        self.call("on_log", logs=entry)
+
+    def evaluated(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Log the numbers of a validation, under TRL's prefix; return them."""
+        found = {f"eval_{name.removeprefix('val/')}": value for name, value in metrics.items()}
+        if "val/reward_sampled" in metrics:
+            found["eval_reward"] = metrics["val/reward_sampled"]
+        entry = {**found, "epoch": self._state.epoch or 0.0, "step": self._state.global_step}
+        self._state.log_history.append(entry)
+        self.call("on_evaluate", metrics=found)
+        return found
+
+    def forget_after(self, step: int) -> None:
+        last = max(step, 0) * self._updates
+        self._state.log_history = [one for one in self._state.log_history if one.get("step", 0) <= last]
+        self._kept = []
+
+
+def _means(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Average each number over the steps that have it."""
+    names = {name for one in steps for name in one}
+    found = {name: [one[name] for one in steps if name in one] for name in sorted(names)}
+    return {name: math.fsum(values) / len(values) for name, values in found.items()}

@@ -1,0 +1,97 @@
+"""Data sets as TRL's trainers take them: a `datasets.Dataset`, a list of rows, or a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import pyarrow
+import pyarrow.json
+import pyarrow.parquet as pq
+
+from agentrl.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from datasets import Dataset
+
+    Rows: TypeAlias = str | Path | Sequence[Mapping[str, object]] | Dataset
+
+SOURCE = "trl"
+"""Data source of the rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Rows of a data set, and the parquet file with their prompts that a run reads."""
+
+    file: Path
+    rows: Sequence[Mapping[str, object]]
+    """By number in the file: the row with all columns, as the data set has it."""
+
+
+def write_rows(given: Rows, argument: str, folder: Path) -> Written:
+    """Write the prompts of a data set where the run reads them.
+
+    argument: train_dataset or eval_dataset, for messages. Raises ConfigError or DataError for what cannot be trained.
+    """
+    rows = read_rows(given, argument)
+    prompts = [_prompt(row, f"{argument}, row {number} (the first is 0)") for number, row in enumerate(rows)]
+    if not prompts:
+        raise DataError(f"{argument} has no row")
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{argument.partition('_')[0]}.parquet"
+    columns = {"prompt": [json.dumps(prompt) for prompt in prompts], "data_source": [SOURCE] * len(prompts)}
+    pq.write_table(pyarrow.table(columns), file)
+    return Written(file, rows)
+
+
+def read_rows(given: Rows, argument: str) -> Sequence[Mapping[str, object]]:
+    """Read the rows of a data set, all columns. Raises ConfigError for something else, DataError for a bad file."""
+    if isinstance(given, str | Path):
+        return _read_file(Path(given), argument)
+    if isinstance(given, Mapping):
+        raise ConfigError(f"{argument}: found a mapping of data sets ({', '.join(map(str, given))}); give one of them")
+    if not hasattr(given, "__len__") or not hasattr(given, "__getitem__"):
+        raise ConfigError(
+            f"{argument}: expected a Dataset, a list of rows or a file, found {type(given).__name__}; of a stream give "
+            "the rows to train on: list(stream.take(1000))"
+        )
+    return cast("Sequence[Mapping[str, object]]", given)
+
+
+def _read_file(path: Path, argument: str) -> Sequence[Mapping[str, object]]:
+    if not path.is_file():
+        raise DataError(
+            f"{argument}={path}: no such file; give a parquet or JSON lines file, or a Dataset of the package datasets "
+            "(pip install 'agentrl[hub]'): load_dataset(NAME, split='train')"
+        )
+    try:
+        table = pq.read_table(path) if path.suffix == ".parquet" else pyarrow.json.read_json(path)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(f"{argument}={path}: expected a parquet or JSON lines file; {error}") from error
+    return cast("list[dict[str, object]]", table.to_pylist())
+
+
+def _prompt(row: object, place: str) -> list[Mapping[str, object]]:
+    """Return the messages of a row. Raises DataError."""
+    if not isinstance(row, Mapping) or "prompt" not in row:
+        columns = ", ".join(map(str, row)) if isinstance(row, Mapping) else repr(row)[:80]
+        raise DataError(f"{place}: expected a column prompt, found {columns}")
+    if pictures := [name for name in ("image", "images") if row.get(name)]:
+        raise DataError(
+            f"{place}: column {pictures[0]}: this door reads text; images are a column of agentrl (docs/vision.md)"
+        )
+    prompt = row["prompt"]
+    if isinstance(prompt, str):
+        raise DataError(
+            f"{place}: prompt is a text, which TRL continues without a chat template; agentrl's policies answer "
+            f"messages: give [{{'role': 'user', 'content': {prompt[:40]!r}}}]"
+        )
+    if not isinstance(prompt, list) or not all(isinstance(message, Mapping) for message in prompt):
+        raise DataError(f"{place}: prompt: expected a list of messages, found {prompt!r:.100}")
+    return [{key: value for key, value in message.items() if value is not None} for message in prompt]

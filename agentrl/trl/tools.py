@@ -1,0 +1,95 @@
+"""Tools in TRL's form, and the loop that calls them as TRL's `GRPOTrainer` does."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from typing import cast
+
+from agentrl.agent_loop import AgentLoop, Episode
+from agentrl.agent_loop.stopping import after_turn
+from agentrl.errors import ConfigError
+from agentrl.tool import FunctionTool, Tool
+from agentrl.trajectory import Status
+
+LOOP = "trl_tools"
+"""Name of the loop in rows."""
+
+
+class TrlToolLoop(AgentLoop):
+    """Loop of assistant turns with tool calls, in TRL's words for limits and errors.
+
+    A turn without a call that can be read ends the trajectory, and so does a turn after the last round of calls, whose
+    own calls are not run. Answers that do not fit the budget end it, too, and are left out.
+    """
+
+    def __init__(self, max_rounds: int | None) -> None:
+        """`max_rounds`: TRL's max_tool_calling_iterations; None: no limit."""
+        self.max_rounds = max_rounds
+
+    async def run(self, episode: Episode) -> None:
+        await episode.open_tools()
+        await episode.start(*self.first_prompt(episode.sample, episode.context.tools.schemas))
+        episode.finish(await self._converse(episode))
+
+    async def _converse(self, episode: Episode) -> Status:
+        rounds = 0
+        if episode.budget_left <= 0:
+            return Status.LENGTH
+        while True:
+            reply = await episode.generate()
+            if (ended := after_turn(episode, reply)) is not None:
+                return ended
+            calls = reply.message.calls
+            if not calls or rounds == self.max_rounds or any(call.error is not None for call in calls):
+                return Status.COMPLETED
+            rounds += 1
+            _, messages = await episode.answer_calls(calls)
+            if not await episode.observe(messages):
+                return Status.LENGTH
+
+
+def as_tools(functions: Sequence[object], most_tokens: int) -> list[Tool]:
+    """Make tools whose answers are TRL's texts: str() of the result, and {'error': message} of an exception.
+
+    most_tokens: bound of an answer, which TRL does not cut before the budget ends. Raises ConfigError.
+    """
+    return [_as_tool(number, function, most_tokens) for number, function in enumerate(functions)]
+
+
+def _as_tool(number: int, function: object, most_tokens: int) -> Tool:
+    if isinstance(function, Tool):
+        return function
+    if not callable(function) or isinstance(function, type):
+        raise ConfigError(
+            f"tools[{number}]: expected a function with type hints and a docstring, found {function!r:.100}"
+        )
+    try:
+        return FunctionTool(_answering(function), {"max_response_tokens": most_tokens})
+    except TypeError as error:
+        raise ConfigError(f"tools[{number}]: {error}") from error
+
+
+def _answering(function: Callable[..., object]) -> Callable[..., object]:
+    """Wrap a function, sync or async, so that it answers as TRL does; signature and docstring stay."""
+    if inspect.iscoroutinefunction(function):
+        coroutine = cast("Callable[..., Awaitable[object]]", function)
+
+        @functools.wraps(function)
+        async def call_async(*args: object, **kwargs: object) -> str:
+            try:
+                return str(await coroutine(*args, **kwargs))
+            except Exception as error:
+                return str({"error": str(error)})
+
+        return call_async
+
+    @functools.wraps(function)
+    def call(*args: object, **kwargs: object) -> str:
+        try:
+            return str(function(*args, **kwargs))
+        except Exception as error:
+            return str({"error": str(error)})
+
+    return call

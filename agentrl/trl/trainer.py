@@ -1,0 +1,243 @@
+"""`GRPOTrainer`: a training that is set up in TRL's words, and run by agentrl."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from agentrl.config.overrides import Value
+from agentrl.errors import ConfigError, TrainingError
+from agentrl.trl.adapters import adapter_keys
+from agentrl.trl.arguments import MODEL, ROLLOUT
+from agentrl.trl.callbacks import Callbacks
+from agentrl.trl.config import GRPOConfig
+from agentrl.trl.rewards import RewardFunction, TrlRewards, named_functions
+from agentrl.trl.rows import write_rows
+from agentrl.trl.tools import LOOP, TrlToolLoop, as_tools
+from agentrl.trl.translation import Arguments, batch_sizes, frequency, output_dir, translate, validation
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
+    from transformers import PreTrainedTokenizerBase, TrainerCallback
+    from transformers.trainer_utils import TrainOutput
+
+    from agentrl.config import Config
+    from agentrl.trainer.run import TrainingRun
+    from agentrl.trl.rows import Rows
+
+REFUSED = {
+    "optimizers": "the optimizer is AdamW with a schedule of GRPOConfig",
+    "reward_processing_classes": "reward models are keys of agentrl (docs/rewards.md)",
+    "quantization_config": "models are trained in float32 or bfloat16",
+    "rollout_func": "a function that generates is an agent loop here (docs/tools.md): agentrl.training(loops=...)",
+    "environment_factory": "an environment is an agent loop or an adapter here (docs/environments.md)",
+}
+"""Arguments of TRL's trainer that agentrl has other ways for."""
+
+
+class GRPOTrainer:
+    """Training by GRPO with the arguments of TRL's `GRPOTrainer`.
+
+    The config is translated when the trainer is made, and everything of it is refused then that cannot be taken over.
+    Models are loaded by `train` and `evaluate`.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        reward_funcs: RewardFunction | Sequence[RewardFunction] | None = None,
+        args: GRPOConfig | None = None,
+        train_dataset: Rows | None = None,
+        eval_dataset: Rows | None = None,
+        processing_class: PreTrainedTokenizerBase | str | Path | None = None,
+        callbacks: Sequence[TrainerCallback] | None = None,
+        peft_config: PeftConfig | None = None,
+        tools: Sequence[Callable[..., object]] | None = None,
+        **others: object,
+    ) -> None:
+        """Raises UserError for what cannot be taken over, with the reason and the remedy."""
+        from transformers import TrainerState
+
+        for name, value in others.items():
+            if name not in REFUSED:
+                raise ConfigError(f"GRPOTrainer: unknown argument {name!r}")
+            if value not in (None, (None, None)):
+                raise ConfigError(f"GRPOTrainer: {name}: {REFUSED[name]}")
+        self.args = GRPOConfig() if args is None else args
+        if not isinstance(self.args, GRPOConfig):
+            raise ConfigError(
+                f"GRPOTrainer: args is a {type(args).__module__}.{type(args).__name__}: import GRPOConfig from "
+                "agentrl.trl"
+            )
+        arguments = Arguments(self.args.given)
+        folder, self.output_dir = _model_folder(model), Path(output_dir(arguments))
+        weights = cast("Sequence[float] | None", self.args.reward_weights)
+        functions = named_functions(reward_funcs, weights)
+        if train_dataset is None:
+            raise ConfigError("GRPOTrainer: train_dataset is missing: give a Dataset, a list of rows, or a file")
+        data = self.output_dir.with_name(f"{self.output_dir.name}.data")
+        train = write_rows(train_dataset, "train_dataset", data)
+        written = [train]
+        has_adapters = peft_config is not None
+        keys = translate(self.args.given, model=folder, rows=len(train.rows), has_adapters=has_adapters)
+        keys |= {"data.train_files": str(train.file), "data.val_files": None}
+        if eval_dataset is not None:
+            evaluated = write_rows(eval_dataset, "eval_dataset", data)
+            written.append(evaluated)
+            keys |= validation(self.args.given)
+            keys["data.val_files"] = str(evaluated.file)
+            keys["trainer.val_before_train"] = bool(self.args.eval_on_start)
+        self._batches, self._steps = batch_sizes(arguments), cast(int, keys["trainer.total_training_steps"])
+        keys |= self._validations(arguments, eval_dataset is not None)
+        if tools:
+            most = arguments["max_tool_calling_iterations"]
+            keys[f"{ROLLOUT}.agent.default_agent_loop"] = LOOP
+            self._loops = {LOOP: TrlToolLoop(None if most is None else arguments.count("max_tool_calling_iterations"))}
+        else:
+            self._loops = {}
+        self._tools = as_tools(tools or [], cast(int, keys["data.max_response_length"]))
+        if keys["algorithm.adv_estimator"] == "agentrl.trl.advantages:by_reward":
+            keys["algorithm.adv_options"] = {"weights": {one.name: one.weight for one in functions}}
+        if peft_config is not None:
+            keys |= adapter_keys(peft_config, _config_of(folder).get("model_type", ""))
+        keys |= _tokenizer_keys(processing_class, folder)
+        arguments.raise_faults()
+        self.keys: dict[str, Value] = {**keys, **self.args.overrides}
+        """The run's config, as `agentrl.training` takes it."""
+        self.state = TrainerState(max_steps=self._steps * self._batches.updates)
+        """transformers' `TrainerState`, with `global_step`, `epoch` and `log_history`."""
+        with_columns = not self.args.remove_unused_columns
+        rows = {str(one.file): one.rows for one in written}
+        self._rewards = TrlRewards(functions, rows, self.state, with_columns=with_columns)
+        log_every = frequency(arguments, "logging", self._batches, self._steps)
+        save_every = cast(int, keys["trainer.save_freq"])
+        per_epoch = max(1.0, len(train.rows) / self._batches.prompts)
+        self._callbacks = Callbacks(
+            callbacks or [],
+            self.args,
+            self.state,
+            updates=self._batches.updates,
+            log_every=log_every,
+            save_every=save_every,
+            steps_per_epoch=per_epoch,
+        )
+        arguments.raise_faults()
+
+    def _validations(self, arguments: Arguments, has_rows: bool) -> dict[str, Value]:
+        """Translate when TRL evaluates. Raises ConfigError where nothing is to be evaluated on."""
+        every = frequency(arguments, "eval", self._batches, self._steps)
+        if every > 0 and not has_rows:
+            raise ConfigError(
+                f"GRPOConfig: eval_strategy={arguments.text('eval_strategy')!r} without eval_dataset: give one, or 'no'"
+            )
+        return {"trainer.test_freq": every, "trainer.val_after_train": every > 0} if has_rows else {}
+
+    def train(self, resume_from_checkpoint: bool | str | Path | None = None) -> TrainOutput:
+        """Train to the last step, save, and export the policy to OUTPUT_DIR/policy.
+
+        resume_from_checkpoint: True continues from the newest checkpoint in output_dir, a path from that one; without
+        it a run that is in output_dir already is moved aside. Raises UserError.
+        """
+        from transformers.trainer_utils import TrainOutput
+
+        given = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
+        keys: dict[str, Value] = {"trainer.resume_mode": "disable"}
+        if given is True:
+            keys = {"trainer.resume_mode": "auto"}
+        elif isinstance(given, str | Path):
+            keys = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": str(given)}
+        with self._open(keys, [self._callbacks]) as run:
+            self._callbacks.call("on_train_begin")
+            losses = [metrics["actor/pg_loss"] for metrics in run if "actor/pg_loss" in metrics]
+        self._callbacks.call("on_train_end")
+        mean = sum(losses) / len(losses) if losses else 0.0
+        return TrainOutput(self.state.global_step, mean, {"train_loss": mean, "epoch": self.state.epoch or 0.0})
+
+    def evaluate(self) -> dict[str, float]:
+        """Validate on eval_dataset: the policy of the newest checkpoint in output_dir, or the first one without any.
+
+        Returns the numbers under TRL's prefix `eval_`. Raises UserError.
+        """
+        if self.keys["data.val_files"] is None:
+            raise ConfigError("GRPOTrainer.evaluate: there is no eval_dataset: give one to the trainer")
+        keys: dict[str, Value] = {"trainer.val_only": True, "trainer.resume_mode": "auto"}
+        with self._open({**keys, "trainer.val_before_train": True}, []) as run:
+            for _ in run:
+                pass
+            return self._callbacks.evaluated(run.validation)
+
+    def save_model(self, output_dir: str | Path | None = None) -> None:
+        """Copy the trained policy, with its tokenizer in Hugging Face format, to a folder; None: output_dir.
+
+        Raises TrainingError before the end of `train`, and where the folder has files of another model.
+        """
+        policy = self.output_dir / "policy"
+        if not (policy / "config.json").is_file():
+            raise TrainingError(f"GRPOTrainer.save_model: {policy} is not there yet: train() writes it at its end")
+        shutil.copytree(policy, self.output_dir if output_dir is None else Path(output_dir), dirs_exist_ok=True)
+
+    def _open(
+        self, keys: Mapping[str, Value], observers: Sequence[Callbacks]
+    ) -> AbstractContextManager[TrainingRun[Config]]:
+        import agentrl
+
+        return agentrl.training(
+            {**self.keys, **keys},
+            loops=self._loops,
+            tools=self._tools,
+            reward=copy.copy(self._rewards),
+            observers=observers,
+        )
+
+
+def _model_folder(model: object) -> Path:
+    """Return the folder of a model. Raises ConfigError for a model that is loaded already."""
+    if not isinstance(model, str | Path):
+        raise ConfigError(
+            f"GRPOTrainer: model is a {type(model).__name__}: agentrl loads and shards the weights itself. Give the "
+            "folder: model.save_pretrained(FOLDER), with the tokenizer's save_pretrained"
+        )
+    from agentrl.model.folder import check_folder
+
+    check_folder(f"{MODEL}.path", str(model))
+    if Path(model).is_dir():
+        return Path(model)
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(model)))
+    except Exception as error:
+        raise ConfigError(
+            f"GRPOTrainer: model={model!r} is no folder here, and the hub does not give it: {error}"
+        ) from error
+
+
+def _config_of(folder: Path) -> dict[str, str]:
+    try:
+        found: dict[str, str] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"GRPOTrainer: {folder}/config.json cannot be read: {error}") from error
+    return found
+
+
+def _tokenizer_keys(given: PreTrainedTokenizerBase | str | Path | None, folder: Path) -> dict[str, Value]:
+    """Translate processing_class: the model's own tokenizer, perhaps with another chat template. Raises ConfigError."""
+    if given is None:
+        return {}
+    from transformers import AutoTokenizer
+
+    own = AutoTokenizer.from_pretrained(folder)
+    other = AutoTokenizer.from_pretrained(given) if isinstance(given, str | Path) else given
+    if not hasattr(other, "get_vocab") or other.get_vocab() != own.get_vocab():
+        raise ConfigError(
+            f"processing_class: expected the tokenizer of {folder}, found another ({type(other).__name__}): agentrl "
+            "reads the tokenizer of the model's folder; save yours there by save_pretrained"
+        )
+    if other.chat_template is None or other.chat_template == own.chat_template:
+        return {}
+    return {f"{MODEL}.chat_template": str(other.chat_template)}

@@ -1,0 +1,217 @@
+"""Record the numbers of TRL's own `GRPOTrainer`, with which `tests/trl/` compares agentrl's.
+
+    python -m venv trl && trl/bin/pip install torch trl==1.16.0
+    trl/bin/python benchmarks/trl/record.py POLICY tests/trl/recorded.json
+
+Run it in an environment with TRL and without agentrl's packages; POLICY is the folder of a tiny policy. A run's numbers
+depend on no sampled token: rewards are given by row, and log-probs by a table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import TrainerCallback
+
+RUNS: dict[str, dict[str, Any]] = {
+    "linear, three epochs": {"num_train_epochs": 3.0, "lr_scheduler_type": "linear"},
+    "warm-up of three steps": {"max_steps": 7, "warmup_steps": 3},
+    "warm-up by a part": {"max_steps": 8, "warmup_steps": 0.3, "lr_scheduler_type": "cosine"},
+    "constant, no shuffling": {"max_steps": 3, "lr_scheduler_type": "constant", "shuffle_dataset": False},
+    "several steps a generation": {
+        "per_device_train_batch_size": 4,
+        "steps_per_generation": 2,
+        "num_iterations": 2,
+        "max_steps": 8,
+        "lr_scheduler_type": "constant",
+        "loss_type": "grpo",
+    },
+    "accumulated": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "num_train_epochs": 1.5},
+    "scaled by batch": {"max_steps": 2, "scale_rewards": "batch"},
+    "not scaled": {"max_steps": 2, "scale_rewards": "none"},
+    "normalised, then summed": {"max_steps": 2, "multi_objective_aggregation": "normalize_then_sum"},
+    "weighed": {"max_steps": 2, "reward_weights": [0.5, 2.0]},
+}
+"""Arguments of the runs, over those in `run`."""
+ROWS, TRAJECTORIES = 11, 4
+LOSSES: dict[str, dict[str, Any]] = {
+    "grpo": {"loss_type": "grpo"},
+    "dapo": {"loss_type": "dapo", "epsilon_high": 0.28},
+    "dr_grpo": {"loss_type": "dr_grpo"},
+    "bnpo": {"loss_type": "bnpo"},
+    "cispo": {"loss_type": "cispo", "epsilon_high": 1.2},
+    "sapo": {"loss_type": "sapo"},
+    "gspo": {"loss_type": "grpo", "importance_sampling_level": "sequence"},
+    "gspo by tokens": {"loss_type": "dapo", "importance_sampling_level": "sequence"},
+    "luspo": {"loss_type": "luspo", "importance_sampling_level": "sequence"},
+    "two-sided clip": {"loss_type": "grpo", "delta": 1.5},
+    "kl": {"loss_type": "grpo", "beta": 0.1, "use_bias_correction_kl": False},
+    "kl, corrected, on policy": {"loss_type": "dapo", "beta": 0.1, "on_policy": True},
+    "entropy": {"loss_type": "dapo", "entropy_coef": 0.05},
+}
+"""Arguments of the losses. on_policy: the old log-probs are the policy's."""
+
+
+def rewards_of(row: int, number: int) -> tuple[float, float | None]:
+    """Give a trajectory its rewards by two functions; the second is not applicable to some."""
+    first = (7 * row + 3 * number) % 5 / 4
+    return first, None if (row + number) % 3 == 0 else float((row * number) % 4)
+
+
+class Recorder(TrainerCallback):  # type: ignore[misc]
+    """Learning rates of the optimizer steps."""
+
+    def __init__(self) -> None:
+        self.rates: list[float] = []
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if "learning_rate" in logs:
+            self.rates.append(logs["learning_rate"])
+
+
+def trainer_of(policy: str, folder: str, arguments: dict[str, Any], functions: Any, callback: Recorder) -> Any:
+    from trl import GRPOConfig, GRPOTrainer  # only here: tests read the tables above without TRL
+
+    fixed = {
+        "per_device_train_batch_size": 8,
+        "num_generations": TRAJECTORIES,
+        "max_completion_length": 4,
+        "learning_rate": 1e-4,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "bf16": False,
+        "use_cpu": True,
+        "gradient_checkpointing": False,
+        "report_to": "none",
+    }
+    rows = [{"prompt": [{"role": "user", "content": f"row {row}"}], "row": row} for row in range(ROWS)]
+    return GRPOTrainer(
+        model=policy,
+        reward_funcs=functions,
+        args=GRPOConfig(output_dir=folder, **{**fixed, **arguments}),
+        train_dataset=Dataset.from_list(rows),
+        callbacks=[callback],
+    )
+
+
+def run(policy: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Train; return the rows of each generation, the advantages, the rates and the number of optimizer steps."""
+    generations: list[list[int]] = []
+
+    def first(row: list[int], **kwargs: Any) -> list[float]:
+        generations.append(row[::TRAJECTORIES])
+        return [rewards_of(one, place % TRAJECTORIES)[0] for place, one in enumerate(row)]
+
+    def second(row: list[int], **kwargs: Any) -> list[float | None]:
+        return [rewards_of(one, place % TRAJECTORIES)[1] for place, one in enumerate(row)]
+
+    callback = Recorder()
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = trainer_of(policy, folder, arguments, [first, second], callback)
+        advantages: list[list[float]] = []
+        compute = trainer._generate_and_score_completions
+
+        def computed(inputs: Any) -> Any:
+            found = compute(inputs)
+            advantages.append(found["advantages"].tolist())
+            return found
+
+        trainer._generate_and_score_completions = computed
+        trainer.train()
+    return {
+        "arguments": arguments,
+        "generations": generations,
+        "advantages": advantages,
+        "rates": callback.rates,
+        "steps": trainer.state.global_step,
+    }
+
+
+def table() -> dict[str, torch.Tensor]:
+    """Make log-probs, masks and advantages of 4 sequences of up to 6 tokens."""
+    generator = torch.Generator().manual_seed(1)
+    shape = (4, 6)
+    logprobs = -3 * torch.rand(shape, generator=generator, dtype=torch.float64)
+    return {
+        "logprobs": logprobs,
+        "old": logprobs + 0.5 * torch.randn(shape, generator=generator, dtype=torch.float64),
+        "ref": logprobs + 0.3 * torch.randn(shape, generator=generator, dtype=torch.float64),
+        "entropies": 2 * torch.rand(shape, generator=generator, dtype=torch.float64),
+        "completion_mask": torch.tensor([[1] * 6, [1] * 3 + [0] * 3, [1] * 5 + [0], [1] * 4 + [0] * 2]),
+        "tool_mask": torch.tensor([[1, 1, 0, 0, 1, 1], [1] * 6, [1, 0, 1, 1, 1, 1], [1] * 6]),
+        "advantages": torch.tensor([1.2, -0.7, 0.4, -0.9], dtype=torch.float64),
+    }
+
+
+def loss(policy: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Compute TRL's loss of the table, and its gradient by log-prob."""
+    given = {name: value for name, value in arguments.items() if name != "on_policy"}
+    given |= {"per_device_train_batch_size": 4, "max_completion_length": 6}
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = trainer_of(policy, folder, given, lambda completions, **kwargs: [0.0] * len(completions), Recorder())
+    values = table()
+    logprobs = values["logprobs"].clone().requires_grad_()
+    entropies = values["entropies"].clone().requires_grad_()
+    trainer._get_per_token_logps_and_entropies = lambda *args, **kwargs: (logprobs, entropies, None)
+    trainer.current_gradient_accumulation_steps = 1
+    mask = values["completion_mask"]
+    inputs = {
+        "prompt_ids": torch.zeros((4, 1), dtype=torch.long),
+        "prompt_mask": torch.ones((4, 1), dtype=torch.long),
+        "completion_ids": torch.zeros_like(mask),
+        "completion_mask": mask,
+        "tool_mask": values["tool_mask"],
+        "advantages": values["advantages"],
+        "old_per_token_logps": None if arguments.get("on_policy") else values["old"],
+        "ref_per_token_logps": values["ref"],
+        "num_items_in_batch": (mask * values["tool_mask"]).sum(),
+    }
+    found = trainer._compute_loss(trainer.model, inputs)
+    found.backward()
+    assert logprobs.grad is not None
+    entropy_grad = torch.zeros_like(entropies) if entropies.grad is None else entropies.grad
+    return {
+        "arguments": arguments,
+        "loss": found.item(),
+        "gradient": logprobs.grad.tolist(),
+        "entropy_gradient": entropy_grad.tolist(),
+    }
+
+
+def main() -> None:
+    import trl
+    from trl import GRPOConfig
+
+    policy = sys.argv[1]
+    defaults = {
+        field.name: field.default if field.default is not dataclasses.MISSING else []
+        for field in dataclasses.fields(GRPOConfig)
+        if field.init
+    }
+    found = {
+        "trl": trl.__version__,
+        "defaults": json.loads(json.dumps(defaults, default=lambda value: getattr(value, "value", str(value)))),
+        "table": {name: value.tolist() for name, value in table().items()},
+        "runs": {name: run(policy, arguments) for name, arguments in RUNS.items()},
+        "losses": {name: loss(policy, arguments) for name, arguments in LOSSES.items()},
+    }
+    lines = [f" {json.dumps(name)}: {_pretty(value)}" for name, value in found.items()]
+    Path(sys.argv[2]).write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def _pretty(value: Any) -> str:
+    """Write JSON with a line for each entry of a mapping."""
+    if not isinstance(value, dict):
+        return json.dumps(value)
+    return "{\n" + ",\n".join(f"  {json.dumps(name)}: {json.dumps(one)}" for name, one in value.items()) + "\n }"
+
+
+if __name__ == "__main__":
+    main()

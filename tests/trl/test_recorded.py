@@ -1,0 +1,153 @@
+"""The door's numbers against those of TRL 1.16 itself, recorded by `benchmarks/trl/record.py`."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl.algorithms.advantages import compute_advantages
+from agentrl.algorithms.aggregate import LossScale, Scored, add_up
+from agentrl.algorithms.terms import loss_terms
+from agentrl.config.columns import OF_SCORER
+from agentrl.config.overrides import as_config
+from agentrl.config.sections.training import Config
+from agentrl.model.scores import TokenScores
+from agentrl.optim.schedule import lr_factor
+from agentrl.trajectory.batch import RaggedBatch
+from agentrl.trl.arguments import BY_NAME
+from agentrl.trl.order import RepeatOrder
+from agentrl.trl.translation import translate
+from benchmarks.trl.record import ROWS, TRAJECTORIES, rewards_of
+from tests.algorithms.batches import Row, batch_of
+from tests.trained import trained_batch
+
+RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "recorded.json").read_text())
+RUN = {"per_device_train_batch_size": 8, "num_generations": TRAJECTORIES, "learning_rate": 1e-4, "bf16": False}
+LATER = {
+    *("max_prompt_length", "warmup_ratio", "group_by_length", "logging_dir", "overwrite_output_dir", "use_liger_loss"),
+    *("wandb_log_unique_prompts", "vllm_guided_decoding_regex", "vllm_device", "vllm_dtype"),
+    "vllm_enable_prefix_caching",
+}
+"""Arguments of the table that TRL 1.16 does not have: they are of other releases."""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 2048}')
+    return tmp_path
+
+
+def config_of(arguments: dict[str, Any], model: Path) -> Config:
+    keys = translate({**RUN, **arguments}, model=model, rows=ROWS)
+    names = {"weights": {"first": 1.0, "second": 1.0}}
+    more = {"algorithm.adv_options": names} if str(keys["algorithm.adv_estimator"]).endswith("by_reward") else {}
+    return as_config({**keys, **more, "data.train_files": "rows.parquet", "data.val_files": None})
+
+
+def with_numbers(batch: RaggedBatch, numbers: list[dict[str, float]]) -> RaggedBatch:
+    names = {name for one in numbers for name in one}
+    columns = {name: [one.get(name, math.nan) for one in numbers] for name in names}
+    return batch.with_fields(**{OF_SCORER + name: torch.tensor(one).double() for name, one in columns.items()})
+
+
+def test_every_argument_has_an_entry_and_trls_default() -> None:
+    assert set(BY_NAME) - set(RECORDED["defaults"]) == LATER
+    found = {name: BY_NAME[name].default for name in RECORDED["defaults"]}
+    assert found == RECORDED["defaults"]
+
+
+@pytest.mark.parametrize("name", RECORDED["runs"])
+def test_steps_rates_and_prompts_are_trls(name: str, model: Path) -> None:
+    recorded = RECORDED["runs"][name]
+    config = config_of(recorded["arguments"], model)
+    steps, actor = config.trainer.total_training_steps, config.actor_rollout_ref.actor
+    assert steps is not None
+    updates = -(-config.data.train_batch_size // actor.ppo_mini_batch_size) * actor.ppo_epochs
+    assert steps * updates == recorded["steps"]
+    rates = [
+        actor.optim.lr * lr_factor(actor.optim, step, steps) for step in range(1, steps + 1) for _ in range(updates)
+    ]
+    assert rates == pytest.approx(recorded["rates"])
+    order = RepeatOrder(range(ROWS), config.data.train_batch_size, config.data.seed)  # type: ignore[arg-type]
+    if config.data.sampler.name is None:
+        assert not config.data.shuffle
+        taken = [list(range(start, start + 2)) for start in range(0, 2 * steps, 2)]
+    else:
+        taken = [list(order.next_batch()) for _ in range(steps)]
+    generated = [row for generation in recorded["generations"] for row in generation]
+    assert [row for batch in taken for row in batch] == generated
+
+
+@pytest.mark.parametrize("name", RECORDED["runs"])
+def test_advantages_are_trls(name: str, model: Path) -> None:
+    recorded = RECORDED["runs"][name]
+    config = config_of(recorded["arguments"], model)
+    weights = recorded["arguments"].get("reward_weights", [1.0, 1.0])
+    pairs = zip(recorded["generations"], recorded["advantages"], strict=False)
+    for rows, theirs in list(pairs)[: 1 if "accumulated" in name else None]:
+        scores, numbers = [], []
+        for row in rows:
+            for number in range(TRAJECTORIES):
+                pair = rewards_of(row, number)
+                scores.append(sum(weight * one for weight, one in zip(weights, pair, strict=True) if one is not None))
+                named = zip(("rewards/first", "rewards/second"), pair, strict=True)
+                numbers.append({key: one for key, one in named if one is not None})
+        sequences = [Row("0110", {2: score}, place // TRAJECTORIES) for place, score in enumerate(scores)]
+        batch = with_numbers(batch_of(*sequences), numbers)
+        found = compute_advantages(batch, config.algorithm, TRAJECTORIES).advantages
+        assert found is not None
+        assert found.reshape(-1, 4)[:, 1].tolist() == pytest.approx(theirs, abs=2e-5)
+
+
+def test_a_trajectory_without_any_reward_takes_no_part(model: Path) -> None:
+    """TRL's NaN: no part in mean and deviation, and advantage 0."""
+    config = config_of({}, model)
+    rows = [Row("0110", {2: score}, 0) for score in (1.0, 0.0, 0.0, 2.0)]
+    numbers: list[dict[str, float]] = [{}, {"unscored": 1.0}, {}, {}]
+    found = compute_advantages(with_numbers(batch_of(*rows), numbers), config.algorithm, 4).advantages
+    assert found is not None
+    assert found.reshape(-1, 4)[:, 1].tolist() == pytest.approx([0.0, 0.0, -1 / 1.0001, 1 / 1.0001])
+
+
+@pytest.mark.parametrize("name", RECORDED["losses"])
+def test_losses_and_gradients_are_trls(name: str, model: Path) -> None:
+    recorded = RECORDED["losses"][name]
+    arguments, table = dict(recorded["arguments"]), RECORDED["table"]
+    on_policy = arguments.pop("on_policy", False)
+    given = {**arguments, "per_device_train_batch_size": 4, "max_completion_length": 6, "max_steps": 1}
+    config = config_of(given, model)
+    actor = config.actor_rollout_ref.actor
+    lengths = [sum(row) for row in table["completion_mask"]]
+
+    def ragged(column: str) -> torch.Tensor:
+        rows = zip(table[column], lengths, strict=True)
+        return torch.tensor([value for row, length in rows for value in row[:length]], dtype=torch.float64)
+
+    mask, offsets = ragged("tool_mask").bool(), torch.tensor([0, *lengths]).cumsum(0)
+    owner = torch.repeat_interleave(torch.arange(4), torch.tensor(lengths))
+    logprobs, entropy = ragged("logprobs").requires_grad_(), ragged("entropies").requires_grad_()
+    batch = trained_batch(
+        offsets,
+        torch.zeros(len(mask), dtype=torch.int64),
+        mask,
+        torch.zeros(4, dtype=torch.int64),
+        advantages=torch.tensor(table["advantages"], dtype=torch.float64)[owner],
+        old_logprobs=ragged("logprobs" if on_policy else "old"),
+        ref_logprobs=ragged("ref"),
+    )
+    scale = LossScale.from_policy_tokens(batch.policy_tokens, actor.loss_agg_mode, config.data.max_response_length)
+    terms = loss_terms(actor, config.algorithm, None, ())
+    scored = Scored(batch, TokenScores(logprobs, entropy=entropy), torch.where(mask, logprobs, 0.0))
+    loss, _, _ = add_up(terms, scored, scale, {})
+    loss.backward()
+    assert loss.item() == pytest.approx(recorded["loss"], rel=1e-6)
+    assert logprobs.grad is not None
+    for found, theirs in ((logprobs.grad, "gradient"), (entropy.grad, "entropy_gradient")):
+        kept = torch.tensor([value for row, n in zip(recorded[theirs], lengths, strict=True) for value in row[:n]])
+        ours = torch.zeros_like(logprobs) if found is None else found
+        assert ours.tolist() == pytest.approx(kept.tolist(), rel=1e-5, abs=1e-8)
