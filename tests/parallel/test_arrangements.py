@@ -55,7 +55,11 @@ PAIRS = ("dpo", "reward_model")
 """Trainings on pairs."""
 ARRANGEMENTS: dict[str, tuple[int, tuple[str, ...], dict[str, int]]] = {
     "one": (1, ("grpo", "ppo", "sft", "lora", "bfloat16", *MIXTURES, *STATES, ECHO, *PAIRS, *CORRECTED, *LOSSES), {}),
-    "fsdp 2": (2, ("grpo", "ppo", "sft", "bfloat16", *MIXTURES, *STATES, ECHO, *PAIRS, *CORRECTED, *LOSSES), {"budget": 60}),
+    "fsdp 2": (
+        2,
+        ("grpo", "ppo", "sft", "bfloat16", *MIXTURES, *STATES, ECHO, *PAIRS, *CORRECTED, *LOSSES),
+        {"budget": 60},
+    ),
     "sequence 2": (2, ("grpo", "ppo", "sft", "lora", "compiled", *MIXTURES, ECHO, *PAIRS, *CORRECTED), {"sequence": 2}),
     "tensor 2": (2, ("grpo", "ppo", "sft"), {"tensor": 2}),
     "replicas 2 x shards 2": (4, ("grpo", "ppo"), {"shards": 2}),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from agentrl.config.sections.model import PlainModelConfig
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.config.sections.training import Config
 from agentrl.config.sglang_arguments import EXTRA_KEY
@@ -26,9 +27,14 @@ from agentrl.engines.sglang.engine import SGLangEngine
 from agentrl.engines.sglang.options import RESERVED, ServerArguments
 from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.errors import ConfigError, TrainingError
+from agentrl.model.read_config import read_config
+from agentrl.model.trial import keeps_states
 from agentrl.remote.credentials import from_environment
 from agentrl.system.http import allow_many_files, http_client
 from agentrl.system.loop_thread import LoopThread
+
+_NOT_IN_SGLANG = ("olmo_hybrid",)
+"""Families with states that SGLang 0.5.23 has no model of."""
 
 
 def build(setting: EngineSetting, loop: LoopThread) -> SGLangEngine:
@@ -37,6 +43,8 @@ def build(setting: EngineSetting, loop: LoopThread) -> SGLangEngine:
     rollout = config.actor_rollout_ref.rollout
     if rollout.free_cache_engine and setting.device == "cpu":
         raise ConfigError(f"{ROLLOUT}.free_cache_engine=true frees memory of a GPU, and this machine has none")
+    if rollout.server_urls is None:
+        check_family(config.actor_rollout_ref.model, setting.device)
     verb = "start" if rollout.server_urls is None else "reach"
     with reporter.stage(f"{verb} SGLang servers"):
         starting = start_engine(
@@ -51,6 +59,21 @@ def build(setting: EngineSetting, loop: LoopThread) -> SGLangEngine:
             return loop.run(starting)
         except EngineError as error:
             raise TrainingError(str(error)) from error
+
+
+def check_family(model: PlainModelConfig, device: str) -> None:
+    """Raise ConfigError for a model with states that started servers cannot run; by its config, no weights are read."""
+    override, trust = model.override_config, model.trust_remote_code
+    if not keeps_states(model.path, override, trust_remote_code=trust):
+        return
+    family = read_config(model.path, override, trust_remote_code=trust).get_text_config().model_type
+    if family in _NOT_IN_SGLANG:
+        why = f"SGLang has no model of the family {family}"
+    elif device == "cpu":
+        why = f"layers of the family {family} have a state, and SGLang's kernels for them run on GPUs alone"
+    else:
+        return
+    raise ConfigError(f"{ROLLOUT}.name=sglang, {model.path}: {why}. Set {ROLLOUT}.name=embedded")
 
 
 async def start_engine(
