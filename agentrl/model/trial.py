@@ -104,7 +104,7 @@ def _cut(config: PretrainedConfig) -> PretrainedConfig:
     """Copy a config with the first layer of each kind, and smaller feed-forward layers and vocabulary."""
     config = copy.deepcopy(config)
     values, layers = vars(config), config.num_hidden_layers
-    lists = {name: value for name, value in values.items() if isinstance(value, list) and len(value) == layers}
+    lists = {name: value for name, value in values.items() if _names_layers(value, layers)}
     kinds = list(zip(*lists.values(), strict=True))
     if kinds:
         first = [number for number, one in enumerate(kinds) if one not in kinds[:number]]
@@ -121,3 +121,8 @@ def _cut(config: PretrainedConfig) -> PretrainedConfig:
     config.vocab_size = min(config.vocab_size, _VOCABULARY)
     config.pad_token_id = None
     return config
+
+
+def _names_layers(value: object, layers: int) -> bool:
+    """Check whether a config's value is a list with the kind of each layer."""
+    return isinstance(value, list) and len(value) == layers and all(isinstance(one, str) for one in value)
