@@ -35,16 +35,21 @@ def compile_layers(layers: Sequence[nn.Module], device: str | torch.device) -> N
     Raises ConfigError where torch cannot compile for `device`, and for layers with a state.
     """
     if any(stateful_mixers(layer) for layer in layers):
-        raise ConfigError(
-            f"actor_rollout_ref.actor.use_torch_compile=true: layers of {type(layers[0]).__name__} have a state, and "
-            "run sequence by sequence, which cannot be compiled. Set the key to false"
-        )
+        raise not_compiled(type(layers[0]).__name__)
     _check_compiler(device)
     AttentionInterface.register(IMPLEMENTATION, torch.compiler.disable(packed_attention))
     ExpertsInterface.register(GROUPED, torch.compiler.disable(grouped_experts))
     torch.compiler.config.recompile_limit = max(torch.compiler.config.recompile_limit, PROGRAMS)
     for layer in layers:
         layer.compile(dynamic=True)
+
+
+def not_compiled(name: str) -> ConfigError:
+    """Make the error for layers with a state of the class, or the model, of that name."""
+    return ConfigError(
+        f"actor_rollout_ref.actor.use_torch_compile=true: layers of {name} have a state, and run sequence by sequence, "
+        "which cannot be compiled. Set the key to false"
+    )
 
 
 def _check_compiler(device: str | torch.device) -> None:

@@ -14,7 +14,7 @@ from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, PreTrainedMo
 from agentrl.config.sections.model import ModelConfig
 from agentrl.errors import ConfigError
 from agentrl.model.checkpoint_names import CheckpointNames
-from agentrl.model.packed import check_packed_attention, stored_hidden_states, token_logprobs
+from agentrl.model.packed import check_packed_attention, empty_model, stored_hidden_states, token_logprobs
 from agentrl.model.routing import follow_routes
 from agentrl.model.scores import Compare, Needs, TokenScores
 from agentrl.model.sharded_load import open_model
@@ -169,6 +169,21 @@ def load_policy(
 
         lora = Lora(base, config, seed)
     return PolicyModel(base, autocast=config.dtype == "bfloat16", lora=lora, group=group, experts=experts)
+
+
+def check_options(config: ModelConfig, *, freeze_vision_tower: bool = False, follows_routes: bool = False) -> None:
+    """Raise the ConfigError that `load_policy` would raise for its options; no weights are read."""
+    if not (freeze_vision_tower or follows_routes or config.lora_rank):
+        return
+    base = empty_model(config.path, trust_remote_code=config.trust_remote_code, override=config.override_config)
+    if freeze_vision_tower:
+        freeze_vision(base)
+    if follows_routes:
+        follow_routes(base)
+    if config.lora_rank:
+        from agentrl.model.lora import Lora
+
+        Lora(base, config, 0, quiet=True)
 
 
 class ValueModel(nn.Module):

@@ -43,16 +43,17 @@ _WITHOUT_OUT_PROJ = ("falcon_h1", "mamba2", "nemotron_h")
 class Lora:
     """Adapters of one model. A is drawn by `seed` and B zero, or both are read from `lora_adapter_path`."""
 
-    def __init__(self, model: PreTrainedModel, config: ModelConfig, seed: int) -> None:
+    def __init__(self, model: PreTrainedModel, config: ModelConfig, seed: int, *, quiet: bool = False) -> None:
         """Put adapters into the model. They are float32 for a model of any dtype; all other parameters are frozen.
 
-        Raises ConfigError when target_modules or lora_adapter_path do not fit the model.
+        quiet: the log gets no line on layers without adapters. Raises ConfigError when target_modules or
+        lora_adapter_path do not fit the model.
         """
         _check_targets(model, config.target_modules)
         self.config = LoraConfig(
             r=config.lora_rank,
             lora_alpha=config.lora_alpha,
-            target_modules=_targets(model, config.target_modules),
+            target_modules=_targets(model, config.target_modules, quiet=quiet or rank() != 0),
             lora_dropout=0.0,
             exclude_modules=_without_adapters(model, config.exclude_modules),
             bias="none",
@@ -184,7 +185,7 @@ def _is_adapter(name: str) -> bool:
     return f"{_ADAPTER}." in name and ".lora_" in name
 
 
-def _targets(model: PreTrainedModel, targets: str | list[str]) -> list[str]:
+def _targets(model: PreTrainedModel, targets: str | list[str], *, quiet: bool) -> list[str]:
     """List the layers that are named; all-linear: every linear one but the head.
 
     A router is no linear layer, and neither are the experts of a mixture where one parameter holds all of a layer's.
@@ -195,12 +196,12 @@ def _targets(model: PreTrainedModel, targets: str | list[str]) -> list[str]:
         assert isinstance(targets, list)
         return targets
     head = model.get_output_embeddings()
-    if fused_experts(model) and rank() == 0:
+    if fused_experts(model) and not quiet:
         logger.warning("target_modules=all-linear: the experts, fused to one parameter a layer, get no adapters")
     linear = [name for name, module in model.named_modules() if type(module) is nn.Linear and module is not head]
     kinds = {name.rpartition(".")[2] for name in linear}
     left_out = {kind for kind in kinds if _means_experts(model, kind)}
-    if left_out and rank() == 0:
+    if left_out and not quiet:
         logger.warning(
             "target_modules=all-linear: %s get no adapters: peft takes these names for experts",
             ", ".join(sorted(left_out)),

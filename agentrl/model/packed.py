@@ -83,7 +83,7 @@ def load_model(
     equal its own.
     """
     with loading(path, override):
-        config = _plain_config(path, trust_remote_code, override)
+        config = plain_config(path, trust_remote_code, override)
         read = auto_class(config).from_pretrained(
             path,
             config=config,
@@ -111,7 +111,7 @@ def empty_model(
     Call `check_packed_attention` once it has its weights. Raises ConfigError when there is no such model.
     """
     with loading(path, override), torch.device("meta"):
-        config = _plain_config(path, trust_remote_code, override)
+        config = plain_config(path, trust_remote_code, override)
         model = auto_class(config).from_config(config, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code)
     _without_dropout(model)
     route_in_float32(model)
@@ -119,7 +119,7 @@ def empty_model(
     return model
 
 
-def _plain_config(path: str, trust_remote_code: bool, override: Mapping[str, JSON]) -> PretrainedConfig:
+def plain_config(path: str, trust_remote_code: bool, override: Mapping[str, JSON]) -> PretrainedConfig:
     """Read the model's config. Raises ConfigError when the weights are quantized."""
     config = read_config(path, override, trust_remote_code=trust_remote_code)
     quantization = getattr(config, "quantization_config", None)
@@ -216,7 +216,7 @@ def check_packed_attention(model: PreTrainedModel) -> None:
     ids = torch.arange(40, device=model.device) * 7 % model.config.get_text_config().vocab_size
     ids[24:36] = ids[8:20]  # two of the sequences begin alike, so that they share a node of the layout
     offsets = torch.tensor([0, 8, 24, 40])
-    layout = flat_layout(offsets, ids.device) if keeps_state(model) else make_layout(ids, offsets)
+    layout = flat_layout(offsets, ids.device) if keeps_state(model.config) else make_layout(ids, offsets)
     attention = _RecordingAttention(layout)
     probe = image_probe(model) if has_head else None
     with torch.no_grad():
@@ -227,7 +227,7 @@ def check_packed_attention(model: PreTrainedModel) -> None:
         _select_attention(model, IMPLEMENTATION)
         run = partial(forward_packed, model, ids[layout.stored], layout.positions, attention)
         try:
-            if keeps_state(model) and not stateful_mixers(model):
+            if keeps_state(model.config) and not stateful_mixers(model):
                 separate_states(model, run, attention.layers)
             packed = run()[layout.expand[8:]]
             difference = _difference(own, token_logits(model, packed) if has_head else packed)

@@ -17,7 +17,7 @@ from typing import cast
 
 import torch
 from torch import nn
-from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from agentrl.model.attention import LAYOUT, AttentionLayout, Mixer
@@ -56,12 +56,9 @@ class _StatefulMixer(nn.Module):
         return cast(torch.Tensor, super().forward(hidden, **arguments))
 
 
-def keeps_state(model: PreTrainedModel) -> bool:
-    """Check whether layers of `model` have a state that runs on from token to token, as its cache of transformers has.
-
-    Weights are not needed.
-    """
-    layers = DynamicCache(config=model.config).layers
+def keeps_state(config: PretrainedConfig) -> bool:
+    """Check whether layers of a model have a state that runs on from token to token, as transformers' cache has it."""
+    layers = DynamicCache(config=config).layers
     return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers)
 
 

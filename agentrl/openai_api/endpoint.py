@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import secrets
@@ -37,6 +36,7 @@ from agentrl.openai_api.responses import Responses
 from agentrl.openai_api.session import Session
 from agentrl.openai_api.session_queue import SessionQueue
 from agentrl.system.body_limit import BodyLimit
+from agentrl.system.garbage import collect_if_due, make_full_collections_rare
 from agentrl.system.http import allow_many_files
 from agentrl.system.json_value import JSON
 from agentrl.system.threads import OwnThread, beside_loop
@@ -91,9 +91,7 @@ class Endpoint:
     async def start(self) -> None:
         """Start the server; returns when calls are answered. Raises ConfigError for an address that it cannot have."""
         allow_many_files()
-        if not gc.get_freeze_count():  # Else full collections visit all of torch, and the loop stands still for 0.3 s.
-            gc.collect()
-            gc.freeze()
+        make_full_collections_rare()
         listener = _listen(*self._address)
         self.url = self.queue.url = f"http://{self._address[0]}:{listener.getsockname()[1]}"
         config = uvicorn.Config(
@@ -140,6 +138,8 @@ class Endpoint:
                 session.count("openai_unknown_sessions", self._strays)
                 self._strays = 0
             await session.close()
+            if not self._sessions:
+                collect_if_due()
 
     def _app(self) -> FastAPI:
         app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)

@@ -172,7 +172,9 @@ class Session:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for branch in self._branches:
+            branch.tip = None  # Without this circle the record ends when its last user does.
             await self.episode.context.engine.release(branch.episode.session)
+        self._history = History()
 
     async def _read(self, body: bytes, dialect: Dialect) -> Asked:
         return await self._work(len(body) > LONG_BODY, read, body, dialect, self._kept, self._most_characters)

@@ -31,6 +31,7 @@ from agentrl.trainer.run import TrainingRun
 from agentrl.trainer.setting import open_setting
 from agentrl.trainer.step import Trainer
 from agentrl.trainer.teachers import check_teachers
+from agentrl.workers.before_loading import check_models
 from agentrl.workers.roles import open_workers, processes
 
 
@@ -53,6 +54,7 @@ def build(
     chat, context = load_chat(config), inputs.context
     context.bind(chat)
     check_teachers(config, chat)
+    check_models(config, device)
     expert = open_expert(config.expert, config.trainer.seed, chat, display)
     display.reading = context.reading(chat)
     fit_prompts([inputs.train, *filter(None, [inputs.validation])], config, chat, context, display)

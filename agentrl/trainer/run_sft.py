@@ -74,11 +74,13 @@ def train_on_files(config: TuningConfig, job: Job[SampleT], display: Display) ->
     from agentrl.trainer.run import TrainingRun
     from agentrl.trainer.setting import open_setting
     from agentrl.trainer.sft import SupervisedTrainer, batches, order_of, steps_per_epoch
+    from agentrl.workers.before_loading import check_tuned
     from agentrl.workers.roles import processes
 
     device = resolve_device(config.trainer.device, display.warn)
     note_precision(device, config.model, "model", display.note)
     chat = Chat.of_model(config.model, config.format)
+    check_tuned(config)
     train, validation = _read_rows(config, job, chat, display, train_rows, val_rows)
     with ExitStack() as stack:
         stack.enter_context(bars_as_stages(display))

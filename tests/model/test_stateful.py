@@ -65,7 +65,7 @@ def test_only_parts_with_a_state_are_found() -> None:
         "falcon-h1": [(0, "FalconH1Mixer"), (1, "FalconH1Mixer")],
         "qwen3-moe": [],
     }
-    assert [keeps_state(one) for one in found.values()] == [True, True, True, False]
+    assert [keeps_state(one.config) for one in found.values()] == [True, True, True, False]
 
 
 def test_a_first_token_without_numbers_hides_no_state() -> None:

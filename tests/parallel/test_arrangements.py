@@ -24,7 +24,7 @@ from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.roles import policy_role
 from tests.forked import ForkedPython
-from tests.model.families import make_model
+from tests.model.families import HYBRIDS, make_model
 from tests.workers.conftest import BatchMaker, fsdp
 
 pytestmark = pytest.mark.timeout(600)  # whichever test is first waits for all ranks
@@ -49,11 +49,17 @@ BALANCED, ROUTERS = "balance", {"moe_aux_loss_coeff": 0.3, "moe_z_loss_coeff": 0
 MIXTURES = (REPLAYED, RECORDED, BALANCED)
 ECHO = "echo"
 """Training that learns what tools answer, too."""
+STATES = tuple(f"states of {family}" for family in HYBRIDS)
+"""Trainings of models whose layers have states."""
 PAIRS = ("dpo", "reward_model")
 """Trainings on pairs."""
 ARRANGEMENTS: dict[str, tuple[int, tuple[str, ...], dict[str, int]]] = {
-    "one": (1, ("grpo", "ppo", "sft", "lora", "bfloat16", *MIXTURES, ECHO, *PAIRS, *CORRECTED, *LOSSES), {}),
-    "fsdp 2": (2, ("grpo", "ppo", "sft", "bfloat16", *MIXTURES, ECHO, *PAIRS, *CORRECTED, *LOSSES), {"budget": 60}),
+    "one": (1, ("grpo", "ppo", "sft", "lora", "bfloat16", *MIXTURES, *STATES, ECHO, *PAIRS, *CORRECTED, *LOSSES), {}),
+    "fsdp 2": (
+        2,
+        ("grpo", "ppo", "sft", "bfloat16", *MIXTURES, *STATES, ECHO, *PAIRS, *CORRECTED, *LOSSES),
+        {"budget": 60},
+    ),
     "sequence 2": (2, ("grpo", "ppo", "sft", "lora", "compiled", *MIXTURES, ECHO, *PAIRS, *CORRECTED), {"sequence": 2}),
     "tensor 2": (2, ("grpo", "ppo", "sft"), {"tensor": 2}),
     "replicas 2 x shards 2": (4, ("grpo", "ppo"), {"shards": 2}),
@@ -121,7 +127,7 @@ def wanted(items: Iterable[pytest.Item]) -> dict[str, set[str]]:
     """Find the kinds of training, by arrangement, that the tests of this session need."""
     kinds = {name: set(READ.get(name, ())) for name in ARRANGEMENTS}
     for item in items:
-        if isinstance(item, pytest.Function) and item.originalname == CASE:
+        if isinstance(item, pytest.Function) and item.originalname in TESTS:
             name, kind = (str(item.callspec.params[key]) for key in ("name", "kind"))
             kinds[name].add(kind)
             kinds["one"].add("grpo" if kind == "compiled" else kind)
@@ -146,6 +152,8 @@ def work(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     torch.save({item.name: getattr(batch, item.name) for item in fields(batch)}, work / "batch.pt")
     make_model("qwen3-moe", vocab_size=SHAPE.vocab).save_pretrained(work / "mixture")
     needed = wanted(request.session.items)
+    for kind in needed["one"].intersection(STATES):
+        make_model(kind.removeprefix("states of "), vocab_size=SHAPE.vocab).save_pretrained(start(work, kind))
     arrangements = {
         name: (
             ranks,
@@ -167,15 +175,18 @@ def work(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def start(work: Path, kind: str) -> Path:
     """The model that a training begins with."""
-    return work / ("mixture" if kind in MIXTURES else "policy")
+    return work / ("mixture" if kind in MIXTURES else kind if kind in STATES else "policy")
 
 
-CASE = "test_losses_gradients_and_weights_are_those_of_one_process"
+TESTS = (
+    "test_losses_gradients_and_weights_are_those_of_one_process",
+    "test_layers_with_a_state_learn_on_two_ranks_as_on_one",
+)
 CASES = [
     (name, kind)
     for name, (_, kinds, _) in ARRANGEMENTS.items()
     for kind in kinds
-    if name != "one" and kind != "bfloat16"
+    if name != "one" and kind != "bfloat16" and kind not in STATES
 ]
 
 
@@ -183,6 +194,16 @@ CASES = [
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_losses_gradients_and_weights_are_those_of_one_process(work: Path, name: str, kind: str) -> None:
     """Over five steps, or two. Compiled ones are as those of one process that are not."""
+    assert_same(work, name, kind)
+
+
+@pytest.mark.slice(1, "matrix")
+@pytest.mark.parametrize(("name", "kind"), [("fsdp 2", kind) for kind in STATES])
+def test_layers_with_a_state_learn_on_two_ranks_as_on_one(work: Path, name: str, kind: str) -> None:
+    assert_same(work, name, kind)
+
+
+def assert_same(work: Path, name: str, kind: str) -> None:
     own, several = f"one-{'grpo' if kind == 'compiled' else kind}", f"{name}-{kind}"
     expected, found = (json.loads((work / f"{one}.json").read_text()) for one in (own, several))
     for one, other in zip(expected, found, strict=True):

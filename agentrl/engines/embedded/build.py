@@ -5,7 +5,9 @@ from __future__ import annotations
 from agentrl.config.sections.training import Config
 from agentrl.engines.builder import EngineSetting
 from agentrl.engines.embedded.engine import EmbeddedEngine
+from agentrl.engines.embedded.shapes import check_copy
 from agentrl.model.packed import load_model
+from agentrl.model.trial import try_family
 from agentrl.system.loop_thread import LoopThread
 
 
@@ -13,6 +15,8 @@ def build(setting: EngineSetting, loop: LoopThread) -> EmbeddedEngine:
     """Load the policy's model into this process. See `EngineBuilder`."""
     config = setting.config
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+    if not isinstance(config, Config):  # A training has tried it before it loaded the policy.
+        try_family(model.path, model.override_config, trust_remote_code=model.trust_remote_code, further=check_copy)
     with setting.reporter.stage("load engine"):
         return EmbeddedEngine(
             load_model(

@@ -62,6 +62,11 @@ class _ShapeProbe(PackedAttention):
         return whole[:1]
 
 
+def check_copy(model: PreTrainedModel) -> None:
+    """Raise ConfigError where the engine cannot serve the model, of any length of context."""
+    cache_shapes(model, 1)
+
+
 @torch.no_grad()
 def cache_shapes(model: PreTrainedModel, max_model_len: int) -> tuple[list[tuple[int, int, int]], list[StateShape]]:
     """Find (K, D of keys, D of values) of each layer and the shapes of its mixers' states by running one token.

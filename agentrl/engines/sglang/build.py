@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
+from agentrl.config.sections.model import PlainModelConfig
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.config.sglang_arguments import EXTRA_KEY
 from agentrl.engines.builder import EngineSetting
@@ -17,12 +18,34 @@ from agentrl.engines.sglang.engine import SGLangEngine
 from agentrl.engines.sglang.options import RESERVED, ServerArguments
 from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.errors import ConfigError
+from agentrl.model.read_config import read_config
+from agentrl.model.trial import keeps_states
 from agentrl.system.loop_thread import LoopThread
+
+_NOT_IN_SGLANG = ("olmo_hybrid",)
+"""Families with states that SGLang 0.5.23 has no model of."""
 
 
 def build(setting: EngineSetting, loop: LoopThread) -> ServerEngine:
     """Start SGLang servers, or attach to them. See `EngineBuilder`."""
+    if setting.config.actor_rollout_ref.rollout.server_urls is None:
+        check_family(setting.config.actor_rollout_ref.model, setting.device)
     return build_engine(SGLANG, setting, loop)
+
+
+def check_family(model: PlainModelConfig, device: str) -> None:
+    """Raise ConfigError for a model with states that started servers cannot run; by its config, no weights are read."""
+    override, trust = model.override_config, model.trust_remote_code
+    if not keeps_states(model.path, override, trust_remote_code=trust):
+        return
+    family = read_config(model.path, override, trust_remote_code=trust).get_text_config().model_type
+    if family in _NOT_IN_SGLANG:
+        why = f"SGLang has no model of the family {family}"
+    elif device == "cpu":
+        why = f"layers of the family {family} have a state, and SGLang's kernels for them run on GPUs alone"
+    else:
+        return
+    raise ConfigError(f"{ROLLOUT}.name=sglang, {model.path}: {why}. Set {ROLLOUT}.name=embedded")
 
 
 def server_processes(config: RolloutsConfig, device: str, max_model_len: int, folder: Path) -> list[SGLangProcess]:
