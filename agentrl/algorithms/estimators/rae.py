@@ -24,7 +24,7 @@ class RaeOptions(BaseModel):
 
 @declare("running_returns")
 def rae(columns: EstimatorColumns, config: AlgorithmConfig, options: RaeOptions) -> Advantages:
-    """Role-conditioned advantage estimation (RAE, arXiv:2506.24119): R - b, with a running mean b of the role's returns.
+    """Role-conditioned advantage estimation (RAE, arXiv:2506.24119): R - b, b a running mean of the role's returns.
 
     b belongs to a data source and a role, and begins at 0. In the batch's order each trajectory first moves it,
     b = decay b + (1 - decay) R, and then is compared with it (see `agentrl.algorithms.running_returns`). It needs no
