@@ -13,7 +13,7 @@ def tasks(split, seed, count, sticks=(2, 6)):
     roles = ["first", "second"] if split == "train" else ["first"]
     draw = random.Random(f"{split} {seed}")
     for number in range(count):
-        yield {"id": f"{split}/{number}", "prompt": PROMPT, "roles": roles, "sticks": draw.randint(*sticks)}
+        yield {"prompt": PROMPT, "roles": roles, "sticks": draw.randint(*sticks), "game": number}
 
 
 def start(task, seed):
@@ -41,10 +41,14 @@ def step(game, action):
 
 
 def score(game):
-    """Return 1 for the winner and -1 for the loser, of the roles that moved; 0 in a game without a winner."""
-    moved, winner = game["roles"][: game["moves"] + 1], game["winner"]
-    results = [0.0 if winner is None else 1.0 if place == winner else -1.0 for place in range(2)]
-    return {"scores": dict(zip(moved, results, strict=False))}
+    """Return 1 for the winner and -1 for the loser, of the roles that moved.
+
+    A role whose turn the game waits for has lost: else it would pay to use up the tokens before a lost game ends.
+    """
+    mover = game["moves"] % len(game["roles"])
+    winner = 1 - mover if game["winner"] is None else game["winner"]
+    moved = game["roles"][: game["moves"] + 1]
+    return {"scores": {role: 1.0 if place == winner else -1.0 for place, role in enumerate(moved)}}
 
 
 def shown(game):

@@ -19,6 +19,8 @@ from agentrl.environments.loop import EnvironmentLoop
 from agentrl.environments.sidecar import EnvironmentOptions
 from agentrl.errors import CodeError, ConfigError, DataError
 from agentrl.observe.invariants import check_trajectory
+from agentrl.openai_api.agent_loop import OpenAIProxyLoop
+from agentrl.openai_api.agents import AgentOptions
 from agentrl.system.call_journal import CallJournal, Entry
 from agentrl.trajectory import Status, Trajectory
 from agentrl.trajectory.collate import from_trajectories
@@ -214,3 +216,81 @@ def test_a_role_that_nobody_plays_is_refused_by_row() -> None:
         loop.first_prompt(game(4), [])
     with pytest.raises(DataError, match="expected a list of different names as `roles`"):
         loop.first_prompt(game(4, ["first", "first"]), [])
+
+
+AGENT = """
+import openai
+
+async def agent(sample, base_url, api_key, model):
+    client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0)
+    async def ask(model, *said):
+        messages = [
+            {"role": "user" if place % 2 == 0 else "assistant", "content": text} for place, text in enumerate(said)
+        ]
+        answer = await client.chat.completions.create(model=model, messages=messages)
+        return answer.choices[0].message.content
+    names = [one.id for one in (await client.models.list()).data]
+    assert names == ["player-1", "player-2"], names
+    first = await ask("player-1", "Guess.")
+    other = await ask("player-2", "Guess.")  # the same words, to another role
+    again = await ask("player-1", "Guess.", first, "No.")
+    try:
+        await ask("player-3", "Guess.")
+    except openai.NotFoundError as error:
+        assert "nobody plays the role 'player-3'" in str(error), error
+    else:
+        raise AssertionError("an unknown role was answered")
+    REPORT
+"""
+
+
+async def by_agent(bench: Bench, report: str, file: Path, **keys: dict[str, Any]) -> Trajectory:
+    file.write_text(AGENT.replace("REPORT", report))
+    roles = Roles({name: RoleConfig.model_validate(one) for name, one in keys.items()})
+    bench.scheduler.context = replace(bench.scheduler.context, roles=roles.turns)
+    loop = OpenAIProxyLoop(AgentOptions(target=f"{file}:agent"))
+    bench.scheduler.loops["openai_proxy"] = loop  # type: ignore[index]
+    try:
+        (one,) = await bench.run(sample("openai_proxy", data_source="agent/guess"))
+    finally:
+        await loop.close()
+        await roles.close()
+    return one
+
+
+SCORES = 'return {"role/player-1": 1.0, "role/player-2": -1.0, "depth": 2}'
+
+
+async def test_an_agent_names_roles_as_models(bench: MakeBench, tmp_path: Path) -> None:
+    b = bench(lambda session, turn: f"by {session.rsplit('.', 1)[1]}, {turn}")
+    one = await by_agent(b, SCORES, tmp_path / "both.py", **{"player-1": {}, "player-2": {}})
+    assert one.failure is None and check_trajectory(one, b.chat.vocab_size) == []
+    assert [transcript.role for transcript in one.transcripts] == ["player-1", "player-2"]
+    assert [(turn.transcript, turn.text) for turn in one.turns if turn.role == "assistant"] == [
+        *[(0, "by 0, 0"), (1, "by 1, 0"), (0, "by 0, 1")]
+    ]
+    assert one.score == 0.0 and one.role_scores == {"player-1": 1.0, "player-2": -1.0}
+    assert one.score_extra["depth"] == 2.0
+
+
+async def test_an_agents_other_model_may_be_frozen(bench: MakeBench, tmp_path: Path, opponent: str) -> None:
+    Opponent.moves = ["frozen words"]
+    keys = {"player-1": {}, "player-2": {"policy": "small", "base_url": opponent}}
+    b = bench(["a", "b"])
+    one = await by_agent(b, SCORES, tmp_path / "frozen.py", **keys)
+    assert one.failure is None and check_trajectory(one, b.chat.vocab_size) == []
+    assert [(turn.role, turn.text) for turn in one.turns if turn.role != "user"] == [
+        *[("assistant", "a"), ("frozen", "frozen words"), ("assistant", "b")]
+    ]
+    assert [transcript.sampled_length > 0 for transcript in one.transcripts] == [True, False]
+    assert one.score == 1.0 and len(from_trajectories([one], turn_reward_coef=1.0)) == 1
+
+
+async def test_an_agent_that_scores_no_role_is_told(bench: MakeBench, tmp_path: Path) -> None:
+    with pytest.raises(CodeError, match=r"role/NAME for each role that played: the role 'player-1' played and has no"):
+        await by_agent(
+            bench(lambda session, turn: "a"),
+            'return {"score": 1.0}',
+            tmp_path / "none.py",
+            **{"player-1": {}, "player-2": {"trains": False}},
+        )
