@@ -15,7 +15,7 @@ from pathlib import Path
 
 from agentrl.agent_loop.limits import seed_of
 from agentrl.agent_loop.registry import get_loop, load_agent_loops
-from agentrl.environments.loop import COLUMN, EnvironmentLoop, tools_of
+from agentrl.environments.loop import COLUMN, EnvironmentLoop, roles_of, tools_of
 from agentrl.environments.sidecar import EnvironmentOptions, Fields, Sidecar
 from agentrl.errors import ConfigError, DataError, InfrastructureError, UserError
 from agentrl.system.json_value import JSON
@@ -96,6 +96,7 @@ def rows(name: str, tasks: Iterable[Fields], split: str, seed: int) -> list[dict
             raise DataError(f"{place}: expected a text or a list of messages as `prompt`, found {prompt!r:.80}")
         try:
             tools_of(task)
+            roles_of(task)
         except ValueError as error:
             raise DataError(f"{place}: {error}") from error
         # The prompt has a column of its own.

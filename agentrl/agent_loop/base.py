@@ -10,7 +10,7 @@ import asyncio
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -42,7 +42,7 @@ from agentrl.tool import ToolSchema
 from agentrl.tool.session import ToolResult, ToolSession
 from agentrl.tool.toolset import ToolSet
 from agentrl.tool.truncation import fit_budget
-from agentrl.trajectory import Message, PlacedImage, Status, ToolCallRecord, Trajectory, Transcript, Turn
+from agentrl.trajectory import FROZEN, Message, PlacedImage, Status, ToolCallRecord, Trajectory, Transcript, Turn
 from agentrl.trajectory.picture import size_of, text_of
 from agentrl.trajectory.sample import Sample
 
@@ -59,6 +59,8 @@ class LoopContext:
     observers: Observers = field(default_factory=Observers)
     teacher_context: TeacherContext | None = None
     """Makes the text that a row's privileged teacher is shown; None where no teacher is privileged."""
+    roles: Mapping[str, TakeTurn] = field(default_factory=dict)
+    """By role, who takes its turns (see `agentrl.agent_loop.roles`); empty in a run without roles."""
     stop_conditions: tuple[StopCondition, ...] = ()
     """Further conditions that end a trajectory (see `agentrl.agent_loop.stopping`)."""
 
@@ -78,6 +80,8 @@ class Reply:
         return self.finish_reason.kind == "stop"
 
 
+TakeTurn: TypeAlias = "Callable[[Episode, Sequence[str], int | None], Awaitable[Reply]]"
+"""Takes a turn in an episode, given stop texts and a limit of tokens, and records it."""
 StopCondition: TypeAlias = "Callable[[Episode, Reply], Status | None]"
 """See `agentrl.agent_loop.stopping`."""
 
@@ -166,6 +170,8 @@ class Episode:
     """Copies of this episode as it left each transcript for the next one."""
     branches: list[Episode] = field(default_factory=list)
     """Episodes that `branch` made."""
+    role: str = ""
+    """Role that this episode's transcripts belong to."""
     trunk: Episode | None = None
     """Episode that holds the open tools of this branch; None: itself."""
     tool_session: ToolSession | None = None
@@ -186,7 +192,7 @@ class Episode:
             raise IndexError("the episode has no transcript yet: await episode.start(...) first")
         return self.trajectory.transcripts[self.index]
 
-    def branch(self) -> Episode:
+    def branch(self, role: str = "") -> Episode:
         """Make an episode of the same trajectory, with samples of its own, to write another transcript.
 
         The caller has to release its session; drift and costs are counted here.
@@ -200,6 +206,7 @@ class Episode:
             seed=seed_of(self.seed, "branch", number),
             session=f"{self.session}.{number}",
             journal=self.journal,
+            role=role,
             trunk=self.trunk or self,
         )
         self.branches.append(branch)
@@ -275,7 +282,7 @@ class Episode:
             self.seed = seed_of(self.seed, "transcript", len(self.earlier))
             self.inside_turn = False
         self.tools = tools or None
-        transcript = Transcript(teacher_prompt=list(teacher_prompt))
+        transcript = Transcript(role=self.role, teacher_prompt=list(teacher_prompt))
         transcript.append_prompt(ids, images)
         self.index = len(self.trajectory.transcripts)
         self.trajectory.transcripts.append(transcript)
@@ -337,6 +344,26 @@ class Episode:
         self.assistant_turns += 1
         self._add_messages([message.to_message()])
         return Reply(message, generation.finish_reason, generation.finish_reason.matched in chat.media_token_ids)
+
+    async def record_frozen(
+        self, ids: Sequence[int], policy: str, finish_reason: FinishReason, seconds: float
+    ) -> Reply:
+        """Append a turn of a role that is not trained: its tokens, [T], have the mask 0.
+
+        policy: the name of the model whose turn it is.
+        """
+        chat, transcript = self.context.chat, self.transcript
+        message = await chat.read(list(ids), self.tools)
+        start = len(transcript)
+        transcript.append_observed(ids)
+        transcript.policy = policy
+        turn = Turn(FROZEN, message.text, self.index, start, len(transcript), finish_reason=finish_reason.kind)
+        turn.seconds = seconds
+        self._add_turn(turn)
+        self.last_turn = turn
+        self.assistant_turns += 1
+        self._add_messages([message.to_message()])
+        return Reply(message, finish_reason, finish_reason.matched in chat.media_token_ids)
 
     def room(self, max_tokens: int | None = None) -> int:
         """Number of tokens that the next turn may have when `max_tokens` are asked for."""

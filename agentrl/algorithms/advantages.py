@@ -53,12 +53,23 @@ def compute_advantages(batch: RaggedBatch, config: AlgorithmConfig, n: int) -> R
 def estimator_columns(
     batch: RaggedBatch, n: int, declared: Collection[str] = (), asked_by: str = ""
 ) -> EstimatorColumns:
-    """Take the columns of a batch that has old_logprobs; of the additional columns only the `declared` ones."""
+    """Take the columns of a batch that has old_logprobs; of the additional columns only the `declared` ones.
+
+    With the column `role` each role of a trajectory counts as a trajectory of its own, and is compared with the same
+    role of the prompt's other trajectories.
+    """
     made = {"numbers": numbers, "teacher_logprobs": teacher_logprobs}
     values = {name: made[name](batch) if name in made else getattr(batch, name) for name in (*BASIC, *declared)}
     if missing := [name for name, found in values.items() if found is None]:
         raise TrainingError(f"{asked_by}: the batch has no column {', '.join(missing)}; it has to be computed before")
+    if batch.role is not None:
+        values |= {"group": _by_role(batch.group, batch.role), "trajectory": _by_role(batch.trajectory, batch.role)}
     return EstimatorColumns(asked_by=asked_by, n=n, correction=batch.correction, **values)
+
+
+def _by_role(indices: Tensor, role: Tensor) -> Tensor:
+    """Number the pairs of `indices` and `role`, [N] int64 each, from 0: [N] int64."""
+    return torch.unique(torch.stack([indices, role], 1), dim=0, return_inverse=True)[1]
 
 
 def numbers(batch: RaggedBatch) -> list[dict[str, float]]:

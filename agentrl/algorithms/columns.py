@@ -63,6 +63,7 @@ class EstimatorColumns(_Columns):
     numbers: Sequence[Mapping[str, float]]
     """By sequence, the numbers that its trajectory's scorer gave, `score` among them."""
     teacher_logprobs: Tensor  # [T] float32, the teacher's; NaN where the token has no teacher
+    running_returns: Tensor  # [N] float64, running mean of the returns of the data source's role
 
 
 class Advantages(NamedTuple):

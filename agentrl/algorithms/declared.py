@@ -26,7 +26,8 @@ def declared_by_loss(config: Config) -> Declaration:
 def made_columns(config: Config) -> list[str]:
     """List the columns of a batch that are made from trajectories, for the estimator or for the loss."""
     declared = declared_by_estimator(config).columns | declared_by_loss(config).columns
-    return sorted(name for name in declared if name == "state" or name in USERS)
+    roles = ["role"] if config.actor_rollout_ref.rollout.roles else []
+    return sorted(name for name in declared if name == "state" or name in USERS) + roles
 
 
 def leaves_out_equal_groups(config: AlgorithmConfig) -> bool:

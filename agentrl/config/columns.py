@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Literal, get_args
 
 from agentrl.errors import ConfigError
@@ -28,8 +29,13 @@ class Column:
     default: float = 0
     """Value of a token that the policy did not sample, and of tokens and sequences to which `make` gives none."""
     make: Make | None = None
-    """Makes a user's column from trajectories, in a run whose estimator or policy loss declares it. None: the column is
-    agentrl's."""
+    """Makes a user's column from trajectories, in a run whose estimator or policy loss declares it, and `role` where
+    the config has roles. None: agentrl makes the column."""
+
+
+def role_number(role: str) -> int:
+    """Hash a role's name to 63 bits, the same in every process; 0 for no role."""
+    return int.from_bytes(blake2b(role.encode(errors="surrogatepass"), digest_size=8).digest()) >> 1 if role else 0
 
 
 COLUMNS = {
@@ -44,6 +50,10 @@ COLUMNS = {
         Column("group", "sequence", "index of the prompt", "int64"),
         Column("trajectory", "sequence", "index of the trajectory, which its sequences share", "int64"),
         Column("policy", "sequence", "index in `policies`; -1 where no policy sampled", "int32"),
+        Column(
+            *("role", "sequence", "number of the role (`role_number`)", "int64"),
+            make=lambda _, transcript: role_number(transcript.role),
+        ),
         Column("state", "token", "hash of the state in which the turn was taken", "int64", -1),
         Column("experts", "token", "experts to replay, [T, L, k]", "uint8"),
         Column("old_logprobs", "token", "log-probs before the update"),
@@ -65,6 +75,7 @@ COLUMNS = {
         Column(
             "greedy_rewards", "sequence", "reward of the prompt's greedy trajectory; NaN: unknown", default=math.nan
         ),
+        Column("running_returns", "sequence", "running mean of the returns of the data source's role", "float64"),
         Column("model_rewards", "sequence", "the reward model's part of the trajectory's reward"),
         Column("success", "sequence", "the trajectory succeeds", "bool"),
         Column("zero_advantage", "sequence", "all advantages are 0", "bool"),

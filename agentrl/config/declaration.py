@@ -16,10 +16,13 @@ Score = Literal["entropy", "squared_probs"]
 """Numbers of the distribution that a token was drawn from, given by the pass that computes log-probs."""
 Computed = Score | Literal["varentropy"]
 """Everything that the pass can give; the checks alone read `varentropy`."""
-ADDITIONAL = (*get_args(Score), "ref_logprobs", "values", "greedy_rewards", "state", "numbers", "teacher_logprobs")
+ADDITIONAL = (
+    *(*get_args(Score), "ref_logprobs", "values", "greedy_rewards", "state", "numbers", "teacher_logprobs"),
+    "running_returns",
+)
 """Columns of agentrl that are computed only for algorithms that declare them."""
 
-OF_ESTIMATORS = ("values", "greedy_rewards", "numbers", "teacher_logprobs")
+OF_ESTIMATORS = ("values", "greedy_rewards", "numbers", "teacher_logprobs", "running_returns")
 """Columns of them that are computed only for an estimator that declares them. A loss is given the first two then."""
 
 P = ParamSpec("P")
@@ -35,7 +38,8 @@ class Declaration:
     reference policy, and `greedy_rewards` (an estimator's) has one more trajectory of each prompt drawn, greedily.
     `state` (an estimator's) identifies the state in which each turn was taken; `numbers` (an estimator's) are the
     scorer's further numbers of each trajectory. `teacher_logprobs` (an estimator's) are the log-probs by the teachers
-    of `distillation`, which then do nothing else to the advantages."""
+    of `distillation`, which then do nothing else to the advantages. `running_returns` (an estimator's) are running
+    means of the returns by data source and role, which the checkpoint keeps."""
     keys: frozenset[str] = frozenset()
     """Keys of its config section (`algorithm`, `actor_rollout_ref.actor`) that it reads. With an algorithm that
     does not read a key that only some do, the key is refused, as it would have no effect."""

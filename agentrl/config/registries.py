@@ -70,8 +70,8 @@ CHECKPOINT_WRITERS = Registry(
 _ESTIMATORS, _LOSSES = "agentrl.algorithms.estimators", "agentrl.algorithms.policy_losses"
 _BY_FILE = (
     *("bi_level_gae", "decoupled_gae", "gae", "gdpo", "gigpo", "gpg", "grpo", "grpo_passk", "grpo_turn", "maxrl"),
-    *("online_dpo", "opo", "optimal_token_baseline", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax"),
-    *("rloo", "rlsd"),
+    *("online_dpo", "opo", "optimal_token_baseline", "rae", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
+    *("remax", "rloo", "rlsd"),
 )
 ADVANTAGE_ESTIMATORS = Registry(
     "advantage estimator",

@@ -7,14 +7,17 @@ import functools
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agentrl.agent_loop.base import AgentLoop, Episode
 from agentrl.agent_loop.dialogue import with_opening
+from agentrl.agent_loop.roles import add_role_scores, problem_of
 from agentrl.agent_loop.stopping import after_calls, after_turn
 from agentrl.agent_loop.tool_calls import answer_to, record_calls, record_of
 from agentrl.chat import ParsedCall
+from agentrl.config.sections.roles import RoleConfig
+from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.environments.sidecar import EnvironmentOptions, Fields, Play, Sidecar
 from agentrl.errors import ConfigError, DataError
 from agentrl.system.json_value import JSON, as_list, as_object
@@ -23,7 +26,7 @@ from agentrl.system.throttle import ThrottledWarnings
 from agentrl.tool import ErrorKind, ToolSchema
 from agentrl.tool.arguments import ArgumentCheck
 from agentrl.tool.session import ToolResult
-from agentrl.trajectory import Message, Status
+from agentrl.trajectory import FROZEN, Message, Status
 from agentrl.trajectory.sample import Sample
 
 warnings = ThrottledWarnings(logging.getLogger(__name__))
@@ -41,6 +44,8 @@ class Task:
     tools: list[ToolSchema]
     checks: dict[str, ArgumentCheck]
     """Checks of the arguments, by tool."""
+    roles: tuple[str, ...]
+    """Roles of the episode's players; empty where the policy plays alone."""
 
     @property
     def name(self) -> str:
@@ -58,7 +63,7 @@ def read_task(text: str) -> Task:
         raise ValueError(f"expected JSON with `task` and `seed`, found {text[:80]!r} ({error!r})") from error
     if not isinstance(fields, dict) or not isinstance(seed, int):
         raise ValueError(f"expected an object as `task` and an integer as `seed`, found {text[:80]!r}")
-    return Task(fields, seed, *tools_of(fields))
+    return Task(fields, seed, *tools_of(fields), roles_of(fields))
 
 
 def tools_of(task: Fields) -> tuple[list[ToolSchema], dict[str, ArgumentCheck]]:
@@ -69,6 +74,15 @@ def tools_of(task: Fields) -> tuple[list[ToolSchema], dict[str, ArgumentCheck]]:
     except ConfigError as error:
         raise ValueError(f"tools: {error}") from error
     return schemas, {schema["function"]["name"]: check for schema, check in zip(schemas, checks, strict=True)}
+
+
+def roles_of(task: Fields) -> tuple[str, ...]:
+    """Return the roles of a task. Raises ValueError."""
+    found = task.get("roles", [])
+    roles = [role for role in found if isinstance(role, str) and role] if isinstance(found, list) else []
+    if not isinstance(found, list) or len(set(roles)) < len(found):
+        raise ValueError(f"expected a list of different names as `roles`, found {found!r:.80}")
+    return tuple(roles)
 
 
 class EnvironmentLoop(AgentLoop):
@@ -82,10 +96,17 @@ class EnvironmentLoop(AgentLoop):
 
     def __init__(self, options: EnvironmentOptions) -> None:
         self._sidecar = Sidecar(options)
+        self._roles: Mapping[str, RoleConfig] = {}
+
+    def configure(self, config: RolloutsConfig) -> None:
+        self._roles = config.actor_rollout_ref.rollout.roles
 
     def first_prompt(self, sample: Sample, tools: list[ToolSchema]) -> tuple[list[Message], list[ToolSchema]]:
-        """Return the row's prompt and the tools of its task. Raises DataError."""
-        return sample.prompt, _task(sample).tools
+        """Return the row's prompt and the tools of its task. Raises DataError, also for a role that nobody plays."""
+        task = _task(sample)
+        if task.roles and (problem := problem_of(task.roles, self._roles)) is not None:
+            raise DataError(f"{sample.place}: {problem}")
+        return sample.prompt, task.tools
 
     def check(self) -> None:
         """Start the sidecar. Raises ConfigError with its last lines when that fails."""
@@ -103,11 +124,14 @@ class EnvironmentLoop(AgentLoop):
         play = Play(sidecar, address, episode.context.limits.call_timeout, place)
         try:
             opening = await play.start(task.fields, task.seed)
-            prompt = sample.prompt if opening is None else with_opening(sample.prompt, opening)
-            episode.state = opening
-            await episode.start(prompt, task.tools)
-            status = await self._converse(episode, play, task)
-            numbers = await play.score()
+            if task.roles:
+                status, numbers = await self._play_roles(episode, play, task, opening)
+            else:
+                prompt = sample.prompt if opening is None else with_opening(sample.prompt, opening)
+                episode.state = opening
+                await episode.start(prompt, task.tools)
+                status = await self._converse(episode, play, task)
+                numbers = await play.score()
         finally:
             closing = asyncio.ensure_future(play.close())
             await asyncio.shield(closing)
@@ -138,6 +162,70 @@ class EnvironmentLoop(AgentLoop):
                 return Status.TURN_LIMIT
             if not await episode.observe(messages):
                 return Status.LENGTH
+
+    async def _play_roles(
+        self, episode: Episode, play: Play, task: Task, opening: str | None
+    ) -> tuple[Status, dict[str, float]]:
+        """Let the roles move in the environment's order: (how the episode ended, its score and further numbers)."""
+        branches: dict[str, Episode] = {}
+        try:
+            status = await self._move(episode, play, task, opening, branches)
+        finally:
+            for branch in branches.values():
+                await episode.context.engine.release(branch.session)
+        scores, numbers = await play.role_scores()
+        try:
+            return status, {**numbers, "score": add_role_scores(episode.trajectory, scores)}
+        except ValueError as error:
+            raise play.error(f"scores: {error}") from error
+
+    async def _move(
+        self, episode: Episode, play: Play, task: Task, said: str | None, branches: dict[str, Episode]
+    ) -> Status:
+        """Take turns until the episode ends. Each role has a branch, which is added to `branches`.
+
+        said: the first observation.
+        """
+        answers: dict[str, list[Message]] = {}
+        """By role, answers to the calls of its last turn, which it is shown with its next observation."""
+        while True:
+            role = play.next_role(task.roles)
+            if role not in branches:
+                branch = branches[role] = episode.branch(role)
+                await branch.start(
+                    episode.sample.prompt if said is None else with_opening(episode.sample.prompt, said), task.tools
+                )
+                room = branch.budget_left > 0
+            else:
+                branch = branches[role]
+                shown = answers.pop(role, []) + ([] if said is None else [Message(role="user", content=said)])
+                if not shown:
+                    raise play.error(f"the role {role} has no observation to answer")
+                room = await branch.observe(shown)
+            if not room:
+                return Status.LENGTH
+            branch.state = said
+            reply = await episode.context.roles[role](branch, (), None)
+            if (ended := after_turn(branch, reply)) is not None:
+                return ended
+            calls, turn = reply.message.calls, episode.trajectory.turns[-1]
+            messages = await self._act(branch, play, task, reply.message.text, calls)
+            if turn.role == FROZEN:
+                turn.reward = None  # it is no token's
+            answers[role] = [message for message in messages if message["role"] == "tool"]
+            said = next((str(message["content"]) for message in messages if message["role"] == "user"), None)
+            ended = after_calls(branch, reply) if calls else None
+            if (
+                ended is None
+                and not play.done
+                and sum(one.assistant_turns for one in branches.values())
+                >= (episode.context.limits.max_assistant_turns)
+            ):
+                ended = Status.TURN_LIMIT
+            if ended is not None or play.done:
+                if answers[role]:
+                    await branch.observe(answers[role])
+                return ended or Status.COMPLETED
 
     async def _act(
         self, episode: Episode, play: Play, task: Task, text: str, calls: Sequence[ParsedCall]

@@ -9,6 +9,9 @@ a Python file with four functions, and perhaps a fifth:
     score(episode)                          returns a number, or a dict with `score` and further numbers
     close(episode)                          optional
 
+A task with several players lists their `roles`. Then `start` returns (episode, {"role": ..., "observation": ...}), a
+step names the `role` that moves next, whose observation it has, and `score` returns {"scores": {role: number}}.
+
 Each episode has a thread of its own, in which its functions are called. With `SERIAL = True` in the file, one call runs
 at a time. A request names its session and its number in the session, so a repeated request gets the same answer.
 """
@@ -166,7 +169,7 @@ class Environment:
             if not isinstance(made, tuple) or len(made) != 2:
                 raise TypeError(f"start must return (episode, observation), found {made!r:.100}")
             session.state = made[0]
-            return {"observation": made[1]}
+            return made[1] if isinstance(made[1], dict) else {"observation": made[1]}
 
         return session.ask(0, begin)
 

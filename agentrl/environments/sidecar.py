@@ -257,10 +257,13 @@ class Play:
     session: str = field(default_factory=lambda: secrets.token_hex(16))
     steps: int = 0
     done: bool = False
+    role: str | None = None
+    """Role that moves next, as the environment named it; None in an episode without roles."""
 
     async def start(self, task: Mapping[str, JSON], seed: int) -> str | None:
         """Begin the episode; return its first observation."""
         found = await self._ask("start", {"task": dict(task), "seed": seed})
+        self.role = self.text(found, "role")
         return self.text(found, "observation")
 
     async def step(self, text: str, calls: Sequence[Fields]) -> Fields:
@@ -271,7 +274,7 @@ class Play:
         if not isinstance(answers, list) or len(answers) != len(calls) or not all(isinstance(a, str) for a in answers):
             raise self.error(f"answers must be a list of {len(calls)} texts, one a call, found {answers!r:.200}")
         found["answers"] = [_clean(str(one)) for one in answers]
-        found["observation"] = self.text(found, "observation")
+        found["observation"], self.role = self.text(found, "observation"), self.text(found, "role")
         if found.setdefault("reward", None) is not None:
             found["reward"] = self.number(found, "reward")
         self.done = found.setdefault("done", False) is True
@@ -285,6 +288,20 @@ class Play:
         """Ask for the episode's score; further numbers are metrics."""
         found = await self._ask("score", {"number": self.steps + 1})
         return {name: self.number(found, name) for name in {"score": None, **found}}
+
+    async def role_scores(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Ask for the scores of an episode with roles: (by role, further numbers)."""
+        found = await self._ask("score", {"number": self.steps + 1})
+        scores = found.pop("scores", None)
+        if not isinstance(scores, dict) or "score" in found:
+            raise self.error('score must be a dict with "scores", a number for each role, and without "score"')
+        return {name: self.number(scores, name) for name in scores}, {name: self.number(found, name) for name in found}
+
+    def next_role(self, roles: Sequence[str]) -> str:
+        """Return the role that moves next, one of `roles`."""
+        if self.role is None or self.role not in roles:
+            raise self.error(f"role must be one of the task's roles ({', '.join(roles)}), found {self.role!r:.100}")
+        return self.role
 
     async def close(self) -> None:
         """End the episode; a fault here changes no result, as the sidecar closes what nobody asks for."""

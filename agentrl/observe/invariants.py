@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from agentrl.tool import ErrorKind
-from agentrl.trajectory import Status, Trajectory, Transcript, Turn
+from agentrl.trajectory import FROZEN, Status, Trajectory, Transcript, Turn
 
 LOGPROB_SLACK = 1e-5
 """A log-prob of a certain token may be this much above 0, by rounding of float32."""
@@ -93,7 +93,7 @@ def _check_turns(transcript: Transcript, turns: Sequence[Turn], sampled: set[int
 def _check_turn(turn: Turn, transcripts: int) -> Iterator[str]:
     if not 0 <= turn.transcript < transcripts:
         yield f"it stands in transcript {turn.transcript} of {transcripts}"
-    if turn.calls and turn.role != "assistant":
+    if turn.calls and turn.role not in ("assistant", FROZEN):
         yield f"a {turn.role} turn has tool calls"
     for call in turn.calls:
         if call.error is not None and call.error not in list(ErrorKind):

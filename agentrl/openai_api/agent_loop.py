@@ -13,12 +13,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from agentrl.agent_loop.base import AgentLoop, Episode
+from agentrl.agent_loop.roles import add_role_scores
 from agentrl.config.registries import AGENT_STARTERS
 from agentrl.openai_api.agent_task import AgentError, AgentFailed, AgentTask
 from agentrl.openai_api.agents import Agent, AgentOptions
 from agentrl.reward.reported import REPORTED
 from agentrl.tool import ToolSchema
-from agentrl.trajectory import Message, Status
+from agentrl.trajectory import ROLE, Message, Status
 from agentrl.trajectory.sample import Sample
 
 if TYPE_CHECKING:
@@ -83,6 +84,12 @@ class OpenAIProxyLoop(AgentLoop):
         numbers = {**report, **session.feedback}  # The first word stands: what was posted came before the end.
         if "reward" in numbers:
             episode.add_turn_reward(numbers.pop("reward"))
+        if episode.context.roles and (error is None or any(name.startswith(ROLE) for name in numbers)):
+            scores = {name.removeprefix(ROLE): numbers.pop(name) for name in list(numbers) if name.startswith(ROLE)}
+            try:
+                numbers["score"] = add_role_scores(episode.trajectory, scores)
+            except ValueError as problem:
+                raise self._agent.error(f"it reports {ROLE}NAME for each role that played: {problem}") from problem
         if "score" in numbers:
             numbers[REPORTED] = numbers.pop("score")
         episode.trajectory.score_extra.update(numbers)

@@ -173,8 +173,9 @@ class Endpoint:
             await asyncio.sleep(0)
 
     async def _models(self, token: str) -> dict[str, JSON]:
-        self._find(token)
-        return {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "agentrl"}]}
+        names = list(self._find(token).episode.context.roles) or [MODEL]
+        models: list[JSON] = [{"id": name, "object": "model", "created": 0, "owned_by": "agentrl"} for name in names]
+        return {"object": "list", "data": models}
 
     async def _complete(self, token: str, request: Request) -> Response:
         body = await request.body()

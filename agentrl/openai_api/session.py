@@ -22,6 +22,7 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from agentrl.agent_loop.base import Episode, Reply
+from agentrl.agent_loop.roles import problem_of
 from agentrl.agent_loop.stopping import chosen
 from agentrl.chat import AssistantMessage
 from agentrl.chat.message import content_text
@@ -211,6 +212,8 @@ class Session:
         # Found by messages, not by re-rendering: sampled tokens stay as they were sampled, even where the template
         # would write them otherwise.
         found = self._history.find(asked.messages, asked.digests)
+        if self.episode.context.roles:
+            found = [one for one in found if one.owner.episode.role == asked.request.model]
         if found and asked.request.carries_reasoning:
             same = [one for one in found if not _lacks_reasoning(one, asked.messages)]
             if not same:  # The policy shall see what it would see from a server that renders what it is sent.
@@ -240,6 +243,8 @@ class Session:
 
     def _check_asked(self, asked: Asked) -> None:
         """Raise ApiError for what can be refused without rendering."""
+        if (roles := self.episode.context.roles) and (problem := problem_of([asked.request.model], roles)) is not None:
+            raise ApiError(404, f"model: {problem}.", param="model", code="model_not_found")
         most, limit = self._most_characters, self.episode.context.limits.max_model_len
         if most is not None and asked.characters > most:
             message = (
@@ -279,16 +284,18 @@ class Session:
             ids, images = await self._bridge(checkpoint, rest, asked.long)
             moved = [replace(one, start=one.start + checkpoint.tokens) for one in images]
             written = written[0] + ids, written[1] + moved
-        return await self._open([*checkpoint.messages, *rest], source.tools, written, asked.digests[-1])
+        digest = asked.digests[-1]
+        return await self._open([*checkpoint.messages, *rest], source.tools, written, digest, source.role)
 
     async def _rendered(self, asked: Asked) -> Branch:
         if len(self._tool_lists) >= MAX_TOOL_LISTS:
             self._tool_lists.clear()
         tools, messages = self._tool_lists.setdefault(asked.digests[0], asked.tools), asked.messages
         ids, images = written = await self._render(asked, tools)
-        branch = self._beginning_of(ids, images, tools)
+        role = asked.request.model if self.episode.context.roles else ""
+        branch = self._beginning_of(ids, images, tools, role)
         if branch is None:
-            return await self._open(messages, tools, written, asked.digests[-1])
+            return await self._open(messages, tools, written, asked.digests[-1], role)
         known, recorded = len(branch.episode.transcript), len(branch.episode.messages)
         self._check_room(branch.episode, len(ids) - known)
         new = [replace(one, start=one.start - known) for one in images if one.start >= known]
@@ -318,12 +325,15 @@ class Session:
             message = f"The chat template cannot write these messages: {error or type(error).__name__}"
             raise ApiError(400, message, param="messages", code="invalid_value") from error
 
-    def _beginning_of(self, ids: list[int], images: Sequence[PlacedImage], tools: list[ToolSchema]) -> Branch | None:
-        """Find the free branch with the longest transcript that `ids` begin with, with the same images."""
+    def _beginning_of(
+        self, ids: list[int], images: Sequence[PlacedImage], tools: list[ToolSchema], role: str
+    ) -> Branch | None:
+        """Find the free branch of the role with the longest transcript that `ids` begin with, with the same images."""
         found = [
             branch
             for branch in self._branches
             if not branch.busy
+            and branch.episode.role == role
             and branch.episode.tools == (tools or None)
             and len(branch.episode.transcript) < len(ids)
             and branch.episode.transcript.ids == ids[: len(branch.episode.transcript)]
@@ -332,7 +342,12 @@ class Session:
         return max(found, key=lambda branch: len(branch.episode.transcript), default=None)
 
     async def _open(
-        self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None, written: Written, digest: Digest
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema] | None,
+        written: Written,
+        digest: Digest,
+        role: str,
     ) -> Branch:
         ids, images = written
         limit = self.episode.context.limits.max_model_len
@@ -340,7 +355,7 @@ class Session:
             raise self._refuse(Status.LENGTH, f"The prompt has {len(ids)} tokens, and the context length is {limit}.")
         told = await self.episode.teacher_prompt(messages, tools)
         self._check_open()  # See `_work`.
-        branch = Branch(self.episode.branch(), digest)
+        branch = Branch(self.episode.branch(role), digest)
         branch.episode.start_ids(ids, messages, tools, teacher_prompt=told, images=images)
         self._branches.append(branch)
         return self._ready(branch, digest)
@@ -401,7 +416,10 @@ class Session:
         start, cached, whole = len(episode.transcript), episode.cached_tokens, episode.room()
         self.episode.waiting_for = "the engine"
         try:
-            reply = await episode.generate(stop=call.request.stops, max_tokens=asked)
+            if episode.role:
+                reply = await episode.context.roles[episode.role](episode, call.request.stops, asked)
+            else:
+                reply = await episode.generate(stop=call.request.stops, max_tokens=asked)
         except Exception as error:
             self._fail(error)
             raise ApiError(503, f"The engine failed: {error}") from error
@@ -434,7 +452,7 @@ class Session:
         self._check_turns(f" before an answer kept {kept}: {said}")
         episode = branch.episode
         written = _beginning(episode.transcript, start)
-        call.branch = await self._open(episode.messages[:-1], episode.tools, written, branch.digest)
+        call.branch = await self._open(episode.messages[:-1], episode.tools, written, branch.digest, episode.role)
         branch.busy, call.branch.busy = False, True
         self.turns += 1
         call.sampling = True

@@ -15,6 +15,7 @@ import numpy as np
 
 from agentrl.agent_loop import AgentLoop, agent_names, load_agent_loops
 from agentrl.agent_loop.registry import as_loop, instantiate
+from agentrl.agent_loop.roles import Roles
 from agentrl.agent_loop.teacher_context import load_teacher_context
 from agentrl.chat import Chat
 from agentrl.chat.check import marks_left, start_up_check
@@ -79,6 +80,8 @@ class RunContext:
     interactions: dict[str, Interaction]
     reward: RewardManager | None
     """None: nothing is scored."""
+    roles: Roles | None = None
+    """None: no episode has roles."""
     objects: UserObjects = field(default_factory=UserObjects)
     """Parts of the above that were given as objects, as they were given."""
     first: FirstRows = field(default_factory=FirstRows)
@@ -102,12 +105,16 @@ class RunContext:
             await await_user_code(f"interaction {interaction.name}", interaction.start, partial(interaction.start, run))
         if self.reward is not None:
             await self.reward.start(run)
+        if self.roles is not None:
+            await self.roles.start(run)
 
     async def close(self) -> None:
         """Free the resources of tools, interactions and scorers, also where one of them fails to."""
         closing = [self.tools.close(), *(interaction.close() for interaction in self.interactions.values())]
         if self.reward is not None:
             closing.append(self.reward.close())
+        if self.roles is not None:
+            closing.append(self.roles.close())
         for ended in await asyncio.gather(*closing, return_exceptions=True):
             if isinstance(ended, BaseException):
                 logger.warning("close: %s: %s", type(ended).__name__, ended)
@@ -207,7 +214,8 @@ def load_context(config: RolloutsConfig, objects: UserObjects | None = None, *, 
         loops[name] = as_loop(name, given)
     for loop in loops.values():
         with_present_names(loop, RENAMED).configure(config)
-    return RunContext(loops, tools, interactions, reward, objects)
+    roles = Roles(config.actor_rollout_ref.rollout.roles) if config.actor_rollout_ref.rollout.roles else None
+    return RunContext(loops, tools, interactions, reward, roles, objects)
 
 
 def load_reward(config: RolloutsConfig, objects: UserObjects) -> RewardManager:

@@ -111,6 +111,7 @@ def open_local_rollouts(
         scheduler = Scheduler(
             context=LoopContext(
                 *(engine, chat, context.tools, context.interactions, limits, observers, load_teacher_context(config)),
+                roles={} if context.roles is None else context.roles.turns,
                 stop_conditions=load_stop_conditions(rollout.multi_turn.stop_conditions),
             ),
             loops=context.loops,

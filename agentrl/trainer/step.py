@@ -60,11 +60,12 @@ from functools import partial
 
 import torch
 
-from agentrl.algorithms.declared import declared_by_loss
+from agentrl.algorithms.declared import declared_by_estimator, declared_by_loss
 from agentrl.algorithms.entropy import EntropyControl
 from agentrl.algorithms.estimate import REWARD_KL, Settings, estimate
 from agentrl.algorithms.kl import AdaptiveKLController, FixedKLController
 from agentrl.algorithms.policy_loss import select_tokens
+from agentrl.algorithms.running_returns import RunningReturns
 from agentrl.checks.report import Report
 from agentrl.config import Config
 from agentrl.data.contract import Dataset
@@ -119,6 +120,10 @@ class Trainer(Training[Config]):
         self.version = 0
         """Version of the policy; see `agentrl.trajectory.staleness`."""
         actor = config.actor_rollout_ref.actor
+        self.running_returns: RunningReturns | None = None
+        if "running_returns" in declared_by_estimator(config).columns:
+            keys = config.algorithm
+            self.running_returns = RunningReturns.from_options(keys.adv_options, keys.turn_reward_coef)
         self.entropy_control = (
             None if actor.target_entropy is None else EntropyControl(actor.entropy_coeff, actor.target_entropy)
         )
@@ -211,6 +216,8 @@ class Trainer(Training[Config]):
         """Add advantages, returns and rewards to the batch (see `estimate`), and steer the KL's coefficient."""
         config = self.config
         batch = batch.with_fields(**outline_columns(config, batch, step.outlines))
+        if self.running_returns is not None:
+            batch = batch.with_fields(running_returns=self.running_returns.column(batch, step.outlines))
         distillation = config.distillation if config.distillation.teachers else None
         settings = Settings(config.actor_rollout_ref.rollout.n, step.kl_coef, self.version, distillation)
         compute = partial(estimate, config=config.algorithm, settings=settings)
@@ -287,6 +294,8 @@ class Trainer(Training[Config]):
             state["kl_controller"] = self.kl_controller.state_dict()
         if self.entropy_control is not None:
             state["entropy_coef"] = self.entropy_control.coef
+        if self.running_returns is not None:
+            state["running_returns"] = self.running_returns.state()
         return state
 
     def restore(self, state: Mapping[str, JSON]) -> None:
@@ -294,6 +303,8 @@ class Trainer(Training[Config]):
             self.kl_controller.load_state_dict(as_mapping(state["kl_controller"]))
         if self.entropy_control is not None:
             self.entropy_control.restore(state["entropy_coef"])
+        if self.running_returns is not None:
+            self.running_returns.restore(state.get("running_returns"))
         self.source.load_state(state)
         super().restore(state)
         version = state.get("version")  # checkpoints of earlier releases have none: theirs was the step

@@ -3,8 +3,10 @@
 from agentrl.trajectory.message import Content, FunctionCall, Message, Part, ToolCall
 from agentrl.trajectory.trajectory import (
     COUNTED,
+    FROZEN,
     OVERLONG,
     POLICY,
+    ROLE,
     Cause,
     Image,
     Outline,
@@ -21,8 +23,10 @@ from agentrl.trajectory.trajectory import (
 
 __all__ = [
     "COUNTED",
+    "FROZEN",
     "OVERLONG",
     "POLICY",
+    "ROLE",
     "Cause",
     "Content",
     "FunctionCall",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain, compress
@@ -13,10 +14,12 @@ import torch
 from agentrl.config.columns import Column, column
 from agentrl.errors import ConfigError
 from agentrl.system.user_code import contract_error, user_code
-from agentrl.trajectory import Outline, Trajectory, Transcript, exclusion
+from agentrl.trajectory import COUNTED, Outline, Trajectory, Transcript, exclusion
 from agentrl.trajectory.batch import RaggedBatch, TeacherPrompts, dtype_of
 from agentrl.trajectory.images import Images
 
+ROUNDING = 1e-9
+"""Difference by which a sum of floats may miss another."""
 NO_EXPERTS = torch.zeros(0, dtype=torch.uint8)
 """The experts of no token, which can be joined to any experts."""
 
@@ -170,7 +173,8 @@ def token_rewards(trajectory: Trajectory, turn_reward_coef: float) -> list[list[
     after it. A turn's reward, times `turn_reward_coef`, is on the last policy token before that turn's end. This token
     is in an assistant turn itself, or in the policy turn that an observed turn answers. A reward from before the policy
     wrote anything is on its first token. Turn rewards that the score counts too stay on their turns, and are subtracted
-    at the end.
+    at the end. Each role's score is on the role's last policy token, and only the rest of the trajectory's score on the
+    last of all.
 
     Raises ValueError when there is no score or no policy token.
     """
@@ -184,12 +188,35 @@ def token_rewards(trajectory: Trajectory, turn_reward_coef: float) -> list[list[
     rewards = [[0.0] * len(transcript) for transcript in trajectory.transcripts]
     number, position = policy[-1]
     score = trajectory.score + trajectory.overlong_penalty
-    rewards[number][position] += score - turn_reward_coef * trajectory.counted_turn_reward
+    paid = score - turn_reward_coef * trajectory.counted_turn_reward
+    if by_role := trajectory.role_scores:
+        paid -= _pay_roles(trajectory, by_role, turn_reward_coef, rewards)
+        paid = 0.0 if math.isclose(paid, 0.0, abs_tol=ROUNDING) else paid
+    rewards[number][position] += paid
     for turn in trajectory.turns:
         if turn.reward is not None:
             number, position = policy[max(bisect_left(policy, (turn.transcript, turn.end)) - 1, 0)]
             rewards[number][position] += turn_reward_coef * turn.reward
     return rewards
+
+
+def _pay_roles(
+    trajectory: Trajectory, by_role: Mapping[str, float], turn_reward_coef: float, rewards: list[list[float]]
+) -> float:
+    """Add each role's score, without its turn rewards that the score counts, to its last policy token; return the sum.
+
+    Each role has a policy token.
+    """
+    transcripts, total = trajectory.transcripts, 0.0
+    counts = COUNTED in trajectory.score_extra
+    for role, score in by_role.items():
+        own = [number for number, one in enumerate(transcripts) if one.role == role and one.sampled_length]
+        turns = [turn.reward for turn in trajectory.turns if transcripts[turn.transcript].role == role]
+        paid = score - turn_reward_coef * sum(reward for reward in turns if reward is not None and counts)
+        mask = transcripts[own[-1]].mask
+        rewards[own[-1]][len(mask) - 1 - mask[::-1].index(1)] += paid
+        total += paid
+    return total
 
 
 def token_turns(trajectory: Trajectory) -> list[list[int]]:

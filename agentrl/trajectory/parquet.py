@@ -106,6 +106,7 @@ SCHEMA = pa.schema(
         "versions": pa.list_(pa.list_(_SPAN)),
         "images": pa.list_(pa.list_(_IMAGE)),
         "policy": pa.list_(pa.string()),
+        "role": pa.list_(pa.string()),
         "score_extra": pa.map_(pa.string(), pa.float64()),
         "metrics": pa.map_(pa.string(), pa.float64()),
         "baseline": pa.bool_(),  # drawn greedily next to the others, and not trained on
@@ -119,7 +120,7 @@ ROW_GROUP_TOKENS = 1 << 18
 """Tokens that are read together where one trajectory is looked at."""
 LONGEST_TRUTH = 10_000
 """Characters of a ground truth that is recorded: a program's tests, which may be more than its trajectory, are not."""
-ADDED = ("policy", "reward_parts", "baseline", "attempt", "ground_truth", "failure_cause")
+ADDED = ("policy", "role", "reward_parts", "baseline", "attempt", "ground_truth", "failure_cause")
 """Columns that files of earlier versions lack."""
 
 
@@ -278,6 +279,7 @@ def _transcript_columns(transcripts: Sequence[Transcript]) -> dict[str, object]:
             for transcript in transcripts
         ],
         "policy": [valid_unicode(transcript.policy) for transcript in transcripts],
+        "role": [valid_unicode(transcript.role) for transcript in transcripts],
     }
 
 
@@ -320,14 +322,19 @@ def from_row(row: dict[str, Any]) -> Trajectory:
         data_source=row["data_source"],
         agent_name=row["agent_name"],
         transcripts=[
-            Transcript(ids, mask, logprobs, [VersionSpan(**span) for span in versions], prompt_length, policy=policy)
-            for ids, mask, logprobs, versions, prompt_length, policy in zip(
+            Transcript(
+                *(ids, mask, logprobs, [VersionSpan(**span) for span in versions], prompt_length),
+                policy=policy,
+                role=role,
+            )
+            for ids, mask, logprobs, versions, prompt_length, policy, role in zip(
                 row["ids"],
                 row["mask"],
                 row["logprobs"],
                 row["versions"],
                 row["prompt_length"],
                 row.get("policy", [POLICY] * len(row["ids"])),
+                row.get("role", [""] * len(row["ids"])),
                 strict=True,
             )
         ],

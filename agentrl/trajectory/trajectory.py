@@ -30,6 +30,12 @@ OVERLONG = "dapo_overlong_penalty"
 """Name, among a scorer's further numbers, of the length penalty added to the score. It is 0 or, for a response close to
 its limit, a number below 0 (`agentrl.reward.dapo`)."""
 
+ROLE = "role/"
+"""Start of the names, among a scorer's further numbers, of the scores by role: `role/white` is the score of white."""
+
+FROZEN = "frozen"
+"""`Turn.role` of a turn that a role took which is not trained."""
+
 POLICY = "policy"
 """The name of the policy of a run that trains one."""
 
@@ -113,6 +119,8 @@ class Transcript:
     """In the order of their places. An image token outside them was sampled: a token like any other."""
     policy: str = POLICY
     """Name of the policy that sampled the tokens with mask 1; `versions` counts this policy's weights."""
+    role: str = ""
+    """Role of the episode whose context this is; empty in an episode without roles."""
     experts: Experts | None = field(default=None, compare=False)
     """[n, L, k] uint8 or int16, the experts of the first n tokens in the L layers that have some, as the engine reports
     them. The last sampled token and the observed tokens after it have no entry. Not stored with the trajectory."""
@@ -219,7 +227,7 @@ class ToolCallRecord:
 
 @dataclass(slots=True)
 class Turn:
-    """One assistant turn with its tool calls, or one observed turn (user, tool)."""
+    """One assistant turn with its tool calls, or one observed turn (user, tool, frozen)."""
 
     role: str
     text: str
@@ -290,6 +298,12 @@ class Trajectory:
     def counted_turn_reward(self) -> float:
         """Sum of the turn rewards that the score counts already."""
         return self.score_extra.get(COUNTED, 0.0)
+
+    @property
+    def role_scores(self) -> dict[str, float]:
+        """Scores of the roles that the policy's tokens are trained on in; empty without roles."""
+        trained = {one.role for one in self.transcripts if one.role and one.sampled_length}
+        return {role: self.score_extra[ROLE + role] for role in sorted(trained) if ROLE + role in self.score_extra}
 
     @property
     def overlong_penalty(self) -> float:

@@ -55,6 +55,7 @@ def batch_of(*rows: Row) -> RaggedBatch:
         values=torch.tensor([value for row in rows for value in row.values or [0.0] * len(row.mask)]),
         squared_probs=torch.full((total,), 0.5),
         greedy_rewards=torch.zeros(len(rows)),
+        running_returns=torch.zeros(len(rows), dtype=torch.float64),
         ref_logprobs=torch.zeros(total),
         teacher=torch.zeros(total, dtype=torch.int32),
         teacher_scores=torch.zeros(total, 1),

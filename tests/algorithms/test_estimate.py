@@ -62,6 +62,7 @@ def scored(**columns: Any) -> RaggedBatch:
         values=torch.zeros(12),
         squared_probs=torch.full((12,), 0.5),
         greedy_rewards=torch.zeros(4),
+        running_returns=torch.zeros(4, dtype=torch.float64),
         state=torch.zeros(12, dtype=torch.int64),
         teacher=torch.zeros(12, dtype=torch.int32),
         teacher_scores=torch.full((12, 1), -1.0),

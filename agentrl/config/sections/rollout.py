@@ -19,6 +19,7 @@ from agentrl.config.registries import (
 from agentrl.config.rules import ConflictsWith, Names, NamesEach, NamesFile, NotAmong, OnlyWith, Place, Values
 from agentrl.config.section import Section
 from agentrl.config.sections.parallel import DEVICE
+from agentrl.config.sections.roles import HoldsRoles, RoleConfig
 from agentrl.config.sglang_arguments import SET_BY, plain_name
 from agentrl.config.vllm_arguments import SET_BY as SET_BY_VLLM
 from agentrl.system.config_files import configs_dir
@@ -303,6 +304,9 @@ class RolloutConfig(Section):
     """Send SGLang servers only the elements that changed since the weights that each of them holds, by any transport
     (docs/sglang.md). The process that sends keeps a copy of the weights in the servers' dtype."""
     multi_turn: MultiTurnConfig = MultiTurnConfig()
+    roles: Annotated[dict[str, RoleConfig], HoldsRoles()] = Field(default_factory=dict)
+    """Who plays the roles of an episode, by role, e.g. {white: {}, black: {policy: small, base_url: URL}}. Environments
+    with several players name roles, and agents name them as models (docs/self_play.md)."""
     agent: AgentConfig = AgentConfig()
 
 
