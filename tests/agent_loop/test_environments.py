@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from agentrl.environments.interpreter import find_python
 from agentrl.environments.loop import EnvironmentLoop
@@ -28,9 +29,10 @@ from agentrl.system.call_journal import CallJournal, Entry
 from agentrl.tool import ErrorKind
 from agentrl.trajectory import Status, Trajectory
 from agentrl.trajectory.sample import Sample
-from data_prep.environment import entry, rows
+from data_prep.environment import rows
 from tests.agent_loop.conftest import Bench, call, sample
 from tests.agent_loop.recorded_environments import FILE, REPLAY, SAID, play
+from tests.conftest import PROJECT
 from tests.e2e.test_docs import write_files
 from tests.sandbox.servers import running
 from tests.system.test_call_journal import live
@@ -409,8 +411,9 @@ async def test_real_packages_answer_as_recorded(family: str, tmp_path: Path, mon
 @pytest.mark.timeout(1800)
 async def test_what_a_policy_writes_neither_ends_a_run_of_reasoning_gym_nor_is_run_as_code(bench: MakeBench) -> None:
     """A scorer that cannot read an answer raises; others evaluate it."""
-    _, options = entry(Path("environments/reasoning_gym.yaml"), None)
-    options = options.model_copy(update={"task_options": {"datasets": ["prime_factorization"]}})
+    (given,) = yaml.safe_load((PROJECT / "configs" / "environments" / "reasoning_gym.yaml").read_text())
+    given["options"]["task_options"] = {"datasets": ["prime_factorization"]}
+    options = EnvironmentOptions.model_validate(given["options"])
     sidecar = Sidecar(options)
     try:
         (task,) = await sidecar.tasks("train", 1, 1, 600)
