@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
+from typing import Protocol
 
 from agentrl.observe.display import Display
+
+
+class MakesBar(Protocol):
+    """The class of transformers' bars, or their stand-in."""
+
+    def __call__(self, *given: object, **named: object) -> object: ...
 
 
 @contextmanager
@@ -13,7 +20,7 @@ def bars_as_stages(display: Display) -> Iterator[None]:
     """Show the bars of transformers in this process as stages of `display`, inside the block."""
     from transformers.utils import logging
 
-    def stage(make: Callable[..., object], given: tuple[object, ...], named: dict[str, object]) -> object:
+    def stage(make: MakesBar, given: tuple[object, ...], named: dict[str, object]) -> object:
         items = given[0] if given else named.get("iterable")
         return counted(display, str(named.get("desc")), items) if isinstance(items, Iterable) else make(*given, **named)
 

@@ -31,8 +31,8 @@ GB = 1e9
 PROCESS = 0.75e9
 """Bytes of a process on a CPU that has imported torch and transformers, and holds a batch (measured: docs/plan.md)."""
 PIECES = 2.0
-"""Memory of an update's activations on a CPU over their sizes: the C library keeps pieces that fit no other tensor
-(measured: docs/plan.md)."""
+"""Memory of an update's activations on a CPU over their sizes, where micro-batches of different sizes follow each
+other: the C library keeps pieces that fit no other tensor (measured: docs/plan.md)."""
 GPU_RESERVE = 0.08
 """Part of a GPU that CUDA's context, NCCL's buffers and gaps between blocks take (assumed: docs/scale.md)."""
 
@@ -177,7 +177,9 @@ class MemoryPlan:
             return kept
         # The gradients of a recomputed layer lie next to it (measured: docs/plan.md).
         beside = tokens * sizing.layer_activation_bytes(shape, autocast=self._autocast)
-        return PIECES * (kept + beside if model.enable_gradient_checkpointing else kept)
+        actor, n = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout.n
+        is_only = min(actor.ppo_mini_batch_size * n, self._sequences) * self._longest <= most
+        return (1.0 if is_only else PIECES) * (kept + beside if model.enable_gradient_checkpointing else kept)
 
     def _forward_only(self, shape: ModelShape, most: int) -> Parts:
         """Logits of a chunk, and the bfloat16 copies of matrices that autocast makes on one device."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from agentrl.plan import rollout_times
 from agentrl.plan.rollout_times import RolloutTimes
 from agentrl.plan.simulated_servers import Session
-from agentrl.plan.step_times import Memory, Stage, Training
+from agentrl.plan.step_times import Memory, Stage, Training, gpu_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def forecast(training: Training, sessions: Sequence[Session], *, system: int = 0
     stages += [training.sync(), training.save()]
     lengths = rollout_times.final_lengths(sessions)
     sampled = sum(sum(session.answers) for session in sessions)
-    return Forecast(training, sum(lengths), max(lengths), sampled, rollout, stages, training.memory())
+    return Forecast(training, sum(lengths), max(lengths), sampled, rollout, stages, gpu_memory(training))
 
 
 def bound_by(stage: Stage) -> str:

@@ -158,6 +158,7 @@ class SimulatedServer:
         self._clock, self._speed, self._system = clock, speed, system
         self._order = itertools.count()
         self._epoch = 0
+        self._holds = 0
         self._clear()
 
     def _clear(self) -> None:
@@ -216,7 +217,8 @@ class SimulatedServer:
         self._clear()
 
     def hold(self) -> None:
-        """Stand still with all requests until `take_weights`."""
+        """Stand still with all requests until `take_weights`, also where earlier weights are not yet taken."""
+        self._holds += 1
         self.freeze()
 
     def take_weights(self, seconds: float) -> float:
@@ -226,14 +228,17 @@ class SimulatedServer:
         self._cache.clear()
         self._cached = 0
         seconds += (self._context + sum(r.session.context for r in self._begun())) / self._speed.prefill
-        self._clock.after(seconds, self._go_on)
+        holds = self._holds
+        self._clock.after(seconds, lambda: self._go_on(holds))
         return seconds
 
     def _begun(self) -> list[Request]:
         """The request whose prefill was interrupted, if any: it is begun again."""
         return [self._prefilling] if self._prefilling else []
 
-    def _go_on(self) -> None:
+    def _go_on(self, holds: int) -> None:
+        if holds != self._holds:
+            return
         self.frozen, self._since = False, self._clock.now
         if self._prefilling is None:
             self._proceed()

@@ -200,11 +200,6 @@ class Training:
         """Parameters of the policy that learn."""
         return self.shape.lora_params(self.plan.lora_rank) if self.plan.lora_rank else self.shape.params
 
-    @property
-    def gathered_dtype(self) -> int:
-        """Bytes of a weight that travels between ranks; as it is computed with."""
-        return self.plan.bytes
-
     # Rollouts
 
     @property
@@ -266,7 +261,7 @@ class Training:
         work = work if head else Work(work.tokens, work.squares, 0.0)
         flops = sizing.forward_flops(self.shape, work) + self._slower_attention(work)
         compute = flops / self._rate(self.cluster.mfu_forward)
-        traffic = sizing.fsdp_bytes(self.shape.params, self.shards, rounds, trained=False, dtype=self.gathered_dtype)
+        traffic = sizing.fsdp_bytes(self.shape.params, self.shards, rounds, trained=False, dtype=self.plan.bytes)
         return Stage(name, compute, traffic / self._wire, self._exchange(work, 1))
 
     def passes(self, sessions: Sequence[Session]) -> list[Stage]:
@@ -277,13 +272,8 @@ class Training:
         if self.plan.critic:
             found += [self.forward("values", sessions, head=False), self.update("update_critic", sessions, head=False)]
         if self.teacher is not None:
-            found.append(self.teacher_pass(sessions))
+            found.append(replace(self, shape=self.teacher, teacher=None).forward("teacher", sessions))
         return [*found, self.update("update_actor", sessions)]
-
-    def teacher_pass(self, sessions: Sequence[Session]) -> Stage:
-        """A teacher's scores of all tokens."""
-        assert self.teacher is not None
-        return replace(self, shape=self.teacher, teacher=None).forward("teacher", sessions)
 
     def update(self, name: str, sessions: Sequence[Session], *, head: bool = True) -> Stage:
         """All optimizer steps of a training step."""
@@ -305,7 +295,7 @@ class Training:
             )
             flops += self._slower_attention(work) * (4 if plan.recompute else 3)
             compute += flops / self._rate(cluster.mfu_update)
-            dtype = FLOAT32 if lora else self.gathered_dtype
+            dtype = FLOAT32 if lora else self.plan.bytes
             sums = sizing.fsdp_bytes(trained, self.shards, rounds, trained=True, dtype=dtype)
             frozen = sizing.fsdp_bytes(shape.params, self.shards, 2 * rounds, trained=False, dtype=plan.bytes)
             traffic += (frozen + sums if lora else sums) / self._wire
@@ -375,70 +365,66 @@ class Training:
         size = self.plan.sequence_parallel
         return sizing.ulysses_bytes(self.shape, work.tokens, size, passes=passes) / self.cluster.link
 
-    # Memory
-
-    def memory(self) -> Memory:
-        """Memory of a GPU that trains."""
-        plan, shape, cluster = self.plan, self.shape, self.cluster
-        ranks, tokens = self.shards, plan.micro_tokens
-        autocast, lora = plan.dtype == "bfloat16", bool(plan.lora_rank)
-        own = sizing.state_bytes(self.trained, ranks, trained=True)
-        base = {"weights beside adapters": shape.params * plan.bytes / ranks} if lora else {}
-        weights = {} if plan.offload_params else {"weights": own["weights"], **base}
-        moments = {} if plan.offload_optimizer else {"optimizer": own["optimizer"]}
-        fixed: dict[str, float] = {"reserve": plan.reserve * cluster.memory}
-        if plan.reference and not lora:
-            fixed["reference"] = shape.params * plan.bytes / ranks
-        if self.teacher is not None:
-            head = self.teacher.head_params * plan.bytes if plan.scope == "full" else 0
-            fixed["teacher"] = self.teacher.params * plan.bytes / ranks + head
-        if plan.critic:
-            critic = sizing.state_bytes(shape.params, ranks, trained=True)
-            fixed["critic"] = critic["weights"] + (0.0 if plan.offload_optimizer else critic["optimizer"])
-        colocated = not plan.rollout_gpus
-        engine = {"engine": plan.engine_memory * cluster.memory} if colocated else {}
-        beside = {} if plan.free_engine else engine
-        logits = sizing.logits_bytes(shape, tokens, plan.chunk_logits)
-        awake = {"weights": own["weights"], **base}
-        cast = autocast and self.gathered_dtype == FLOAT32
-        outer = plan.bytes if lora else FLOAT32
-        gathered, reading = (
-            sizing.gathered_bytes(shape, dtype=self.gathered_dtype, outer=outer, trained=trained, cast=cast)
-            for trained in (not lora, False)
-        )
-        kept = sizing.activation_bytes(shape, tokens, autocast=autocast, recompute=plan.recompute)
-        layer = sizing.layer_activation_bytes(shape, autocast=autocast) * tokens
-        update = {"gradients": own["gradients"], "gathered": gathered, "activations": kept, "logits": logits}
-        moments_of = {
-            "log-probs": fixed
-            | beside
-            | awake
-            | moments
-            | {"gathered": reading, "activations": layer, "logits": logits},
-            "update": fixed | beside | awake | moments | update,
-            "optimizer step": fixed | beside | awake | own,
-        }
-        if colocated:
-            moments_of["rollout"] = fixed | engine | weights | moments
-        return Memory(cluster.memory, moments_of)
-
-    def host_bytes(self, tokens: float) -> dict[str, float]:
-        """Bytes of a machine's memory by use, beside what programs and the page cache take."""
-        plan, per_node = self.plan, min(self.cluster.gpus_per_node, self.trainers) / self.shards
-        models = 1 + plan.critic
-        learnt = self.trained + (self.shape.params if plan.critic else 0)
-        parts = {"a step's batch": sizing.batch_bytes(tokens)}
-        if self.teacher is not None:
-            beside = {"sampled": 0, "top_k": 2 * plan.top_k, "full": self.teacher.hidden}[plan.scope]
-            parts["a teacher's scores"] = tokens * FLOAT32 * (1 + beside)
-        if plan.offload_optimizer:
-            parts["optimizer"] = learnt * sizing.ADAMW * per_node
-        if plan.offload_params:
-            parts["weights"] = models * self.shape.params * FLOAT32 * per_node
-        return parts
-
 
 def without(work: Work, beginnings: Sequence[int]) -> Work:
     """Beginnings of so many tokens left out, which are computed for other sequences anyway."""
     squares = sum(length**2 for length in beginnings)
     return Work(work.tokens - sum(beginnings), work.squares - squares, work.scored)
+
+
+def gpu_memory(training: Training) -> Memory:
+    """Memory of a GPU that trains."""
+    plan, shape, cluster = training.plan, training.shape, training.cluster
+    ranks, tokens = training.shards, plan.micro_tokens
+    autocast, lora = plan.dtype == "bfloat16", bool(plan.lora_rank)
+    own = sizing.state_bytes(training.trained, ranks, trained=True)
+    base = {"weights beside adapters": shape.params * plan.bytes / ranks} if lora else {}
+    weights = {} if plan.offload_params else {"weights": own["weights"], **base}
+    moments = {} if plan.offload_optimizer else {"optimizer": own["optimizer"]}
+    fixed: dict[str, float] = {"reserve": plan.reserve * cluster.memory}
+    if plan.reference and not lora:
+        fixed["reference"] = shape.params * plan.bytes / ranks
+    if training.teacher is not None:
+        head = training.teacher.head_params * plan.bytes if plan.scope == "full" else 0
+        fixed["teacher"] = training.teacher.params * plan.bytes / ranks + head
+    if plan.critic:
+        critic = sizing.state_bytes(shape.params, ranks, trained=True)
+        fixed["critic"] = critic["weights"] + (0.0 if plan.offload_optimizer else critic["optimizer"])
+    colocated = not plan.rollout_gpus
+    engine = {"engine": plan.engine_memory * cluster.memory} if colocated else {}
+    beside = {} if plan.free_engine else engine
+    logits = sizing.logits_bytes(shape, tokens, plan.chunk_logits)
+    awake = {"weights": own["weights"], **base}
+    cast = autocast and training.plan.bytes == FLOAT32
+    outer = plan.bytes if lora else FLOAT32
+    gathered, reading = (
+        sizing.gathered_bytes(shape, dtype=training.plan.bytes, outer=outer, trained=trained, cast=cast)
+        for trained in (not lora, False)
+    )
+    kept = sizing.activation_bytes(shape, tokens, autocast=autocast, recompute=plan.recompute)
+    layer = sizing.layer_activation_bytes(shape, autocast=autocast) * tokens
+    update = {"gradients": own["gradients"], "gathered": gathered, "activations": kept, "logits": logits}
+    moments_of = {
+        "log-probs": fixed | beside | awake | moments | {"gathered": reading, "activations": layer, "logits": logits},
+        "update": fixed | beside | awake | moments | update,
+        "optimizer step": fixed | beside | awake | own,
+    }
+    if colocated:
+        moments_of["rollout"] = fixed | engine | weights | moments
+    return Memory(cluster.memory, moments_of)
+
+
+def host_memory(training: Training, tokens: float) -> dict[str, float]:
+    """Bytes of a machine's memory by use, beside what programs and the page cache take."""
+    plan, per_node = training.plan, min(training.cluster.gpus_per_node, training.trainers) / training.shards
+    models = 1 + plan.critic
+    learnt = training.trained + (training.shape.params if plan.critic else 0)
+    parts = {"a step's batch": sizing.batch_bytes(tokens)}
+    if training.teacher is not None:
+        beside = {"sampled": 0, "top_k": 2 * plan.top_k, "full": training.teacher.hidden}[plan.scope]
+        parts["a teacher's scores"] = tokens * FLOAT32 * (1 + beside)
+    if plan.offload_optimizer:
+        parts["optimizer"] = learnt * sizing.ADAMW * per_node
+    if plan.offload_params:
+        parts["weights"] = models * training.shape.params * FLOAT32 * per_node
+    return parts

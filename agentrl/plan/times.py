@@ -42,7 +42,9 @@ ON_A_CPU = {"mfu_update": 0.85, "mfu_forward": 0.9, "mfu_prefill": 0.9, "attenti
 BOUNDS = (0, 1, 2, 4, 8)
 """Values of async_training.max_staleness that are compared."""
 STEPS = 12
-"""Steps that a way is simulated, and two more for each version of its bound."""
+"""Steps that a way is simulated at least, and two more for each version of its bound."""
+TRAJECTORIES = 2000
+"""Trajectories of these steps at least: fewer differ by chance."""
 NEAR = 1.05
 """A smaller bound is preferred whose steps take at most so many times the fastest ones' seconds."""
 
@@ -54,7 +56,7 @@ class TimePlan:
     memory: MemoryPlan
     cluster: Cluster
     source: str
-    """Where the cluster's speeds come from, in words."""
+    """Origin of the cluster's speeds, in words."""
 
     @cached_property
     def training(self) -> Training:
@@ -74,13 +76,15 @@ class TimePlan:
 
     @property
     def lengths(self) -> str:
-        """Where the trajectories' lengths come from, in words."""
+        """Origin of the trajectories' lengths, in words."""
         return self._trajectories[1]
 
     def by_bound(self) -> Iterator[tuple[Way, float]]:
         """Simulate the ways to bound staleness, and yield each with its seconds a step."""
+        plan = self.training.plan
+        least = max(STEPS, TRAJECTORIES // (plan.prompts * plan.n))
         for way in self.ways:
-            simulation = Simulation(self.training, way, self._trajectories[0], STEPS + 2 * way.bound)
+            simulation = Simulation(self.training, way, self._trajectories[0], least + 2 * way.bound)
             simulation.run()
             yield way, simulation.seconds_a_token * self.step.sampled
 

@@ -27,7 +27,7 @@ from agentrl.plan import rollout_times
 from agentrl.plan.many_steps import Trajectories
 from agentrl.plan.one_step import Forecast, bound_by, forecast
 from agentrl.plan.sizing import ModelShape
-from agentrl.plan.step_times import Cluster, Memory, Options, Plan, Training
+from agentrl.plan.step_times import Cluster, Memory, Options, Plan, Training, host_memory
 
 Kind = TypeVar("Kind", bound=Options)
 
@@ -59,7 +59,7 @@ def tree(found: Forecast) -> dict[str, Any]:
         "memory": found.memory.moments,
         "fits": found.memory.fits,
         "kv_tokens_per_server": found.training.kv_tokens,
-        "host": found.training.host_bytes(found.tokens),
+        "host": host_memory(found.training, found.tokens),
     }
 
 
@@ -131,7 +131,7 @@ def show(found: Forecast, console: Console) -> None:
     )
     console.print(stage_table(found))
     console.print(memory_table(found.memory))
-    parts = ", ".join(f"{name} {size / 1e9:.3g} GB" for name, size in training.host_bytes(found.tokens).items())
+    parts = ", ".join(f"{name} {size / 1e9:.3g} GB" for name, size in host_memory(training, found.tokens).items())
     console.print(f"A machine's own memory: {parts}")
     first = found.dominates
     console.print(

@@ -14,7 +14,7 @@ from agentrl.plan import many_steps, rollout_times
 from agentrl.plan.rollout_times import simulate
 from agentrl.plan.simulated_servers import Session, Speed
 from agentrl.plan.sizing import ModelShape, Work, attention_flops, forward_flops, update_flops
-from agentrl.plan.step_times import Cluster, Plan, Training
+from agentrl.plan.step_times import Cluster, Plan, Training, gpu_memory, host_memory
 from agentrl.trajectory import ToolCallRecord, Trajectory, Transcript, Turn
 from agentrl.trajectory.parquet import write_trajectories
 from benchmarks.cluster import step_simulation
@@ -118,7 +118,7 @@ def test_copies_of_a_model_gather_within_and_add_gradients_between_them() -> Non
     half = SHAPE.params * 2 / 2  # bfloat16; gradients are float32
     assert training.forward("old_log_prob", sessions).traffic == pytest.approx(half / 1000)
     assert training.update("update_actor", sessions).traffic == pytest.approx(4 * half / 1000 + 2 * half / 50)
-    assert training.memory().moments["optimizer step"]["optimizer"] == SHAPE.params * 8 / 2
+    assert gpu_memory(training).moments["optimizer step"]["optimizer"] == SHAPE.params * 8 / 2
 
 
 def test_attention_that_is_slower_counts_for_more() -> None:
@@ -141,7 +141,7 @@ def test_a_prompt_that_is_computed_once_counts_once() -> None:
 def test_memory_is_the_sum_of_what_is_there_at_the_fullest_moment() -> None:
     params = SHAPE.params
     cluster = Cluster(gpus_per_node=2, memory=1e6)
-    memory = Training(cluster, Plan(reserve=0.0, engine_memory=0.5), SHAPE).memory()
+    memory = gpu_memory(Training(cluster, Plan(reserve=0.0, engine_memory=0.5), SHAPE))
     step = memory.moments["optimizer step"]
     assert step == {
         "reserve": 0,
@@ -152,10 +152,10 @@ def test_memory_is_the_sum_of_what_is_there_at_the_fullest_moment() -> None:
     }
     assert memory.total("optimizer step") == 5e5 + 8 * params
     assert memory.fits == (max(map(memory.total, memory.moments)) <= 1e6)
-    alone = Training(cluster, Plan(reserve=0.0, rollout_gpus=1, offload_optimizer=True), SHAPE).memory()
+    alone = gpu_memory(Training(cluster, Plan(reserve=0.0, rollout_gpus=1, offload_optimizer=True), SHAPE))
     assert "rollout" not in alone.moments and "optimizer" not in alone.moments["update"]
     assert alone.moments["update"]["weights"] == 4 * params
-    frozen = Training(cluster, Plan(reserve=0.0, lora_rank=1), SHAPE).memory().moments["update"]
+    frozen = gpu_memory(Training(cluster, Plan(reserve=0.0, lora_rank=1), SHAPE)).moments["update"]
     assert frozen["weights beside adapters"] == params
     assert frozen["gradients"] == SHAPE.lora_params(1) * 2
 
@@ -165,11 +165,11 @@ def test_a_teacher_is_paid_for_in_memory_and_time() -> None:
     teacher = ModelShape(layers=4, hidden=16, heads=4, kv_heads=2, head_dim=4, intermediate=32, vocab=10)
     for scope, head, width in (("sampled", 0, 1), ("top_k", 0, 7), ("full", 10 * 16 * 2, 17)):
         training = Training(cluster, Plan(reserve=0.0, scope=scope, top_k=3), SHAPE, teacher)
-        assert training.memory().moments["rollout"]["teacher"] == teacher.params * 2 / 2 + head
-        assert training.host_bytes(100)["a teacher's scores"] == 100 * 4 * width
+        assert gpu_memory(training).moments["rollout"]["teacher"] == teacher.params * 2 / 2 + head
+        assert host_memory(training, 100)["a teacher's scores"] == 100 * 4 * width
     two = [session("0/0", [10]), session("1/0", [10])]
     alone = Training(cluster, Plan(), teacher).forward("teacher", two)
-    assert training.teacher_pass(two) == alone and alone.compute > training.forward("x", two).compute
+    assert training.passes(two)[-2] == alone and alone.compute > training.forward("x", two).compute
 
 
 def test_a_plan_that_cannot_be_placed_is_refused() -> None:

@@ -74,6 +74,8 @@ def test_shared_prompts_are_counted_once_on_a_cpu(words: list[str]) -> None:
         update = planned(words, device=device).moments[-1]
         assert update.parts["activations"] == pieces * 3 * layer * tokens
         assert update.parts["logits"] == 3 * 4 * 1000 * tokens
+        only = planned(words, "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8000", device=device).moments[-1]
+        assert only.parts["activations"] == 3 * layer * (32 * 150 + (400 if device == "cpu" else 3200))
         again = planned(words, f"{MODEL}.enable_gradient_checkpointing=true", device=device).moments[-1]
         assert again.parts["activations"] == pieces * (pieces * layer + 3 * 4 * 64) * tokens, "a CPU's gradients, too"
 
