@@ -22,7 +22,7 @@ from agentrl.system.json_value import JSON
 logger = logging.getLogger(__name__)
 
 _MOST_PARAMETERS = 300_000_000
-"""Of a copy: 1.2 GB in float32."""
+"""Limit of a copy's parameters, 1.2 GB in float32."""
 _VOCABULARY, _INNER = 512, 16
 """Ids, and width of feed-forward layers and experts, of a copy."""
 
@@ -104,7 +104,8 @@ def _cut(config: PretrainedConfig) -> PretrainedConfig:
     """Copy a config with the first layer of each kind, and smaller feed-forward layers and vocabulary."""
     config = copy.deepcopy(config)
     values, layers = vars(config), config.num_hidden_layers
-    lists = {name: value for name, value in values.items() if _names_layers(value, layers)}
+    lists = {name: value for name, value in values.items() if isinstance(value, list) and len(value) == layers}
+    lists = {name: value for name, value in lists.items() if all(isinstance(kind, str) for kind in value)}
     kinds = list(zip(*lists.values(), strict=True))
     if kinds:
         first = [number for number, one in enumerate(kinds) if one not in kinds[:number]]
@@ -121,8 +122,3 @@ def _cut(config: PretrainedConfig) -> PretrainedConfig:
     config.vocab_size = min(config.vocab_size, _VOCABULARY)
     config.pad_token_id = None
     return config
-
-
-def _names_layers(value: object, layers: int) -> bool:
-    """Check whether a config's value is a list with the kind of each layer."""
-    return isinstance(value, list) and len(value) == layers and all(isinstance(one, str) for one in value)

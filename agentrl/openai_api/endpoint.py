@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from typing import NoReturn
 
@@ -82,8 +83,8 @@ class Endpoint:
         self._sessions: dict[str, Session] = {}
         self._tool_lists: dict[Digest, list[ToolSchema]] = {}
         self._is_new = OncePerKey()
-        self._strays = 0
-        """Requests to unknown sessions, until a trajectory counts them."""
+        self._strays: Counter[str] = Counter()
+        """Refused requests of no session by the name of their metric, until a trajectory counts them."""
         self._thread = OwnThread("long requests of agents")
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
@@ -134,9 +135,9 @@ class Endpoint:
             yield session, f"{self.url}/{token}/v1"
         finally:
             self._sessions.pop(token, None)
-            if self._strays:
-                session.count("openai_unknown_sessions", self._strays)
-                self._strays = 0
+            for name, number in self._strays.items():
+                session.count(name, number)
+            self._strays.clear()
             await session.close()
             if not self._sessions:
                 collect_if_due()
@@ -161,7 +162,7 @@ class Endpoint:
     def _find(self, token: str) -> Session:
         session = self._sessions.get(token)
         if session is None:
-            self._strays += 1
+            self._strays["openai_unknown_sessions"] += 1
             if self._is_new("unknown session"):
                 logger.warning("a request was refused: %s", unknown_session().message)
             raise unknown_session()
@@ -230,9 +231,14 @@ class Endpoint:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         ticket = self.queue.ticket(token.strip()) if scheme.lower() == "bearer" else None
         if ticket is None:
+            found = "another token" if token else "no such header"
             message = (
-                f"GET {SESSIONS} needs the header Authorization: Bearer TOKEN, with the token of this run's agents."
+                f"GET {SESSIONS} needs the header Authorization: Bearer TOKEN, with the token of this run's agents "
+                f"(AGENTRL_TOKEN of a pool, the variable that token_env names for remote agents); found {found}."
             )
+            self._strays["openai_wrong_tokens"] += 1
+            if self._is_new("wrong token"):
+                logger.warning("a program that asked for sessions was refused: %s", message)
             raise ApiError(401, message, code="invalid_api_key")
         if self.queue.is_taken(ticket):
             raise ApiError(409, "This process has a connection, and needs no other.", code="connected")
@@ -329,7 +335,7 @@ def _elsewhere(body: bytes, dialect: Dialect) -> str:
         names = value.keys() if isinstance(value, dict) else frozenset()
         if not names <= dialect.fields:
             knowing = [f"POST {path}" for path, other in DIALECTS.items() if names <= other.fields]
-            return f" ({' and '.join(knowing)} knows these fields.)" if knowing else ""
+            return f" ({' and '.join(knowing)} {'know' if knowing[1:] else 'knows'} these fields.)" if knowing else ""
     return ""
 
 

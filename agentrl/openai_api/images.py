@@ -12,9 +12,7 @@ from agentrl.errors import UserError
 from agentrl.trajectory import Message, Part
 from agentrl.trajectory.picture import Picture
 
-FORM = (
-    "an image is taken in base64 (data:image/png;base64,...; in Messages a source of the type base64), not by address"
-)
+FORM = "an image is taken in base64 (data:image/png;base64,...; in Messages a base64 source), not by address or file id"
 
 
 def read_image(value: object) -> Picture:

@@ -84,7 +84,8 @@ class ImagePart(Strict):
     """Image of a user's message or of an output, as a data URL."""
 
     type: Literal["input_image"]
-    image_url: Image
+    image_url: Image = Field(default=None, validate_default=True)  # None: of a file_id, which is refused as such.
+    file_id: NoEffect = None
     detail: NoEffect = None
 
 

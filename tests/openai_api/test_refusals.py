@@ -40,6 +40,19 @@ async def test_requests_to_no_session_are_counted_at_the_session_that_ends_next(
         assert not engine.prompts and not open.session.feedback and not ended.session.feedback
 
 
+async def test_programs_without_the_token_are_counted_at_the_session_that_ends_next(
+    chat: Chat, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with scripted(chat, []) as (service, _), service.session() as open, httpx.AsyncClient() as client:
+        for headers, found in (({}, "no such header"), ({"Authorization": "Bearer wrong"}, "another token")):
+            answer = await client.get(f"{service.endpoint.url}/v1/sessions", headers=headers)
+            message = answer.json()["error"]["message"]
+            assert answer.status_code == 401
+            assert "AGENTRL_TOKEN" in message and "token_env" in message and found in message
+    assert open.trajectory.metrics["openai_wrong_tokens"] == 2
+    assert caplog.text.count("a program that asked for sessions was refused") == 1
+
+
 async def test_a_wrong_path_and_wrong_feedback_are_counted_in_their_session(chat: Chat) -> None:
     async with scripted(chat, ["ok"]) as (service, _), service.session() as open, httpx.AsyncClient() as client:
         root = open.base_url.removesuffix("/v1")

@@ -19,9 +19,10 @@ from agentrl.workers.before_loading import check_models, check_tuned
 from tests.model.families import FAMILIES, HYBRIDS, SIZES
 from tests.parallel.test_arrangements import TwoRanks
 
-MINIMAX = ("minimax", {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 2})
-RECURRENT_GEMMA = ("recurrent_gemma", {"lru_width": 32})
-UNTRAINABLE = {"minimax": MINIMAX, "recurrent-gemma": RECURRENT_GEMMA}
+UNTRAINABLE: dict[str, tuple[str, dict[str, Any]]] = {
+    "minimax": ("minimax", {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 2}),
+    "recurrent-gemma": ("recurrent_gemma", {"lru_width": 32}),
+}
 COMPILED = {"actor": {"use_torch_compile": True}}
 SGLANG = {"rollout": {"name": "sglang"}}
 
