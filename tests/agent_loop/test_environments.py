@@ -30,7 +30,7 @@ from agentrl.trajectory import Status, Trajectory
 from agentrl.trajectory.sample import Sample
 from data_prep.environment import rows
 from tests.agent_loop.conftest import Bench, call, sample
-from tests.agent_loop.recorded_environments import FILE, REPLAY, SAID, play
+from tests.agent_loop.recorded_environments import FILE, REPLAY, SAID, play, play_game
 from tests.e2e.test_docs import write_files
 from tests.system.test_call_journal import live
 from tests.waiting import until
@@ -392,9 +392,9 @@ async def test_what_real_packages_answered_is_played(bench: MakeBench, tmp_path:
 
 @pytest.mark.slice(0, "long run")
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("family", SAID)
+@pytest.mark.parametrize("family", [*SAID, "game"])
 async def test_real_packages_answer_as_recorded(family: str) -> None:
-    assert await play(family) == json.loads(FILE.read_text())[family]
+    assert await (play_game() if family == "game" else play(family)) == json.loads(FILE.read_text())[family]
 
 
 async def test_a_resources_server_of_nemo_gym(bench: MakeBench, tmp_path: Path) -> None:
