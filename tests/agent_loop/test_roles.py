@@ -43,11 +43,12 @@ def game(sticks: int, roles: list[str] = BOTH, **task: Any) -> Sample:
 class Opponent(BaseHTTPRequestHandler):
     """An OpenAI-compatible endpoint that answers with the next of its `moves`, and keeps what it was asked."""
 
+    models: ClassVar[list[str]] = []
     moves: ClassVar[list[str]] = []
     asked: ClassVar[list[dict[str, Any]]] = []
 
     def do_GET(self) -> None:
-        self.answer({"data": [{"id": "small"}]})
+        self.answer({"data": [{"id": name} for name in self.models]})
 
     def do_POST(self) -> None:
         self.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
@@ -66,7 +67,7 @@ class Opponent(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def opponent() -> Iterator[str]:
-    Opponent.moves, Opponent.asked = [], []
+    Opponent.models, Opponent.moves, Opponent.asked = ["small"], [], []
     server = ThreadingHTTPServer(("127.0.0.1", 0), Opponent)
     Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/v1"

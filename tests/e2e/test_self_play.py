@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from agentrl.config.registries import AGENT_LOOPS
@@ -12,10 +15,14 @@ from agentrl.train import main as train
 from agentrl.trajectory.parquet import read_trajectories
 from data_prep.environment import main as prepare
 from examples.self_play.tiny import main as make_tiny
+from tests.agent_loop.test_roles import Opponent, opponent
 from tests.conftest import PROJECT
+from tests.e2e.test_docs import commands, write_files
 from tests.e2e.test_train import lines
 from tests.runs import Overrides, refused
 
+__all__ = ["opponent"]  # a fixture
+PAGE = "docs/self_play.md"
 ROLLOUT = "actor_rollout_ref.rollout"
 SHORTER = """
 def tasks(split, seed, count):
@@ -91,6 +98,50 @@ def test_bad_roles_are_refused_before_training(overrides: list[str], capsys: pyt
         ("{first: {trains: false}, second: {trains: false}}", "none of first, second is trained"),
     ):
         refused(train, [*overrides, f"{ROLLOUT}.roles={roles}"], capsys, says, "roles")
+
+
+@pytest.mark.slice(0, "documents")
+def test_the_environment_and_the_agent_of_the_page_play(
+    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment is the one of the other tests; the agent plays both roles of one row."""
+    monkeypatch.chdir(tmp_path)
+    assert write_files(PAGE, tmp_path) == ["shorter.py", "two_players.py"]
+    assert (tmp_path / "shorter.py").read_text().removeprefix("# shorter.py\n").strip() == SHORTER.strip().replace(
+        "\n\ndef", "\n\n\ndef"
+    )
+    row = {
+        "data_source": "agent/guess",
+        "agent_name": "openai_proxy",
+        "prompt": [{"role": "user", "content": "Guess."}],
+    }
+    pq.write_table(pa.Table.from_pylist([row] * 4), tmp_path / "guess.parquet")
+    keys = [word for word in overrides if "train_files" not in word and "agent_loop_config_path" not in word]
+    roles = f"{ROLLOUT}.roles={{player-1: {{}}, player-2: {{}}}}"
+    proxy = f"{ROLLOUT}.agent.openai_proxy.target=two_players.py:agent"
+    assert train([*keys, "data.train_files=guess.parquet", roles, proxy, "trainer.total_training_steps=1"]) == 0
+    (file,) = (tmp_path / "run" / "trajectories").glob("train_*1.parquet")
+    for one in read_trajectories(file):
+        assert [transcript.role for transcript in one.transcripts] == ["player-1", "player-2"]
+        assert one.score == 0.0 and sorted(one.role_scores.values()) == [-1.0, 1.0]
+
+
+@pytest.mark.slice(0, "documents")
+def test_a_run_against_a_served_policy_as_the_page_says(overrides: list[str], opponent: str) -> None:
+    """The second command of the page, with its roles, on the small game; an endpoint stands for the server."""
+    tiny, serve, command = commands(PAGE)
+    assert tiny == "bash examples/self_play/tiny.sh" and (PROJECT / tiny.split()[1]).is_file()
+    served = shlex.split(serve)
+    assert served[:3] == ["python", "-m", "sglang.launch_server"]
+    words = shlex.split(command)
+    assert words[:3] == ["python", "-m", "agentrl.train"]
+    (roles,) = (word for word in words if ".roles=" in word)
+    assert served[served.index("--model-path") + 1] in roles and served[-1] in roles
+    Opponent.moves = ["small words"] * 1000
+    Opponent.models = ["runs/self_play_tiny/policy"]
+    address = roles.replace("http://127.0.0.1:30000/v1", opponent)
+    assert train([*overrides, address, "trainer.total_training_steps=1"]) == 0
+    assert Opponent.asked and {one["model"] for one in Opponent.asked} == set(Opponent.models)
 
 
 @pytest.mark.slice(0, "long run")
