@@ -275,6 +275,7 @@ class Play:
             raise self.error(f"answers must be a list of {len(calls)} texts, one a call, found {answers!r:.200}")
         found["answers"] = [_clean(str(one)) for one in answers]
         found["observation"], self.role = self.text(found, "observation"), self.text(found, "role")
+        found.pop("role", None)
         if found.setdefault("reward", None) is not None:
             found["reward"] = self.number(found, "reward")
         self.done = found.setdefault("done", False) is True

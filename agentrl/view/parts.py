@@ -161,7 +161,7 @@ def _row(
         "messages": messages,
         "turns": turns,
         "calls": [],
-        **{name: [] for name in ("prompt_length", "ids", "mask", "logprobs", "versions", "images", "policy")},
+        **{name: [] for name in ("prompt_length", "ids", "mask", "logprobs", "versions", "images", "policy", "role")},
         "score_extra": {
             _text(name): value
             for name, one in more.items()

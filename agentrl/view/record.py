@@ -110,6 +110,7 @@ def _transcripts(
     """Yield the context windows of the row."""
     lengths, versions = _list(found.pop("prompt_length")), _list(found.pop("versions"))
     images, policies = _list(found.pop("images")), _list(found.pop("policy"))
+    roles = _list(found.pop("role", None))
     ids = table["ids"][place] if "ids" in table.column_names else None
     for number in range(len(ids.values) if ids is not None and ids.is_valid else 0):
         one = {name: _numbers(table[name][place], number) for name in BY_TOKEN if name in table.column_names}
@@ -124,6 +125,7 @@ def _transcripts(
             "versions": versions[number],
             "images": images[number] if number < len(images) else [],
             "policy": policies[number] if number < len(policies) else None,
+            "role": roles[number] if number < len(roles) else "",
             "values": {
                 name: np.where(mask, np.round(array.astype(np.float32), DECIMALS), np.nan).astype(np.float32)
                 for name, array in numbers.items()

@@ -51,7 +51,7 @@ def make(out: Path, seed: int, conversations: int) -> int:
         train_sft(sft_config(out / "sft.parquet", warm_up, WarmUp(), seed, "cpu"), display)
     shutil.rmtree(out / "policy", ignore_errors=True)
     (warm_up / "policy").rename(out / "policy")
-    rows = ["--train-rows", "256", "--validation-rows", "64", "--seed", str(seed)]
+    rows = ["--train-rows", "256", "--validation-rows", "128", "--seed", str(seed)]
     return write_rows(["--config", str(LOOPS), "--out", str(out), *rows])
 
 

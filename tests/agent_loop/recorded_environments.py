@@ -26,6 +26,11 @@ SAID = {
 }
 """Turns of the policy, by family; the last one of a game that goes on is cut by the turn limit."""
 
+GAME = {"games": ["TicTacToe-v0"], "players": 2}
+"""`task_options` of TextArena's game for two."""
+MOVES = ["[0]", "[3]", "[1]", "[4]", "[2]"]
+"""Moves of both players in turn; the first one wins."""
+
 REPLAY = """
 def tasks(split, seed, count):
     return []
@@ -69,10 +74,28 @@ async def play(family: str) -> dict[str, Any]:
         await sidecar.close()
 
 
+async def play_game(**changes: object) -> dict[str, Any]:
+    """Play a game of two players with the real package; return the recording. Its steps name the roles."""
+    _, options = entry(Path("environments/textarena.yaml"), None)
+    sidecar = Sidecar(options.model_copy(update={"task_options": GAME, **changes}))
+    try:
+        (task,) = await sidecar.tasks("train", 1, 1, 600.0)
+        game = Play(sidecar, await sidecar.ready(), 600.0, "textarena")
+        opening, steps = {"observation": await game.start(task, 7), "role": game.role}, []
+        for text in MOVES:
+            step = await game.step(text, ())
+            steps.append({**step, "role": game.role})
+        scores, numbers = await game.role_scores()
+        return {"task": task, "opening": opening, "steps": steps, "score": {"scores": scores, **numbers}}
+    finally:
+        await sidecar.close()
+
+
 async def main() -> None:
     """Write the recordings of all families."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         found = {family: await play(family) for family in SAID}
+    found = {**{family: await play(family) for family in SAID}, "game": await play_game()}
     FILE.write_text(json.dumps(found, indent=1) + "\n")
 
 

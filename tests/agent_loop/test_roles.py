@@ -27,6 +27,7 @@ from agentrl.trajectory.collate import from_trajectories
 from agentrl.trajectory.parquet import read_trajectories, write_trajectories
 from agentrl.trajectory.sample import Sample
 from tests.agent_loop.conftest import Bench, sample
+from tests.agent_loop.recorded_environments import FILE, MOVES, REPLAY
 from tests.conftest import PROJECT
 
 MakeBench = Callable[..., Bench]
@@ -42,11 +43,12 @@ def game(sticks: int, roles: list[str] = BOTH, **task: Any) -> Sample:
 class Opponent(BaseHTTPRequestHandler):
     """An OpenAI-compatible endpoint that answers with the next of its `moves`, and keeps what it was asked."""
 
+    models: ClassVar[list[str]] = []
     moves: ClassVar[list[str]] = []
     asked: ClassVar[list[dict[str, Any]]] = []
 
     def do_GET(self) -> None:
-        self.answer({"data": [{"id": "small"}]})
+        self.answer({"data": [{"id": name} for name in self.models]})
 
     def do_POST(self) -> None:
         self.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
@@ -65,7 +67,7 @@ class Opponent(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def opponent() -> Iterator[str]:
-    Opponent.moves, Opponent.asked = [], []
+    Opponent.models, Opponent.moves, Opponent.asked = ["small"], [], []
     server = ThreadingHTTPServer(("127.0.0.1", 0), Opponent)
     Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/v1"
@@ -196,6 +198,29 @@ async def test_an_environment_that_breaks_the_contract_is_named(
             second={},
         )
     assert says in str(error.value) and "environment odd" in str(error.value)
+
+
+async def test_textarenas_recorded_game_for_two(bench: MakeBench, tmp_path: Path) -> None:
+    recorded = json.loads(FILE.read_text())["game"]
+    (tmp_path / "replay.py").write_text(REPLAY)
+    task = {**recorded["task"], "opening": recorded["opening"], "steps": recorded["steps"], "score": recorded["score"]}
+    b = bench(
+        lambda session, turn: MOVES[int(session.rsplit(".", 1)[1]) :: 2][turn],
+        max_model_len=3000,
+        tool_response_tokens=900,
+    )
+    options = EnvironmentOptions(environment=str(tmp_path / "replay.py"))
+    row = sample("env", data_source="environment/ta", extra_info={"environment": json.dumps({"task": task, "seed": 7})})
+    b.scheduler.context = replace(
+        b.scheduler.context,
+        limits=replace(b.scheduler.context.limits, max_response_tokens=2000, max_prompt_tokens=2000),
+    )
+    one = await played(b, row, options, **{"player-0": {}, "player-1": {}})
+    assert one.status is Status.COMPLETED, one.failure
+    assert [turn.text for turn in one.turns if turn.role == "assistant"] == MOVES
+    assert one.role_scores == {"player-0": 1.0, "player-1": -1.0}
+    shown = b.chat.decode(one.transcripts[1].ids)
+    assert "Player 0 placed their symbol (O) in cell 0." in shown and "You are Player 0" not in shown
 
 
 async def test_an_endpoint_that_does_not_answer_or_has_another_model(opponent: str) -> None:

@@ -75,7 +75,7 @@ def run_tiny(example: str, project: Path, *overrides: str, conversations: int | 
 
 @pytest.mark.slice(0, "long run")
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", [*EXAMPLES, "self_play"])
 def test_the_tiny_version_runs_whole(example: str, project: Path) -> None:
     steps = lines(run_tiny(example, project, *SMALL, *STEPS, conversations=64, timeout=240))
     assert [line["step"] for line in steps] == [0, 1, 2]

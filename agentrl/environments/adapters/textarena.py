@@ -1,6 +1,7 @@
-"""TextArena: games for one player; the score is the game's reward.
+"""TextArena: games; the scores are the game's rewards.
 
-Options of `tasks`: `games`, ids or a mapping of ids to their options; rows take turns.
+Options of `tasks`: `games`, ids or a mapping of ids to their options; rows take turns. `players`: 1, or the number of
+roles, which are called player-0, player-1, ...
 """
 
 import random
@@ -12,20 +13,24 @@ APART = 1_000_003
 """Distance of the seeds of two runs."""
 
 
-def tasks(split, seed, count, games=("GuessTheNumber-v0",)):
-    """Yield games in turn; those for validation have seeds of their own. The prompt is the game's first text."""
+def tasks(split, seed, count, games=("GuessTheNumber-v0",), players=1):
+    """Yield games in turn; those for validation have seeds of their own. One player's prompt is the game's first text;
+    several are each told it as their first observation."""
     options = {name: {} for name in games} if not isinstance(games, dict) else games
     for number in range(count):
         game = list(options)[number % len(options)]
         task = {"game": game, "options": options[game] or {}, "seed": (2 * seed + (split != "train")) * APART + number}
-        yield {"id": f"{game}/{task['seed']}", "prompt": _said(_made(task)["game"]), **task}
+        if players > 1:
+            task["roles"] = [f"player-{place}" for place in range(players)]
+        prompt = f"A game for {players} players." if players > 1 else _said(_made(task))[1]
+        yield {"id": f"{game}/{task['seed']}", "prompt": prompt, **task}
 
 
 def start(task, seed):
-    """Begin the game; the prompt has shown its first words."""
+    """Begin the game; one player's prompt has shown its first words."""
     episode = _made(task)
-    _said(episode["game"])
-    return episode, None
+    mover, text = _said(episode)
+    return episode, {"role": mover, "observation": text} if episode["roles"] else None
 
 
 def step(episode, action):
@@ -35,30 +40,41 @@ def step(episode, action):
     try:
         done, _ = episode["game"].step(action=action["text"])
         if done:
-            rewards, info = episode["game"].close()
-            episode["score"], episode["invalid"] = rewards[0], info[0]["invalid_move"]
-        return {"observation": None if done else _said(episode["game"]), "done": bool(done)}
+            episode["rewards"], info = episode["game"].close()
+            episode["invalid"] = any(one["invalid_move"] for one in info.values())
+            return {"done": True}
+        mover, text = _said(episode)
+        return {"observation": text, "role": mover, "done": False}
     finally:
         episode["random"] = random.getstate()
         random.setstate(others)
 
 
 def score(episode):
-    """Return the game's reward; 0 for a game that did not end."""
-    return {"score": float(episode["score"]), "invalid_move": float(episode["invalid"])}
+    """Return the game's rewards. In a game that did not end one player has 0; of several the next one has lost."""
+    invalid, rewards = float(episode["invalid"]), episode["rewards"]
+    if not episode["roles"]:
+        return {"score": float(rewards[0]) if rewards else 0.0, "invalid_move": invalid}
+    rewards = rewards or {episode["mover"]: -1.0}
+    scores = {episode["roles"][place]: float(rewards.get(place, 0.0)) for place in episode["moved"]}
+    return {"scores": scores, "invalid_move": invalid}
 
 
 def _made(task):
     others = random.getstate()
     try:
-        game = textarena.make(f"{task['game']}-raw", **task["options"])
-        game.reset(num_players=1, seed=task["seed"])
-        return {"game": game, "random": random.getstate(), "score": 0.0, "invalid": False}
+        game, roles = textarena.make(f"{task['game']}-raw", **task["options"]), task.get("roles")
+        game.reset(num_players=len(roles or "1"), seed=task["seed"])
+        episode = {"game": game, "roles": roles, "random": random.getstate(), "rewards": None, "invalid": False}
+        return {**episode, "mover": 0, "moved": []}
     finally:
         random.setstate(others)
 
 
-def _said(game):
-    """Return the game's texts since the last time, without the player's own moves."""
-    _, heard = game.get_observation()
-    return "\n".join(text for speaker, text, _ in heard if speaker == textarena.GAME_ID)
+def _said(episode):
+    """Return (the role that moves, the texts since its last turn, without its own); None as the one player's role."""
+    mover, heard = episode["game"].get_observation()
+    episode["mover"] = mover
+    episode["moved"] = sorted({*episode["moved"], mover})
+    text = "\n".join(text for speaker, text, _ in heard if speaker != mover)
+    return episode["roles"][mover] if episode["roles"] else None, text

@@ -337,7 +337,7 @@ export async function trajectory(asked, [number_, , part, row], query) {
       "div",
       { class: "both" },
       h("section", { class: "conversation" }, h("h2", {}, "Conversation"), conversation(one, record, tokens, windows[at])),
-      h("section", { class: "tokens-of" }, h("h2", {}, "Tokens", windows.length > 1 ? windows.map((window) => h("a", { class: "chip", href: link(["run", number_, "trajectory", part, row], { window: window.index }), "aria-current": window.index === at }, `window ${window.index + 1}`)) : null), tokens),
+      h("section", { class: "tokens-of" }, h("h2", {}, "Tokens", windows.length > 1 ? windows.map((window) => h("a", { class: "chip", href: link(["run", number_, "trajectory", part, row], { window: window.index }), "aria-current": window.index === at }, window.role ? `${window.role}${window.policy && window.policy !== "policy" ? ` (${window.policy})` : ""}` : `window ${window.index + 1}`)) : null), tokens),
     ),
   );
   body.choose = (place) => tokens.choose?.(place);
