@@ -94,8 +94,7 @@ async def play_game(**changes: object) -> dict[str, Any]:
 async def main() -> None:
     """Write the recordings of all families."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        found = {family: await play(family) for family in SAID}
-    found = {**{family: await play(family) for family in SAID}, "game": await play_game()}
+        found = {**{family: await play(family) for family in SAID}, "game": await play_game()}
     FILE.write_text(json.dumps(found, indent=1) + "\n")
 
 
