@@ -40,7 +40,7 @@ class ServerHTTP:
     """The requests of a client: each raises ServerFailed when the server is at fault, RequestError when it refuses."""
 
     def __init__(self, url: str, http: aiohttp.ClientSession, key: str | None = None) -> None:
-        """`key`: what the server wants from its callers; None: it answers everyone."""
+        """`key`: key of the server; None: it answers everyone."""
         self.url = url.rstrip("/")
         self._http = http
         self._headers = {**HEADERS, **key_header(key)}

@@ -45,7 +45,7 @@ class SGLangProcess(ServerProcess):
         key: str | None = None,
         pass_env: Sequence[str] = (),
     ) -> None:
-        """See `ServerProcess.__init__`. `pass_env`: variables that the server sees besides those of `passed`."""
+        """See `ServerProcess.__init__`. `pass_env`: variables that the server sees, too."""
         grace = 0.0 if arguments.device == "cpu" else GPU_GRACE
         super().__init__(arguments.model_path, port, log, host=arguments.host, grace=grace, key=key)
         self.arguments = arguments

@@ -54,7 +54,7 @@ def server_processes(config: RolloutsConfig, device: str, max_model_len: int, fo
 
 
 def check(info: ServerInfo, url: str, config: RolloutsConfig) -> None:
-    """Accept each server: `VLLMClient.info` refuses those that cannot be trained with."""
+    """Accept each server: `VLLMClient.info` refuses unsuitable servers."""
 
 
 def check_attached(info: ServerInfo, url: str, max_model_len: int) -> None:

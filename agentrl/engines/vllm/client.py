@@ -396,7 +396,7 @@ def entries(bucket: Bucket) -> dict[str, list[JSON]]:
 
 
 def sampling_params(params: SamplingParams) -> dict[str, JSON]:
-    """Convert to vLLM's `SamplingParams`, of which it ignores unknown names."""
+    """Convert to vLLM's `SamplingParams`. The server ignores unknown names."""
     written: dict[str, JSON] = {
         "max_tokens": params.max_new_tokens,
         "temperature": params.temperature,

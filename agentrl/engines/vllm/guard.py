@@ -1,4 +1,4 @@
-"""The key of a vLLM server. vLLM's own asks for none on the routes that exchange weights."""
+"""The key of a vLLM server. vLLM's own `--api-key` leaves the routes open that exchange weights."""
 
 from __future__ import annotations
 

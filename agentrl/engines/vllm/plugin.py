@@ -1,8 +1,8 @@
 """Plugin of vLLM's (entry point `vllm.general_plugins`), which vLLM loads in each of its processes.
 
 It registers the weight transfer `agentrl`. A worker that uses this transfer reports log-probs of softmax(logits /
-temperature) that no top-k or top-p cuts off. On a CPU, a request that goes on with an aborted answer samples what the
-whole answer would have had. Other servers stay as they are. Written for vLLM 0.32.
+temperature) that no top-k or top-p cuts off. On a CPU, a request that continues an aborted answer samples the rest of
+the whole answer. Other servers stay as they are. Written for vLLM 0.32.
 """
 
 from __future__ import annotations
