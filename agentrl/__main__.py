@@ -13,7 +13,7 @@ COMMANDS = {
     "train": "train a policy by reinforcement learning: the main job",
     "sft": "train a policy on conversations",
     "preferences": "train a policy or a reward model on preferred and rejected answers",
-    "plan": "show the memory that a training will need",
+    "plan": "show the memory and the time that a training will need",
     "evaluate": "score answers that are there already",
     "generate": "write trajectories with a policy, and train nothing",
     "view": "show runs in a browser",

@@ -128,7 +128,7 @@ def _install(name: str, command: Sequence[str], problem: str) -> None:
 
 
 def _own_environment() -> dict[str, str]:
-    """This process's variables without those that lead to the trainer's packages."""
+    """This process's variables, without names that lead to the trainer's packages."""
     foreign = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
     return {name: value for name, value in os.environ.items() if name not in foreign}
 

@@ -1,1 +1,1 @@
-"""Memory of a run, from its config and the models' configs alone."""
+"""Memory and time of a run, from its config and the models' configs alone."""

@@ -108,7 +108,7 @@ class Seen:
     """Seconds of a counted step's update if batches are always there: log-probs, update, a checkpoint's share, and, as
     often as the way does it, weights sent to all servers at once."""
     rollout: float = 0.0
-    """Seconds in which servers that never wait for anything sample what a counted step trains on."""
+    """Seconds in which servers that never wait for anything sample the tokens of a counted step."""
 
     @property
     def reached(self) -> float:
@@ -135,7 +135,7 @@ Draw = Callable[[int], list[Session]]
 
 
 def drawn(trajectories: Trajectories, plan: Plan, seed: int) -> Draw:
-    """Each prompt's trajectories, the same however often and in whatever order they are asked for."""
+    """Each prompt's trajectories, the same in every order of the ordinals."""
 
     def draw(ordinal: int) -> list[Session]:
         one = plan.model_copy(update={"prompts": 1})
@@ -200,11 +200,11 @@ class Simulation:
 
     @property
     def _uncounted(self) -> int:
-        """First steps, of which more batches are begun than taken."""
+        """First steps, in which more batches begin than are taken."""
         return min(self._way.bound + 2, self._steps // 2)
 
     def seen(self, sampled: float) -> Seen:
-        """Return what the counted steps took, beside servers that sample so many tokens a second, all together."""
+        """Compare the counted steps with servers that sample `sampled` tokens a second, all together."""
         ends, first, seconds = self._ends, self._uncounted, self.seconds
         updates, counted = self._updates[first + 1 : len(ends)], self._tokens[first + 1 : len(ends)]
         busy = statistics.mean(server.totals.busy for server in self._fleet.values()) / self._clock.now
@@ -273,7 +273,7 @@ class Simulation:
         self._admit()
 
     def _discard(self) -> None:
-        """Abort what has not ended."""
+        """Abort all trajectories that run."""
         for server in self._fleet.values():
             server.fail_all()
         self._router = Router()
@@ -325,9 +325,9 @@ class Simulation:
             self._next_step()
 
     def _send(self, parts: list[list[SimulatedServer]]) -> None:
-        """Send weights to one part of the servers after the other, read anew for each; the trainer waits for the last.
+        """Send weights to one part of the servers after the other, read again for each; the trainer waits for the last.
 
-        It does not wait for the contexts that servers compute anew.
+        It does not wait for the contexts that servers compute again.
         """
         if not parts:
             self._schedule, self._publishing = self._schedule.publish(), False
@@ -378,7 +378,7 @@ class Saturated:
 def sampled_alone(speed: Speed, draw: Draw) -> float:
     """Tokens that a server samples in a second if it never waits, with that number of trajectories that suits it best.
 
-    With more, contexts are computed anew that had no room in its cache while their tools ran.
+    With more, contexts are computed again that had no room in its cache while their tools ran.
     """
     best, at_once = 0.0, 16
     while (found := Saturated(speed, draw, at_once).sampled()) > best:

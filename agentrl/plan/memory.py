@@ -1,6 +1,6 @@
 """Memory of a training by part and moment, from its config and the models' `config.json`, before anything is loaded.
 
-The formulas are those of `agentrl.plan.sizing` (docs/scale.md). Lengths are taken at their longest, so a run whose
+The formulas are in `agentrl.plan.sizing` (docs/scale.md). Lengths are taken at their longest, so a run whose
 trajectories end earlier needs less.
 """
 

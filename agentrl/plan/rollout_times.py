@@ -1,7 +1,7 @@
 """How long a step's rollouts take: trajectories of several turns, with tools, on simulated servers.
 
-The router is the real one; what a server and a trajectory are is in `simulated_servers.py`. Trajectories are drawn, or
-are those of a run's parquet files, or have the lengths that a file lists.
+The router is the real one; servers and trajectories are defined in `simulated_servers.py`. Trajectories are drawn, or
+come from a run's parquet files, or have the lengths that a file lists.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def recorded(path: Path) -> list[list[Session]]:
 
 
 def of_trajectory(trajectory: Trajectory) -> list[Session]:
-    """Its transcripts. The calls of a turn run side by side, so that the slowest one is what the turn waits for."""
+    """Its transcripts. The calls of a turn run side by side, so the turn waits for the slowest one."""
     sessions = []
     for number, transcript in enumerate(trajectory.transcripts):
         answers, observations = runs(transcript)
@@ -98,7 +98,7 @@ def of_trajectory(trajectory: Trajectory) -> list[Session]:
 
 
 def runs(transcript: Transcript) -> tuple[list[int], list[int]]:
-    """Lengths of what was sampled after the prompt, and of what was observed between; the last run is a sampled one."""
+    """Lengths of sampled runs after the prompt, and of observed runs between them; the last run is a sampled one."""
     mask = transcript.mask[transcript.prompt_length :]
     lengths = [(bool(sampled), len(list(run))) for sampled, run in itertools.groupby(mask)]
     answers = [length for sampled, length in lengths if sampled]

@@ -69,7 +69,7 @@ class Lengths:
 
 @dataclass(slots=True)
 class Session:
-    """A trajectory: what it will sample and be told, and how far it is."""
+    """A trajectory: its answers, its observations, and its progress."""
 
     name: str
     group: int
@@ -222,7 +222,7 @@ class SimulatedServer:
         self.freeze()
 
     def take_weights(self, seconds: float) -> float:
-        """Stand still while weights come, then compute all keys and values anew and go on. Returns the seconds."""
+        """Stand still while weights come, then compute all keys and values again and continue. Returns the seconds."""
         if not self.frozen:
             self.freeze()
         self._cache.clear()
@@ -265,7 +265,7 @@ class SimulatedServer:
         return speed.step_fixed + running * speed.step_each + tokens * speed.step_token
 
     def _proceed(self) -> None:
-        """Begin a prefill if there is one to begin, else let decode steps go on to the next end of a request."""
+        """Begin a prefill if there is one to begin, else let decode steps continue to the next end of a request."""
         self._advance()
         self._epoch += 1
         epoch = self._epoch

@@ -1,6 +1,6 @@
 """Seconds of a training step on a cluster, stage by stage, and what lies in a GPU's memory meanwhile.
 
-A cluster has speeds, a plan says who does what; the arithmetic is that of `sizing.py`. Everything is computed from
+A cluster has speeds, a plan says who does what; the arithmetic is in `sizing.py`. Everything is computed from
 these, nothing is measured: parts of the peak that are reached (`mfu_*`, `bandwidth_used`) are assumptions, or come from
 `step_calibration.py`.
 """
@@ -357,7 +357,7 @@ class Training:
 
     @property
     def _own_network(self) -> float:
-        """Bytes a second of one GPU to other machines, where all GPUs of its machine talk to those of others, each
+        """Bytes a second of one GPU to other machines, where all GPUs of its machine talk to GPUs of others, each
         with its own part of the model."""
         return self.cluster.network / self.cluster.gpus_per_node
 
@@ -415,7 +415,7 @@ def gpu_memory(training: Training) -> Memory:
 
 
 def host_memory(training: Training, tokens: float) -> dict[str, float]:
-    """Bytes of a machine's memory by use, beside what programs and the page cache take."""
+    """Bytes of a machine's memory by use, without programs and the page cache."""
     plan, per_node = training.plan, min(training.cluster.gpus_per_node, training.trainers) / training.shards
     models = 1 + plan.critic
     learnt = training.trained + (training.shape.params if plan.critic else 0)

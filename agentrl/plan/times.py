@@ -1,6 +1,6 @@
 """Seconds of a training step by stage, from a run's config, and the staleness bound with the fastest steps.
 
-The arithmetic is that of `step_times.py`, the rollouts are simulated (`rollout_times.py`, `many_steps.py`). Formulas,
+The arithmetic is in `step_times.py`, the rollouts are simulated (`rollout_times.py`, `many_steps.py`). Formulas,
 assumptions and measurements: docs/scale.md.
 """
 
@@ -202,7 +202,7 @@ def rates(shape: ModelShape) -> tuple[float, float]:
 
 
 def least_seconds(call: Callable[[], object]) -> float:
-    """Least seconds of calls that are repeated for 0.3 s, after one that is not counted."""
+    """Least seconds of calls that are repeated for 0.3 s, after a first call that does not count."""
     call()
     least, end = math.inf, time.perf_counter() + 0.3
     while (began := time.perf_counter()) < end:
