@@ -28,10 +28,10 @@ TEXTS: Codec[str] = Codec(as_json, json.loads)
 
 
 class Roles:
-    """The roles of a run, and the endpoints of those that frozen models play."""
+    """The roles of a run, and the endpoints of frozen models."""
 
     def __init__(self, keys: Mapping[str, RoleConfig]) -> None:
-        """Raises ConfigError for a URL that is none."""
+        """Raises ConfigError for a text that is no URL."""
         self.trained = frozenset(name for name, one in keys.items() if one.trained)
         self.turns: dict[str, TakeTurn] = {}
         """By role, who takes its turns."""
@@ -62,7 +62,7 @@ class Roles:
 
 
 def problem_of(roles: Iterable[str], known: Mapping[str, object]) -> str | None:
-    """Name the first of `roles` that nobody plays, and the remedy; None where all are played."""
+    """Name the first of `roles` without a player, and the remedy; None where each has a player."""
     for role in roles:
         if role not in known:
             return (

@@ -91,7 +91,7 @@ def _small_copy(config: PretrainedConfig) -> PreTrainedModel | None:
             model: PreTrainedModel = kind._from_config(cut, dtype=torch.float32)
             with torch.no_grad():
                 for weight in model.parameters():
-                    if weight.ndim >= 2:  # As large as trained ones: those of a new model hardly mix tokens.
+                    if weight.ndim >= 2:  # As large as trained ones: a new model's weights hardly mix tokens.
                         weight.normal_(0.0, weight.shape[-1] ** -0.5)
             model.eval()(input_ids=torch.arange(8)[None], use_cache=False)
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:

@@ -176,7 +176,7 @@ class Simulation:
         self._full: StalenessScheduler | None = None
         """State in which nothing more was admitted: asked again when it changes."""
         self._needed = frozenset[int]()
-        """Prompts one of which has to end before there is a batch; empty: not known."""
+        """Prompts, one must end before there is a batch; empty: not known."""
         self.trained: dict[int, bool] = {}
         """By ordinal, of all prompts whose status is known."""
         self.alone: dict[int, float] = {}

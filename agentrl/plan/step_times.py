@@ -89,7 +89,7 @@ class Plan(Options):
     critic: bool = False
     """A critic of the policy's shape."""
     teacher: str = ""
-    """A teacher's model, as --model, which lies on the GPUs that train; empty: none."""
+    """A teacher's model, as --model, which lies on the GPUs that train; empty: no teacher."""
     scope: Literal["sampled", "top_k", "full"] = "sampled"
     """Part of the teacher's distributions that is compared (distillation.scope)."""
     top_k: int = 64

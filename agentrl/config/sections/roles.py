@@ -27,7 +27,7 @@ class RoleConfig(Section):
     base_url: str | None = None
     """OpenAI-compatible endpoint of the frozen model, with its /v1."""
     api_key_env: Annotated[str | None, FROZEN] = None
-    """Environment variable that holds the endpoint's key; null: none is sent."""
+    """Environment variable that holds the endpoint's key; null: no key is sent."""
     temperature: Annotated[float, FROZEN] = Field(1.0, ge=0)
     """Sampling temperature of the frozen model."""
     max_tokens: Annotated[int, FROZEN] = Field(256, gt=0)

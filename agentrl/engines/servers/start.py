@@ -61,7 +61,7 @@ class Software:
     """Checks a server that somebody else started for a job's longest context. Raises ConfigError."""
     engine: type[ServerEngine]
     checksums: Callable[[], ExpectedChecksums] | None
-    """Makes the expected checksums of a send; None: its servers tell no checksums of the weights that were sent."""
+    """Makes the expected checksums of a send; None: its servers answer no checksums of sent weights."""
 
 
 def build_engine(software: Software, setting: EngineSetting, loop: LoopThread) -> ServerEngine:

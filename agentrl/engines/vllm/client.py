@@ -33,7 +33,7 @@ from agentrl.system.json_value import JSON
 from agentrl.trajectory import PlacedImage, VersionSpan
 
 UNNAMED = "default"
-"""A server's version of the weights before it is told one."""
+"""A server's version of the weights before the first update."""
 LOOK_EVERY = 0.05
 """Seconds between two tries to empty a cache that requests hold."""
 

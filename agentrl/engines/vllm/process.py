@@ -74,7 +74,7 @@ def environment(device: str, gpus: Sequence[int], pass_env: Container[str] = ())
         "PYTHONUNBUFFERED": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
-        "VLLM_USE_V2_MODEL_RUNNER": "0",  # its sampler is not the one that the plugin knows
+        "VLLM_USE_V2_MODEL_RUNNER": "0",  # the plugin knows the sampler of the first one
     }
     if device == "cpu":
         # Threads of one server; a small model is slower with more, and two servers would be bound to the same core.

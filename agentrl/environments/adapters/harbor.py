@@ -22,7 +22,7 @@ print(done.stdout.decode(errors="replace") + f"\\n[exit status {done.returncode}
 
 
 def tasks(split, seed, count, folder, sandbox, command_timeout=60):
-    """Yield the tasks, shuffled; one that needs an image is an error."""
+    """Yield the tasks, shuffled; a task that needs an image is an error."""
     found = enumerate(sorted(Path(folder).glob("*/task.toml")))
     found = [one.parent for number, one in found if (number % 10 == 0) == (split != "train")]
     random.Random(seed).shuffle(found)
