@@ -12,8 +12,9 @@ def lr_factor(config: OptimConfig, step: int, total_steps: int) -> float:
 
     Warm-up rises in `lr_warmup_steps` equal parts (with lr_warmup_steps_ratio: in that part of `total_steps`). It
     reaches 1 at the step after them (step s: s / (warmup + 1)), so no step is spent at rate 0. With lr_warmup_from_zero
-    it starts at 0 (step s: (s - 1) / warmup), which is the rule of `transformers`. From there constant stays at 1, linear and cosine fall so that they would reach `min_lr_ratio` one step after the last. Steps past the
-    last get `min_lr_ratio`.
+    it starts at 0 (step s: (s - 1) / warmup), which is the rule of `transformers`. From there constant stays at 1,
+    linear and cosine fall so that they would reach `min_lr_ratio` one step after the last. Steps past the last get
+    `min_lr_ratio`.
 
     Raises ValueError when `step` is below 1.
     """

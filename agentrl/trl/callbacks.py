@@ -93,7 +93,7 @@ class Callbacks(StepObserver):
 
     @property
     def control(self) -> TrainerControl:
-        """What the callbacks ask of the run."""
+        """Wishes of the callbacks."""
         return self._control
 
     def call(self, event: str, **given: object) -> None:
@@ -131,7 +131,7 @@ class Callbacks(StepObserver):
             step.stop = "a callback asked for it (control.should_training_stop)"
 
     def log(self, numbers: Mapping[str, float]) -> None:
-        """Add an entry to the history, and tell the callbacks."""
+        """Add an entry to the history, and call the callbacks."""
         entry = {**in_trls_names(numbers), "epoch": self._state.epoch or 0.0, "step": self._state.global_step}
         self._state.log_history.append(entry)
         self.call("on_log", logs=entry)

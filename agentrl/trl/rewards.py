@@ -131,10 +131,10 @@ class TrlRewards(GroupRewardManager):
     async def score_group(self, trajectories: Sequence[Trajectory], sample: Sample) -> Sequence[Verdict]:
         """Score trajectories by every function. Raises CodeError for a function that breaks TRL's contract."""
         count, row = len(trajectories), self._rows[sample.file][sample.row]
-        logged = Logged(count)
+        prompt, logged = cast(Sequence[object], row["prompt"]), Logged(count)
         arguments: dict[str, object] = {
-            "prompts": [row["prompt"]] * count,
-            "completions": [completion_of(one, row["prompt"]) for one in trajectories],
+            "prompts": [prompt] * count,
+            "completions": [completion_of(one, prompt) for one in trajectories],
             "completion_ids": [completion_ids_of(one) for one in trajectories],
             "trainer_state": self._state,
             "log_extra": logged.extra,

@@ -65,7 +65,7 @@ def rewards_of(row: int, number: int) -> tuple[float, float | None]:
     return first, None if (row + number) % 3 == 0 else float((row * number) % 4)
 
 
-class Recorder(TrainerCallback):  # type: ignore[misc]
+class Recorder(TrainerCallback):
     """Learning rates of the optimizer steps."""
 
     def __init__(self) -> None:

@@ -62,8 +62,20 @@ def test_without_roles_the_trajectory_is_compared_as_a_whole() -> None:
 def outline(game: int, source: str = "nim") -> Outline:
     white, black = RETURNS[game]
     return Outline(
-        *(f"t/{game}", 0, source, Status.COMPLETED, None, white + black),
-        *({"role/white": white, "role/black": black}, 0.0, {}, [], 2, 3, 3, 3),
+        f"t/{game}",
+        0,
+        source,
+        Status.COMPLETED,
+        None,
+        white + black,
+        {"role/white": white, "role/black": black},
+        0.0,
+        {},
+        [],
+        2,
+        3,
+        3,
+        3,
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.structure.files import File, Function
 from tests.structure.words import Prose, count
 
-ANNEXES = ("verl", "view", "replay", "quickstart", "suites", "environments")
+ANNEXES = ("verl", "trl", "view", "replay", "quickstart", "suites", "environments")
 """Rooms that no other room imports: all others are the core."""
 SECTIONS = Path("agentrl/config/sections")
 """Classes there have as many attributes as users need keys."""
