@@ -215,7 +215,8 @@ async def test_textarenas_recorded_game_for_two(bench: MakeBench, tmp_path: Path
         b.scheduler.context,
         limits=replace(b.scheduler.context.limits, max_response_tokens=2000, max_prompt_tokens=2000),
     )
-    one = await played(b, row, options, None, **{"player-0": {}, "player-1": {}})
+    keys: dict[str, Any] = {"player-0": {}, "player-1": {}}
+    one = await played(b, row, options, **keys)
     assert one.status is Status.COMPLETED, one.failure
     assert [turn.text for turn in one.turns if turn.role == "assistant"] == MOVES
     assert one.role_scores == {"player-0": 1.0, "player-1": -1.0}

@@ -61,22 +61,8 @@ def test_without_roles_the_trajectory_is_compared_as_a_whole() -> None:
 
 def outline(game: int, source: str = "nim") -> Outline:
     white, black = RETURNS[game]
-    return Outline(
-        f"t/{game}",
-        0,
-        source,
-        Status.COMPLETED,
-        None,
-        white + black,
-        {"role/white": white, "role/black": black},
-        0.0,
-        {},
-        [],
-        2,
-        3,
-        3,
-        3,
-    )
+    scores = {"role/white": white, "role/black": black}
+    return Outline(f"t/{game}", 0, source, Status.COMPLETED, None, white + black, scores, 0.0, {}, [], 2, 3, 3, 3)
 
 
 def test_rae_subtracts_the_running_mean_of_the_role() -> None:
