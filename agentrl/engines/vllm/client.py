@@ -180,7 +180,7 @@ class VLLMClient(ServerHTTP):
         partial: PartialAnswer | None = None,
         images: Sequence[PlacedImage] = (),
     ) -> Generation:
-        """See `ServerClient.generate`. Raises RequestError for images."""
+        """Continue `ids` as `ServerClient.generate` says. Raises RequestError for images."""
         if images:
             raise RequestError(
                 "images are not sent to vLLM's servers; take actor_rollout_ref.rollout.name=sglang or embedded"
@@ -215,7 +215,7 @@ class VLLMClient(ServerHTTP):
             raise ServerFailed(self.url, f"its answer makes no sense: {describe(error)}") from error
 
     async def abort(self, rid: str | None = None) -> None:
-        """See `ServerClient.abort`. vLLM puts the kind of a request before its id."""
+        """End one request, or all. vLLM puts the kind of a request before its id."""
         await self.post("abort_requests", {} if rid is None else {"request_ids": [f"generate-tokens-{rid}"]})
 
     # Control
@@ -238,7 +238,7 @@ class VLLMClient(ServerHTTP):
         return True
 
     async def release_memory(self, tags: Sequence[Memory]) -> None:
-        """See `ServerClient.release_memory`. A CPU's memory stays."""
+        """Free memory of an idle server. A CPU's memory stays."""
         if self._frees:
             await self.post("sleep?level=2&mode=keep" if "weights" in tags else "release_kv_cache_memory", {})
 
@@ -251,7 +251,7 @@ class VLLMClient(ServerHTTP):
         await self.post("inference/v1/generate", body, timeout=timeout)
 
     async def info(self) -> ServerInfo:
-        """See `WeightReceiver.info`. Raises ServerFailed where no vLLM server with agentrl's plugin answers."""
+        """Ask for the model and settings. Raises ServerFailed where no vLLM server with agentrl's plugin answers."""
         try:
             told = read(SettingsAnswer, await self.get("server_info?config_format=json")).vllm_config
             version = read(WeightAnswer, await self.get("weight_info")).weight_version
@@ -281,7 +281,7 @@ class VLLMClient(ServerHTTP):
     # Weights
 
     async def begin_weight_update(self, timeout: float) -> None:
-        """See `WeightReceiver.begin_weight_update`. The server must not generate until the end."""
+        """Open an update, until whose end the server must not generate."""
         try:
             await self.post("start_weight_update", {}, timeout=timeout)
         except ServerFailed as error:
