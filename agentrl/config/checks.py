@@ -133,6 +133,7 @@ def check_together(config: Section) -> Iterator[str]:
         yield from check_loss_columns(config)
         yield from check_refill(config)
         yield from check_pairs(config)
+        yield from check_roles(config)
         yield from check_validation(config)
         yield from check_distillation(config)
         yield from check_own_teacher(config)
@@ -404,6 +405,23 @@ def check_pairs(config: Config) -> Iterator[str]:
         yield (
             f"algorithm.adv_estimator={estimator} compares the trajectories of a prompt, and {ROLLOUT}.n={n}: set it "
             "to 2 or more"
+        )
+
+
+def check_roles(config: Config) -> Iterator[str]:
+    """Check that rewards are known by role, where episodes have roles."""
+    estimator = config.algorithm.adv_estimator
+    if not config.actor_rollout_ref.rollout.roles:
+        return
+    if "greedy_rewards" in declaration_of(ADVANTAGE_ESTIMATORS.get(estimator)).columns:
+        yield (
+            f"{ROLLOUT}.roles conflicts with algorithm.adv_estimator={estimator}: the reward of a greedy trajectory is "
+            "not known by role. Set algorithm.adv_estimator=rae, or grpo"
+        )
+    if config.reward_model.classifies:
+        yield (
+            f"{ROLLOUT}.roles conflicts with a reward model: it reads a conversation, not a role. Leave reward_model "
+            "out; the environment or the agent scores each role"
         )
 
 

@@ -98,6 +98,8 @@ def test_bad_roles_are_refused_before_training(overrides: list[str], capsys: pyt
         ("{first: {trains: false}, second: {trains: false}}", "none of first, second is trained"),
     ):
         refused(train, [*overrides, f"{ROLLOUT}.roles={roles}"], capsys, says, "roles")
+    both = f"{ROLLOUT}.roles={{first: {{}}, second: {{}}}}"
+    refused(train, [*overrides, both, "algorithm.adv_estimator=remax"], capsys, "not known by role")
 
 
 @pytest.mark.slice(0, "documents")
