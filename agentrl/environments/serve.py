@@ -31,7 +31,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,8 @@ MOST_HANGING = 64
 """Closed episodes whose last call still runs, from which on no episode is begun."""
 IDLE_SECONDS = 3600.0
 """Seconds without a request after which an episode is closed: its client is gone."""
+CLOSE_SECONDS = 2.0
+"""Most seconds that the answer to a close waits for the user's `close`."""
 MOST_ERROR = 16 << 10
 LOOK_EVERY = 0.5
 
@@ -83,11 +85,12 @@ class Session:
             answer = self._answer
         return answer.result()
 
-    def end(self, close: Callable[[Any], object] | None) -> None:
-        """Close the episode after the call that runs, without waiting for it."""
-        if close is not None:
-            self._jobs.put((Future(), lambda: None if self.state is None else close(self.state)))
+    def end(self, close: Callable[[Any], object] | None) -> Future[bytes]:
+        """Close the episode after the call that runs. Returns a future, done when `close` has ended."""
+        closed: Future[bytes] = Future()
+        self._jobs.put((closed, lambda: None if self.state is None or close is None else close(self.state)))
         self._jobs.put(None)
+        return closed
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -131,7 +134,9 @@ class Environment:
             return self._start(asked)
         if path == "/v1/close":
             with self._lock:
-                self._close(self._sessions.pop(asked["session"], None))
+                closed = self._close(self._sessions.pop(asked["session"], None))
+            if closed is not None:  # the process may be ended after the answer
+                wait([closed], CLOSE_SECONDS)
             return b"{}"
         with self._lock:
             session = self._sessions.get(asked["session"])
@@ -187,10 +192,11 @@ class Environment:
         found = self.module.score(session.state)
         return found if isinstance(found, dict) else {"score": found}
 
-    def _close(self, session: Session | None) -> None:
-        if session is not None:
-            session.end(getattr(self.module, "close", None))
-            self._closed.append(session)
+    def _close(self, session: Session | None) -> Future[bytes] | None:
+        if session is None:
+            return None
+        self._closed.append(session)
+        return session.end(getattr(self.module, "close", None))
 
     def _call(self, work: Callable[[], object]) -> bytes:
         """Encode the result of `work`, or the traceback of its error."""

@@ -46,8 +46,10 @@ class VLLMProcess(ServerProcess):
         key: str | None = None,
         pass_env: Sequence[str] = (),
     ) -> None:
-        """Prepare a server as `ServerProcess` does. `gpus`: the devices of this machine that it runs on. `pass_env`: variables that
-        the server sees, too."""
+        """Prepare a server as `ServerProcess` does.
+
+        `gpus`: the devices of this machine that it runs on. `pass_env`: variables that the server sees, too.
+        """
         grace = 0.0 if arguments.device == "cpu" else GPU_GRACE
         super().__init__(arguments.model_path, port, log, host="127.0.0.1", grace=grace, key=key)
         self.arguments = arguments
