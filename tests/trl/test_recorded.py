@@ -22,8 +22,10 @@ from agentrl.trajectory.batch import RaggedBatch
 from agentrl.trl.arguments import BY_NAME
 from agentrl.trl.order import RepeatOrder
 from agentrl.trl.translation import translate
+from benchmarks.trl.page import table
 from benchmarks.trl.record import ROWS, TRAJECTORIES, rewards_of
 from tests.algorithms.batches import Row, batch_of
+from tests.conftest import PROJECT
 from tests.trained import trained_batch
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "recorded.json").read_text())
@@ -151,3 +153,7 @@ def test_losses_and_gradients_are_trls(name: str, model: Path) -> None:
         kept = torch.tensor([value for row, n in zip(recorded[theirs], lengths, strict=True) for value in row[:n]])
         ours = torch.zeros_like(logprobs) if found is None else found
         assert ours.tolist() == pytest.approx(kept.tolist(), rel=1e-5, abs=1e-8)
+
+
+def test_the_page_has_the_table_of_all_arguments() -> None:
+    assert table() in (PROJECT / "docs" / "trl.md").read_text()

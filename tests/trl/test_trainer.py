@@ -1,0 +1,274 @@
+"""TRL's door, whole: the page's script, the same run by YAML, callbacks, resuming, and what bad input gets."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from transformers import TrainerCallback
+
+from agentrl.errors import CodeError, ConfigError, DataError, UserError
+from agentrl.tool import FunctionTool
+from agentrl.trajectory.parquet import read_trajectories, trajectory_files
+from agentrl.trl import GRPOConfig, GRPOTrainer
+from tests.e2e.conftest import PROJECT
+from tests.e2e.taught import teach
+from tests.e2e.test_docs import blocks
+from tests.forked import forked
+
+SMALL: dict[str, float] = {
+    "per_device_train_batch_size": 8,
+    "num_generations": 4,
+    "max_completion_length": 24,
+    "max_steps": 2,
+}
+SMALL |= {"max_prompt_length": 400, "logging_steps": 1, "learning_rate": 1e-3}
+ROWS = [{"prompt": [{"role": "user", "content": f"Say {number}."}], "number": number} for number in range(8)]
+SAME = ("reward/mean", "reward/std", "actor/pg_loss", "actor/grad_norm", "actor/lr", "actor/entropy")
+"""Numbers of a step that are the same by YAML."""
+
+
+def length(completions: list[Any], **kwargs: Any) -> list[float]:
+    return [len(completion[-1]["content"]) % 7 / 7 for completion in completions]
+
+
+def multiply(a: int, b: int) -> int:
+    """Multiplies two integers.
+
+    Args:
+        a: The first integer.
+        b: The second integer.
+    """
+    return a * b
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy that multiplies 12 by 7 with the tool, most of the time."""
+    folder = tmp_path_factory.mktemp("taught") / "policy"
+    call = '<tool_call>\n{"name": "multiply", "arguments": {"a": 12, "b": 7}}\n</tool_call><|im_end|>'
+    seen = "\n<|im_start|>tool\n84<|im_end|>\n<|im_start|>assistant\n"
+    asked = [{"role": "user", "content": "What is 12 * 7?"}]
+    teach(folder, [call, "It is 84.<|im_end|>"], [seen], asked, [FunctionTool(multiply).schema], steps=120)
+    return folder
+
+
+def steps_of(run: Path) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: line[name] for name in SAME} for line in lines if "reward/mean" in line]
+
+
+@pytest.fixture
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+
+
+def trainer_of(policy: Path, reward: Any = length, rows: Any = ROWS, **arguments: Any) -> GRPOTrainer:
+    of_trainer = ("tools", "callbacks", "eval_dataset", "peft_config", "processing_class", "environment_factory")
+    more = {name: arguments.pop(name) for name in of_trainer if name in arguments}
+    args = GRPOConfig("run", **{**SMALL, **arguments})
+    return GRPOTrainer(policy, reward, args, rows, **more)
+
+
+def test_the_pages_script_gives_the_numbers_of_the_same_run_by_yaml(taught: Path, tmp_path: Path) -> None:
+    script = blocks("docs/trl.md", "python")[0]
+    small = {
+        "per_device_train_batch_size=32": "per_device_train_batch_size=16",
+        "num_generations=8": "num_generations=4",
+        "max_completion_length=256": "max_completion_length=80",
+        "max_steps=20": "max_steps=2, max_prompt_length=300",
+        "random.randrange(100), random.randrange(100)": "12, 7",
+        "range(256)": "range(16)",
+    }
+    for was, now in small.items():
+        assert was in script
+        script = script.replace(was, now)
+    (tmp_path / "multiply.py").write_text(script)
+    done = forked([tmp_path / "multiply.py", taught], tmp_path, timeout=240)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "multiply"
+    assert (run / "final" / "model.safetensors").is_file() and (run / "final" / "tokenizer.json").is_file()
+    found = steps_of(run)
+    written = [one for file in trajectory_files(run / "trajectories") for one in read_trajectories(file)]
+    assert len(written) == 32 and any(call.response == "84" for one in written for call in one.tool_calls)
+    assert len(found) == 2 and found[0]["actor/grad_norm"] > 0
+
+    by_yaml = {
+        "defaults": ["train", "_self_"],
+        "data": {
+            "train_files": str(tmp_path / "multiply.data" / "train.parquet"),
+            "val_files": None,
+            "train_batch_size": 4,
+            "max_prompt_length": 300,
+            "max_response_length": 80,
+            "seed": 42,
+            "sampler": {"name": "agentrl.trl.order:RepeatOrder"},
+        },
+        "actor_rollout_ref": {
+            "model": {"path": str(taught), "enable_gradient_checkpointing": True},
+            "rollout": {
+                "n": 4,
+                "multi_turn": {"tool_config_path": "tools.yaml", "max_assistant_turns": 50, "max_malformed": 0},
+                "agent": {"default_agent_loop": "tool_agent"},
+            },
+            "actor": {
+                "ppo_mini_batch_size": 4,
+                "loss_agg_mode": "token-mean",
+                "optim": {"lr": 1e-5, "weight_decay": 0.0, "lr_scheduler_type": "linear"},
+            },
+        },
+        "algorithm": {"adv_estimator": "agentrl.trl.advantages:relative"},
+        "custom_reward_function": {"path": "reward.py"},
+        "trainer": {"seed": 42, "total_training_steps": 2, "default_local_dir": "by_yaml"},
+    }
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(by_yaml))
+    (tmp_path / "tools.yaml").write_text("tools:\n  - function: multiply_tool.py:multiply\n")
+    (tmp_path / "multiply_tool.py").write_text(script[script.index("def multiply") : script.index("def correct")])
+    (tmp_path / "reward.py").write_text(
+        "def compute_score(trajectory, **_):\n"
+        "    calls = sum(len(turn.calls) for turn in trajectory.turns)\n"
+        "    return float('84' in trajectory.messages[-1]['content']) + 0.1 * min(calls, 1)\n"
+    )
+    done = forked(["-m", "agentrl.train", "--config-path", tmp_path, "--config-name", "mine"], tmp_path, timeout=240)
+    assert done.returncode == 0, done.stderr
+    for ours, theirs in zip(found, steps_of(tmp_path / "by_yaml"), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-9)
+
+
+class Watching(TrainerCallback):
+    def __init__(self, stop_at: int | None = None) -> None:
+        self.events: list[tuple[str, int]] = []
+        self.stop_at = stop_at
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.events.append(("begin", state.global_step))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.events.append(("step", state.global_step))
+        if state.global_step == self.stop_at:
+            control.should_training_stop = True
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        self.events.append(("log", state.global_step))
+        assert logs["learning_rate"] > 0 and logs["rewards/length/mean"] >= 0
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.events.append(("end", state.global_step))
+
+
+def test_callbacks_history_evaluation_and_resuming(policy_dir: Path, at_home: Path) -> None:
+    seen: list[int] = []
+
+    async def counted(completions: list[Any], number: list[int], trainer_state: Any, **kwargs: Any) -> list[Any]:
+        seen.append(trainer_state.global_step)
+        assert len(number) == len(completions) and len(set(number)) == 1
+        return [None if place == 0 else 1.0 for place in range(len(completions))]
+
+    watching = Watching()
+    trainer = trainer_of(
+        policy_dir,
+        [length, counted],
+        callbacks=[watching],
+        eval_dataset=ROWS[:2],
+        num_generations_eval=2,
+        reward_weights=[1.0, 0.5],
+    )
+    result = trainer.train()
+    assert result.global_step == 2 and trainer.state.global_step == 2
+    assert watching.events == [
+        *(("begin", 0), ("step", 1), ("log", 1), ("step", 2), ("log", 2), ("end", 2)),
+    ]
+    assert set(seen) == {0, 1}
+    history = [entry for entry in trainer.state.log_history if "reward" in entry]
+    assert [entry["step"] for entry in history] == [1, 2] and history[0]["rewards/counted/mean"] == 1.0
+    assert history[0]["learning_rate"] == pytest.approx(1e-3)
+    found = trainer.evaluate()
+    assert found["eval_reward"] == pytest.approx(found["eval_trl/mean@2"])
+    assert (at_home / "run" / "policy" / "model.safetensors").is_file()
+
+    again = trainer_of(policy_dir, max_steps=3)
+    assert again.train(resume_from_checkpoint=True).global_step == 3
+    assert [entry["step"] for entry in again.state.log_history] == [3]
+
+
+def test_a_callback_ends_the_run(policy_dir: Path, at_home: Path) -> None:
+    watching = Watching(stop_at=1)
+    trainer = trainer_of(policy_dir, callbacks=[watching], max_steps=5)
+    assert trainer.train().global_step == 1
+    assert (at_home / "run" / "policy" / "config.json").is_file()
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "a model object": ({"policy": object()}, "save_pretrained"),
+    "a dataset of text": ({"rows": [{"prompt": "The sky is"}]}, r"train_dataset, row 0.*'role': 'user'"),
+    "no prompt": ({"rows": [{"question": "2 + 2?"}]}, "expected a column prompt, found question"),
+    "images": ({"rows": [{**ROWS[0], "image": b"1"}]}, "column image"),
+    "a stream": ({"rows": iter(ROWS)}, r"list\(stream.take"),
+    "a missing file": ({"rows": "no/such.parquet"}, r"no such file.*agentrl\[hub\]"),
+    "too few rows": ({"rows": ROWS[:1], "max_steps": -1}, "train_dataset has 1 rows"),
+    "no reward": ({"reward": []}, "reward_funcs is empty"),
+    "a reward model": ({"reward": "some/reward-model"}, "reward_model.model.path"),
+    "a reward without keywords": ({"reward": lambda completions: [0.0]}, r"def <lambda>\(completions, \*\*kwargs\)"),
+    "two rewards of a name": ({"reward": [length, length]}, "two functions are called 'length'"),
+    "weights": ({"reward_weights": [1.0, 2.0]}, "2 entries for 1 reward_funcs"),
+    "an environment": ({"environment_factory": dict}, r"docs/environments.md"),
+    "a tool without hints": ({"tools": [3]}, r"tools\[0\]: expected a function"),
+    "evaluation without rows": ({"eval_strategy": "steps"}, "without eval_dataset"),
+    "a callback of other events": (
+        {"callbacks": [type("Mine", (TrainerCallback,), {"on_epoch_end": lambda *_, **__: None})()]},
+        "Mine.on_epoch_end",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_refused_in_words(name: str, policy_dir: Path, at_home: Path) -> None:
+    given, says = BAD[name]
+    with pytest.raises(UserError, match=f"(?s){says}"):
+        trainer_of(**{"policy": policy_dir, **given})
+    assert not (at_home / "run").exists()
+
+
+def test_a_config_of_trls_own_is_refused(policy_dir: Path) -> None:
+    with pytest.raises(ConfigError, match=r"import GRPOConfig from agentrl\.trl"):
+        GRPOTrainer(policy_dir, length, {"output_dir": "x"}, ROWS)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"temprature \(did you mean 'temperature'\?.*overrides"):
+        GRPOConfig("run", temprature=1.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"), [([1.0], "a list of 4 rewards"), ("good", "found 'good'"), ([1.0, "x", 0, 0], "finite number")]
+)
+def test_a_reward_that_breaks_the_contract_ends_the_run(
+    answer: Any, says: str, policy_dir: Path, at_home: Path
+) -> None:
+    def bad(completions: list[Any], **kwargs: Any) -> Any:
+        return answer
+
+    with pytest.raises(CodeError, match=says) as caught:
+        trainer_of(policy_dir, bad).train()
+    assert "reward function bad" in str(caught.value) and "test_trainer.py" in str(caught.value)
+
+
+def test_rows_come_from_files_and_datasets(policy_dir: Path, at_home: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    (at_home / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    for rows in (datasets.Dataset.from_list(ROWS), "rows.jsonl"):
+        trainer = trainer_of(policy_dir, rows=rows)
+        assert trainer.keys["data.train_files"] == "run.data/train.parquet"
+        assert trainer._rewards._rows["run.data/train.parquet"][3]["number"] == 3
+    with pytest.raises(DataError, match="no row"):
+        trainer_of(policy_dir, rows=[])
+
+
+def test_another_run_never_enters_the_door() -> None:
+    """No other room imports agentrl/trl."""
+    words = re.compile(r"^\s*(from|import) agentrl\.trl\b", re.MULTILINE)
+    files = [file for file in (PROJECT / "agentrl").rglob("*.py") if "trl" not in file.parts]
+    assert not [file for file in files if words.search(file.read_text())]
