@@ -7,10 +7,12 @@ import importlib
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow
 import pyarrow.parquet as pq
 import pytest
@@ -20,9 +22,13 @@ import agentrl
 import agentrl.train
 from agentrl.agent_loop import AgentLoop, Episode
 from agentrl.agent_loop.registry import FunctionLoop, as_loop
+from agentrl.algorithms import Advantages, EstimatorColumns
+from agentrl.algorithms.groups import Groups
 from agentrl.config.overrides import _text, as_config
+from agentrl.config.registries import ADVANTAGE_ESTIMATORS
 from agentrl.errors import CodeError, ConfigError
 from agentrl.interaction import Interaction, InteractionResponse
+from agentrl.trainer.last_step import LastStep
 from agentrl.trainer.observer import Step, StepObserver
 from agentrl.trajectory import Status
 from agentrl.trajectory.parquet import read_trajectories, trajectory_files
@@ -115,6 +121,7 @@ def test_the_documented_script_trains(policy_dir: Path, tmp_path: Path) -> None:
     done = forked([tmp_path / "adding.py", policy_dir], tmp_path, timeout=240)
     assert done.returncode == 0, done.stderr
     assert "step 1 of 2: reward " in done.stdout and "step 2 of 2: reward " in done.stdout
+    assert done.stdout.count("the first answer: ") == 2
     run = tmp_path / "runs" / "adding"
     assert lines(run)[-1]["step"] == 2 and (run / "policy" / "model.safetensors").exists()
     written = [one for file in trajectory_files(run / "trajectories") for one in read_trajectories(file)]
@@ -230,6 +237,63 @@ def test_an_interaction_is_given_as_an_object(keys: Callable[..., Any], tmp_path
     assert agentrl.train(config, interactions=[Partner({}, "partner")], reward=varied) == {}
     written = read_trajectories(tmp_path / "run" / "trajectories" / "train_000001.parquet")
     assert len(written) == 8 and all("Be brief." in str(one.messages[0]["content"]) for one in written)
+
+
+def test_the_last_step_is_in_memory(keys: Callable[..., Any], tmp_path: Path) -> None:
+    last = LastStep()
+    with agentrl.training({**keys("mine"), "data.val_files": None}, loops={"mine": one_turn}, reward=varied) as run:
+        assert last.number == 0
+    with agentrl.training(
+        {**keys("mine"), "data.val_files": None}, loops={"mine": one_turn}, reward=varied, observers=[last]
+    ) as run:
+        for number, metrics in enumerate(run, 1):
+            assert (last.number, last.metrics) == (number, metrics)
+            written = read_trajectories(tmp_path / "run" / "trajectories" / f"train_{number:06}.parquet")
+            assert [one.uid for one in last.trajectories] == [one.uid for one in written]
+            assert last.batch is not None and last.batch.advantages is not None
+            ids = [one.transcripts[0].ids for one in last.trajectories]
+            assert last.batch.ids.tolist() == [token for one in ids for token in one]
+    assert last.number == 2
+
+
+def test_a_cell_that_fails_leaves_nothing_running(keys: Callable[..., Any], tmp_path: Path) -> None:
+    """A user's estimator raises; the same cell, mended, begins again at once."""
+    config = {**keys("mine"), "data.val_files": None, "algorithm.adv_estimator": "broken"}
+    faults = [True, False, False]
+
+    @ADVANTAGE_ESTIMATORS.register("broken")
+    def broken(columns: EstimatorColumns, config: Any) -> Advantages:
+        if faults.pop(0):
+            raise ZeroDivisionError("my mistake")
+        groups = Groups.from_columns(columns)
+        return groups.spread(groups.totals, columns)
+
+    def left() -> tuple[set[str], set[int]]:
+        threads = {one.name for one in threading.enumerate() if one.is_alive()}
+        return threads, {one.pid for one in psutil.Process().children(recursive=True)}
+
+    before = left()
+    with (
+        pytest.raises(CodeError, match="my mistake"),
+        agentrl.training(config, loops={"mine": one_turn}, reward=varied) as run,
+    ):
+        next(iter(run))
+    after = left()
+    assert (after[0] - before[0], after[1] - before[1]) == (set(), set())
+    with agentrl.training(config, loops={"mine": one_turn}, reward=varied) as run:
+        assert [run.step for _ in run] == [1, 2]
+
+
+@pytest.mark.slice(0, "documents")
+@pytest.mark.timeout(900)
+def test_the_notebook_runs_from_its_first_cell_to_its_last(tmp_path: Path) -> None:
+    cells = json.loads((PROJECT / "examples" / "new_loss.ipynb").read_text())["cells"]
+    script = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    (tmp_path / "cells.py").write_text(script.replace("STEPS = 6", "STEPS = 2"))
+    done = forked([tmp_path / "cells.py"], tmp_path, timeout=800)
+    assert done.returncode == 0, done.stderr
+    for said in ("vanilla ", "bounded ", "step 2: ", "log-probs of trainer and engine differ by "):
+        assert said in done.stdout
 
 
 def test_an_error_of_a_loop_function_names_its_place(keys: Callable[..., Any]) -> None:
