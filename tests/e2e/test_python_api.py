@@ -240,12 +240,10 @@ def test_an_interaction_is_given_as_an_object(keys: Callable[..., Any], tmp_path
 
 
 def test_the_last_step_is_in_memory(keys: Callable[..., Any], tmp_path: Path) -> None:
-    last = LastStep()
-    with agentrl.training({**keys("mine"), "data.val_files": None}, loops={"mine": one_turn}, reward=varied) as run:
+    last, config = LastStep(), {**keys("mine"), "data.val_files": None}
+    del config["data.val_max_samples"]
+    with agentrl.training(config, loops={"mine": one_turn}, reward=varied, observers=[last]) as run:
         assert last.number == 0
-    with agentrl.training(
-        {**keys("mine"), "data.val_files": None}, loops={"mine": one_turn}, reward=varied, observers=[last]
-    ) as run:
         for number, metrics in enumerate(run, 1):
             assert (last.number, last.metrics) == (number, metrics)
             written = read_trajectories(tmp_path / "run" / "trajectories" / f"train_{number:06}.parquet")
@@ -259,6 +257,7 @@ def test_the_last_step_is_in_memory(keys: Callable[..., Any], tmp_path: Path) ->
 def test_a_cell_that_fails_leaves_nothing_running(keys: Callable[..., Any], tmp_path: Path) -> None:
     """A user's estimator raises; the same cell, mended, begins again at once."""
     config = {**keys("mine"), "data.val_files": None, "algorithm.adv_estimator": "broken"}
+    del config["data.val_max_samples"]
     faults = [True, False, False]
 
     @ADVANTAGE_ESTIMATORS.register("broken")
