@@ -89,6 +89,7 @@ CONTENDERS = (
     _estimator("gpg"),
     _estimator("grpo_passk"),
     _estimator("online_dpo"),
+    _estimator("rae"),
     _estimator(
         "rlsd",
         distillation__teacher__path="policy",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+
 from agentrl.trl.arguments import ARGUMENTS, Argument
 
 
@@ -20,4 +22,5 @@ def _row(argument: Argument) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     print(table(), end="")

@@ -9,9 +9,9 @@ depend on no sampled token: rewards are given by row, and log-probs by a table.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -186,10 +186,14 @@ def loss(policy: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("policy", metavar="POLICY", help="folder of a tiny policy")
+    parser.add_argument("out", metavar="FILE", type=Path, help="file to write")
+    asked = parser.parse_args()
     import trl
     from trl import GRPOConfig
 
-    policy = sys.argv[1]
+    policy = asked.policy
     defaults = {
         field.name: field.default if field.default is not dataclasses.MISSING else []
         for field in dataclasses.fields(GRPOConfig)
@@ -203,7 +207,7 @@ def main() -> None:
         "losses": {name: loss(policy, arguments) for name, arguments in LOSSES.items()},
     }
     lines = [f" {json.dumps(name)}: {_pretty(value)}" for name, value in found.items()]
-    Path(sys.argv[2]).write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    asked.out.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def _pretty(value: Any) -> str:

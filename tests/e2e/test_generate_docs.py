@@ -13,10 +13,10 @@ from tests.e2e.test_docs import SMALL, commands, run, scaled, write_files
 
 
 @pytest.mark.timeout(400)
-def test_the_commands_of_the_page_run_after_the_readmes_run(tmp_path: Path, policy_dir: Path) -> None:
-    """Of the README's own data, whose run lies in runs/lengths."""
-    write_files("README.md", tmp_path)
-    for line in commands("README.md"):
+def test_the_commands_of_the_page_run_after_the_first_run(tmp_path: Path, policy_dir: Path) -> None:
+    """Of the data of the first run, which lies in runs/lengths."""
+    write_files("docs/first_run.md", tmp_path)
+    for line in commands("docs/first_run.md"):
         words = shlex.split(line)
         if words[1] == "my_data.py" or "trainer.experiment_name=lengths" in words:
             run(scaled(words[1:], policy_dir), tmp_path)

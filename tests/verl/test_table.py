@@ -159,6 +159,7 @@ def test_a_key_of_ours_is_set_aside_only_where_verl_means_something_else() -> No
     caught = {key for key in leaf_keys(Config) if (entry := entry_of(key)) is not None and entry.kind != "translated"}
     assert caught == {
         f"{ROLLOUT}.val_kwargs.do_sample",
+        f"{ROLLOUT}.engine_kwargs.vllm",
         f"{ACTOR}.use_torch_compile",
         "reward_model.model.path",
         "reward_model.model.trust_remote_code",
@@ -1079,7 +1080,7 @@ def test_experts_are_replayed_where_the_engine_tells_them(backend: str) -> None:
     assert config.actor_rollout_ref.actor.router_replay.mode == "R3"
     off = load_config([f"+{REPLAY}=disabled", f"{ROLLOUT}.enable_rollout_routing_replay=False"], "ppo_trainer")
     assert off.actor_rollout_ref.actor.router_replay.mode == "disabled"
-    with pytest.raises(ConfigError, match=r"router_replay.mode=R3 needs an engine that tells .* SGLang's servers"):
+    with pytest.raises(ConfigError, match=r"router_replay.mode=R3 needs an engine that tells .* ask servers for them"):
         load_config([*command, f"{ROLLOUT}.name=vllm"], "ppo_trainer")
     own = load_config([command[0].replace("R3", "R2"), f"{ROLLOUT}.name=vllm"], "ppo_trainer")
     assert own.actor_rollout_ref.actor.router_replay.mode == "R2"

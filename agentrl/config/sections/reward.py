@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from agentrl.config.registries import REWARD_MANAGERS, SCORERS
 from agentrl.config.rules import Names, NamesFile, Needs, OnlyWith, Place, Values
 from agentrl.config.section import Section
-from agentrl.config.sections.rollout import STARTED, EngineKwargs, ServerURLs
+from agentrl.config.sections.rollout import STARTED, ServerURLs, SGLangKwargs
 from agentrl.errors import ConfigError
 from agentrl.system.json_value import as_mapping
 from agentrl.system.registry import options_model, read_options
@@ -174,7 +174,7 @@ class RewardServersConfig(Section):
     """GPUs over which each server splits the model."""
     gpu_memory_utilization: Annotated[float, STARTED] = Field(0.5, gt=0, le=1)
     """Part of a GPU's memory that a server takes for weights and KV cache together."""
-    engine_kwargs: Annotated[EngineKwargs, STARTED] = EngineKwargs()
+    engine_kwargs: Annotated[SGLangKwargs, STARTED] = SGLangKwargs()
 
 
 class RewardModelConfig(RewardConfig):

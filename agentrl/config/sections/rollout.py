@@ -28,6 +28,7 @@ from agentrl.system.targets import is_target
 TOOLS = OnlyWith("tool_config_path")
 SAMPLED = OnlyWith("do_sample=true")
 SERVERS = OnlyWith("name=sglang or vllm")
+VLLM = OnlyWith("actor_rollout_ref.rollout.name=vllm", off=({},))
 SGLANG = OnlyWith("name=sglang", because="other servers do not tell which weights they hold")
 STARTED = OnlyWith("server_urls=null", because="servers that run already have the arguments they were started with")
 
@@ -226,12 +227,17 @@ class ValKwargs(Section):
     """Sample from so many most likely tokens in validation; -1: all."""
 
 
-class EngineKwargs(Section):
-    """`actor_rollout_ref.rollout.engine_kwargs.*`"""
+class SGLangKwargs(Section):
+    """`engine_kwargs.*` of servers of SGLang alone."""
 
     sglang: Annotated[dict[str, Any], NotAmong(SET_BY, plain_name)] = Field(default_factory=dict)
     """Further arguments of the SGLang servers under SGLang's own names, e.g. attention_backend: fa3."""
-    vllm: Annotated[dict[str, Any], NotAmong(SET_BY_VLLM, plain_name)] = Field(default_factory=dict)
+
+
+class EngineKwargs(SGLangKwargs):
+    """`actor_rollout_ref.rollout.engine_kwargs.*`"""
+
+    vllm: Annotated[dict[str, Any], VLLM, NotAmong(SET_BY_VLLM, plain_name)] = Field(default_factory=dict)
     """Further arguments of the vLLM servers under vLLM's own names, e.g. enable_expert_parallel: true."""
 
 

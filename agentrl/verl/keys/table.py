@@ -666,7 +666,11 @@ ENGINE = (
     ),
     ignored(f"{ROLLOUT}.checkpoint_engine.*", BUCKETS),
     ignored(f"{ROLLOUT}.disable_log_stats", "the engine's numbers are metrics of each step"),
-    ignored(f"{ROLLOUT}.engine_kwargs.vllm*", OTHER_ENGINE),
+    ignored(
+        f"{ROLLOUT}.engine_kwargs.vllm*",
+        f"verl starts its vLLM otherwise; in a config of agentrl's, vLLM's own arguments go under "
+        f"{ROLLOUT}.engine_kwargs.vllm",
+    ),
     ignored(f"{ROLLOUT}.engine_kwargs.trtllm*", OTHER_ENGINE),
     ignored(f"{ROLLOUT}.engine_kwargs.dynamo*", OTHER_ENGINE),
     ignored(f"{ROLLOUT}.trace.*", "every trajectory is written to trajectories/"),
