@@ -26,16 +26,26 @@ SOURCE = "trl"
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class DataSet:
     """Rows of a data set, and the parquet file with their prompts that a run reads."""
 
     file: Path
     rows: Sequence[Mapping[str, object]]
     """By number in the file: the row with all columns, as the data set has it."""
+    prompts: Sequence[Sequence[Mapping[str, object]]]
+
+    def write(self) -> None:
+        """Write the file."""
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        columns = {
+            "prompt": [json.dumps(prompt) for prompt in self.prompts],
+            "data_source": [SOURCE] * len(self.prompts),
+        }
+        pq.write_table(pyarrow.table(columns), self.file)
 
 
-def write_rows(given: Rows, argument: str, folder: Path) -> Written:
-    """Write the prompts of a data set where the run reads them.
+def read_data(given: Rows, argument: str, folder: Path) -> DataSet:
+    """Read a data set, whose file will be in a folder.
 
     argument: train_dataset or eval_dataset, for messages. Raises ConfigError or DataError for what cannot be trained.
     """
@@ -43,11 +53,7 @@ def write_rows(given: Rows, argument: str, folder: Path) -> Written:
     prompts = [_prompt(row, f"{argument}, row {number} (the first is 0)") for number, row in enumerate(rows)]
     if not prompts:
         raise DataError(f"{argument} has no row")
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{argument.partition('_')[0]}.parquet"
-    columns = {"prompt": [json.dumps(prompt) for prompt in prompts], "data_source": [SOURCE] * len(prompts)}
-    pq.write_table(pyarrow.table(columns), file)
-    return Written(file, rows)
+    return DataSet(folder / f"{argument.partition('_')[0]}.parquet", rows, prompts)
 
 
 def read_rows(given: Rows, argument: str) -> Sequence[Mapping[str, object]]:

@@ -17,7 +17,7 @@ from agentrl.trl.arguments import MODEL, ROLLOUT
 from agentrl.trl.callbacks import Callbacks
 from agentrl.trl.config import GRPOConfig
 from agentrl.trl.rewards import RewardFunction, TrlRewards, named_functions
-from agentrl.trl.rows import write_rows
+from agentrl.trl.rows import read_data
 from agentrl.trl.tools import LOOP, TrlToolLoop, as_tools
 from agentrl.trl.translation import Arguments, batch_sizes, frequency, output_dir, translate, validation
 
@@ -81,14 +81,14 @@ class GRPOTrainer:
         if train_dataset is None:
             raise ConfigError("GRPOTrainer: train_dataset is missing: give a Dataset, a list of rows, or a file")
         data = self.output_dir.with_name(f"{self.output_dir.name}.data")
-        train = write_rows(train_dataset, "train_dataset", data)
-        written = [train]
+        train = read_data(train_dataset, "train_dataset", data)
+        read = [train]
         has_adapters = peft_config is not None
         keys = translate(self.args.given, model=folder, rows=len(train.rows), has_adapters=has_adapters)
         keys |= {"data.train_files": str(train.file), "data.val_files": None}
         if eval_dataset is not None:
-            evaluated = write_rows(eval_dataset, "eval_dataset", data)
-            written.append(evaluated)
+            evaluated = read_data(eval_dataset, "eval_dataset", data)
+            read.append(evaluated)
             keys |= validation(self.args.given)
             keys["data.val_files"] = str(evaluated.file)
             keys["trainer.val_before_train"] = bool(self.args.eval_on_start)
@@ -112,7 +112,7 @@ class GRPOTrainer:
         self.state = TrainerState(max_steps=self._steps * self._batches.updates)
         """transformers' `TrainerState`, with `global_step`, `epoch` and `log_history`."""
         with_columns = not self.args.remove_unused_columns
-        rows = {str(one.file): one.rows for one in written}
+        rows = {str(one.file): one.rows for one in read}
         self._rewards = TrlRewards(functions, rows, self.state, with_columns=with_columns)
         log_every = frequency(arguments, "logging", self._batches, self._steps)
         save_every = cast(int, keys["trainer.save_freq"])
@@ -127,6 +127,8 @@ class GRPOTrainer:
             steps_per_epoch=per_epoch,
         )
         arguments.raise_faults()
+        for one in read:
+            one.write()
 
     def _validations(self, arguments: Arguments, has_rows: bool) -> dict[str, Value]:
         """Translate when TRL evaluates. Raises ConfigError where nothing is to be evaluated on."""

@@ -14,7 +14,7 @@ BOUNDS: dict[str, float] = {
     "functions over 7 parameters": 16,
     "parameters of the widest function": 13,
     "private functions used once": 407,
-    "functions used once": 1052,
+    "functions used once": 1053,
     "lines of the core": 68149,
     "lines of tests": 79302,
     "files under 30 lines": 80,

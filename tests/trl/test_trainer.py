@@ -232,7 +232,7 @@ def test_bad_input_is_refused_in_words(name: str, policy_dir: Path, at_home: Pat
     given, says = BAD[name]
     with pytest.raises(UserError, match=f"(?s){says}"):
         trainer_of(**{"policy": policy_dir, **given})
-    assert not (at_home / "run").exists()
+    assert list(at_home.iterdir()) == []
 
 
 def test_a_config_of_trls_own_is_refused(policy_dir: Path) -> None:
