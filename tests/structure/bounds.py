@@ -16,7 +16,7 @@ BOUNDS: dict[str, float] = {
     "private functions used once": 407,
     "functions used once": 1053,
     "lines of the core": 68149,
-    "lines of tests": 79302,
+    "lines of tests": 79303,
     "files under 30 lines": 80,
     "docstrings that only point": 41,
     "hard words in 1,000 of docs": 0.5,
