@@ -359,7 +359,7 @@ def check_published(config: Config) -> Iterator[str]:
 
 def check_replay(config: Config) -> Iterator[str]:
     """Check that something reports the experts to replay, and that layers run as they are written."""
-    actor, engine = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.name
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     mode, correction = actor.router_replay.mode, config.algorithm.rollout_correction
     if mode == "disabled":
         return
@@ -368,7 +368,7 @@ def check_replay(config: Config) -> Iterator[str]:
             f"{ACTOR}.router_replay.mode=R2 replays the experts that the policy chose as its log-probs were computed, "
             f"and with {CORRECTION}.proximal={correction.proximal} they are not. Set proximal=recomputed, or mode=R3"
         )
-    if mode == "R3" and engine in ("sglang", "vllm"):
+    if mode == "R3" and rollout.serves:
         yield (
             f"{ACTOR}.router_replay.mode=R3 needs an engine that tells which experts it chose, and agentrl does not "
             "ask servers for them. Set mode=R2, and bound what their routers change by "

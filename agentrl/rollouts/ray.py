@@ -44,8 +44,7 @@ class RayRunner:
         self.reporter: Reporter = display
         self.loop = LoopThread("groups")
         self.on_loss: Callable[[], object] = lambda: None
-        serves = rollout.name in ("sglang", "vllm")
-        self.in_flight_updates = maker.nodes is None or (serves and not rollout.free_cache_engine)
+        self.in_flight_updates = maker.nodes is None or (rollout.serves and not rollout.free_cache_engine)
         self.needs_weights = False
         """See `RolloutRunner.needs_weights`."""
         self._is_paused = self._is_locked = False

@@ -79,7 +79,7 @@ def build(
         reward = config.reward_model
         if any(
             one.server_urls is None and there
-            for one, there in ((rollout, rollout.name in ("sglang", "vllm")), (reward.rollout, reward.generates))
+            for one, there in ((rollout, rollout.serves), (reward.rollout, reward.generates))
         ):
             setting.folder.clear()  # the servers' logs are in it
         run_dir = setting.folder.path

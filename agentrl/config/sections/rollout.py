@@ -315,6 +315,11 @@ class RolloutConfig(Section):
     with several players name roles, and agents name them as models (docs/self_play.md)."""
     agent: AgentConfig = AgentConfig()
 
+    @property
+    def serves(self) -> bool:
+        """Say whether servers of agentrl's software generate, started or attached to."""
+        return self.name in ("sglang", "vllm")
+
 
 class TrainingRolloutConfig(RolloutConfig):
     """`actor_rollout_ref.rollout.*` of a training."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import aiohttp
 import orjson
 import pydantic
-from pydantic import BaseModel
+from pydantic import BaseModel, JsonValue
 
 from agentrl.engines.contract import EngineError, RequestError
 from agentrl.engines.servers.client import ServerFailed, describe
 from agentrl.system.json_value import JSON
 from agentrl.system.plugin import describe as faults_of
+from agentrl.trajectory import VersionSpan
 
 CONTROL_TIMEOUT = 60.0
 """Seconds for a call that generates and loads nothing."""
@@ -34,6 +36,22 @@ def read(kind: type[Answer], content: bytes) -> Answer:
         return kind.model_validate_json(content)
     except pydantic.ValidationError as error:
         raise ValueError(faults_of(error)) from error
+
+
+class VersionInfo(BaseModel):
+    """Tokens [start, end) of an answer, and the version of the weights that sampled them."""
+
+    version: int  # which servers write as text
+    start: int
+    end: int
+
+
+def version_spans(found: Sequence[VersionInfo] | None, count: int) -> list[VersionSpan]:
+    """Read the versions of an answer of `count` tokens. Raises ValueError where they are not those of all tokens."""
+    spans = [VersionSpan(span.version, span.start, span.end) for span in found or [] if span.end > span.start]
+    if count and (not spans or spans[0].start != 0 or spans[-1].end != count):
+        raise ValueError(f"version spans {spans} for {count} ids")
+    return spans
 
 
 class ServerHTTP:
@@ -65,6 +83,25 @@ class ServerHTTP:
                 for event in events:
                     if event.startswith(b"data: {"):
                         yield event[6:]
+
+    @contextmanager
+    def blamed(self, discard: Callable[[], None]) -> Iterator[None]:
+        """Raise ServerFailed for a fault while an answer is read, and `discard` tokens that make no sense."""
+        try:
+            yield
+        except RequestError:
+            raise
+        except FAULTS as error:
+            raise ServerFailed(self.url, describe(error)) from error
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            discard()
+            raise ServerFailed(self.url, f"its answer makes no sense: {describe(error)}") from error
+
+    def check_event(self, error: JsonValue, event: bytes) -> None:
+        """Raise the server's refusal in mid-stream, whose `error` is not None."""
+        if error is not None:
+            code = error.get("code") if isinstance(error, dict) else None
+            raise self.error(code if isinstance(code, int) else 400, event, "generate")
 
     async def _call(self, method: str, path: str, body: Mapping[str, JSON] | None, timeout: float | None) -> bytes:
         content = None if body is None else orjson.dumps(body)

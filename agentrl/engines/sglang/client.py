@@ -34,12 +34,12 @@ from agentrl.engines.servers.client import (
     WeightChecksums,
     describe,
 )
-from agentrl.engines.servers.http import FAULTS, ServerHTTP, read
+from agentrl.engines.servers.http import ServerHTTP, VersionInfo, read, version_spans
 from agentrl.engines.servers.sync.buckets import Bucket
 from agentrl.engines.sglang.bucket_handle import serialize
 from agentrl.engines.sglang.delta_loader import CANNOT, HELD, LOADER
 from agentrl.system.json_value import JSON
-from agentrl.trajectory import PlacedImage, VersionSpan
+from agentrl.trajectory import PlacedImage
 
 STREAM_TOKENS = 64
 """Tokens that a server sends at a time: as many are lost at most when it dies."""
@@ -56,14 +56,6 @@ class FinishInfo(BaseModel):
     matched: int | str | None = None
     message: str | None = None
     status_code: int | None = None
-
-
-class VersionInfo(BaseModel):
-    """Tokens [start, end) of an answer, and the version of the weights that sampled them."""
-
-    version: int  # which SGLang writes as text
-    start: int
-    end: int
 
 
 class MetaInfo(BaseModel):
@@ -175,10 +167,12 @@ class SGLangClient(ServerHTTP):
         if images:
             files = [base64.b64encode(one.image.encoded).decode() for one in images]
             body["image_data"] = [f"data:image;base64,{file}" for file in files]  # SGLang detects the format
-        try:
+        with self.blamed(answer.discard):
             async with aclosing(self.events("generate", body)) as events:
                 async for event in events:
-                    answer.take(self._parsed(event))
+                    chunk = read(Chunk, event)
+                    self.check_event(chunk.error, event)
+                    answer.take(chunk)
             if answer.last.id not in (None, rid):
                 raise ValueError(f"it answers the request {answer.last.id!r}, and was asked {rid!r}")
             if images and answer.last.prompt_tokens != len(ids):
@@ -187,20 +181,6 @@ class SGLangClient(ServerHTTP):
                     "here: it has another image processor than actor_rollout_ref.model.path"
                 )
             return answer.generation()
-        except RequestError:
-            raise
-        except FAULTS as error:
-            raise ServerFailed(self.url, describe(error)) from error
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            answer.discard()
-            raise ServerFailed(self.url, f"its answer makes no sense: {describe(error)}") from error
-
-    def _parsed(self, text: bytes) -> Chunk:
-        answer = read(Chunk, text)
-        if answer.error is not None:
-            code = answer.error.get("code") if isinstance(answer.error, dict) else None
-            raise self.error(code if isinstance(code, int) else 400, text, "generate")
-        return answer
 
     async def abort(self, rid: str | None = None) -> None:
         await self.post("abort_request", {"abort_all": True} if rid is None else {"rid": rid})
@@ -409,14 +389,8 @@ class AnswerStream:
             raise ConnectionError("the server broke off in the middle of an answer")
         if reason.type == "abort" and reason.status_code:
             raise ValueError(f"aborted: {reason.message} (status {reason.status_code})")
-        spans = [
-            VersionSpan(span.version, span.start, span.end)
-            for span in self.last.weight_versions or []
-            if span.end > span.start
-        ]
         ids = self._partial.ids
-        if ids and (not spans or spans[0].start != 0 or spans[-1].end != len(ids)):
-            raise ValueError(f"version spans {spans} for {len(ids)} ids")
+        spans = version_spans(self.last.weight_versions, len(ids))
         finish = FinishReason(reason.type, reason.matched if reason.type == "stop" else None)
         return Generation(ids, self._partial.logprobs, finish, spans, self.last.cached_tokens or 0)
 

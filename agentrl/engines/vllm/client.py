@@ -25,12 +25,12 @@ from agentrl.engines.servers.client import (
     WeightChecksums,
     describe,
 )
-from agentrl.engines.servers.http import FAULTS, ServerHTTP, read
+from agentrl.engines.servers.http import ServerHTTP, VersionInfo, read, version_spans
 from agentrl.engines.servers.sync.buckets import Bucket
 from agentrl.engines.vllm.handle import place
 from agentrl.engines.vllm.plugin import ARCHITECTURE, BACKEND, NEEDED
 from agentrl.system.json_value import JSON
-from agentrl.trajectory import PlacedImage, VersionSpan
+from agentrl.trajectory import PlacedImage
 
 UNNAMED = "default"
 """A server's version of the weights before the first update."""
@@ -51,14 +51,6 @@ class Logprobs(BaseModel):
     """Log-probs of the tokens of a chunk."""
 
     content: list[TokenLogprob]
-
-
-class VersionInfo(BaseModel):
-    """Tokens [start, end) of an answer, and the version of the weights that sampled them."""
-
-    version: int  # which vLLM writes as text
-    start: int
-    end: int
 
 
 class Choice(BaseModel):
@@ -195,24 +187,15 @@ class VLLMClient(ServerHTTP):
             "cache_salt": cache_key,
             "priority": params.priority,
         }
-        try:
+        with self.blamed(answer.discard):
             async with aclosing(self.events("inference/v1/generate", body)) as events:
                 async for event in events:
                     chunk = read(Chunk, event)
-                    if chunk.error is not None:
-                        code = chunk.error.get("code") if isinstance(chunk.error, dict) else None
-                        raise self.error(code if isinstance(code, int) else 400, event, "generate")
+                    self.check_event(chunk.error, event)
                     if not chunk.request_id.endswith(rid):
                         raise ValueError(f"it answers the request {chunk.request_id!r}, and was asked {rid!r}")
                     answer.take(chunk)
             return answer.generation()
-        except RequestError:
-            raise
-        except FAULTS as error:
-            raise ServerFailed(self.url, describe(error)) from error
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            answer.discard()
-            raise ServerFailed(self.url, f"its answer makes no sense: {describe(error)}") from error
 
     async def abort(self, rid: str | None = None) -> None:
         """End one request, or all. vLLM puts the kind of a request before its id."""
@@ -373,13 +356,7 @@ class AnswerStream:
         if self._last is None or self._last.finish_reason is None:
             raise ConnectionError("the server broke off in the middle of an answer")
         ids = self._partial.ids
-        spans = [
-            VersionSpan(span.version, span.start, span.end)
-            for span in self._last.weight_versions or []
-            if span.end > span.start
-        ]
-        if ids and (not spans or spans[0].start != 0 or spans[-1].end != len(ids)):
-            raise ValueError(f"version spans {spans} for {len(ids)} ids")
+        spans = version_spans(self._last.weight_versions, len(ids))
         kind = self._last.finish_reason
         finish = FinishReason(kind, self._last.stop_reason if kind == "stop" else None)
         return Generation(ids, self._partial.logprobs, finish, spans, self._cached)
