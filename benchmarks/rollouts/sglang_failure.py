@@ -25,7 +25,7 @@ from pathlib import Path
 from agentrl.chat import Chat
 from agentrl.engines.servers.fleet import Timings
 from agentrl.engines.sglang.engine import SGLangEngine
-from agentrl.engines.sglang.options import ServerArguments
+from agentrl.engines.sglang.options import SGLangArguments
 from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.system.http import allow_many_files
 from agentrl.trajectory import Status, Trajectory
@@ -77,7 +77,7 @@ class Fleet:
     """The servers, and an engine over them."""
 
     def __init__(self, folder: Path, chat: Chat, shape: Shape) -> None:
-        arguments = ServerArguments(str(folder), device="cpu", context_length=MODEL_LENGTH, max_num_seqs=AT_ONCE)
+        arguments = SGLangArguments(str(folder), device="cpu", context_length=MODEL_LENGTH, max_num_seqs=AT_ONCE)
         self.servers = [PacedServer(arguments, None, folder.parent / f"{n}.log") for n in range(SERVERS)]
         self.folder, self.chat, self.shape = folder, chat, shape
         self.told: list[str] = []

@@ -35,7 +35,7 @@ from agentrl.chat import Chat
 from agentrl.engines.contract import Generation, SamplingParams
 from agentrl.engines.servers.process import living
 from agentrl.engines.sglang.client import SGLangClient, sampling_params
-from agentrl.engines.sglang.options import ServerArguments
+from agentrl.engines.sglang.options import SGLangArguments
 from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.system.http import allow_many_files
 from agentrl.trajectory import Status, Trajectory
@@ -268,7 +268,7 @@ def without_seed(sampling: Mapping[str, Any]) -> dict[str, Any]:
 async def serving(folder: Path, logs: Path, **extra: Any) -> AsyncIterator[SGLangProcess]:
     """A server of that policy, which writes a log into the folder `logs`."""
     log = logs / f"{len(list(logs.glob('*.log')))}.log"
-    arguments = ServerArguments(
+    arguments = SGLangArguments(
         str(folder), device="cpu", context_length=MODEL_LENGTH, max_num_seqs=CROWD.dialogues, extra=extra
     )
     server = SGLangProcess(arguments, None, log)

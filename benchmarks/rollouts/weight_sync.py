@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.engines.servers.sync import DiskSender, DistributedSender, TensorSender, WeightSender
 from agentrl.engines.sglang.client import SGLangClient
-from agentrl.engines.sglang.options import ServerArguments
+from agentrl.engines.sglang.options import SGLangArguments
 from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.engines.weights import Weights
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
@@ -101,7 +101,7 @@ async def measure(client: SGLangClient, weights: Weights, folder: Path) -> list[
 
 async def with_server(shape: TinyShape, parts: list[Callable[[str], bool]], work: Path) -> list[Row]:
     model = make_tiny_policy(work / f"model-{shape.layers}", 1, shape=shape)
-    arguments = ServerArguments(str(model), device="cpu", dtype="float32", context_length=256, max_num_seqs=4)
+    arguments = SGLangArguments(str(model), device="cpu", dtype="float32", context_length=256, max_num_seqs=4)
     process = SGLangProcess(arguments, None, work / f"server-{shape.layers}.log")
     try:
         process.start()

@@ -38,7 +38,7 @@ import psutil
 
 import agentrl
 from agentrl.engines.servers.start import start_all
-from agentrl.engines.sglang.options import ServerArguments
+from agentrl.engines.sglang.options import SGLangArguments
 from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.rollouts.local import LocalRollouts
 from agentrl.system.json_value import JSON
@@ -314,7 +314,7 @@ def main() -> None:
         raise SystemExit(f"the policy was not taught, see {out / 'taught.log'}")
     if cases:
         model = str(out / "taught" / "policy")
-        server = SGLangProcess(ServerArguments(model, device="cpu", context_length=LENGTH), None, out / "server.log")
+        server = SGLangProcess(SGLangArguments(model, device="cpu", context_length=LENGTH), None, out / "server.log")
         try:
             asyncio.run(start_all([server], 600.0, print))
             assert server.pid is not None

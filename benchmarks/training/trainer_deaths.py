@@ -44,7 +44,7 @@ import agentrl
 from agentrl.config.overrides import as_config
 from agentrl.data.loader import make_loader
 from agentrl.engines.servers.start import start_all
-from agentrl.engines.sglang.options import ServerArguments
+from agentrl.engines.sglang.options import SGLangArguments
 from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.observe.plain import PlainDisplay
 from agentrl.observe.tracking import read_metrics
@@ -373,7 +373,7 @@ def attached(given: argparse.Namespace) -> Iterator[list[SGLangProcess]]:
     display = PlainDisplay("servers")
     config = as_config(Case(given.out, given.assets, 0, given.engine).keys())
     model = with_quickstart_policy(with_quickstart_data(config, display), display).actor_rollout_ref.model.path
-    arguments = ServerArguments(model, device="cpu", context_length=LENGTH)
+    arguments = SGLangArguments(model, device="cpu", context_length=LENGTH)
     ports = [int(url.rpartition(":")[2]) for url in URLS]
     servers = [SGLangProcess(arguments, port, given.out.absolute() / f"server-{port}.log") for port in ports]
     try:

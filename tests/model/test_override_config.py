@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from agentrl.config.sections.model import ModelConfig
 from agentrl.engines.servers.model import ModelFacts
-from agentrl.engines.sglang.options import ServerArguments
+from agentrl.engines.sglang.options import SGLangArguments
 from agentrl.errors import ConfigError
 from agentrl.model.packed import load_model
 from agentrl.model.read_config import merged
@@ -39,9 +39,9 @@ def test_the_policy_computes_with_it_and_keeps_it(
 
 def test_the_engine_is_told(tiny_policy: Path) -> None:
     assert ModelFacts.from_path(str(tiny_policy), OVERRIDE).max_positions == 4096
-    argv = ServerArguments(str(tiny_policy), override_config=OVERRIDE).argv(1)
+    argv = SGLangArguments(str(tiny_policy), override_config=OVERRIDE).argv(1)
     assert json.loads(argv[argv.index("--json-model-override-args") + 1]) == OVERRIDE
-    assert "--json-model-override-args" not in ServerArguments(str(tiny_policy)).argv(1)
+    assert "--json-model-override-args" not in SGLangArguments(str(tiny_policy)).argv(1)
 
 
 def test_what_the_config_does_not_have_is_refused(tiny_policy: Path) -> None:

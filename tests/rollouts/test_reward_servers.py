@@ -16,7 +16,7 @@ import pytest
 from agentrl.engines.contract import EngineError
 from agentrl.engines.servers.fleet import Timings
 from agentrl.engines.servers.process import PORT_ATTEMPTS, free_port
-from agentrl.engines.sglang.options import ServerArguments
+from agentrl.engines.sglang.options import SGLangArguments
 from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.rollouts.reward_servers import local
 from agentrl.rollouts.reward_servers.local import RewardServers
@@ -55,7 +55,7 @@ def warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[s
     monkeypatch.setattr(local, "SGLangProcess", Standin)
     monkeypatch.setattr(Standin, "started", [])
     told: list[str] = []
-    arguments = ServerArguments("model", device="cpu")
+    arguments = SGLangArguments("model", device="cpu")
     servers = RewardServers(arguments, [0], "key", tmp_path, 60.0, told.append, QUICK)
     servers.start(lambda _: None)
     yield told
@@ -93,7 +93,7 @@ async def test_a_port_that_is_taken_before_the_start_is_exchanged_unless_given(
         return Standin.command(process, port)
 
     monkeypatch.setattr(SGLangProcess, "command", command)
-    process = SGLangProcess(ServerArguments("model", device="cpu"), port if given else None, tmp_path / "0.log")
+    process = SGLangProcess(SGLangArguments("model", device="cpu"), port if given else None, tmp_path / "0.log")
     process.start()
     first = process.url
     try:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.engines.sglang.options import ServerArguments
+from agentrl.engines.sglang.options import SGLangArguments
 from agentrl.engines.sglang.process import SGLangProcess
 from tests.engines.conftest import model_dir, reference, tokenizer
 from tests.engines.contract import MAX_MODEL_LEN, MAX_NUM_SEQS
@@ -23,7 +23,7 @@ __all__ = ["model_dir", "reference", "tokenizer"]
 STARTUP = 170.0  # seconds; 15 where nothing else runs, and a minute where much does
 
 StartServer = Callable[..., Awaitable[SGLangProcess]]
-"""Of fields of ServerArguments that differ from those of the shared server."""
+"""Of fields of SGLangArguments that differ from those of the shared server."""
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -42,9 +42,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
 
 
 @pytest.fixture(scope="session")
-def server_arguments(model_dir: Path) -> ServerArguments:
+def server_arguments(model_dir: Path) -> SGLangArguments:
     """What the shared server is started with."""
-    return ServerArguments(
+    return SGLangArguments(
         str(model_dir),
         device="cpu",
         context_length=MAX_MODEL_LEN,
@@ -55,7 +55,7 @@ def server_arguments(model_dir: Path) -> ServerArguments:
 
 
 @pytest.fixture(scope="session")
-def server(server_arguments: ServerArguments, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangProcess]:
+def server(server_arguments: SGLangArguments, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangProcess]:
     """A server for all tests, with the weights of `model_dir` at first. Tests leave it running, idle and not paused."""
     process = SGLangProcess(server_arguments, None, tmp_path_factory.mktemp("server") / "0.log")
     try:
@@ -67,7 +67,7 @@ def server(server_arguments: ServerArguments, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture
-async def start_server(server_arguments: ServerArguments, tmp_path: Path) -> AsyncIterator[StartServer]:
+async def start_server(server_arguments: SGLangArguments, tmp_path: Path) -> AsyncIterator[StartServer]:
     """`await start_server(**changes)`: a server of the test's own, ready. Several can start at once. Stopped after."""
     started: list[SGLangProcess] = []
 

@@ -17,7 +17,7 @@ import pytest
 
 from agentrl.engines.servers.process import free_port
 from agentrl.engines.servers.startup_log import last_error
-from agentrl.engines.sglang.options import ServerArguments
+from agentrl.engines.sglang.options import SGLangArguments
 from agentrl.engines.sglang.process import SGLangProcess, environment
 
 LAUNCH = Path(__file__).parent / "recording_launch.py"
@@ -85,7 +85,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def recording(
-    server_arguments: ServerArguments, tmp_path_factory: pytest.TempPathFactory
+    server_arguments: SGLangArguments, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Path, Path]]:
     """A server that records what it asks for from the time it is ready: its url, the record and its log."""
     folder = tmp_path_factory.mktemp("recording")

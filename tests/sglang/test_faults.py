@@ -26,7 +26,7 @@ from agentrl.engines.servers.sync.buckets import Bucket, buckets
 from agentrl.engines.servers.sync.tensor import TensorSender
 from agentrl.engines.sglang.client import SGLangClient
 from agentrl.engines.sglang.engine import SGLangEngine
-from agentrl.engines.sglang.options import ServerArguments
+from agentrl.engines.sglang.options import SGLangArguments
 from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.engines.weights import Weights
 from agentrl.system.http import http_client
@@ -42,7 +42,7 @@ Pair = tuple[SGLangProcess, SGLangProcess]
 
 
 @contextmanager
-def slow_server(arguments: ServerArguments, folder: Path) -> Iterator[SGLangProcess]:
+def slow_server(arguments: SGLangArguments, folder: Path) -> Iterator[SGLangProcess]:
     """A slow server: what is killed in the middle of an answer is in the middle of it."""
     process = SGLangProcess(dataclasses.replace(arguments, max_num_seqs=8), None, folder / "0.log")
     try:
@@ -54,13 +54,13 @@ def slow_server(arguments: ServerArguments, folder: Path) -> Iterator[SGLangProc
 
 
 @pytest.fixture(scope="module")
-def first(server_arguments: ServerArguments, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangProcess]:
+def first(server_arguments: SGLangArguments, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangProcess]:
     with slow_server(server_arguments, tmp_path_factory.mktemp("first")) as process:
         yield process
 
 
 @pytest.fixture(scope="module")
-def second(server_arguments: ServerArguments, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangProcess]:
+def second(server_arguments: SGLangArguments, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangProcess]:
     with slow_server(server_arguments, tmp_path_factory.mktemp("second")) as process:
         yield process
 

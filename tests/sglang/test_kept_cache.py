@@ -15,7 +15,7 @@ from agentrl.engines.servers.client import ServerFailed
 from agentrl.engines.servers.fleet import FleetState
 from agentrl.engines.sglang.client import SGLangClient
 from agentrl.engines.sglang.engine import SGLangEngine
-from agentrl.engines.sglang.options import ServerArguments
+from agentrl.engines.sglang.options import SGLangArguments
 from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.engines.weights import Weights
 from tests.engines.contract import GREEDY, MAX_NUM_SEQS, greedy_ids, logprobs_of, params_of, prompt_of
@@ -138,7 +138,7 @@ async def test_what_waits_at_the_server_begins_anew_under_the_new_weights(
 
 async def test_what_older_weights_left_goes_by_age(engine: SGLangEngine, other: PreTrainedModel) -> None:
     """Three times what the cache holds, while a request runs that keeps the server from being flushed."""
-    arguments = ServerArguments("", device="cpu", context_length=1024, max_num_seqs=MAX_NUM_SEQS)
+    arguments = SGLangArguments("", device="cpu", context_length=1024, max_num_seqs=MAX_NUM_SEQS)
     words = arguments.argv(0)
     room = int(words[words.index("--max-total-tokens") + 1])
     long, read, version = asyncio.create_task(_endless(engine)), 0, 1

@@ -21,10 +21,10 @@ TRAINER, SERVER, PORT = "trainer", "server", 30000
 SERVE = f"""
 import asyncio
 from pathlib import Path
-from agentrl.engines.sglang.options import ServerArguments
+from agentrl.engines.sglang.options import SGLangArguments
 from agentrl.engines.sglang.process import SGLangProcess
 
-arguments = ServerArguments(
+arguments = SGLangArguments(
     "{HOME}/model", device="cpu", context_length=256, max_num_seqs=16, dtype="float32", host="10.99.0.2"
 )
 process = SGLangProcess(arguments, {PORT}, Path("server.log"))

@@ -19,7 +19,7 @@ from agentrl.engines.contract import EngineError
 from agentrl.engines.servers.client import ServerFailed
 from agentrl.engines.servers.process import living
 from agentrl.engines.sglang.client import SGLangClient
-from agentrl.engines.sglang.options import RESERVED, ServerArguments
+from agentrl.engines.sglang.options import RESERVED, SGLangArguments
 from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.system.http import http_client
 from tests.engines.contract import MAX_MODEL_LEN, MAX_NUM_SEQS
@@ -31,11 +31,11 @@ pytestmark = pytest.mark.timeout(600)  # two starts, on a busy machine
 STARTER = """
 import asyncio, os, sys, time
 from pathlib import Path
-from agentrl.engines.sglang.options import ServerArguments
+from agentrl.engines.sglang.options import SGLangArguments
 from agentrl.engines.sglang.process import SGLangProcess
 
 model, log, when = sys.argv[1:]
-arguments = ServerArguments(model, device="cpu", context_length=64, max_num_seqs=2)
+arguments = SGLangArguments(model, device="cpu", context_length=64, max_num_seqs=2)
 process = SGLangProcess(arguments, None, Path(log))
 process.start()
 if when == "serving":
@@ -67,7 +67,7 @@ def test_a_server_that_runs_is_not_started_again(server: SGLangProcess) -> None:
 
 
 def test_a_given_port_that_is_taken_is_refused_before_the_start(
-    server: SGLangProcess, server_arguments: ServerArguments, tmp_path: Path
+    server: SGLangProcess, server_arguments: SGLangArguments, tmp_path: Path
 ) -> None:
     port = int(server.url.rpartition(":")[2])
     with pytest.raises(EngineError, match=f"port {port} of 127.0.0.1 is in use"):
@@ -75,7 +75,7 @@ def test_a_given_port_that_is_taken_is_refused_before_the_start(
 
 
 async def test_start_up_is_told_a_key_is_asked_for_and_stop_leaves_nothing(
-    server_arguments: ServerArguments, tmp_path: Path
+    server_arguments: SGLangArguments, tmp_path: Path
 ) -> None:
     """A server that is ready has been told to leave its objects of the start out of garbage collection."""
     key = "a-key-of-this-test-0123456789"
@@ -105,7 +105,7 @@ async def test_start_up_is_told_a_key_is_asked_for_and_stop_leaves_nothing(
 
 
 @pytest.mark.slice(0, "matrix")
-async def test_a_port_that_is_taken_meanwhile_is_exchanged(server_arguments: ServerArguments, tmp_path: Path) -> None:
+async def test_a_port_that_is_taken_meanwhile_is_exchanged(server_arguments: SGLangArguments, tmp_path: Path) -> None:
     process = SGLangProcess(server_arguments, None, tmp_path / "0.log")
     process.start()
     first, told = process.url, list[str]()
@@ -129,7 +129,7 @@ async def test_a_port_that_is_taken_meanwhile_is_exchanged(server_arguments: Ser
     ids=["unknown", "choice", "model", "scheduler"],
 )
 async def test_a_failed_start_says_the_servers_own_error(
-    server_arguments: ServerArguments, tmp_path: Path, changes: dict[str, object], says: str
+    server_arguments: SGLangArguments, tmp_path: Path, changes: dict[str, object], says: str
 ) -> None:
     log = tmp_path / "0.log"
     process = SGLangProcess(replace(server_arguments, **changes), None, log)  # type: ignore[arg-type]
@@ -145,7 +145,7 @@ async def test_a_failed_start_says_the_servers_own_error(
     process.stop()
 
 
-async def test_a_start_that_takes_too_long_is_given_up(server_arguments: ServerArguments, tmp_path: Path) -> None:
+async def test_a_start_that_takes_too_long_is_given_up(server_arguments: SGLangArguments, tmp_path: Path) -> None:
     process = SGLangProcess(server_arguments, None, tmp_path / "0.log")
     process.start()
     with pytest.raises(EngineError, match="is not ready after 1 s"):
@@ -180,7 +180,7 @@ async def test_a_server_whose_scheduler_dies_ends_and_is_started_again(start_ser
 
 
 def test_sglang_understands_the_command_line_of_a_server_on_gpus(tmp_path: Path) -> None:
-    arguments = ServerArguments(
+    arguments = SGLangArguments(
         "/m",
         tensor_model_parallel_size=2,
         base_gpu_id=2,

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agentrl.chat import Chat
-from agentrl.engines.sglang.options import ServerArguments
+from agentrl.engines.sglang.options import SGLangArguments
 from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.trajectory import Message
 from tests.checkpoint.test_serving import export
@@ -29,7 +29,7 @@ def test_an_exported_policy_answers_as_by_generate(pytestconfig: pytest.Config, 
     chat = Chat.from_pretrained(str(base), chat_template=TEMPLATE.read_text())
     policy = export(base, chat, tmp_path / "policy")
     server = SGLangProcess(
-        ServerArguments(str(policy), device="cpu", context_length=512, max_num_seqs=2), None, tmp_path / "server.log"
+        SGLangArguments(str(policy), device="cpu", context_length=512, max_num_seqs=2), None, tmp_path / "server.log"
     )
     try:
         server.start()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 
-from agentrl.engines.sglang.options import ServerArguments
+from agentrl.engines.sglang.options import SGLangArguments
 from agentrl.engines.sglang.process import SGLangProcess
 from tests.checkpoint.pairs import ASKED, PAIRS, SAID
 from tests.checkpoint.test_serving import export
@@ -36,7 +36,7 @@ def test_the_pages_server_ends_where_turns_end(tmp_path: Path) -> None:
     write_files(PAGE, tmp_path)
     _, serve, ask = map(shlex.split, commands(PAGE))
     assert serve[:3] == ["python", "-m", "sglang.launch_server"] and ask[:2] == ["python", "client.py"]
-    arguments = ServerArguments(str(policy), device="cpu", context_length=512, max_num_seqs=2)
+    arguments = SGLangArguments(str(policy), device="cpu", context_length=512, max_num_seqs=2)
     server = PagesServer(arguments, None, tmp_path / "server.log")
     server.words = tuple(str(policy) if word == FOLDER else word for word in serve[3:])
     try:

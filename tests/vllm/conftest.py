@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.engines.vllm.options import ServerArguments
+from agentrl.engines.vllm.options import VLLMArguments
 from agentrl.engines.vllm.process import VLLMProcess
 from tests.engines.conftest import model_dir, reference, tokenizer
 from tests.engines.contract import MAX_MODEL_LEN, MAX_NUM_SEQS
@@ -31,13 +31,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def server_arguments(model_dir: Path) -> ServerArguments:
+def server_arguments(model_dir: Path) -> VLLMArguments:
     """Arguments of the shared server."""
-    return ServerArguments(str(model_dir), "cpu", "float32", context_length=MAX_MODEL_LEN, max_num_seqs=MAX_NUM_SEQS)
+    return VLLMArguments(str(model_dir), "cpu", "float32", context_length=MAX_MODEL_LEN, max_num_seqs=MAX_NUM_SEQS)
 
 
 @pytest.fixture(scope="session")
-def server(server_arguments: ServerArguments, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMProcess]:
+def server(server_arguments: VLLMArguments, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMProcess]:
     """A server for all tests, with the weights of `model_dir` at first. Tests leave it running, idle and not paused."""
     process = VLLMProcess(server_arguments, None, tmp_path_factory.mktemp("server") / "0.log", key="secret")
     try:

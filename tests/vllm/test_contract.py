@@ -23,7 +23,6 @@ from tests.waiting import until
 
 
 class TestVLLMContract(EngineContract):
-    # A server goes on while this process stands still, which has taken 2 s beside other work.
     long = 1800
     endless = 3600
     block = CPU_BLOCK

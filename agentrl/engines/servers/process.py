@@ -12,15 +12,17 @@ import random
 import signal
 import socket
 import subprocess
+import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
 import httpx
 
 from agentrl.engines.contract import EngineError
+from agentrl.engines.servers.command_line import ServerArguments
 from agentrl.engines.servers.starter import KEY, STARTER
 from agentrl.engines.servers.startup_log import Stages, StartupLog, last_error
 
@@ -28,6 +30,8 @@ PORTS = range(20_000, 32_000)
 """Range that free ports are chosen from: below the range that Linux gives to outgoing connections."""
 PORT_ATTEMPTS = 3
 LOOK_EVERY = 0.1  # seconds
+GPU_GRACE = 15.0
+"""Seconds that a server on GPUs has to end by itself, so that their memory is given back in order."""
 
 
 class ServerProcess(ABC):
@@ -39,33 +43,42 @@ class ServerProcess(ABC):
     """Stages of the start-up, read from the log."""
     aftermath: ClassVar[str]
     """Text in the exceptions of processes that only report the failure of another one."""
+    module: ClassVar[str]
+    """Main module of the process, which must call `starter.end_with`."""
 
     def __init__(
-        self, model_path: str, port: int | None, log: Path, *, host: str, grace: float, key: str | None = None
+        self,
+        arguments: ServerArguments,
+        port: int | None,
+        log: Path,
+        *,
+        key: str | None = None,
+        pass_env: Sequence[str] = (),
     ) -> None:
         """Prepare a server; nothing is started yet.
 
         Args:
-            model_path: the model that it must serve.
+            arguments: with the model that it must serve, and the address that it listens at.
             port: None for a free one, and another where somebody else took it first.
             log: file that its output is appended to.
-            host: address that it listens at.
-            grace: seconds between SIGTERM and SIGKILL when it is stopped.
             key: what its callers have to send, also after a restart; None: it answers everyone.
+            pass_env: variables that the server sees, too.
         """
+        self.arguments = arguments
         self.log = log
         self.key = key
-        self._model_path = model_path
-        self._host = host
-        self._grace = grace
+        self._pass_env = frozenset(pass_env)
+        self._model_path = arguments.model_path
+        self._host = arguments.host
+        self._grace = 0.0 if arguments.device == "cpu" else GPU_GRACE
         self._fixed_port = port
         self._port = port or 0
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0
 
-    @abstractmethod
     def command(self, port: int) -> list[str]:
-        """Build the command that runs the server at `port`. The process must call `starter.end_with`."""
+        """Build the command that runs the server at `port`."""
+        return [sys.executable, "-m", self.module, *self.arguments.argv(port)]
 
     @abstractmethod
     def environment(self) -> dict[str, str]:

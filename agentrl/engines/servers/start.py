@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import itertools
 import os
+import secrets
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from agentrl.config.sections.training import Config
 from agentrl.engines.builder import EngineSetting
 from agentrl.engines.contract import EngineError
 from agentrl.engines.servers.client import ServerClient, ServerFailed, ServerInfo
+from agentrl.engines.servers.command_line import ServerArguments
 from agentrl.engines.servers.engine import ServerEngine
 from agentrl.engines.servers.fleet import Timings
 from agentrl.engines.servers.model import ModelFacts
@@ -51,17 +53,18 @@ class Software:
     """Its name in messages."""
     own_arguments: str
     """Config key of the user's own arguments for its servers."""
-    processes: Callable[[RolloutsConfig, str, int, Path], Sequence[ServerProcess]]
-    """Prepares the servers that a config starts; arguments: config, device, longest context in tokens, folder."""
+    arguments: Callable[[RolloutsConfig, str, int, int], ServerArguments]
+    """Makes a server's arguments from the config, the device, the longest context in tokens, and its number."""
+    process: type[ServerProcess]
     client: Callable[[str, aiohttp.ClientSession, str | None], ServerClient]
     """Makes the client of one server; arguments: URL, connections, key."""
-    check: Callable[[ServerInfo, str, RolloutsConfig], None]
-    """Checks a server, by URL, for the config. Raises ConfigError."""
     check_attached: Callable[[ServerInfo, str, int], None]
     """Checks a server that somebody else started for a job's longest context. Raises ConfigError."""
     engine: type[ServerEngine]
     checksums: Callable[[], ExpectedChecksums] | None
     """Makes the expected checksums of a send; None: its servers answer no checksums of sent weights."""
+    check: Callable[[ServerInfo, str, RolloutsConfig], None] | None = None
+    """Checks each server, by URL, for the config. Raises ConfigError."""
 
 
 def build_engine(software: Software, setting: EngineSetting, loop: LoopThread) -> ServerEngine:
@@ -116,7 +119,7 @@ async def start_engine(
     try:
         if rollout.server_urls is None:
             check_machine(config, device)
-            processes = software.processes(config, device, max_model_len, folder)
+            processes = server_processes(software, config, device, max_model_len, folder)
             try:
                 await start_all(processes, rollout.server_start_timeout, progress)
             except EngineError as error:
@@ -133,8 +136,9 @@ async def start_engine(
             for server, info in zip(servers, infos, strict=True):
                 check_model(info, server.url, facts)
                 software.check_attached(info, server.url, max_model_len)
-        for server, info in zip(servers, infos, strict=True):
-            software.check(info, server.url, config)
+        if software.check is not None:
+            for server, info in zip(servers, infos, strict=True):
+                software.check(info, server.url, config)
         timings = Timings(
             check_interval=rollout.health_check_interval,
             start_timeout=rollout.server_start_timeout,
@@ -157,6 +161,23 @@ async def start_engine(
             process.stop()
         await http.close()
         raise
+
+
+def server_processes(
+    software: Software, config: RolloutsConfig, device: str, max_model_len: int, folder: Path
+) -> list[ServerProcess]:
+    """Prepare the servers that a config starts; each has a random key."""
+    rollout = config.actor_rollout_ref.rollout
+    return [
+        software.process(
+            software.arguments(config, device, max_model_len, number),
+            None,
+            folder / "servers" / f"{number}.log",
+            key=secrets.token_urlsafe(32),
+            pass_env=rollout.server_pass_env,
+        )
+        for number in range(rollout.num_servers)
+    ]
 
 
 def check_machine(config: RolloutsConfig, device: str) -> None:

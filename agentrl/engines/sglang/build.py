@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
-from pathlib import Path
+from dataclasses import replace
 
 from agentrl.config.sections.model import PlainModelConfig
 from agentrl.config.sections.rollouts import RolloutsConfig
@@ -15,7 +14,7 @@ from agentrl.engines.servers.start import ROLLOUT, Software, build_engine, keeps
 from agentrl.engines.sglang.checksums import Expectation
 from agentrl.engines.sglang.client import SGLangClient
 from agentrl.engines.sglang.engine import SGLangEngine
-from agentrl.engines.sglang.options import RESERVED, ServerArguments
+from agentrl.engines.sglang.options import RESERVED, SGLangArguments
 from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.errors import ConfigError
 from agentrl.model.read_config import read_config
@@ -48,35 +47,16 @@ def check_family(model: PlainModelConfig, device: str) -> None:
     raise ConfigError(f"{ROLLOUT}.name=sglang, {model.path}: {why}. Set {ROLLOUT}.name=embedded")
 
 
-def server_processes(config: RolloutsConfig, device: str, max_model_len: int, folder: Path) -> list[SGLangProcess]:
-    """Prepare the servers; each has the next tensor_model_parallel_size GPUs of this machine."""
-    model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
-    ranks = rollout.tensor_model_parallel_size
-    return [
-        SGLangProcess(
-            ServerArguments(
-                model.path,
-                device=device,
-                dtype=model.dtype,
-                tensor_model_parallel_size=ranks,
-                base_gpu_id=number * ranks,
-                gpu_memory_utilization=rollout.gpu_memory_utilization,
-                context_length=max_model_len,
-                trust_remote_code=model.trust_remote_code,
-                override_config=model.override_config,
-                max_num_seqs=rollout.max_num_seqs,
-                enable_memory_saver=rollout.free_cache_engine,
-                plans_ahead=not keeps(config),
-                takes_deltas=rollout.update_weights_delta,
-                extra=rollout.engine_kwargs.sglang,
-            ),
-            None,
-            folder / "servers" / f"{number}.log",
-            key=secrets.token_urlsafe(32),
-            pass_env=rollout.server_pass_env,
-        )
-        for number in range(rollout.num_servers)
-    ]
+def server_arguments(config: RolloutsConfig, device: str, max_model_len: int, number: int) -> SGLangArguments:
+    """Make the arguments of server `number`, which has the next tensor_model_parallel_size GPUs of this machine."""
+    rollout = config.actor_rollout_ref.rollout
+    return replace(
+        SGLangArguments.from_config(config, device, max_model_len),
+        base_gpu_id=number * rollout.tensor_model_parallel_size,
+        plans_ahead=not keeps(config),
+        takes_deltas=rollout.update_weights_delta,
+        extra=rollout.engine_kwargs.sglang,
+    )
 
 
 def check(info: ServerInfo, url: str, config: RolloutsConfig) -> None:
@@ -110,7 +90,8 @@ def check_attached(info: ServerInfo, url: str, max_model_len: int) -> None:
 SGLANG = Software(
     name="SGLang",
     own_arguments=EXTRA_KEY,
-    processes=server_processes,
+    arguments=server_arguments,
+    process=SGLangProcess,
     client=SGLangClient,
     check=check,
     check_attached=check_attached,

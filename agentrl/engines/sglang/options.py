@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from agentrl.config.sglang_arguments import check_extra, plain_name
-from agentrl.engines.servers.command_line import words
+from agentrl.engines.servers.command_line import ServerArguments
 from agentrl.engines.sglang.delta_loader import LOADER
 from agentrl.system.json_value import JSON
 
@@ -18,51 +17,22 @@ CPU_TOKENS = 262_144
 
 
 @dataclass(frozen=True, slots=True)
-class ServerArguments:
-    """Arguments that one server is started with."""
+class SGLangArguments(ServerArguments):
+    """Arguments of an SGLang server."""
 
-    model_path: str
-    device: str = "cuda"
-    """`cuda` or `cpu`."""
-    dtype: str = "bfloat16"
-    """Type of the weights, as PyTorch names it. On a CPU always float32."""
-    tensor_model_parallel_size: int = 1
     base_gpu_id: int = 0
     """Index of the first of its GPUs on this host."""
-    gpu_memory_utilization: float = 0.85
-    """Fraction of a GPU's memory for weights and KV cache."""
-    context_length: int | None = None
-    """Longest prompt and response in tokens; None: the model's own."""
-    trust_remote_code: bool = False
-    override_config: Mapping[str, JSON] = field(default_factory=dict)
-    """Values in place of those in the model's config.json."""
-    max_num_seqs: int = 256
-    """Requests that run at once; more wait."""
-    enable_memory_saver: bool = False
-    """Let weights and KV cache be freed (sleep) on a GPU that trains too."""
     plans_ahead: bool = True
     """Plan each step while the one before runs (SGLang's overlap schedule). A pause then leaves a step's tokens open,
     which are counted to the weights after it. On a CPU always off."""
     takes_deltas: bool = False
     """Take weights of which only the changed elements are sent."""
-    host: str = "127.0.0.1"
-    extra: Mapping[str, JSON] = field(default_factory=dict)
-    """SGLang's own arguments by name, with underscores; they override the settings here.
-
-    True gives the bare flag, False and None leave the argument out, a list gives several values, a mapping JSON.
-    """
 
     def __post_init__(self) -> None:
         check_extra(self.extra)
 
-    def argv(self, port: int) -> list[str]:
-        """Build the command line of a server that listens at `port`."""
-        arguments = {**self._common(port), **self._queue(), **(self._cpu() if self.device == "cpu" else self._gpu())}
-        # In the user's order and after ours, so that another name of the same argument wins too.
-        for name, value in self.extra.items():
-            arguments.pop(plain_name(name), None)
-            arguments[plain_name(name)] = value
-        return [word for name, value in arguments.items() for word in words(name, value)]
+    def own(self, port: int) -> dict[str, JSON]:
+        return {**self._common(port), **self._queue(), **(self._cpu() if self.device == "cpu" else self._gpu())}
 
     def _common(self, port: int) -> dict[str, JSON]:
         return {

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Container, Sequence
-from pathlib import Path
+from collections.abc import Container
 
 import httpx
 
 from agentrl.engines.servers.environment import passed
 from agentrl.engines.servers.http import key_header
 from agentrl.engines.servers.process import ServerProcess
-from agentrl.engines.sglang.options import ServerArguments
+from agentrl.engines.sglang.options import SGLangArguments
 from agentrl.system.proxies import spare_own_addresses
-
-GPU_GRACE = 15.0
-"""Seconds that a server on GPUs has to end by itself, so that their memory is given back in order."""
 
 
 class SGLangProcess(ServerProcess):
     """An SGLang server at 127.0.0.1, or the host that its arguments name."""
 
+    arguments: SGLangArguments
     software = "SGLang"
     stages = (
         (re.compile(r"server_args="), "configured"),
@@ -34,25 +30,6 @@ class SGLangProcess(ServerProcess):
     )
     aftermath = "scheduler died during initialization"
     module = "agentrl.engines.sglang.launch"
-    """Main module of the process."""
-
-    def __init__(
-        self,
-        arguments: ServerArguments,
-        port: int | None,
-        log: Path,
-        *,
-        key: str | None = None,
-        pass_env: Sequence[str] = (),
-    ) -> None:
-        """See `ServerProcess.__init__`. `pass_env`: variables that the server sees, too."""
-        grace = 0.0 if arguments.device == "cpu" else GPU_GRACE
-        super().__init__(arguments.model_path, port, log, host=arguments.host, grace=grace, key=key)
-        self.arguments = arguments
-        self._pass_env = frozenset(pass_env)
-
-    def command(self, port: int) -> list[str]:
-        return [sys.executable, "-m", self.module, *self.arguments.argv(port)]
 
     def environment(self) -> dict[str, str]:
         return environment(self.arguments.device, self._pass_env)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
-from pathlib import Path
+from dataclasses import replace
 
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.config.vllm_arguments import EXTRA_KEY
@@ -13,7 +12,7 @@ from agentrl.engines.servers.engine import ServerEngine
 from agentrl.engines.servers.start import ROLLOUT, Software, build_engine
 from agentrl.engines.vllm.client import VLLMClient
 from agentrl.engines.vllm.engine import VLLMEngine
-from agentrl.engines.vllm.options import ServerArguments
+from agentrl.engines.vllm.options import VLLMArguments
 from agentrl.engines.vllm.process import VLLMProcess
 from agentrl.errors import ConfigError
 from agentrl.system.loop_thread import LoopThread
@@ -24,37 +23,15 @@ def build(setting: EngineSetting, loop: LoopThread) -> ServerEngine:
     return build_engine(VLLM, setting, loop)
 
 
-def server_processes(config: RolloutsConfig, device: str, max_model_len: int, folder: Path) -> list[VLLMProcess]:
-    """Prepare the servers; each has the next tensor_model_parallel_size GPUs of this machine."""
-    model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+def server_arguments(config: RolloutsConfig, device: str, max_model_len: int, number: int) -> VLLMArguments:
+    """Make the arguments of server `number`, which has the next tensor_model_parallel_size GPUs of this machine."""
+    rollout = config.actor_rollout_ref.rollout
     ranks = rollout.tensor_model_parallel_size
-    return [
-        VLLMProcess(
-            ServerArguments(
-                model.path,
-                device=device,
-                dtype=model.dtype,
-                tensor_model_parallel_size=ranks,
-                gpu_memory_utilization=rollout.gpu_memory_utilization,
-                context_length=max_model_len,
-                trust_remote_code=model.trust_remote_code,
-                override_config=model.override_config,
-                max_num_seqs=rollout.max_num_seqs,
-                enable_memory_saver=rollout.free_cache_engine,
-                extra=rollout.engine_kwargs.vllm,
-            ),
-            None,
-            folder / "servers" / f"{number}.log",
-            gpus=range(number * ranks, (number + 1) * ranks) if device == "cuda" else (),
-            key=secrets.token_urlsafe(32),
-            pass_env=rollout.server_pass_env,
-        )
-        for number in range(rollout.num_servers)
-    ]
-
-
-def check(info: ServerInfo, url: str, config: RolloutsConfig) -> None:
-    """Accept each server: `VLLMClient.info` refuses unsuitable servers."""
+    return replace(
+        VLLMArguments.from_config(config, device, max_model_len),
+        gpus=range(number * ranks, (number + 1) * ranks) if device == "cuda" else (),
+        extra=rollout.engine_kwargs.vllm,
+    )
 
 
 def check_attached(info: ServerInfo, url: str, max_model_len: int) -> None:
@@ -69,9 +46,9 @@ def check_attached(info: ServerInfo, url: str, max_model_len: int) -> None:
 VLLM = Software(
     name="vLLM",
     own_arguments=EXTRA_KEY,
-    processes=server_processes,
+    arguments=server_arguments,
+    process=VLLMProcess,
     client=VLLMClient,
-    check=check,
     check_attached=check_attached,
     engine=VLLMEngine,
     checksums=None,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from agentrl.engines.servers.command_line import words
+from agentrl.engines.servers.command_line import ServerArguments
 from agentrl.engines.vllm.plugin import BACKEND, EXTENSION
 from agentrl.system.json_value import JSON
 
@@ -18,45 +18,19 @@ CPU_BLOCK = 32
 
 
 @dataclass(frozen=True, slots=True)
-class ServerArguments:
-    """Arguments that one server is started with."""
+class VLLMArguments(ServerArguments):
+    """Arguments of a vLLM server."""
 
-    model_path: str
-    device: str = "cuda"
-    """`cuda` or `cpu`."""
-    dtype: str = "bfloat16"
-    """Type of the weights, as PyTorch names it. On a CPU always float32."""
-    tensor_model_parallel_size: int = 1
-    gpu_memory_utilization: float = 0.85
-    """Fraction of a GPU's memory for weights and KV cache."""
-    context_length: int | None = None
-    """Longest prompt and response in tokens; None: the model's own."""
-    trust_remote_code: bool = False
-    override_config: Mapping[str, JSON] = field(default_factory=dict)
-    """Values in place of those in the model's config.json."""
-    max_num_seqs: int = 256
-    """Requests that run at once; more wait."""
-    enable_memory_saver: bool = False
-    """Let weights and KV cache be freed (sleep) on a GPU that trains too."""
-    extra: Mapping[str, JSON] = field(default_factory=dict)
-    """vLLM's own arguments by name, with underscores; they override the settings here.
+    gpus: Sequence[int] = ()
+    """Devices of this machine that it runs on."""
 
-    True gives the bare flag, False and None leave the argument out, a list gives several values, a mapping JSON.
-    """
-
-    def argv(self, port: int) -> list[str]:
-        """Build the command line of a server that listens at `port`."""
-        arguments = {**self._common(port), **(self._cpu() if self.device == "cpu" else self._gpu())}
-        for name, value in self.extra.items():  # in the user's order and after ours
-            plain = name.lstrip("-").replace("-", "_")
-            arguments.pop(plain, None)
-            arguments[plain] = value
-        return [word for name, value in arguments.items() for word in words(name, value)]
+    def own(self, port: int) -> dict[str, JSON]:
+        return {**self._common(port), **(self._cpu() if self.device == "cpu" else self._gpu())}
 
     def _common(self, port: int) -> dict[str, JSON]:
         return {
             "model": self.model_path,
-            "host": "127.0.0.1",
+            "host": self.host,
             "port": port,
             "tensor_parallel_size": self.tensor_model_parallel_size,
             "max_model_len": self.context_length,

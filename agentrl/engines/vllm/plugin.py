@@ -8,6 +8,7 @@ the whole answer. Other servers stay as they are. Written for vLLM 0.32.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -37,12 +38,12 @@ NEEDED = (
     "--enable-prompt-tokens-details",
 )
 """Arguments that each server needs."""
-_trained: list[bool] = []
-"""Not empty in a worker whose weights agentrl sends."""
+TRAINED = threading.Event()
+"""Set in a worker whose weights agentrl sends: it reports and samples as agentrl needs it."""
 
 
 def install() -> None:
-    """Register the weight transfer, and prepare what `activate` switches on."""
+    """Register the weight transfer, and prepare what `TRAINED` switches on."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
     from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
     from vllm.v1.worker.gpu_input_batch import CachedRequestState
@@ -53,11 +54,6 @@ def install() -> None:
     for name in ("forward_native", "forward_cpu"):
         setattr(TopKTopPSampler, name, _untruncated(getattr(TopKTopPSampler, name)))
     CachedRequestState.__post_init__ = _placed(CachedRequestState.__post_init__)
-
-
-def activate() -> None:
-    """Report and sample in this worker as agentrl needs it."""
-    _trained.append(True)
 
 
 def _untruncated(sample: Sample) -> Sample:
@@ -72,7 +68,7 @@ def _untruncated(sample: Sample) -> Sample:
         p: torch.Tensor | None,
     ) -> Sampled:
         truncates = (
-            bool(_trained) and sampler.logprobs_mode == "processed_logprobs" and (k is not None or p is not None)
+            TRAINED.is_set() and sampler.logprobs_mode == "processed_logprobs" and (k is not None or p is not None)
         )
         whole = logits.log_softmax(dim=-1, dtype=torch.float32) if truncates else None
         ids, logprobs = sample(sampler, logits, generators, k, p)
@@ -91,7 +87,7 @@ def _placed(made: Callable[[CachedRequestState], None]) -> Callable[[CachedReque
     def post_init(request: CachedRequestState) -> None:
         made(request)
         generator = request.generator
-        if _trained and generator is not None and generator.device.type == "cpu":
+        if TRAINED.is_set() and generator is not None and generator.device.type == "cpu":
             torch.randint(0, 2**31, (request.num_prompt_tokens,), generator=generator)
 
     return post_init

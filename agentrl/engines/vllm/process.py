@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Container, Sequence
-from pathlib import Path
 
 import httpx
 
 from agentrl.engines.servers.environment import passed
 from agentrl.engines.servers.http import key_header
 from agentrl.engines.servers.process import ServerProcess
-from agentrl.engines.vllm.options import ServerArguments
+from agentrl.engines.vllm.options import VLLMArguments
 from agentrl.system.proxies import spare_own_addresses
-
-GPU_GRACE = 15.0
-"""Seconds that a server on GPUs has to end by itself, so that their memory is given back in order."""
 
 
 class VLLMProcess(ServerProcess):
     """A vLLM server at 127.0.0.1."""
 
+    arguments: VLLMArguments
     software = "vLLM"
     stages = (
         (re.compile(r"Initializing a V1 LLM engine"), "configured"),
@@ -34,33 +30,9 @@ class VLLMProcess(ServerProcess):
     )
     aftermath = "Engine core initialization failed"
     module = "agentrl.engines.vllm.launch"
-    """Main module of the process."""
-
-    def __init__(
-        self,
-        arguments: ServerArguments,
-        port: int | None,
-        log: Path,
-        *,
-        gpus: Sequence[int] = (),
-        key: str | None = None,
-        pass_env: Sequence[str] = (),
-    ) -> None:
-        """Prepare a server as `ServerProcess` does.
-
-        `gpus`: the devices of this machine that it runs on. `pass_env`: variables that the server sees, too.
-        """
-        grace = 0.0 if arguments.device == "cpu" else GPU_GRACE
-        super().__init__(arguments.model_path, port, log, host="127.0.0.1", grace=grace, key=key)
-        self.arguments = arguments
-        self._gpus = gpus
-        self._pass_env = frozenset(pass_env)
-
-    def command(self, port: int) -> list[str]:
-        return [sys.executable, "-m", self.module, *self.arguments.argv(port)]
 
     def environment(self) -> dict[str, str]:
-        return environment(self.arguments.device, self._gpus, self._pass_env)
+        return environment(self.arguments.device, self.arguments.gpus, self._pass_env)
 
     async def served_model(self, http: httpx.AsyncClient) -> str | None:
         if (await http.get(f"{self.url}/health")).status_code != 200:

@@ -27,7 +27,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from agentrl.engines.servers.sync.distributed import Peers
-from agentrl.engines.vllm.plugin import activate
+from agentrl.engines.vllm.plugin import TRAINED
 
 TIMEOUT = timedelta(minutes=5)
 """Time in which the ranks of a broadcast have to meet, and a bucket to arrive."""
@@ -80,7 +80,7 @@ class Receiver(WeightTransferEngine[Group, Tensors]):
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)
         self._peers: Peers | None = None
-        activate()
+        TRAINED.set()
 
     def init_transfer_engine(self, init_info: Group) -> None:
         """Join a group. Blocks until all ranks have met."""

@@ -14,7 +14,7 @@ from agentrl.engines.servers.fleet import Timings
 from agentrl.engines.servers.process import status_text
 from agentrl.engines.servers.start import Say, start_all
 from agentrl.engines.sglang.client import SGLangClient
-from agentrl.engines.sglang.options import ServerArguments
+from agentrl.engines.sglang.options import SGLangArguments
 from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.errors import ConfigError
 from agentrl.remote.router import ServerAccess
@@ -33,7 +33,7 @@ class RewardServers:
 
     def __init__(
         self,
-        arguments: ServerArguments,
+        arguments: SGLangArguments,
         gpus: Sequence[int],
         key: str,
         folder: Path,
@@ -109,12 +109,12 @@ class RewardServers:
         return f"answered none of {failed} checks of {self._timings.check_timeout:g} s"
 
 
-def server_arguments(config: Config, device: str, host: str = "127.0.0.1") -> ServerArguments:
+def server_arguments(config: Config, device: str, host: str = "127.0.0.1") -> SGLangArguments:
     """Return what each server is started with. Raises ConfigError."""
     keys = config.reward_model
     if device == "cpu" and keys.rollout.tensor_model_parallel_size > 1:
         raise ConfigError(f"{ENGINE}.tensor_model_parallel_size above 1 needs GPUs; on a CPU it must be 1")
-    return ServerArguments(
+    return SGLangArguments(
         str(keys.model.path),
         device=device,
         dtype=config.actor_rollout_ref.model.dtype,

@@ -19,7 +19,7 @@ from agentrl.engines.servers.start import ROLLOUT, weight_sender
 from agentrl.engines.servers.sync import DeltaSender, DiskSender, DistributedSender, TensorSender, WeightSender
 from agentrl.engines.sglang.checksums import Expectation
 from agentrl.engines.sglang.delta_loader import LOADER
-from agentrl.engines.sglang.options import ServerArguments
+from agentrl.engines.sglang.options import SGLangArguments
 from agentrl.engines.weights import Weights
 from agentrl.errors import CodeError, ConfigError
 from tests.conftest import PROJECT
@@ -70,8 +70,8 @@ def test_delta_weights_go_by_any_of_them_and_are_verified_once(tmp_path: Path, t
 
 
 def test_servers_of_ours_are_started_with_their_half() -> None:
-    assert LOADER not in ServerArguments("model").argv(1)
-    argv = ServerArguments("model", takes_deltas=True).argv(1)
+    assert LOADER not in SGLangArguments("model").argv(1)
+    argv = SGLangArguments("model", takes_deltas=True).argv(1)
     assert argv[argv.index("--custom-weight-loader") + 1] == LOADER
     module, _, function = LOADER.rpartition(".")
     assert callable(getattr(importlib.import_module(module), function))

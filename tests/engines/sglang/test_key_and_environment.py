@@ -22,13 +22,13 @@ from agentrl.engines.contract import EngineError, SamplingParams
 from agentrl.engines.servers.client import GroupInvitation
 from agentrl.engines.servers.command_line import words
 from agentrl.engines.servers.environment import is_passed
-from agentrl.engines.servers.start import check_machine
+from agentrl.engines.servers.start import check_machine, server_processes
 from agentrl.engines.servers.starter import KEY
 from agentrl.engines.servers.sync.buckets import Bucket
 from agentrl.engines.sglang import launch
-from agentrl.engines.sglang.build import server_processes
+from agentrl.engines.sglang.build import SGLANG
 from agentrl.engines.sglang.client import SGLangClient
-from agentrl.engines.sglang.options import ServerArguments
+from agentrl.engines.sglang.options import SGLangArguments
 from agentrl.engines.sglang.process import SGLangProcess, environment
 from agentrl.errors import ConfigError
 from agentrl.system.http import http_client
@@ -64,7 +64,7 @@ def started(process: SGLangProcess) -> tuple[dict[str, str], list[str]]:
 
 
 def test_a_server_sees_what_it_needs_and_its_key_and_nothing_else(trainers_environment: None, tmp_path: Path) -> None:
-    process = Told(ServerArguments("/m", device="cpu"), None, tmp_path / "log", key="k" * 40, pass_env=["JUDGE_TOKEN"])
+    process = Told(SGLangArguments("/m", device="cpu"), None, tmp_path / "log", key="k" * 40, pass_env=["JUDGE_TOKEN"])
     assert process.key is not None
     variables, arguments = started(process)
     assert {name for name in SECRETS if name in variables} == {"JUDGE_TOKEN", "AGENTRL_SERVER_KEY"}
@@ -103,7 +103,7 @@ def test_each_server_of_a_run_has_a_random_key_and_listens_on_loopback(
     monkeypatch.setenv("SEEN", "x")
     rollout = {"name": "sglang", "num_servers": 3, "server_pass_env": ["SEEN"]}
     asked = {"actor_rollout_ref": {"model": {"path": "/m"}, "rollout": rollout}}
-    processes = server_processes(RolloutsConfig.model_validate(asked), "cpu", 100, tmp_path)
+    processes = server_processes(SGLANG, RolloutsConfig.model_validate(asked), "cpu", 100, tmp_path)
     keys = {process.key for process in processes if process.key}
     assert len(keys) == 3 and all(len(key) >= 32 for key in keys)
     assert {process.arguments.host for process in processes} == {"127.0.0.1"}
@@ -114,7 +114,7 @@ def test_each_server_of_a_run_has_a_random_key_and_listens_on_loopback(
 
 
 def test_a_key_stays_when_a_server_is_started_again(tmp_path: Path) -> None:
-    process = Told(ServerArguments("/m", device="cpu"), None, tmp_path / "log", key="the same")
+    process = Told(SGLangArguments("/m", device="cpu"), None, tmp_path / "log", key="the same")
     for _ in range(2):
         assert started(process)[0][KEY] == "the same"
         process.log.unlink()
@@ -165,7 +165,7 @@ def test_a_process_that_runs_the_server_hands_the_key_to_no_child() -> None:
 @pytest.mark.parametrize("name", ["api_key", "--admin-api-key", "grpc-port", "host"])
 def test_what_would_open_a_server_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=r"engine_kwargs\.sglang\..*: this argument cannot be given"):
-        ServerArguments("/m", extra={name: "1"})
+        SGLangArguments("/m", extra={name: "1"})
 
 
 async def test_every_call_of_the_client_carries_the_key() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentrl.engines.servers.startup_log import StartupLog, last_error
-from agentrl.engines.sglang.options import CPU_TOKENS, ServerArguments
+from agentrl.engines.sglang.options import CPU_TOKENS, SGLangArguments
 from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.errors import ConfigError
 from agentrl.system.json_value import JSON
@@ -17,7 +17,7 @@ def value_of(argv: list[str], flag: str) -> str:
 
 
 def test_a_server_on_a_cpu() -> None:
-    argv = ServerArguments("/m", device="cpu", dtype="bfloat16", context_length=256, max_num_seqs=16).argv(7001)
+    argv = SGLangArguments("/m", device="cpu", dtype="bfloat16", context_length=256, max_num_seqs=16).argv(7001)
     expected = {
         "--model-path": "/m",
         "--host": "127.0.0.1",
@@ -38,13 +38,13 @@ def test_a_server_on_a_cpu() -> None:
 
 @pytest.mark.parametrize(("policy", "first"), [(None, True), ("fcfs", True), ("lpm", False)])
 def test_the_earliest_prompt_goes_first_unless_the_user_chose_another_order(policy: str | None, first: bool) -> None:
-    argv = ServerArguments("/m", extra={} if policy is None else {"schedule_policy": policy}).argv(7001)
+    argv = SGLangArguments("/m", extra={} if policy is None else {"schedule_policy": policy}).argv(7001)
     assert ("--enable-priority-scheduling" in argv) is first
     assert ("--disable-priority-preemption" in argv) is first
 
 
 def test_a_server_on_gpus() -> None:
-    argv = ServerArguments(
+    argv = SGLangArguments(
         "/m", tensor_model_parallel_size=4, base_gpu_id=4, gpu_memory_utilization=0.6, enable_memory_saver=True
     ).argv(7001)
     expected = {
@@ -56,7 +56,7 @@ def test_a_server_on_gpus() -> None:
     }
     assert {flag: value_of(argv, flag) for flag in expected} == expected
     assert {"--enable-memory-saver", "--incremental-streaming-output", "--enable-fp32-lm-head"} <= set(argv)
-    exact = [ServerArguments("/m", dtype="float32"), ServerArguments("/m", extra={"enable_fp32_lm_head": False})]
+    exact = [SGLangArguments("/m", dtype="float32"), SGLangArguments("/m", extra={"enable_fp32_lm_head": False})]
     assert all("--enable-fp32-lm-head" not in one.argv(7001) for one in exact)
     of_the_cpu = {"--attention-backend", "--max-total-tokens", "--enable-deterministic-inference", "--context-length"}
     assert not of_the_cpu & set(argv)
@@ -67,7 +67,7 @@ def test_a_server_on_gpus() -> None:
     [(32768, 256, CPU_TOKENS), (1_000_000, 1, 1_000_000), (None, 4, CPU_TOKENS)],
 )
 def test_the_kv_cache_of_a_cpu_is_bounded_but_holds_one_context(context: int | None, seqs: int, tokens: int) -> None:
-    argv = ServerArguments("/m", device="cpu", context_length=context, max_num_seqs=seqs).argv(1)
+    argv = SGLangArguments("/m", device="cpu", context_length=context, max_num_seqs=seqs).argv(1)
     assert value_of(argv, "--max-total-tokens") == str(tokens)
 
 
@@ -81,7 +81,7 @@ def test_the_users_own_arguments_win() -> None:
         "lora_paths": ["a", "b"],
         "json_model_override_args": {"rope_theta": 5},
     }
-    argv = ServerArguments("/m", device="cpu", extra=extra).argv(1)
+    argv = SGLangArguments("/m", device="cpu", extra=extra).argv(1)
     assert value_of(argv, "--log-level") == "debug"
     assert value_of(argv, "--attention-backend") == "triton"
     assert not {"--enable-deterministic-inference", "--sampling-backend"} & set(argv)
@@ -93,7 +93,7 @@ def test_the_users_own_arguments_win() -> None:
 @pytest.mark.parametrize("name", ["port", "--host", "model-path", "tp", "incremental_streaming_output"])
 def test_what_would_break_agentrl_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"actor_rollout_ref\.rollout\.engine_kwargs\.sglang\.{name}: .* cannot be"):
-        ServerArguments("/m", extra={name: 1})
+        SGLangArguments("/m", extra={name: 1})
 
 
 LOG = """\

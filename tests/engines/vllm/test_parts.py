@@ -17,13 +17,14 @@ from starlette.testclient import TestClient
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.contract import RequestError, SamplingParams
 from agentrl.engines.servers.client import PartialAnswer
+from agentrl.engines.servers.start import server_processes
 from agentrl.engines.servers.sync.buckets import buckets
 from agentrl.engines.servers.sync.tensor import shared_by_name
 from agentrl.engines.vllm import guard
-from agentrl.engines.vllm.build import server_processes
+from agentrl.engines.vllm.build import VLLM
 from agentrl.engines.vllm.client import AnswerStream, Chunk, VLLMClient, entries, sampling_params
 from agentrl.engines.vllm.handle import place
-from agentrl.engines.vllm.options import ServerArguments
+from agentrl.engines.vllm.options import VLLMArguments
 from agentrl.engines.vllm.plugin import BACKEND, NEEDED
 from agentrl.engines.vllm.process import environment
 from agentrl.system.http import http_client
@@ -36,7 +37,7 @@ def chunk(ids: list[int], **fields: object) -> Chunk:
 
 
 def test_a_command_line_has_what_a_server_needs_and_the_users_own_words() -> None:
-    words = ServerArguments("m", "cpu", extra={"block_size": 64, "enable_lora": True}).argv(8000)
+    words = VLLMArguments("m", "cpu", extra={"block_size": 64, "enable_lora": True}).argv(8000)
     line = " ".join(words)
     assert all(argument.replace("'", "") in line for argument in NEEDED)
     assert "--block-size 64 --enable-lora" in line and line.count("--block-size") == 1
@@ -48,7 +49,7 @@ def test_servers_of_a_run_have_their_own_gpus_and_keys(monkeypatch: pytest.Monke
     monkeypatch.setenv("WANDB_API_KEY", "x")
     rollout = {"name": "vllm", "num_servers": 2, "tensor_model_parallel_size": 2}
     config = RolloutsConfig.model_validate({"actor_rollout_ref": {"model": {"path": "/m"}, "rollout": rollout}})
-    processes = server_processes(config, "cuda", 100, tmp_path)
+    processes = server_processes(VLLM, config, "cuda", 100, tmp_path)
     assert [one.environment()["CUDA_VISIBLE_DEVICES"] for one in processes] == ["4,5", "6,7"]
     assert len({one.key for one in processes}) == 2
     assert all("WANDB_API_KEY" not in one.environment() for one in processes)
