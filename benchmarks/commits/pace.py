@@ -1,4 +1,4 @@
-"""CPU time of a training step on both sides, in pairs of steps that follow one another."""
+"""CPU time of training steps on both sides, in pairs of stretches that follow one another."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from benchmarks.commits.weights import ARRANGEMENTS, make_assets
 from benchmarks.training.clean_steps import other_words
 
 KINDS = ("quickstart", "bound-1", "ray", "sglang")
+STRETCH = 4
+"""Steps between two readings: a step that nothing disturbs is shorter than the machine's disturbances."""
 BOUND = 0.02
 """Extra CPU time, as a share, that the interval may reach."""
 
@@ -47,7 +49,7 @@ def words_of(kind: str, side: Side, run: Path, steps: int) -> list[str]:
 
 @contextmanager
 def stepping(side: Side, kind: str, steps: int) -> Iterator[subprocess.Popen[str]]:
-    """Start a run that does a step for each line that it is sent; its first step is done."""
+    """Start a run that does as many steps as each line says that it is sent; its first step is done."""
     folder = side.results / "pace" / kind
     folder.mkdir(parents=True, exist_ok=True)
     python = side.sglang_python if ARRANGEMENTS.get(kind, ARRANGEMENTS["grpo"]).sglang else side.python
@@ -71,7 +73,7 @@ def stepping(side: Side, kind: str, steps: int) -> Iterator[subprocess.Popen[str
 
 
 def read(process: subprocess.Popen[str], folder: Path) -> float:
-    """Wait for a step's CPU seconds. Raises RuntimeError where the run ends instead."""
+    """Wait for the CPU seconds of steps. Raises RuntimeError where the run ends instead."""
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("CPU "):
@@ -79,10 +81,10 @@ def read(process: subprocess.Popen[str], folder: Path) -> float:
     raise RuntimeError(f"a run ended: see {folder}/output.log")
 
 
-def one_step(process: subprocess.Popen[str]) -> float:
-    """Have a run do a step, and return its CPU seconds."""
+def stretch(process: subprocess.Popen[str]) -> float:
+    """Have a run do its next steps, and return their CPU seconds."""
     assert process.stdin is not None
-    process.stdin.write("\n")
+    process.stdin.write(f"{STRETCH}\n")
     process.stdin.flush()
     return read(process, Path())
 
@@ -94,12 +96,12 @@ def measure(old: Side, new: Side, kind: str, file: Path, pairs: int) -> None:
         return
     file.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack, file.open("a", encoding="utf-8") as out:
-        left, right = (stack.enter_context(stepping(side, kind, pairs + 3)) for side in (old, new))
+        left, right = (stack.enter_context(stepping(side, kind, (pairs + 1) * STRETCH + 2)) for side in (old, new))
         for number in range(-1, pairs - done):
             if number % 2:
-                late, early = one_step(right), one_step(left)
+                late, early = stretch(right), stretch(left)
             else:
-                early, late = one_step(left), one_step(right)
+                early, late = stretch(left), stretch(right)
             if number >= 0:  # the first one warms up
                 out.write(json.dumps([early, late]) + "\n")
                 out.flush()

@@ -1,4 +1,4 @@
-"""Trains a step for each line of its input, and writes the CPU seconds since the step before: `paced.py key=value ...`.
+"""Trains as many steps as each line of its input says, and writes their CPU seconds: `paced.py key=value ...`.
 
 CPU time is that of this process and all that it started.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 
 import psutil
 
@@ -19,9 +20,9 @@ def cpu() -> float:
     """Add up the clocks; a process that has ended keeps its last reading."""
     this = psutil.Process()
     for one in (this, *this.children(recursive=True)):
-        with contextlib.suppress(psutil.Error):
-            times = one.cpu_times()
-            clocks[one.pid] = times.user + times.system
+        with contextlib.suppress(OSError):
+            # The process's clock of Linux, in nanoseconds: /proc counts hundredths, of which a tiny step takes ten.
+            clocks[one.pid] = time.clock_gettime((~one.pid << 3) | 2)
     return sum(clocks.values())
 
 
@@ -30,8 +31,9 @@ with training(sys.argv[1:]) as run:
     next(steps)
     last = cpu()
     print("CPU 0", flush=True)
-    for _ in sys.stdin:
-        next(steps)
+    for line in sys.stdin:
+        for _ in range(int(line)):
+            next(steps)
         now = cpu()
         print(f"CPU {now - last}", flush=True)
         last = now
