@@ -1,11 +1,14 @@
 """Small faults in core files: each that OLD's tests find must be found by NEW's, after tests were joined or deleted.
 
 A fault is found again in NEW by its function's name and the text of the expression, in whatever file these now are.
+Only tests of its room that come through its lines are run, by a record of the package coverage, which the environment
+needs for this. The record knows the tests' own process: a line that only further processes reach counts as not tested.
 """
 
 from __future__ import annotations
 
 import ast
+import importlib.util
 import random
 import re
 from collections import Counter
@@ -20,8 +23,11 @@ from benchmarks.commits.sides import Side
 ROOMS = ("agent_loop", "algorithms", "chat", "checkpoint", "data", "optim", "reward", "rollouts", "trainer", "workers")
 """Rooms whose files are changed; the tests of each are in the folder of tests with its name."""
 SEED = 29
-LIMIT = 900
-"""Seconds after which a room's tests count as standing still, which finds the fault."""
+LIMIT = 1800
+"""Seconds after which tests count as standing still, which finds the fault."""
+RECORDING = 7200
+"""Seconds that the record of a room's tests may take."""
+INSIDE = Path(__file__).parent / "inside"
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -143,27 +149,48 @@ def find(tree: Path, mutant: Mutant) -> tuple[Path, Site] | None:
     return None
 
 
-def killers(side: Side, mutant: Mutant) -> JSON:
-    """Make the fault in the checkout and list the tests of its room that fail; None where its place is gone.
+def killers(side: Side, mutant: Mutant, whole_room: bool = False) -> JSON:
+    """Make the fault in the checkout and list the tests that fail, of its lines or of its whole room.
 
-    Test files that name its function or its file are run first.
+    None where its place is gone. Test files that name its function or its file are run first.
     """
     place = find(side.tree, mutant)
     if place is None:
         return None
     file, site = place
-    broken = as_list(side.kept(f"mutants/sound-{mutant.room}", failing, side, [f"tests/{mutant.room}"]))
+    broken = as_list(side.kept(f"mutants/sound-{mutant.room}", _recorded, side, mutant.room))
     whole = file.read_bytes()
+    lines = range(whole.count(b"\n", 0, site.begin) + 1, whole.count(b"\n", 0, site.end) + 2)
+    tests = [f"tests/{mutant.room}"] if whole_room else _through(side, mutant, file, lines)
     file.write_bytes(whole[: site.begin] + mutant.after.encode() + whole[site.end :])
     try:
-        for tests in (near(side.tree, mutant, file), [f"tests/{mutant.room}"]):
-            words = ["-x", *(f"--deselect={test}" for test in broken)]
-            found = failing(side, tests, words) if tests else []
-            if found:
-                return found
-        return []
+        return failing(side, tests, ["-x", *(f"--deselect={test}" for test in broken)]) if tests else []
     finally:
         file.write_bytes(whole)
+
+
+def _recorded(side: Side, room: str) -> JSON:
+    """Record which tests of a room come through which lines, and list the tests that fail without a fault."""
+    record = side.results / "mutants" / f"lines-{room}"
+    record.parent.mkdir(parents=True, exist_ok=True)
+    words = [str(INSIDE / "recorded.py"), str(record), f"{side.tree}/agentrl"]
+    return failing(side, [f"tests/{room}"], (), words, RECORDING)
+
+
+def _through(side: Side, mutant: Mutant, file: Path, lines: range) -> list[str]:
+    """List the test functions that come through lines of a file, those that name the fault's function first."""
+    from coverage import CoverageData
+
+    data = CoverageData(str(side.results / "mutants" / f"lines-{mutant.room}"))
+    data.read()
+    inside = str(file.relative_to(side.tree))
+    found: set[str] = set()
+    for measured in data.measured_files():
+        if measured.endswith(f"/{inside}"):  # the checkout of then had a folder of its own
+            by_line = data.contexts_by_lineno(measured)
+            found.update(test.split("[")[0] for line in lines for test in by_line.get(line, ()) if test)
+    first = near(side.tree, mutant, file)
+    return sorted(found, key=lambda test: (test.split("::")[0] not in first, test))
 
 
 def near(tree: Path, mutant: Mutant, file: Path) -> list[str]:
@@ -174,13 +201,15 @@ def near(tree: Path, mutant: Mutant, file: Path) -> list[str]:
     return [str(test.relative_to(tree)) for test in files if written.search(test.read_text("utf-8"))]
 
 
-def failing(side: Side, tests: list[str], options: Sequence[str] = ()) -> list[JSON]:
+def failing(
+    side: Side, tests: list[str], options: Sequence[str], runner: Sequence[str] = ("-m", "pytest"), limit: float = LIMIT
+) -> list[JSON]:
     """Run tests of the checkout and name those that fail."""
     folder = side.results / "mutants" / "last"
     inside = [str(side.tree / test) for test in tests]
-    words = ["-m", "pytest", "-q", "-pno:cacheprovider", f"--rootdir={side.tree}", *options, *inside]
+    words = [*runner, "-q", "-pno:cacheprovider", f"--rootdir={side.tree}", *options, *inside]
     try:
-        side.run([*words, f"--config-file={side.tree}/pyproject.toml"], folder, limit=LIMIT)
+        side.run([*words, f"--config-file={side.tree}/pyproject.toml"], folder, limit=limit)
     except RuntimeError as error:
         if "ended after" in str(error):
             return ["no test ended"]
@@ -191,18 +220,26 @@ def failing(side: Side, tests: list[str], options: Sequence[str] = ()) -> list[J
 
 def check(old: Side, new: Side, count: int) -> Iterator[str]:
     """Say what NEW's tests do not find and OLD's do: only a fault that NEW's miss is tried on OLD."""
+    if importlib.util.find_spec("coverage") is None:
+        raise SystemExit("mutants: needs the package coverage: pip install coverage")
     found: Counter[str] = Counter()
     for number, mutant in enumerate(drawn(old.tree, count)):
-        now = as_object(new.kept(f"mutants/{number:04}", _tried, new, mutant))["killed_by"]
-        if now or now is None:
-            found["found" if now else "the expression is gone"] += 1
-            continue
-        before = as_list(as_object(old.kept(f"mutants/{number:04}", _tried, old, mutant))["killed_by"])
-        found["no longer found" if before else "found by neither"] += 1
-        if before:
-            yield f"{number}: {mutant.function}: {mutant.before} -> {mutant.after}: before: {before[0]}"
-    print(f"  {dict(found)}", flush=True)
+        now = _killed_by(new, number, mutant)
+        if now == [] and _killed_by(old, number, mutant):
+            now = _killed_by(new, number, mutant, whole_room=True)
+            if not now:
+                before = as_list(_killed_by(old, number, mutant))
+                yield f"{number}: {mutant.function}: {mutant.before} -> {mutant.after}: before: {before[0]}"
+                found["no longer found"] += 1
+                continue
+        found["the expression is gone" if now is None else "found" if now else "found by neither"] += 1
+        print(f"  {number + 1}/{count} {dict(found)}", flush=True)
 
 
-def _tried(side: Side, mutant: Mutant) -> JSON:
-    return {"mutant": asdict(mutant), "killed_by": killers(side, mutant)}
+def _killed_by(side: Side, number: int, mutant: Mutant, whole_room: bool = False) -> JSON:
+    name = f"mutants/{number:04}{'-room' if whole_room else ''}"
+    return as_object(side.kept(name, _tried, side, mutant, whole_room))["killed_by"]
+
+
+def _tried(side: Side, mutant: Mutant, whole_room: bool) -> JSON:
+    return {"mutant": asdict(mutant), "killed_by": killers(side, mutant, whole_room)}
