@@ -17,10 +17,18 @@ from benchmarks.commits.weights import ARRANGEMENTS, make_assets
 from benchmarks.training.clean_steps import other_words
 
 KINDS = ("quickstart", "bound-1", "ray", "sglang")
-STRETCH = 4
+STRETCH = 10
 """Steps between two readings: a step that nothing disturbs is shorter than the machine's disturbances."""
 BOUND = 0.02
 """Extra CPU time, as a share, that the interval may reach."""
+
+
+class Stretch(NamedTuple):
+    """CPU seconds of some steps."""
+
+    whole: float
+    checks: float
+    """Of it, by the steps' own checks."""
 
 
 class Ratio(NamedTuple):
@@ -72,16 +80,16 @@ def stepping(side: Side, kind: str, steps: int) -> Iterator[subprocess.Popen[str
             process.wait(60)
 
 
-def read(process: subprocess.Popen[str], folder: Path) -> float:
+def read(process: subprocess.Popen[str], folder: Path) -> Stretch:
     """Wait for the CPU seconds of steps. Raises RuntimeError where the run ends instead."""
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("CPU "):
-            return float(line.split()[1])
+            return Stretch(*map(float, line.split()[1:]))
     raise RuntimeError(f"a run ended: see {folder}/output.log")
 
 
-def stretch(process: subprocess.Popen[str]) -> float:
+def stretch(process: subprocess.Popen[str]) -> Stretch:
     """Have a run do its next steps, and return their CPU seconds."""
     assert process.stdin is not None
     process.stdin.write(f"{STRETCH}\n")
@@ -107,9 +115,10 @@ def measure(old: Side, new: Side, kind: str, file: Path, pairs: int) -> None:
                 out.flush()
 
 
-def read_pairs(file: Path) -> list[list[float]]:
-    """Read the pairs that were measured."""
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+def read_pairs(file: Path) -> list[tuple[Stretch, Stretch]]:
+    """Read the pairs that were measured, OLD's first."""
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [(Stretch(*early), Stretch(*late)) for early, late in map(json.loads, lines)]
 
 
 def check(old: Side, new: Side, pairs: int) -> Iterator[str]:
@@ -120,8 +129,16 @@ def check(old: Side, new: Side, pairs: int) -> Iterator[str]:
             continue
         file = new.results / "pace" / f"{kind}-{old.results.name}.jsonl"
         measure(old, new, kind, file, pairs)
-        found = ratio(read_pairs(file))
-        text = f"{kind}: new over old {found.mean:.4f} ({found.low:.4f} to {found.high:.4f}), {pairs} pairs"
+        read_now = read_pairs(file)
+        found = ratio([(early.whole, late.whole) for early, late in read_now])
+        without = ratio([(early.whole - early.checks, late.whole - late.checks) for early, late in read_now])
+        shares = [
+            sum(one.checks for one in side) / sum(one.whole for one in side) for side in zip(*read_now, strict=True)
+        ]
+        text = (
+            f"{kind}: new over old {found.mean:.4f} ({found.low:.4f} to {found.high:.4f}), {pairs} pairs; checks take "
+            f"{shares[0]:.1%} and {shares[1]:.1%}, without them {without.mean:.4f} ({without.low:.4f} to {without.high:.4f})"
+        )
         print(f"  {text}", flush=True)
         if found.high > 1 + BOUND:
             yield f"{text}: want an upper end of at most {1 + BOUND}; where the interval is wide, give more --pairs"

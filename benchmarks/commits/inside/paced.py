@@ -1,6 +1,6 @@
-"""Trains as many steps as each line of its input says, and writes their CPU seconds: `paced.py key=value ...`.
+"""Trains as many steps as each line of its input says: `paced.py key=value ...`.
 
-CPU time is that of this process and all that it started.
+Writes their CPU seconds, of this process and all that it started, and how many of them the steps' checks took.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ with training(sys.argv[1:]) as run:
     steps = iter(run)
     next(steps)
     last = cpu()
-    print("CPU 0", flush=True)
+    print("CPU 0 0", flush=True)
     for line in sys.stdin:
-        for _ in range(int(line)):
-            next(steps)
+        checks = sum(next(steps)["perf/check_seconds"] for _ in range(int(line)))
         now = cpu()
-        print(f"CPU {now - last}", flush=True)
+        print(f"CPU {now - last} {checks}", flush=True)
         last = now
