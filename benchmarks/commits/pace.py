@@ -38,6 +38,9 @@ class Ratio(NamedTuple):
     low: float
     high: float
 
+    def __str__(self) -> str:
+        return f"{self.mean:.4f} ({self.low:.4f} to {self.high:.4f})"
+
 
 def ratio(pairs: Sequence[Sequence[float]]) -> Ratio:
     """Estimate NEW over OLD of pairs (old, new), at least two, by the normal distribution of the ratios' logarithms."""
@@ -136,8 +139,8 @@ def check(old: Side, new: Side, pairs: int) -> Iterator[str]:
             sum(one.checks for one in side) / sum(one.whole for one in side) for side in zip(*read_now, strict=True)
         ]
         text = (
-            f"{kind}: new over old {found.mean:.4f} ({found.low:.4f} to {found.high:.4f}), {pairs} pairs; checks take "
-            f"{shares[0]:.1%} and {shares[1]:.1%}, without them {without.mean:.4f} ({without.low:.4f} to {without.high:.4f})"
+            f"{kind}: new over old {found}, {pairs} pairs; checks take {shares[0]:.1%} and {shares[1]:.1%}, "
+            f"without them {without}"
         )
         print(f"  {text}", flush=True)
         if found.high > 1 + BOUND:
