@@ -94,7 +94,8 @@ def test_a_text_is_another_value_only_where_the_schema_takes_no_text() -> None:
 
 
 def test_an_answer_is_no_call() -> None:
-    assert is_call("[search(x=1)]") and is_call("[ search(") and not is_call("[1, 2]") and not is_call("See [f(x)].")
+    assert is_call("[search(x=1)]") and is_call("[f(x=1)]") and is_call("[ search(")
+    assert not is_call("[1, 2]") and not is_call("See [f(x)].")
 
 
 def test_functools() -> None:
