@@ -31,7 +31,7 @@ from agentrl.trajectory import Status, Trajectory
 from agentrl.trajectory.sample import Sample
 from data_prep.environment import rows
 from tests.agent_loop.conftest import Bench, call, sample
-from tests.agent_loop.recorded_environments import FILE, REPLAY, SAID, play, play_game
+from tests.agent_loop.recorded_environments import FILE, REPLAY, SAID, make_files, play, play_game
 from tests.conftest import PROJECT
 from tests.e2e.test_docs import write_files
 from tests.sandbox.servers import running
@@ -380,7 +380,10 @@ async def test_repeated_requests_are_harmless_and_wrong_ones_refused(odd: Enviro
     [
         ("raise OSError('no model at /x')", "it ended with status 1"),
         ("raise OSError('no model at /x')", "OSError: no model at /x"),
-        ("def tasks(): ...", "it has no function start, step, score; needed are tasks, and start, step and score or play"),
+        (
+            "def tasks(): ...",
+            "it has no function start, step, score; needed are tasks, and start, step and score or play",
+        ),
     ],
 )
 def test_an_environment_that_does_not_start_gives_its_last_lines(tmp_path: Path, code: str, problem: str) -> None:
@@ -540,6 +543,46 @@ async def test_what_a_policy_writes_neither_ends_a_run_of_reasoning_gym_nor_is_r
         await sidecar.close()
     (one,) = await played(bench(["<answer>yes</answer>"]), options, row(task))
     assert (one.status, one.score, one.score_extra["unreadable"]) == (Status.COMPLETED, 0.0, 1.0)
+
+
+GROUP_RUBRIC = """
+import verifiers as vf
+from datasets import Dataset
+
+def longest(completions):
+    most = max(len(one[-1]["content"]) for one in completions)
+    return [float(len(one[-1]["content"]) == most) for one in completions]
+
+def load_environment():
+    data = Dataset.from_list([{"question": "1 + 1?", "answer": "2"}])
+    return vf.SingleTurnEnv(dataset=data, rubric=vf.Rubric(funcs=[longest]))
+"""
+
+
+@pytest.mark.slice(0, "long run")
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("family", "environment", "problem"),
+    [
+        ("verifiers", "grouped", r"grouped: its rubric has rewards that see a whole group \(longest\): not supported"),
+        ("verifiers_v1", {"id": "best-of-n", "taskset": {"id": "my_taskset"}}, "a second conversation, as rewards"),
+        ("verifiers_v1", {"taskset": {"id": "my_tasks"}}, "taskset 'my_tasks' not found"),
+    ],
+)
+async def test_rewards_that_see_a_group_are_refused_where_rows_are_made(
+    family: str, environment: object, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (given,) = yaml.safe_load((PROJECT / "configs" / "environments" / f"{family}.yaml").read_text())
+    options = EnvironmentOptions.model_validate({**given["options"], "task_options": {"environment": environment}})
+    make_files(family, options)
+    (tmp_path / "grouped.py").write_text(GROUP_RUBRIC)
+    sidecar = Sidecar(options)
+    try:
+        with pytest.raises(CodeError, match=problem):
+            await sidecar.tasks("train", 1, 1, 600)
+    finally:
+        await sidecar.close()
 
 
 async def test_a_resources_server_of_nemo_gym(bench: MakeBench, tmp_path: Path) -> None:
