@@ -9,16 +9,26 @@ a Python file with four functions, and perhaps a fifth:
     score(episode)                          returns a number, or a dict with `score` and further numbers
     close(episode)                          optional
 
+A file whose code asks the policy itself has, in place of `start`, `step` and `score`:
+
+    async play(task, seed, ask)             plays an episode and returns what `score` returns
+
+`await ask(messages, tools)` returns the policy's turn, {"text": text, "calls": [{"id", "name", "arguments"}]}. The
+messages are the whole conversation: those of the last request, the turn, and what answers it. It raises EOFError where
+the episode is cut, at a limit of turns or tokens. A task without a `prompt` gets that of its first request.
+
 A task with several players lists their `roles`. Then `start` returns (episode, {"role": ..., "observation": ...}), a
 step names the `role` that moves next, whose observation it has, and `score` returns {"scores": {role: number}}.
 
-Each episode has a thread of its own, in which its functions are called. With `SERIAL = True` in the file, one call runs
-at a time. A request names its session and its number in the session, so a repeated request gets the same answer.
+Each episode has a thread of its own, in which its functions are called; all `play` share one event loop. With
+`SERIAL = True` in the file, one call runs at a time. A request names its session and its number in the session, so a
+repeated request gets the same answer.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import hmac
 import importlib.util
 import json
@@ -30,15 +40,21 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from contextlib import suppress
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 PROTOCOL = 1
 KEY = "AGENTRL_ENVIRONMENT_KEY"
 """Environment variable with the key that requests must bring; without it no key is asked for."""
+MARK = "AGENTRL_SIDECAR"
+"""Environment variable by which the processes that a sidecar started are found again."""
 MOST_BODY = 64 << 20
 MOST_HANGING = 64
 """Closed episodes whose last call still runs, from which on no episode is begun."""
@@ -98,6 +114,109 @@ class Session:
             answer.set_result(self._call(work))
 
 
+@dataclass
+class Asked:
+    """An episode of `play`, which calls it for a turn: the request that waits, and the coroutine."""
+
+    messages: list[dict[str, Any]] | None = None
+    """Conversation of the request; None: `play` has ended."""
+    tools: list[Any] = field(default_factory=list)
+    answer: Any = None
+    """Future of the turn."""
+    running: Future[Any] = field(default_factory=Future)
+    requests: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
+
+    async def __call__(self, messages: list[dict[str, Any]], tools: list[Any] | tuple[()] = ()) -> Any:
+        """Wait for the policy's turn."""
+        answer = asyncio.get_running_loop().create_future()
+        self.requests.put((*json.loads(json.dumps([messages, tools])), answer))  # a copy: the caller's list grows
+        return await answer
+
+    def wait(self) -> None:
+        """Wait for the next request, or for the end, whose error is raised."""
+        self.messages, self.tools, self.answer = self.requests.get()
+        if self.messages is None:
+            self.running.result()
+
+
+class Asking:
+    """The functions `tasks`, `start`, `step`, `score` and `close`, made of a file's `tasks` and `play`."""
+
+    def __init__(self, module: Any) -> None:
+        self._module, self._loop = module, asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+
+    def tasks(self, split: str, seed: int, count: int, **options: Any) -> Iterator[dict[str, Any]]:
+        """Yield tasks. The first one is played with an empty turn, so that errors of `play` come before training."""
+        for number, task in enumerate(islice(self._module.tasks(split, seed, count, **options), count)):
+            if number == 0 or "prompt" not in task:
+                episode, _ = self.start(task, seed)
+                try:
+                    if "prompt" not in task:
+                        known = {"prompt": episode.messages, "tools": episode.tools, "request": _digest(episode)}
+                        task = {**task, **known}
+                    if number == 0 and episode.messages is not None:
+                        self.step(episode, {"text": "", "calls": []})
+                        self.score(episode)
+                finally:
+                    self.close(episode)
+            yield task
+
+    def start(self, task: dict[str, Any], seed: int) -> tuple[Asked, None]:
+        episode = Asked()
+        episode.running = asyncio.run_coroutine_threadsafe(self._module.play(task, seed, episode), self._loop)
+        episode.running.add_done_callback(lambda _: episode.requests.put((None, [], None)))
+        episode.wait()
+        if episode.messages is None:
+            raise RuntimeError("play ended before it asked for a turn")
+        if task.get("request", found := _digest(episode)) != found:
+            self.close(episode)
+            raise ValueError("the task's first request is another one than when its row was made; make the rows again")
+        return episode, None
+
+    def step(self, episode: Asked, action: dict[str, Any]) -> dict[str, Any]:
+        before, calls = episode.messages or [], action["calls"]
+        self._loop.call_soon_threadsafe(_answer, episode.answer, action)
+        episode.wait()
+        if episode.messages is None:
+            return {"answers": [""] * len(calls), "done": True}
+        now = len(before)
+        turn = episode.messages[now]["role"] if len(episode.messages) > now else None
+        if episode.messages[:now] != before or turn != "assistant":
+            raise ValueError(
+                "it asks for a turn with messages that do not continue those of its last request, e.g. a summary, or "
+                "a second conversation, as rewards that compare several answers need: not supported"
+            )
+        new = episode.messages[now + 1 :]
+        said = {one["tool_call_id"]: one["content"] for one in new if one["role"] == "tool"}
+        user = "\n\n".join(one["content"] for one in new if one["role"] == "user")
+        return {"answers": [said.get(call["id"], "") for call in calls], "observation": user or None}
+
+    def score(self, episode: Asked) -> Any:
+        if episode.messages is not None:
+            self._loop.call_soon_threadsafe(_answer, episode.answer, EOFError("the episode is over"))
+            episode.wait()
+            if episode.messages is not None:
+                raise RuntimeError("play asks for another turn after the episode was cut")
+        return episode.running.result()
+
+    def close(self, episode: Asked) -> None:
+        episode.running.cancel()
+
+
+def _answer(waiting: asyncio.Future[Any], answer: Any) -> None:
+    if waiting.done():  # of an episode that was closed
+        return
+    if isinstance(answer, EOFError):
+        waiting.set_exception(answer)
+    else:
+        waiting.set_result(answer)
+
+
+def _digest(episode: Asked) -> int:
+    return zlib.crc32(json.dumps([episode.messages, episode.tools]).encode())
+
+
 class Environment:
     """Functions of the user's file, and the sessions that use them."""
 
@@ -113,13 +232,15 @@ class Environment:
             raise SystemExit(f"{file}: expected a Python file")
         module = sys.modules["environment_file"] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        missing = [name for name in ("tasks", "start", "step", "score") if not callable(getattr(module, name, None))]
+        plays = callable(getattr(module, "play", None))
+        wanted = ("tasks",) if plays else ("tasks", "start", "step", "score")
+        missing = [name for name in wanted if not callable(getattr(module, name, None))]
         if missing:
             raise SystemExit(
-                f"{file}: it has no function {', '.join(missing)}; needed are tasks, start, step and score"
+                f"{file}: it has no function {', '.join(missing)}; needed are tasks, and start, step and score or play"
             )
-        self.module = module
-        self._serial = threading.Lock() if getattr(module, "SERIAL", False) else None
+        self.module: Any = Asking(module) if plays else module
+        self._serial = threading.Lock() if getattr(module, "SERIAL", False) and not plays else None
         self._sessions: dict[str, Session] = {}
         self._closed: list[Session] = []
         self._lock = threading.Lock()
@@ -268,12 +389,25 @@ class Server(ThreadingHTTPServer):
             traceback.print_exc()
 
 
+def end_children(mark: str) -> None:
+    """Kill the processes that a sidecar started, also those in sessions of their own; `mark`: its value of MARK."""
+    wanted, found = f"{MARK}={mark}".encode(), True
+    while found:
+        found = False
+        for file in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):  # of a process that has ended, or another user's
+                if wanted in file.read_bytes().split(b"\0") and int(file.parent.name) != os.getpid():
+                    os.kill(int(file.parent.name), signal.SIGKILL)
+                    found = True
+
+
 def end_with(starter: int) -> None:
-    """Kill this process's group when process `starter` is gone or closes our stdin."""
+    """Kill this process, its group and its children when process `starter` is gone or closes our stdin."""
     while os.getppid() == starter:
         readable, _, _ = select.select([0], [], [], LOOK_EVERY)
         if readable and not os.read(0, 1):
             break
+    end_children(os.environ.get(MARK, ""))
     os.killpg(0, signal.SIGKILL)
 
 

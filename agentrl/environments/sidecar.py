@@ -21,7 +21,7 @@ from typing import TypeAlias
 import pydantic
 
 from agentrl.environments.interpreter import find_python, last_lines, virtual_environment
-from agentrl.environments.serve import KEY, PROTOCOL
+from agentrl.environments.serve import KEY, MARK, PROTOCOL, end_children
 from agentrl.errors import CodeError, ConfigError, InfrastructureError
 from agentrl.remote.client import RemoteClient, RemoteOptions
 from agentrl.remote.faults import RemoteUnavailable
@@ -110,6 +110,7 @@ class Sidecar:
         self._starting = threading.Lock()
         self._threads = DaemonThreads(self._what)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the object
+        self._mark = secrets.token_hex(16)
 
     def start(self) -> Address:
         """Return the address of the sidecar, which is started unless it runs. Raises ConfigError."""
@@ -164,6 +165,7 @@ class Sidecar:
         address, self._address = self._address, None
         if address is not None and address.process is not None:
             _end(address.process)
+            end_children(self._mark)
 
     def _died(self, address: Address, error: RemoteUnavailable) -> InfrastructureError:
         process = address.process
@@ -214,6 +216,7 @@ class Sidecar:
         python = find_python(options.python, key)
         if options.packages:
             python = virtual_environment(self.name, python, options.packages, f"{self._what}: packages")
+        end_children(self._mark)  # of a process that died
         secret = secrets.token_urlsafe(24)
         passed = {name: os.environ[name] for name in (*_PASSED, *options.pass_env) if name in os.environ}
         process = subprocess.Popen(
@@ -221,7 +224,7 @@ class Sidecar:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env={**passed, "PYTHONUNBUFFERED": "1", KEY: secret},
+            env={**passed, "PYTHONUNBUFFERED": "1", KEY: secret, MARK: self._mark},
             start_new_session=True,
         )
         line = _first_line(process, options.start_timeout)
@@ -230,6 +233,7 @@ class Sidecar:
         except (ValueError, KeyError, TypeError):
             ended = process.poll()
             _end(process)
+            end_children(self._mark)
             how = f"not ready within {options.start_timeout:g} s (start_timeout)" if ended is None else _ending(ended)
             tail = self._tail()
             hint = "\nInstall the missing module: name its package in `packages`" * ("ModuleNotFoundError" in tail)

@@ -28,8 +28,9 @@ from agentrl.trajectory.sample import Sample
 from tools.code_interpreter import CodeInterpreterTool
 from tools.search import SearchTool
 
-Loop = Literal["single_turn", "tool_agent", "react", "openai_proxy", "environment"]
+Loop = Literal["single_turn", "tool_agent", "react", "openai_proxy", "environment", "self_play"]
 LOOPS: tuple[Loop, ...] = get_args(Loop)
+IN_SIDECARS = ("environment", "self_play")
 PROMPTS, N, STEPS = 2, 4, 4
 """Prompts a step, trajectories of each, and steps of a run."""
 LEARN = 240
@@ -86,29 +87,52 @@ def score(episode):
 """
 """An environment of two turns, in a sidecar."""
 
+GAME = """
+def tasks(split, seed, count):
+    return []
+
+def start(task, seed):
+    return [], {"role": "first", "observation": None}
+
+def step(said, action):
+    said.append(action["text"])
+    return {"role": ["first", "second"][len(said) % 2], "observation": "Sure?", "done": len(said) == 3}
+
+def score(said):
+    asked = ["first", "second"] if said else ["first"]
+    spoken = {role: "".join(said[number::2]) for number, role in enumerate(asked)}
+    return {"scores": {role: 0.25 + sum(text.encode("utf-8", "replace")) % 8 / 16 for role, text in spoken.items()}}
+"""
+"""A game of three turns for two roles, in a sidecar. Each role's score is as the scorer's."""
+TURNS = {"self_play": 3}
+"""Turns of an episode, by loop; two in the others."""
+
 
 def make_rows(folder: Path) -> None:
     """Write a row for each prompt of a run, so that all of them are drawn once, the tool that most cells use, and the
     loop of the environment."""
-    rows = [
-        {
-            "prompt": [{"role": "user", "content": question(number)}],
-            "data_source": "faults",
-            "reward_model": {"ground_truth": str(number)},
-            "extra_info": {COLUMN: json.dumps({"task": {"id": number}, "seed": number})},
-        }
-        for number in range(PROMPTS * STEPS)
-    ]
-    pq.write_table(pa.Table.from_pylist(rows), folder / "rows.parquet")
+    for name, source, roles in (("rows", "faults", []), ("self_play", "environment/self_play", ["first", "second"])):
+        rows = [
+            {
+                "prompt": [{"role": "user", "content": question(number)}],
+                "data_source": source,
+                "reward_model": {"ground_truth": str(number)},
+                "extra_info": {COLUMN: json.dumps({"task": {"id": number, "roles": roles}, "seed": number})},
+            }
+            for number in range(PROMPTS * STEPS)
+        ]
+        pq.write_table(pa.Table.from_pylist(rows), folder / f"{name}.parquet")
     documents = [{"contents": f"Title {number}\nsays a and {number}."} for number in range(8)]
     corpus = folder / "corpus.jsonl"
     corpus.write_text("".join(json.dumps(one) + "\n" for one in documents))
     tool = {"class_name": "tools.search.SearchTool", "config": {"corpus_path": str(corpus), "topk": 1}}
     (folder / "tools.yaml").write_text(json.dumps({"tools": [tool]}))
-    (folder / "environment.py").write_text(ENVIRONMENT)
-    options = {"environment": str(folder / "environment.py")}
-    loop = {"name": "environment", "_target_": "agentrl.environments.loop.EnvironmentLoop", "options": options}
-    (folder / "loops.yaml").write_text(json.dumps([loop]))
+    loops = []
+    for name, code in (("environment", ENVIRONMENT), ("self_play", GAME)):
+        (folder / f"{name}.py").write_text(code)
+        options = {"environment": str(folder / f"{name}.py")}
+        loops.append({"name": name, "_target_": "agentrl.environments.loop.EnvironmentLoop", "options": options})
+    (folder / "loops.yaml").write_text(json.dumps(loops))
 
 
 def question(number: int) -> str:
@@ -117,8 +141,8 @@ def question(number: int) -> str:
 
 def policy_of(loop: Loop, tool: str) -> str:
     """Name the policy that a loop is run with."""
-    if loop == "environment":
-        return loop
+    if loop in IN_SIDECARS:
+        return "environment"
     if loop not in BEHIND:
         return "plain"
     return f"{loop}-{'code' if tool == 'code_interpreter' else 'search'}"
@@ -130,8 +154,8 @@ def make_policy(folder: Path, loop: Loop, tool: str) -> Path:
     if (path / "made").exists():
         return path
     make_tiny_policy(path, seed=3)
-    if loop in BEHIND:
-        teach(path, loop, tool)
+    if path.name != "plain":
+        teach(path, "environment" if loop in IN_SIDECARS else loop, tool)
     (path / "made").touch()
     return path
 

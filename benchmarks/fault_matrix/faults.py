@@ -32,7 +32,7 @@ from agentrl.environments.sidecar import Fields, Play
 from agentrl.trainer.observer import Step
 from agentrl.trainer.step import Trainer
 from benchmarks.fault_matrix import engine_server, tool_server
-from benchmarks.fault_matrix.assets import PROMPTS, SCORER, Loop, N
+from benchmarks.fault_matrix.assets import IN_SIDECARS, PROMPTS, SCORER, TURNS, Loop, N
 from benchmarks.fault_matrix.engine_server import EngineFault
 from benchmarks.fault_matrix.mark import mark, marked
 from benchmarks.fault_matrix.scene import CellFailed, Scene, steps_logged
@@ -48,6 +48,7 @@ HUNG = 6.0
 OWN_TOOLS = "an agent behind the endpoint calls tools of its own"
 NO_TOOLS = "the loop calls no tool"
 NO_SIDECAR = "the loop has no sidecar"
+NO_SCORER = "the environment scores"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +76,19 @@ class Fault:
 
 
 def calls_our_tools(loop: Loop) -> str | None:
-    return {"single_turn": NO_TOOLS, "openai_proxy": OWN_TOOLS, "environment": NO_TOOLS}.get(loop)
+    return OWN_TOOLS if loop == "openai_proxy" else calls_a_tool(loop)
 
 
 def calls_a_tool(loop: Loop) -> str | None:
-    return NO_TOOLS if loop in ("single_turn", "environment") else None
+    return NO_TOOLS if loop in ("single_turn", *IN_SIDECARS) else None
 
 
 def has_a_sidecar(loop: Loop) -> str | None:
-    return None if loop == "environment" else NO_SIDECAR
+    return None if loop in IN_SIDECARS else NO_SIDECAR
+
+
+def has_a_scorer(loop: Loop) -> str | None:
+    return NO_SCORER if loop == "self_play" else None
 
 
 def free_port() -> int:
@@ -217,14 +222,14 @@ def mcp_killed(scene: Scene) -> Iterator[None]:
     yield
 
 
-def sidecar_killed(folder: Path) -> None:
+def sidecar_killed(turns: int, folder: Path) -> None:
     """Have the sidecar killed in the second step, when trajectories have had their first turn or wait for it."""
     healthy, steps = Play.step, 0
 
     async def step(play: Play, text: str, calls: Sequence[Fields]) -> Fields:
         nonlocal steps
         steps += 1
-        if steps > 2 * PROMPTS * N + 2 and mark(folder):
+        if steps > turns * PROMPTS * N + 2 and mark(folder):
             assert play.address.process is not None
             play.address.process.kill()
         return await healthy(play, text, calls)
@@ -560,21 +565,43 @@ FAULTS: tuple[Fault, ...] = (
     Fault("retriever killed", retriever_killed, does_not_apply=calls_our_tools),
     Fault("sandbox killed", sandbox_killed, tool="code_interpreter", does_not_apply=calls_our_tools),
     Fault("MCP server killed", mcp_killed, does_not_apply=calls_our_tools),
-    Fault("sidecar killed", lambda scene: injected(scene, sidecar_killed), does_not_apply=has_a_sidecar),
-    Fault("scorer raises", partial(scorer, fault='raise KeyError("injected")'), ends="injected", between=mend_scorer),
+    Fault(
+        "sidecar killed",
+        lambda scene: injected(scene, partial(sidecar_killed, TURNS.get(scene.loop, 2))),
+        does_not_apply=has_a_sidecar,
+    ),
+    Fault(
+        "scorer raises",
+        partial(scorer, fault='raise KeyError("injected")'),
+        ends="injected",
+        between=mend_scorer,
+        does_not_apply=has_a_scorer,
+    ),
     Fault(
         "scorer raises and is counted",
         lambda scene: scorer(scene, 'raise KeyError("injected")', COUNTED),
         all_survive=False,
+        does_not_apply=has_a_scorer,
     ),
-    Fault("scorer: no server", partial(scorer, fault='raise ConnectionError("injected")'), all_survive=False),
+    Fault(
+        "scorer: no server",
+        partial(scorer, fault='raise ConnectionError("injected")'),
+        all_survive=False,
+        does_not_apply=has_a_scorer,
+    ),
     Fault(
         "scorer hangs",
         lambda scene: scorer(scene, "import time; time.sleep(4)", "reward_model.timeout=0.5"),
         all_survive=False,
+        does_not_apply=has_a_scorer,
     ),
-    Fault("scorer: NaN", lambda scene: scorer(scene, 'return float("nan")', COUNTED), all_survive=False),
-    Fault("judge: rubbish", judge_rubbish, all_survive=False, judged=True),
+    Fault(
+        "scorer: NaN",
+        lambda scene: scorer(scene, 'return float("nan")', COUNTED),
+        all_survive=False,
+        does_not_apply=has_a_scorer,
+    ),
+    Fault("judge: rubbish", judge_rubbish, all_survive=False, judged=True, does_not_apply=has_a_scorer),
     Fault("driver killed: sampling", lambda scene: injected(scene, killed_while_sampling), ends=""),
     _stage("log-probs", "old_log_prob", "begins"),
     _stage("advantages", "advantages", "ends"),
@@ -605,9 +632,18 @@ FAULTS: tuple[Fault, ...] = (
     _process("rank killed: checkpoint", "Rank", "save"),
     _process("rollout worker killed: sampling", "RolloutWorker", "rollout"),
     _process("rollout worker hung", "RolloutWorker", "rollout", signal.SIGSTOP),
-    Fault("rollout worker killed: reading weights", worker_killed_while_reading, slow=True),
-    Fault("rollout worker: failed update", worker_fails_update, slow=True),
-    Fault("rollout worker: refused update", worker_refuses_update, ends="injected", between=mend_scorer, slow=True),
+    Fault(
+        "rollout worker killed: reading weights", worker_killed_while_reading, slow=True, does_not_apply=has_a_scorer
+    ),
+    Fault("rollout worker: failed update", worker_fails_update, slow=True, does_not_apply=has_a_scorer),
+    Fault(
+        "rollout worker: refused update",
+        worker_refuses_update,
+        ends="injected",
+        between=mend_scorer,
+        slow=True,
+        does_not_apply=has_a_scorer,
+    ),
 )
 
 

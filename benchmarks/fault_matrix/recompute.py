@@ -39,6 +39,8 @@ class TrainedSequence:
     """One transcript that is trained on."""
 
     uid: str
+    role: str
+    """Empty in an episode without roles."""
     ids: torch.Tensor
     mask: torch.Tensor
     sampled: torch.Tensor
@@ -74,6 +76,7 @@ def sequences_of(row: Mapping[str, Any]) -> list[TrainedSequence]:
             found.append(
                 TrainedSequence(
                     row["uid"],
+                    row["role"][number],
                     torch.tensor(row["ids"][number]),
                     torch.tensor(mask, dtype=torch.bool),
                     torch.tensor(row["logprobs"][number]),
@@ -91,18 +94,25 @@ def log_probs(model: PreTrainedModel, sequence: TrainedSequence) -> torch.Tensor
     return chosen[sequence.mask[1:]]
 
 
-def advantages_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Compute GRPO's advantages over the survivors of each prompt."""
-    groups: defaultdict[int, list[Mapping[str, Any]]] = defaultdict(list)
+def scores_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return a trajectory's scores by role; without roles its score, under an empty name."""
+    by_role = {role: row["score_extra"][f"role/{role}"] for role in row["role"] if role}
+    return by_role or {"": row["score"] + sum(row["turn_rewards"] or [])}
+
+
+def advantages_of(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], float]:
+    """Compute GRPO's advantages over the survivors of each prompt, role by role: by trajectory and role."""
+    groups: defaultdict[tuple[int, str], dict[str, float]] = defaultdict(dict)
     for row in rows:
-        groups[row["group"]].append(row)
-    found: dict[str, float] = {}
-    for members in groups.values():
-        rewards = torch.tensor([row["score"] + sum(row["turn_rewards"] or []) for row in members], dtype=torch.float64)
+        for role, score in scores_of(row).items():
+            groups[row["group"], role][row["uid"]] = score
+    found: dict[tuple[str, str], float] = {}
+    for (_, role), members in groups.items():
+        rewards = torch.tensor(list(members.values()), dtype=torch.float64)
         centred = rewards - rewards.mean()
         scale = rewards.std() + 1e-6 if len(members) > 1 else torch.tensor(1.0)
         equal = bool((rewards == rewards[0]).all())
-        found |= {row["uid"]: 0.0 if equal else float(one) for row, one in zip(members, centred / scale, strict=True)}
+        found |= {(uid, role): 0.0 if equal else float(one) for uid, one in zip(members, centred / scale, strict=True)}
     return found
 
 
@@ -129,7 +139,7 @@ def update_again(
     optimizer.zero_grad()
     for one in sequences:
         new, sampled = log_probs(model, one), one.sampled[one.mask]
-        old, advantage = new.detach(), advantages[one.uid]
+        old, advantage = new.detach(), advantages[one.uid, one.role]
         weight = torch.ones_like(old)
         if "weights" in one.recorded:
             weight = (old - sampled).sum().exp().clamp(max=CUT).expand_as(old)

@@ -20,7 +20,7 @@ from pathlib import Path
 import httpx
 
 from agentrl.train import main
-from benchmarks.fault_matrix.assets import AGENT, PROMPTS, SCORER, STEPS, Loop, N, make_policy
+from benchmarks.fault_matrix.assets import AGENT, IN_SIDECARS, PROMPTS, SCORER, STEPS, TURNS, Loop, N, make_policy
 from benchmarks.fault_matrix.mark import mark, marked
 from benchmarks.fault_matrix.recompute import RATE
 
@@ -80,9 +80,10 @@ class Scene:
         rollout, actor = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
         scorer = self.write("scorer.py", self.scorer)
         agent = self.write("agent.py", f"TOOL = {self.agent_tool!r}\n{AGENT}")
-        loops = self.assets / "loops.yaml"
+        loops, plays = self.assets / "loops.yaml", self.loop == "self_play"
+        scores = not plays and not any("judge" in word for word in self.words)
         return [
-            f"data.train_files={self.assets}/rows.parquet",
+            f"data.train_files={self.assets}/{'self_play' if plays else 'rows'}.parquet",
             "data.val_files=null",
             "data.shuffle=false",
             f"data.train_batch_size={PROMPTS}",
@@ -95,12 +96,13 @@ class Scene:
             f"{rollout}.max_num_seqs=16",
             f"{rollout}.agent.default_agent_loop={self.loop}",
             f"{rollout}.agent.trajectory_timeout=300",
-            f"{rollout}.multi_turn.max_assistant_turns=2",
+            f"{rollout}.multi_turn.max_assistant_turns={TURNS.get(self.loop, 2)}",
             f"{rollout}.multi_turn.max_tokens_per_turn=48",
             f"{rollout}.multi_turn.tool_config_path={self.assets}/tools.yaml",
             *([f"{rollout}.agent.openai_proxy.target={agent}:solve"] if self.loop == "openai_proxy" else []),
-            *([f"{rollout}.agent.agent_loop_config_path={loops}"] if self.loop == "environment" else []),
-            *([] if any("judge" in word for word in self.words) else [f"custom_reward_function.path={scorer}"]),
+            *([f"{rollout}.agent.agent_loop_config_path={loops}"] if self.loop in IN_SIDECARS else []),
+            *([f"{rollout}.roles={{first: {{}}, second: {{}}}}"] if plays else []),
+            *([f"custom_reward_function.path={scorer}"] if scores else []),
             "algorithm.filter_groups.enable=false",
             f"async_training.max_staleness={self.bound}",
             # What recompute.py computes again, without the rest of the batch.

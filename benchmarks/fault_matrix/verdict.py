@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fault_matrix.assets import GRAIN, HIGHEST, LOWEST, PROMPTS, STEPS, N, question
-from benchmarks.fault_matrix.recompute import differences, recorded, rows_of, sequences_of, survives
+from benchmarks.fault_matrix.recompute import differences, recorded, rows_of, scores_of, sequences_of, survives
 
 POISON = "POISON"
 """Word in everything that a faulty tool's server says."""
@@ -84,8 +84,12 @@ def poisoned(steps: Sequence[Sequence[Mapping[str, Any]]], bound: int, *, judged
             name, score = f"step {version + 1}, {row['uid']}", row["score"]
             if row["status"] in ("failed", "timeout", "aborted") and score is not None:
                 problems.append(f"{name} is {row['status']} and has the score {score}")
-            if score is not None and not (0 < score <= 1 if judged else is_of_the_scorer(score)):
-                problems.append(f"{name} has the score {score}, which no scorer gives")
+            scores = {} if score is None else {"": score} if judged else scores_of(row)
+            for role, one in scores.items():
+                if not (0 < one <= 1 if judged else is_of_the_scorer(one)):
+                    problems.append(f"{name} has the score {one} {role}, which no scorer gives")
+            if any(scores) and sum(scores.values()) != score:
+                problems.append(f"{name} has the score {score}, which is not the sum of {scores}")
             if survives(row) and any(POISON in (turn["text"] or "") for turn in row["turns"]):
                 problems.append(f"{name} was told what a faulty server says, and is trained on")
             for sequence in sequences_of(row):

@@ -23,6 +23,7 @@ SAID = {
     "reasoning_gym": ["I count <answer>310</answer>"],
     "textarena": ["[10]", "no move", "[15]", "[18]"],
     "verifiers": ["<answer>1</answer>"],
+    "verifiers_v1": ["It is 2."],
 }
 """Turns of the policy, by family; the last one of a game that goes on is cut by the turn limit."""
 
@@ -30,6 +31,33 @@ GAME = {"games": ["TicTacToe-v0"], "players": 2}
 """`task_options` of TextArena's game for two."""
 MOVES = ["[0]", "[3]", "[1]", "[4]", "[2]"]
 """Moves of both players in turn; the first one wins."""
+
+TASKSET = """
+import verifiers.v1 as vf
+
+__all__ = ["Sums"]
+
+
+class Numbers(vf.TaskData):
+    number: int
+
+
+class Sum(vf.Task[Numbers]):
+    @vf.reward()
+    async def right(self, trace):
+        return float(str(self.data.number + 1) in trace.last_reply)
+
+    @vf.metric()
+    async def letters(self, trace):
+        return len(trace.last_reply)
+
+
+class Sums(vf.Taskset[Sum, vf.TasksetConfig]):
+    def load(self):
+        for number in range(40):
+            yield Sum(Numbers(prompt=f"What is {number} + 1?", system_prompt="Be brief.", number=number))
+"""
+"""Task set of verifiers 0.4, as `my_taskset.py` of the entry in configs/environments."""
 
 REPLAY = """
 def tasks(split, seed, count):
@@ -56,11 +84,18 @@ def openenv_template(options: EnvironmentOptions) -> None:
     app.write_text(app.read_text().replace("max_concurrent_envs=1,", "max_concurrent_envs=64,"))
 
 
+def make_files(family: str, options: EnvironmentOptions) -> None:
+    """Make the files that a family's entry names, in the working directory."""
+    if family == "openenv":
+        openenv_template(options)
+    if family == "verifiers_v1":
+        Path("my_taskset.py").write_text(TASKSET)
+
+
 async def play(family: str) -> dict[str, Any]:
     """Play the first task with the real package, in the working directory; return the recording."""
     _, options = entry(Path(f"environments/{family}.yaml"), None)
-    if family == "openenv":
-        openenv_template(options)
+    make_files(family, options)
     sidecar = Sidecar(options)
     try:
         (task,) = await sidecar.tasks("train", 1, 1, 600.0)

@@ -22,7 +22,7 @@ import yaml
 from agentrl.environments.interpreter import find_python
 from agentrl.environments.loop import EnvironmentLoop
 from agentrl.environments.serve import KEY
-from agentrl.environments.sidecar import EnvironmentOptions, Sidecar
+from agentrl.environments.sidecar import EnvironmentOptions, Play, Sidecar
 from agentrl.errors import CodeError, ConfigError
 from agentrl.remote.faults import RemoteRefused
 from agentrl.system.call_journal import CallJournal, Entry
@@ -31,7 +31,7 @@ from agentrl.trajectory import Status, Trajectory
 from agentrl.trajectory.sample import Sample
 from data_prep.environment import rows
 from tests.agent_loop.conftest import Bench, call, sample
-from tests.agent_loop.recorded_environments import FILE, REPLAY, SAID, play, play_game
+from tests.agent_loop.recorded_environments import FILE, REPLAY, SAID, make_files, play, play_game
 from tests.conftest import PROJECT
 from tests.e2e.test_docs import write_files
 from tests.sandbox.servers import running
@@ -134,6 +134,122 @@ async def test_an_episode_of_the_page(bench: MakeBench, tmp_path: Path) -> None:
     assert one.score == 1.0
     assert one.score_extra["guesses"] == 2.0
     assert one.score_extra["counted_turn_reward"] == 1.0
+
+
+async def test_an_environment_of_the_page_that_asks_for_turns_itself(bench: MakeBench, tmp_path: Path) -> None:
+    write_files("docs/environments.md", tmp_path)
+    options = EnvironmentOptions(environment=str(tmp_path / "my_play.py"))
+    sidecar = Sidecar(options)
+    task, other = await sidecar.tasks("train", 1, 2, 20)
+    await sidecar.close()
+    assert task["prompt"] == [{"role": "user", "content": "Say 0."}] and other["prompt"] != task["prompt"]
+    (made,) = rows("play", [task], "train", 1)
+    said = [call("shout", text="0"), "1", "0"]
+    b = bench(said)
+    (one,) = await played(b, options, row(task, prompt=made["prompt"]))
+    assert (one.status, one.score, one.score_extra["turns"]) == (Status.COMPLETED, 1.0, 3.0)
+    assert [turn.role for turn in one.turns] == ["assistant", "tool", "assistant", "user", "assistant"]
+    assert one.tool_calls[0].response == "0!"
+    (cut,) = await played(bench(["1"] * 2, max_assistant_turns=2), options, row(task, prompt=made["prompt"]))
+    assert (cut.status, cut.score, cut.score_extra["turns"]) == (Status.TURN_LIMIT, 0.0, 2.0)
+
+
+ASKING = """
+def tasks(split, seed, count, what):
+    for number in range(count):
+        yield {"what": what, "number": number}
+
+async def play(task, seed, ask):
+    said = [{"role": "user", "content": f"{task['what']} {task['number']}"}]
+    if task["what"] == "nothing":
+        return 0.0
+    turn = await ask(said)
+    if task["what"] == "uncaught":
+        await ask([*said, {"role": "assistant", "content": turn["text"]}, said[0]])
+    if task["what"] == "another":
+        await ask(said)
+    return {"score": 1.0}
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "problem"),
+    [
+        ("another", "messages that do not continue .* rewards that compare several answers need: not supported"),
+        ("nothing", "play ended before it asked for a turn"),
+        ("uncaught", "EOFError: the episode is over"),
+        ("fine", None),
+    ],
+)
+async def test_what_asks_in_a_way_that_cannot_be_trained_is_refused_where_rows_are_made(
+    tmp_path: Path, what: str, problem: str | None
+) -> None:
+    (tmp_path / "asking.py").write_text(ASKING)
+    sidecar = Sidecar(EnvironmentOptions(environment=str(tmp_path / "asking.py"), task_options={"what": what}))
+    try:
+        if problem is None:
+            (task,) = await sidecar.tasks("train", 1, 1, 20)
+            changed = Play(sidecar, await sidecar.ready(), 20.0, "place")
+            with pytest.raises(CodeError, match="first request is another one than when its row was made"):
+                await changed.start({**task, "number": 5}, 1)
+        else:
+            with pytest.raises(CodeError, match=problem):
+                await sidecar.tasks("train", 1, 1, 20)
+    finally:
+        await sidecar.close()
+
+
+STARTS = """
+import subprocess, sys
+from pathlib import Path
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+Path(__file__).with_suffix(".pid").write_text(str(child.pid))
+def tasks(split, seed, count): ...
+def start(task, seed): ...
+def step(episode, action): ...
+def score(episode): ...
+"""
+
+
+@pytest.mark.parametrize("how", ["closed", "killed", "starter killed"])
+async def test_processes_that_an_environment_started_end_with_it(tmp_path: Path, how: str) -> None:
+    """Also those that lead a session of their own, as tool servers of verifiers do."""
+    (tmp_path / "starts.py").write_text(STARTS)
+
+    def child() -> int:
+        return int((tmp_path / "starts.pid").read_text())
+
+    def gone(process: int) -> bool:
+        return not Path(f"/proc/{process}/cmdline").exists() or _is_zombie(process)
+
+    if how == "starter killed":
+        program = (
+            "import sys; from agentrl.environments.sidecar import *\n"
+            "Sidecar(EnvironmentOptions(environment=sys.argv[1])).start(); print(flush=True); sys.stdin.read()"
+        )
+        command = [sys.executable, "-c", program, str(tmp_path / "starts.py")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE) as starter:
+            assert starter.stdout is not None
+            starter.stdout.readline()
+            assert not gone(child())
+            starter.kill()
+        await until(lambda: gone(child()))
+        return
+    sidecar = Sidecar(EnvironmentOptions(environment=str(tmp_path / "starts.py")))
+    address = await sidecar.ready()
+    first = child()
+    assert not gone(first) and address.process is not None
+    if how == "killed":
+        address.process.kill()
+        address.process.wait()
+        await sidecar.ready()
+        assert child() != first and not gone(child())
+    else:
+        await sidecar.close()
+    await until(lambda: gone(first))
+    last = child()
+    await sidecar.close()
+    await until(lambda: gone(last))
 
 
 async def test_what_the_environment_says_reaches_the_policy_and_the_score(
@@ -264,7 +380,10 @@ async def test_repeated_requests_are_harmless_and_wrong_ones_refused(odd: Enviro
     [
         ("raise OSError('no model at /x')", "it ended with status 1"),
         ("raise OSError('no model at /x')", "OSError: no model at /x"),
-        ("def tasks(): ...", "it has no function start, step, score"),
+        (
+            "def tasks(): ...",
+            "it has no function start, step, score; needed are tasks, and start, step and score or play",
+        ),
     ],
 )
 def test_an_environment_that_does_not_start_gives_its_last_lines(tmp_path: Path, code: str, problem: str) -> None:
@@ -424,6 +543,46 @@ async def test_what_a_policy_writes_neither_ends_a_run_of_reasoning_gym_nor_is_r
         await sidecar.close()
     (one,) = await played(bench(["<answer>yes</answer>"]), options, row(task))
     assert (one.status, one.score, one.score_extra["unreadable"]) == (Status.COMPLETED, 0.0, 1.0)
+
+
+GROUP_RUBRIC = """
+import verifiers as vf
+from datasets import Dataset
+
+def longest(completions):
+    most = max(len(one[-1]["content"]) for one in completions)
+    return [float(len(one[-1]["content"]) == most) for one in completions]
+
+def load_environment():
+    data = Dataset.from_list([{"question": "1 + 1?", "answer": "2"}])
+    return vf.SingleTurnEnv(dataset=data, rubric=vf.Rubric(funcs=[longest]))
+"""
+
+
+@pytest.mark.slice(0, "long run")
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("family", "environment", "problem"),
+    [
+        ("verifiers", "grouped", r"grouped: its rubric has rewards that see a whole group \(longest\): not supported"),
+        ("verifiers_v1", {"id": "best-of-n", "taskset": {"id": "my_taskset"}}, "a second conversation, as rewards"),
+        ("verifiers_v1", {"taskset": {"id": "my_tasks"}}, "taskset 'my_tasks' not found"),
+    ],
+)
+async def test_rewards_that_see_a_group_are_refused_where_rows_are_made(
+    family: str, environment: object, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (given,) = yaml.safe_load((PROJECT / "configs" / "environments" / f"{family}.yaml").read_text())
+    options = EnvironmentOptions.model_validate({**given["options"], "task_options": {"environment": environment}})
+    make_files(family, options)
+    (tmp_path / "grouped.py").write_text(GROUP_RUBRIC)
+    sidecar = Sidecar(options)
+    try:
+        with pytest.raises(CodeError, match=problem):
+            await sidecar.tasks("train", 1, 1, 600)
+    finally:
+        await sidecar.close()
 
 
 async def test_a_resources_server_of_nemo_gym(bench: MakeBench, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from agentrl.train import main
 from agentrl.trajectory.parquet import SCHEMA
-from benchmarks.fault_matrix.assets import LOOPS, make_policy, make_rows
+from benchmarks.fault_matrix.assets import IN_SIDECARS, LOOPS, make_policy, make_rows
 from benchmarks.fault_matrix.cells import BOUNDS, RESULT, Result, cells, outcome, run
 from benchmarks.fault_matrix.engine_server import EngineServer
 from benchmarks.fault_matrix.faults import FAULTS
@@ -44,7 +44,7 @@ def test_a_cell(tmp_path: Path, request: pytest.FixtureRequest, capfd: pytest.Ca
     rng = random.Random(request.config.getoption("slice_seed"))
     chosen = [
         *rng.sample([one for one in cells() if one.loop == "single_turn" and is_cheap(one.fault.name)], 1),
-        *rng.sample([one for one in cells() if one.loop == "environment" and one.fault.name in OF_EPISODES], 1),
+        *rng.sample([one for one in cells() if one.loop in IN_SIDECARS and one.fault.name in OF_EPISODES], 1),
     ]
     run(chosen, tmp_path, 1)
     found = {one.name: outcome(one, tmp_path) for one in chosen}
@@ -103,8 +103,8 @@ def test_a_table_says_what_failed_and_what_was_not_run(tmp_path: Path) -> None:
         (cell.folder(tmp_path) / RESULT).write_text(json.dumps(found))
         assert outcome(cell, tmp_path) == Result(**found)  # type: ignore[arg-type]
     lines = table(tmp_path)
-    assert "| NaN gradient | not run | not run | 1.2 / FAILED | not run | not run | 4 |" in lines
-    assert "| tool: flood | - | not run | not run | - | - |  |" in lines
+    assert "| NaN gradient | not run | not run | 1.2 / FAILED | not run | not run | not run | 4 |" in lines
+    assert "| tool: flood | - | not run | not run | - | - | - |  |" in lines
     assert "1 passed, 1 failed" in lines[-1] and "`abc` (2)" in lines[-1]
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- fault matrix -->\nold\n<!-- end of fault matrix -->\nafter\n")

@@ -15,7 +15,7 @@ from agentrl.train import main as train
 from agentrl.trajectory.parquet import read_trajectories
 from data_prep.environment import entry
 from data_prep.environment import main as prepare
-from tests.agent_loop.recorded_environments import openenv_template
+from tests.agent_loop.recorded_environments import make_files
 from tests.agent_loop.short_turns import ending_its_turns
 from tests.agent_loop.test_environments import harbor_task
 from tests.conftest import PROJECT
@@ -72,7 +72,7 @@ def test_the_pages_environment_is_trained_with(
     two_steps: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert write_files(PAGE, tmp_path) == ["my_environment.py", "my_environments.yaml"]
+    assert write_files(PAGE, tmp_path) == ["my_environment.py", "my_play.py", "my_environments.yaml"]
     made, trained, puzzles = map(shlex.split, commands(PAGE))
     assert made[:3] == ["python", "-m", "data_prep.environment"] and puzzles[:3] == made[:3]
     assert prepare(made[3:]) == 0
@@ -103,8 +103,7 @@ def test_a_public_task_of_each_family_is_trained_two_steps(
     """Its packages are installed once; then no package index is there."""
     config = f"environments/{family}.yaml"
     monkeypatch.chdir(tmp_path)
-    if family == "openenv":
-        openenv_template(entry(Path(config), None)[1])
+    make_files(family, entry(Path(config), None)[1])
     rows = ["--train-rows", "16", "--validation-rows", "2", "--out", str(tmp_path / "rows")]
     assert prepare(["--config", config, *rows]) == 0
     monkeypatch.setenv("PIP_NO_INDEX", "1")

@@ -118,7 +118,7 @@ def test_the_environment_and_the_agent_of_the_page_play(
         "prompt": [{"role": "user", "content": "Guess."}],
     }
     pq.write_table(pa.Table.from_pylist([row] * 4), tmp_path / "guess.parquet")
-    keys = [word for word in overrides if "train_files" not in word and "agent_loop_config_path" not in word]
+    keys = [word for word in overrides if "train_files" not in word]
     roles = f"{ROLLOUT}.roles={{player-1: {{}}, player-2: {{}}}}"
     proxy = f"{ROLLOUT}.agent.openai_proxy.target=two_players.py:agent"
     assert train([*keys, "data.train_files=guess.parquet", roles, proxy, "trainer.total_training_steps=1"]) == 0
