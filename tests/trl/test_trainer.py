@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,9 @@ import yaml
 from transformers import TrainerCallback
 
 from agentrl.errors import CodeError, ConfigError, DataError, UserError
-from agentrl.tool import FunctionTool
 from agentrl.trajectory.parquet import read_trajectories, trajectory_files
 from agentrl.trl import GRPOConfig, GRPOTrainer
 from tests.e2e.conftest import PROJECT
-from tests.e2e.taught import teach
 from tests.e2e.test_docs import blocks
 from tests.forked import forked
 
@@ -37,36 +34,9 @@ def length(completions: list[Any], **kwargs: Any) -> list[float]:
     return [len(completion[-1]["content"]) % 7 / 7 for completion in completions]
 
 
-def multiply(a: int, b: int) -> int:
-    """Multiplies two integers.
-
-    Args:
-        a: The first integer.
-        b: The second integer.
-    """
-    return a * b
-
-
-@pytest.fixture(scope="module")
-def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy that multiplies 12 by 7 with the tool, most of the time."""
-    folder = tmp_path_factory.mktemp("taught") / "policy"
-    call = '<tool_call>\n{"name": "multiply", "arguments": {"a": 12, "b": 7}}\n</tool_call><|im_end|>'
-    seen = "\n<|im_start|>tool\n84<|im_end|>\n<|im_start|>assistant\n"
-    asked = [{"role": "user", "content": "What is 12 * 7?"}]
-    teach(folder, [call, "It is 84.<|im_end|>"], [seen], asked, [FunctionTool(multiply).schema], steps=120)
-    return folder
-
-
 def steps_of(run: Path) -> list[dict[str, float]]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [{name: line[name] for name in SAME} for line in lines if "reward/mean" in line]
-
-
-@pytest.fixture
-def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.chdir(tmp_path)
-    yield tmp_path
 
 
 def trainer_of(policy: Path, reward: Any = length, rows: Any = ROWS, **arguments: Any) -> GRPOTrainer:
@@ -217,7 +187,6 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a reward without keywords": ({"reward": lambda completions: [0.0]}, r"def <lambda>\(completions, \*\*kwargs\)"),
     "two rewards of a name": ({"reward": [length, length]}, "two functions are called 'length'"),
     "weights": ({"reward_weights": [1.0, 2.0]}, "2 entries for 1 reward_funcs"),
-    "an environment": ({"environment_factory": dict}, r"docs/environments.md"),
     "a tool without hints": ({"tools": [3]}, r"tools\[0\]: expected a function"),
     "evaluation without rows": ({"eval_strategy": "steps"}, "without eval_dataset"),
     "a callback of other events": (

@@ -351,6 +351,38 @@ def test_the_learning_rate_begins_with_the_policys_first_step(make_worker: Worke
     assert resumed.update(batch, step=8)["actor/lr"] == rates[3]
 
 
+def test_a_rate_by_mini_batch_falls_within_a_step(make_worker: WorkerMaker, make_batch: BatchMaker) -> None:
+    """Four mini-batches of a step have four rates, and those of the next one continue."""
+    batch = make_batch(prompts=4)
+    optim = OptimConfig(lr=1.0, lr_scheduler_type="linear", lr_by_mini_batch=True)
+    worker = make_worker(ActorConfig(ppo_mini_batch_size=1, optim=optim, grad_clip=1e-6), total_steps=2)
+    batch = batch.with_fields(old_logprobs=worker.compute_log_probs(batch)[0])
+    seen: list[float] = []
+    step = fsdp(worker).optim.step
+
+    def noted(place: float) -> float:
+        seen.append(step(place))
+        return seen[-1]
+
+    fsdp(worker).optim.step = noted  # type: ignore[method-assign]
+    found = [worker.update(batch, step=number)["actor/lr"] for number in (1, 2)]
+    assert seen == pytest.approx([1 - place / 8 for place in range(8)])
+    assert found == pytest.approx([sum(seen[:4]) / 4, sum(seen[4:]) / 4])
+
+
+def test_vectors_may_have_no_weight_decay(make_worker: WorkerMaker, make_batch: BatchMaker) -> None:
+    batch = make_batch(prompts=2)
+    optim = OptimConfig(lr=1e-3, weight_decay=0.5)
+    kinds = [{}, {"decay_vectors": False}, {"weight_decay": 0.0}]
+    workers = [make_worker(ActorConfig(optim=optim.model_copy(update=kind))) for kind in kinds]
+    for worker in workers:
+        worker.update(batch, step=1)
+    whole, spared, without = map(weights, workers)
+    for name, value in spared.items():
+        same, other = (without, whole) if value.ndim < 2 else (whole, without)
+        assert torch.equal(value, same[name]) and not torch.equal(value, other[name])
+
+
 def test_sequences_without_a_policy_token_are_left_out(make_worker: WorkerMaker, make_batch: BatchMaker) -> None:
     batch = make_batch(prompts=4, n=2)
     config = ActorConfig(ppo_mini_batch_size=4, loss_agg_mode="seq-mean-token-mean", optim=ADAMW)
