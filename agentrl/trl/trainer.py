@@ -217,7 +217,7 @@ class GRPOTrainer:
 
 def _rows_without_data(
     arguments: Arguments, environments: Environments | None, prompts: int
-) -> list[dict[str, object]]:
+) -> list[Mapping[str, object]]:
     """Make empty rows for environments that bring their own tasks, as many as a generation has prompts.
 
     Raises ConfigError where a data set is needed.

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from agentrl.errors import CodeError, UserError
+from agentrl.trajectory import Message, Part
 from agentrl.trajectory.parquet import read_trajectories, trajectory_files
 from agentrl.trl import GRPOConfig, GRPOTrainer
 from agentrl.trl.environments import Environments, with_observation
@@ -36,7 +37,8 @@ class Desk:
         self.resets = 0
 
     def reset(self, a: int, b: int, **row: Any) -> str:
-        self.resets, self.asked, self.answers = self.resets + 1, (a, b), []
+        self.resets, self.asked = self.resets + 1, (a, b)
+        self.answers: list[int] = []
         return f"{a} * {b}?"
 
     def get_reward(self) -> float:
@@ -142,13 +144,16 @@ def test_the_pages_environment_brings_its_tasks_and_needs_no_rows(
     runpy.run_path("counter.py")
     assert capsys.readouterr().out.splitlines()[-1] == "0.0"
     written = [one for file in trajectory_files(Path("counter/trajectories")) for one in read_trajectories(file)]
-    assert len(written) == 8 and all(one.messages[0]["content"].startswith("Add up to ") for one in written)
+    assert len(written) == 8 and all(str(one.messages[0]["content"]).startswith("Add up to ") for one in written)
 
 
 def test_an_observation_joins_the_last_message() -> None:
-    asked = [{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "a"}]}]
+    asked: list[Message] = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}]},
+    ]
     assert with_observation(asked, None) == asked
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    parts: list[Part] = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert with_observation(asked, "b")[-1] == {"role": "user", "content": parts}
     assert asked[-1]["content"] == [{"type": "text", "text": "a"}], "the row is not changed"
 

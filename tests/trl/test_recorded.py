@@ -210,7 +210,7 @@ def test_weights_after_updates_are_trls(name: str, tmp_path: Path) -> None:
         keys |= adapter_keys(LoraConfig(**recorded["arguments"]["lora"]), "qwen2")
     config = as_config({**keys, "data.train_files": "rows.parquet", "data.val_files": None})
     steps = config.trainer.total_training_steps
-    assert steps == given["max_steps"]
+    assert steps is not None and steps == given["max_steps"]
     worker = PolicyWorker(
         config.actor_rollout_ref.model,
         config.actor_rollout_ref.actor,
