@@ -80,7 +80,7 @@ class Environments:
                 methods.setdefault(tool.name, {})[type(first)] = tool
         self.tools: list[Tool] = [
             *shared,
-            *(MethodTool(found, self._threads, most_tokens) for found in methods.values()),
+            *(_MethodTool(found, self._threads, most_tokens) for found in methods.values()),
         ]
         """Tools of all environments, each name once."""
 
@@ -128,7 +128,8 @@ class Environments:
 
     def _reward(self, kind: type) -> Callable[..., object]:
         async def get_reward(environments: Sequence[Any], **kwargs: object) -> list[object]:
-            return [await _call(self._threads, one.get_reward) if type(one) is kind else None for one in environments]
+            owned: list[Any] = [one if type(one) is kind else None for one in environments]
+            return [None if one is None else await _call(self._threads, one.get_reward) for one in owned]
 
         get_reward.__name__ = kind.__name__
         return get_reward
@@ -164,7 +165,7 @@ class TrlEnvironmentLoop(TrlToolLoop):
         return [message for call in calls for message in (await episode.answer_calls([call]))[1]]
 
 
-class MethodTool(Tool):
+class _MethodTool(Tool):
     """A method of the environments of one or several classes, called on the trajectory's own environment."""
 
     def __init__(self, methods: Mapping[type, FunctionTool], threads: DaemonThreads, most_tokens: int) -> None:

@@ -12,7 +12,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import json
+import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -323,6 +327,13 @@ OF_LOSSES = (
     *("loss_type", "importance_sampling_level", "epsilon", "epsilon_high", "delta", "beta", "use_bias_correction_kl"),
     *("sapo_temperature_pos", "sapo_temperature_neg"),
 )
+SMALLER = {
+    "per_device_train_batch_size=32": "per_device_train_batch_size=8",
+    "num_generations=8": "num_generations=4",
+    "max_completion_length=256": "max_completion_length=16",
+    "max_steps=20": "max_steps=1, use_cpu=True",
+}
+"""What is smaller in the page's script."""
 MANY_ROWS = 700
 """Rows of the data set of the published configs."""
 
@@ -365,6 +376,36 @@ def published(policy: str, config: Published) -> dict[str, Any]:
     return found | {"loss": loss(policy, of_loss)}
 
 
+def page_script() -> str:
+    """Return the first script of docs/trl.md as it is for TRL: with the import that its comment names."""
+    page = (Path(__file__).parents[2] / "docs" / "trl.md").read_text(encoding="utf-8")
+    script = page.partition("```python\n")[2].partition("```")[0]
+    ours, theirs = "from agentrl.trl import", "from trl import"
+    if script.count(ours) != 1:
+        raise SystemExit(f"docs/trl.md: expected one line `{ours}` in the first script")
+    return script.replace(ours, theirs)
+
+
+def ran_script(policy: str) -> dict[str, Any]:
+    """Run the script of the page with TRL, smaller; return the script's digest, and the names in TRL's history."""
+    import trl
+
+    script = page_script()
+    for was, now in SMALLER.items():
+        if was not in script:
+            raise SystemExit(f"docs/trl.md: {was} is not in the first script")
+        script = script.replace(was, now)
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(policy, f"{folder}/policy")
+        template = Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja"  # TRL trains with tools by known ones
+        shutil.copy(template, f"{folder}/policy/chat_template.jinja")
+        Path(folder, "multiply.py").write_text(script)
+        subprocess.run([sys.executable, "multiply.py", "policy"], cwd=folder, check=True)
+        state = json.loads(Path(folder, "multiply", "checkpoint-1", "trainer_state.json").read_text())
+    digest = hashlib.sha256(page_script().encode()).hexdigest()
+    return {"sha256": digest, "names": sorted(state["log_history"][0])}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("policy", metavar="POLICY", help="folder of a tiny policy")
@@ -384,6 +425,7 @@ def main() -> None:
         "defaults": json.loads(json.dumps(defaults, default=lambda value: getattr(value, "value", str(value)))),
         "table": {name: value.tolist() for name, value in table().items()},
         "runs": {name: run(policy, arguments) for name, arguments in RUNS.items()},
+        "script": ran_script(policy),
         "updates": {name: update(policy, arguments) for name, arguments in UPDATES.items()},
         "published": {name: published(policy, config) for name, config in CONFIGS.items()},
         "losses": {name: loss(policy, arguments) for name, arguments in LOSSES.items()},

@@ -142,7 +142,7 @@ def test_the_pages_environment_brings_its_tasks_and_needs_no_rows(
     Path("counter.py").write_text(script)
     monkeypatch.setattr("sys.argv", ["counter.py", str(policy_dir)])
     runpy.run_path("counter.py")
-    assert capsys.readouterr().out.splitlines()[-1] == "0.0"
+    assert capsys.readouterr().out.splitlines()[-1] == "[0.0]"
     written = [one for file in trajectory_files(Path("counter/trajectories")) for one in read_trajectories(file)]
     assert len(written) == 8 and all(str(one.messages[0]["content"]).startswith("Add up to ") for one in written)
 

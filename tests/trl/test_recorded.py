@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -29,7 +30,17 @@ from agentrl.trl.translation import translate
 from agentrl.workers import PolicyWorker
 from benchmarks.trl.page import table
 from benchmarks.trl.published import CONFIGS
-from benchmarks.trl.record import MANY_ROWS, ROWS, TRAJECTORIES, UPDATE, fill, rewards_of, sequences, updated_policy
+from benchmarks.trl.record import (
+    MANY_ROWS,
+    ROWS,
+    TRAJECTORIES,
+    UPDATE,
+    fill,
+    page_script,
+    rewards_of,
+    sequences,
+    updated_policy,
+)
 from tests.algorithms.batches import Row, batch_of
 from tests.conftest import PROJECT
 from tests.trained import trained_batch
@@ -240,6 +251,12 @@ def test_weights_after_updates_are_trls(name: str, tmp_path: Path) -> None:
     for one, (total, size) in recorded["after"].items():
         found = trained[one].detach().double()
         assert [found.sum().item(), found.abs().sum().item()] == pytest.approx([total, size], rel=1e-5, abs=1e-4)
+
+
+def test_trl_ran_the_script_of_the_page_with_its_own_import() -> None:
+    assert hashlib.sha256(page_script().encode()).hexdigest() == RECORDED["script"]["sha256"]
+    theirs = {"reward", "reward_std", "rewards/correct/mean", "rewards/calls/mean", "learning_rate", "calls"}
+    assert theirs <= set(RECORDED["script"]["names"])
 
 
 def test_the_page_has_the_table_of_all_arguments() -> None:

@@ -14,6 +14,7 @@ from transformers import TrainerCallback
 from agentrl.errors import CodeError, ConfigError, DataError, UserError
 from agentrl.trajectory.parquet import read_trajectories, trajectory_files
 from agentrl.trl import GRPOConfig, GRPOTrainer
+from agentrl.trl.arguments import ROLLOUT
 from tests.e2e.conftest import PROJECT
 from tests.e2e.test_docs import blocks
 from tests.forked import forked
@@ -165,6 +166,56 @@ def test_callbacks_history_evaluation_and_resuming(policy_dir: Path, at_home: Pa
     again = trainer_of(policy_dir, max_steps=3)
     assert again.train(resume_from_checkpoint=True).global_step == 3
     assert [entry["step"] for entry in again.state.log_history] == [3]
+
+
+def test_several_optimizer_steps_a_generation_have_falling_rates(policy_dir: Path, at_home: Path) -> None:
+    """GSPO's published settings, with TRL's default of the schedule, and logs that fall into a generation."""
+    gspo: dict[str, Any] = {
+        "importance_sampling_level": "sequence",
+        "loss_type": "grpo",
+        "epsilon": 3e-4,
+        "epsilon_high": 4e-4,
+        "steps_per_generation": 4,
+    }
+    trainer = trainer_of(policy_dir, per_device_train_batch_size=4, max_steps=8, logging_steps=3, **gspo)
+    assert trainer.train().global_step == 8
+    history = trainer.state.log_history
+    assert [entry["step"] for entry in history] == [4, 8]
+    rates = [1e-3 * (1 - place / 8) for place in range(8)]
+    assert [entry["learning_rate"] for entry in history] == pytest.approx([sum(rates[:4]) / 4, sum(rates[4:]) / 4])
+
+
+def test_adapters_of_peft_are_trained_and_exported(policy_dir: Path, at_home: Path) -> None:
+    from peft import LoraConfig
+    from safetensors.torch import load_file
+
+    trainer = trainer_of(policy_dir, peft_config=LoraConfig(r=2, target_modules=["q_proj", "v_proj"]), max_steps=1)
+    trainer.train()
+    before, after = load_file(policy_dir / "model.safetensors"), load_file("run/policy/model.safetensors")
+    changed = {name for name, value in after.items() if not value.equal(before[name])}
+    assert changed and all(name.endswith(("q_proj.weight", "v_proj.weight")) for name in changed)
+
+
+def test_vllm_that_is_missing_is_refused_in_words(
+    policy_dir: Path, at_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.trl.trainer.is_installed", lambda package: package != "vllm")
+    with pytest.raises(ConfigError, match=r"use_vllm=True: vLLM is not installed here: pip install 'agentrl\[vllm\]'"):
+        trainer_of(policy_dir, use_vllm=True)
+    sglang = {f"{ROLLOUT}.name": "sglang"}
+    assert trainer_of(policy_dir, use_vllm=True, overrides=sglang).keys[f"{ROLLOUT}.name"] == "sglang"
+    assert trainer_of(policy_dir, use_vllm=True, overrides={f"{ROLLOUT}.server_urls": ["http://127.0.0.1:1"]}).keys
+
+
+def test_an_argument_may_be_set_later(policy_dir: Path, at_home: Path) -> None:
+    args = GRPOConfig("run", **dict[str, Any](SMALL))
+    args.learning_rate = 1e-5
+    args.chat_template_kwargs = {"enable_thinking": False}
+    keys = GRPOTrainer(policy_dir, length, args, ROWS).keys
+    assert keys["actor_rollout_ref.actor.optim.lr"] == 1e-5
+    assert keys["actor_rollout_ref.model.chat_template_kwargs"] == {"enable_thinking": False}
+    with pytest.raises(ConfigError, match=r"learning_rat; did you mean 'learning_rate'\?"):
+        args.learning_rat = 1e-5
 
 
 def test_a_callback_ends_the_run(policy_dir: Path, at_home: Path) -> None:
