@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from time import perf_counter
 
 import torch
 
@@ -193,7 +193,7 @@ def only_generate(config: Config) -> int:
 
 
 def rates(shape: ModelShape) -> tuple[float, float]:
-    """Measure this process: FLOPs a second of an MLP's product, and copied bytes a second. Takes about a second.
+    """Measure this process: FLOPs a second of an MLP's product, and copied bytes a second. Takes about two seconds.
 
     Rates are means, so that other work of the machine counts. A copy reads and writes each of its bytes.
     """
@@ -206,10 +206,10 @@ def rates(shape: ModelShape) -> tuple[float, float]:
 
 
 def mean_seconds(call: Callable[[], object]) -> float:
-    """Mean seconds of calls that are repeated for half a second, after a first call that does not count."""
+    """Mean seconds of calls that are repeated for a second, after a first call that does not count."""
     call()
-    count, began = 0, time.perf_counter()
-    while (passed := time.perf_counter() - began) < 0.5:
+    count, began = 0, perf_counter()
+    while (passed := perf_counter() - began) < 1.0:
         call()
         count += 1
     return passed / count
