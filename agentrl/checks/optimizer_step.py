@@ -125,8 +125,8 @@ class StepWatch:
         yield from self._without_gradient(model, name)
         self._turn += 1
 
-    def after(self, model: Stepped, step: int) -> Iterator[Finding]:
-        """Compare the tensor with its prediction; `step` is the training step, counted from 1."""
+    def after(self, model: Stepped, step: float) -> Iterator[Finding]:
+        """Compare the tensor with its prediction; `step` is the training step, as in `rate`."""
         before, grad = self._before, self._grad
         assert before is not None and grad is not None
         _, param, places = self._next(model)
@@ -153,7 +153,8 @@ class StepWatch:
             return
         self.compared += 1
         value, actual = before.value.double(), after.value.double() - before.value.double()
-        predicted = -lr * (update + self.config.weight_decay * value)
+        decay = self.config.weight_decay if self.config.decay_vectors or param.ndim > 1 else 0.0
+        predicted = -lr * (update + decay * value)
         room = CLOSE * predicted.abs() + lr * slack + ROUNDING * (value.abs() + predicted.abs())
         if len(value) and bool(((actual - predicted).abs() > room).any()):
             length = float(predicted.square().sum())
@@ -196,10 +197,13 @@ class StepWatch:
         return float(all_sum(torch.count_nonzero(local(grad)).double())) == 0
 
 
-def rate(config: OptimConfig, step: int, total: int) -> float:
-    """Compute the factor of the learning rate at `step` of `total`: rising, then constant or falling."""
+def rate(config: OptimConfig, step: float, total: int) -> float:
+    """Compute the factor of the learning rate at `step` of `total`: rising, then constant or falling.
+
+    A fraction of `step` is a place between two training steps.
+    """
     rising = config.lr_warmup_steps or math.floor(config.lr_warmup_steps_ratio * total)
-    if step <= rising:
+    if step < rising + 1:
         return 1 - (rising - step + 1) / rising if config.lr_warmup_from_zero else step / (1 + rising)
     if config.lr_scheduler_type == "constant":
         return 1.0

@@ -185,7 +185,8 @@ class Origins:
         if len(again) < len(whole):
             return
         text = chat.decode(ids[:length])
-        offered = self._tools.slots if tools or type(loop).first_prompt is AgentLoop.first_prompt else ()
+        own = type(loop).first_prompt is not AgentLoop.first_prompt
+        offered = {one["function"]["name"] for one in tools} if own else self._tools.slots
         for name in (name for name in offered if name not in text):
             yield f"the tool {name} is offered, and is not in the prompt's text"
         for message in (message for message in prompt if message["role"] == "user"):

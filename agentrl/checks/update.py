@@ -75,7 +75,7 @@ class UpdateWatch:
     _speaks: bool = True
     _begun: bool = False
     """The optimizer took a step in this update."""
-    _step: int = 0
+    _step: float = 0
 
     def mini(self, counts: Counts) -> MiniWatch:
         """Watch a mini-batch with these counts."""
@@ -92,7 +92,7 @@ class UpdateWatch:
         self._passes.append(_Pass(micro, found.logprobs.detach(), factor, counts, not self._begun, grads))
         self._report.seconds += time.thread_time() - begun
 
-    def stepping(self, model: Stepped, norm: float, step: int) -> None:
+    def stepping(self, model: Stepped, norm: float, step: float) -> None:
         """Look at the gradients before a step of the optimizer."""
         begun = time.thread_time()
         if not self._begun and step <= self._step:
@@ -103,7 +103,7 @@ class UpdateWatch:
         self._report.findings += self.steps.before(model, norm)
         self._report.seconds += time.thread_time() - begun
 
-    def stepped(self, model: Stepped, step: int) -> None:
+    def stepped(self, model: Stepped, step: float) -> None:
         """Compare the weights after a step of the optimizer."""
         begun = time.thread_time()
         self._report.findings += self.steps.after(model, step)
@@ -145,11 +145,11 @@ class MiniWatch:
         """Note the scores of a micro-batch, before its loss; `factor`: of the loss before its backward pass."""
         self.watch.scored(found, micro, factor, self.counts)
 
-    def stepping(self, model: Stepped, norm: float, step: int) -> None:
+    def stepping(self, model: Stepped, norm: float, step: float) -> None:
         """Look at clipped gradients, whose norm was `norm`, before the optimizer's step of training step `step`."""
         self.watch.stepping(model, norm, step)
 
-    def stepped(self, model: Stepped, step: int) -> None:
+    def stepped(self, model: Stepped, step: float) -> None:
         """Look at the weights after the optimizer's step of training step `step`."""
         self.watch.stepped(model, step)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
 from typing import Protocol
 
-from agentrl.observe.display import Display
+from agentrl.system.reporter import Reporter
 
 
 class MakesBar(Protocol):
@@ -16,13 +16,15 @@ class MakesBar(Protocol):
 
 
 @contextmanager
-def bars_as_stages(display: Display) -> Iterator[None]:
-    """Show the bars of transformers in this process as stages of `display`, inside the block."""
+def bars_as_stages(reporter: Reporter) -> Iterator[None]:
+    """Show the bars of transformers in this process as stages of `reporter`, inside the block."""
     from transformers.utils import logging
 
     def stage(make: MakesBar, given: tuple[object, ...], named: dict[str, object]) -> object:
         items = given[0] if given else named.get("iterable")
-        return counted(display, str(named.get("desc")), items) if isinstance(items, Iterable) else make(*given, **named)
+        return (
+            counted(reporter, str(named.get("desc")), items) if isinstance(items, Iterable) else make(*given, **named)
+        )
 
     before = logging.set_tqdm_hook(stage)
     try:
@@ -31,9 +33,9 @@ def bars_as_stages(display: Display) -> Iterator[None]:
         logging.set_tqdm_hook(before)
 
 
-def counted(display: Display, name: str, items: Iterable[object]) -> Iterator[object]:
+def counted(reporter: Reporter, name: str, items: Iterable[object]) -> Iterator[object]:
     """Yield the items inside a stage that counts them."""
-    with display.stage(name.lower(), total=len(items) if isinstance(items, Sized) else None) as stage:
+    with reporter.stage(name.lower(), total=len(items) if isinstance(items, Sized) else None) as stage:
         for item in items:
             yield item
             stage.advance()

@@ -50,17 +50,15 @@ class Optim:
             chosen = [self._params[name] for name in self._params if name in by_muon]
             self._optimizers.append((config.lr, Muon(chosen, lr=config.lr, weight_decay=config.weight_decay)))
         if rest:  # adapters may all be matrices
-            adamw = torch.optim.AdamW(
-                [{"params": group} for group in by_mesh(rest)],
-                lr=rest_lr,
-                betas=config.betas,
-                weight_decay=config.weight_decay,
-                fused=True,
-            )
+            spared = [] if config.decay_vectors else [param for param in rest if param.ndim < 2]
+            decayed = rest if config.decay_vectors else [param for param in rest if param.ndim >= 2]
+            groups = [{"params": group, "weight_decay": config.weight_decay} for group in by_mesh(decayed)]
+            groups += [{"params": group, "weight_decay": 0.0} for group in by_mesh(spared)]
+            adamw = torch.optim.AdamW(groups, lr=rest_lr, betas=config.betas, fused=True)
             self._optimizers.append((rest_lr, adamw))
 
-    def step(self, step: int) -> float:
-        """Apply the gradients at the rates of training step `step` (counted from 1); returns optim.lr's rate."""
+    def step(self, step: float) -> float:
+        """Apply the gradients at the rates of training step `step`, as in `lr_factor`; returns optim.lr's rate."""
         factor = lr_factor(self._config, step, self._total_steps)
         for lr, optimizer in self._optimizers:
             for group in optimizer.param_groups:

@@ -7,8 +7,11 @@ import math
 from agentrl.config.sections.optim import OptimConfig
 
 
-def lr_factor(config: OptimConfig, step: int, total_steps: int) -> float:
+def lr_factor(config: OptimConfig, step: float, total_steps: int) -> float:
     """Factor of the learning rates at `step` of `total_steps`, both counted from 1.
+
+    With a fraction, `step` is a place between two training steps: the mini-batch at place i of n in step s is at
+    s + i / n.
 
     Warm-up rises in `lr_warmup_steps` equal parts (with lr_warmup_steps_ratio: in that part of `total_steps`). It
     reaches 1 at the step after them (step s: s / (warmup + 1)), so no step is spent at rate 0. With lr_warmup_from_zero
@@ -21,7 +24,7 @@ def lr_factor(config: OptimConfig, step: int, total_steps: int) -> float:
     if step < 1:
         raise ValueError(f"lr_factor: steps are counted from 1, found step {step}")
     warmup = config.lr_warmup_steps or int(config.lr_warmup_steps_ratio * total_steps)
-    if step <= warmup:
+    if step - 1 < warmup:
         return (step - 1) / warmup if config.lr_warmup_from_zero else step / (warmup + 1)
     if config.lr_scheduler_type == "constant":
         return 1.0

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from time import perf_counter
 
 import torch
 
@@ -169,7 +169,7 @@ def cluster_of(memory: MemoryPlan) -> tuple[Cluster, str]:
     machines = {"nodes": (ranks + apart) // each, "gpus_per_node": each, "memory": memory.capacity}
     if device == "cpu":
         product, copy = rates(memory.policy)
-        speeds = {"flops": product / each, "bandwidth": copy, "host_copy": copy, "link": copy, "pcie": copy}
+        speeds = {"flops": product / each, "bandwidth": 2 * copy, "host_copy": copy, "link": copy, "pcie": copy}
         cluster = Cluster.model_validate({**machines, **speeds, **ON_A_CPU})
         now = f"{product / 1e9:.0f} GFLOP/s in a matrix product, {copy / 1e9:.1f} GB/s in a copy"
         return cluster, f"this CPU now: {now}"
@@ -193,22 +193,26 @@ def only_generate(config: Config) -> int:
 
 
 def rates(shape: ModelShape) -> tuple[float, float]:
-    """Measure this process: FLOPs a second of an MLP's product, and bytes a second of a copy. Takes about a second."""
+    """Measure this process: FLOPs a second of an MLP's product, and copied bytes a second. Takes about two seconds.
+
+    Rates are means, so that other work of the machine counts. A copy reads and writes each of its bytes.
+    """
     left, right = torch.ones(512, shape.hidden), torch.ones(shape.hidden, shape.intermediate)
     source = torch.ones(1 << 24)
-    product = least_seconds(lambda: torch.mm(left, right))
-    copy = least_seconds(source.clone)
+    into = torch.ones_like(source)  # memory that the system has given already
+    product = mean_seconds(lambda: torch.mm(left, right))
+    copy = mean_seconds(lambda: into.copy_(source))
     return 2.0 * 512 * shape.hidden * shape.intermediate / product, source.nbytes / copy
 
 
-def least_seconds(call: Callable[[], object]) -> float:
-    """Least seconds of calls that are repeated for 0.3 s, after a first call that does not count."""
+def mean_seconds(call: Callable[[], object]) -> float:
+    """Mean seconds of calls that are repeated for a second, after a first call that does not count."""
     call()
-    least, end = math.inf, time.perf_counter() + 0.3
-    while (began := time.perf_counter()) < end:
+    count, began = 0, perf_counter()
+    while (passed := perf_counter() - began) < 1.0:
         call()
-        least = min(least, time.perf_counter() - began)
-    return least
+        count += 1
+    return passed / count
 
 
 def resampled(sessions: Sequence[Session], plan: Plan) -> Draw:

@@ -14,6 +14,7 @@ from agentrl.runtime.placement import Pool, Role
 from agentrl.runtime.profiler import Profile, nvtx_range, profiled
 from agentrl.runtime.ranks import Batch, LocalRanks, Ranks
 from agentrl.runtime.stall import STALL_SECONDS, watched
+from agentrl.system.reporter import Reporter
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 
 logger = logging.getLogger(__name__)
@@ -108,10 +109,13 @@ class LocalExecutor:
             yield
 
 
-def open_executor(pools: Sequence[Pool], device: str, *, on_ray: bool) -> Executor:
-    """Make the workers of all roles: in this process, or under Ray, which must be up. Raises UserError."""
+def open_executor(pools: Sequence[Pool], device: str, *, on_ray: bool, reporter: Reporter | None = None) -> Executor:
+    """Make the workers of all roles: in this process, or under Ray, which must be up.
+
+    reporter: shown what ranks under Ray load. Raises UserError.
+    """
     if not on_ray:
         return LocalExecutor([role for pool in pools for role in pool.roles])
     from agentrl.runtime.ray.executor import RayExecutor
 
-    return RayExecutor(pools, device)
+    return RayExecutor(pools, device, reporter)

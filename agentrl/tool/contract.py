@@ -262,12 +262,16 @@ class FunctionTool(Tool):
     def code(self) -> Callable[..., object]:
         return self.function
 
-    async def execute(self, instance_id: str, arguments: dict[str, Any]) -> ToolResponse:
+    def checked(self, arguments: Mapping[str, object]) -> dict[str, Any]:
+        """Convert a call's arguments to the types of the function's hints. Raises ToolArgumentsError."""
         try:
-            checked = self.arguments.model_validate(arguments).__dict__
+            return self.arguments.model_validate(arguments).__dict__
         except pydantic.ValidationError as error:
             problems = (f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
             raise ToolArgumentsError("; ".join(problems)) from error
+
+    async def execute(self, instance_id: str, arguments: dict[str, Any]) -> ToolResponse:
+        checked = self.checked(arguments)
         if self._is_async or self._in_loop:
             answer = self.function(**checked)
             return as_response(await answer if inspect.isawaitable(answer) else answer)

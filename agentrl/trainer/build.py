@@ -74,7 +74,7 @@ def build(
         if config.uses_ray:
             stack.enter_context(ray_session(config.ray_init, processes(config)))
         with display.stage("load models", total=None):
-            workers = open_workers(config, device, total_steps)
+            workers = open_workers(config, device, total_steps, display)
         stack.callback(workers.executor.close)
         reward = config.reward_model
         if any(

@@ -38,7 +38,7 @@ class Job(ABC, Generic[SampleT]):
         """Tokenise so many rows, and report the rows left out. Raises DataError."""
 
     @abstractmethod
-    def open(self, device: str, total: int) -> tuple[Executor, TuningGroup]:
+    def open(self, device: str, total: int, display: Display) -> tuple[Executor, TuningGroup]:
         """Make the workers."""
 
     @abstractmethod
@@ -92,7 +92,7 @@ def train_on_files(config: TuningConfig, job: Job[SampleT], display: Display) ->
         if config.uses_ray:
             stack.enter_context(ray_session(config.ray_init, processes(config)))
         with display.stage("load model"):
-            executor, group = job.open(device, setting.total_steps)
+            executor, group = job.open(device, setting.total_steps, display)
         stack.callback(executor.close)
         job.prepare(executor, group, [*train, *(validation or [])], display)
         training = SupervisedTrainer(setting, executor, group, job.to_batch, train, validation)
@@ -140,10 +140,10 @@ class SupervisedJob(Job[SFTSample]):
         warn_of_counts(display, transcripts.unlearnt, f"of {len(transcripts.samples)} transcripts of {files}")
         return transcripts.samples
 
-    def open(self, device: str, total: int) -> tuple[Executor, TuningGroup]:
+    def open(self, device: str, total: int, display: Display) -> tuple[Executor, TuningGroup]:
         from agentrl.workers.roles import open_sft_workers
 
-        return open_sft_workers(self._config, device, total)
+        return open_sft_workers(self._config, device, total, display)
 
     def to_batch(self, samples: Sequence[SFTSample]) -> RaggedBatch:
         from agentrl.workers.sft import to_batch
@@ -178,10 +178,10 @@ class PreferencesJob(Job[Pair]):
             display.warn(f"{too_long} pairs are longer than data.max_length={data.max_length} and left out")
         return pairs
 
-    def open(self, device: str, total: int) -> tuple[Executor, TuningGroup]:
+    def open(self, device: str, total: int, display: Display) -> tuple[Executor, TuningGroup]:
         from agentrl.workers.roles import open_preference_workers
 
-        return open_preference_workers(self._config, device, total)
+        return open_preference_workers(self._config, device, total, display)
 
     def to_batch(self, samples: Sequence[Pair]) -> RaggedBatch:
         from agentrl.workers.preferences import to_batch

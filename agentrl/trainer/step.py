@@ -36,7 +36,7 @@ correction are then taken over the tokens of the update:
 | `critic/explained_variance` | 1 - var(returns - values) / var(returns), over the policy tokens, before the update |
 | `critic/clip_frac`, `critic/value_mean` | fraction clipped, and mean value, over the policy tokens of these steps |
 | `actor/grad_norm`, `critic/grad_norm` | before clipping, mean over the taken optimizer steps |
-| `actor/lr`, `critic/lr` | the learning rate that was used |
+| `actor/lr`, `critic/lr` | the learning rate, mean over the taken optimizer steps |
 | `actor/skipped_updates`, `critic/skipped_updates` | optimizer steps skipped: loss or gradient was not finite |
 | `train/sequences` | sequences that are trained on and have an advantage; 0: rewards teach nothing in this step |
 | `train/filtered_fraction` | fraction of the sequences that the policy's update did not go over: zero advantage |

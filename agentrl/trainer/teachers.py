@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Mapping, Sequence
 
 import torch
@@ -16,6 +15,7 @@ from agentrl.config.sections.distillation import DistillationConfig, TeacherConf
 from agentrl.errors import ConfigError
 from agentrl.remote.faults import RemoteRefused, RemoteUnavailable
 from agentrl.remote.logprobs import LogprobServer
+from agentrl.system.loop_thread import LoopThread
 from agentrl.trajectory import Outline
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 from agentrl.workers.roles import Workers
@@ -47,7 +47,8 @@ def check_teachers(config: Config, chat: Chat) -> None:
                 f"the policy's: {found}. Take a teacher of the policy's family"
             )
         if teacher.base_url is not None:
-            asyncio.run(_try_server(teacher, keys, at, sorted(own.values())))
+            with LoopThread("teacher") as loop:  # a notebook's own loop runs in this thread
+                loop.run(_try_server(teacher, keys, at, sorted(own.values())))
 
 
 async def _try_server(teacher: TeacherConfig, keys: DistillationConfig, at: str, ids: Sequence[int]) -> None:

@@ -37,12 +37,16 @@ def _fixed(name: str, default: object, text: str, *accepted: object) -> Argument
 MODEL, ROLLOUT, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
 OPTIM = f"{ACTOR}.optim"
 BATCH = "data.train_batch_size, actor.ppo_mini_batch_size and actor.ppo_epochs, by the arithmetic of batches below"
-SERVERS = "it is for a vLLM server; use_vllm=True starts SGLang's servers here"
+SERVERS = "it is for the server of `trl vllm-serve`; use_vllm=True starts vLLM's own servers here"
 _ONE_PROCESS = "the door trains in one process; several devices are keys of agentrl (docs/scale.md)"
 _DISPLAY = "it changes what is printed or where a log lies, and no number"
 _HUB = "agentrl writes to no hub: upload the folder that save_model() wrote"
 _SPEED = "it changes speed or memory, and no number"
 _LOADER = "rows are read by agentrl's loader, in the same order"
+_ATTACH = (
+    "leave it out, and agentrl starts vLLM's servers, or attach to running ones by "
+    f"overrides={{'{ROLLOUT}.server_urls': ['http://HOST:8000']}} (docs/engines.md)"
+)
 _VESPO = "it is for loss_type='vespo', which is refused"
 _ADAPTIVE = (
     "TRL's adaptive entropy bonus differs from agentrl's in its first steps: give "
@@ -86,10 +90,8 @@ ARGUMENTS: tuple[Argument, ...] = (
     *_all("ignored", _SPEED, transformers_continuous_batching_config=None, use_transformers_paged=False),
     *_all("ignored", "sequences are packed, not padded", pad_to_multiple_of="auto"),
     *_all("ignored", "the weights of the engine are never sharded", ds3_gather_for_generation=True),
-    # vLLM, in whose place SGLang's servers generate.
-    *_all(
-        "translated", "rollout.name: sglang where true, embedded else; with the importance correction", use_vllm=False
-    ),
+    # vLLM.
+    *_all("translated", "rollout.name: vllm where true, embedded else; with the importance correction", use_vllm=False),
     *_all("translated", "rollout.gpu_memory_utilization, with use_vllm", vllm_gpu_memory_utilization=0.3),
     *_all("translated", "rollout.tensor_model_parallel_size, with use_vllm", vllm_tensor_parallel_size=1),
     *_all("translated", "rollout.max_model_len", vllm_max_model_length=None),
@@ -103,8 +105,8 @@ ARGUMENTS: tuple[Argument, ...] = (
     *_all("translated", "rollout_correction.rollout_is_threshold", vllm_importance_sampling_clip_max=3.0),
     *_all("translated", "rollout_correction.rollout_is_lower", vllm_importance_sampling_clip_min=None),
     *_all("translated", "the former name of vllm_importance_sampling_clip_max", vllm_importance_sampling_cap=None),
-    _fixed("vllm_mode", "colocate", f"'server': {SERVERS}; attach to SGLang's by {ROLLOUT}.server_urls"),
-    _fixed("vllm_server_base_url", None, f"{SERVERS}; attach to SGLang's by {ROLLOUT}.server_urls"),
+    _fixed("vllm_mode", "colocate", f"it names the server of `trl vllm-serve`; {_ATTACH}"),
+    _fixed("vllm_server_base_url", None, f"it names the server of `trl vllm-serve`; {_ATTACH}"),
     _fixed("vllm_structured_outputs_regex", None, "constrained sampling has other probabilities: leave it out"),
     _fixed("vllm_guided_decoding_regex", None, "constrained sampling has other probabilities: leave it out"),
     *_all("ignored", _SPEED, vllm_device="auto", vllm_dtype="auto", vllm_enable_prefix_caching=None),
@@ -142,22 +144,33 @@ ARGUMENTS: tuple[Argument, ...] = (
     *_all("translated", f"{ACTOR}.strategy_options.moe_aux_loss_coeff", router_aux_loss_coef=None),
     # The optimizer.
     *_all("translated", f"{OPTIM}.lr", learning_rate=1e-6),
-    *_all("translated", f"{OPTIM}.lr_scheduler_type", lr_scheduler_type="linear"),
+    *_all(
+        "translated",
+        f"{OPTIM}.lr_scheduler_type, with lr_by_mini_batch where a generation has several optimizer steps",
+        lr_scheduler_type="linear",
+    ),
     *_all("translated", f"{OPTIM}.min_lr_ratio, of cosine_with_min_lr", lr_scheduler_kwargs=None),
-    *_all("translated", f"{OPTIM}.lr_warmup_steps with lr_warmup_from_zero", warmup_steps=0, warmup_ratio=None),
+    *_all(
+        "translated",
+        f"{OPTIM}.lr_warmup_steps, in generations, with lr_warmup_from_zero",
+        warmup_steps=0,
+        warmup_ratio=None,
+    ),
     *_all("translated", f"{OPTIM}.betas", adam_beta1=0.9, adam_beta2=0.999),
     *_all(
         "translated",
-        f"{OPTIM}.weight_decay, with peft_config; TRL spares norms and biases, agentrl does not",
+        f"{OPTIM}.weight_decay with decay_vectors=false, which spares norms and biases as TRL does",
         weight_decay=0.0,
     ),
     *_all("translated", "actor.grad_clip", max_grad_norm=1.0),
     _fixed(
         "optim",
         "adamw_torch_fused",
-        "AdamW in float32 is here: give optim='adamw_torch_fused'",
-        "adamw_torch",
-        "adamw_hf",
+        "AdamW with states in float32 is here (8 bytes a parameter), and 8-bit states are not: give "
+        "optim='adamw_torch_fused', and peft_config where memory is short; Muon is "
+        f"overrides={{'{OPTIM}.name': 'muon'}}",
+        *("adamw_torch", "adamw_hf", "adamw_torch_xla", "adamw_torch_npu_fused", "adamw_apex_fused"),
+        "paged_adamw_32bit",
     ),
     _fixed("adam_epsilon", 1e-8, "agentrl's AdamW has 1e-8: leave it out"),
     _fixed("optim_args", None, "AdamW's arguments are adam_beta1, adam_beta2 and weight_decay here: leave it out"),
@@ -165,7 +178,11 @@ ARGUMENTS: tuple[Argument, ...] = (
     _fixed("neftune_noise_alpha", None, "embeddings get no noise: leave it out"),
     _fixed("label_smoothing_factor", 0.0, "GRPO has no labels: leave it out", 0),
     # The model.
-    *_all("translated", "model.dtype, of dtype; other entries are refused", model_init_kwargs=None),
+    *_all(
+        "translated",
+        "model.dtype, of dtype (auto: the folder's); other entries that change numbers are refused",
+        model_init_kwargs=None,
+    ),
     *_all("translated", "model.trust_remote_code", trust_remote_code=False),
     *_all("translated", "model.enable_gradient_checkpointing", gradient_checkpointing=True),
     *_all("translated", "actor.use_torch_compile", torch_compile=False),

@@ -37,6 +37,14 @@ class GRPOConfig:
             raise AttributeError(f"GRPOConfig has no argument {name!r}")
         return self.given.get(name, DEFAULTS[name])
 
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in BY_NAME:
+            self.given[name] = value
+        elif name in ("given", "overrides"):
+            super().__setattr__(name, value)
+        else:
+            raise ConfigError(f"GRPOConfig: no argument of TRL 1.16: {name}{nearest(name, BY_NAME)}")
+
     def to_dict(self) -> dict[str, object]:
         """Return every argument with its value."""
         return {**DEFAULTS, **self.given}

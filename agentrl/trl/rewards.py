@@ -15,6 +15,7 @@ from agentrl.system.threads import DaemonThreads
 from agentrl.system.user_code import contract_error, user_code
 from agentrl.trajectory import Trajectory
 from agentrl.trajectory.sample import Sample
+from agentrl.trl.environments import HELD, Environments
 from agentrl.trl.names import REWARD, UNSCORED
 
 if TYPE_CHECKING:
@@ -61,17 +62,25 @@ class Logged:
                 one[column] = number
 
 
-def named_functions(functions: object, weights: Sequence[float] | None) -> list[NamedFunction]:
-    """Name and check the reward functions of a trainer. Raises ConfigError."""
+def named_functions(
+    functions: object, weights: Sequence[float] | None, of_environments: Mapping[str, RewardFunction]
+) -> list[NamedFunction]:
+    """Name and check the reward functions of a trainer.
+
+    of_environments: the rewards that environments give themselves, by name, each with weight 1. Raises ConfigError.
+    """
     given = functions if isinstance(functions, list | tuple) else [] if functions is None else [functions]
-    if not given:
-        raise ConfigError("GRPOTrainer: reward_funcs is empty: give a function, or a list of functions")
+    if not given and not of_environments:
+        raise ConfigError(
+            "GRPOTrainer: reward_funcs is empty: give a function, a list of functions, or environments with a method "
+            "get_reward"
+        )
     if weights is not None and len(weights) != len(given):
         raise ConfigError(
             f"GRPOConfig: reward_weights has {len(weights)} entries for {len(given)} reward_funcs: give one for each"
         )
     found: list[NamedFunction] = []
-    for number, function in enumerate(given):
+    for number, function in enumerate([*given, *of_environments.values()]):
         where = f"reward_funcs[{number}]"
         if isinstance(function, str):
             raise ConfigError(
@@ -89,7 +98,7 @@ def named_functions(functions: object, weights: Sequence[float] | None) -> list[
         is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             getattr(type(function), "__call__", None)  # noqa: B004 - an object whose __call__ is async
         )
-        weight = 1.0 if weights is None else float(weights[number])
+        weight = 1.0 if weights is None or number >= len(given) else float(weights[number])
         found.append(NamedFunction(name, function, weight, is_async, DaemonThreads(f"reward {name}")))
     return found
 
@@ -118,11 +127,17 @@ class TrlRewards(GroupRewardManager):
         rows: Mapping[str, Sequence[Row]],
         state: TrainerState,
         *,
+        environments: Environments | None = None,
         with_columns: bool = True,
     ) -> None:
-        """`rows`: the rows of each data file, with the columns that functions are given; `state`: the trainer's."""
+        """Args:
+        rows: the rows of each data file, with the columns that functions are given.
+        state: the trainer's.
+        environments: the ones that played the trajectories.
+        """
         super().__init__(RewardConfig(), CustomRewardConfig(), beside_model=False)
         self._functions, self._rows, self._state, self._with_columns = functions, rows, state, with_columns
+        self._environments = environments
 
     def is_tried(self, data_source: str) -> bool:
         """Functions that log or count are called with trajectories of the run alone."""
@@ -131,7 +146,8 @@ class TrlRewards(GroupRewardManager):
     async def score_group(self, trajectories: Sequence[Trajectory], sample: Sample) -> Sequence[Verdict]:
         """Score trajectories by every function. Raises CodeError for a function that breaks TRL's contract."""
         count, row = len(trajectories), self._rows[sample.file][sample.row]
-        prompt, logged = cast(Sequence[object], row["prompt"]), Logged(count)
+        logged = Logged(count)
+        prompt = cast(Sequence[object], row.get("prompt", sample.prompt))
         arguments: dict[str, object] = {
             "prompts": [prompt] * count,
             "completions": [completion_of(one, prompt) for one in trajectories],
@@ -142,7 +158,13 @@ class TrlRewards(GroupRewardManager):
         }
         if self._with_columns:
             arguments |= {name: [value] * count for name, value in row.items() if name not in NOT_COLUMNS}
+        if self._environments is not None:  # which may have added to the prompt
+            arguments["prompts"] = [one.messages[: len(prompt)] for one in trajectories]
+            arguments["environments"] = [one.for_scorers[HELD] for one in trajectories]
         rewards = {one.name: await self._call(one, arguments, count) for one in self._functions}
+        if self._environments is not None:
+            for one in trajectories:
+                self._environments.close(one)
         return [self._verdict(number, rewards, logged.numbers[number]) for number in range(count)]
 
     def _verdict(self, number: int, rewards: Mapping[str, list[float | None]], logged: Mapping[str, float]) -> Verdict:

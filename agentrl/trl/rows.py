@@ -19,10 +19,14 @@ if TYPE_CHECKING:
 
     from datasets import Dataset
 
+    from agentrl.trl.environments import Environments
+
     Rows: TypeAlias = str | Path | Sequence[Mapping[str, object]] | Dataset
 
 SOURCE = "trl"
 """Data source of the rows."""
+EMPTY = [{"role": "user", "content": ""}]
+"""Prompt of a row that has none: its environment opens the conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,27 +37,39 @@ class DataSet:
     rows: Sequence[Mapping[str, object]]
     """By number in the file: the row with all columns, as the data set has it."""
     prompts: Sequence[Sequence[Mapping[str, object]]]
+    has_environments: bool = False
+    """Environments play the rows, and may add to their prompts."""
 
     def write(self) -> None:
         """Write the file."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        columns = {
+        columns: dict[str, list[object]] = {
             "prompt": [json.dumps(prompt) for prompt in self.prompts],
             "data_source": [SOURCE] * len(self.prompts),
         }
+        if self.has_environments:  # a mark for the checks of records
+            columns["extra_info"] = [{"environment": SOURCE}] * len(self.prompts)
         pq.write_table(pyarrow.table(columns), self.file)
 
 
-def read_data(given: Rows, argument: str, folder: Path) -> DataSet:
+def read_data(given: Rows, argument: str, folder: Path, environments: Environments | None = None) -> DataSet:
     """Read a data set, whose file will be in a folder.
 
-    argument: train_dataset or eval_dataset, for messages. Raises ConfigError or DataError for what cannot be trained.
+    argument: train_dataset or eval_dataset, for messages. environments: the ones that play the rows.
+
+    Raises ConfigError or DataError for what cannot be trained.
     """
-    rows = read_rows(given, argument)
-    prompts = [_prompt(row, f"{argument}, row {number} (the first is 0)") for number, row in enumerate(rows)]
+    rows, prompts = read_rows(given, argument), []
+    for number, row in enumerate(rows):
+        place = f"{argument}, row {number} (the first is 0)"
+        if environments is not None and isinstance(row, Mapping):
+            environments.name_of(row, place)
+            row = {"prompt": EMPTY, **row}
+        prompts.append(_prompt(row, place))
     if not prompts:
         raise DataError(f"{argument} has no row")
-    return DataSet(folder / f"{argument.partition('_')[0]}.parquet", rows, prompts)
+    file = folder / f"{argument.partition('_')[0]}.parquet"
+    return DataSet(file, rows, prompts, has_environments=environments is not None)
 
 
 def read_rows(given: Rows, argument: str) -> Sequence[Mapping[str, object]]:

@@ -9,9 +9,10 @@ from typing import cast
 
 from agentrl.agent_loop import AgentLoop, Episode
 from agentrl.agent_loop.stopping import after_turn
+from agentrl.chat import ParsedCall
 from agentrl.errors import ConfigError
 from agentrl.tool import FunctionTool, Tool
-from agentrl.trajectory import Status
+from agentrl.trajectory import Message, Status
 
 LOOP = "trl_tools"
 """Name of the loop in rows."""
@@ -45,9 +46,13 @@ class TrlToolLoop(AgentLoop):
             if not calls or rounds == self.max_rounds or any(call.error is not None for call in calls):
                 return Status.COMPLETED
             rounds += 1
-            _, messages = await episode.answer_calls(calls)
+            messages = await self._answers(episode, calls)
             if not await episode.observe(messages):
                 return Status.LENGTH
+
+    async def _answers(self, episode: Episode, calls: Sequence[ParsedCall]) -> list[Message]:
+        """Run the calls of a turn; return the messages that answer them."""
+        return (await episode.answer_calls(calls))[1]
 
 
 def as_tools(functions: Sequence[object], most_tokens: int) -> list[Tool]:
@@ -55,23 +60,23 @@ def as_tools(functions: Sequence[object], most_tokens: int) -> list[Tool]:
 
     most_tokens: bound of an answer, which TRL does not cut before the budget ends. Raises ConfigError.
     """
-    return [_as_tool(number, function, most_tokens) for number, function in enumerate(functions)]
+    return [
+        function if isinstance(function, Tool) else as_tool(f"tools[{number}]", function, most_tokens)
+        for number, function in enumerate(functions)
+    ]
 
 
-def _as_tool(number: int, function: object, most_tokens: int) -> Tool:
-    if isinstance(function, Tool):
-        return function
+def as_tool(where: str, function: object, most_tokens: int) -> FunctionTool:
+    """Make a tool of one function, whose place in the trainer's arguments is `where`. Raises ConfigError."""
     if not callable(function) or isinstance(function, type):
-        raise ConfigError(
-            f"tools[{number}]: expected a function with type hints and a docstring, found {function!r:.100}"
-        )
+        raise ConfigError(f"{where}: expected a function with type hints and a docstring, found {function!r:.100}")
     try:
-        return FunctionTool(_answering(function), {"max_response_tokens": most_tokens})
+        return FunctionTool(answering(function), {"max_response_tokens": most_tokens})
     except TypeError as error:
-        raise ConfigError(f"tools[{number}]: {error}") from error
+        raise ConfigError(f"{where}: {error}") from error
 
 
-def _answering(function: Callable[..., object]) -> Callable[..., object]:
+def answering(function: Callable[..., object]) -> Callable[..., object]:
     """Wrap a function, sync or async, so that it answers as TRL does; signature and docstring stay."""
     if inspect.iscoroutinefunction(function):
         coroutine = cast("Callable[..., Awaitable[object]]", function)

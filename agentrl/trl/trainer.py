@@ -10,14 +10,16 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from agentrl.config.checks import is_installed
 from agentrl.config.overrides import Value
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.trl.adapters import adapter_keys
 from agentrl.trl.arguments import MODEL, ROLLOUT
 from agentrl.trl.callbacks import Callbacks
 from agentrl.trl.config import GRPOConfig
+from agentrl.trl.environments import Environments, TrlEnvironmentLoop
 from agentrl.trl.rewards import RewardFunction, TrlRewards, named_functions
-from agentrl.trl.rows import read_data
+from agentrl.trl.rows import EMPTY, read_data
 from agentrl.trl.tools import LOOP, TrlToolLoop, as_tools
 from agentrl.trl.translation import Arguments, batch_sizes, frequency, output_dir, translate, validation
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, TrainerCallback
     from transformers.trainer_utils import TrainOutput
 
+    from agentrl.agent_loop import AgentLoop
     from agentrl.config import Config
     from agentrl.trainer.run import TrainingRun
     from agentrl.trl.rows import Rows
@@ -35,7 +38,6 @@ REFUSED = {
     "reward_processing_classes": "reward models are keys of agentrl (docs/rewards.md)",
     "quantization_config": "models are trained in float32 or bfloat16",
     "rollout_func": "a function that generates is an agent loop here (docs/tools.md): agentrl.training(loops=...)",
-    "environment_factory": "an environment is an agent loop or an adapter here (docs/environments.md)",
 }
 """Arguments of TRL's trainer that agentrl has other ways for."""
 
@@ -58,6 +60,7 @@ class GRPOTrainer:
         callbacks: Sequence[TrainerCallback] | None = None,
         peft_config: PeftConfig | None = None,
         tools: Sequence[Callable[..., object]] | None = None,
+        environment_factory: Callable[[], object] | Mapping[str, Callable[[], object]] | None = None,
         **others: object,
     ) -> None:
         """Raises UserError for what cannot be taken over, with the reason and the remedy."""
@@ -77,43 +80,58 @@ class GRPOTrainer:
         arguments = Arguments(self.args.given)
         folder, self.output_dir = _model_folder(model), Path(output_dir(arguments))
         weights = cast("Sequence[float] | None", self.args.reward_weights)
-        functions = named_functions(reward_funcs, weights)
+        longest = arguments.count("max_completion_length")
+        self._tools, environments = as_tools(tools or [], longest), None
+        if environment_factory is not None:
+            environments = Environments(environment_factory, self._tools, longest)
+            self._tools = environments.tools
+        functions = named_functions(reward_funcs, weights, {} if environments is None else environments.rewards())
+        self._batches = batch_sizes(arguments)
         if train_dataset is None:
-            raise ConfigError("GRPOTrainer: train_dataset is missing: give a Dataset, a list of rows, or a file")
+            train_dataset = _rows_without_data(arguments, environments, self._batches.prompts)
         data = self.output_dir.with_name(f"{self.output_dir.name}.data")
-        train = read_data(train_dataset, "train_dataset", data)
+        train = read_data(train_dataset, "train_dataset", data, environments)
         read = [train]
-        has_adapters = peft_config is not None
-        keys = translate(self.args.given, model=folder, rows=len(train.rows), has_adapters=has_adapters)
+        keys = translate(self.args.given, model=folder, rows=len(train.rows))
         keys |= {"data.train_files": str(train.file), "data.val_files": None}
         if eval_dataset is not None:
-            evaluated = read_data(eval_dataset, "eval_dataset", data)
+            evaluated = read_data(eval_dataset, "eval_dataset", data, environments)
             read.append(evaluated)
             keys |= validation(self.args.given)
             keys["data.val_files"] = str(evaluated.file)
             keys["trainer.val_before_train"] = bool(self.args.eval_on_start)
-        self._batches, self._steps = batch_sizes(arguments), cast(int, keys["trainer.total_training_steps"])
+        self._steps = cast(int, keys["trainer.total_training_steps"])
         keys |= self._validations(arguments, eval_dataset is not None)
-        if tools:
+        rows = {str(one.file): one.rows for one in read}
+        self._loops: dict[str, AgentLoop] = {}
+        if tools or environments is not None:
             most = arguments["max_tool_calling_iterations"]
+            rounds = None if most is None else arguments.count("max_tool_calling_iterations")
             keys[f"{ROLLOUT}.agent.default_agent_loop"] = LOOP
-            self._loops = {LOOP: TrlToolLoop(None if most is None else arguments.count("max_tool_calling_iterations"))}
-        else:
-            self._loops = {}
-        self._tools = as_tools(tools or [], cast(int, keys["data.max_response_length"]))
+            if environments is None:
+                self._loops[LOOP] = TrlToolLoop(rounds)
+            else:
+                self._loops[LOOP] = TrlEnvironmentLoop(rounds, environments, rows)
         if keys["algorithm.adv_estimator"] == "agentrl.trl.advantages:by_reward":
             keys["algorithm.adv_options"] = {"weights": {one.name: one.weight for one in functions}}
         if peft_config is not None:
             keys |= adapter_keys(peft_config, _config_of(folder).get("model_type", ""))
         keys |= _tokenizer_keys(processing_class, folder)
+        engine = self.args.overrides.get(f"{ROLLOUT}.name", keys[f"{ROLLOUT}.name"])
+        attached = self.args.overrides.get(f"{ROLLOUT}.server_urls")
+        if engine == "vllm" and not attached and not is_installed("vllm"):
+            arguments.refuse(
+                "use_vllm",
+                "vLLM is not installed here: pip install 'agentrl[vllm]' (docs/engines.md), or give use_vllm=False, "
+                f"which generates in this process, or overrides={{'{ROLLOUT}.name': 'sglang'}}",
+            )
         arguments.raise_faults()
         self.keys: dict[str, Value] = {**keys, **self.args.overrides}
         """The run's config, as `agentrl.training` takes it."""
         self.state = TrainerState(max_steps=self._steps * self._batches.updates)
         """transformers' `TrainerState`, with `global_step`, `epoch` and `log_history`."""
         with_columns = not self.args.remove_unused_columns
-        rows = {str(one.file): one.rows for one in read}
-        self._rewards = TrlRewards(functions, rows, self.state, with_columns=with_columns)
+        self._rewards = TrlRewards(functions, rows, self.state, environments=environments, with_columns=with_columns)
         log_every = frequency(arguments, "logging", self._batches, self._steps)
         save_every = cast(int, keys["trainer.save_freq"])
         per_epoch = max(1.0, len(train.rows) / self._batches.prompts)
@@ -195,6 +213,25 @@ class GRPOTrainer:
             reward=copy.copy(self._rewards),
             observers=observers,
         )
+
+
+def _rows_without_data(
+    arguments: Arguments, environments: Environments | None, prompts: int
+) -> list[Mapping[str, object]]:
+    """Make empty rows for environments that bring their own tasks, as many as a generation has prompts.
+
+    Raises ConfigError where a data set is needed.
+    """
+    if environments is None:
+        raise ConfigError("GRPOTrainer: train_dataset is missing: give a Dataset, a list of rows, or a file")
+    if environments.by_name:
+        raise ConfigError(
+            "GRPOTrainer: train_dataset is missing: with several environments each row names its own in the column "
+            "environment"
+        )
+    if arguments.number("max_steps") <= 0:
+        raise ConfigError("GRPOConfig: max_steps is missing: without train_dataset it is the length of the run")
+    return [{"prompt": EMPTY} for _ in range(prompts)]
 
 
 def _model_folder(model: object) -> Path:

@@ -103,19 +103,15 @@ class Arguments:
             raise ConfigError(f"GRPOConfig: {len(self.faults)} of TRL's arguments cannot be taken over:\n{lines}")
 
 
-def translate(given: Mapping[str, object], *, model: Path, rows: int, has_adapters: bool = False) -> dict[str, Value]:
+def translate(given: Mapping[str, object], *, model: Path, rows: int) -> dict[str, Value]:
     """Translate TRL's arguments for a data set of so many rows.
 
-    model: the folder of the policy. has_adapters: LoRA's adapters are all that is trained.
+    model: the folder of the policy.
 
     Raises ConfigError with every argument that is refused.
     """
     arguments = Arguments(given)
     _fixed(arguments)
-    if arguments.number("weight_decay") and not has_adapters:
-        arguments.refuse(
-            "weight_decay", "TRL spares norms and biases, agentrl decays every parameter: give 0.0, or peft_config"
-        )
     batches = batch_sizes(arguments)
     steps = total_steps(arguments, batches, rows)
     keys: dict[str, Value] = {
@@ -136,7 +132,7 @@ def translate(given: Mapping[str, object], *, model: Path, rows: int, has_adapte
         keys["data.shuffle"] = False
     keys |= _lengths(arguments, model) | _sampling(arguments) | _engine(arguments)
     keys |= _loss(arguments, batches) | _advantages(arguments) | _optimizer(arguments, batches, steps)
-    keys |= _model(arguments) | _reports(arguments, batches, steps)
+    keys |= _model(arguments, model) | _reports(arguments, batches, steps)
     arguments.raise_faults()
     return keys
 
@@ -268,7 +264,7 @@ def _engine(arguments: Arguments) -> dict[str, Value]:
     if not arguments["use_vllm"]:
         return {f"{ROLLOUT}.name": "embedded"}
     keys: dict[str, Value] = {
-        f"{ROLLOUT}.name": "sglang",
+        f"{ROLLOUT}.name": "vllm",
         f"{ROLLOUT}.gpu_memory_utilization": arguments.number("vllm_gpu_memory_utilization"),
         f"{ROLLOUT}.tensor_model_parallel_size": arguments.count("vllm_tensor_parallel_size"),
         f"{ROLLOUT}.free_cache_engine": bool(arguments["vllm_enable_sleep_mode"]),
@@ -411,6 +407,7 @@ def _optimizer(arguments: Arguments, batches: Batches, steps: int) -> dict[str, 
         f"{OPTIM}.lr": arguments.number("learning_rate"),
         f"{OPTIM}.betas": [arguments.number("adam_beta1"), arguments.number("adam_beta2")],
         f"{OPTIM}.weight_decay": arguments.number("weight_decay"),
+        f"{OPTIM}.decay_vectors": False,
     }
     if (norm := arguments.number("max_grad_norm")) > 0:
         keys[f"{ACTOR}.grad_clip"] = norm
@@ -420,15 +417,11 @@ def _optimizer(arguments: Arguments, batches: Batches, steps: int) -> dict[str, 
         arguments.refuse("lr_scheduler_type", f"known here are {', '.join(SCHEDULES)}")
         return keys
     keys[f"{OPTIM}.lr_scheduler_type"] = SCHEDULES[kind]
+    if batches.updates > 1:
+        keys[f"{OPTIM}.lr_by_mini_batch"] = True
     warmup = _warmup(arguments, steps * batches.updates) if kind != "constant" else 0
-    if batches.updates > 1 and (kind not in ("constant", "constant_with_warmup") or warmup):
-        arguments.refuse(
-            "lr_scheduler_type",
-            f"the {batches.updates} optimizer steps of a generation have one rate here, and TRL's differ: give "
-            "'constant' and no warm-up, or one optimizer step a generation",
-        )
     if warmup:
-        keys |= {f"{OPTIM}.lr_warmup_steps": warmup, f"{OPTIM}.lr_warmup_from_zero": True}
+        keys |= {f"{OPTIM}.lr_warmup_steps": warmup / batches.updates, f"{OPTIM}.lr_warmup_from_zero": True}
     return keys | _schedule_options(arguments, kind)
 
 
@@ -457,10 +450,12 @@ def _warmup(arguments: Arguments, steps: int) -> int:
     return math.ceil(part * steps)
 
 
-def _model(arguments: Arguments) -> dict[str, Value]:
+def _model(arguments: Arguments, folder: Path) -> dict[str, Value]:
     options = dict(arguments.mapping("model_init_kwargs"))
     dtype = str(options.pop("dtype", None) or options.pop("torch_dtype", None) or "float32").removeprefix("torch.")
     options.pop("torch_dtype", None)
+    if dtype == "auto":
+        dtype = _own_dtype(folder)
     for quiet in ("attn_implementation", "use_cache", "device_map", "low_cpu_mem_usage"):  # speed alone
         options.pop(quiet, None)
     if options.pop("trust_remote_code", False):
@@ -482,6 +477,12 @@ def _model(arguments: Arguments) -> dict[str, Value]:
         coefficient = arguments.number("router_aux_loss_coef")
         keys[f"{ACTOR}.strategy_options"] = {"moe_aux_loss_coeff": coefficient} if coefficient else {}
     return keys
+
+
+def _own_dtype(folder: Path) -> str:
+    """Read the dtype of a model's folder; float32 where its config names none."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
 
 
 def _reports(arguments: Arguments, batches: Batches, steps: int) -> dict[str, Value]:
@@ -508,7 +509,8 @@ def _reports(arguments: Arguments, batches: Batches, steps: int) -> dict[str, Va
 def frequency(arguments: Arguments, kind: str, batches: Batches, steps: int) -> int:
     """Compute the generations between two saves or validations; -1 for none before the end.
 
-    `kind`: save, eval or logging. Numbers of TRL count optimizer steps, and below 1 they are a part of all.
+    `kind`: save, eval or logging. Numbers of TRL count optimizer steps, and below 1 they are a part of all. They are
+    rounded up to whole generations.
     """
     strategy = arguments.text(f"{kind}_strategy").rpartition(".")[2]
     if strategy == "no":
@@ -522,6 +524,4 @@ def frequency(arguments: Arguments, kind: str, batches: Batches, steps: int) -> 
     every = arguments.number(name)
     if 0 < every < 1:
         every = math.ceil(steps * batches.updates * every)
-    if every % batches.updates:
-        arguments.refuse(name, f"a generation has {batches.updates} optimizer steps: give a multiple")
-    return max(1, int(every) // batches.updates)
+    return max(1, math.ceil(every / batches.updates))

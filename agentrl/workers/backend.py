@@ -47,11 +47,11 @@ class Watch(Protocol[Watched]):
         """Take a forward pass's result before its loss; `factor`: of the loss before its backward pass."""
         ...
 
-    def stepping(self, model: Stepped, norm: float, step: int) -> None:
+    def stepping(self, model: Stepped, norm: float, step: float) -> None:
         """Look at clipped gradients, whose norm was `norm`, right before the optimizer's step."""
         ...
 
-    def stepped(self, model: Stepped, step: int) -> None:
+    def stepped(self, model: Stepped, step: float) -> None:
         """Look at the weights after the optimizer's step of training step `step`."""
         ...
 
@@ -102,8 +102,10 @@ class Backend(Protocol[Found]):
         """Hold the model where it computes, for calls that follow each other. Nests."""
         ...
 
-    def step(self, mini: MiniBatch[Found], step: int) -> StepReport:
+    def step(self, mini: MiniBatch[Found], step: float) -> StepReport:
         """Take one optimizer step, at the learning rate of training step `step` (counted from 1).
+
+        With optim.lr_by_mini_batch it has a fraction: the mini-batch at place i of n in step s is at s + i / n.
 
         Where the loss or the gradient norm is not finite, weights and optimizer state stay as they are.
         """

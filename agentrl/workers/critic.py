@@ -82,15 +82,16 @@ class CriticWorker(TrainableWorker[torch.Tensor]):
             raise ValueError("CriticWorker.update: batch.values and batch.returns are needed; compute them first")
         key = f"{self.seed}/{step}" if self._shuffle else None
         tokens, mode = batch.policy_tokens, self.config.loss_agg_mode
+        plan = update_plan(batch.group, self._mini_batch_size, self._epochs, key)
         minis = (
             MiniBatch(
                 f"step {step}, {where} of the critic",
                 batch.select(rows),
                 self._loss(LossScale.from_policy_tokens(tokens[rows], mode, self._max_response_length)),
             )
-            for where, rows in update_plan(batch.group, self._mini_batch_size, self._epochs, key)
+            for where, rows in plan
         )
-        report = self._learn(minis, step=step)
+        report = self._learn(minis, step=step, rates=len(plan) if self.config.optim.lr_by_mini_batch else 1)
         return report.metrics("critic", {"vf_loss": "loss"}, {"clip_frac": "clipped", "value_mean": "values"})
 
     def _loss(self, scale: LossScale) -> Loss[torch.Tensor]:

@@ -101,7 +101,7 @@ class FSDPPolicy(Learner[TokenScores]):
         named = ["logprobs", *(name for name in TokenScores._fields if name in needs)]
         return TokenScores(**dict(zip(named, found, strict=True)))
 
-    def step(self, mini: MiniBatch[TokenScores], step: int) -> StepReport:
+    def step(self, mini: MiniBatch[TokenScores], step: float) -> StepReport:
         if not self._has_router_losses:
             return super().step(mini, step)
         with self.offload:

@@ -123,7 +123,7 @@ class Learner(Generic[Found]):
         found: list[float] = self.mesh.sum(values.to(self.device)).tolist()
         return found
 
-    def step(self, mini: MiniBatch[Found], step: int) -> StepReport:
+    def step(self, mini: MiniBatch[Found], step: float) -> StepReport:
         with self.offload:
             self.optim.zero_grad()
             sums = self._accumulate(self.share_of(mini.sequences), mini)

@@ -247,7 +247,9 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         )
         if expert is not None:
             minis = (replace(mini, beside=self._imitated(expert, place, len(plan))) for place, mini in enumerate(minis))
-        report = self._learn(minis, step=step - self._critic_warmup)
+        report = self._learn(
+            minis, step=step - self._critic_warmup, rates=len(plan) if config.optim.lr_by_mini_batch else 1
+        )
         went_over = self._went_over(report, int(batch.lengths[computed].sum()))
         left = {"train/filtered_fraction": 1 - int(computed.sum()) / len(computed)}
         return self._metrics(report, with_expert=expert is not None) | went_over | left

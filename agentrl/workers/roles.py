@@ -12,6 +12,7 @@ from agentrl.config.declaration import Computed, Score
 from agentrl.config.registries import CRITIC_BACKENDS, POLICY_BACKENDS
 from agentrl.runtime.executor import Executor, open_executor
 from agentrl.runtime.placement import Pool, Role
+from agentrl.system.reporter import Reporter
 from agentrl.workers.critic import CriticWorker
 from agentrl.workers.groups import (
     CriticGroup,
@@ -42,15 +43,18 @@ class Workers:
     teacher: TeacherGroup | None = None
 
 
-def open_workers(config: Config, device: str, total_steps: int) -> Workers:
-    """Make the workers of a training: in this process, or under Ray, which must be up. Raises UserError."""
+def open_workers(config: Config, device: str, total_steps: int, reporter: Reporter | None = None) -> Workers:
+    """Make the workers of a training: in this process, or under Ray, which must be up.
+
+    reporter: shown what ranks under Ray load. Raises UserError.
+    """
     policy = policy_role(config, device, total_steps)
     reference = reference_role(config, device)
     critic = critic_role(config, device, total_steps) if "values" in declared_by_estimator(config).columns else None
     scoring = reward_model_role(config, device) if config.reward_model.classifies else None
     teacher = teacher_role(config, device)
     roles = [role for role in (policy, reference, critic, scoring, teacher) if role is not None]
-    executor = open_executor(pools_of(config, roles), device, on_ray=config.uses_ray)
+    executor = open_executor(pools_of(config, roles), device, on_ray=config.uses_ray, reporter=reporter)
     referring = None
     if needs_reference(config):
         own = None if reference is None else executor.ranks(reference)
@@ -81,27 +85,29 @@ def teachers_of(
     )
 
 
-def open_sft_workers(config: SFTConfig, device: str, total_steps: int) -> tuple[Executor, TuningGroup]:
+def open_sft_workers(
+    config: SFTConfig, device: str, total_steps: int, reporter: Reporter | None = None
+) -> tuple[Executor, TuningGroup]:
     """Make the workers of supervised training, as `open_workers` does."""
     role = sft_role(config, device, total_steps)
-    executor = open_alone(role, config, device)
+    executor = open_alone(role, config, device, reporter)
     return executor, TuningGroup(executor.ranks(role))
 
 
 def open_preference_workers(
-    config: PreferencesConfig, device: str, total_steps: int
+    config: PreferencesConfig, device: str, total_steps: int, reporter: Reporter | None = None
 ) -> tuple[Executor, PreferenceGroup]:
     """Make the workers of training on preferences, likewise."""
     role = preference_role(config, device, total_steps)
-    executor = open_alone(role, config, device)
+    executor = open_alone(role, config, device, reporter)
     return executor, PreferenceGroup(executor.ranks(role))
 
 
-def open_alone(role: Role[object], config: TuningConfig, device: str) -> Executor:
+def open_alone(role: Role[object], config: TuningConfig, device: str, reporter: Reporter | None = None) -> Executor:
     """Make the executor of a training with one role."""
     trainer = config.trainer
     pool = Pool(trainer.nnodes, trainer.n_gpus_per_node, (role,), "trainer")
-    return open_executor([pool], device, on_ray=config.uses_ray)
+    return open_executor([pool], device, on_ray=config.uses_ray, reporter=reporter)
 
 
 def pools_of(config: Config, roles: Sequence[Role[object]]) -> list[Pool]:

@@ -92,18 +92,19 @@ class TrainableWorker(Generic[Found_co]):
         """Load the files of `save`. Raises CheckpointError when they are of another model or half-written."""
         self._learner.load(Path(dir))
 
-    def _learn(self, minis: Iterable[MiniBatch[Found_co]], *, step: int) -> UpdateReport:
+    def _learn(self, minis: Iterable[MiniBatch[Found_co]], *, step: int, rates: int = 1) -> UpdateReport:
         """Take one optimizer step for each mini-batch whose loss and gradient are finite.
 
-        step: training steps in which this role has learnt, this one included, for the learning rate.
+        step: training steps in which this role has learnt, this one included, for the learning rate. rates: learning
+        rates of the step: 1, or one for each mini-batch.
 
         Raises TrainingError, with the weights untouched, when nothing could be learnt for too long.
         """
         taken: list[StepReport] = []
         skipped, cause = 0, ""
         with self._learner.on_device():
-            for mini in minis:
-                report = self._learner.step(mini, step)
+            for place, mini in enumerate(minis):
+                report = self._learner.step(mini, step if rates == 1 else step + place / rates)
                 if math.isfinite(report.grad_norm) and math.isfinite(report.loss):
                     taken.append(report)
                     continue

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import get_scheduler
@@ -66,3 +68,27 @@ def test_a_warm_up_from_zero_has_the_rates_of_transformers() -> None:
         assert factors(9, lr_scheduler_type=kind, lr_warmup_steps=3, lr_warmup_from_zero=True) == pytest.approx(rates)
         config = OptimConfig(lr_scheduler_type=kind, lr_warmup_steps=3, lr_warmup_from_zero=True)
         assert [rate(config, step, 9) for step in range(1, 10)] == pytest.approx(rates)
+
+
+@pytest.mark.parametrize("updates", [2, 3, 4])
+@pytest.mark.parametrize("warmup", [0, 3, 5])
+@pytest.mark.parametrize("kind", ["linear", "cosine", "constant"])
+def test_rates_by_mini_batch_are_those_of_transformers(kind: Any, warmup: int, updates: int) -> None:
+    """A run of several optimizer steps a training step, at a place between two training steps each."""
+    steps = 6
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    name = "constant_with_warmup" if kind == "constant" else kind
+    theirs = get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=steps * updates)
+    config = OptimConfig(
+        lr_scheduler_type=kind,
+        lr_by_mini_batch=True,
+        lr_warmup_steps=warmup / updates,
+        lr_warmup_from_zero=True,
+    )
+    for step in range(1, steps + 1):
+        for place in range(updates):
+            wanted = pytest.approx(theirs.get_last_lr()[0], abs=1e-12)
+            assert lr_factor(config, step + place / updates, steps) == wanted
+            assert rate(config, step + place / updates, steps) == wanted
+            optimizer.step()
+            theirs.step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -81,10 +82,21 @@ def test_machines_come_from_the_config(words: list[str], monkeypatch: pytest.Mon
     cluster, source = cluster_of(two.memory)
     assert (cluster.nodes, cluster.gpus_per_node, cluster.flops) == (1, 2, 4e9), "ranks share the processor"
     assert source == "this CPU now: 8 GFLOP/s in a matrix product, 1.0 GB/s in a copy"
+    assert (cluster.bandwidth, cluster.host_copy) == (2e9, 1e9), "a copy reads and writes each byte"
     apart = planned(words, f"{ROLLOUT}.nnodes=3", f"{ROLLOUT}.n_gpus_per_node=2", "trainer.n_gpus_per_node=4")
     assert only_generate(apart.memory.config) == 6
     cluster, _ = cluster_of(apart.memory)
     assert (cluster.nodes, cluster.gpus_per_node) == (5, 2)
+
+
+def test_a_rate_counts_what_other_work_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, took = [0.0], itertools.cycle([0.125, 0.375])
+
+    def call() -> None:
+        now[0] += next(took)
+
+    monkeypatch.setattr(times, "perf_counter", lambda: now[0])
+    assert times.mean_seconds(call) == 0.25
 
 
 @pytest.mark.parametrize(

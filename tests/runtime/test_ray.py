@@ -27,8 +27,9 @@ from agentrl.config import Config
 from agentrl.config.sections.algorithm import RolloutCorrectionConfig
 from agentrl.config.sections.trainer import RayInitConfig
 from agentrl.errors import ConfigError, TrainingError, WorkerDied
+from agentrl.runtime.placement import Pool, Role
 from agentrl.runtime.ray.executor import RayExecutor
-from agentrl.runtime.ray.pool import WeightReader, ask, collect
+from agentrl.runtime.ray.pool import RankPool, WeightReader, ask, collect
 from agentrl.runtime.ray.rank import Place, Rank
 from agentrl.runtime.ray.reading import Turn
 from agentrl.runtime.ray.session import ray_session
@@ -82,6 +83,45 @@ def workers_of(config: Config) -> Iterator[Workers]:
         yield workers
     finally:
         workers.executor.close()
+
+
+class Shown:
+    """A reporter that notes what it is shown, and creates a file at the first unit."""
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.stages, self.done = file, list[tuple[str, int | None]](), 0
+
+    @contextmanager
+    def stage(self, name: str, total: int | None = None) -> Iterator[Shown]:
+        self.stages.append((name, total))
+        yield self
+
+    def advance(self, count: int = 1, **values: float) -> None:
+        self.done += count
+        self.file.touch()
+
+    def note(self, text: str) -> None: ...
+
+    def warn(self, text: str) -> None: ...
+
+
+@pytest.mark.slice(0, "cluster")
+def test_what_a_rank_loads_is_shown_while_it_loads(cluster: None, tmp_path: Path) -> None:
+    """The rank waits after its second unit until the driver has shown the progress."""
+    seen = tmp_path / "seen"
+
+    def make() -> object:
+        from transformers.utils import logging
+
+        for unit in logging.tqdm(range(3), desc="Loading weights"):
+            while unit == 2 and not seen.exists():
+                time.sleep(0.05)
+        return object()
+
+    shown = Shown(seen)
+    pool = RankPool(Pool(1, 1, (Role("policy", make),), "trainer"), "cpu", shown)
+    pool.stop()
+    assert shown.stages == [("loading weights", 3)] and shown.done >= 2
 
 
 def with_returns(batch: RaggedBatch) -> RaggedBatch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -9,27 +10,49 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig
 
 from agentrl.algorithms.advantages import compute_advantages
 from agentrl.algorithms.aggregate import LossScale, Scored, add_up
 from agentrl.algorithms.terms import loss_terms
+from agentrl.checks.optimizer_step import rate
 from agentrl.config.columns import OF_SCORER
 from agentrl.config.overrides import as_config
 from agentrl.config.sections.training import Config
+from agentrl.errors import ConfigError
 from agentrl.model.scores import TokenScores
 from agentrl.optim.schedule import lr_factor
 from agentrl.trajectory.batch import RaggedBatch
+from agentrl.trl.adapters import adapter_keys
 from agentrl.trl.arguments import BY_NAME
 from agentrl.trl.order import RepeatOrder
 from agentrl.trl.translation import translate
+from agentrl.workers import PolicyWorker
 from benchmarks.trl.page import table
-from benchmarks.trl.record import ROWS, TRAJECTORIES, rewards_of
+from benchmarks.trl.published import CONFIGS
+from benchmarks.trl.record import (
+    MANY_ROWS,
+    ROWS,
+    TRAJECTORIES,
+    UPDATE,
+    fill,
+    page_script,
+    rewards_of,
+    sequences,
+    updated_policy,
+)
 from tests.algorithms.batches import Row, batch_of
 from tests.conftest import PROJECT
 from tests.trained import trained_batch
+from tests.workers.conftest import fsdp
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "recorded.json").read_text())
 RUN = {"per_device_train_batch_size": 8, "num_generations": TRAJECTORIES, "learning_rate": 1e-4, "bf16": False}
+LOSSES = RECORDED["losses"] | {
+    name: RECORDED["published"][name]["loss"] for name, config in CONFIGS.items() if not config.refused
+}
+TOO_FEW = ("Dr. GRPO", "INTELLECT-2", "ScaleRL")
+"""Published configs whose generation holds no whole group in one process, which TRL refuses, too."""
 LATER = {
     *("max_prompt_length", "warmup_ratio", "group_by_length", "logging_dir", "overwrite_output_dir", "use_liger_loss"),
     *("wandb_log_unique_prompts", "vllm_guided_decoding_regex", "vllm_device", "vllm_dtype"),
@@ -71,10 +94,11 @@ def test_steps_rates_and_prompts_are_trls(name: str, model: Path) -> None:
     assert steps is not None
     updates = -(-config.data.train_batch_size // actor.ppo_mini_batch_size) * actor.ppo_epochs
     assert steps * updates == recorded["steps"]
-    rates = [
-        actor.optim.lr * lr_factor(actor.optim, step, steps) for step in range(1, steps + 1) for _ in range(updates)
-    ]
-    assert rates == pytest.approx(recorded["rates"])
+    assert actor.optim.lr_by_mini_batch == (updates > 1)
+    places = [step + place / updates for step in range(1, steps + 1) for place in range(updates)]
+    for factor in (lr_factor, rate):
+        rates = [actor.optim.lr * factor(actor.optim, place, steps) for place in places]
+        assert rates == pytest.approx(recorded["rates"])
     order = RepeatOrder(range(ROWS), config.data.train_batch_size, config.data.seed)  # type: ignore[arg-type]
     if config.data.sampler.name is None:
         assert not config.data.shuffle
@@ -116,9 +140,40 @@ def test_a_trajectory_without_any_reward_takes_no_part(model: Path) -> None:
     assert found.reshape(-1, 4)[:, 1].tolist() == pytest.approx([0.0, 0.0, -1 / 1.0001, 1 / 1.0001])
 
 
-@pytest.mark.parametrize("name", RECORDED["losses"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_published_config_is_translated_or_refused_in_words(
+    name: str, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sizes, length and rates of those that are translated are TRL's; what TRL refuses is refused here, too."""
+    (model / "config.json").write_text('{"max_position_embeddings": 65536}')
+    monkeypatch.setattr("agentrl.config.checks.is_installed", lambda package: True)
+    config, recorded = CONFIGS[name], RECORDED["published"][name]
+    assert ("divisible by num_generations" in recorded.get("error", "")) == (name in TOO_FEW)
+    if config.refused:
+        with pytest.raises(ConfigError) as caught:
+            translate(config.arguments, model=model, rows=MANY_ROWS)
+        lines = str(caught.value).splitlines()[1:]
+        assert len(lines) == len(config.refused)
+        for line, (argument, words) in zip(lines, config.refused.items(), strict=True):
+            assert argument in line and words in line
+        return
+    keys = translate(config.arguments, model=model, rows=MANY_ROWS)
+    names = {"algorithm.adv_options": {"weights": {"first": 1.0}}} if name == "GDPO" else {}
+    found = as_config({**keys, **names, "data.train_files": "rows.parquet", "data.val_files": None})
+    actor, prompts = found.actor_rollout_ref.actor, found.data.train_batch_size
+    assert prompts * found.actor_rollout_ref.rollout.n == recorded["trajectories"]
+    updates = -(-prompts // actor.ppo_mini_batch_size) * actor.ppo_epochs
+    assert updates == recorded["optimizer_steps"]
+    steps = found.trainer.total_training_steps
+    assert steps is not None and steps * updates == recorded["steps"]
+    places = [1 + place // updates + place % updates / updates for place in range(len(recorded["rates"]))]
+    rates = [actor.optim.lr * lr_factor(actor.optim, place, steps) for place in places]
+    assert rates == pytest.approx(recorded["rates"])
+
+
+@pytest.mark.parametrize("name", LOSSES)
 def test_losses_and_gradients_are_trls(name: str, model: Path) -> None:
-    recorded = RECORDED["losses"][name]
+    recorded = LOSSES[name]
     arguments, table = dict(recorded["arguments"]), RECORDED["table"]
     on_policy = arguments.pop("on_policy", False)
     given = {**arguments, "per_device_train_batch_size": 4, "max_completion_length": 6, "max_steps": 1}
@@ -153,6 +208,55 @@ def test_losses_and_gradients_are_trls(name: str, model: Path) -> None:
         kept = torch.tensor([value for row, n in zip(recorded[theirs], lengths, strict=True) for value in row[:n]])
         ours = torch.zeros_like(logprobs) if found is None else found
         assert ours.tolist() == pytest.approx(kept.tolist(), rel=1e-5, abs=1e-8)
+
+
+@pytest.mark.parametrize("name", RECORDED["updates"])
+def test_weights_after_updates_are_trls(name: str, tmp_path: Path) -> None:
+    """The optimizer's steps on given tokens: gradient, clipping, schedule, decay, and peft's adapters."""
+    recorded = RECORDED["updates"][name]
+    given = {name: value for name, value in recorded["arguments"].items() if name != "lora"}
+    updated_policy(tmp_path)
+    keys = translate({**UPDATE, **given}, model=tmp_path, rows=1)
+    if "lora" in recorded["arguments"]:
+        keys |= adapter_keys(LoraConfig(**recorded["arguments"]["lora"]), "qwen2")
+    config = as_config({**keys, "data.train_files": "rows.parquet", "data.val_files": None})
+    steps = config.trainer.total_training_steps
+    assert steps is not None and steps == given["max_steps"]
+    worker = PolicyWorker(
+        config.actor_rollout_ref.model,
+        config.actor_rollout_ref.actor,
+        device="cpu",
+        temperature=1.0,
+        log_prob_max_tokens=4096,
+        total_steps=steps,
+        seed=1,
+    )
+    trained = fsdp(worker).params
+    assert set(trained) == set(recorded["after"])
+    fill(trained)
+    values = sequences()
+    whole = torch.cat([values["prompt_mask"], values["completion_mask"]], 1).bool()
+    ids = torch.cat([values["prompt_ids"], values["completion_ids"]], 1)[whole]
+    mask = torch.cat([torch.zeros_like(values["prompt_mask"]), values["tool_mask"]], 1)[whole].bool()
+    lengths = whole.sum(1)
+    batch = trained_batch(
+        torch.tensor([0, *lengths.cumsum(0).tolist()]),
+        ids,
+        mask,
+        torch.zeros(len(lengths), dtype=torch.int64),
+        advantages=torch.repeat_interleave(values["advantages"], lengths) * mask,
+    )
+    for step, norm in enumerate(recorded["norms"], start=1):
+        assert worker.update(batch, step=step)["actor/grad_norm"] == pytest.approx(norm, rel=1e-4)
+    for one, (total, size) in recorded["after"].items():
+        found = trained[one].detach().double()
+        assert [found.sum().item(), found.abs().sum().item()] == pytest.approx([total, size], rel=1e-5, abs=1e-4)
+
+
+def test_trl_ran_the_script_of_the_page_with_its_own_import() -> None:
+    assert hashlib.sha256(page_script().encode()).hexdigest() == RECORDED["script"]["sha256"]
+    theirs = {"reward", "reward_std", "rewards/correct/mean", "rewards/calls/mean", "learning_rate", "calls"}
+    assert theirs <= set(RECORDED["script"]["names"])
 
 
 def test_the_page_has_the_table_of_all_arguments() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,10 @@ import yaml
 from transformers import TrainerCallback
 
 from agentrl.errors import CodeError, ConfigError, DataError, UserError
-from agentrl.tool import FunctionTool
 from agentrl.trajectory.parquet import read_trajectories, trajectory_files
 from agentrl.trl import GRPOConfig, GRPOTrainer
+from agentrl.trl.arguments import ROLLOUT
 from tests.e2e.conftest import PROJECT
-from tests.e2e.taught import teach
 from tests.e2e.test_docs import blocks
 from tests.forked import forked
 
@@ -37,36 +35,9 @@ def length(completions: list[Any], **kwargs: Any) -> list[float]:
     return [len(completion[-1]["content"]) % 7 / 7 for completion in completions]
 
 
-def multiply(a: int, b: int) -> int:
-    """Multiplies two integers.
-
-    Args:
-        a: The first integer.
-        b: The second integer.
-    """
-    return a * b
-
-
-@pytest.fixture(scope="module")
-def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy that multiplies 12 by 7 with the tool, most of the time."""
-    folder = tmp_path_factory.mktemp("taught") / "policy"
-    call = '<tool_call>\n{"name": "multiply", "arguments": {"a": 12, "b": 7}}\n</tool_call><|im_end|>'
-    seen = "\n<|im_start|>tool\n84<|im_end|>\n<|im_start|>assistant\n"
-    asked = [{"role": "user", "content": "What is 12 * 7?"}]
-    teach(folder, [call, "It is 84.<|im_end|>"], [seen], asked, [FunctionTool(multiply).schema], steps=120)
-    return folder
-
-
 def steps_of(run: Path) -> list[dict[str, float]]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [{name: line[name] for name in SAME} for line in lines if "reward/mean" in line]
-
-
-@pytest.fixture
-def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.chdir(tmp_path)
-    yield tmp_path
 
 
 def trainer_of(policy: Path, reward: Any = length, rows: Any = ROWS, **arguments: Any) -> GRPOTrainer:
@@ -197,6 +168,56 @@ def test_callbacks_history_evaluation_and_resuming(policy_dir: Path, at_home: Pa
     assert [entry["step"] for entry in again.state.log_history] == [3]
 
 
+def test_several_optimizer_steps_a_generation_have_falling_rates(policy_dir: Path, at_home: Path) -> None:
+    """GSPO's published settings, with TRL's default of the schedule, and logs that fall into a generation."""
+    gspo: dict[str, Any] = {
+        "importance_sampling_level": "sequence",
+        "loss_type": "grpo",
+        "epsilon": 3e-4,
+        "epsilon_high": 4e-4,
+        "steps_per_generation": 4,
+    }
+    trainer = trainer_of(policy_dir, per_device_train_batch_size=4, max_steps=8, logging_steps=3, **gspo)
+    assert trainer.train().global_step == 8
+    history = trainer.state.log_history
+    assert [entry["step"] for entry in history] == [4, 8]
+    rates = [1e-3 * (1 - place / 8) for place in range(8)]
+    assert [entry["learning_rate"] for entry in history] == pytest.approx([sum(rates[:4]) / 4, sum(rates[4:]) / 4])
+
+
+def test_adapters_of_peft_are_trained_and_exported(policy_dir: Path, at_home: Path) -> None:
+    from peft import LoraConfig
+    from safetensors.torch import load_file
+
+    trainer = trainer_of(policy_dir, peft_config=LoraConfig(r=2, target_modules=["q_proj", "v_proj"]), max_steps=1)
+    trainer.train()
+    before, after = load_file(policy_dir / "model.safetensors"), load_file("run/policy/model.safetensors")
+    changed = {name for name, value in after.items() if not value.equal(before[name])}
+    assert changed and all(name.endswith(("q_proj.weight", "v_proj.weight")) for name in changed)
+
+
+def test_vllm_that_is_missing_is_refused_in_words(
+    policy_dir: Path, at_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.trl.trainer.is_installed", lambda package: package != "vllm")
+    with pytest.raises(ConfigError, match=r"use_vllm=True: vLLM is not installed here: pip install 'agentrl\[vllm\]'"):
+        trainer_of(policy_dir, use_vllm=True)
+    sglang = {f"{ROLLOUT}.name": "sglang"}
+    assert trainer_of(policy_dir, use_vllm=True, overrides=sglang).keys[f"{ROLLOUT}.name"] == "sglang"
+    assert trainer_of(policy_dir, use_vllm=True, overrides={f"{ROLLOUT}.server_urls": ["http://127.0.0.1:1"]}).keys
+
+
+def test_an_argument_may_be_set_later(policy_dir: Path, at_home: Path) -> None:
+    args = GRPOConfig("run", **dict[str, Any](SMALL))
+    args.learning_rate = 1e-5
+    args.chat_template_kwargs = {"enable_thinking": False}
+    keys = GRPOTrainer(policy_dir, length, args, ROWS).keys
+    assert keys["actor_rollout_ref.actor.optim.lr"] == 1e-5
+    assert keys["actor_rollout_ref.model.chat_template_kwargs"] == {"enable_thinking": False}
+    with pytest.raises(ConfigError, match=r"learning_rat; did you mean 'learning_rate'\?"):
+        args.learning_rat = 1e-5
+
+
 def test_a_callback_ends_the_run(policy_dir: Path, at_home: Path) -> None:
     watching = Watching(stop_at=1)
     trainer = trainer_of(policy_dir, callbacks=[watching], max_steps=5)
@@ -217,7 +238,6 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a reward without keywords": ({"reward": lambda completions: [0.0]}, r"def <lambda>\(completions, \*\*kwargs\)"),
     "two rewards of a name": ({"reward": [length, length]}, "two functions are called 'length'"),
     "weights": ({"reward_weights": [1.0, 2.0]}, "2 entries for 1 reward_funcs"),
-    "an environment": ({"environment_factory": dict}, r"docs/environments.md"),
     "a tool without hints": ({"tools": [3]}, r"tools\[0\]: expected a function"),
     "evaluation without rows": ({"eval_strategy": "steps"}, "without eval_dataset"),
     "a callback of other events": (

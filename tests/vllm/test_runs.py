@@ -16,6 +16,7 @@ from agentrl.engines.vllm.client import VLLMClient
 from agentrl.engines.vllm.process import VLLMProcess
 from agentrl.engines.weights import Weights
 from agentrl.system.http import http_client
+from agentrl.trl import GRPOConfig, GRPOTrainer
 from tests.e2e.test_train import lines
 from tests.engines.contract import greedy_ids, prompt_of
 from tests.sglang.training import Run, overrides, write_assets
@@ -81,3 +82,18 @@ def test_a_run_from_start_to_end(model_dir: Path, tmp_path: Path, staleness: int
     assert len(steps) == 3
     assert all(line["actor/grad_norm"] > 0 and line["left_out/failed"] == 0 for line in steps)
     assert all(line["rollout/logprob_gap_max_abs"] < 1e-4 for line in steps[: 3 if staleness == 0 else 1])
+
+
+def test_trls_door_generates_with_vllm(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`use_vllm=True` of a script for TRL, with the importance correction that is TRL's default."""
+    monkeypatch.chdir(tmp_path)
+    arguments: dict[str, object] = {"per_device_train_batch_size": 4, "num_generations": 2, "max_steps": 2}
+    arguments |= {"max_completion_length": 12, "max_prompt_length": 100, "logging_steps": 1}
+    rows = [{"prompt": [{"role": "user", "content": f"Say {number}."}]} for number in range(4)]
+
+    def length(completions: list[list[dict[str, str]]], **kwargs: object) -> list[float]:
+        return [len(completion[-1]["content"]) % 7 / 7 for completion in completions]
+
+    trainer = GRPOTrainer(model_dir, length, GRPOConfig("run", use_vllm=True, **arguments), rows)
+    assert trainer.train().global_step == 2
+    assert all(entry["checks/gap_worst"] < 1e-4 for entry in trainer.state.log_history)

@@ -48,7 +48,7 @@ class PlainPolicy:
         found: list[float] = values.tolist()
         return found
 
-    def step(self, mini: MiniBatch[TokenScores], step: int) -> StepReport:
+    def step(self, mini: MiniBatch[TokenScores], step: float) -> StepReport:
         self._optim.zero_grad(set_to_none=False)
         for param in self._model.parameters():
             param.grad = torch.zeros_like(param)

@@ -14,6 +14,7 @@ from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.errors import TrainingError
 from agentrl.model.packed import load_model, token_logprobs
+from agentrl.optim.optimizer import Optim
 from agentrl.runtime.ranks import LocalRanks
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers import ReferenceWorker
@@ -349,6 +350,40 @@ def test_the_learning_rate_begins_with_the_policys_first_step(make_worker: Worke
     assert rates == pytest.approx([1 / 3, 2 / 3, 1, 0.75, 0.5, 0.25])
     resumed = make_worker(config, total_steps=10, critic_warmup=4)
     assert resumed.update(batch, step=8)["actor/lr"] == rates[3]
+
+
+def test_a_rate_by_mini_batch_falls_within_a_step(
+    make_worker: WorkerMaker, make_batch: BatchMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four mini-batches of a step have four rates, and those of the next one continue."""
+    batch = make_batch(prompts=4)
+    optim = OptimConfig(lr=1.0, lr_scheduler_type="linear", lr_by_mini_batch=True)
+    worker = make_worker(ActorConfig(ppo_mini_batch_size=1, optim=optim, grad_clip=1e-6), total_steps=2)
+    batch = batch.with_fields(old_logprobs=worker.compute_log_probs(batch)[0])
+    seen: list[float] = []
+    step = Optim.step
+
+    def noted(self: Optim, place: float) -> float:
+        seen.append(step(self, place))
+        return seen[-1]
+
+    monkeypatch.setattr(Optim, "step", noted)
+    found = [worker.update(batch, step=number)["actor/lr"] for number in (1, 2)]
+    assert seen == pytest.approx([1 - place / 8 for place in range(8)])
+    assert found == pytest.approx([sum(seen[:4]) / 4, sum(seen[4:]) / 4])
+
+
+def test_vectors_may_have_no_weight_decay(make_worker: WorkerMaker, make_batch: BatchMaker) -> None:
+    batch = make_batch(prompts=2)
+    optim = OptimConfig(lr=1e-3, weight_decay=0.5)
+    kinds: list[dict[str, object]] = [{}, {"decay_vectors": False}, {"weight_decay": 0.0}]
+    workers = [make_worker(ActorConfig(optim=optim.model_copy(update=kind))) for kind in kinds]
+    for worker in workers:
+        worker.update(batch, step=1)
+    whole, spared, without = map(weights, workers)
+    for name, value in spared.items():
+        same, other = (without, whole) if value.ndim < 2 else (whole, without)
+        assert torch.equal(value, same[name]) and not torch.equal(value, other[name])
 
 
 def test_sequences_without_a_policy_token_are_left_out(make_worker: WorkerMaker, make_batch: BatchMaker) -> None:

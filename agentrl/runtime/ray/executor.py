@@ -20,6 +20,7 @@ from agentrl.runtime.ray.pool import RankPool
 from agentrl.runtime.ray.rank import Rank
 from agentrl.runtime.ray.stored import Column, Piece, StoredBatch, put_batch
 from agentrl.system.metrics import Numbers
+from agentrl.system.reporter import Reporter
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 
 P = ParamSpec("P")
@@ -30,12 +31,15 @@ Worker = TypeVar("Worker")
 class RayExecutor:
     """The ranks of all pools. Implements `Executor`; Ray must be up."""
 
-    def __init__(self, pools: Sequence[Pool], device: str) -> None:
-        """Raises ConfigError when the cluster has no room, or a rank refuses the config."""
+    def __init__(self, pools: Sequence[Pool], device: str, reporter: Reporter | None = None) -> None:
+        """Make the ranks, and show `reporter` what they load.
+
+        Raises ConfigError when the cluster has no room, or a rank refuses the config.
+        """
         self.pools: list[RankPool] = []
         try:
             for pool in pools:
-                self.pools.append(RankPool(pool, device))
+                self.pools.append(RankPool(pool, device, reporter))
         except BaseException:
             self.close()
             raise

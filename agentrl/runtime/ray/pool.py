@@ -24,6 +24,7 @@ from agentrl import errors
 from agentrl.errors import ConfigError, TrainingError, UserError, WorkerDied
 from agentrl.runtime.placement import Pool
 from agentrl.runtime.profiler import Profile
+from agentrl.runtime.ray.loading import loading_shown
 from agentrl.runtime.ray.network import GLOO, is_gone
 from agentrl.runtime.ray.rank import Failure, Place, Rank, Shapes
 from agentrl.runtime.ray.session import Surroundings, death_of
@@ -34,6 +35,8 @@ from agentrl.system.metrics import Numbers
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle, ActorProxy
+
+    from agentrl.system.reporter import Reporter
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -63,9 +66,12 @@ is to be first."""
 class RankPool:
     """The actors of one pool, each with its part of every role."""
 
-    def __init__(self, pool: Pool, device: str) -> None:
-        """Raises ConfigError when the cluster has no room, or a rank refuses the config."""
-        self.pool, self.device = pool, device
+    def __init__(self, pool: Pool, device: str, reporter: Reporter | None = None) -> None:
+        """Start the ranks, and show `reporter` what they load.
+
+        Raises ConfigError when the cluster has no room, or a rank refuses the config.
+        """
+        self.pool, self.device, self._reporter = pool, device, reporter
         self.stall_seconds, self.timeout = STALL_SECONDS, ANSWERED_WITHIN
         self.profile: Profile | None = None
         """Profile of the calls that follow; None: no profile."""
@@ -162,8 +168,9 @@ class RankPool:
         limit = self.timeout + COLLECTIVE_GRACE
         address = self.first(Rank.listen, limit, pool.nnodes == 1)
         self.places = self.everyone(Rank.connect, address, limit, Surroundings.here())
-        for role in pool.roles:
-            self.everyone(Rank.make, role)
+        with loading_shown(self._reporter, self._actors[0]):
+            for role in pool.roles:
+                self.everyone(Rank.make, role)
 
 
 def ask(

@@ -22,10 +22,12 @@ from torch._C._distributed_c10d import TCPStore
 
 from agentrl.config.columns import column
 from agentrl.errors import UserError, WorkerDied
+from agentrl.observe.bars import bars_as_stages
 from agentrl.parallel.store import listening_store
 from agentrl.runtime.placement import Role
 from agentrl.runtime.profiler import Profile, nvtx_range, profiled
 from agentrl.runtime.ranks import CachedColumns, RankWeights
+from agentrl.runtime.ray.loading import Loaded, Loading
 from agentrl.runtime.ray.network import use_cluster_network
 from agentrl.runtime.ray.reading import Parts, Readers, Turn
 from agentrl.runtime.ray.session import Surroundings
@@ -98,6 +100,7 @@ class Rank:
         self._weights: dict[str, RankWeights] = {}
         self._readers = Readers()
         self._parts = Parts[ray.ObjectRef[Tensors | Failure]]()
+        self._loading = Loading()
         self._thread: int | None = None
         self._store: TCPStore | None = None
 
@@ -120,7 +123,7 @@ class Rank:
         """Join the process group, in which a collective call may take `timeout` seconds."""
         surroundings.enter()
         use_cluster_network()
-        self._thread = threading.get_ident()  # in which Ray runs every method but `where`
+        self._thread = threading.get_ident()  # in which Ray runs every method but `where` and `loaded`
         if self.device == "cuda":
             torch.cuda.set_device(0)  # Ray shows each actor its own
         backend = "nccl" if self.device == "cuda" else "gloo"
@@ -135,10 +138,16 @@ class Rank:
         frame = None if self._thread is None else sys._current_frames().get(self._thread)
         return None if frame is None else position_of(frame)
 
+    @ray.method(concurrency_group="watch")
+    def loaded(self) -> Loaded | None:
+        """Return the progress of the newest bar of `make`; None before the first."""
+        return self._loading.newest
+
     @reported
     def make(self, role: Role[object]) -> None:
         """Load this rank's part of a role."""
-        self.workers[role.name] = role.make()
+        with bars_as_stages(self._loading):
+            self.workers[role.name] = role.make()
 
     def _call(self, role: str, method: str, profile: Profile | None, *args: object, **kwargs: object) -> object:
         with profiled(profile, self.rank), nvtx_range(f"{role}.{method}"):
