@@ -6,8 +6,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from agentrl.system.json_value import JSON
+
 if TYPE_CHECKING:
     import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """LoRA's matrices, for an engine that serves them next to the weights that they adapt."""
+
+    config: Mapping[str, JSON]
+    """As peft writes it into adapter_config.json."""
+    shapes: Mapping[str, tuple[int, ...]]
+    """By peft's names: `lora_A` [R, I] and `lora_B` [O, R] of a weight [O, I]."""
+    read: Callable[[], Iterator[tuple[str, torch.Tensor]]]
+    """Yields (name, tensor) in float32. The tensors may be live weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +36,8 @@ class Weights:
     """By their names in checkpoints (see `CheckpointNames`). A tied weight may come under one or all of its names."""
     read: Callable[[], Iterator[tuple[str, torch.Tensor]]]
     """Yields (name, tensor). The tensors may be live weights, which the next update of the policy changes."""
+    adapter: Adapter | None = None
+    """Adapter of the weights, which then never change; None: adapters, if any, are merged into them."""
 
     @classmethod
     def from_tensors(cls, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> Weights:

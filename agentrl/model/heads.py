@@ -98,9 +98,13 @@ class PolicyModel(nn.Module):
             return self.lora.merged(params)
         return ((name, full(param.detach())) for name, param in params.items())
 
-    def named_tensors(self, params: Params) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the weights [S] of `tensors` with names and shapes S as in checkpoints (see `CheckpointNames`)."""
-        return CheckpointNames(self.base, self._plain(params)).named(self.tensors(params))
+    def named_tensors(self, params: Params, *, merged: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the weights [S] of `tensors` with names and shapes S as in checkpoints (see `CheckpointNames`).
+
+        merged: with their adapters.
+        """
+        tensors = self.tensors(params) if merged or self.lora is None else self.lora.unmerged(params)
+        return CheckpointNames(self.base, self._plain(params)).named(tensors)
 
     def shapes(self, params: Params) -> dict[str, tuple[int, ...]]:
         """Find the names and shapes that `named_tensors` would yield."""

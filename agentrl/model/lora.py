@@ -32,8 +32,10 @@ from agentrl.system.json_value import JSON
 
 logger = logging.getLogger(__name__)
 
-_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_PEFT_PREFIX = "base_model.model."
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""Files of an adapter in peft's format."""
+PEFT_PREFIX = "base_model.model."
+"""Begins the names of an adapter's tensors in peft's format."""
 _ADAPTER = ".default"
 _BASE = ".base_layer."
 _WITHOUT_OUT_PROJ = ("falcon_h1", "mamba2", "nemotron_h")
@@ -101,17 +103,21 @@ class Lora:
             else:
                 yield _plain(name), full(param.detach())
 
+    def unmerged(self, params: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield every weight [S], whole and without its adapters, by its name without them. See `merged`."""
+        return ((name, full(param.detach())) for name, param in self.plain(params).items())
+
+    def adapters(self, params: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+        """Select the adapters' parameters: A [R, I] and B [O, R], by peft's names."""
+        return {PEFT_PREFIX + name.replace(_ADAPTER, ""): param for name, param in params.items() if _is_adapter(name)}
+
     def write(self, directory: Path, params: Mapping[str, nn.Parameter]) -> None:
         """Write the adapters for `PeftModel.from_pretrained`. Every rank must call it; the first one writes."""
-        tensors = {
-            _PEFT_PREFIX + name.replace(_ADAPTER, ""): full(param.detach()).cpu().contiguous()
-            for name, param in params.items()
-            if _is_adapter(name)
-        }
+        tensors = {name: full(param.detach()).cpu().contiguous() for name, param in self.adapters(params).items()}
         if rank() != 0:
             return
         self.config.save_pretrained(str(directory))
-        save_file(tensors, directory / _WEIGHTS, metadata={"format": "pt"})
+        save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
 
     def mark(self, params: Mapping[str, nn.Parameter]) -> dict[str, JSON]:
         """Describe the base of a checkpoint's adapters: their scale, and the base weights.
@@ -129,10 +135,10 @@ class Lora:
         theirs = _read_config(path)
         self._check_config(path, theirs)
         try:
-            tensors = load_file(path / _WEIGHTS)
+            tensors = load_file(path / WEIGHTS)
         except (FileNotFoundError, SafetensorError) as error:
-            raise ConfigError(f"lora_adapter_path={path}: {_WEIGHTS} cannot be read: {error}") from error
-        found = {name.removeprefix(_PEFT_PREFIX): tensor for name, tensor in tensors.items()}
+            raise ConfigError(f"lora_adapter_path={path}: {WEIGHTS} cannot be read: {error}") from error
+        found = {name.removeprefix(PEFT_PREFIX): tensor for name, tensor in tensors.items()}
         params = {name.replace(_ADAPTER, ""): p for name, p in self._model.named_parameters() if _is_adapter(name)}
         for name in [*params, *sorted(set(found) - set(params))]:
             shapes = [list(there[name].shape) if name in there else "nothing" for there in (params, found)]
@@ -153,12 +159,12 @@ class Lora:
             if theirs.get(key) != value:
                 name = {"r": "lora_rank"}.get(key, key)
                 raise ConfigError(
-                    f"lora_adapter_path={path}: {_CONFIG} has {key}={theirs.get(key)}, and the run has {name}={value}"
+                    f"lora_adapter_path={path}: {CONFIG} has {key}={theirs.get(key)}, and the run has {name}={value}"
                 )
         plain = ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out")
         used = [key for key in plain if theirs.get(key)] + (["bias"] if theirs.get("bias", "none") != "none" else [])
         if used:
-            raise ConfigError(f"lora_adapter_path={path}: {_CONFIG} has {used[0]}={theirs[used[0]]}; only plain LoRA")
+            raise ConfigError(f"lora_adapter_path={path}: {CONFIG} has {used[0]}={theirs[used[0]]}; only plain LoRA")
 
 
 def _without_adapters(model: PreTrainedModel, excluded: str | list[str] | None) -> list[str] | None:
@@ -269,11 +275,11 @@ def _start(model: PreTrainedModel, seed: int) -> None:
 
 def _read_config(path: Path) -> dict[str, JSON]:
     try:
-        found = json.loads((path / _CONFIG).read_text(encoding="utf-8"))
+        found = json.loads((path / CONFIG).read_text(encoding="utf-8"))
         if not isinstance(found, dict):
             raise ValueError(f"expected a JSON object, found {type(found).__name__}")
         return found
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"lora_adapter_path={path}: {_CONFIG} cannot be read: {error}. Give a folder that peft wrote"
+            f"lora_adapter_path={path}: {CONFIG} cannot be read: {error}. Give a folder that peft wrote"
         ) from error

@@ -313,7 +313,7 @@ def ulysses_bytes(shape: ModelShape, tokens: float, size: int, *, passes: float,
 
 
 def sync_bytes(shape: ModelShape, *, dtype: int = BFLOAT16) -> float:
-    """Bytes of the weights, sent once: adapters arrive merged."""
+    """Bytes of the weights, sent once, with adapters merged."""
     return float(shape.params * dtype)
 
 

@@ -75,6 +75,8 @@ class Plan(Options):
     """Tokens a micro-batch of a rank (ppo_max_token_len_per_gpu)."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     lora_rank: int = 0
+    serves_adapters: bool = False
+    """Servers are sent adapters alone, in files, and serve them unmerged."""
     recompute: bool = True
     """Activation checkpointing."""
     fsdp_size: int = 0
@@ -314,6 +316,9 @@ class Training:
     def sync(self) -> Stage:
         """The policy's weights to the servers: gathered, to the driver through the object store, and to the servers."""
         cluster, plan = self.cluster, self.plan
+        if plan.serves_adapters:
+            files = self.shape.lora_params(plan.lora_rank) * plan.bytes
+            return Stage("sync_weights", serial=2 * files / cluster.disk, note=f"{files / 1e9:.3g} GB of adapters")
         size = sizing.sync_bytes(self.shape, dtype=plan.bytes)
         stored = plan.bytes if plan.lora_rank else FLOAT32
         gather = sizing.ring(self.shape.params * stored, self.shards) / self._wire

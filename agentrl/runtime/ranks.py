@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from agentrl.engines.weights import Weights
+from agentrl.engines.weights import Adapter, Weights
 from agentrl.system.metrics import Numbers
 from agentrl.trajectory.batch import RaggedBatch, Sequences, token_places
 
@@ -53,10 +53,12 @@ class RankWeights:
     The ranks read together, as gathering a tensor may need all of them; None stands for a tensor that another rank
     hands over. They may be live weights, which the next update changes.
     """
+    adapter: Adapter | None = None
+    """See `Weights.adapter`; handed over by one rank that is alone."""
 
     def alone(self) -> Weights:
         """All weights, where this rank hands over every one."""
-        return Weights(self.shapes, self._all)
+        return Weights(self.shapes, self._all, self.adapter)
 
     def _all(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in self.read():

@@ -156,7 +156,10 @@ class PolicyBackend(Backend[TokenScores], Protocol):
         ...
 
     def weights(self) -> RankWeights:
-        """Return the weights in the dtype that engines compute in, adapters merged, by their names in checkpoints."""
+        """Return the weights in the dtype that engines compute in, by their names in checkpoints.
+
+        Adapters are merged, unless the config says lora_merge=false and the answer has them.
+        """
         ...
 
     def export(self, dir: Path, tokenizer: PreTrainedTokenizerBase) -> None:

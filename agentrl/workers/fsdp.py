@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,12 +14,15 @@ from pydantic import BaseModel, Field
 from transformers import PreTrainedTokenizerBase
 
 from agentrl.algorithms.router_losses import expert_counts, router_losses
+from agentrl.config.adapters import unserved
+from agentrl.config.sections.model import PolicyModelConfig
+from agentrl.engines.weights import Adapter
 from agentrl.errors import ConfigError
 from agentrl.model.export import export_model, export_score_model
 from agentrl.model.heads import ValueModel, freeze_vision, load_policy, make_score_model
 from agentrl.model.scores import Compare, Needs, TokenScores
 from agentrl.model.sharded_load import open_model
-from agentrl.parallel.collectives import rank
+from agentrl.parallel.collectives import full, rank
 from agentrl.parallel.mesh import Mesh
 from agentrl.parallel.offload import give_back
 from agentrl.runtime.ranks import RankWeights
@@ -73,6 +78,9 @@ class FSDPPolicy(Learner[TokenScores]):
         self._temperature = settings.temperature
         self._replays_experts = settings.replays_experts
         self._dtype: torch.dtype = getattr(torch, settings.model.dtype)
+        lora = self.model.lora
+        unmerged = isinstance(settings.model, PolicyModelConfig) and settings.model.lora_merge is False
+        self._adapter_served = lora is not None and unmerged and not unserved(lora.config.target_modules or ())
         self.log_prob_max_tokens = (settings.log_prob_max_tokens or settings.max_tokens) * mesh.parallel.sequence
         """Tokens of a micro-batch without gradient, at most."""
 
@@ -155,16 +163,35 @@ class FSDPPolicy(Learner[TokenScores]):
         live weights themselves, which the next update changes: copy them. Every rank must read together, and has every
         tensor.
         """
+        return self._named(merged=True)
+
+    def _named(self, *, merged: bool) -> Iterator[tuple[str, torch.Tensor]]:
         with self.offload:
-            for name, tensor in self.model.named_tensors(self.tensors):
+            for name, tensor in self.model.named_tensors(self.tensors, merged=merged):
                 yield name, tensor.to(self._dtype)
 
     def weights(self) -> RankWeights:
         give_back(self.device)
-        return RankWeights(self.model.shapes(self.tensors), self._of_first_rank)
+        shapes = self.model.shapes(self.tensors)
+        if self._adapter_served:
+            return RankWeights(shapes, partial(self._of_first_rank, merged=False), self._adapter())
+        return RankWeights(shapes, self._of_first_rank)
 
-    def _of_first_rank(self) -> Iterator[tuple[str, torch.Tensor | None]]:
-        for name, tensor in self.named_tensors():
+    def _adapter(self) -> Adapter:
+        """Return the adapters as an engine serves them."""
+        assert self.model.lora is not None
+        named = self.model.lora.adapters(self.tensors)
+
+        def read() -> Iterator[tuple[str, torch.Tensor]]:
+            with self.offload:
+                for name, param in named.items():
+                    yield name, full(param.detach())
+
+        config = json.loads(json.dumps(self.model.lora.config.to_dict(), default=sorted))
+        return Adapter(config, {name: tuple(param.shape) for name, param in named.items()}, read)
+
+    def _of_first_rank(self, *, merged: bool = True) -> Iterator[tuple[str, torch.Tensor | None]]:
+        for name, tensor in self._named(merged=merged):
             yield name, tensor if rank() == 0 else None
 
     def export(self, dir: Path, tokenizer: PreTrainedTokenizerBase) -> None:

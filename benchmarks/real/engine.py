@@ -154,8 +154,8 @@ def send_weights(model: PreTrainedModel) -> None:
     )
 
 
-def read_options(about: str | None, words: Sequence[str] | None) -> argparse.Namespace:
-    """Read the options of a comparison of engines from the command line; `about`: its description."""
+def options_of(about: str | None) -> argparse.ArgumentParser:
+    """Make the parser of the options of a comparison of engines; `about`: its description."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="folder of a causal language model in float32")
     parser.add_argument("--tiny", action="store_true", help="a made-up model of 0.3 million parameters, few tokens")
@@ -163,6 +163,11 @@ def read_options(about: str | None, words: Sequence[str] | None) -> argparse.Nam
     parser.add_argument("--group", type=int, default=8, help="requests of one prompt")
     parser.add_argument("--prompt", type=int, default=100, help="tokens of a prompt")
     parser.add_argument("--rounds", type=int, default=3)
+    return parser
+
+
+def read_options(parser: argparse.ArgumentParser, words: Sequence[str] | None) -> argparse.Namespace:
+    """Read the options from the command line."""
     asked = parser.parse_args(words)
     if asked.tiny == (asked.model is not None):
         parser.error("give --model FOLDER, or --tiny")
@@ -170,7 +175,7 @@ def read_options(about: str | None, words: Sequence[str] | None) -> argparse.Nam
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    asked = read_options(__doc__, words)
+    asked = read_options(options_of(__doc__), words)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as place:
         folder = make_tiny_policy(place, 0) if asked.tiny else asked.model

@@ -65,6 +65,13 @@ def test_a_faster_machine_takes_less_and_a_longer_answer_more(words: list[str]) 
     assert planned(words, "data.max_response_length=320").step.seconds > 1.3 * planned(words).step.seconds
 
 
+def test_adapters_that_servers_serve_are_sent_alone(words: list[str]) -> None:
+    lora = [*words, "actor_rollout_ref.model.lora_rank=8", f"{ROLLOUT}.name=sglang"]
+    served, merged = planned(lora), planned(lora, "actor_rollout_ref.model.lora_merge=true")
+    sent, whole = ({one.name: one for one in plan.step.stages}["sync_weights"] for plan in (served, merged))
+    assert "of adapters" in sent.note and "by tensor" in whole.note and sent.seconds > 0
+
+
 def test_lengths_of_an_earlier_run_are_taken(words: list[str], tmp_path: Path) -> None:
     assert planned(words).lengths.startswith("assumed: ")
     folder = tmp_path / "run" / "trajectories"

@@ -1,4 +1,4 @@
-"""The exported policy of a real model, served: its turns end, and it answers as transformers does."""
+"""A real model, served: its log-probs are those of transformers, and an exported policy's turns end as there."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from agentrl.chat import Chat
 from agentrl.engines.sglang.options import SGLangArguments
 from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.trajectory import Message
+from benchmarks.rollouts.sglang_work import engine_over
 from tests.checkpoint.test_serving import export
-from tests.real_model import TEMPLATE, find_model
+from tests.real_model import TEMPLATE, assert_log_probs_are_transformers, find_model, problems_of_gsm8k
 from tests.sglang.conftest import STARTUP
 
 ASKED: list[Message] = [{"role": "user", "content": "What is the capital of France? Answer with one sentence."}]
@@ -46,3 +47,24 @@ def test_an_exported_policy_answers_as_by_generate(pytestconfig: pytest.Config, 
         ids = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=40)[0, len(prompt) :].tolist()
     assert chat.tokenizer.decode(ids, skip_special_tokens=True).strip() == choice["message"]["content"].strip()
     assert len(ids) == answer["usage"]["completion_tokens"]
+
+
+@pytest.mark.slice(0, "long run")
+@pytest.mark.timeout(900)
+async def test_log_probs_of_real_prompts_are_transformers(
+    pytestconfig: pytest.Config, shared_data: Path, tmp_path: Path
+) -> None:
+    folder = find_model(pytestconfig, tmp_path / "model")
+    prompts = problems_of_gsm8k(folder, shared_data, 12)
+    arguments = SGLangArguments(str(folder), device="cpu", context_length=1024, max_num_seqs=len(prompts))
+    server = SGLangProcess(arguments, None, tmp_path / "server.log")
+    try:
+        server.start()
+        await server.ready(STARTUP)
+        engine = engine_over([server.url], folder)
+        try:
+            await assert_log_probs_are_transformers(engine, folder, prompts)
+        finally:
+            await engine.close()
+    finally:
+        server.stop()

@@ -10,7 +10,7 @@ from agentrl.config.registries import ADVANTAGE_ESTIMATORS, CRITIC_BACKENDS, POL
 from agentrl.config.rules import ConflictsWith, Names, OnlyWith, ReadBy
 from agentrl.config.section import Section
 from agentrl.config.sections.algorithm import KLLossType, LossAggMode, PolicyLossConfig
-from agentrl.config.sections.model import ModelConfig
+from agentrl.config.sections.model import PolicyModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.config.sections.parallel import RANKS, ActorFSDPConfig, FSDPConfig, Parallel
 from agentrl.config.sections.rollout import TrainingRolloutConfig
@@ -156,7 +156,7 @@ class RefConfig(Section):
 class ActorRolloutRefConfig(PolicyConfig):
     """`actor_rollout_ref.*`"""
 
-    model: ModelConfig = ModelConfig()
+    model: PolicyModelConfig = PolicyModelConfig()
     actor: ActorConfig = ActorConfig()
     rollout: TrainingRolloutConfig = TrainingRolloutConfig()
     ref: Annotated[

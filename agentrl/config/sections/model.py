@@ -52,3 +52,12 @@ class ModelConfig(PlainModelConfig):
     """Layers that get none though target_modules names them: names, or a regular expression of whole names."""
     lora_adapter_path: Annotated[str | None, WITH_LORA] = None
     """A folder of adapters in peft's format to start from; null: adapters that change nothing yet."""
+
+
+class PolicyModelConfig(ModelConfig):
+    """`actor_rollout_ref.model.*` of `python -m agentrl.train`."""
+
+    lora_merge: Annotated[bool | None, WITH_LORA] = None
+    """Merge adapters into the weights that the engine gets. false: it gets the base once and the adapters after each
+    step, and serves them unmerged, as only SGLang's servers can; null: false where agentrl starts such servers and they
+    can serve the layers of target_modules, else true (docs/engines.md)."""

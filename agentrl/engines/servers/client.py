@@ -47,6 +47,8 @@ class ServerInfo:
     """True if it holds weights in another form than they are sent in, by rounding."""
     plans_ahead: bool = False
     """True if a pause can leave tokens open that the weights before it sampled."""
+    max_lora_rank: int = 0
+    """Largest rank of adapters that it serves; 0: it serves none."""
 
 
 @dataclass(slots=True)
@@ -129,6 +131,14 @@ class WeightReceiver(Protocol):
 
     async def update_from_disk(self, folder: Path, version: int, timeout: float) -> None:
         """Load the safetensors files of a folder."""
+        ...
+
+    async def use_adapter(self, name: str | None, folder: Path | None, version: int, timeout: float) -> None:
+        """Load the adapter of a folder in peft's format; new requests are answered with it, and earlier ones ended.
+
+        The server has `version` from then on. With None, new requests are answered without an adapter. Adapters of
+        before are dropped.
+        """
         ...
 
     async def weight_checksums(self, timeout: float, leave_out: Sequence[str] = ()) -> WeightChecksums:

@@ -34,6 +34,7 @@ from agentrl.engines.servers.fleet import FleetState, Timings
 from agentrl.engines.servers.model import ModelFacts
 from agentrl.engines.servers.router import NoServer
 from agentrl.engines.servers.supervisor import Asking, Server, Supervisor
+from agentrl.engines.servers.sync.adapters import AdapterSender
 from agentrl.engines.servers.sync.delta import DeltaSender
 from agentrl.engines.servers.sync.update import WeightSender
 from agentrl.engines.weights import SyncReport, Weights
@@ -152,15 +153,15 @@ class ServerEngine:
                 failures.append(error)
                 self._failovers += 1
                 self._supervisor.failed(server, str(error))
-                if not params.stop:  # stop strings are looked for in what one server wrote
-                    done = concatenated(done, self._arrived(call, server, version))
-                if len(done.ids) == params.max_new_tokens:
-                    return dataclasses.replace(done, finish_reason=FinishReason("length"), cached_tokens=cached or 0)
-                continue
+                answer = None
             finally:
                 self._supervisor.router.done(call.session, server.url)
                 call.server = call.asking = None
             if answer is None:
+                if not params.stop:  # stop strings are looked for in what one server wrote
+                    done = concatenated(done, self._arrived(call, server, version))
+                if len(done.ids) == params.max_new_tokens:
+                    return dataclasses.replace(done, finish_reason=FinishReason("length"), cached_tokens=cached or 0)
                 continue
             cached = answer.cached_tokens if cached is None else cached
             if any(span.version < version for span in answer.versions):
@@ -189,8 +190,9 @@ class ServerEngine:
                         raise EngineError(f"{error}: {self._supervisor.reasons()}") from error
                 else:
                     fleet = self._supervisor.fleet
-                    # Where caches are kept, a request that is asked during the exchange would have the old cache key.
-                    if not fleet.suspect(url) and not (self._supervisor.keeps and fleet.is_exchanging(url)):
+                    # A request that is asked during the exchange would have the old cache key, or the old adapter.
+                    waits = self._supervisor.keeps or self._supervisor.ends_requests
+                    if not fleet.suspect(url) and not (waits and fleet.is_exchanging(url)):
                         return self._supervisor.servers[url]
                     self._supervisor.router.done(call.session, url)
             await self._supervisor.changed.wait()
@@ -348,7 +350,7 @@ class ServerEngine:
         metrics.sum("servers_healthy", len(self._supervisor.fleet.serving))
         metrics.sum("failovers", self._failovers)
         metrics.sum("restarts", self._supervisor.restarts)
-        if isinstance(self._supervisor.sender, DeltaSender):
+        if isinstance(self._supervisor.sender, AdapterSender | DeltaSender):
             self._supervisor.sender.add_metrics(metrics)
         waiting = len(self._calls) - running
         return EngineHealth(self._supervisor.version, running, waiting, self._paused is not None, self._asleep, metrics)
@@ -425,7 +427,7 @@ class ServerEngine:
             if self._paused is None:
                 servers = await self._supervisor.each(lambda server: server.client.pause("retract"), servers)
             ready = await self._supervisor.each(lambda server: self._restore(server, FREED[1:]), servers)
-            if self._paused == "in_place":
+            if self._paused == "in_place" and not self._supervisor.ends_requests:
                 yield await self._supervisor.each(Server.ask_again, ready)
             else:
                 yield await self._supervisor.flushed(ready)

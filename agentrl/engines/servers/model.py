@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-from agentrl.engines.weights import Weights
+from agentrl.engines.weights import Adapter, Weights
 from agentrl.model.checkpoint_names import CheckpointNames
+from agentrl.model.lora import PEFT_PREFIX
 from agentrl.model.read_config import read_config
 from agentrl.model.vision import auto_class
 from agentrl.system.json_value import JSON
@@ -54,3 +55,22 @@ class ModelFacts:
                     f"update_weights: {name} has shape {tuple(expected)} in the engine but {tuple(shape)} was given; "
                     "nothing was changed"
                 )
+        for name, found in adapted(weights.adapter).items():
+            if self.shapes.get(name) != found:
+                raise ValueError(
+                    f"update_weights: the adapter is of another base: it adapts {name} of shape {found}, and the "
+                    f"model has {self.shapes.get(name, 'no such weight')}; nothing was changed"
+                )
+
+
+def adapted(adapter: Adapter | None) -> dict[str, tuple[int, int]]:
+    """Find the weights [O, I] that an adapter's A [R, I] and B [O, R] adapt: their shapes by name."""
+    shapes = {} if adapter is None else adapter.shapes
+    layers = [name.removesuffix(".lora_A.weight") for name in shapes if name.endswith(".lora_A.weight")]
+    return {
+        f"{layer.removeprefix(PEFT_PREFIX)}.weight": (
+            shapes[f"{layer}.lora_B.weight"][0],
+            shapes[f"{layer}.lora_A.weight"][1],
+        )
+        for layer in layers
+    }

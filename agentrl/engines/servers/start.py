@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import torch
 
+from agentrl.config.adapters import served_adapters
 from agentrl.config.registries import WEIGHT_TRANSPORTS
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.config.sections.training import Config
@@ -29,6 +30,7 @@ from agentrl.engines.servers.fleet import Timings
 from agentrl.engines.servers.model import ModelFacts
 from agentrl.engines.servers.process import ServerProcess
 from agentrl.engines.servers.supervisor import Server
+from agentrl.engines.servers.sync.adapters import AdapterSender
 from agentrl.engines.servers.sync.delta import DeltaSender
 from agentrl.engines.servers.sync.update import ExpectedChecksums, SenderSetting, WeightSender
 from agentrl.errors import ConfigError, TrainingError
@@ -283,9 +285,11 @@ def weight_sender(
     build = cast(Callable[[SenderSetting], WeightSender], WEIGHT_TRANSPORTS.get(transport))
     with user_code(f"weight transport {transport}", build):
         sender = build(setting)
-    if not rollout.update_weights_delta:
-        return sender
-    return DeltaSender(sender, checksums if rollout.update_weights_checksum else None, notify)
+    if rollout.update_weights_delta:
+        sender = DeltaSender(sender, checksums if rollout.update_weights_checksum else None, notify)
+    if served_adapters(config) is not None:
+        sender = AdapterSender(sender, folder / "adapters", notify)
+    return sender
 
 
 def is_this_machine(url: str) -> bool:

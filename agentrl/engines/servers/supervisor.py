@@ -17,6 +17,7 @@ from agentrl.engines.servers.client import Memory, PartialAnswer, ServerClient, 
 from agentrl.engines.servers.fleet import Check, Fleet, FleetState, Restart, SendWeights, Timings
 from agentrl.engines.servers.process import ServerProcess, status_text
 from agentrl.engines.servers.router import Router
+from agentrl.engines.servers.sync.adapters import AdapterSender
 from agentrl.engines.servers.sync.update import WeightSender
 from agentrl.engines.weights import Weights
 
@@ -60,9 +61,12 @@ class Server:
         for asking in self.asking:
             asking.task.cancel()
 
-    async def ask_again(self) -> None:
-        """End its requests that have no token yet: they would be answered under the cache key of older weights."""
-        waiting = [asking for asking in self.asking if not asking.partial.ids]
+    async def ask_again(self, *, begun: bool = False) -> None:
+        """End its requests that have no token yet: they would be answered under the cache key of older weights.
+
+        begun: end the others, too, which continue from the tokens that have arrived.
+        """
+        waiting = [asking for asking in self.asking if begun or not asking.partial.ids]
         for asking in waiting:
             asking.again = True
             asking.task.cancel()
@@ -95,6 +99,8 @@ class Supervisor:
         self.sender = sender
         self.notify = notify
         self._clock = LoopClock()
+        self.ends_requests = isinstance(sender, AdapterSender)
+        """True where a request keeps the adapter that it began with, so that new ones end it."""
         self.restartable = all(server.process is not None for server in servers)
         self.fleet = Fleet(list(self.servers), self._clock.now, restartable=self.restartable, timings=timings)
         self._weights: Weights | None = None
@@ -250,6 +256,8 @@ class Supervisor:
         """
 
         async def flush(server: Server) -> None:
+            if self.ends_requests:
+                await server.ask_again(begun=True)
             if await server.client.flush_cache():
                 return
             server.give_up()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from agentrl.config.adapters import SERVED_LAYERS, served_adapters
 from agentrl.config.sections.model import PlainModelConfig
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.config.sglang_arguments import EXTRA_KEY
@@ -49,12 +50,13 @@ def check_family(model: PlainModelConfig, device: str) -> None:
 
 def server_arguments(config: RolloutsConfig, device: str, max_model_len: int, number: int) -> SGLangArguments:
     """Make the arguments of server `number`, which has the next tensor_model_parallel_size GPUs of this machine."""
-    rollout = config.actor_rollout_ref.rollout
+    rollout, adapters = config.actor_rollout_ref.rollout, served_adapters(config)
     return replace(
         SGLangArguments.from_config(config, device, max_model_len),
         base_gpu_id=number * rollout.tensor_model_parallel_size,
         plans_ahead=not keeps(config),
         takes_deltas=rollout.update_weights_delta,
+        lora_rank=adapters.lora_rank if adapters is not None else 0,
         extra=rollout.engine_kwargs.sglang,
     )
 
@@ -62,8 +64,15 @@ def server_arguments(config: RolloutsConfig, device: str, max_model_len: int, nu
 def check(info: ServerInfo, url: str, config: RolloutsConfig) -> None:
     """Check that a server ends each step before a pause, so that no token is counted to weights that came after it.
 
-    Raises ConfigError.
+    Raises ConfigError, also where it does not serve the adapters that it is to be sent.
     """
+    adapters = served_adapters(config)
+    if adapters is not None and info.max_lora_rank < adapters.lora_rank:
+        raise ConfigError(
+            f"actor_rollout_ref.model.lora_merge=false: {url} serves no adapters of rank {adapters.lora_rank}. Start "
+            f"it with --enable-lora --max-lora-rank {adapters.lora_rank} --max-loras-per-batch 2 --lora-target-modules "
+            f"{' '.join(SERVED_LAYERS)}, or set lora_merge=true"
+        )
     if keeps(config) and info.plans_ahead:
         raise ConfigError(
             f"async_training.keep_kv_cache=true: {url} plans each step while the one before runs, so that tokens "

@@ -6,6 +6,7 @@ No other file knows the paths and fields of that API.
 from __future__ import annotations
 
 import base64
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
@@ -107,6 +108,8 @@ class ServerAnswer(BaseModel):
     device: str
     quantization: str | None = None
     disable_overlap_schedule: bool = False
+    enable_lora: bool | None = None
+    max_lora_rank: int | None = None
     custom_weight_loader: list[str] | None = None
 
 
@@ -137,6 +140,9 @@ class SGLangClient(ServerHTTP):
     Its key is the server's --api-key, or its --admin-api-key next to the same --api-key.
     """
 
+    _adapter: str | None = None
+    """Name of the adapter that requests are answered with."""
+
     # Requests
 
     async def generate(
@@ -164,6 +170,8 @@ class SGLangClient(ServerHTTP):
             "extra_key": cache_key,
             "priority": params.priority,
         }
+        if self._adapter is not None:
+            body["lora_path"] = self._adapter
         if images:
             files = [base64.b64encode(one.image.encoded).decode() for one in images]
             body["image_data"] = [f"data:image;base64,{file}" for file in files]  # SGLang detects the format
@@ -234,6 +242,7 @@ class SGLangClient(ServerHTTP):
             server.device,
             server.quantization is not None,
             not server.disable_overlap_schedule,
+            (server.max_lora_rank or 0) if server.enable_lora else 0,
         )
 
     # Weights
@@ -296,6 +305,18 @@ class SGLangClient(ServerHTTP):
             "abort_all_requests": False,
         }
         await self._update("/update_weights_from_disk", body, timeout)
+
+    async def use_adapter(self, name: str | None, folder: Path | None, version: int, timeout: float) -> None:
+        """See `WeightReceiver.use_adapter`. SGLang drops an adapter when the last request with it has ended."""
+        if name is not None:
+            await self._update("/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)}, timeout)
+        before, self._adapter = self._adapter, name
+        if before is not None:
+            with contextlib.suppress(RequestError):  # a server that has been started again does not have it
+                await self._update("/unload_lora_adapter", {"lora_name": before}, timeout)
+        if name is not None:
+            relabel: dict[str, JSON] = {"new_version": str(version), "abort_all_requests": False}
+            await self._update("/update_weight_version", relabel, timeout)
 
     async def weight_checksums(self, timeout: float, leave_out: Sequence[str] = ()) -> WeightChecksums:
         body: dict[str, JSON] = {"action": "checksum", "skip_tensor_list": list(leave_out)}

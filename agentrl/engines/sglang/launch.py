@@ -76,4 +76,6 @@ if __name__ == "__main__":
 
         sglang_cpu.install()
         sglang_cpu.allow_seeds()
+        if "--enable-lora" in sys.argv:
+            sglang_cpu.allow_adapters()
     main()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agentrl.config.adapters import SERVED_LAYERS
 from agentrl.config.sglang_arguments import check_extra, plain_name
 from agentrl.engines.servers.command_line import ServerArguments
 from agentrl.engines.sglang.delta_loader import LOADER
@@ -27,12 +28,19 @@ class SGLangArguments(ServerArguments):
     which are counted to the weights after it. On a CPU always off."""
     takes_deltas: bool = False
     """Take weights of which only the changed elements are sent."""
+    lora_rank: int = 0
+    """Rank of the adapters that it serves; 0: none."""
 
     def __post_init__(self) -> None:
         check_extra(self.extra)
 
     def own(self, port: int) -> dict[str, JSON]:
-        return {**self._common(port), **self._queue(), **(self._cpu() if self.device == "cpu" else self._gpu())}
+        return {
+            **self._common(port),
+            **self._queue(),
+            **self._adapters(),
+            **(self._cpu() if self.device == "cpu" else self._gpu()),
+        }
 
     def _common(self, port: int) -> dict[str, JSON]:
         return {
@@ -61,6 +69,18 @@ class SGLangArguments(ServerArguments):
             "enable_priority_scheduling": True,
             "schedule_low_priority_values_first": True,
             "disable_priority_preemption": True,
+        }
+
+    def _adapters(self) -> dict[str, JSON]:
+        """Serve requests with and without an adapter next to one another."""
+        if not self.lora_rank:
+            return {}
+        return {
+            "enable_lora": True,
+            "max_lora_rank": self.lora_rank,
+            "max_loras_per_batch": 2,
+            "lora_target_modules": list(SERVED_LAYERS),
+            "lora_backend": "torch_native" if self.device == "cpu" else None,
         }
 
     def _gpu(self) -> dict[str, JSON]:

@@ -310,6 +310,11 @@ class VLLMClient(ServerHTTP):
         await self._update({"entries": [], "folder": str(folder)}, version, timeout)
         await self.end_weight_update(timeout)
 
+    async def use_adapter(self, name: str | None, folder: Path | None, version: int, timeout: float) -> None:
+        """Raises RequestError for an adapter: vLLM's servers are sent merged weights."""
+        if name is not None:
+            raise RequestError(f"{self.url}: adapters are merged for vLLM's servers")
+
     async def weight_checksums(self, timeout: float, leave_out: Sequence[str] = ()) -> WeightChecksums:
         """Raises RequestError: vLLM's checksums are of weights in its own layout."""
         raise RequestError(f"{self.url}: a vLLM server tells no checksums of the weights that it was sent")

@@ -69,7 +69,7 @@ class DiskSender(BucketSender):
                 buffer,
                 lambda number, bucket: asyncio.to_thread(_save, bucket, partial / f"model-{number:05d}.safetensors"),
             )
-        await asyncio.to_thread(_remove_others, path)
+        await asyncio.to_thread(remove_others, path)
         return path, expected
 
 
@@ -78,7 +78,8 @@ def _save(bucket: Bucket, path: Path) -> None:
     flush_to_disk(path)  # here, as `published_directory` would have the event loop wait for the disk
 
 
-def _remove_others(path: Path) -> None:
+def remove_others(path: Path) -> None:
+    """Remove all folders next to `path`."""
     for other in path.parent.iterdir():
         if other != path:
             shutil.rmtree(other)

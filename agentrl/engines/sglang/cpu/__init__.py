@@ -14,6 +14,8 @@ import multiprocessing
 import os
 import sys
 
+import torch
+
 from agentrl.engines.sglang.cpu import kernels
 from agentrl.engines.sglang.cpu.stand_ins import StandInFinder
 
@@ -54,3 +56,40 @@ def allow_seeds() -> None:
     choices.add_deterministic_attention_backend_choices(["torch_native"])
     choices.add_radix_supported_deterministic_attention_backend_choices(["torch_native"])
     batch_invariant_ops.enable_batch_invariant_mode = lambda: None  # Triton kernels
+
+
+def allow_adapters() -> None:
+    """Let adapters be served: SGLang makes some of their tensors in pinned memory, which only a GPU's driver gives."""
+    from sglang.srt.lora import layers
+    from sglang.srt.lora.backend import torch_backend
+
+    for module in (layers, torch_backend):
+        module.torch = _Unpinned()
+    setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)  # noqa: B010, torch's types have no place for it
+
+
+class _Unpinned:
+    """The module `torch`, whose functions that adapters call with `pin_memory=True` leave memory as it is."""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(torch, name)
+
+    def tensor(
+        self,
+        data: object,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        pin_memory: bool = False,
+    ) -> torch.Tensor:
+        return torch.tensor(data, dtype=dtype, device=device)
+
+    def zeros(
+        self,
+        size: int | tuple[int, ...],
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        pin_memory: bool = False,
+    ) -> torch.Tensor:
+        return torch.zeros(size, dtype=dtype, device=device)
