@@ -36,6 +36,10 @@ UNNAMED = "default"
 """A server's version of the weights before the first update."""
 LOOK_EVERY = 0.05
 """Seconds between two tries to empty a cache that requests hold."""
+PROGRESS_EVERY = 1.0
+"""Seconds between two looks at the number of sampled tokens, while a check waits for a place."""
+SAMPLED = b"vllm:generation_tokens_total{"
+"""Begins the lines with that number in the answer of `metrics`, one for each engine of the server."""
 
 
 # Answers, with those fields that are read.
@@ -230,8 +234,25 @@ class VLLMClient(ServerHTTP):
             await self.post("wake_up?" + "&".join(f"tags={tag}" for tag in tags), {})
 
     async def check(self, timeout: float | None) -> None:
+        """Have a token sampled, which waits while all places are taken. Further tokens of other requests do as well."""
         body: dict[str, JSON] = {"token_ids": [0], "sampling_params": {"max_tokens": 1}}
-        await self.post("inference/v1/generate", body, timeout=timeout)
+        asking = asyncio.create_task(self.post("inference/v1/generate", body, timeout=timeout))
+        before: float | None = None
+        try:
+            while not (await asyncio.wait([asking], timeout=PROGRESS_EVERY))[0]:
+                now = await self.sampled_tokens(timeout)
+                if before is not None and now > before:
+                    return
+                before = now
+            asking.result()
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    async def sampled_tokens(self, timeout: float | None) -> float:
+        """Ask how many tokens the server has sampled since its start; 0 where it counts none."""
+        lines = (await self.get("metrics", timeout)).splitlines()
+        return sum(float(line.rsplit(b" ", 1)[1]) for line in lines if line.startswith(SAMPLED))
 
     async def info(self) -> ServerInfo:
         """Ask for the model and settings. Raises ServerFailed where no vLLM server with agentrl's plugin answers."""

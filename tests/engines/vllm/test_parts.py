@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from aiohttp import web
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -20,6 +23,7 @@ from agentrl.engines.servers.client import PartialAnswer
 from agentrl.engines.servers.start import server_processes
 from agentrl.engines.servers.sync.buckets import buckets
 from agentrl.engines.servers.sync.tensor import shared_by_name
+from agentrl.engines.vllm import client as client_module
 from agentrl.engines.vllm import guard
 from agentrl.engines.vllm.build import VLLM
 from agentrl.engines.vllm.client import AnswerStream, Chunk, VLLMClient, entries, sampling_params
@@ -72,6 +76,40 @@ def test_only_the_key_opens_the_routes(
     assert client.get("/health").status_code == 200
     headers = {} if given is None else {"authorization": f"Bearer {given}"}
     assert client.post("/pause", headers=headers).status_code == status
+
+
+@pytest.mark.parametrize("works", [True, False])
+async def test_a_full_server_is_alive_as_long_as_it_samples(monkeypatch: pytest.MonkeyPatch, works: bool) -> None:
+    """A request waits while all places are taken, so that a check of a busy server would never end."""
+    monkeypatch.setattr(client_module, "PROGRESS_EVERY", 0.01)
+    counts = itertools.count() if works else itertools.repeat(7)
+    is_free = asyncio.Event()
+    looks = 0
+
+    async def generate(request: web.Request) -> web.Response:
+        await is_free.wait()
+        return web.json_response({})
+
+    async def metrics(request: web.Request) -> web.Response:
+        nonlocal looks
+        looks += 1
+        if looks == 5:
+            is_free.set()
+        text = f'# TYPE x counter\nvllm:generation_tokens_total{{engine="0",model_name="a b"}} {next(counts)}.0\nx 1\n'
+        return web.Response(text=text)
+
+    app = web.Application()
+    app.add_routes([web.post("/inference/v1/generate", generate), web.get("/metrics", metrics)])
+    runner = web.AppRunner(app, shutdown_timeout=0)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        async with http_client() as http:
+            await VLLMClient(f"http://127.0.0.1:{runner.addresses[0][1]}", http).check(None)
+        assert looks == 2 if works else looks >= 5, "it waits for an answer where nothing is sampled"
+    finally:
+        is_free.set()
+        await runner.cleanup()
 
 
 def test_an_answer_is_put_together_with_the_versions_of_its_weights() -> None:
