@@ -55,6 +55,8 @@ class Software:
     """Config key of the user's own arguments for its servers."""
     arguments: Callable[[RolloutsConfig, str, int, int], ServerArguments]
     """Makes a server's arguments from the config, the device, the longest context in tokens, and its number."""
+    kind: type[ServerArguments]
+    """Class of these."""
     process: type[ServerProcess]
     client: Callable[[str, aiohttp.ClientSession, str | None], ServerClient]
     """Makes the client of one server; arguments: URL, connections, key."""

@@ -26,12 +26,8 @@ def build(setting: EngineSetting, loop: LoopThread) -> ServerEngine:
 def server_arguments(config: RolloutsConfig, device: str, max_model_len: int, number: int) -> VLLMArguments:
     """Make the arguments of server `number`, which has the next tensor_model_parallel_size GPUs of this machine."""
     rollout = config.actor_rollout_ref.rollout
-    ranks = rollout.tensor_model_parallel_size
-    return replace(
-        VLLMArguments.from_config(config, device, max_model_len),
-        gpus=range(number * ranks, (number + 1) * ranks) if device == "cuda" else (),
-        extra=rollout.engine_kwargs.vllm,
-    )
+    arguments = VLLMArguments.from_config(config, device, max_model_len)
+    return replace(arguments.at(number * rollout.tensor_model_parallel_size), extra=rollout.engine_kwargs.vllm)
 
 
 def check_attached(info: ServerInfo, url: str, max_model_len: int) -> None:
@@ -47,6 +43,7 @@ VLLM = Software(
     name="vLLM",
     own_arguments=EXTRA_KEY,
     arguments=server_arguments,
+    kind=VLLMArguments,
     process=VLLMProcess,
     client=VLLMClient,
     check_attached=check_attached,

@@ -18,6 +18,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from agentrl.config.sections.rollouts import RolloutsConfig
+from agentrl.config.sections.training import Config
 from agentrl.engines.contract import RequestError, SamplingParams
 from agentrl.engines.servers.client import PartialAnswer
 from agentrl.engines.servers.start import server_processes
@@ -30,7 +31,7 @@ from agentrl.engines.vllm.client import AnswerStream, Chunk, VLLMClient, entries
 from agentrl.engines.vllm.handle import place
 from agentrl.engines.vllm.options import VLLMArguments
 from agentrl.engines.vllm.plugin import BACKEND, NEEDED
-from agentrl.engines.vllm.process import environment
+from agentrl.rollouts.reward_servers.local import server_arguments
 from agentrl.system.http import http_client
 from agentrl.trajectory import Image, PlacedImage, VersionSpan
 
@@ -57,7 +58,21 @@ def test_servers_of_a_run_have_their_own_gpus_and_keys(monkeypatch: pytest.Monke
     assert [one.environment()["CUDA_VISIBLE_DEVICES"] for one in processes] == ["4,5", "6,7"]
     assert len({one.key for one in processes}) == 2
     assert all("WANDB_API_KEY" not in one.environment() for one in processes)
-    assert environment("cpu", ())["VLLM_SERVER_DEV_MODE"] == "1"
+    assert all(one.environment()["VLLM_SERVER_DEV_MODE"] == "1" for one in processes)
+
+
+def test_a_reward_models_servers_are_vllms_own_with_a_key(tmp_path: Path) -> None:
+    section = {"enable": True, "model": {"path": "/rm", "generative": True}}
+    rollout = {"name": "vllm", "tensor_model_parallel_size": 2, "engine_kwargs": {"vllm": {"seed": 3}}}
+    config = Config.model_validate({"reward_model": {**section, "rollout": rollout}})
+    arguments = server_arguments(config, "cuda", "10.0.0.7").at(4)
+    words = arguments.argv(8000)
+    line = " ".join(words)
+    assert "--model /rm --host 10.0.0.7" in line and "--max-model-len auto" in line and "--seed 3" in line
+    assert "--middleware agentrl.engines.vllm.guard.Guard" in line
+    assert "--weight-transfer-config" not in words and "--logprobs-mode" not in words
+    made = VLLM.process(arguments, None, tmp_path / "log", key="k").environment()
+    assert made["CUDA_VISIBLE_DEVICES"] == "4,5" and "VLLM_SERVER_DEV_MODE" not in made
 
 
 @pytest.mark.parametrize(
