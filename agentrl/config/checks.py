@@ -166,6 +166,17 @@ def check_servers(config: RolloutsConfig) -> Iterator[str]:
         )
     if rollout.name == "sglang" and rollout.server_urls is None and not is_installed("sglang"):
         yield no_sglang(f"{ROLLOUT}.name=sglang", ROLLOUT)
+    if rollout.name == "mixed" and rollout.server_urls is None:
+        yield (
+            f"{ROLLOUT}.name=mixed attaches to servers that run already, as no environment holds both softwares: "
+            f"name them by {ROLLOUT}.server_urls=[http://node1:30000,http://node2:8000], or start servers of one "
+            f"software with {ROLLOUT}.name=sglang or vllm"
+        )
+    if rollout.name in ("vllm", "mixed") and rollout.update_weights_checksum and not rollout.update_weights_delta:
+        yield (
+            f"{ROLLOUT}.update_weights_checksum=true with vLLM's servers needs {ROLLOUT}.update_weights_delta=true: "
+            "without it they keep no weights as they were sent, and their own checksums are of another layout"
+        )
     if rollout.name == "vllm" and rollout.server_urls is None and not is_installed("vllm"):
         yield no_vllm(f"{ROLLOUT}.name=vllm", ROLLOUT)
 

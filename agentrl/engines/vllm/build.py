@@ -10,6 +10,7 @@ from agentrl.engines.builder import EngineSetting
 from agentrl.engines.servers.client import ServerInfo
 from agentrl.engines.servers.engine import ServerEngine
 from agentrl.engines.servers.start import ROLLOUT, Software, build_engine
+from agentrl.engines.vllm.checksums import Arrived
 from agentrl.engines.vllm.client import VLLMClient
 from agentrl.engines.vllm.engine import VLLMEngine
 from agentrl.engines.vllm.options import VLLMArguments
@@ -48,5 +49,5 @@ VLLM = Software(
     client=VLLMClient,
     check_attached=check_attached,
     engine=VLLMEngine,
-    checksums=None,
+    checksums=Arrived,
 )

@@ -28,7 +28,7 @@ from agentrl.engines.servers.client import (
 from agentrl.engines.servers.http import ServerHTTP, VersionInfo, read, version_spans
 from agentrl.engines.servers.sync.buckets import Bucket
 from agentrl.engines.vllm.handle import place
-from agentrl.engines.vllm.plugin import ARCHITECTURE, BACKEND, NEEDED
+from agentrl.engines.vllm.plugin import ARCHITECTURE, BACKEND, CHECKSUMS, HELD, NEEDED
 from agentrl.system.json_value import JSON
 from agentrl.trajectory import PlacedImage
 
@@ -104,6 +104,12 @@ class RPCAnswer(BaseModel):
     """Answer of `collective_rpc`: one result of each rank."""
 
     results: list[str]
+
+
+class ArrivedAnswer(BaseModel):
+    """Answer of `collective_rpc`: the checksums of each rank."""
+
+    results: list[dict[str, str]]
 
 
 class ModelPart(BaseModel):
@@ -332,12 +338,28 @@ class VLLMClient(ServerHTTP):
         await self.end_weight_update(timeout)
 
     async def weight_checksums(self, timeout: float, leave_out: Sequence[str] = ()) -> WeightChecksums:
-        """Raises RequestError: vLLM's checksums are of weights in its own layout."""
-        raise RequestError(f"{self.url}: a vLLM server tells no checksums of the weights that it was sent")
+        """Ask for the checksums of the weights as they arrived: vLLM's own are of weights in its own layout.
+
+        Raises RequestError where the server keeps none, which it does for updates by changes only.
+        """
+        answer = read(ArrivedAnswer, await self.post("collective_rpc", {"method": CHECKSUMS}, timeout=timeout))
+        if not all(answer.results):
+            raise RequestError(
+                f"{self.url}: a vLLM server tells checksums of the weights that it was sent only with "
+                "update_weights_delta=true"
+            )
+        one, *others = answer.results
+        told = [one] if all(other == one for other in others) else answer.results  # each rank keeps all weights
+        ranks = {
+            str(rank): {name: value for name, value in sums.items() if name not in leave_out}
+            for rank, sums in enumerate(told)
+        }
+        return WeightChecksums(ranks, predictable=True)
 
     async def held_weights(self, timeout: float) -> str:
-        """Raises RequestError: vLLM loads whole layers, without the weights before."""
-        raise RequestError("vLLM loads a layer's weights as a whole")
+        """See `WeightReceiver.held_weights`. Empty where the ranks hold different ones."""
+        answer = read(RPCAnswer, await self.post("collective_rpc", {"method": HELD}, timeout=timeout))
+        return answer.results[0] if len(set(answer.results)) == 1 else ""
 
     async def _update(self, content: JSON, version: int, timeout: float) -> None:
         self._coming = str(version)
