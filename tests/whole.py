@@ -76,6 +76,9 @@ def parts(python: str, servers: Mapping[str, str | None], processes: int) -> lis
         if interpreter is not None:
             found.append(Part(name, [interpreter, "-m", "pytest", "--whole", "-q", f"tests/{name}"], True))
     found += [Part(name, [python, *words], False) for name, words in SOAKS.items()]
+    if None not in servers.values():
+        given = [word for name, interpreter in servers.items() for word in (f"--{name}-python", str(interpreter))]
+        found.append(Part("mixed-fleet", [python, "-m", "benchmarks.rollouts.mixed_fleet", *given], False))
     return found
 
 

@@ -167,12 +167,19 @@ def check_servers(config: RolloutsConfig) -> Iterator[str]:
         )
     if rollout.name == "sglang" and rollout.server_urls is None and not is_installed("sglang"):
         yield no_sglang(f"{ROLLOUT}.name=sglang", ROLLOUT)
-    if rollout.name == "vllm" and rollout.server_urls is None and not is_installed("vllm"):
+    if rollout.name == "mixed" and rollout.server_urls is None:
         yield (
-            f"{ROLLOUT}.name=vllm starts vLLM servers, and vLLM is not installed here. On a machine with a GPU: pip "
-            "install 'agentrl[vllm]'; on a CPU: make setup-vllm. Or attach to servers that run already: "
-            f"{ROLLOUT}.server_urls=[http://host:8000], or take {ROLLOUT}.name=sglang"
+            f"{ROLLOUT}.name=mixed attaches to servers that run already, as no environment holds both softwares: "
+            f"name them by {ROLLOUT}.server_urls=[http://node1:30000,http://node2:8000], or start servers of one "
+            f"software with {ROLLOUT}.name=sglang or vllm"
         )
+    if rollout.name in ("vllm", "mixed") and rollout.update_weights_checksum and not rollout.update_weights_delta:
+        yield (
+            f"{ROLLOUT}.update_weights_checksum=true with vLLM's servers needs {ROLLOUT}.update_weights_delta=true: "
+            "without it they keep no weights as they were sent, and their own checksums are of another layout"
+        )
+    if rollout.name == "vllm" and rollout.server_urls is None and not is_installed("vllm"):
+        yield no_vllm(f"{ROLLOUT}.name=vllm", ROLLOUT)
 
 
 def no_sglang(key: str, section: str) -> str:
@@ -184,12 +191,23 @@ def no_sglang(key: str, section: str) -> str:
     )
 
 
+def no_vllm(key: str, section: str) -> str:
+    """Write the message that `key` starts servers without vLLM installed; `section` may name running servers."""
+    return (
+        f"{key} starts vLLM servers, and vLLM is not installed here. On a machine with a GPU: pip "
+        "install 'agentrl[vllm]'; on a CPU: make setup-vllm. Or attach to servers that run already: "
+        f"{section}.server_urls=[http://host:8000], or take {section}.name=sglang"
+    )
+
+
 def check_reward_servers(config: Config) -> Iterator[str]:
     """Check that a generative reward model's servers can be started, and that scorers can reach them."""
     keys, ray_init = config.reward_model, config.ray_init
     if not keys.generates or keys.rollout.server_urls is not None:
         return
-    if not is_installed("sglang"):
+    if keys.rollout.name == "vllm" and not is_installed("vllm"):
+        yield no_vllm("reward_model.rollout.name=vllm", "reward_model.rollout")
+    if keys.rollout.name == "sglang" and not is_installed("sglang"):
         yield no_sglang("reward_model.model.generative=true", "reward_model.rollout")
     if not keys.enable_resource_pool and (config.rollout_workers > 1 or ray_init.address is not None):
         yield (

@@ -11,7 +11,7 @@ from agentrl.system.registry import Registry
 ENGINES = Registry(
     "rollout engine",
     "actor_rollout_ref.rollout.name",
-    {name: f"agentrl.engines.{name}.build:build" for name in ("embedded", "sglang", "vllm")},
+    {name: f"agentrl.engines.{name}.build:build" for name in ("embedded", "sglang", "vllm", "mixed")},
 )
 
 _SENDERS = "agentrl.engines.servers.sync"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import socket
@@ -16,9 +17,9 @@ import pytest
 from agentrl.engines.contract import EngineError
 from agentrl.engines.servers.fleet import Timings
 from agentrl.engines.servers.process import PORT_ATTEMPTS, free_port
+from agentrl.engines.sglang.build import SGLANG
 from agentrl.engines.sglang.options import SGLangArguments
 from agentrl.engines.sglang.process import SGLangProcess
-from agentrl.rollouts.reward_servers import local
 from agentrl.rollouts.reward_servers.local import RewardServers
 
 SERVER = """
@@ -52,11 +53,11 @@ class Standin(SGLangProcess):
 @pytest.fixture
 def warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Warnings of servers that run."""
-    monkeypatch.setattr(local, "SGLangProcess", Standin)
     monkeypatch.setattr(Standin, "started", [])
     told: list[str] = []
     arguments = SGLangArguments("model", device="cpu")
-    servers = RewardServers(arguments, [0], "key", tmp_path, 60.0, told.append, QUICK)
+    software = dataclasses.replace(SGLANG, process=Standin)
+    servers = RewardServers(software, arguments, [0], "key", tmp_path, 60.0, told.append, QUICK)
     servers.start(lambda _: None)
     yield told
     servers.close()

@@ -12,9 +12,8 @@ from agentrl.engines.contract import RolloutEngine, SamplingParams
 from agentrl.engines.sglang.engine import SGLangEngine
 from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.system.http import http_client
-from tests.engines.contract import MAX_NUM_SEQS, EngineContract, prompt_of
+from tests.engines.contract import MAX_NUM_SEQS, PATIENT, EngineContract, prompt_of
 from tests.sglang.engines import engine_of
-from tests.waiting import until
 
 
 class TestSGLangContract(EngineContract):
@@ -25,11 +24,12 @@ class TestSGLangContract(EngineContract):
     async def until_running(self, engine: RolloutEngine, count: int = 1) -> None:
         """Until so many requests have tokens: a server that has just been asked has sampled nothing yet."""
         assert isinstance(engine, SGLangEngine)
-        await until(lambda: sum(bool(call.partial.ids) for call in engine._calls.values()) >= count, 60)
+        while sum(bool(call.partial.ids) for call in engine._calls.values()) < count:
+            await asyncio.sleep(0.01)
 
     @pytest.fixture
     async def engine(self, server: SGLangProcess, reference: PreTrainedModel) -> AsyncIterator[SGLangEngine]:
-        engine = engine_of([server], reference)
+        engine = engine_of([server], reference, timings=PATIENT)
         yield engine
         await engine.close()
 

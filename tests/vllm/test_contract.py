@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -18,8 +19,7 @@ from agentrl.engines.vllm.engine import VLLMEngine
 from agentrl.engines.vllm.options import CPU_BLOCK
 from agentrl.engines.vllm.process import VLLMProcess
 from agentrl.system.http import http_client
-from tests.engines.contract import MAX_MODEL_LEN, EngineContract
-from tests.waiting import until
+from tests.engines.contract import MAX_MODEL_LEN, MAX_NUM_SEQS, PATIENT, EngineContract, params_of, prompt_of
 
 
 class TestVLLMContract(EngineContract):
@@ -31,7 +31,8 @@ class TestVLLMContract(EngineContract):
     async def until_running(self, engine: RolloutEngine, count: int = 1) -> None:
         """Until so many requests have tokens: a server that has just been asked has sampled nothing yet."""
         assert isinstance(engine, ServerEngine)
-        await until(lambda: sum(bool(call.partial.ids) for call in engine._calls.values()) >= count, 60)
+        while sum(bool(call.partial.ids) for call in engine._calls.values()) < count:
+            await asyncio.sleep(0.01)
 
     @pytest.fixture
     async def engine(self, server: VLLMProcess, reference: PreTrainedModel) -> AsyncIterator[ServerEngine]:
@@ -46,6 +47,24 @@ class TestVLLMContract(EngineContract):
             TensorSender(torch.float32, 1 << 20),
             max_model_len=MAX_MODEL_LEN,
             deterministic=True,
+            timings=PATIENT,
         )
         yield engine
         await engine.close()
+
+    async def test_a_server_without_a_free_place_answers_checks(
+        self, engine: ServerEngine, server: VLLMProcess
+    ) -> None:
+        """By the tokens that it samples for others."""
+        tasks = [
+            asyncio.create_task(engine.generate(prompt_of(9 + i), params_of(self.endless), f"{i}"))
+            for i in range(MAX_NUM_SEQS)
+        ]
+        await self.until_running(engine, MAX_NUM_SEQS)
+        async with http_client() as http:
+            client = VLLMClient(server.url, http, server.key)
+            before = await client.sampled_tokens(None)
+            await client.check(None)
+            assert await client.sampled_tokens(None) > before
+        await engine.abort()
+        await asyncio.gather(*tasks)

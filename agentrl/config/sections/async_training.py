@@ -12,7 +12,7 @@ from agentrl.config.section import Section
 OVERLAPS = OnlyWith("max_staleness above 0", because="with 0 rollouts and updates take turns")
 
 IN_FLIGHT = OnlyWith(
-    "actor_rollout_ref.rollout.name=sglang or vllm",
+    "actor_rollout_ref.rollout.name=sglang or vllm or mixed",
     because="an embedded engine computes keys and values anew with each update",
 )
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from agentrl.config.registries import REWARD_MANAGERS, SCORERS
-from agentrl.config.rules import Names, NamesFile, Needs, OnlyWith, Place, Values
+from agentrl.config.rules import Names, NamesFile, Needs, NotAmong, OnlyWith, Place, Values
 from agentrl.config.section import Section
 from agentrl.config.sections.rollout import STARTED, ServerURLs, SGLangKwargs
+from agentrl.config.sglang_arguments import plain_name
+from agentrl.config.vllm_arguments import SET_BY as SET_BY_VLLM
 from agentrl.errors import ConfigError
 from agentrl.system.json_value import as_mapping
 from agentrl.system.registry import options_model, read_options
@@ -152,11 +154,11 @@ class ScoreModelConfig(Section):
 
     path: str | None = None
     """A model in Hugging Face format: a sequence classification model with one label, or with generative any that
-    SGLang serves."""
+    SGLang or vLLM serves."""
     trust_remote_code: bool = False
     """Run Python code that lies with the model."""
     generative: bool = False
-    """The model has no score of its own: it runs on SGLang servers, and scorers ask it that have the parameter
+    """The model has no score of its own: it runs on servers, and scorers ask it that have the parameter
     reward_router_address (docs/rewards.md)."""
     coef: Annotated[float, CLASSIFIES] = 1.0
     """Weight of its score, next to the scorer's."""
@@ -164,17 +166,28 @@ class ScoreModelConfig(Section):
     """The scorers are not asked, and give 0; false: they score, too."""
 
 
+class RewardEngineKwargs(SGLangKwargs):
+    """`reward_model.rollout.engine_kwargs.*`"""
+
+    vllm: Annotated[
+        dict[str, Any], OnlyWith("reward_model.rollout.name=vllm", off=({},)), NotAmong(SET_BY_VLLM, plain_name)
+    ] = Field(default_factory=dict)
+    """Further arguments of the vLLM servers under vLLM's own names, e.g. enable_expert_parallel: true."""
+
+
 class RewardServersConfig(Section):
-    """`reward_model.rollout.*`: the SGLang servers of a generative reward model."""
+    """`reward_model.rollout.*`: the servers of a generative reward model."""
 
     server_urls: ServerURLs | None = None
-    """Servers of the model that run already, of any software, e.g. [http://node1:30000]; null: SGLang servers are
-    started, one for each tensor_model_parallel_size of the reward model's devices."""
+    """Servers of the model that run already, of any software, e.g. [http://node1:30000]; null: servers are started,
+    one for each tensor_model_parallel_size of the reward model's devices."""
+    name: Annotated[Literal["sglang", "vllm"], STARTED] = "sglang"
+    """Software of the servers that are started."""
     tensor_model_parallel_size: Annotated[int, STARTED] = Field(1, gt=0)
     """GPUs over which each server splits the model."""
     gpu_memory_utilization: Annotated[float, STARTED] = Field(0.5, gt=0, le=1)
     """Part of a GPU's memory that a server takes for weights and KV cache together."""
-    engine_kwargs: Annotated[SGLangKwargs, STARTED] = SGLangKwargs()
+    engine_kwargs: Annotated[RewardEngineKwargs, STARTED] = RewardEngineKwargs()
 
 
 class RewardModelConfig(RewardConfig):

@@ -27,9 +27,8 @@ from agentrl.system.targets import is_target
 
 TOOLS = OnlyWith("tool_config_path")
 SAMPLED = OnlyWith("do_sample=true")
-SERVERS = OnlyWith("name=sglang or vllm")
+SERVERS = OnlyWith("name=sglang or vllm or mixed")
 VLLM = OnlyWith("actor_rollout_ref.rollout.name=vllm", off=({},))
-SGLANG = OnlyWith("name=sglang", because="other servers do not tell which weights they hold")
 STARTED = OnlyWith("server_urls=null", because="servers that run already have the arguments they were started with")
 
 
@@ -245,10 +244,10 @@ class RolloutConfig(Section):
     """`actor_rollout_ref.rollout.*`, as far as running trajectories reads it."""
 
     name: Annotated[str, Names(ENGINES, options="engine_options")] = "embedded"
-    """embedded: generates inside the trainer's process, for small models; sglang, vllm: servers, for all others
-    (docs/engines.md)."""
+    """embedded: generates inside the trainer's process, for small models; sglang, vllm: servers, for all others;
+    mixed: servers of both, named by server_urls (docs/engines.md)."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
-    """Options of an engine of yours; embedded, sglang and vllm have keys of their own."""
+    """Options of an engine of yours; those named here have keys of their own."""
     n: int = Field(8, gt=0)
     """Trajectories a prompt. Group estimators compare them: a trajectory whose siblings all failed teaches nothing.
     With 1 they take the reward itself."""
@@ -304,10 +303,11 @@ class RolloutConfig(Section):
     update_weights_bucket_megabytes: Annotated[int, SERVERS] = Field(512, gt=0)
     """Tensors are sent in buckets (with disk: files) of so many MiB: smaller ones take less memory, larger ones fewer
     calls."""
-    update_weights_checksum: Annotated[bool, SGLANG] = False
-    """After each update, ask every SGLang server for a checksum of the weights it has, and compare."""
-    update_weights_delta: Annotated[bool, SGLANG] = False
-    """Send SGLang servers only the elements that changed since the weights that each of them holds, by any transport
+    update_weights_checksum: Annotated[bool, SERVERS] = False
+    """After each update, ask every server for a checksum of the weights it has, and compare; vLLM's servers have one
+    with update_weights_delta=true alone."""
+    update_weights_delta: Annotated[bool, SERVERS] = False
+    """Send servers only the elements that changed since the weights that each of them holds, by any transport
     (docs/sglang.md). The process that sends keeps a copy of the weights in the servers' dtype."""
     multi_turn: MultiTurnConfig = MultiTurnConfig()
     roles: Annotated[dict[str, RoleConfig], HoldsRoles()] = Field(default_factory=dict)
@@ -318,7 +318,7 @@ class RolloutConfig(Section):
     @property
     def serves(self) -> bool:
         """Say whether servers of agentrl's software generate, started or attached to."""
-        return self.name in ("sglang", "vllm")
+        return self.name in ("sglang", "vllm", "mixed")
 
 
 class TrainingRolloutConfig(RolloutConfig):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from agentrl.config.sections.rollouts import RolloutsConfig
+from agentrl.config.sections.training import Config
 from agentrl.config.sglang_arguments import plain_name
 from agentrl.system.json_value import JSON
 
@@ -57,6 +58,24 @@ class ServerArguments(ABC):
             max_num_seqs=rollout.max_num_seqs,
             enable_memory_saver=rollout.free_cache_engine,
         )
+
+    @classmethod
+    def of_reward_model(cls, config: Config, device: str, host: str) -> Self:
+        """Make the arguments of a generative reward model's servers, without their GPUs and the user's own."""
+        keys = config.reward_model
+        return cls(
+            str(keys.model.path),
+            device=device,
+            dtype=config.actor_rollout_ref.model.dtype,
+            tensor_model_parallel_size=keys.rollout.tensor_model_parallel_size,
+            gpu_memory_utilization=keys.rollout.gpu_memory_utilization,
+            trust_remote_code=keys.model.trust_remote_code,
+            host=host,
+        )
+
+    @abstractmethod
+    def at(self, gpu: int) -> Self:
+        """Return the arguments of the server whose first GPU of this machine is `gpu`."""
 
     @abstractmethod
     def own(self, port: int) -> dict[str, JSON]:

@@ -120,7 +120,6 @@ class ServerEngine:
         check_request(ids, params, self.max_model_len)
         if min(ids) < 0 or max(ids) >= self._model.vocab_size:
             raise outside_vocabulary(ids, self._model.vocab_size)
-        params = self._server_params(params)
         if session in self._calls:
             raise RequestError(f"session {session!r} is generating already; one request a session at a time")
         self._supervisor.start()
@@ -130,8 +129,8 @@ class ServerEngine:
         finally:
             del self._calls[session]
 
-    def _server_params(self, params: SamplingParams) -> SamplingParams:
-        """Adapt the parameters of a request to the server software."""
+    def _server_params(self, server: Server, params: SamplingParams) -> SamplingParams:
+        """Adapt the parameters of a request to the software of a server."""
         return params
 
     async def _serve(self, call: Call, prompt: list[int], params: SamplingParams) -> Generation:
@@ -145,7 +144,8 @@ class ServerEngine:
                 return done
             version = self._supervisor.fleet.version(server.url)
             call.partial, call.cache_key = PartialAnswer(), server.cache_key
-            rest = dataclasses.replace(params, max_new_tokens=params.max_new_tokens - len(done.ids))
+            ours = self._server_params(server, params)
+            rest = dataclasses.replace(ours, max_new_tokens=params.max_new_tokens - len(done.ids))
             began = time.monotonic()
             try:
                 answer = await self._ask(call, server, prompt + done.ids, rest, version)

@@ -57,14 +57,16 @@ class Software:
     """Config key of the user's own arguments for its servers."""
     arguments: Callable[[RolloutsConfig, str, int, int], ServerArguments]
     """Makes a server's arguments from the config, the device, the longest context in tokens, and its number."""
+    kind: type[ServerArguments]
+    """Class of these."""
     process: type[ServerProcess]
     client: Callable[[str, aiohttp.ClientSession, str | None], ServerClient]
     """Makes the client of one server; arguments: URL, connections, key."""
     check_attached: Callable[[ServerInfo, str, int], None]
     """Checks a server that somebody else started for a job's longest context. Raises ConfigError."""
     engine: type[ServerEngine]
-    checksums: Callable[[], ExpectedChecksums] | None
-    """Makes the expected checksums of a send; None: its servers answer no checksums of sent weights."""
+    checksums: Callable[[], ExpectedChecksums]
+    """Makes the expected checksums of a send."""
     check: Callable[[ServerInfo, str, RolloutsConfig], None] | None = None
     """Checks each server, by URL, for the config. Raises ConfigError."""
 
@@ -261,12 +263,12 @@ def weight_sender(
     device: str,
     urls: Sequence[str],
     folder: Path,
-    checksums: Callable[[], ExpectedChecksums] | None,
+    checksums: Callable[[], ExpectedChecksums],
     notify: Say = lambda _: None,
 ) -> WeightSender:
     """Build the sender that update_weights_transport and update_weights_delta ask for. Raises ConfigError.
 
-    `checksums` makes the expected checksums of the server software, if it has any; used with update_weights_checksum.
+    `checksums` makes the expected checksums of the server software; used with update_weights_checksum.
     `notify` shows why a server is sent all weights.
     """
     rollout = config.actor_rollout_ref.rollout

@@ -52,8 +52,7 @@ def server_arguments(config: RolloutsConfig, device: str, max_model_len: int, nu
     """Make the arguments of server `number`, which has the next tensor_model_parallel_size GPUs of this machine."""
     rollout, adapters = config.actor_rollout_ref.rollout, served_adapters(config)
     return replace(
-        SGLangArguments.from_config(config, device, max_model_len),
-        base_gpu_id=number * rollout.tensor_model_parallel_size,
+        SGLangArguments.from_config(config, device, max_model_len).at(number * rollout.tensor_model_parallel_size),
         plans_ahead=not keeps(config),
         takes_deltas=rollout.update_weights_delta,
         lora_rank=adapters.lora_rank if adapters is not None else 0,
@@ -100,6 +99,7 @@ SGLANG = Software(
     name="SGLang",
     own_arguments=EXTRA_KEY,
     arguments=server_arguments,
+    kind=SGLangArguments,
     process=SGLangProcess,
     client=SGLangClient,
     check=check,

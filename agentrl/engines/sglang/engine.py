@@ -11,7 +11,9 @@ import torch
 
 from agentrl.engines.contract import SamplingParams
 from agentrl.engines.inspection import Difference
+from agentrl.engines.servers.client import ServerClient
 from agentrl.engines.servers.engine import ServerEngine
+from agentrl.engines.servers.supervisor import Server
 from agentrl.engines.sglang.sample import WeightSample
 
 
@@ -32,9 +34,13 @@ class SGLangEngine(ServerEngine):
     async def differences(self, sent: Mapping[str, torch.Tensor], names: Collection[str]) -> list[Difference]:
         """Compare weights [S] as `InspectableEngine.differences` says. Servers that do not serve are not asked."""
         async with self._supervisor.sending:  # a server that is being sent weights has some of them
-            return await self._sample.differences(self._supervisor.serving(), sent, names)
+            return await self._sample.differences(self._inspected(), sent, names)
 
-    def _server_params(self, params: SamplingParams) -> SamplingParams:
+    def _inspected(self) -> list[ServerClient]:
+        """List the servers whose weights can be compared."""
+        return self._supervisor.serving()
+
+    def _server_params(self, server: Server, params: SamplingParams) -> SamplingParams:
         """Set the parameters that make a server sample the same tokens next to any other requests.
 
         Without a seed every request would have SGLang's default one. And a batch in which any request has a top-k (a

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from agentrl.config.adapters import SERVED_LAYERS
 from agentrl.config.sglang_arguments import check_extra, plain_name
@@ -33,6 +34,9 @@ class SGLangArguments(ServerArguments):
 
     def __post_init__(self) -> None:
         check_extra(self.extra)
+
+    def at(self, gpu: int) -> Self:
+        return replace(self, base_gpu_id=gpu)
 
     def own(self, port: int) -> dict[str, JSON]:
         return {

@@ -10,6 +10,7 @@ from agentrl.engines.builder import EngineSetting
 from agentrl.engines.servers.client import ServerInfo
 from agentrl.engines.servers.engine import ServerEngine
 from agentrl.engines.servers.start import ROLLOUT, Software, build_engine
+from agentrl.engines.vllm.checksums import Arrived
 from agentrl.engines.vllm.client import VLLMClient
 from agentrl.engines.vllm.engine import VLLMEngine
 from agentrl.engines.vllm.options import VLLMArguments
@@ -26,12 +27,8 @@ def build(setting: EngineSetting, loop: LoopThread) -> ServerEngine:
 def server_arguments(config: RolloutsConfig, device: str, max_model_len: int, number: int) -> VLLMArguments:
     """Make the arguments of server `number`, which has the next tensor_model_parallel_size GPUs of this machine."""
     rollout = config.actor_rollout_ref.rollout
-    ranks = rollout.tensor_model_parallel_size
-    return replace(
-        VLLMArguments.from_config(config, device, max_model_len),
-        gpus=range(number * ranks, (number + 1) * ranks) if device == "cuda" else (),
-        extra=rollout.engine_kwargs.vllm,
-    )
+    arguments = VLLMArguments.from_config(config, device, max_model_len)
+    return replace(arguments.at(number * rollout.tensor_model_parallel_size), extra=rollout.engine_kwargs.vllm)
 
 
 def check_attached(info: ServerInfo, url: str, max_model_len: int) -> None:
@@ -47,9 +44,10 @@ VLLM = Software(
     name="vLLM",
     own_arguments=EXTRA_KEY,
     arguments=server_arguments,
+    kind=VLLMArguments,
     process=VLLMProcess,
     client=VLLMClient,
     check_attached=check_attached,
     engine=VLLMEngine,
-    checksums=None,
+    checksums=Arrived,
 )

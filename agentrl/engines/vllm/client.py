@@ -28,7 +28,7 @@ from agentrl.engines.servers.client import (
 from agentrl.engines.servers.http import ServerHTTP, VersionInfo, read, version_spans
 from agentrl.engines.servers.sync.buckets import Bucket
 from agentrl.engines.vllm.handle import place
-from agentrl.engines.vllm.plugin import ARCHITECTURE, BACKEND, NEEDED
+from agentrl.engines.vllm.plugin import ARCHITECTURE, BACKEND, CHECKSUMS, HELD, NEEDED
 from agentrl.system.json_value import JSON
 from agentrl.trajectory import PlacedImage
 
@@ -36,6 +36,10 @@ UNNAMED = "default"
 """A server's version of the weights before the first update."""
 LOOK_EVERY = 0.05
 """Seconds between two tries to empty a cache that requests hold."""
+PROGRESS_EVERY = 1.0
+"""Seconds between two looks at the number of sampled tokens, while a check waits for a place."""
+SAMPLED = b"vllm:generation_tokens_total{"
+"""Begins the lines with that number in the answer of `metrics`, one for each engine of the server."""
 
 
 # Answers, with those fields that are read.
@@ -100,6 +104,12 @@ class RPCAnswer(BaseModel):
     """Answer of `collective_rpc`: one result of each rank."""
 
     results: list[str]
+
+
+class ArrivedAnswer(BaseModel):
+    """Answer of `collective_rpc`: the checksums of each rank."""
+
+    results: list[dict[str, str]]
 
 
 class ModelPart(BaseModel):
@@ -230,8 +240,25 @@ class VLLMClient(ServerHTTP):
             await self.post("wake_up?" + "&".join(f"tags={tag}" for tag in tags), {})
 
     async def check(self, timeout: float | None) -> None:
+        """Have a token sampled, which waits while all places are taken. Further tokens of other requests do as well."""
         body: dict[str, JSON] = {"token_ids": [0], "sampling_params": {"max_tokens": 1}}
-        await self.post("inference/v1/generate", body, timeout=timeout)
+        asking = asyncio.create_task(self.post("inference/v1/generate", body, timeout=timeout))
+        before: float | None = None
+        try:
+            while not (await asyncio.wait([asking], timeout=PROGRESS_EVERY))[0]:
+                now = await self.sampled_tokens(timeout)
+                if before is not None and now > before:
+                    return
+                before = now
+            asking.result()
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    async def sampled_tokens(self, timeout: float | None) -> float:
+        """Ask how many tokens the server has sampled since its start; 0 where it counts none."""
+        lines = (await self.get("metrics", timeout)).splitlines()
+        return sum(float(line.rsplit(b" ", 1)[1]) for line in lines if line.startswith(SAMPLED))
 
     async def info(self) -> ServerInfo:
         """Ask for the model and settings. Raises ServerFailed where no vLLM server with agentrl's plugin answers."""
@@ -316,12 +343,28 @@ class VLLMClient(ServerHTTP):
             raise RequestError(f"{self.url}: adapters are merged for vLLM's servers")
 
     async def weight_checksums(self, timeout: float, leave_out: Sequence[str] = ()) -> WeightChecksums:
-        """Raises RequestError: vLLM's checksums are of weights in its own layout."""
-        raise RequestError(f"{self.url}: a vLLM server tells no checksums of the weights that it was sent")
+        """Ask for the checksums of the weights as they arrived: vLLM's own are of weights in its own layout.
+
+        Raises RequestError where the server keeps none, which it does for updates by changes only.
+        """
+        answer = read(ArrivedAnswer, await self.post("collective_rpc", {"method": CHECKSUMS}, timeout=timeout))
+        if not all(answer.results):
+            raise RequestError(
+                f"{self.url}: a vLLM server tells checksums of the weights that it was sent only with "
+                "update_weights_delta=true"
+            )
+        one, *others = answer.results
+        told = [one] if all(other == one for other in others) else answer.results  # each rank keeps all weights
+        ranks = {
+            str(rank): {name: value for name, value in sums.items() if name not in leave_out}
+            for rank, sums in enumerate(told)
+        }
+        return WeightChecksums(ranks, predictable=True)
 
     async def held_weights(self, timeout: float) -> str:
-        """Raises RequestError: vLLM loads whole layers, without the weights before."""
-        raise RequestError("vLLM loads a layer's weights as a whole")
+        """See `WeightReceiver.held_weights`. Empty where the ranks hold different ones."""
+        answer = read(RPCAnswer, await self.post("collective_rpc", {"method": HELD}, timeout=timeout))
+        return answer.results[0] if len(set(answer.results)) == 1 else ""
 
     async def _update(self, content: JSON, version: int, timeout: float) -> None:
         self._coming = str(version)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
+from agentrl.config.sections.training import Config
 from agentrl.engines.servers.command_line import ServerArguments
 from agentrl.engines.vllm.plugin import BACKEND, EXTENSION
 from agentrl.system.json_value import JSON
@@ -23,9 +25,20 @@ class VLLMArguments(ServerArguments):
 
     gpus: Sequence[int] = ()
     """Devices of this machine that it runs on."""
+    trained: bool = True
+    """agentrl sends it weights, and trains on its log-probs. Another server is vLLM's as it stands, with a key."""
+
+    @classmethod
+    def of_reward_model(cls, config: Config, device: str, host: str) -> Self:
+        return replace(super(VLLMArguments, cls).of_reward_model(config, device, host), trained=False)
+
+    def at(self, gpu: int) -> Self:
+        gpus = range(gpu, gpu + self.tensor_model_parallel_size) if self.device == "cuda" else ()
+        return replace(self, gpus=gpus)
 
     def own(self, port: int) -> dict[str, JSON]:
-        return {**self._common(port), **(self._cpu() if self.device == "cpu" else self._gpu())}
+        trained = self._trained() if self.trained else {}
+        return {**self._common(port), **trained, **(self._cpu() if self.device == "cpu" else self._gpu())}
 
     def _common(self, port: int) -> dict[str, JSON]:
         return {
@@ -33,20 +46,25 @@ class VLLMArguments(ServerArguments):
             "host": self.host,
             "port": port,
             "tensor_parallel_size": self.tensor_model_parallel_size,
-            "max_model_len": self.context_length,
+            "max_model_len": self.context_length or "auto",  # the model's own, as far as the cache has room
             "trust_remote_code": self.trust_remote_code,
             "hf_overrides": self.override_config or None,
             "max_num_seqs": self.max_num_seqs,
+            "enable_scale_out": True,  # the route of token ids, by which a server is checked, too
+            "middleware": "agentrl.engines.vllm.guard.Guard",
+            "disable_uvicorn_access_log": True,  # no line for each request
+            "no_enable_log_requests": True,
+        }
+
+    @staticmethod
+    def _trained() -> dict[str, JSON]:
+        return {
             "stream_interval": STREAM_TOKENS,
             "scheduling_policy": "priority",  # `SamplingParams.priority`: the earliest prompt goes first
             "logprobs_mode": "processed_logprobs",  # of softmax(logits / temperature)
             "enable_prompt_tokens_details": True,
-            "enable_scale_out": True,  # the route of token ids
             "weight_transfer_config": {"backend": BACKEND},
             "worker_extension_cls": EXTENSION,
-            "middleware": "agentrl.engines.vllm.guard.Guard",
-            "disable_uvicorn_access_log": True,  # no line for each request
-            "no_enable_log_requests": True,
         }
 
     def _gpu(self) -> dict[str, JSON]:

@@ -28,6 +28,10 @@ BACKEND = "agentrl"
 """Name of the weight transfer, for `--weight-transfer-config '{"backend": "agentrl"}'`."""
 ARCHITECTURE = "architecture"
 """Method of `EXTENSION` that answers the class name of the model."""
+HELD = "held"
+"""Method that answers the name of the weights that the model holds."""
+CHECKSUMS = "arrived"
+"""Method that answers the checksums of the weights that are kept for updates by changes."""
 EXTENSION = "agentrl.engines.vllm.receiver.Extension"
 NEEDED = (
     f"""--weight-transfer-config '{{"backend": "{BACKEND}"}}'""",

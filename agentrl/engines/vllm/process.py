@@ -32,7 +32,12 @@ class VLLMProcess(ServerProcess):
     module = "agentrl.engines.vllm.launch"
 
     def environment(self) -> dict[str, str]:
-        return environment(self.arguments.device, self.arguments.gpus, self._pass_env)
+        made = environment(self.arguments.device, self.arguments.gpus, self._pass_env)
+        if self.arguments.trained:
+            made["VLLM_SERVER_DEV_MODE"] = "1"  # the routes that pause it and exchange its weights
+        else:
+            made["VLLM_SKIP_MODEL_NAME_VALIDATION"] = "1"  # whoever asks a reward model need not know its path
+        return made
 
     async def served_model(self, http: httpx.AsyncClient) -> str | None:
         if (await http.get(f"{self.url}/health")).status_code != 200:
@@ -54,7 +59,6 @@ def environment(device: str, gpus: Sequence[int], pass_env: Container[str] = ())
         # Threads of one server; a small model is slower with more, and two servers would be bound to the same core.
         ours |= {"OMP_NUM_THREADS": "1", "VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     made = {**ours, **passed(pass_env)}
-    made["VLLM_SERVER_DEV_MODE"] = "1"  # the routes that pause it and exchange its weights
     if gpus:
         visible = made.get("CUDA_VISIBLE_DEVICES", "")
         names = visible.split(",") if visible else [str(number) for number in range(max(gpus) + 1)]

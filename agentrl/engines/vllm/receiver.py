@@ -1,13 +1,15 @@
 """The weight transfer `agentrl` inside a vLLM worker: weights out of shared memory, by broadcast, or from files.
 
 vLLM loads weights by layers. The layers of an update that has begun have no memory until all their weights have
-arrived, so nothing may be generated in between.
+arrived, so nothing may be generated in between. Changed elements are therefore put into a copy of the weights in the
+host's memory, which all layers are then loaded from.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +28,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from agentrl.engines.servers.delta import BEGIN, DeltaReceiver, Named
 from agentrl.engines.servers.sync.distributed import Peers
 from agentrl.engines.vllm.plugin import TRAINED
 
@@ -65,10 +68,19 @@ class Extension:
     """Methods that a server's workers get."""
 
     vllm_config: VllmConfig
+    weight_transfer_engine: Receiver
 
     def architecture(self) -> str:
         """Return the class name of the model."""
         return str(self.vllm_config.model_config.architectures[0])
+
+    def held(self) -> str:
+        """Return the name of the weights that the model holds; empty where only their changes would have one."""
+        return self.weight_transfer_engine.held
+
+    def arrived(self) -> dict[str, str]:
+        """Return the checksums of the kept weights by name; empty where none are kept."""
+        return self.weight_transfer_engine.checksums()
 
 
 class Receiver(WeightTransferEngine[Group, Tensors]):
@@ -80,7 +92,17 @@ class Receiver(WeightTransferEngine[Group, Tensors]):
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)
         self._peers: Peers | None = None
+        self._kept: dict[str, torch.Tensor] = {}
+        """The weights as they were sent, in the host's memory; empty until there are updates by changes."""
+        self._deltas = DeltaReceiver(self._load, self._kept.values)
+        self._keeps = False
+        """The update that is open tells the name of its weights, so that they are kept."""
         TRAINED.set()
+
+    @property
+    def held(self) -> str:
+        """Name of the weights that the model holds."""
+        return self._deltas.held
 
     def init_transfer_engine(self, init_info: Group) -> None:
         """Join a group. Blocks until all ranks have met."""
@@ -97,14 +119,25 @@ class Receiver(WeightTransferEngine[Group, Tensors]):
             options._timeout = TIMEOUT
             self._peers = cast(Peers, dist.ProcessGroupNCCL(store, rank, init_info.world_size, options))
 
+    def checksums(self) -> dict[str, str]:
+        """Compute the checksums of the kept weights, as `agentrl.engines.vllm.checksums` does."""
+        return {
+            name: hashlib.sha256(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+            for name, tensor in self._kept.items()
+        }
+
     def start_weight_update(self) -> None:
+        self._keeps = False
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: Tensors) -> None:
-        # Layers keep what they are given until they are whole, and the sender fills the bucket again before.
-        self.model.load_weights((name, tensor.clone()) for name, tensor in self._tensors(update_info))
+        self._deltas(self._noticed(self._tensors(update_info)))
 
     def finish_weight_update(self) -> None:
+        if not self._keeps:
+            self._kept.clear()
+        elif self.held:  # else the update broke off, or changes other weights: layers get their memory back
+            self.model.load_weights(iter(self._kept.items()))
         finalize_layerwise_reload(self.model, self.model_config)
         for layer in self.model.modules():  # a head that is tied to the embedding is not loaded, and keeps a copy
             if isinstance(layer, ParallelLMHead):
@@ -115,6 +148,28 @@ class Receiver(WeightTransferEngine[Group, Tensors]):
         peers, self._peers = self._peers, None
         if peers is not None:
             peers.abort()
+
+    def _noticed(self, named: Iterable[Named]) -> Iterator[Named]:
+        for name, tensor in named:
+            if name.startswith(BEGIN):
+                self._keeps = True
+                if name == BEGIN:
+                    self._kept.clear()
+            yield name, tensor
+
+    def _load(self, named: Iterable[Named]) -> None:
+        """Load a part of an update, or keep it until the update is whole."""
+        self.model.load_weights(self._passed(named))
+
+    def _passed(self, named: Iterable[Named]) -> Iterator[Named]:
+        for name, tensor in named:
+            if not self._keeps:
+                # Layers keep what they are given until they are whole, and the sender fills the bucket again before.
+                yield name, tensor.clone()
+            elif name in self._kept and self._kept[name].shape == tensor.shape:
+                self._kept[name].copy_(tensor)
+            else:
+                self._kept[name] = tensor.to("cpu", copy=True)
 
     def _tensors(self, update: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
         if update.folder is not None:

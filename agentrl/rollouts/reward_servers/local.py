@@ -1,4 +1,4 @@
-"""SGLang servers of a model that is not trained: started, started again when one ends or hangs, and stopped."""
+"""Servers of a model that is not trained: started, started again when one ends or hangs, and stopped."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from agentrl.config import Config
 from agentrl.engines.contract import EngineError
 from agentrl.engines.servers.client import ServerFailed
+from agentrl.engines.servers.command_line import ServerArguments
 from agentrl.engines.servers.fleet import Timings
-from agentrl.engines.servers.process import status_text
-from agentrl.engines.servers.start import Say, start_all
-from agentrl.engines.sglang.client import SGLangClient
-from agentrl.engines.sglang.options import SGLangArguments
-from agentrl.engines.sglang.process import SGLangProcess
+from agentrl.engines.servers.process import ServerProcess, status_text
+from agentrl.engines.servers.start import Say, Software, start_all
+from agentrl.engines.sglang.build import SGLANG
+from agentrl.engines.vllm.build import VLLM
 from agentrl.errors import ConfigError
 from agentrl.remote.router import ServerAccess
 from agentrl.system.http import http_client
@@ -33,7 +33,8 @@ class RewardServers:
 
     def __init__(
         self,
-        arguments: SGLangArguments,
+        software: Software,
+        arguments: ServerArguments,
         gpus: Sequence[int],
         key: str,
         folder: Path,
@@ -52,9 +53,9 @@ class RewardServers:
             timings: intervals and deadlines of checks; default: the rollout servers' timings.
         """
         self._timeout, self._warn = timeout, warn
-        self._key, self._timings = key, timings or Timings()
+        self._software, self._key, self._timings = software, key, timings or Timings()
         self._processes = [
-            SGLangProcess(replace(arguments, base_gpu_id=gpu), None, folder / f"{number}.log", key=self._key)
+            software.process(arguments.at(gpu), None, folder / f"{number}.log", key=self._key)
             for number, gpu in enumerate(gpus)
         ]
         self._thread = LoopThread("servers of the reward model")
@@ -75,7 +76,7 @@ class RewardServers:
         await start_all(self._processes, self._timeout, progress)
         self._watching = [asyncio.create_task(self._watch(process)) for process in self._processes]
 
-    async def _watch(self, process: SGLangProcess) -> None:
+    async def _watch(self, process: ServerProcess) -> None:
         pause = 0.0
         while True:
             await asyncio.sleep(pause)
@@ -90,11 +91,11 @@ class RewardServers:
                 self._warn(f"the reward model's server does not come up: {error}")
                 pause = min(max(2 * pause, LOOK_EVERY), LONGEST_PAUSE)
 
-    async def _end_of(self, process: SGLangProcess) -> str:
+    async def _end_of(self, process: ServerProcess) -> str:
         """Wait until a server has ended or hangs; says which."""
         failed, look, due = 0, asyncio.get_running_loop().time, 0.0
         async with http_client() as http:
-            client = SGLangClient(process.url, http, process.key)
+            client = self._software.client(process.url, http, process.key)
             while process.exited is None and failed < self._timings.failures:
                 await asyncio.sleep(min(LOOK_EVERY, self._timings.recheck_interval))
                 if look() < due:
@@ -109,21 +110,18 @@ class RewardServers:
         return f"answered none of {failed} checks of {self._timings.check_timeout:g} s"
 
 
-def server_arguments(config: Config, device: str, host: str = "127.0.0.1") -> SGLangArguments:
+def software_of(config: Config) -> Software:
+    """Return the software of the reward model's servers."""
+    return VLLM if config.reward_model.rollout.name == "vllm" else SGLANG
+
+
+def server_arguments(config: Config, device: str, host: str = "127.0.0.1") -> ServerArguments:
     """Return what each server is started with. Raises ConfigError."""
-    keys = config.reward_model
-    if device == "cpu" and keys.rollout.tensor_model_parallel_size > 1:
+    rollout = config.reward_model.rollout
+    if device == "cpu" and rollout.tensor_model_parallel_size > 1:
         raise ConfigError(f"{ENGINE}.tensor_model_parallel_size above 1 needs GPUs; on a CPU it must be 1")
-    return SGLangArguments(
-        str(keys.model.path),
-        device=device,
-        dtype=config.actor_rollout_ref.model.dtype,
-        tensor_model_parallel_size=keys.rollout.tensor_model_parallel_size,
-        gpu_memory_utilization=keys.rollout.gpu_memory_utilization,
-        trust_remote_code=keys.model.trust_remote_code,
-        host=host,
-        extra=keys.rollout.engine_kwargs.sglang,
-    )
+    arguments = software_of(config).kind.of_reward_model(config, device, host)
+    return replace(arguments, extra=vars(rollout.engine_kwargs)[rollout.name])
 
 
 def first_gpus(devices: int, size: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Servers of the reward model that scorers ask: servers that run already, or SGLang servers for the time of a run.
+"""Servers of the reward model that scorers ask: servers that run already, or servers for the time of a run.
 
 They have devices of their own on Ray's machines, where the config gives the reward model some. Otherwise they share
 this machine's GPUs, after the trainer's GPUs where there are enough.
@@ -18,7 +18,7 @@ from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.contract import EngineError
 from agentrl.errors import TrainingError
 from agentrl.remote.router import ServerAccess
-from agentrl.rollouts.reward_servers.local import RewardServers, first_gpus, server_arguments
+from agentrl.rollouts.reward_servers.local import RewardServers, first_gpus, server_arguments, software_of
 from agentrl.system.reporter import Reporter
 
 
@@ -44,7 +44,7 @@ def open_reward_servers(
         return
     arguments, gpus, key = server_arguments(config, device), shared_gpus(config, device), secrets.token_urlsafe(32)
     timeout = config.actor_rollout_ref.rollout.server_start_timeout
-    here = RewardServers(arguments, gpus, key, folder, timeout, reporter.warn)
+    here = RewardServers(software_of(config), arguments, gpus, key, folder, timeout, reporter.warn)
     try:
         with reporter.stage("start the reward model's servers"):
             try:

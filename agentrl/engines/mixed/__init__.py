@@ -1,0 +1,1 @@
+"""The rollout engine over SGLang and vLLM servers together, which run already."""
