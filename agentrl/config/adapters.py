@@ -7,6 +7,7 @@ from collections.abc import Collection
 from agentrl.config.sections.model import PolicyModelConfig
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.config.sections.training import Config
+from agentrl.errors import ConfigError
 
 SERVED_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Last parts of the names of layers whose adapters servers run."""
@@ -17,12 +18,11 @@ def served_adapters(config: RolloutsConfig) -> PolicyModelConfig | None:
     if not isinstance(config, Config) or not config.actor_rollout_ref.model.lora_rank:
         return None
     model = config.actor_rollout_ref.model
-    serves = model.lora_merge is False or (model.lora_merge is None and why_merged(config) is None)
-    return model if serves else None
+    return None if model.lora_merge else model
 
 
-def why_merged(config: Config) -> str | None:
-    """Say why the engine is given merged adapters where lora_merge is null; None where it serves them as they are."""
+def why_not_served(config: Config) -> str | None:
+    """Say why the engine cannot be given adapters as they are; None where it can."""
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     if rollout.name != "sglang":
         return f"the engine {rollout.name} serves none"
@@ -32,9 +32,16 @@ def why_merged(config: Config) -> str | None:
         return "with async_training.keep_kv_cache=true a request runs on, and SGLang would run it with the old ones"
     if model.target_modules != "all-linear" and (others := unserved(model.target_modules)):
         return f"servers run none of {', '.join(others)}"
-    if rollout.server_urls is not None and model.lora_merge is None:
-        return "servers of rollout.server_urls may run without --enable-lora; with it, set lora_merge=false"
     return None
+
+
+def check_served(layers: Collection[str]) -> None:
+    """Check that servers run the adapters of a model's layers. Raises ConfigError."""
+    if others := unserved(layers):
+        raise ConfigError(
+            f"actor_rollout_ref.model.lora_merge=false: servers run no adapters of {', '.join(others)}, which "
+            f"target_modules gives some: name {', '.join(SERVED_LAYERS)} or some of them, or set lora_merge=true"
+        )
 
 
 def unserved(layers: Collection[str]) -> list[str]:

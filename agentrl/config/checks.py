@@ -6,7 +6,7 @@ import importlib.util
 import math
 from collections.abc import Collection, Iterator
 
-from agentrl.config.adapters import why_merged
+from agentrl.config.adapters import why_not_served
 from agentrl.config.columns import COLUMNS, described
 from agentrl.config.declaration import OF_ESTIMATORS, declaration_of
 from agentrl.config.keys import all_keys, defaults, flatten, leaf_keys
@@ -546,8 +546,7 @@ def check_parallel(config: Config | TuningConfig) -> Iterator[str]:
     if config.distillation.teachers:
         yield from config.teacher_parallel.faults(ranks, "distillation.")
     yield from check_adapters(roles.model, "actor_rollout_ref.model", roles.actor.parallel, f"{ACTOR}.fsdp_config")
-    why = why_merged(config)
-    if roles.model.lora_merge is False and why is not None:
+    if roles.model.lora_rank and not roles.model.lora_merge and (why := why_not_served(config)) is not None:
         yield (
             f"actor_rollout_ref.model.lora_merge=false: adapters cannot be served as they are: {why}. Leave the key "
             "out, and they are merged"

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 
 from agentrl.config import Config
-from agentrl.config.adapters import why_merged
 from agentrl.data.loader import Loader, make_loader
 from agentrl.errors import ConfigError
 from agentrl.observe.bars import bars_as_stages
@@ -86,8 +85,6 @@ def build(
         run_dir = setting.folder.path
         running = open_rollouts(config, device, chat, context, run_dir, display, lambda: workers.executor.nodes)
         rollouts = stack.enter_context(running)
-        if model.lora_rank and rollout.serves and model.lora_merge is None and (why := why_merged(config)):
-            display.note(f"adapters are merged into the weights that servers get: {why}")
         if rollout.server_urls is not None or model.lora_adapter_path is not None:
             send_first_weights(config, rollouts, workers.policy.weights(), display)
         source = stack.enter_context(open_source(config, loader, rollouts, total_steps))

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 from transformers import PreTrainedTokenizerBase
 
 from agentrl.algorithms.router_losses import expert_counts, router_losses
-from agentrl.config.adapters import unserved
+from agentrl.config.adapters import check_served
 from agentrl.config.sections.model import PolicyModelConfig
 from agentrl.engines.weights import Adapter
 from agentrl.errors import ConfigError
@@ -78,9 +78,9 @@ class FSDPPolicy(Learner[TokenScores]):
         self._temperature = settings.temperature
         self._replays_experts = settings.replays_experts
         self._dtype: torch.dtype = getattr(torch, settings.model.dtype)
-        lora = self.model.lora
-        unmerged = isinstance(settings.model, PolicyModelConfig) and settings.model.lora_merge is False
-        self._adapter_served = lora is not None and unmerged and not unserved(lora.config.target_modules or ())
+        self._adapter_served = isinstance(settings.model, PolicyModelConfig) and not settings.model.lora_merge
+        if self._adapter_served and self.model.lora is not None:
+            check_served(self.model.lora.config.target_modules or ())
         self.log_prob_max_tokens = (settings.log_prob_max_tokens or settings.max_tokens) * mesh.parallel.sequence
         """Tokens of a micro-batch without gradient, at most."""
 

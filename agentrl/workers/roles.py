@@ -8,7 +8,6 @@ from functools import partial
 
 from agentrl.algorithms.declared import declared_by_estimator, declared_by_loss, needs_reference
 from agentrl.config import Config, PreferencesConfig, SFTConfig, TuningConfig
-from agentrl.config.adapters import served_adapters
 from agentrl.config.declaration import Computed, Score
 from agentrl.config.registries import CRITIC_BACKENDS, POLICY_BACKENDS
 from agentrl.runtime.executor import Executor, open_executor
@@ -160,7 +159,7 @@ def policy_role(config: Config, device: str, total_steps: int) -> Role[PolicyWor
     POLICY_BACKENDS.get(roles.actor.strategy)
     make = partial(
         PolicyWorker,
-        roles.model.model_copy(update={"lora_merge": served_adapters(config) is None}),
+        roles.model,
         roles.actor,
         device=device,
         temperature=roles.rollout.temperature,

@@ -57,7 +57,6 @@ class ModelConfig(PlainModelConfig):
 class PolicyModelConfig(ModelConfig):
     """`actor_rollout_ref.model.*` of `python -m agentrl.train`."""
 
-    lora_merge: Annotated[bool | None, WITH_LORA] = None
+    lora_merge: Annotated[bool, WITH_LORA] = True
     """Merge adapters into the weights that the engine gets. false: it gets the base once and the adapters after each
-    step, and serves them unmerged, as only SGLang's servers can; null: false where agentrl starts such servers and they
-    can serve the layers of target_modules, else true (docs/engines.md)."""
+    step, and serves them unmerged, as SGLang's servers can (docs/engines.md)."""
