@@ -144,6 +144,16 @@ def test_a_batch_that_the_groups_cannot_make_up_is_refused(tmp_path: Path) -> No
         found.again(schedule)
 
 
+def test_a_record_ends_after_all_prompts_of_plan_and_journal(tmp_path: Path) -> None:
+    found = Record(tmp_path, "key", pytest.fail)
+    assert found.end == 0
+    found.plan.append(RecordedBatch(2, 1, {2: PromptStatus.TRAINED, 3: PromptStatus.FAILED}))
+    assert found.end == 4
+    Journal(tmp_path, "key").add(record(6, GroupStatus.SCORED, 1, [trajectory(1)]))
+    found.journal.read()
+    assert found.end == 7
+
+
 def trajectory(version: int, number: int = 0) -> Trajectory:
     transcript = Transcript([5, 6, 7], [0, 1, 1], [0.0, -0.1234567, -2.5], [VersionSpan(version, 1, 3)], 1)
     turn = Turn("assistant", "three \ud83d", 0, 1, 3, finish_reason="stop", reward=0.25, state="s")
