@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -16,7 +17,7 @@ from agentrl.trajectory.parquet import write_trajectories
 from agentrl.view.export import Hidden, exported
 from agentrl.view.run import open_run
 from agentrl.view.viewer import Viewer
-from tests.view.made import HOSTILE, add_metrics, make_run, played
+from tests.view.made import HOSTILE, Player, add_metrics, make_run, played
 from tests.view.served import TOKEN, serving
 from tests.view.test_viewer import pictured
 from tests.vision.tiny import encoded
@@ -196,6 +197,22 @@ def test_images_are_shown_as_pictures(browser: Browser, tmp_path: Path) -> None:
             expect(page.locator(".turn.image").last).to_contain_text("no picture that is shown")
             assert page.evaluate("window.hacked") is None and watched.said == []
             watched.context.close()
+
+
+def test_a_turn_names_the_role_that_took_it(browser: Browser, tmp_path: Path) -> None:
+    first = Player("train/1/9/0", 9, "Play.").says("a")
+    second = Player("train/1/9/1", 9, "Play.").says("b").hears("Sure?", "user")
+    first.window.role, second.window.role = "white", "black"
+    first.trajectory.transcripts.append(second.window)
+    first.trajectory.turns += [replace(turn, transcript=1) for turn in second.trajectory.turns]
+    folder = make_run(tmp_path / "run", steps=1, groups=1, more=[first.ends(1.0)])
+    with serving(folder) as address:
+        watched = Watched(browser)
+        page = watched.open(address, "/run/0/trajectory/train_000001/4")
+        expect(page.locator(".tokens-of .chip")).to_have_text(["white", "black"])
+        expect(page.locator(".conversation .of-role")).to_have_text(["white", "black", "black"])
+        assert watched.said == []
+        watched.context.close()
 
 
 def test_an_exported_file_opens_without_a_network(browser: Browser, run: Path, tmp_path: Path) -> None:

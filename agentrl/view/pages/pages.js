@@ -366,7 +366,7 @@ function conversation(run, record, tokens, window) {
       turn.role === "tool" && record.turns[index - 1]?.calls.length ? null : h(
         "article",
         { class: `turn ${["assistant", "user", "tool", "system"].includes(turn.role) ? turn.role : "user"}`, "data-turn": index },
-        h("header", {}, h("b", {}, shown(turn.role)), turn.finish_reason ? h("span", {}, shown(turn.finish_reason)) : null, turn.seconds ? h("span", {}, seconds(turn.seconds)) : null, turn.end > turn.start ? h("button", { type: "button", class: "plain", title: "show its tokens", on: { click: () => window && turn.transcript === window.index && tokens.reveal?.(turn.start) } }, `tokens ${turn.start}–${turn.end}`) : null, turn.reward === null || turn.reward === undefined ? null : h("span", {}, "reward ", reward(turn.reward)), editButton(run, record, index)),
+        h("header", {}, h("b", {}, shown(turn.role)), record.transcripts[turn.transcript]?.role ? h("span", { class: "of-role" }, shown(record.transcripts[turn.transcript].role)) : null, turn.finish_reason ? h("span", {}, shown(turn.finish_reason)) : null, turn.seconds ? h("span", {}, seconds(turn.seconds)) : null, turn.end > turn.start ? h("button", { type: "button", class: "plain", title: "show its tokens", on: { click: () => window && turn.transcript === window.index && tokens.reveal?.(turn.start) } }, `tokens ${turn.start}–${turn.end}`) : null, turn.reward === null || turn.reward === undefined ? null : h("span", {}, "reward ", reward(turn.reward)), editButton(run, record, index)),
         h("div", { class: "text" }, turn.text === null ? h("span", { class: "hidden" }, "left out") : shown(turn.text)),
         turn.calls.map((one, place) => call(one, editButton(run, record, index + 1, place))),
       ),
