@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import cast
 
@@ -11,9 +12,12 @@ from agentrl.agent_loop import AgentLoop, Episode
 from agentrl.agent_loop.stopping import after_turn
 from agentrl.chat import ParsedCall
 from agentrl.errors import ConfigError
+from agentrl.system.throttle import ThrottledWarnings
+from agentrl.system.user_code import code_error
 from agentrl.tool import FunctionTool, Tool
 from agentrl.trajectory import Message, Status
 
+warnings = ThrottledWarnings(logging.getLogger(__name__))
 LOOP = "trl_tools"
 """Name of the loop in rows."""
 
@@ -86,7 +90,7 @@ def answering(function: Callable[..., object]) -> Callable[..., object]:
             try:
                 return str(await coroutine(*args, **kwargs))
             except Exception as error:
-                return str({"error": str(error)})
+                return _answer_to(error, function)
 
         return call_async
 
@@ -95,6 +99,16 @@ def answering(function: Callable[..., object]) -> Callable[..., object]:
         try:
             return str(function(*args, **kwargs))
         except Exception as error:
-            return str({"error": str(error)})
+            return _answer_to(error, function)
 
     return call
+
+
+def _answer_to(error: Exception, function: Callable[..., object]) -> str:
+    """Answer an exception of a tool as TRL does, and show the user where it was raised, more and more seldom."""
+    place = code_error("tool", error, function).place
+    at = f" ({place})" if place else ""
+    warnings.warn(
+        f"tool {function.__name__}", f"{type(error).__name__}: {error}{at}; the policy reads it as the answer"
+    )
+    return str({"error": str(error)})

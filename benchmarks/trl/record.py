@@ -333,7 +333,7 @@ SMALLER = {
     "max_completion_length=256": "max_completion_length=16",
     "max_steps=20": "max_steps=1, use_cpu=True",
 }
-"""What is smaller in the page's script."""
+"""Replacements that make the script of the page smaller."""
 MANY_ROWS = 700
 """Rows of the data set of the published configs."""
 

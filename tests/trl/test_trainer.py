@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -15,6 +16,7 @@ from agentrl.errors import CodeError, ConfigError, DataError, UserError
 from agentrl.trajectory.parquet import read_trajectories, trajectory_files
 from agentrl.trl import GRPOConfig, GRPOTrainer
 from agentrl.trl.arguments import ROLLOUT
+from agentrl.trl.tools import as_tools
 from tests.e2e.conftest import PROJECT
 from tests.e2e.test_docs import blocks
 from tests.forked import forked
@@ -205,6 +207,23 @@ def test_vllm_that_is_missing_is_refused_in_words(
     sglang = {f"{ROLLOUT}.name": "sglang"}
     assert trainer_of(policy_dir, use_vllm=True, overrides=sglang).keys[f"{ROLLOUT}.name"] == "sglang"
     assert trainer_of(policy_dir, use_vllm=True, overrides={f"{ROLLOUT}.server_urls": ["http://127.0.0.1:1"]}).keys
+
+
+def test_an_exception_of_a_tool_is_answered_and_shown(caplog: pytest.LogCaptureFixture) -> None:
+    def divide(a: int, b: int) -> float:
+        """Divides.
+
+        Args:
+            a: The dividend.
+            b: The divisor.
+        """
+        return a / b
+
+    (tool,) = as_tools([divide], 100)
+    answers = [asyncio.run(tool.execute("one", {"a": 1, "b": 0})).text for _ in range(3)]
+    assert answers == ["{'error': 'division by zero'}"] * 3
+    told = [record.getMessage() for record in caplog.records if "divide" in record.getMessage()]
+    assert len(told) == 2 and f"ZeroDivisionError: division by zero ({__file__}:" in told[0]
 
 
 def test_an_argument_may_be_set_later(policy_dir: Path, at_home: Path) -> None:

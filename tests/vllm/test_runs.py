@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -87,7 +88,7 @@ def test_a_run_from_start_to_end(model_dir: Path, tmp_path: Path, staleness: int
 def test_trls_door_generates_with_vllm(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`use_vllm=True` of a script for TRL, with the importance correction that is TRL's default."""
     monkeypatch.chdir(tmp_path)
-    arguments: dict[str, object] = {"per_device_train_batch_size": 4, "num_generations": 2, "max_steps": 2}
+    arguments: dict[str, Any] = {"per_device_train_batch_size": 4, "num_generations": 2, "max_steps": 2}
     arguments |= {"max_completion_length": 12, "max_prompt_length": 100, "logging_steps": 1}
     rows = [{"prompt": [{"role": "user", "content": f"Say {number}."}]} for number in range(4)]
 

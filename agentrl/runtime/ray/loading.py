@@ -30,7 +30,7 @@ class Loaded:
     """Progress of a bar of a rank."""
 
     number: int
-    """Of the bar, in this rank."""
+    """Number of the bar in this rank."""
     name: str
     done: int
     total: int | None
