@@ -57,7 +57,8 @@ def warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[s
     told: list[str] = []
     arguments = SGLangArguments("model", device="cpu")
     software = dataclasses.replace(SGLANG, process=Standin)
-    servers = RewardServers(software, arguments, [0], "key", tmp_path, 60.0, told.append, QUICK)
+    process = Standin(arguments, None, tmp_path / "0.log", key="key")
+    servers = RewardServers(software, [process], 60.0, told.append, QUICK)
     servers.start(lambda _: None)
     yield told
     servers.close()

@@ -170,6 +170,8 @@ def test_a_key_of_ours_is_set_aside_only_where_verl_means_something_else() -> No
         "reward_model.rollout.tensor_model_parallel_size",
         "reward_model.rollout.gpu_memory_utilization",
         "reward_model.rollout.engine_kwargs.sglang",
+        "reward_model.rollout.engine_kwargs.vllm",
+        "reward_model.rollout.name",
     }
 
 

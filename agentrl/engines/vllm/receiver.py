@@ -75,11 +75,11 @@ class Extension:
         return str(self.vllm_config.model_config.architectures[0])
 
     def held(self) -> str:
-        """Return the name of the weights that the model holds; empty where only their changes would have one."""
+        """Return the name of the weights that the model holds; empty where they came without a name."""
         return self.weight_transfer_engine.held
 
     def arrived(self) -> dict[str, str]:
-        """Return the checksums of the kept weights by name; empty where none are kept."""
+        """Return the checksums of the kept weights by name; empty where no weights are kept."""
         return self.weight_transfer_engine.checksums()
 
 

@@ -34,10 +34,7 @@ class RewardServers:
     def __init__(
         self,
         software: Software,
-        arguments: ServerArguments,
-        gpus: Sequence[int],
-        key: str,
-        folder: Path,
+        processes: Sequence[ServerProcess],
         timeout: float,
         warn: Say,
         timings: Timings | None = None,
@@ -45,26 +42,20 @@ class RewardServers:
         """Prepare them; nothing is started yet.
 
         Args:
-            gpus: the first GPU of each.
-            key: what callers have to send.
-            folder: for their logs.
+            processes: servers of that software with one key, not yet started.
             timeout: seconds until a server must answer after it was started.
             warn: shows later events of servers; called from another thread.
             timings: intervals and deadlines of checks; default: the rollout servers' timings.
         """
         self._timeout, self._warn = timeout, warn
-        self._software, self._key, self._timings = software, key, timings or Timings()
-        self._processes = [
-            software.process(arguments.at(gpu), None, folder / f"{number}.log", key=self._key)
-            for number, gpu in enumerate(gpus)
-        ]
+        self._software, self._processes, self._timings = software, processes, timings or Timings()
         self._thread = LoopThread("servers of the reward model")
         self._watching: list[asyncio.Task[None]] = []
 
     def start(self, progress: Say) -> ServerAccess:
         """Start them and wait until all answer. Raises EngineError with the server's own last error."""
         self._thread.run(self._start(progress))
-        return ServerAccess(tuple(process.url for process in self._processes), self._key)
+        return ServerAccess(tuple(process.url for process in self._processes), self._processes[0].key)
 
     def close(self) -> None:
         """End them; when this returns no process of theirs is left."""
@@ -122,6 +113,16 @@ def server_arguments(config: Config, device: str, host: str = "127.0.0.1") -> Se
         raise ConfigError(f"{ENGINE}.tensor_model_parallel_size above 1 needs GPUs; on a CPU it must be 1")
     arguments = software_of(config).kind.of_reward_model(config, device, host)
     return replace(arguments, extra=vars(rollout.engine_kwargs)[rollout.name])
+
+
+def server_processes(
+    config: Config, arguments: ServerArguments, gpus: Sequence[int], key: str, folder: Path
+) -> list[ServerProcess]:
+    """Prepare servers, each with the next of `gpus` as its first. Callers have to send `key`; logs are in `folder`."""
+    return [
+        software_of(config).process(arguments.at(gpu), None, folder / f"{number}.log", key=key)
+        for number, gpu in enumerate(gpus)
+    ]
 
 
 def first_gpus(devices: int, size: int) -> list[int]:

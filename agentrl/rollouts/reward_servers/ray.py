@@ -13,7 +13,13 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from agentrl.config import Config
 from agentrl.remote.router import ServerAccess
-from agentrl.rollouts.reward_servers.local import RewardServers, first_gpus, server_arguments, software_of
+from agentrl.rollouts.reward_servers.local import (
+    RewardServers,
+    first_gpus,
+    server_arguments,
+    server_processes,
+    software_of,
+)
 from agentrl.runtime.ray.pool import ask, collect, end, placed
 from agentrl.runtime.ray.rank import Failure
 from agentrl.runtime.ray.session import Surroundings
@@ -41,8 +47,8 @@ class ServerHost:
             gpus = [0] if device == "cpu" else first_gpus(keys.n_gpus_per_node, keys.rollout.tensor_model_parallel_size)
             timeout = config.actor_rollout_ref.rollout.server_start_timeout
             arguments = server_arguments(config, device, host)
-            software, folder = software_of(config), folder / host
-            self._servers = RewardServers(software, arguments, gpus, key, folder, timeout, logger.warning)
+            processes = server_processes(config, arguments, gpus, key, folder / host)
+            self._servers = RewardServers(software_of(config), processes, timeout, logger.warning)
             return self._servers.start(lambda _: None)
         except Exception as error:
             return Failure.from_error(error)

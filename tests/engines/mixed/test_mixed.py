@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -49,7 +49,7 @@ async def answering(*all_answers: Answers) -> AsyncIterator[list[str]]:
     """URLs of servers that answer as they are given, in the place of real ones."""
     runners = []
 
-    def handler(answers: Answers) -> Callable[[web.Request], object]:
+    def handler(answers: Answers) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(request: web.Request) -> web.Response:
             if request.path in answers:
                 return web.json_response(answers[request.path])
@@ -76,7 +76,7 @@ async def test_each_server_says_its_software_and_is_checked_by_it() -> None:
         both = mixed(found)
         async with http_client() as http:
             clients = [both.client(f"{sglang}/", http, None), both.client(vllm, http, None)]
-            assert [type(client) for client in clients] == [SGLangClient, VLLMClient]
+            assert isinstance(clients[0], SGLangClient) and isinstance(clients[1], VLLMClient)
             infos = [await client.info() for client in clients]
         with pytest.raises(ConfigError, match="--context-length 103"):
             both.check_attached(infos[0], sglang, 95)
