@@ -66,7 +66,8 @@ def test_a_faster_machine_takes_less_and_a_longer_answer_more(words: list[str]) 
 
 def test_adapters_that_servers_serve_are_sent_alone(words: list[str]) -> None:
     lora = [*words, "actor_rollout_ref.model.lora_rank=8", f"{ROLLOUT}.name=sglang"]
-    served, merged = planned(lora), planned(lora, "actor_rollout_ref.model.lora_merge=true")
+    lora.append(f"{ROLLOUT}.server_urls=[http://127.0.0.1:30000]")
+    served, merged = (planned(lora, f"actor_rollout_ref.model.lora_merge={merge}") for merge in ("false", "true"))
     sent, whole = ({one.name: one for one in plan.step.stages}["sync_weights"] for plan in (served, merged))
     assert "of adapters" in sent.note and "by tensor" in whole.note and sent.seconds > 0
 
