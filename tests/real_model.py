@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -48,7 +49,7 @@ def cut_model(whole: Path, folder: Path, layers: int) -> Path:
 
 def problems_of_gsm8k(model: Path, shared_data: Path, count: int) -> list[list[int]]:
     """Prompts of the first problems as the model's chat template writes them: ids."""
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer: Any = AutoTokenizer.from_pretrained(model)
     rows = (shared_data / "data/gsm8k/test.jsonl").read_text(encoding="utf-8").splitlines()[:count]
     asked = [[{"role": "user", "content": json.loads(row)["question"]}] for row in rows]
     return [tokenizer.apply_chat_template(one, add_generation_prompt=True, return_dict=False) for one in asked]

@@ -1,4 +1,4 @@
-"""Whether an engine gets a policy's adapters as they are, or merged into the weights."""
+"""Choice between adapters that servers serve as they are, and adapters that are merged into the weights."""
 
 from __future__ import annotations
 

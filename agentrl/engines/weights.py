@@ -17,7 +17,7 @@ class Adapter:
     """LoRA's matrices, for an engine that serves them next to the weights that they adapt."""
 
     config: Mapping[str, JSON]
-    """As peft writes it into adapter_config.json."""
+    """Content of peft's adapter_config.json."""
     shapes: Mapping[str, tuple[int, ...]]
     """By peft's names: `lora_A` [R, I] and `lora_B` [O, R] of a weight [O, I]."""
     read: Callable[[], Iterator[tuple[str, torch.Tensor]]]

@@ -33,7 +33,7 @@ MODEL_LENGTH = 2048
 GROUP = 8
 WORDS = " ".join(f"{number} apples and {number + 3} oranges," for number in range(10, 14))
 OBSERVED: Message = {"role": "tool", "tool_call_id": "given", "content": "The shop has " + WORDS}
-STARTUP = 300.0  # seconds
+STARTUP = 900.0
 """Seconds that a server has to answer."""
 
 

@@ -208,8 +208,10 @@ def test_a_run_sends_the_base_once_and_adapters_after_each_step(
     sent = [line["sync/bytes"] for line in metrics]
     assert len(sent) > 1 and sent[0] > 2 * sent[1] and len({*sent[1:]}) == 1
     for line in metrics:
-        assert line["rollout/logprob_gap_max_abs"] < 1e-4, "servers and trainer have different adapters"
-        assert line["actor/grad_norm"] > 0 and line["engine/adapter_bases"] == 1 and line["engine/failovers"] == 0
+        # In flight the gap is also that of older adapters.
+        assert keys or line["rollout/logprob_gap_max_abs"] < 1e-4, "servers and trainer have different adapters"
+        assert line["actor/grad_norm"] > 0 and line["engine/failovers"] == 0
+    assert metrics[-1]["engine/adapter_bases"] == 1
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ class AdapterSender:
         self._bases = 0
 
     async def send(self, servers: Sequence[WeightReceiver], weights: Weights, version: int) -> dict[str, Exception]:
-        """See `WeightSender.send`. Requests with an earlier adapter must have been ended."""
+        """Send the base to servers without it, and the adapter to all. Requests with an earlier one must have ended."""
         update, adapter = Update(servers, version, TIMEOUT), weights.adapter
         infos = await update.infos()
         labels = {one.url: self._based.pop(one.url, None) for one in servers}
@@ -77,7 +77,7 @@ class AdapterSender:
         await self._inner.close()
 
     async def _write(self, adapter: Adapter, folder: Path) -> None:
-        """Write an adapter in peft's format and the servers' dtype; reading waits for nothing but this rank."""
+        """Write an adapter in peft's format and the servers' dtype."""
         tensors = {name: tensor.to("cpu", self.dtype, copy=True).contiguous() for name, tensor in adapter.read()}
         with published_directory(folder) as partial:
             (partial / CONFIG).write_text(json.dumps(adapter.config), encoding="utf-8")
