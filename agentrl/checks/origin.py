@@ -176,7 +176,7 @@ class Origins:
     def _other_prompt(
         self, one: Trajectory, prompt: Sequence[Message], tools: Sequence[ToolSchema], loop: AgentLoop
     ) -> Iterator[str]:
-        """Say where the first tokens are not those of the prompt."""
+        """Say where the first tokens differ from the prompt's."""
         chat, ids, length = self._chat, one.transcripts[0].ids, one.transcripts[0].prompt_length
         whole = write_again(chat, prompt, tools)
         if (again := self._limits.cut_prompt(whole)) != ids[:length]:
@@ -196,7 +196,7 @@ class Origins:
                 yield f"{missing[0]!r} of its row is not in its place in the prompt's text"
 
     def _other_turns(self, one: Trajectory, begins: Sequence[int], tools: Sequence[ToolSchema]) -> Iterator[str]:
-        """Say where the tokens of turns are not those of the messages. `begins`: of the assistant's messages."""
+        """Say where the tokens of turns differ from the messages'. `begins`: of the assistant's messages."""
         chat, ids = self._chat, one.transcripts[0].ids
         ends = [*begins[1:], len(one.messages)]
         messages: list[Message] = []

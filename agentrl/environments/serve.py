@@ -14,8 +14,8 @@ A file whose code asks the policy itself has, in place of `start`, `step` and `s
     async play(task, seed, ask)             plays an episode and returns what `score` returns
 
 `await ask(messages, tools)` returns the policy's turn, {"text": text, "calls": [{"id", "name", "arguments"}]}. The
-messages are the whole conversation: those of the last request, the turn, and what answers it. It raises EOFError where
-the episode is cut, at a limit of turns or tokens. A task without a `prompt` gets that of its first request.
+messages are the whole conversation: the last request's, the turn, and the answer to it. It raises EOFError where
+the episode is cut, at a limit of turns or tokens. A task without a `prompt` gets its first request's.
 
 A task with several players lists their `roles`. Then `start` returns (episode, {"role": ..., "observation": ...}), a
 step names the `role` that moves next, whose observation it has, and `score` returns {"scores": {role: number}}.

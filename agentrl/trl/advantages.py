@@ -28,7 +28,7 @@ class RelativeOptions(BaseModel):
     """`algorithm.adv_options.*` of `relative`."""
 
     scale: Literal["group", "batch", "none"] = "group"
-    """Whose standard deviation divides the differences: the group's, the batch's, or none."""
+    """Owner of the standard deviation that divides the differences; none: they are not divided."""
 
 
 @declare("numbers", compares_group=True)
@@ -72,13 +72,13 @@ def by_reward(columns: EstimatorColumns, config: AlgorithmConfig, options: ByRew
 
 
 def _numbers(columns: EstimatorColumns, groups: Groups, key: str) -> Tensor:
-    """Return the number `key` of the scorer of each trajectory, [M] float64; NaN where it gave none."""
+    """Return the number `key` of the scorer of each trajectory, [M] float64; NaN where it has no number."""
     found = torch.tensor([one.get(key, torch.nan) for one in columns.numbers], dtype=torch.float64)
     return torch.zeros_like(groups.totals).index_copy_(0, groups.member, found.to(groups.totals.device))
 
 
 def _mean(values: Tensor, groups: Groups) -> Tensor:
-    """Average [M] over the finite values of each group: [G] float64; NaN where there is none."""
+    """Average [M] over the finite values of each group: [G] float64; NaN for a group without one."""
     return groups.sum(torch.nan_to_num(values)) / groups.sum(values.isfinite())
 
 

@@ -1,4 +1,4 @@
-"""The table of TRL's arguments: every field of `GRPOConfig` of TRL 1.16, and those of older releases that scripts have.
+"""The table of TRL's arguments: every field of `GRPOConfig` of TRL 1.16, and fields of older releases in scripts.
 
 A *translated* argument becomes keys of agentrl (`translation.py`). An *ignored* one changes no result of the run. A
 *fixed* one is refused at any value but its default and the ones listed, since another value would change the result.

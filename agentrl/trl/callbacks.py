@@ -66,7 +66,7 @@ class Callbacks(StepObserver):
     ) -> None:
         """Args:
         updates: optimizer steps of a step.
-        log_every, save_every: steps between two logs and two saves; -1: none before the end.
+        log_every, save_every: steps between two logs and two saves; -1: only at the end.
         steps_per_epoch: steps in a pass over the rows.
 
         Raises ConfigError for a callback with an event that is never called.

@@ -178,7 +178,7 @@ def batch_sizes(arguments: Arguments) -> Batches:
 
 
 def total_steps(arguments: Arguments, batches: Batches, rows: int) -> int:
-    """Compute the generations of the run: max_steps, or num_train_epochs, both of which count optimizer steps."""
+    """Compute the generations of the run: max_steps, or num_train_epochs; both count optimizer steps."""
     most = int(arguments.number("max_steps"))
     if most <= 0:
         by_epoch = rows // batches.prompts * batches.updates
@@ -249,7 +249,7 @@ def _sampling(arguments: Arguments) -> dict[str, Value]:
 
 
 def validation(given: Mapping[str, object]) -> dict[str, Value]:
-    """Translate the arguments of TRL's evaluation: as many sampled trajectories of each prompt, none greedy."""
+    """Translate the arguments of TRL's evaluation: as many sampled trajectories of each prompt, and no greedy one."""
     arguments = Arguments(given)
     name = "num_generations_eval" if arguments["num_generations_eval"] else "num_generations"
     keys: dict[str, Value] = {
@@ -442,7 +442,7 @@ def _schedule_options(arguments: Arguments, kind: str) -> dict[str, Value]:
 
 
 def _warmup(arguments: Arguments, steps: int) -> int:
-    """Compute the optimizer steps of the warm-up: warmup_steps, of which a value below 1 is a part of all."""
+    """Compute the optimizer steps of the warm-up: warmup_steps; a value below 1 is a part of all."""
     given = arguments.number("warmup_steps")
     if given >= 1:
         return int(given)
@@ -480,7 +480,7 @@ def _model(arguments: Arguments, folder: Path) -> dict[str, Value]:
 
 
 def _own_dtype(folder: Path) -> str:
-    """Read the dtype of a model's folder; float32 where its config names none."""
+    """Read the dtype of a model's folder; float32 where its config has no dtype."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     return str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
 
@@ -507,7 +507,7 @@ def _reports(arguments: Arguments, batches: Batches, steps: int) -> dict[str, Va
 
 
 def frequency(arguments: Arguments, kind: str, batches: Batches, steps: int) -> int:
-    """Compute the generations between two saves or validations; -1 for none before the end.
+    """Compute the generations between two saves or validations; -1: only at the end.
 
     `kind`: save, eval or logging. Numbers of TRL count optimizer steps, and below 1 they are a part of all. They are
     rounded up to whole generations.

@@ -28,7 +28,7 @@ class Stretch(NamedTuple):
 
     whole: float
     checks: float
-    """Of it, by the steps' own checks."""
+    """The part of `whole` that the steps' own checks took."""
 
 
 class Ratio(NamedTuple):

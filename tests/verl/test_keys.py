@@ -118,7 +118,7 @@ def test_another_engine_is_refused_by_the_name_of_ours() -> None:
         load_config(["actor_rollout_ref.rollout.name=trtllm"])
     message = str(error.value)
     assert message.startswith("actor_rollout_ref.rollout.name: unknown rollout engine 'trtllm'")
-    assert "known are embedded, sglang, vllm" in message and "docs/engines.md" in message
+    assert "known are embedded, mixed, sglang, vllm" in message and "docs/engines.md" in message
     with pytest.raises(ConfigError, match=r"vLLM is not installed here.* or take .*name=sglang"):
         load_config(["actor_rollout_ref.rollout.name=vllm"])
 

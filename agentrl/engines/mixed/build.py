@@ -66,7 +66,7 @@ def mixed(found: Found) -> Software:
 
 
 async def softwares(urls: Sequence[str], key: str | None, timeout: float) -> Found:
-    """Find out which software each server runs. Raises EngineError for one that does not say so within `timeout` s."""
+    """Find the software of each server. Raises EngineError where one does not answer within `timeout` seconds."""
     found: dict[str, Software] = {}
 
     async def ask(url: str) -> None:
@@ -78,7 +78,7 @@ async def softwares(urls: Sequence[str], key: str | None, timeout: float) -> Fou
 
 
 async def software_of(url: str, http: aiohttp.ClientSession, key: str | None, timeout: float) -> Software:
-    """Return the software that a server runs. Raises EngineError where none of ours answers within `timeout` s."""
+    """Find the software of a server. Raises EngineError where no known one answers within `timeout` seconds."""
     now = asyncio.get_running_loop().time
     end = now() + timeout
     while True:

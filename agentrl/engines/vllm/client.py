@@ -256,7 +256,7 @@ class VLLMClient(ServerHTTP):
             await asyncio.gather(asking, return_exceptions=True)
 
     async def sampled_tokens(self, timeout: float | None) -> float:
-        """Ask how many tokens the server has sampled since its start; 0 where it counts none."""
+        """Ask how many tokens the server has sampled since its start; 0 where it does not count."""
         lines = (await self.get("metrics", timeout)).splitlines()
         return sum(float(line.rsplit(b" ", 1)[1]) for line in lines if line.startswith(SAMPLED))
 
@@ -345,7 +345,7 @@ class VLLMClient(ServerHTTP):
     async def weight_checksums(self, timeout: float, leave_out: Sequence[str] = ()) -> WeightChecksums:
         """Ask for the checksums of the weights as they arrived: vLLM's own are of weights in its own layout.
 
-        Raises RequestError where the server keeps none, which it does for updates by changes only.
+        Raises RequestError where the server keeps no weights: it does so for updates by changes only.
         """
         answer = read(ArrivedAnswer, await self.post("collective_rpc", {"method": CHECKSUMS}, timeout=timeout))
         if not all(answer.results):

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
-import ray
 from ray.exceptions import RayError
 
 if TYPE_CHECKING:
-    from ray.actor import ActorProxy
-
-    from agentrl.runtime.ray.rank import Rank
     from agentrl.system.reporter import Progress, Reporter
 
 logger = logging.getLogger(__name__)
 LOOK_EVERY = 0.5
 """Seconds between two questions to a rank."""
-SAYS_WITHIN = 5.0
-"""Seconds in which it must answer one of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +55,11 @@ class Loading:
 
 
 @contextmanager
-def loading_shown(reporter: Reporter | None, first: ActorProxy[Rank]) -> Iterator[None]:
-    """Show what the first rank loads as stages, inside the block. The other ranks load parts of the same size.
+def loading_shown(reporter: Reporter | None, ask: Callable[[], Loaded | None]) -> Iterator[None]:
+    """Show what a rank loads as stages, inside the block.
 
-    A rank that does not answer is passed over: the call that has it load says what happened.
+    ask: asks the rank for its progress. A rank that does not answer (RayError) is passed over: the call that has it
+    load says what happened.
     """
     if reporter is None:
         yield
@@ -76,7 +71,7 @@ def loading_shown(reporter: Reporter | None, first: ActorProxy[Rank]) -> Iterato
         with ExitStack() as stack:
             while not over.wait(LOOK_EVERY):
                 try:
-                    found: Loaded | None = ray.get(first.loaded.remote(), timeout=SAYS_WITHIN)
+                    found = ask()
                 except RayError:
                     continue
                 if found is None:

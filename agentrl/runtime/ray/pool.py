@@ -56,6 +56,8 @@ READY_WITHIN = 60.0
 """Seconds in which a rank ends the part of a reading that it was asked for."""
 ASK_AGAIN = 0.02
 """Seconds until a reader of weights that has to wait for others asks again."""
+SAYS_WITHIN = 5.0
+"""Seconds in which a rank answers how far it has loaded."""
 ANSWERED_WITHIN = 7200.0
 """Seconds until ranks that have not answered count as dead: longer than any update or save that goes well."""
 COLLECTIVE_GRACE = 60.0
@@ -168,7 +170,8 @@ class RankPool:
         limit = self.timeout + COLLECTIVE_GRACE
         address = self.first(Rank.listen, limit, pool.nnodes == 1)
         self.places = self.everyone(Rank.connect, address, limit, Surroundings.here())
-        with loading_shown(self._reporter, self._actors[0]):
+        first = self._actors[0]
+        with loading_shown(self._reporter, lambda: ray.get(first.loaded.remote(), timeout=SAYS_WITHIN)):
             for role in pool.roles:
                 self.everyone(Rank.make, role)
 

@@ -66,7 +66,7 @@ class AdapterSender:
         return update.faults
 
     def add_metrics(self, metrics: Metrics) -> None:
-        """Record how often a server was sent the base, and what the other sender records."""
+        """Record how often a server was sent the base, and the other sender's metrics."""
         metrics.sum("adapter_bases", self._bases)
         if isinstance(self._inner, DeltaSender):
             self._inner.add_metrics(metrics)
