@@ -23,7 +23,7 @@ from benchmarks.commits.sides import Side
 ROOMS = ("agent_loop", "algorithms", "chat", "checkpoint", "data", "optim", "reward", "rollouts", "trainer", "workers")
 """Rooms whose files are changed; the tests of each are in the folder of tests with its name."""
 SEED = 29
-LIMIT = 1800
+LIMIT = 600
 """Seconds after which tests count as standing still, which finds the fault."""
 RECORDING = 7200
 """Seconds that the record of a room's tests may take."""
