@@ -35,7 +35,7 @@ class AdapterSender:
     """
 
     def __init__(self, inner: WeightSender, folder: Path, notify: Callable[[str], None] = lambda _: None) -> None:
-        """`folder`: of this sender alone, which all servers see. `notify`: says once that adapters come merged."""
+        """`folder`: of this sender alone, which all servers see. `notify`: says once that the policy gives them merged."""
         self._inner, self.dtype, self.bytes_sent = inner, inner.dtype, 0
         self.compared: Comparison = "none"
         self._folder, self._notify, self._said = folder.absolute(), notify, False
@@ -87,4 +87,4 @@ class AdapterSender:
     def _say_once(self) -> None:
         if not self._said:
             self._said = True
-            self._notify("adapters are merged into the weights that servers get: some adapt layers that servers do not")
+            self._notify("servers get whole weights after each step: the policy's strategy gives its adapters merged")
