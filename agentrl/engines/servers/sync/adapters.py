@@ -87,4 +87,4 @@ class AdapterSender:
     def _say_once(self) -> None:
         if not self._said:
             self._said = True
-            self._notify("servers get whole weights after each step: the policy's strategy gives its adapters merged")
+            self._notify("servers get whole weights: the policy's strategy gives its adapters merged")
