@@ -35,7 +35,7 @@ class AdapterSender:
     """
 
     def __init__(self, inner: WeightSender, folder: Path, notify: Callable[[str], None] = lambda _: None) -> None:
-        """`folder`: of this sender alone, which all servers see. `notify`: says once that the policy gives them merged."""
+        """`folder`: of this sender alone, which all servers see. `notify`: says if the policy merges them."""
         self._inner, self.dtype, self.bytes_sent = inner, inner.dtype, 0
         self.compared: Comparison = "none"
         self._folder, self._notify, self._said = folder.absolute(), notify, False
