@@ -161,11 +161,13 @@ def _looked_at(what: str, period: float, look: Callable[[], None]) -> Iterator[N
         while not ended.wait(period):
             look()
 
-    threading.Thread(target=watch, name=f"watch {what}", daemon=True).start()
+    thread = threading.Thread(target=watch, name=f"watch {what}", daemon=True)
+    thread.start()
     try:
         yield
     finally:
         ended.set()
+        thread.join()
 
 
 def _is_own(frame: FrameType) -> bool:

@@ -98,6 +98,7 @@ def test_no_client_of_ours_asks_by_the_environments_proxies() -> None:
     assert {file for file, _, _ in found} == {
         "agentrl/system/http.py",
         "agentrl/engines/servers/process.py",
+        "agentrl/environments/adapters/verifiers_v1.py",
         "tools/mcp/http.py",
     }
     for file, library, keywords in found:
