@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from agentrl.engines.vllm.options import VLLMArguments
 from agentrl.engines.vllm.process import VLLMProcess
+from agentrl.system.json_value import JSON
 from tests.engines.conftest import model_dir, reference, tokenizer
 from tests.engines.contract import MAX_MODEL_LEN, MAX_NUM_SEQS
 
@@ -30,10 +32,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.timeout(2 * STARTUP))
 
 
+@dataclass(frozen=True, slots=True)
+class PacedArguments(VLLMArguments):
+    """Arguments of a server with the worker of `tests.vllm.paced`."""
+
+    def own(self, port: int) -> dict[str, JSON]:
+        return {**VLLMArguments.own(self, port), "worker_extension_cls": "tests.vllm.paced.Extension"}
+
+
 @pytest.fixture(scope="session")
 def server_arguments(model_dir: Path) -> VLLMArguments:
     """Arguments of the shared server."""
-    return VLLMArguments(str(model_dir), "cpu", "float32", context_length=MAX_MODEL_LEN, max_num_seqs=MAX_NUM_SEQS)
+    return PacedArguments(str(model_dir), "cpu", "float32", context_length=MAX_MODEL_LEN, max_num_seqs=MAX_NUM_SEQS)
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from tests.engines.contract import MAX_MODEL_LEN, MAX_NUM_SEQS, PATIENT, EngineC
 
 
 class TestVLLMContract(EngineContract):
-    long = 1800
+    long = 600  # 3 s and more, by the pace of `tests.vllm.paced`
     endless = 3600
     block = CPU_BLOCK
     first_of_stops = "in the text"
