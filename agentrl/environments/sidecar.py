@@ -27,7 +27,7 @@ from agentrl.remote.faults import RemoteUnavailable
 from agentrl.remote.url import checked_url
 from agentrl.system.deadline import within
 from agentrl.system.json_value import JSON, as_object
-from agentrl.system.loop_thread import LoopThread
+from agentrl.system.loop_thread import run_apart
 from agentrl.system.numbers import finite
 from agentrl.system.threads import DaemonThreads
 from agentrl.system.user_code import read_traceback
@@ -195,8 +195,7 @@ class Sidecar:
                 raise ConfigError(f"{self._what}: key_env: the environment variable {self.options.key_env} is not set")
         address = Address(self.options.url.rstrip("/"), key)
         try:
-            with LoopThread("sidecar") as loop:  # a notebook's own loop runs in this thread
-                found = loop.run(self._hello(address))
+            found = run_apart("sidecar", self._hello(address))
         except InfrastructureError as error:
             raise ConfigError(f"{self._what}: no sidecar answers at {address.url}: {error}") from error
         if found.get("protocol") != PROTOCOL:

@@ -210,6 +210,12 @@ class _Running(Generic[T_co]):
             self.outcome.set_result(task.result())
 
 
+def run_apart(name: str, work: Coroutine[object, None, T]) -> T:
+    """Run `work` on an event loop of its own, in place of asyncio.run: a notebook's loop runs in the calling thread."""
+    with LoopThread(name) as loop:
+        return loop.run(work)
+
+
 async def _end_all() -> None:
     """Cancel all other tasks and wait for them, then for asynchronous generators and the default executor."""
     loop = asyncio.get_running_loop()

@@ -15,7 +15,7 @@ from agentrl.config.sections.distillation import DistillationConfig, TeacherConf
 from agentrl.errors import ConfigError
 from agentrl.remote.faults import RemoteRefused, RemoteUnavailable
 from agentrl.remote.logprobs import LogprobServer
-from agentrl.system.loop_thread import LoopThread
+from agentrl.system.loop_thread import run_apart
 from agentrl.trajectory import Outline
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 from agentrl.workers.roles import Workers
@@ -47,8 +47,7 @@ def check_teachers(config: Config, chat: Chat) -> None:
                 f"the policy's: {found}. Take a teacher of the policy's family"
             )
         if teacher.base_url is not None:
-            with LoopThread("teacher") as loop:  # a notebook's own loop runs in this thread
-                loop.run(_try_server(teacher, keys, at, sorted(own.values())))
+            run_apart("teacher", _try_server(teacher, keys, at, sorted(own.values())))
 
 
 async def _try_server(teacher: TeacherConfig, keys: DistillationConfig, at: str, ids: Sequence[int]) -> None:

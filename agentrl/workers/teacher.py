@@ -21,7 +21,7 @@ from agentrl.parallel.mesh import Mesh
 from agentrl.parallel.offload import Offload
 from agentrl.remote.faults import RemoteRefused, RemoteUnavailable
 from agentrl.remote.logprobs import GivenTokens, LogprobServer
-from agentrl.system.loop_thread import LoopThread
+from agentrl.system.loop_thread import run_apart
 from agentrl.system.metrics import Numbers
 from agentrl.trajectory.batch import RaggedBatch, token_places
 from agentrl.workers.forward import forward_tokens
@@ -193,8 +193,7 @@ class ServedTeacher:
         if batch.images is not None:
             raise TrainingError(f"the teacher {self.name} is asked about text alone: take one with path for images")
         try:
-            with LoopThread("teacher") as loop:  # a notebook's own loop runs in this thread
-                answers = loop.run(self._ask(batch))
+            answers = run_apart("teacher", self._ask(batch))
         except (RemoteUnavailable, RemoteRefused) as error:
             raise TrainingError(
                 f"the teacher {self.name} has not scored the step's trajectories: {error}. Once it answers, the same "

@@ -115,14 +115,18 @@ def server_arguments(config: Config, device: str, host: str = "127.0.0.1") -> Se
     return replace(arguments, extra=vars(rollout.engine_kwargs)[rollout.name])
 
 
-def server_processes(
-    config: Config, arguments: ServerArguments, gpus: Sequence[int], key: str, folder: Path
-) -> list[ServerProcess]:
-    """Prepare servers, each with the next of `gpus` as its first. Callers have to send `key`; logs are in `folder`."""
-    return [
-        software_of(config).process(arguments.at(gpu), None, folder / f"{number}.log", key=key)
-        for number, gpu in enumerate(gpus)
+def reward_servers(
+    config: Config, device: str, gpus: Sequence[int], key: str, folder: Path, warn: Say, host: str = "127.0.0.1"
+) -> RewardServers:
+    """Prepare the servers of this machine, each with the next of `gpus` as its first. Raises ConfigError.
+
+    Callers have to send `key`; logs are in `folder`; `warn` shows later events.
+    """
+    arguments, software = server_arguments(config, device, host), software_of(config)
+    processes = [
+        software.process(arguments.at(gpu), None, folder / f"{number}.log", key=key) for number, gpu in enumerate(gpus)
     ]
+    return RewardServers(software, processes, config.actor_rollout_ref.rollout.server_start_timeout, warn)
 
 
 def first_gpus(devices: int, size: int) -> list[int]:

@@ -18,13 +18,7 @@ from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.contract import EngineError
 from agentrl.errors import TrainingError
 from agentrl.remote.router import ServerAccess
-from agentrl.rollouts.reward_servers.local import (
-    RewardServers,
-    first_gpus,
-    server_arguments,
-    server_processes,
-    software_of,
-)
+from agentrl.rollouts.reward_servers.local import first_gpus, reward_servers
 from agentrl.system.reporter import Reporter
 
 
@@ -48,10 +42,8 @@ def open_reward_servers(
                 servers = on_ray.start()
             yield servers
         return
-    arguments, gpus, key = server_arguments(config, device), shared_gpus(config, device), secrets.token_urlsafe(32)
-    processes = server_processes(config, arguments, gpus, key, folder)
-    timeout = config.actor_rollout_ref.rollout.server_start_timeout
-    here = RewardServers(software_of(config), processes, timeout, reporter.warn)
+    key = secrets.token_urlsafe(32)
+    here = reward_servers(config, device, shared_gpus(config, device), key, folder, reporter.warn)
     try:
         with reporter.stage("start the reward model's servers"):
             try:

@@ -13,13 +13,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from agentrl.config import Config
 from agentrl.remote.router import ServerAccess
-from agentrl.rollouts.reward_servers.local import (
-    RewardServers,
-    first_gpus,
-    server_arguments,
-    server_processes,
-    software_of,
-)
+from agentrl.rollouts.reward_servers.local import RewardServers, first_gpus, reward_servers
 from agentrl.runtime.ray.pool import ask, collect, end, placed
 from agentrl.runtime.ray.rank import Failure
 from agentrl.runtime.ray.session import Surroundings
@@ -45,10 +39,7 @@ class ServerHost:
             host = ray.util.get_node_ip_address()
             keys = config.reward_model
             gpus = [0] if device == "cpu" else first_gpus(keys.n_gpus_per_node, keys.rollout.tensor_model_parallel_size)
-            timeout = config.actor_rollout_ref.rollout.server_start_timeout
-            arguments = server_arguments(config, device, host)
-            processes = server_processes(config, arguments, gpus, key, folder / host)
-            self._servers = RewardServers(software_of(config), processes, timeout, logger.warning)
+            self._servers = reward_servers(config, device, gpus, key, folder / host, logger.warning, host)
             return self._servers.start(lambda _: None)
         except Exception as error:
             return Failure.from_error(error)

@@ -56,7 +56,9 @@ class AdapterSender:
             update.drop(await self._inner.send([one for one in lacking if one in update.servers], weights, version))
             self.bytes_sent, self.compared = self._inner.bytes_sent, self._inner.compared
         if adapter is None:
-            self._say_once()
+            if not self._said:
+                self._said = True
+                self._notify("servers get whole weights: the policy's strategy gives its adapters merged")
             return update.faults
         folder = self._folder / f"v{version}-{secrets.token_hex(4)}"
         await self._write(adapter, folder)
@@ -83,8 +85,3 @@ class AdapterSender:
             (partial / CONFIG).write_text(json.dumps(adapter.config), encoding="utf-8")
             await asyncio.to_thread(save_file, tensors, partial / WEIGHTS, {"format": "pt"})
         self.bytes_sent += sum(tensor.nbytes for tensor in tensors.values())
-
-    def _say_once(self) -> None:
-        if not self._said:
-            self._said = True
-            self._notify("servers get whole weights: the policy's strategy gives its adapters merged")
