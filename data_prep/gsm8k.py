@@ -20,7 +20,7 @@ from agentrl.errors import DataError, UserError
 from agentrl.tool import ToolError
 from agentrl.trajectory import FunctionCall, Message, ToolCall
 from data_prep.files import Row, write_parquet
-from data_prep.options import positive
+from data_prep.options import positive, span
 from tools.calculator import CalculatorTool, calculate
 
 Agent = Literal["tool_agent", "single_turn"]
@@ -59,6 +59,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--steps", type=positive, help="leave out problems whose worked solution computes more than N times"
     )
+    parser.add_argument(
+        "--problems", type=span, default=slice(None), metavar="A:B", help="only these training problems, e.g. 0:2000"
+    )
     parser.add_argument("--sft", action="store_true", help="write sft.parquet, too: solutions that call the calculator")
     given = parser.parse_args(arguments)
     if given.interaction and given.agent == "single_turn":
@@ -66,9 +69,10 @@ def main(arguments: list[str] | None = None) -> int:
     agents: tuple[Agent, ...] = ("tool_agent", "single_turn") if given.agent == "both" else (given.agent,)
     try:
         for split in SPLITS:
+            lines = list(enumerate(read(given.source / f"{split}.jsonl")))
             problems = {
                 index: problem
-                for index, problem in enumerate(read(given.source / f"{split}.jsonl"))
+                for index, problem in (lines[given.problems] if split == "train" else lines)
                 if given.steps is None or problem.steps <= given.steps
             }
             rows = [

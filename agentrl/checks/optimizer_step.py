@@ -25,6 +25,8 @@ WIDE = 1 << 20
 """Elements of a matrix up to which Muon's step is predicted in float64."""
 ROUNDING = 2.4e-7
 """Four times the largest rounding of a float32, relative: the decay's factor, the decay, the update, the difference."""
+FACTOR = 2.0**-24
+"""Rounding of a factor below 1 in float32: kernels of GPUs round beta, then take 1 - beta, 1.3e-5 off for 0.999."""
 CLOSE = 2e-3
 """Largest difference from a prediction, relative."""
 Places = tuple[int, int]
@@ -224,12 +226,12 @@ def _adamw(before: Snapshot, grad: Tensor, betas: tuple[float, float]) -> tuple[
     count = before.state.get("step", zero.new_zeros(())).double().cpu() + 1
     new_mean = betas[0] * mean + (1 - betas[0]) * grad
     new_square = betas[1] * square + (1 - betas[1]) * grad.square()
-    spread = 1e-5 * (betas[0] * mean.abs() + (1 - betas[0]) * grad.abs())
+    spread = 1e-5 * (betas[0] * mean.abs() + (1 - betas[0]) * grad.abs()) + FACTOR * grad.abs()
     below = (new_square / (1 - betas[1] ** float(count))).sqrt() + 1e-8
     by = 1 - betas[0] ** float(count)
     state = {
         "exp_avg": (new_mean, spread + 1e-30),
-        "exp_avg_sq": (new_square, 1e-5 * new_square + 1e-30),
+        "exp_avg_sq": (new_square, 1e-5 * new_square + FACTOR * grad.square() + 1e-30),
         "step": (count, torch.zeros(())),
     }
     return (

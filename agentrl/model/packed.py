@@ -219,7 +219,7 @@ def check_packed_attention(model: PreTrainedModel) -> None:
     layout = flat_layout(offsets, ids.device) if keeps_state(model.config) else make_layout(ids, offsets)
     attention = _RecordingAttention(layout)
     probe = image_probe(model) if has_head else None
-    with torch.no_grad():
+    with torch.no_grad(), _exact_products():
         _select_attention(model, "eager")  # the default, sdpa, leaves out score caps
         own_with_image = None if probe is None else _own_with_image(model, probe)
         output = model(input_ids=ids[8:].view(2, 16), use_cache=False)
@@ -243,6 +243,17 @@ def check_packed_attention(model: PreTrainedModel) -> None:
         if found < layers:
             why += f"; only {found} of its {layers} layers keep sequences apart"
         raise ConfigError(_unsupported(model, why))
+
+
+@contextlib.contextmanager
+def _exact_products() -> Iterator[None]:
+    """Compute products of float32 matrices in float32 where the process allows TF32, whose rounding hides a leak."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _select_attention(model: PreTrainedModel, name: str) -> None:

@@ -335,6 +335,27 @@ def test_the_page_lists_these_faults() -> None:
     assert [line for line in page.splitlines() if line.startswith("- ")] == [f"- {fault}" for fault in FAULTS]
 
 
-def test_a_sound_update_with_all_terms_raises_no_alarm(small_run: Overrides, tmp_path: Path) -> None:
+DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else [])]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_sound_update_with_all_terms_raises_no_alarm(device: str, small_run: Overrides, tmp_path: Path) -> None:
+    words = ("trainer.total_training_steps=3", "data.val_files=null", "trainer.resume_mode=disable")
+    main(small_run(*KEYS, *words, f"trainer.device={device}"))
+    assert alarms(tmp_path / "run") == []
+
+
+def test_betas_that_a_kernel_rounds_to_float32_raise_no_alarm(
+    small_run: Overrides, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    healthy = Optim.step
+
+    def step(optim: Optim, number: int) -> float:
+        for _, one in optim._optimizers:
+            for group in one.param_groups:
+                group["betas"] = tuple(float(torch.tensor(beta, dtype=torch.float32)) for beta in group["betas"])
+        return healthy(optim, number)
+
+    monkeypatch.setattr(Optim, "step", step)
     main(small_run(*KEYS, "trainer.total_training_steps=3", "data.val_files=null", "trainer.resume_mode=disable"))
     assert alarms(tmp_path / "run") == []

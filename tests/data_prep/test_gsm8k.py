@@ -81,6 +81,23 @@ def test_long_problems_are_left_out_of_all_files(tmp_path: Path) -> None:
     assert pq.read_metadata(out / "sft.parquet").num_rows == 2
 
 
+def test_a_range_takes_training_problems_alone(tmp_path: Path) -> None:
+    source(tmp_path, LINES)
+    (tmp_path / "test.jsonl").write_bytes((tmp_path / "train.jsonl").read_bytes())
+    out = tmp_path / "out"
+    assert main(["--source", str(tmp_path), "--out", str(out), "--sft", "--problems", "1:"]) == 0
+    read = {name: pq.read_table(out / f"{name}.parquet").to_pylist() for name in ("train", "test", "sft")}
+    assert [row["extra_info"]["index"] for row in read["train"]] == [1]
+    assert (len(read["test"]), len(read["sft"])) == (2, 1)
+
+
+@pytest.mark.parametrize("text", ["3", "a:b", "1:-2", "1:2:3"])
+def test_what_is_no_range_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--source", "x", "--out", "y", "--problems", text])
+    assert f"expected A:B, e.g. 0:2000 or 2000:, found {text}" in capsys.readouterr().err
+
+
 def test_an_annotation_that_is_no_arithmetic_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source(tmp_path, [{"question": "?", "answer": "<<x+1=2>>2\n#### 2"}])
     assert main(["--source", str(tmp_path), "--out", str(tmp_path / "out"), "--sft"]) == 2

@@ -114,24 +114,25 @@ LESS = ("data.max_prompt_length=800", "data.max_response_length=64", "trainer.sa
 
 @pytest.mark.slice(0, "long run")
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("recipe", ["quickstart", "gsm8k"])
+@pytest.mark.parametrize("recipe", ["quickstart", "gsm8k", "gsm8k_gpu"])
 def test_the_recipe_of_a_pretrained_model_runs_whole_with_a_tiny_one(
     recipe: str, project: Path, policy_dir: Path
 ) -> None:
     shutil.copytree(policy_dir, project / "runs" / "smollm2" / "model")
     problem = {"question": "Two and two?", "answer": "It is 2+2=<<2+2=4>>4.\n#### 4"}
     for split in ("train", "test"):
-        (project / f"{split}.jsonl").write_text(20 * (json.dumps(problem) + "\n"))
-    source = [str(project)] if recipe == "gsm8k" else []
+        (project / f"{split}.jsonl").write_text(36 * (json.dumps(problem) + "\n"))
+    source = [str(project)] if recipe != "quickstart" else []
     done = subprocess.run(
         ["bash", f"examples/smollm2/{recipe}.sh", *source, *LESS],
         cwd=project, capture_output=True, text=True, timeout=1700,
-        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "SEED": "3"},
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        | {"SEED": "3", "SOLUTIONS": "32"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     out = project / "runs" / "smollm2" / recipe
     assert [line["step"] for line in lines(out / "seed-3")] == [0, 1, 2]
-    steps = {"quickstart": 10, "gsm8k": 64}[recipe]
+    steps = {"quickstart": 10, "gsm8k": 64, "gsm8k_gpu": 6}[recipe]
     assert (out / "warm-up" / "policy" / "trained_steps").read_text() == f"{steps}\n"
 
 

@@ -252,6 +252,17 @@ def test_dropout_is_off() -> None:
     assert torch.equal(token_logprobs(model, ids, offsets)[0], calm)
 
 
+def test_the_probe_computes_in_float32_where_the_process_allows_tf32() -> None:
+    model, seen = make_model("qwen3"), set()
+    torch.set_float32_matmul_precision("high")
+    try:
+        model.model.layers[0].register_forward_hook(lambda *_: seen.add(torch.get_float32_matmul_precision()))
+        use_packed_attention(model)
+        assert (seen, torch.get_float32_matmul_precision()) == ({"highest"}, "high")
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
 @pytest.mark.parametrize(
     ("family", "options", "why"),
     [

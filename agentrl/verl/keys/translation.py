@@ -155,7 +155,9 @@ def spelled(unknown: Values, values: Values, schema: type[Section]) -> Translati
             else:
                 found.unsupported[key] = str(error)
             continue
-        if ours:
+        if ours.keys() == {key}:  # a key of other commands
+            found.strangers.append(key)
+        elif ours:
             found.translated[key] = ours
         else:
             found.ignored[key] = entry.text
