@@ -13,14 +13,14 @@ from agentrl.config.sections.training import Config
 from agentrl.errors import ConfigError
 
 
-class Named(Protocol):
+class _Named(Protocol):
     """A function or a class, which a key names by its module and its own name."""
 
     __module__: str
     __qualname__: str
 
 
-Value = str | int | float | bool | Path | Sequence["Value"] | Mapping[str, "Value"] | Named | None
+Value = str | int | float | bool | Path | Sequence["Value"] | Mapping[str, "Value"] | _Named | None
 """Values that a key can be set to."""
 Overrides = Mapping[str, Value] | Sequence[str]
 """Values by dotted key, {"trainer.seed": 2}, or arguments of a command line, ["trainer.seed=2"]."""
