@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import httpx
 
 from agentrl.system.reporter import Progress, Reporter
-
-if TYPE_CHECKING:
-    from huggingface_hub.file_download import DryRunFileInfo
 
 WEIGHTS = "model*.safetensors"
 """Files that transformers reads weights from; repositories have other copies of them, too."""
@@ -30,28 +27,26 @@ def download_weights(path: str, reporter: Reporter) -> None:
     """
     if Path(path).exists():
         return
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import hf_hub_download, snapshot_download
 
     # Reading the model meets the same error, resumes what has arrived, and says what fails.
     with suppress(OSError, ValueError, httpx.HTTPError):
         files = snapshot_download(path, allow_patterns=[WEIGHTS], dry_run=True)
-        if missing := [one for one in files if one.will_download]:
-            megabytes = sum(one.file_size or 0 for one in missing) >> 20
-            with reporter.stage(f"download {path} (MB)", total=megabytes) as stage:
-                _download(path, missing, stage)
-
-
-def _download(path: str, files: Sequence[DryRunFileInfo], stage: Progress) -> None:
-    from huggingface_hub import hf_hub_download
-
-    bar = type("Bar", (_Bar,), {"count": _Megabytes(stage)})
-
-    def get(file: DryRunFileInfo) -> None:
-        hf_hub_download(path, file.filename, revision=file.commit_hash, tqdm_class=bar)
-
-    with ThreadPoolExecutor(AT_ONCE, "download") as threads:
-        for _ in threads.map(get, files):
-            pass
+        missing = [one for one in files if one.will_download]
+        if not missing:
+            return
+        megabytes = sum(one.file_size or 0 for one in missing) >> 20
+        with (
+            reporter.stage(f"download {path} (MB)", total=megabytes) as stage,
+            ThreadPoolExecutor(AT_ONCE, "download") as threads,
+        ):
+            bar = type("Bar", (_Bar,), {"count": _Megabytes(stage)})
+            arriving = [
+                threads.submit(hf_hub_download, path, one.filename, revision=one.commit_hash, tqdm_class=bar)
+                for one in missing
+            ]
+            for one in arriving:
+                one.result()
 
 
 class _Megabytes:
