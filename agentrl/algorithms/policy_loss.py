@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -20,6 +21,7 @@ from agentrl.config.registries import POLICY_LOSSES
 from agentrl.config.sections.algorithm import RolloutCorrectionConfig
 from agentrl.errors import TrainingError
 from agentrl.system.registry import configured
+from agentrl.system.user_code import contract_error, user_code
 
 if TYPE_CHECKING:
     from agentrl.config.sections.actor import ActorConfig
@@ -113,10 +115,10 @@ class PolicyLoss(Term):
         logprobs, entropy and squared_probs [T] float with gradient, the last two where they are declared. Without
         old_logprobs the policy's own, detached, replace them. The correction is the batch's column, or computed here,
         from its staleness, where the proximal policy is not recomputed. Raises TrainingError when the loss does not
-        return one number a token.
+        return one number a token, CodeError where a user's loss fails.
         """
         columns = self._columns(micro, logprobs, {"entropy": entropy, "squared_probs": squared_probs})
-        found = self.function(columns, self.config)
+        found = self._call(columns)
         self._check(found.by_token, columns.mask, "by_token")
         with torch.no_grad():
             taught = columns.mask & (columns.advantages != 0)
@@ -135,6 +137,19 @@ class PolicyLoss(Term):
         elif micro.correction is not None:
             by_token = by_token * micro.correction
         return MicroLoss(by_token, taught.sum(), sums, correction, seen)
+
+    def _call(self, columns: LossColumns) -> TokenLoss:
+        what = f"{LOSS_MODE}={self.config.policy_loss.loss_mode}"
+        code = self.function.func if isinstance(self.function, partial) else self.function
+        with user_code(what, code):
+            found = self.function(columns, self.config)
+        if not isinstance(found, TokenLoss):
+            raise contract_error(what, code, f"expected a TokenLoss, found {type(found).__name__}")
+        for name, value in found.sums.items():
+            if not isinstance(value, Tensor) or value.shape:
+                problem = f"the sum {name!r}: expected a tensor of one number, found {value!r:.100}"
+                raise contract_error(what, code, problem)
+        return found
 
     @torch.no_grad()
     def select(self, batch: RaggedBatch, logprobs: Tensor, seed: int) -> Tensor:

@@ -24,6 +24,7 @@ from agentrl.errors import ConfigError
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 CORRECTION = "algorithm.rollout_correction"
+WITHOUT_SERVERS = f". A small model needs no servers: {ROLLOUT}.name=embedded"
 COMPARING = frozenset({"grpo", "grpo_turn", "grpo_passk", "rloo", "opo", "gpg", "maxrl", "rlsd"})
 """Estimators that compare the trajectories of a prompt, and take one alone."""
 
@@ -166,7 +167,7 @@ def check_servers(config: RolloutsConfig) -> Iterator[str]:
             f"each needs one at least. Set {ROLLOUT}.nnodes=1, or name more servers"
         )
     if rollout.name == "sglang" and rollout.server_urls is None and not is_installed("sglang"):
-        yield no_sglang(f"{ROLLOUT}.name=sglang", ROLLOUT)
+        yield no_sglang(f"{ROLLOUT}.name=sglang", ROLLOUT) + WITHOUT_SERVERS
     if rollout.name == "mixed" and rollout.server_urls is None:
         yield (
             f"{ROLLOUT}.name=mixed attaches to servers that run already, as no environment holds both softwares: "
@@ -179,15 +180,15 @@ def check_servers(config: RolloutsConfig) -> Iterator[str]:
             "without it they keep no weights as they were sent, and their own checksums are of another layout"
         )
     if rollout.name == "vllm" and rollout.server_urls is None and not is_installed("vllm"):
-        yield no_vllm(f"{ROLLOUT}.name=vllm", ROLLOUT)
+        yield no_vllm(f"{ROLLOUT}.name=vllm", ROLLOUT) + WITHOUT_SERVERS
 
 
 def no_sglang(key: str, section: str) -> str:
     """Write the message that `key` starts servers without SGLang installed; `section` may name running servers."""
     return (
         f"{key} starts SGLang servers, and SGLang is not installed here. On a machine with a GPU: "
-        "pip install 'agentrl[sglang]'; on a CPU: make setup-sglang. Or attach to servers that run already: "
-        f"{section}.server_urls=[http://host:30000]"
+        "pip install 'agentrl[sglang]'; on a CPU: make setup-sglang, in a clone. Or attach to servers that run "
+        f"already: {section}.server_urls=[http://host:30000]"
     )
 
 
@@ -195,7 +196,7 @@ def no_vllm(key: str, section: str) -> str:
     """Write the message that `key` starts servers without vLLM installed; `section` may name running servers."""
     return (
         f"{key} starts vLLM servers, and vLLM is not installed here. On a machine with a GPU: pip "
-        "install 'agentrl[vllm]'; on a CPU: make setup-vllm. Or attach to servers that run already: "
+        "install 'agentrl[vllm]'; on a CPU: make setup-vllm, in a clone. Or attach to servers that run already: "
         f"{section}.server_urls=[http://host:8000], or take {section}.name=sglang"
     )
 

@@ -115,10 +115,9 @@ def described(name: str) -> str:
     return f"{name!r} ({COLUMNS[name].purpose})" if name in COLUMNS else repr(name)
 
 
-def _facts(one: Column) -> tuple[str, ...]:
-    """Describe a user's column so that the same file, loaded twice, gives the same."""
-    named = [str(getattr(one.make, name, "")) for name in ("__module__", "__qualname__")]
-    return (one.per, one.purpose, one.dtype, repr(float(one.default)), *named)
+def _place(one: Column) -> str:
+    """Name the function of a user's column."""
+    return ".".join(str(getattr(one.make, name, "")) for name in ("__module__", "__qualname__"))
 
 
 def register_column(
@@ -126,7 +125,8 @@ def register_column(
 ) -> None:
     """Register a column of a user, which an estimator or a policy loss declares.
 
-    Raises ConfigError for a name that agentrl uses, or under which another column was registered.
+    A function of the same module and name replaces its former column, as when a cell of a notebook runs again. Raises
+    ConfigError for a name that agentrl uses, or under which another function was registered.
     """
     new, former = Column(name, per, purpose, dtype, default, make), COLUMNS.get(name)
     for what, value, known in (("per", per, get_args(Per)), ("dtype", dtype, get_args(DType))):
@@ -141,9 +141,10 @@ def register_column(
         raise ConfigError(f"register_column: expected a Python name without a leading _, found {name!r}")
     if name in _TAKEN or (former is not None and name not in USERS):
         raise ConfigError(f"register_column: agentrl has something of the name {name!r}; choose another name")
-    if former is not None and _facts(former) != _facts(new):  # a file that is loaded twice is no conflict
+    if former is not None and _place(former) != _place(new):
         raise ConfigError(
-            f"register_column: {name!r} is registered as {former}, and again as {new}; rename one of them"
+            f"register_column: {name!r} is registered by {_place(former)} ({former.purpose}), and again by "
+            f"{_place(new)} ({purpose}); rename one of them"
         )
     COLUMNS[name] = new
     USERS.add(name)

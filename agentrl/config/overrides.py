@@ -5,12 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import FunctionType
+from typing import Protocol
 
 from agentrl.config.load import load_config
 from agentrl.config.sections.training import Config
 from agentrl.errors import ConfigError
 
-Value = str | int | float | bool | Path | Sequence["Value"] | Mapping[str, "Value"] | None
+
+class _Named(Protocol):
+    """A function or a class, which a key names by its module and its own name."""
+
+    __module__: str
+    __qualname__: str
+
+
+Value = str | int | float | bool | Path | Sequence["Value"] | Mapping[str, "Value"] | _Named | None
 """Values that a key can be set to."""
 Overrides = Mapping[str, Value] | Sequence[str]
 """Values by dotted key, {"trainer.seed": 2}, or arguments of a command line, ["trainer.seed=2"]."""
@@ -50,7 +60,14 @@ def _text(key: str, value: Value) -> str:
             return "{" + ",".join(f"{name}:{_text(key, inner)}" for name, inner in value.items()) + "}"
         case list() | tuple():
             return "[" + ",".join(_text(key, inner) for inner in value) + "]"
+        case FunctionType() | type():
+            if "<" in value.__qualname__:  # of a lambda, or inside a function
+                raise ConfigError(
+                    f"{key}: {value.__qualname__} has no name in its module {value.__module__}, by which it could be "
+                    "found; define it at the top level of a file, or of a notebook's cell"
+                )
+            return _text(key, f"{value.__module__}:{value.__qualname__}")
     raise ConfigError(
-        f"{key}: expected text, a path, a number, a bool, None, a list or a mapping of such; "
+        f"{key}: expected text, a path, a number, a bool, None, a function, a class, a list or a mapping of such; "
         f"found {value!r:.100} of type {type(value).__name__}"
     )

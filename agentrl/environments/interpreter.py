@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from threading import Thread
 
 from agentrl.errors import ConfigError
 
@@ -107,19 +108,31 @@ def _run(command: Sequence[str], problem: str) -> str:
 
 
 def _install(name: str, command: Sequence[str], problem: str) -> None:
-    """Run pip, and log its newest line every few seconds."""
+    """Run pip, and log its newest line every few seconds, also while it writes nothing (a large download)."""
     lines, began = list[str](), time.monotonic()
-    told = began
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=_own_environment()
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=_own_environment(),
     ) as process:
-        assert process.stdout is not None
-        try:
-            for line in process.stdout:
+        written = process.stdout
+        assert written is not None
+
+        def read() -> None:
+            for line in written:
                 lines.append(line)
-                if (now := time.monotonic()) - told >= _SHOWN_EVERY:
-                    told = now
-                    logger.warning("environment %s: %.0f s, %s", name, now - began, line.strip())
+
+        reading = Thread(target=read, name="pip", daemon=True)
+        reading.start()
+        try:
+            reading.join(_SHOWN_EVERY)
+            while reading.is_alive():
+                newest = lines[-1].strip() if lines else "pip begins"
+                logger.warning("environment %s: %.0f s, %s", name, time.monotonic() - began, newest)
+                reading.join(_SHOWN_EVERY)
         except BaseException:
             process.kill()
             raise

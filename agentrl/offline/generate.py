@@ -22,6 +22,7 @@ from agentrl.config.sections.offline import GenerateConfig
 from agentrl.data.contract import Dataset
 from agentrl.errors import TrainingError
 from agentrl.model.folder import check_folder
+from agentrl.observe.bars import bars_as_stages
 from agentrl.observe.display import Display
 from agentrl.offline.responses import InputRows, Parts, check_output
 from agentrl.reward.manager import turns_text
@@ -114,11 +115,14 @@ def run(
     workers = config.actor_rollout_ref.rollout.nnodes
     with (
         ray_session(config.ray_init, workers) if config.uses_ray else nullcontext(),
+        bars_as_stages(display),
         open_rollouts(config, device, chat, context, parts.folder, display) as rollouts,
         display.stage("generate", total=len(data), done=parts.done) as stage,
     ):
         if config.actor_rollout_ref.rollout.server_urls is not None:
-            send_first_weights(config, rollouts, model_weights(config), display)
+            with display.stage("load model"):
+                weights = model_weights(config)
+            send_first_weights(config, rollouts, weights, display)
         while parts.done < len(data):
             end = min(parts.done + config.data.batch_size, len(data))
             samples = [data[position] for position in range(parts.done, end)]

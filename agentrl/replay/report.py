@@ -19,6 +19,8 @@ from agentrl.config.registries import CALL_FORMATS
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.errors import ConfigError
 from agentrl.model.packed import load_model
+from agentrl.observe.bars import bars_as_stages
+from agentrl.observe.open import open_display
 from agentrl.replay.again import Comparison, as_trajectory, compare, placed_images
 from agentrl.replay.edited import Edit, Parts, go_on, sampled_before
 from agentrl.replay.recorded import Recorded, Stretch, checkpoint_of, find, version_of
@@ -143,24 +145,25 @@ def open_engine(config: Config, chat: Chat, checkpoint: Path | None) -> Embedded
     """
     model, device = config.actor_rollout_ref.model, resolve_device(config.trainer.device, print)
     limits = LoopLimits.from_config(config)
-    engine = EmbeddedEngine(
-        load_model(
-            model.path,
-            dtype=model.dtype,
-            device=device,
-            trust_remote_code=model.trust_remote_code,
-            override=model.override_config,
-        ),
-        max_num_seqs=1,
-        max_model_len=limits.max_model_len + limits.max_response_tokens,
-        stop_decode=chat.decode,
-    )
-    if checkpoint is not None or model.lora_adapter_path is not None:
-        with torch.no_grad():
-            worker = policy_role(config, device, 1).make()
-            if checkpoint is not None:
-                worker.load(checkpoint / "policy")
-            asyncio.run(engine.update_weights(worker.weights().alone(), 1))
+    with open_display("replay") as display, bars_as_stages(display), display.stage("load engine"):
+        engine = EmbeddedEngine(
+            load_model(
+                model.path,
+                dtype=model.dtype,
+                device=device,
+                trust_remote_code=model.trust_remote_code,
+                override=model.override_config,
+            ),
+            max_num_seqs=1,
+            max_model_len=limits.max_model_len + limits.max_response_tokens,
+            stop_decode=chat.decode,
+        )
+        if checkpoint is not None or model.lora_adapter_path is not None:
+            with torch.no_grad():
+                worker = policy_role(config, device, 1).make()
+                if checkpoint is not None:
+                    worker.load(checkpoint / "policy")
+                asyncio.run(engine.update_weights(worker.weights().alone(), 1))
     return engine
 
 

@@ -63,7 +63,7 @@ class Registry:
             known = self._registered.get(name)
             if name in self._built_in or (known is not None and _place(known) != _place(found)):
                 owner = self._built_in.get(name) or ".".join(_place(known))
-                raise ValueError(f"{self.what} {name!r} is already registered by {owner}")
+                raise ValueError(f"{self.what} {name!r} is already registered by {owner}; choose another name")
             self._registered[name] = found
             return found
 

@@ -31,7 +31,7 @@ from agentrl.trainer.run import TrainingRun
 from agentrl.trainer.setting import open_setting
 from agentrl.trainer.step import Trainer
 from agentrl.trainer.teachers import check_teachers
-from agentrl.workers.before_loading import check_models
+from agentrl.workers.before_loading import check_models, download_models
 from agentrl.workers.roles import open_workers, processes
 
 
@@ -73,6 +73,7 @@ def build(
             loader.load_state_dict(as_mapping(setting.checkpoints.load(setting.begun_from)["loader"]))
         if config.uses_ray:
             stack.enter_context(ray_session(config.ray_init, processes(config)))
+        download_models(config, display)
         with display.stage("load models", total=None):
             workers = open_workers(config, device, total_steps, display)
         stack.callback(workers.executor.close)

@@ -282,8 +282,10 @@ class TrainingRun(Generic[ConfigT]):
         """Restore a checkpoint; None: the state in which this process began, where new workers are."""
         state = self._first if path is None else self._checkpoints.load(path)
         if path is not None:
-            for name, group in self.training.groups.items():
-                group.load(path / name)
+            with self._display.stage("load checkpoint", total=len(self.training.groups)) as stage:
+                for name, group in self.training.groups.items():
+                    group.load(path / name)
+                    stage.advance()
         with nullcontext() if path is None else reading_state(path):
             self.training.restore(state)
             if path is not None and (budget := self._setting.budget) is not None:
@@ -333,7 +335,8 @@ class TrainingRun(Generic[ConfigT]):
             if path is None:
                 self._display.warn(f"the best step's checkpoint ({best}) is not there: policy/ is of step {step}")
             else:
-                training.groups["policy"].load(path / "policy")
+                with self._display.stage("load checkpoint"):
+                    training.groups["policy"].load(path / "policy")
                 step = best
                 self._display.note(f"policy/ is of step {best}, the best by {self._keys.metric_for_best_model}")
         folder = self.dir / "policy"

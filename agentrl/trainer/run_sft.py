@@ -69,6 +69,7 @@ def train_on_files(config: TuningConfig, job: Job[SampleT], display: Display) ->
     # The rows are read twice, so that a mistake in the last row is found before torch is imported and before all
     # earlier rows are tokenised.
     train_rows, val_rows = (check(files, job, display) for files in (config.data.train_files, config.data.val_files))
+    from agentrl.model.download import download_weights
     from agentrl.runtime.device import note_precision, resolve_device
     from agentrl.runtime.ray.session import ray_session
     from agentrl.trainer.run import TrainingRun
@@ -91,6 +92,8 @@ def train_on_files(config: TuningConfig, job: Job[SampleT], display: Display) ->
         setting = stack.enter_context(opened)
         if config.uses_ray:
             stack.enter_context(ray_session(config.ray_init, processes(config)))
+        if config.trainer.nnodes == 1:  # else each machine downloads its own
+            download_weights(config.model.path, display)
         with display.stage("load model"):
             executor, group = job.open(device, setting.total_steps, display)
         stack.callback(executor.close)

@@ -154,6 +154,15 @@ class RaggedBatch(_Always):
     def __len__(self) -> int:
         return self.offsets.numel() - 1
 
+    def __repr__(self) -> str:
+        """Name the columns with their types, for a notebook: their values would fill pages."""
+        by_token, by_sequence = (
+            ", ".join(f"{name} {str(values.dtype).removeprefix('torch.')}" for name, values in sorted(columns.items()))
+            for columns in (self.tokens, self.sequences)
+        )
+        held = f"{len(self)} sequences and {self.num_tokens} tokens"
+        return f"RaggedBatch of {held}\nby token: {by_token}\nby sequence: {by_sequence}"
+
     @property
     def num_tokens(self) -> int:
         return self.ids.numel()

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from agentrl.trainer.run import TrainingRun
     from agentrl.trl.rows import Rows
 
+BESIDE_WEIGHTS = ("*.json", "*.jinja", "*.txt", "*.model", "*.py")
+"""Files of a model at the hub that are read in addition to its weights."""
 REFUSED = {
     "optimizers": "the optimizer is AdamW with a schedule of GRPOConfig",
     "reward_processing_classes": "reward models are keys of agentrl (docs/rewards.md)",
@@ -248,8 +250,13 @@ def _model_folder(model: object) -> Path:
         return Path(model)
     from huggingface_hub import snapshot_download
 
+    from agentrl.model.download import WEIGHTS, download_weights
+    from agentrl.observe.open import open_display
+
+    with open_display(f"agentrl · {model}") as display:
+        download_weights(str(model), display)
     try:
-        return Path(snapshot_download(str(model)))
+        return Path(snapshot_download(str(model), allow_patterns=[WEIGHTS, *BESIDE_WEIGHTS]))
     except Exception as error:
         raise ConfigError(
             f"GRPOTrainer: model={model!r} is no folder here, and the hub does not give it: {error}"

@@ -159,9 +159,10 @@ def batch_sizes(arguments: Arguments) -> Batches:
     if trajectories < 2:
         arguments.refuse("num_generations", "GRPO compares the trajectories of a prompt: give 2 or more")
     if pieces % accumulated:
+        instead = "" if whole is None else " in place of generation_batch_size"
         arguments.faults.append(
             f"gradient_accumulation_steps={accumulated} and steps_per_generation={pieces}: agentrl ends a generation "
-            f"with an optimizer step; give steps_per_generation={accumulated}, or a multiple"
+            f"with an optimizer step; give {_aligned(accumulated, pieces, passes, arguments)}{instead}"
         )
     if (micro * pieces) % trajectories:
         arguments.faults.append(
@@ -175,6 +176,25 @@ def batch_sizes(arguments: Arguments) -> Batches:
         )
     prompts, mini_batch = max(1, micro * pieces // trajectories), max(1, micro * accumulated // trajectories)
     return Batches(prompts, mini_batch, passes, max(1, pieces * passes // accumulated))
+
+
+def _aligned(accumulated: int, pieces: int, passes: int, arguments: Arguments) -> str:
+    """Name values whose optimizer steps end with a generation; where there are such, with the same trajectories."""
+    if accumulated % (pieces * passes) == 0:  # all passes over several generations in an optimizer step
+        steps = accumulated // passes
+        same = f"gradient_accumulation_steps={steps}, steps_per_generation={steps}, num_iterations=1"
+        if arguments["loss_type"] in ("dapo", "cispo"):
+            same += (
+                ", with a loss that is the mean over all their tokens, where TRL takes the mean of each generation's"
+            )
+        if arguments["scale_rewards"] == "batch":
+            same += ", and rewards divided by the deviation of all, where TRL takes each generation's"
+    elif accumulated % pieces == 0 and (pieces * passes) % accumulated == 0:  # several passes over one generation
+        left = pieces * passes // accumulated
+        same = f"gradient_accumulation_steps={pieces}, steps_per_generation={pieces}, num_iterations={left}"
+    else:
+        return f"steps_per_generation={accumulated}, or a multiple"
+    return f"the same trajectories by {same}"
 
 
 def total_steps(arguments: Arguments, batches: Batches, rows: int) -> int:

@@ -8,9 +8,11 @@ from agentrl.algorithms.declared import needs_reference
 from agentrl.config import Config, TuningConfig
 from agentrl.engines.embedded.shapes import check_copy
 from agentrl.model.compiled import not_compiled
+from agentrl.model.download import download_weights
 from agentrl.model.heads import check_options
 from agentrl.model.trial import keeps_states, try_family
 from agentrl.system.json_value import JSON
+from agentrl.system.reporter import Reporter
 
 
 def check_models(config: Config, device: str) -> None:
@@ -39,6 +41,13 @@ def check_tuned(config: TuningConfig) -> None:
     model = config.model
     try_family(model.path, model.override_config, trust_remote_code=model.trust_remote_code)
     check_options(model)
+
+
+def download_models(config: Config, reporter: Reporter) -> None:
+    """Download the weights that a run of RL reads from the hub. Ranks on several machines each download their own."""
+    if config.trainer.nnodes == 1:
+        for path in dict.fromkeys([config.actor_rollout_ref.model.path, *(path for path, _, _ in _frozen(config))]):
+            download_weights(path, reporter)
 
 
 def _frozen(config: Config) -> Iterator[tuple[str, Mapping[str, JSON], bool]]:

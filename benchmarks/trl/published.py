@@ -75,7 +75,7 @@ CONFIGS: dict[str, Published] = {
             "per_device_train_batch_size": 4,
             "gradient_accumulation_steps": 128,
         },
-        {"gradient_accumulation_steps": "give steps_per_generation=128"},
+        {"gradient_accumulation_steps": "steps_per_generation=128, num_iterations=1"},
     ),
     "INTELLECT-2": Published(
         PAPERS,
@@ -102,7 +102,7 @@ CONFIGS: dict[str, Published] = {
             "gradient_accumulation_steps": 32,
             "steps_per_generation": 8,
         },
-        {"gradient_accumulation_steps": "give steps_per_generation=32"},
+        {"gradient_accumulation_steps": "rewards divided by the deviation of all, where TRL"},
     ),
     "truncated importance sampling": Published(
         PAPERS,

@@ -17,10 +17,12 @@ from agentrl.algorithms.advantages import (
     group_counts,
     zero_advantage_sequences,
 )
+from agentrl.algorithms.columns import Advantages, EstimatorColumns
 from agentrl.algorithms.estimators import decoupled_gae
 from agentrl.config.declaration import declaration_of
 from agentrl.config.registries import ADVANTAGE_ESTIMATORS
-from agentrl.errors import TrainingError
+from agentrl.config.sections.algorithm import AlgorithmConfig
+from agentrl.errors import CodeError, TrainingError
 from agentrl.system.throttle import ThrottledWarnings
 from agentrl.trajectory.batch import RaggedBatch
 from tests.algorithms.batches import Row, algorithm, batch_of, batches, suited
@@ -443,3 +445,29 @@ def test_an_empty_batch_stays_empty(estimator: str) -> None:
     batch = compute_advantages(batch_of(), algorithm(estimator), N)
     assert batch.advantages is not None and batch.advantages.shape == (0,)
     assert zero_advantage_sequences(batch).nonzero().flatten().tolist() == []
+
+
+def raises(columns: EstimatorColumns, config: AlgorithmConfig) -> Advantages:
+    return Advantages(columns.rewards[1:] * columns.mask, columns.rewards)
+
+
+def gives_a_tensor(columns: EstimatorColumns, config: AlgorithmConfig) -> torch.Tensor:
+    return columns.rewards
+
+
+def gives_a_number_a_sequence(columns: EstimatorColumns, config: AlgorithmConfig) -> Advantages:
+    return Advantages(columns.group.float(), columns.group.float())
+
+
+@pytest.mark.parametrize(
+    ("estimator", "error", "says"),
+    [
+        (raises, CodeError, r"raises\): RuntimeError: The size of tensor a .*\n  .*test_advantages.py:\d+ in raises: "),
+        (gives_a_tensor, CodeError, r"expected Advantages\(advantages, returns\) of two tensors, found Tensor"),
+        (gives_a_number_a_sequence, TrainingError, r"expected advantages of shape \[8\], one a token, found \[2\]"),
+    ],
+)
+def test_a_users_estimator_that_fails_is_named(estimator: Any, error: type[Exception], says: str) -> None:
+    name = f"{__name__}:{estimator.__name__}"
+    with pytest.raises(error, match=rf"algorithm.adv_estimator={name}.*{says}"):
+        compute_advantages(outcome(1.0, 0.0), algorithm(name), N)

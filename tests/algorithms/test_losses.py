@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from agentrl.config.declaration import declaration_of
 from agentrl.config.registries import POLICY_LOSSES
 from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.algorithm import PolicyLossConfig, RolloutCorrectionConfig
-from agentrl.errors import ConfigError, TrainingError
+from agentrl.errors import CodeError, ConfigError, TrainingError
 from agentrl.model.scores import TokenScores
 from agentrl.system.registry import options_model
 from agentrl.trajectory.batch import RaggedBatch
@@ -220,6 +221,37 @@ def test_a_selection_for_other_tokens_ends_the_run() -> None:
     batch = batch.with_fields(advantages=torch.zeros(3))
     with pytest.raises(TrainingError, match=r"expected selected tokens of shape \[3\], one a token, found \[2\]"):
         loss.select(batch, torch.zeros(3), 0)
+
+
+@pytest.mark.parametrize(
+    ("result", "says"),
+    [
+        (lambda columns: columns.logprobs[1:] * columns.mask, r"own\): RuntimeError: The size of tensor a \(2\) must"),
+        (lambda columns: columns.logprobs, r"own\): expected a TokenLoss, found Tensor\n.*test_losses.py:\d+"),
+        (lambda columns: TokenLoss(columns.logprobs, {"size": 2.0}), "the sum 'size': expected a tensor of one number"),  # type: ignore[dict-item]
+        (lambda columns: TokenLoss(columns.logprobs, {"size": columns.mask}), "the sum 'size': .* found tensor"),
+    ],
+)
+def test_a_users_loss_that_fails_is_named_with_its_place(result: Callable[[LossColumns], TokenLoss], says: str) -> None:
+    def own(columns: LossColumns, config: ActorConfig) -> TokenLoss:
+        return result(columns)
+
+    loss = PolicyLoss(ActorConfig(), declaration_of(own), own, RolloutCorrectionConfig())
+    batch = batch_of(Row("011")).with_fields(advantages=torch.zeros(3))
+    with pytest.raises(CodeError, match=says):
+        loss(batch, torch.zeros(3))
+
+
+def test_a_loss_without_a_gradient_ends_the_run() -> None:
+    def own(columns: LossColumns, config: ActorConfig) -> TokenLoss:
+        return TokenLoss(columns.old_logprobs)
+
+    loss = PolicyLoss(ActorConfig(), declaration_of(own), own, RolloutCorrectionConfig())
+    batch = batch_of(Row("011")).with_fields(advantages=torch.zeros(3))
+    logprobs = torch.zeros(3, requires_grad=True)
+    scored = Scored(batch, TokenScores(logprobs), logprobs)
+    with pytest.raises(TrainingError, match="loss_mode: the loss has no gradient; compute it from the column logprobs"):
+        add_up([loss], scored, LossScale("token-mean", tokens=2, sequences=1), {})
 
 
 def test_gspo_has_no_dual_clip() -> None:

@@ -65,8 +65,17 @@ def test_wrong_arguments_name_the_column(changes: dict[str, Any], says: str) -> 
 def test_the_same_lines_may_be_loaded_twice_and_another_function_is_refused() -> None:
     register(default=float("nan"))
     register(default=float("nan"))
-    with pytest.raises(ConfigError, match="'mine' is registered as"):
+    with pytest.raises(
+        ConfigError, match=r"'mine' is registered by .*\.one \(a test\), and again by .*\.other \(a test\)"
+    ):
         register(default=math.nan, make=other)
+
+
+def test_a_column_that_is_registered_again_is_replaced() -> None:
+    """As a cell of a notebook does, after a change."""
+    register()
+    register(per="sequence", dtype="int64", purpose="another")
+    assert (column("mine").per, column("mine").dtype, column("mine").purpose) == ("sequence", "int64", "another")
 
 
 def batch() -> RaggedBatch:

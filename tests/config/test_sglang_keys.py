@@ -37,7 +37,8 @@ def refused(*overrides: str) -> str:
 def test_servers_cannot_be_started_without_sglang() -> None:
     message = refused(SGLANG)
     assert message.startswith(f"{ROLLOUT}.name=sglang starts SGLang servers, and SGLang is not installed")
-    for way_out in ("pip install 'agentrl[sglang]'", "make setup-sglang", f"{ROLLOUT}.server_urls=[http://host:30000]"):
+    servers, embedded = f"{ROLLOUT}.server_urls=[http://host:30000]", f"{ROLLOUT}.name=embedded"
+    for way_out in ("pip install 'agentrl[sglang]'", "make setup-sglang", servers, embedded):
         assert way_out in message
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import shlex
 import subprocess
 from pathlib import Path
+from typing import cast
 
 import pyarrow
 import pyarrow.parquet as pq
@@ -14,8 +16,11 @@ import pytest
 import yaml
 from aiohttp import web
 
+from agentrl.algorithms import declare
+from agentrl.config.overrides import as_config
 from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory.parquet import SCHEMA
+from agentrl.trl import GRPOTrainer
 from tests.e2e.conftest import PROJECT
 from tests.e2e.test_train import lines
 from tests.forked import forked
@@ -126,6 +131,43 @@ def test_the_readmes_commands_are_commands(
             assert module == "agentrl.view"
         resolved[module] = resolved.get(module, 0) + 1
     assert resolved["agentrl.train"] == 3 and len(resolved) == 8
+
+
+def test_the_readmes_lines_of_python_work(tmp_path: Path, policy_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the training itself, which the pages' scripts do whole."""
+    monkeypatch.chdir(tmp_path)
+    (block,) = blocks("README.md", "python")
+    body = ast.parse(block.replace("Qwen/Qwen3-0.6B", str(policy_dir))).body
+    made = [one for one in body if isinstance(one, (ast.Assign, ast.Import, ast.ImportFrom))]
+    assert [ast.unparse(one) for one in body if one not in made] == [
+        "trainer.train()",
+        "with agentrl.training(config) as run:\n    metrics = list(run)",
+    ]
+    rows = [{"prompt": [{"role": "user", "content": "What is 2 * 3?"}], "answer": 6}] * 8
+    given: dict[str, object] = {"rows": rows, "correct": correct, "multiply": multiply}
+    given |= {"above_median": of_a_paper, "few_answers": of_a_paper}
+    exec(compile(ast.Module(list[ast.stmt](made), []), "README.md", "exec"), given)
+    assert isinstance(given["trainer"], GRPOTrainer)
+    config = as_config(cast("dict[str, str]", given["config"]))
+    assert config.algorithm.adv_estimator == f"{__name__}:of_a_paper"
+
+
+def correct(completions: list[object], **kwargs: object) -> list[float]:
+    return [1.0 for _ in completions]
+
+
+def multiply(a: int, b: int) -> int:
+    """Multiply two integers.
+
+    Args:
+        a: The first.
+        b: The second.
+    """
+    return a * b
+
+
+@declare()
+def of_a_paper(columns: object, config: object) -> None: ...
 
 
 def open_entries(config: str) -> list[dict[str, object]]:

@@ -104,13 +104,20 @@ def test_a_config_comes_from_a_mapping_a_command_line_or_a_config() -> None:
     by_mapping = as_config({"trainer.seed": 5, "algorithm": "ppo", "data.val_files": None})
     assert by_mapping == as_config(["trainer.seed=5", "algorithm=ppo", "data.val_files=null"])
     assert as_config(by_mapping) is by_mapping
+    named = as_config({"algorithm.adv_estimator": mean_only, "trainer.observers": [Events], "data.val_files": None})
+    assert named.algorithm.adv_estimator == f"{__name__}:mean_only"
+    assert named.trainer.observers == [f"{__name__}:Events"]
+    with pytest.raises(
+        ConfigError, match=r"adv_estimator: .*<lambda> has no name in its module .*; define it at the top"
+    ):
+        as_config({"algorithm.adv_estimator": lambda columns, config: None})
     assert by_mapping.trainer.seed == 5 and by_mapping.algorithm.adv_estimator == "gae"
     with pytest.raises(ConfigError, match=r"trainer.seed: expected text.*of type object"):
         as_config({"trainer.seed": object()})  # type: ignore[dict-item]
 
 
 def test_the_documented_script_trains(policy_dir: Path, tmp_path: Path) -> None:
-    _, script = blocks("docs/python.md", "python")
+    _, script, *_ = blocks("docs/python.md", "python")
     for key, value in {"data.train_batch_size": 4, "actor_rollout_ref.actor.ppo_mini_batch_size": 4}.items():
         assert f'"{key}": 16' in script
         script = script.replace(f'"{key}": 16', f'"{key}": {value}')
@@ -127,6 +134,30 @@ def test_the_documented_script_trains(policy_dir: Path, tmp_path: Path) -> None:
     written = [one for file in trajectory_files(run / "trajectories") for one in read_trajectories(file)]
     again = [one for one in written if one.agent_name == "second_try"]
     assert again and any("Answer with a number." in str(one.messages) for one in again)
+
+
+def test_the_documented_trial_of_an_algorithm_runs(policy_dir: Path, tmp_path: Path) -> None:
+    """A loss, its column, an estimator and a metric, as the top level of a notebook or a script has them."""
+    _, _, script, curves = blocks("docs/python.md", "python")
+    script = script.replace('"trainer.total_training_steps": 6,', "")
+    small = {
+        **SMALL,
+        "actor_rollout_ref.model.path": str(policy_dir),
+        "quickstart.train_rows": 8,
+        "quickstart.val_rows": 4,
+    }
+    script = script.replace("config = {", f"config = {{**{json.dumps(small)},")
+    # The policy is random: its own rewards are all 0, which teaches nothing.
+    script = script.replace("Calls()])", "Calls()], reward=lambda solution_str: float(len(solution_str) % 3))")
+    (tmp_path / "trial.py").write_text(script)
+    done = forked([tmp_path / "trial.py"], tmp_path, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "'mine/calls': " in done.stdout and "RaggedBatch of " in done.stdout and "answers int64" in done.stdout
+    found = lines(tmp_path / "runs" / "trial")
+    assert [one["step"] for one in found] == [1, 2] and all("actor/share" in one for one in found)
+    (tmp_path / "curves.py").write_text(curves)
+    assert forked([tmp_path / "curves.py"], tmp_path).returncode == 0
+    assert (tmp_path / "trial.png").stat().st_size > 1000
 
 
 @pytest.fixture
@@ -182,6 +213,11 @@ def test_steps_beside_a_running_event_loop_that_are_left_and_gone_on_with(keys: 
         return steps
 
     assert asyncio.run(cells())[-1] == 3
+
+
+def mean_only(columns: EstimatorColumns, config: Any) -> Advantages:
+    groups = Groups.from_columns(columns)
+    return groups.spread(groups.totals, columns)
 
 
 class Events(StepObserver):
@@ -274,7 +310,7 @@ def test_a_cell_that_fails_leaves_nothing_running(keys: Callable[..., Any], monk
 
     before = left()
     with (
-        pytest.raises(ZeroDivisionError, match="my mistake"),
+        pytest.raises(CodeError, match="ZeroDivisionError: my mistake"),
         agentrl.training(config, loops={"mine": one_turn}, reward=varied) as run,
     ):
         next(iter(run))

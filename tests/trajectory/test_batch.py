@@ -47,6 +47,9 @@ def test_select_keeps_empty_sequences() -> None:
     chosen = batch.select([2, 1, 0])
     assert chosen.offsets.tolist() == [0, 1, 1, 3] and chosen.ids.tolist() == [9, 7, 8]
     assert chosen.sequence_ids().tolist() == [0, 2, 2]
+    shown = repr(chosen).splitlines()
+    assert shown[0] == "RaggedBatch of 3 sequences and 3 tokens"
+    assert "mask bool" in shown[1] and shown[2] == "by sequence: group int64, policy int32, trajectory int64"
 
 
 @given(st.lists(st.integers(0, 50), max_size=40), st.integers(1, 60))

@@ -266,6 +266,35 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("steps", "advice"),
+    [
+        # gradient_accumulation_steps, steps_per_generation, num_iterations; what to give instead
+        ((4, 1, 1), (4, 4, 1)),
+        ((4, 2, 2), (2, 2, 1)),
+        ((4, 1, 2), (2, 2, 1)),
+        ((4, 2, 4), (2, 2, 2)),
+    ],
+)
+def test_optimizer_steps_over_several_generations_name_what_to_give(
+    steps: tuple[int, int, int], advice: tuple[int, int, int], policy_dir: Path, at_home: Path
+) -> None:
+    def given(values: tuple[int, int, int], **more: Any) -> GRPOTrainer:
+        names = ("gradient_accumulation_steps", "steps_per_generation", "num_iterations")
+        return trainer_of(policy_dir, **dict(zip(names, values, strict=True)), **more)
+
+    accumulated, pieces, passes = advice
+    named = f"gradient_accumulation_steps={accumulated}, steps_per_generation={pieces}, num_iterations={passes}"
+    with pytest.raises(ConfigError, match=rf"give the same trajectories by {named}"):
+        given(steps)
+    keys = given(advice, max_steps=4).keys
+    # Distinct trajectories of an optimizer step: of several passes over a generation it sees each trajectory once.
+    assert (
+        keys["actor_rollout_ref.actor.ppo_mini_batch_size"]
+        == accumulated * SMALL["per_device_train_batch_size"] // SMALL["num_generations"]
+    )
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_refused_in_words(name: str, policy_dir: Path, at_home: Path) -> None:
     given, says = BAD[name]

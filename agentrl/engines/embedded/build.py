@@ -6,6 +6,7 @@ from agentrl.config.sections.training import Config
 from agentrl.engines.builder import EngineSetting
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.engines.embedded.shapes import check_copy
+from agentrl.model.download import download_weights
 from agentrl.model.packed import load_model
 from agentrl.model.trial import try_family
 from agentrl.system.loop_thread import LoopThread
@@ -15,8 +16,9 @@ def build(setting: EngineSetting, loop: LoopThread) -> EmbeddedEngine:
     """Load the policy's model into this process. See `EngineBuilder`."""
     config = setting.config
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
-    if not isinstance(config, Config):  # A training has tried it before it loaded the policy.
+    if not isinstance(config, Config):  # A training has done so before it loaded the policy.
         try_family(model.path, model.override_config, trust_remote_code=model.trust_remote_code, further=check_copy)
+        download_weights(model.path, setting.reporter)
     with setting.reporter.stage("load engine"):
         return EmbeddedEngine(
             load_model(
