@@ -1,7 +1,7 @@
 """TextArena: games; the scores are the game's rewards.
 
 Options of `tasks`: `games`, ids or a mapping of ids to their options; rows take turns. `players`: 1, or the number of
-roles, which are called player-0, player-1, ...
+roles, which are called player-0, player-1, ...; `prompt`: what several players are told before the game's words.
 """
 
 import random
@@ -13,7 +13,7 @@ APART = 1_000_003
 """Distance of the seeds of two runs."""
 
 
-def tasks(split, seed, count, games=("GuessTheNumber-v0",), players=1):
+def tasks(split, seed, count, games=("GuessTheNumber-v0",), players=1, prompt=None):
     """Yield games in turn; those for validation have seeds of their own. One player's prompt is the game's first text;
     several are each told it as their first observation."""
     options = {name: {} for name in games} if not isinstance(games, dict) else games
@@ -22,8 +22,8 @@ def tasks(split, seed, count, games=("GuessTheNumber-v0",), players=1):
         task = {"game": game, "options": options[game] or {}, "seed": (2 * seed + (split != "train")) * APART + number}
         if players > 1:
             task["roles"] = [f"player-{place}" for place in range(players)]
-        prompt = f"A game for {players} players." if players > 1 else _said(_made(task))[1]
-        yield {"id": f"{game}/{task['seed']}", "prompt": prompt, **task}
+        said = (prompt or f"A game for {players} players.") if players > 1 else _said(_made(task))[1]
+        yield {"id": f"{game}/{task['seed']}", "prompt": said, **task}
 
 
 def start(task, seed):
