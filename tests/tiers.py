@@ -35,6 +35,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--whole", action="store_true", help="run all tests, also those that `slice` marks leave out")
     group.addoption("--families", action="store_true", help="with --collect-only -q: print them as a table")
     group.addoption("--slice-seed", default="0", help="draws the tests of a family that run without --whole")
+    default = TESTS.parent / ".venv-sglang" / "bin" / "python"
+    group.addoption("--sglang-python", default=default, help="SGLang's interpreter, for runs over both softwares")
 
 
 def pytest_report_header(config: pytest.Config) -> str:

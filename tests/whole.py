@@ -74,7 +74,8 @@ def parts(python: str, servers: Mapping[str, str | None], processes: int) -> lis
     found.append(Part("loose files", [python, *run, *loose], True))
     for name, interpreter in servers.items():
         if interpreter is not None:
-            found.append(Part(name, [interpreter, "-m", "pytest", "--whole", "-q", f"tests/{name}"], True))
+            other = [] if servers.get("sglang") is None else [f"--sglang-python={servers['sglang']}"]
+            found.append(Part(name, [interpreter, "-m", "pytest", "--whole", "-q", f"tests/{name}", *other], True))
     found += [Part(name, [python, *words], False) for name, words in SOAKS.items()]
     if None not in servers.values():
         given = [word for name, interpreter in servers.items() for word in (f"--{name}-python", str(interpreter))]

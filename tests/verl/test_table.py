@@ -171,7 +171,6 @@ def test_a_key_of_ours_is_set_aside_only_where_verl_means_something_else() -> No
         "reward_model.rollout.gpu_memory_utilization",
         "reward_model.rollout.engine_kwargs.sglang",
         "reward_model.rollout.engine_kwargs.vllm",
-        "reward_model.rollout.name",
     }
 
 
@@ -973,6 +972,39 @@ def test_a_reward_model_that_a_function_asks_is_served(section: str, more: list[
     assert keys.rollout.server_urls == ["http://rm:30000"]
     with pytest.raises(ConfigError, match="whose weights are quantised"):
         load_config([*words, "reward.reward_model.rollout.quantization=fp8"], "ppo_trainer")
+
+
+@pytest.mark.parametrize("section", ["reward_model", "reward.reward_model"])
+def test_servers_of_a_reward_model_run_the_software_that_verl_names(
+    section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """vLLM where it is installed, else SGLang with a note, also of the policy's engine."""
+    (tmp_path / "f.py").write_text("def compute_score(solution_str, reward_router_address): return 0\n")
+    name = "model.path" if section == "reward_model" else "model_path"
+    words = [f"{section}.enable=True", f"{section}.{name}=/rm", f"{section}.rollout.name=vllm"]
+    words += ["actor_rollout_ref.rollout.name=vllm", f"+{section}.rollout.engine_kwargs.sglang.attention_backend=fa3"]
+    asked = [*words, f"custom_reward_function.path={tmp_path}/f.py"]
+
+    def read(words: list[str], installed: set[str]) -> tuple[Config, str]:
+        for module in ("agentrl.config.checks", "agentrl.verl.keys.rewrites"):
+            monkeypatch.setattr(f"{module}.is_installed", installed.__contains__)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "agentrl.config"):
+            config = load_config(words, "ppo_trainer")
+        return config, "\n".join(record.getMessage() for record in caplog.records)
+
+    note = "SGLang's servers stand for trtllm, hf and dynamo, and for vllm where it is not installed"
+    config, notes = read(asked, {"vllm"})
+    assert config.reward_model.rollout.name == config.actor_rollout_ref.rollout.name == "vllm"
+    assert config.reward_model.rollout.engine_kwargs.sglang == {} and note not in notes
+    config, notes = read(asked, {"sglang"})
+    assert config.reward_model.rollout.name == config.actor_rollout_ref.rollout.name == "sglang"
+    assert config.reward_model.rollout.engine_kwargs.sglang == {"attention_backend": "fa3"}
+    assert f"actor_rollout_ref.rollout.name, {section}.rollout.name: {note}: sglang here" in notes
+    config, notes = read([*asked, f"{section}.rollout.name=sglang"], {"vllm", "sglang"})
+    assert config.reward_model.rollout.name == "sglang" and note not in notes
+    _, notes = read(words, {"sglang"})
+    assert f"actor_rollout_ref.rollout.name: {note}: sglang here" in notes, "no server is started for the other one"
 
 
 def test_samplers_are_named_in_verls_words(tmp_path: Path) -> None:

@@ -56,3 +56,12 @@ def server(server_arguments: VLLMArguments, tmp_path_factory: pytest.TempPathFac
         yield process
     finally:
         process.stop()
+
+
+@pytest.fixture(scope="session")
+def sglang_python(pytestconfig: pytest.Config) -> Path:
+    """The interpreter of an environment with SGLang, which shares none with vLLM."""
+    python = Path(pytestconfig.getoption("--sglang-python"))
+    if not python.exists():
+        pytest.skip(f"needs SGLang, too: make setup-sglang VENV=.venv-sglang, or --sglang-python ({python})")
+    return python

@@ -43,8 +43,8 @@ class VerlKey:
     is_loud: bool = False
     """The note is always shown, not only counted: the run is arranged differently than the command says. The note
     of a translated key has the values."""
-    asks: Callable[[JSON], bool] = lambda value: True
-    """With `is_loud`: whether a value asks for anything, so that it is worth a note."""
+    asks: Callable[[JSON, Values], bool] = lambda value, values: True
+    """With `is_loud`: whether a value among the others is worth a note."""
 
     @property
     def kind(self) -> Kind:
@@ -70,7 +70,7 @@ def ignored(pattern: str, text: str) -> VerlKey:
 
 def split(pattern: str, text: str, *quiet: JSON) -> VerlKey:
     """Make an entry of a key that splits models over devices differently from here; `quiet` values ask for nothing."""
-    return VerlKey(pattern, text, is_loud=True, asks=lambda value: value not in quiet)
+    return VerlKey(pattern, text, is_loud=True, asks=lambda value, _: value not in quiet)
 
 
 def fixed(pattern: str, text: str, *values: JSON) -> VerlKey:
@@ -100,6 +100,7 @@ def translated(
     translate: Callable[[JSON, Values], dict[str, JSON]],
     *,
     is_loud: bool = False,
+    asks: Callable[[JSON, Values], bool] = lambda value, values: True,
 ) -> VerlKey:
     """Make an entry of a key whose value is translated, perhaps by other values."""
-    return VerlKey(pattern, text, ours=ours, translate=translate, is_loud=is_loud)
+    return VerlKey(pattern, text, ours=ours, translate=translate, is_loud=is_loud, asks=asks)

@@ -730,10 +730,20 @@ def servers(value: JSON, values: Values) -> dict[str, JSON]:
 
 
 def engine(value: JSON, _: Values) -> dict[str, JSON]:
-    """Translate the engine: SGLang's servers replace all engines of verl but vLLM's where that is installed."""
+    """Translate the engine."""
+    return {f"{ROLLOUT}.name": engine_here(value)}
+
+
+def engine_here(value: JSON) -> JSON:
+    """Find the engine for one of verl's: SGLang's servers replace all but vLLM's where that is installed."""
     if value == "vllm" and is_installed("vllm"):
-        return {f"{ROLLOUT}.name": "vllm"}
-    return {f"{ROLLOUT}.name": "sglang" if value in ("vllm", "trtllm", "hf", "dynamo", "???", None) else value}
+        return "vllm"
+    return "sglang" if value in ("vllm", "trtllm", "hf", "dynamo", "???", None) else value
+
+
+def is_replaced(value: JSON, _: Values) -> bool:
+    """Check whether SGLang's servers stand for an engine that a command names."""
+    return value not in ("???", None) and engine_here(value) != value
 
 
 def length_of(key: str) -> Translate:
@@ -913,9 +923,27 @@ def reward_model(value: JSON, values: Values) -> dict[str, JSON]:
         for name in ("nnodes", "n_gpus_per_node"):
             if (number := _of_reward_model(name, values)) is not None:
                 found[f"reward_model.{name}"] = number
-    if any(values.get(f"{section}custom_reward_function.path") for section in ("", "reward.")):
+    if _is_asked(values):
         return {**found, "reward_model.model.generative": True, **_reward_servers(values)}
     return {**found, "reward_model.model.replaces_scorers": True}
+
+
+def reward_engine(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate the engine of a reward model that a function asks, where its servers are started."""
+    servers = "reward_model.rollout"
+    if not _of_reward_model("enable", values) or not _is_asked(values) or values.get(f"{servers}.server_urls"):
+        return {}
+    return {f"{servers}.name": engine_here(_of_reward_model("rollout.name", values))}
+
+
+def is_reward_engine_replaced(value: JSON, values: Values) -> bool:
+    """Check whether SGLang's servers are started for another engine of the reward model."""
+    return bool(reward_engine(value, values)) and is_replaced(value, values)
+
+
+def _is_asked(values: Values) -> bool:
+    """Check whether a function of the user's asks the reward model; otherwise it scores by itself."""
+    return any(values.get(f"{section}custom_reward_function.path") for section in ("", "reward."))
 
 
 def _of_reward_model(name: str, values: Values) -> JSON:
@@ -936,7 +964,8 @@ def _reward_servers(values: Values) -> dict[str, JSON]:
         )
         found[f"{servers}.gpu_memory_utilization"] = _of_reward_model("rollout.gpu_memory_utilization", values) or 0.5
         own: dict[str, JSON] = {}
-        for section in ("reward.reward_model", "reward_model"):
+        is_sglang = engine_here(_of_reward_model("rollout.name", values)) == "sglang"
+        for section in ("reward.reward_model", "reward_model") if is_sglang else ():
             at = f"{section}.rollout.engine_kwargs.sglang"
             own |= as_object(values.get(at))
             own |= {key.removeprefix(f"{at}."): one for key, one in values.items() if key.startswith(f"{at}.")}

@@ -28,6 +28,7 @@ FIRST_NAMES = (
 """Names of micro-batches in verl's first releases, later ..._per_gpu."""
 SERVER_ARGUMENT = f"the engine decides that itself; SGLang's own arguments: {ROLLOUT}.engine_kwargs.sglang"
 OTHER_ENGINE = f"the engine is SGLang, whose arguments go under {ROLLOUT}.engine_kwargs.sglang"
+REPLACED_ENGINE = "SGLang's servers stand for trtllm, hf and dynamo, and for vllm where it is not installed"
 BUCKETS = f"weights are sent by {ROLLOUT}.update_weights_transport and update_weights_bucket_megabytes"
 SAME_CHECKPOINT = "one checkpoint holds policy, critic, optimizers and data position"
 PROFILES = "in trainer.profile_steps torch.profiler runs on every rank, for every role"
@@ -192,7 +193,7 @@ MODELS = (
         "detach_encoder=false, by which they would change all others, it is refused",
         translate=rewrites.further_tokens,
         is_loud=True,
-        asks=bool,
+        asks=lambda value, _: bool(value),
     ),
     ignored("*.mtp.enable_rollout", "drafts change the speed alone"),
     ignored("*.mtp*", "read with mtp.enable_train alone"),
@@ -591,9 +592,11 @@ OPTIM = (
 ENGINE = (
     translated(
         f"{ROLLOUT}.name",
-        "SGLang's servers stand for trtllm, hf and dynamo, and for vllm where it is not installed",
+        REPLACED_ENGINE,
         (f"{ROLLOUT}.name",),
         rewrites.engine,
+        is_loud=True,
+        asks=rewrites.is_replaced,
     ),
     translated(
         f"{ROLLOUT}.tensor_model_parallel_size",
@@ -816,11 +819,22 @@ REWARD = (
         translated(
             key,
             "a sequence classification model scores alone, by the trainer's own forward pass; with a custom reward "
-            "function, SGLang's servers of the model are what the function asks, at reward_router_address",
+            "function, servers of the model are what the function asks, at reward_router_address",
             REWARD_MODEL,
             rewrites.reward_model,
         )
         for key in ("reward.reward_model.enable", "reward_model.enable")
+    ),
+    *(
+        translated(
+            key,
+            REPLACED_ENGINE,
+            ("reward_model.rollout.name",),
+            rewrites.reward_engine,
+            is_loud=True,
+            asks=rewrites.is_reward_engine_replaced,
+        )
+        for key in ("reward.reward_model.rollout.name", "reward_model.rollout.name")
     ),
     translated(
         "reward_model.max_length",

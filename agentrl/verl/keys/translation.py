@@ -109,11 +109,11 @@ def _apply(entry: VerlKey, key: str, values: Values, found: Translation) -> None
         found.same.append(key)
     elif ours:
         found.translated[key] = ours
-        if entry.is_loud:
+        if entry.is_loud and entry.asks(value, values):
             found.loud[key] = f"{entry.text}: {', '.join(shown(one) for one in ours.values())} here"
     else:
         found.ignored[key] = entry.text
-        if entry.is_loud and entry.asks(value):
+        if entry.is_loud and entry.asks(value, values):
             found.loud[key] = entry.text
     for name, one in ours.items():
         old = found.values.get(name)
