@@ -10,6 +10,7 @@ import contextlib
 import json
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,35 @@ GAME = {"games": ["TicTacToe-v0"], "players": 2}
 """`task_options` of TextArena's game for two."""
 MOVES = ["[0]", "[3]", "[1]", "[4]", "[2]"]
 """Moves of both players in turn; the first one wins."""
+
+COUNTING = [[("increment_counter", {"count": 7})], [("increment_counter", {"count": 8}), ("get_counter_value", {})], []]
+"""Calls of each turn in NeMo Gym's example of a counter; the turn without calls is the answer."""
+NEMO_GYM = (
+    *("openai<=2.7.2", "tqdm", "pydantic", "devtools", "fastapi", "mcp<2,>=1.27", "itsdangerous", "uvicorn", "uvloop"),
+    *("hydra-core", "omegaconf", "rich", "aiohttp>=3.14.1", "yappi", "ray>=2.55.1", "psutil", "orjson", "requests"),
+    *("python-multipart", "gprof2dot", "pydot", "wandb", "pandas"),
+)
+"""Packages that a resources server of NeMo Gym 0.4.0 needs; mlflow and datasets, which it names too, are left out."""
+NEMO_SERVER = """
+import importlib, socket, sys
+
+import uvicorn
+from nemo_gym.config_types import BaseServerConfig
+from nemo_gym.server_utils import ServerClient
+from omegaconf import OmegaConf
+
+module, _, name = sys.argv[1].partition(":")
+kind = getattr(importlib.import_module(module), name)
+listening = socket.create_server(("127.0.0.1", 0))
+port = listening.getsockname()[1]
+config = kind.model_fields["config"].annotation(name="tested", host="127.0.0.1", port=port, entrypoint="app.py")
+head = BaseServerConfig(host="127.0.0.1", port=port)
+client = ServerClient(head_server_config=head, global_config_dict=OmegaConf.create({}))
+app = kind(config=config, server_client=client).setup_webserver()
+print(port, flush=True)
+uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listening])
+"""
+"""Program that serves a resources server of the package on a free port, which it prints."""
 
 TASKSET = """
 import verifiers.v1 as vf
@@ -126,10 +156,58 @@ async def play_game(**changes: object) -> dict[str, Any]:
         await sidecar.close()
 
 
+@contextlib.contextmanager
+def nemo_gym_server() -> Iterator[dict[str, str]]:
+    """Serve the example of a counter with the real package; yield `task_options` of the adapter."""
+    python = virtual_environment("nemo_gym", find_python("3.12", "python"), NEMO_GYM, "packages")
+    install = [python, "-m", "pip", "install", "-q", "--no-deps", "nemo-gym==0.4.0"]  # once it is there: offline
+    subprocess.run(install, check=True, stdout=subprocess.DEVNULL)
+    where = [python, "-c", "import resources_servers as found; print(found.__path__[0])"]
+    folder = subprocess.run(where, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    file = Path(folder) / "example_session_state_mgmt" / "data" / "example.jsonl"
+    serve = [
+        python,
+        "-c",
+        NEMO_SERVER,
+        "resources_servers.example_session_state_mgmt.app:StatefulCounterResourcesServer",
+    ]
+    with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            yield {"url": f"http://127.0.0.1:{int(server.stdout.readline())}", "file": str(file)}
+        finally:
+            server.kill()
+
+
+async def play_counter() -> dict[str, Any]:
+    """Play a task of NeMo Gym's example of a counter with the real package; return the recording, without the URL."""
+    with nemo_gym_server() as given:
+        sidecar = Sidecar(EnvironmentOptions(environment="nemo_gym", task_options=dict(given)))
+        try:
+            tasks = await sidecar.tasks("train", 1, 99, 600.0)
+            (task,) = (one for one in tasks if one["row"]["initial_count"] == 9)  # type: ignore[call-overload, index]
+            episode, steps = Play(sidecar, await sidecar.ready(), 600.0, "nemo_gym"), []
+            opening = await episode.start(task, 7)
+            for number, calls in enumerate(COUNTING):
+                wire = [
+                    {"id": f"c{number}_{at}", "name": name, "arguments": arguments}
+                    for at, (name, arguments) in enumerate(calls)
+                ]
+                steps.append(await episode.step("" if calls else "24", wire))
+            score = await episode.score()
+        finally:
+            await sidecar.close()
+    return {"task": {**task, "url": "", "id": ""}, "opening": opening, "steps": steps, "score": score}
+
+
 async def main() -> None:
     """Write the recordings of all families."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        found = {**{family: await play(family) for family in SAID}, "game": await play_game()}
+        found = {
+            **{family: await play(family) for family in SAID},
+            "game": await play_game(),
+            "counter": await play_counter(),
+        }
     FILE.write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -31,7 +31,16 @@ from agentrl.trajectory import Status, Trajectory
 from agentrl.trajectory.sample import Sample
 from data_prep.environment import rows
 from tests.agent_loop.conftest import Bench, call, sample
-from tests.agent_loop.recorded_environments import FILE, REPLAY, SAID, make_files, play, play_game
+from tests.agent_loop.recorded_environments import (
+    COUNTING,
+    FILE,
+    REPLAY,
+    SAID,
+    make_files,
+    play,
+    play_counter,
+    play_game,
+)
 from tests.conftest import PROJECT
 from tests.e2e.test_docs import write_files
 from tests.sandbox.servers import running
@@ -517,12 +526,27 @@ async def test_what_real_packages_answered_is_played(bench: MakeBench, tmp_path:
     assert [turn.reward for turn in one.turns if turn.role == "assistant"] == [step["reward"] for step in steps]
 
 
+async def test_what_tools_of_nemo_gym_answered_is_played(bench: MakeBench, tmp_path: Path) -> None:
+    recorded = json.loads(FILE.read_text())["counter"]
+    (tmp_path / "replay.py").write_text(REPLAY)
+    task, said = recorded["task"], ["".join(call(name, **given) for name, given in calls) for calls in COUNTING]
+    b = bench([*said[:-1], "24"], max_assistant_turns=len(said))
+    again = {"tools": task["tools"], **{name: recorded[name] for name in ("opening", "steps", "score")}}
+    options = EnvironmentOptions(environment=str(tmp_path / "replay.py"))
+    (one,) = await played(b, options, row(again, prompt=task["prompt"]))
+    assert (one.status, one.score) == (Status.COMPLETED, 1.0)
+    answered = [answer for step in recorded["steps"] for answer in step["answers"]]
+    assert [(record.response, record.error) for record in one.tool_calls] == [(answer, None) for answer in answered]
+    assert answered[-1] == '{"count":24}'
+
+
 @pytest.mark.slice(0, "long run")
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("family", [*SAID, "game"])
+@pytest.mark.parametrize("family", [*SAID, "game", "counter"])
 async def test_real_packages_answer_as_recorded(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert await (play_game() if family == "game" else play(family)) == json.loads(FILE.read_text())[family]
+    others = {"game": play_game, "counter": play_counter}
+    assert await (others[family]() if family in others else play(family)) == json.loads(FILE.read_text())[family]
 
 
 @pytest.mark.slice(0, "long run")

@@ -1,7 +1,7 @@
 """OpenEnv: an environment that a server plays over WebSocket.
 
-Options of `tasks`: `server`, its URL, or a folder with `openenv.yaml`, which this process serves; `prompt`; `resets`,
-arguments of `reset` that rows take in turn; `shown`, the field of an observation to show, by default all as JSON.
+Options of `tasks`: `server`, its URL, or a folder with `openenv.yaml`, which this process serves; `prompt`; `shown`,
+the field of an observation to show (all as JSON); `splits` of its task list, or `resets`, arguments of `reset` in turn.
 """
 
 import importlib
@@ -9,21 +9,19 @@ import json
 import socket
 import sys
 import threading
-import urllib.request
 from pathlib import Path
 
+import requests
 import uvicorn
 import yaml
 from websockets.sync.client import connect
 
-APART = 1_000_003  # distance of the seeds of two runs
 LOADING, SERVED = threading.Lock(), {}
 
 
-def tasks(split, seed, count, server, prompt=None, resets=({},), shown=None):
-    """Yield rows that differ in their seed. An action of one text is the policy's text; others are calls."""
-    tools = []
-    schema = json.load(urllib.request.urlopen(f"http{_address(server)}/schema", timeout=60))["action"]
+def tasks(split, seed, count, server, prompt=None, resets=({},), shown=None, splits=None):
+    """Yield listed tasks, or seeds. An action of one text is the policy's text; others are calls."""
+    schema, tools = requests.get(f"http{_address(server)}/schema", timeout=60).json()["action"], []
     field, *others = schema.get("required") or [None]
     if mcp := schema["title"] in ("Action", "CallToolAction", "ListToolsAction"):
         with connect(f"ws{_address(server)}/ws") as session:
@@ -33,20 +31,23 @@ def tasks(split, seed, count, server, prompt=None, resets=({},), shown=None):
         tools = [{"name": "act", "description": schema.get("description", "Act."), "parameters": schema}]
     tools = [{"type": "function", "function": tool} for tool in tools]
     task = {"prompt": prompt or schema.get("description", "Act."), "tools": tools, "server": server, "shown": shown}
-    for number in range(count):
-        reset = {"seed": (2 * seed + (split != "train")) * APART + number, **resets[number % len(resets)]}
+    if splits:
+        name = requests.get(f"http{_address(server)}/list_environments", timeout=60).json()[0]
+        found = requests.post(f"http{_address(server)}/{name}/num_tasks", json={"split": splits[split]}, timeout=60)
+        found.raise_for_status()
+        resets = [{"split": splits[split], "index": index} for index in range(found.json()["num_tasks"])]
+    else:
+        first = (2 * seed + (split != "train")) * 1_000_003  # so that two runs have no seed in common
+        resets = [{"seed": first + number, **resets[number % len(resets)]} for number in range(count)]
+    for reset in resets[:count]:
         yield {**task, "id": json.dumps(reset), "reset": reset, "mcp": mcp, "field": None if tools else field}
 
 
 def start(task, seed):
     """Open a session, and reset its environment."""
     session = connect(f"ws{_address(task['server'])}/ws", open_timeout=60, ping_interval=None, max_size=None)
-    episode = {"session": session, "task": task, "score": 0.0}
-    try:
-        return episode, _ask(session, "reset", task["reset"], task["shown"])["said"]
-    except BaseException:
-        session.close()
-        raise
+    said = _ask(session, "reset", {"seed": seed, **task["reset"]}, task["shown"])["said"]
+    return {"session": session, "task": task, "score": 0.0}, said
 
 
 def step(episode, action):
@@ -76,13 +77,12 @@ def close(episode):
 
 def _ask(session, kind, data, field=None):
     session.send(json.dumps({"type": kind, "data": data}))
-    answer = json.loads(session.recv())
-    if answer["type"] == "error":
+    if (answer := json.loads(session.recv()))["type"] == "error":
         if answer["data"]["code"] == "VALIDATION_ERROR":  # the policy's mistake
             return {"said": "Error: " + "; ".join(one["msg"] for one in answer["data"]["errors"])}
+        session.close()  # of an episode that could not begin, too
         raise RuntimeError("OpenEnv server: {message} ({code})".format(**answer["data"]))
-    seen = answer["data"]["observation"]
-    shown = seen.get(field, seen)
+    shown = (seen := answer["data"]["observation"]).get(field, seen)
     if "tool_name" in seen:
         shown = seen["error"] or "\n".join(part.get("text", "") for part in seen["result"]["content"])
     return {**answer["data"], "said": shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False)}
