@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.environments.interpreter import find_python, virtual_environment
-from agentrl.environments.sidecar import EnvironmentOptions, Play, Sidecar
+from agentrl.environments.sidecar import EnvironmentOptions, Fields, Play, Sidecar
 from data_prep.environment import entry
 
 FILE = Path(__file__).absolute().with_suffix(".json")
@@ -33,7 +33,11 @@ GAME = {"games": ["TicTacToe-v0"], "players": 2}
 MOVES = ["[0]", "[3]", "[1]", "[4]", "[2]"]
 """Moves of both players in turn; the first one wins."""
 
-COUNTING = [[("increment_counter", {"count": 7})], [("increment_counter", {"count": 8}), ("get_counter_value", {})], []]
+COUNTING: list[list[tuple[str, Fields]]] = [
+    [("increment_counter", {"count": 7})],
+    [("increment_counter", {"count": 8}), ("get_counter_value", {})],
+    [],
+]
 """Calls of each turn in NeMo Gym's example of a counter; the turn without calls is the answer."""
 NEMO_GYM = (
     *("openai<=2.7.2", "tqdm", "pydantic", "devtools", "fastapi", "mcp<2,>=1.27", "itsdangerous", "uvicorn", "uvloop"),
@@ -189,7 +193,7 @@ async def play_counter() -> dict[str, Any]:
             episode, steps = Play(sidecar, await sidecar.ready(), 600.0, "nemo_gym"), []
             opening = await episode.start(task, 7)
             for number, calls in enumerate(COUNTING):
-                wire = [
+                wire: list[Fields] = [
                     {"id": f"c{number}_{at}", "name": name, "arguments": arguments}
                     for at, (name, arguments) in enumerate(calls)
                 ]

@@ -81,7 +81,7 @@ async def resets(options: EnvironmentOptions) -> dict[str, list[object]]:
 @pytest.mark.usefixtures("no_sessions")
 async def test_listed_tasks_are_rows() -> None:
     with served() as url:
-        given = {"server": url, "splits": SPLITS}
+        given = {"server": url, "resets": SPLITS}
         assert await resets(EnvironmentOptions(environment="openenv", task_options=given)) == LISTED
         seeds = await resets(EnvironmentOptions(environment="openenv", task_options={"server": url}))
         assert seeds["train"][:2] == [{"seed": 2_000_006}, {"seed": 2_000_007}]
@@ -104,7 +104,7 @@ def test_splits_that_are_refused(
     """A split without a list, and tasks for training that would be for validation, too."""
     config = tmp_path / "entry.yaml"
     with served() as url:
-        options = {"environment": "openenv", "task_options": {"server": url, "splits": splits}}
+        options = {"environment": "openenv", "task_options": {"server": url, "resets": splits}}
         line = {"name": "echo", "_target_": "agentrl.environments.loop.EnvironmentLoop", "options": options}
         config.write_text(json.dumps([line]))
         assert prepare(["--config", str(config), "--out", str(tmp_path / "rows")]) == 2
@@ -120,7 +120,7 @@ async def test_tasks_that_a_real_server_lists_are_played(tmp_path: Path, monkeyp
     file = Path("echo_env/server/echo_env_environment.py")
     code = file.read_text().replace("\n    def step(", LISTING, 1)
     file.write_text(code.replace('"Echo Env environment ready!"', "str(kwargs)"))
-    options = options.model_copy(update={"task_options": {**options.task_options, "splits": SPLITS}})
+    options = options.model_copy(update={"task_options": {**options.task_options, "resets": SPLITS}})
     assert await resets(options) == LISTED
     sidecar = Sidecar(options)
     try:

@@ -15,9 +15,9 @@ from agentrl.train import main as train
 from agentrl.trajectory.parquet import read_trajectories
 from data_prep.environment import entry
 from data_prep.environment import main as prepare
-from tests.agent_loop.recorded_environments import make_files
+from tests.agent_loop.recorded_environments import make_files, nemo_gym_server
 from tests.agent_loop.short_turns import ending_its_turns
-from tests.agent_loop.test_environments import harbor_task
+from tests.agent_loop.test_environments import harbor_task, skip_without_python_3_12
 from tests.conftest import PROJECT
 from tests.e2e.test_docs import commands, write_files
 from tests.e2e.test_train import lines
@@ -118,6 +118,23 @@ def test_task_folders_of_harbor_are_trained_two_steps(two_steps: Run, tmp_path: 
     with running(None) as server:
         (given,) = yaml.safe_load((PROJECT / "configs" / "environments" / "harbor.yaml").read_text())
         given["options"]["task_options"] = {"folder": str(tmp_path / "tasks"), "sandbox": server.url}
+        config.write_text(yaml.safe_dump([given]))
+        assert prepare(["--config", str(config), "--out", str(tmp_path / "rows")]) == 0
+        check_run(two_steps(tmp_path / "rows", str(config)))
+
+
+@pytest.mark.slice(0, "long run")
+@pytest.mark.timeout(1800)
+def test_a_public_task_of_nemo_gym_is_trained_two_steps(
+    two_steps: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package's own server has four tasks for training and one for validation. It is installed once."""
+    skip_without_python_3_12()
+    config = tmp_path / "nemo_gym.yaml"
+    with nemo_gym_server() as served:
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+        (given,) = yaml.safe_load((PROJECT / "configs" / "environments" / "nemo_gym.yaml").read_text())
+        given["options"]["task_options"] = served
         config.write_text(yaml.safe_dump([given]))
         assert prepare(["--config", str(config), "--out", str(tmp_path / "rows")]) == 0
         check_run(two_steps(tmp_path / "rows", str(config)))

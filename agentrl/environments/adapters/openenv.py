@@ -1,7 +1,7 @@
 """OpenEnv: an environment that a server plays over WebSocket.
 
 Options of `tasks`: `server`, its URL, or a folder with `openenv.yaml`, which this process serves; `prompt`; `shown`,
-the field of an observation to show (all as JSON); `splits` of its task list, or `resets`, arguments of `reset` in turn.
+the field of an observation to show (all as JSON); `resets`, arguments of `reset` in turn, or splits of its task list.
 """
 
 import importlib
@@ -19,7 +19,7 @@ from websockets.sync.client import connect
 LOADING, SERVED = threading.Lock(), {}
 
 
-def tasks(split, seed, count, server, prompt=None, resets=({},), shown=None, splits=None):
+def tasks(split, seed, count, server, prompt=None, resets=({},), shown=None):
     """Yield listed tasks, or seeds. An action of one text is the policy's text; others are calls."""
     schema, tools = requests.get(f"http{_address(server)}/schema", timeout=60).json()["action"], []
     field, *others = schema.get("required") or [None]
@@ -31,11 +31,11 @@ def tasks(split, seed, count, server, prompt=None, resets=({},), shown=None, spl
         tools = [{"name": "act", "description": schema.get("description", "Act."), "parameters": schema}]
     tools = [{"type": "function", "function": tool} for tool in tools]
     task = {"prompt": prompt or schema.get("description", "Act."), "tools": tools, "server": server, "shown": shown}
-    if splits:
+    if isinstance(resets, dict):
         name = requests.get(f"http{_address(server)}/list_environments", timeout=60).json()[0]
-        found = requests.post(f"http{_address(server)}/{name}/num_tasks", json={"split": splits[split]}, timeout=60)
+        found = requests.post(f"http{_address(server)}/{name}/num_tasks", json={"split": resets[split]}, timeout=60)
         found.raise_for_status()
-        resets = [{"split": splits[split], "index": index} for index in range(found.json()["num_tasks"])]
+        resets = [{"split": resets[split], "index": index} for index in range(found.json()["num_tasks"])]
     else:
         first = (2 * seed + (split != "train")) * 1_000_003  # so that two runs have no seed in common
         resets = [{"seed": first + number, **resets[number % len(resets)]} for number in range(count)]
