@@ -1,7 +1,7 @@
 """TextArena: games; the scores are the game's rewards.
 
 Options of `tasks`: `games`, ids or a mapping of ids to their options; rows take turns. `players`: 1, or the number of
-roles, which are called player-0, player-1, ...; `prompt`: what several players are told before the game's words.
+roles, which are called player-0, player-1, ...; `prompt`: the text before the game's words, for several players.
 """
 
 import random
