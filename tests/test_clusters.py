@@ -253,3 +253,9 @@ def containers(group: dict[str, JSON]) -> list[dict[str, JSON]]:
     found = spec["containers"]
     assert isinstance(found, list)
     return [mapping(one) for one in found]
+
+
+@pytest.mark.parametrize("name", ["start.sh", "slurm.sbatch"])
+def test_the_page_has_the_scripts_for_an_installed_wheel(name: str) -> None:
+    page = (PROJECT / "docs" / "clusters.md").read_text(encoding="utf-8")
+    assert f"`{name}`:\n\n```text\n{(CLUSTERS / name).read_text(encoding='utf-8')}```\n" in page
