@@ -108,6 +108,20 @@ def test_patience_ends_in_words(fakes: Fakes, rank: str, message: str) -> None:
     assert (done.returncode, done.stderr.strip()) == (1, message)
 
 
+def test_a_missing_word_and_a_missing_environment_end_at_once_in_words(fakes: Fakes) -> None:
+    given = {"RANK": "1", "NODES": "2", "HEAD": "10.0.0.1"}
+    done = fakes.run(CLUSTERS / "start.sh", **given)
+    assert done.returncode != 0 and "GPUS: GPUs of each machine" in done.stderr
+    done = subprocess.run(
+        ["/bin/bash", str(CLUSTERS / "start.sh")],
+        env={**given, "GPUS": "1", "PATH": str(fakes.folder)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (1, "no ray on PATH: activate the environment of agentrl\n")
+
+
 def test_a_signal_reaches_the_run_which_saves(fakes: Fakes) -> None:
     there = fakes.folder / "training"
     training = f"trap 'echo saved >> {fakes.log}; exit 143' TERM; touch {there}; while true; do /bin/sleep 0.05; done"

@@ -4,7 +4,8 @@
 # RANK: number of this machine, from 0; NODES: machines; HEAD: address of machine 0; GPUS: of each machine.
 # Machine 0 starts Ray's head, waits for the others and trains; the others serve until the head ends.
 set -euo pipefail
-: "${RANK:?}" "${NODES:?}" "${HEAD:?}" "${GPUS:?}"
+: "${RANK:?number of this machine, from 0}" "${NODES:?number of machines}"
+: "${HEAD:?address of machine 0}" "${GPUS:?GPUs of each machine}"
 port=${PORT:-6379}
 patience=${PATIENCE:-600} # seconds that machines may take to join
 
@@ -12,6 +13,7 @@ if ((NODES == 1)); then # one process a GPU, or one process: Ray is started wher
     exec python -m agentrl.train "trainer.n_gpus_per_node=$GPUS" "$@"
 fi
 
+command -v ray > /dev/null || { echo "no ray on PATH: activate the environment of agentrl" >&2; exit 1; }
 export RAY_worker_niceness=0 # at the command's own priority
 own=(--num-gpus="$GPUS")
 
