@@ -106,7 +106,8 @@ class SGLangArguments(ServerArguments):
             "disable_overlap_schedule": True,
             # Room for what runs and as much again, three times, for the sessions that will come back.
             "max_total_tokens": max(context, min(4 * self.max_num_seqs * context, CPU_TOKENS)),
-            "mem_fraction_static": 0.2,
+            # max_total_tokens bounds the caches. A lower part fails where other processes take memory meanwhile.
+            "mem_fraction_static": 0.5,
             "skip_server_warmup": True,
             "sleep_on_idle": True,
             "enable_deterministic_inference": True,
