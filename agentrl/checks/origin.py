@@ -144,7 +144,7 @@ class Origins:
         recorded = Counter(
             (call.name, json.dumps(call.arguments, sort_keys=True, default=str), call.response)
             for call in one.tool_calls
-            if call.error is None
+            if call.error is None and (is_ours or call.name in self._tools.slots)  # an agent may have tools of its own
         )
         if all(text is not None for _, _, text in calls):
             for name, arguments, text in recorded - shown:

@@ -71,6 +71,23 @@ async def test_sound_trajectories_are_compared_and_nothing_is_said(bench: MakeBe
     assert report.evaluated == {"requests": 3, "scores": 3, "answers": 3, "prompt": 1, "record": 3}
 
 
+@pytest.mark.parametrize(("name", "told"), [("lookup", 0), ("add", 3)])
+async def test_a_loop_of_a_users_may_answer_calls_of_its_own_tools(
+    name: str,
+    told: int,
+    bench: MakeBench,  # noqa: F811
+) -> None:
+    b, row = bench(script, [add]), sample()
+    origins = Origins(b.scheduler)
+    origins._ours = dict.fromkeys(origins._ours, False)
+    requests = b.requests(row, 1)
+    (found,) = await b.scheduler.run(requests)
+    for one in found.tool_calls:
+        one.name, one.response = name, "by the agent"
+    report = origins.check([(one, row) for one in requests], [found])
+    assert len(report.findings) == told
+
+
 @pytest.mark.parametrize("truth", [numpy.array([1.0, 5.0]), float("nan")], ids=["array", "nan"])
 async def test_a_ground_truth_of_any_type_is_compared(bench: MakeBench, truth: object) -> None:  # noqa: F811
     row = replace(sample(), ground_truth=truth)
