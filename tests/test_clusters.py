@@ -122,6 +122,13 @@ def test_a_missing_word_and_a_missing_environment_end_at_once_in_words(fakes: Fa
     assert (done.returncode, done.stderr) == (1, "no ray on PATH: activate the environment of agentrl\n")
 
 
+def test_a_batch_script_without_its_start_script_says_so(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["bash", str(CLUSTERS / "slurm.sbatch")], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1 and "or name the script by START" in done.stderr
+
+
 def test_a_signal_reaches_the_run_which_saves(fakes: Fakes) -> None:
     there = fakes.folder / "training"
     training = f"trap 'echo saved >> {fakes.log}; exit 143' TERM; touch {there}; while true; do /bin/sleep 0.05; done"

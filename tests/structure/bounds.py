@@ -16,7 +16,7 @@ BOUNDS: dict[str, float] = {
     "private functions used once": 406,
     "functions used once": 1059,
     "lines of the core": 69138,
-    "lines of tests": 81749,
+    "lines of tests": 81773,
     "files under 30 lines": 81,
     "docstrings that only point": 42,
     "hard words in 1,000 of docs": 0.5,
