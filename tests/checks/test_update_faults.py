@@ -24,6 +24,7 @@ from agentrl.workers.backend import MiniBatch
 from agentrl.workers.learner import Learner
 from agentrl.workers.policy import PolicyWorker
 from tests.checks.test_faults import BEGINS, PAGE, _count, alarms, faulty, wrap  # noqa: F401 - a fixture
+from tests.devices import DEVICES
 from tests.runs import Overrides
 
 Inject = Callable[[pytest.MonkeyPatch], None]
@@ -39,6 +40,7 @@ KEYS = (
     f"{ACTOR}.ppo_epochs=2",
 )
 """One config that has all terms."""
+SHORT = ("trainer.total_training_steps=3", "data.val_files=null", "trainer.resume_mode=disable")
 
 
 def in_the_loss(change: Callable[[TokenScores, RaggedBatch], Seen], factor: float = 1.0) -> Inject:
@@ -281,8 +283,7 @@ def test_a_fault_of_the_update_is_named_within_two_steps(
     fault: str, small_run: Overrides, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     FAULTS[fault](monkeypatch)
-    words = (*KEYS, "trainer.total_training_steps=3", "data.val_files=null", "trainer.resume_mode=disable")
-    main(small_run(*words))
+    main(small_run(*KEYS, *SHORT))
     found = alarms(tmp_path / "run")
     assert found and {one["check"] for one in found} == {"update"}
     assert min(one["step"] for one in found) >= BEGINS
@@ -335,13 +336,9 @@ def test_the_page_lists_these_faults() -> None:
     assert [line for line in page.splitlines() if line.startswith("- ")] == [f"- {fault}" for fault in FAULTS]
 
 
-DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else [])]
-
-
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_sound_update_with_all_terms_raises_no_alarm(device: str, small_run: Overrides, tmp_path: Path) -> None:
-    words = ("trainer.total_training_steps=3", "data.val_files=null", "trainer.resume_mode=disable")
-    main(small_run(*KEYS, *words, f"trainer.device={device}"))
+    main(small_run(*KEYS, *SHORT, f"trainer.device={device}"))
     assert alarms(tmp_path / "run") == []
 
 
@@ -351,11 +348,10 @@ def test_betas_that_a_kernel_rounds_to_float32_raise_no_alarm(
     healthy = Optim.step
 
     def step(optim: Optim, number: int) -> float:
-        for _, one in optim._optimizers:
-            for group in one.param_groups:
-                group["betas"] = tuple(float(torch.tensor(beta, dtype=torch.float32)) for beta in group["betas"])
+        for group in (group for _, one in optim._optimizers for group in one.param_groups):
+            group["betas"] = tuple(float(torch.tensor(beta, dtype=torch.float32)) for beta in group["betas"])
         return healthy(optim, number)
 
     monkeypatch.setattr(Optim, "step", step)
-    main(small_run(*KEYS, "trainer.total_training_steps=3", "data.val_files=null", "trainer.resume_mode=disable"))
+    main(small_run(*KEYS, *SHORT))
     assert alarms(tmp_path / "run") == []

@@ -23,6 +23,7 @@ from agentrl.errors import ConfigError
 from agentrl.model.attend import attend_part_plainly
 from agentrl.model.layout import flat_layout
 from agentrl.model.packed import load_model, token_logprobs
+from tests.devices import DEVICES
 from tests.engines.contract import (
     GREEDY,
     MAX_MODEL_LEN,
@@ -34,8 +35,6 @@ from tests.engines.contract import (
     prompt_of,
     until_running,
 )
-
-DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else [])]
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from agentrl.model.head_product import head_products
-
-DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else [])]
+from tests.devices import DEVICES
 
 
 @pytest.mark.parametrize("device", DEVICES)
