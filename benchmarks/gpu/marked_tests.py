@@ -11,6 +11,8 @@ from pathlib import Path
 from benchmarks.gpu.part import row, setting
 
 TESTS = Path(__file__).resolve().parents[2] / "tests"
+WORDS = ("pytest.mark.gpu", "tests.devices import DEVICES")
+"""What a file with such a test says: the mark, or the list of devices whose second entry has it."""
 TIMEOUT = 100
 """Seconds of one test: the first one compiles."""
 
@@ -18,7 +20,7 @@ TIMEOUT = 100
 def files() -> list[Path]:
     """Files that hold a test with the mark; the tests of SGLang need it installed, and run by `make test-sglang`."""
     found = [file for file in sorted(TESTS.rglob("test_*.py")) if "sglang" not in file.parts]
-    return [file for file in found if "pytest.mark.gpu" in file.read_text(encoding="utf-8")]
+    return [file for file in found if any(word in file.read_text(encoding="utf-8") for word in WORDS)]
 
 
 def outcome(line: str) -> tuple[str, str] | None:
