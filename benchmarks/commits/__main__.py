@@ -12,7 +12,7 @@ names     keys with defaults, metrics, parquet columns; benchmarks/commits/alias
 verl      what each of verl's commands that the tests know resolves to, or the refusal's text
 resumed   NEW resumes a run of OLD's, and shows it in the viewer
 plugins   the tests of OLD's docs/extending.md, with that page, on NEW's package
-pace      CPU time of a step, in alternating pairs; only where it is named
+pace      CPU time of a step on both sides at once, in pairs; only where it is named
 mutants   faults that OLD's tests found are found by NEW's; only where it is named
 
 Exits 1 where something differs.

@@ -1,4 +1,7 @@
-"""CPU time of training steps on both sides, in pairs of stretches that follow one another."""
+"""CPU time of training steps on both sides, in pairs of stretches at the same time.
+
+What disturbs the machine meets both sides of a pair alike. Give each side a core (OMP_NUM_THREADS=1 on two).
+"""
 
 from __future__ import annotations
 
@@ -92,16 +95,15 @@ def read(process: subprocess.Popen[str], folder: Path) -> Stretch:
     raise RuntimeError(f"a run ended: see {folder}/output.log")
 
 
-def stretch(process: subprocess.Popen[str]) -> Stretch:
-    """Have a run do its next steps, and return their CPU seconds."""
+def ask(process: subprocess.Popen[str]) -> None:
+    """Have a run do its next steps."""
     assert process.stdin is not None
     process.stdin.write(f"{STRETCH}\n")
     process.stdin.flush()
-    return read(process, Path())
 
 
 def measure(old: Side, new: Side, kind: str, file: Path, pairs: int) -> None:
-    """Add pairs to the file until it has so many; who begins a pair takes turns."""
+    """Add pairs to the file until it has so many."""
     done = len(read_pairs(file))
     if done >= pairs:
         return
@@ -109,10 +111,8 @@ def measure(old: Side, new: Side, kind: str, file: Path, pairs: int) -> None:
     with ExitStack() as stack, file.open("a", encoding="utf-8") as out:
         left, right = (stack.enter_context(stepping(side, kind, (pairs + 1) * STRETCH + 2)) for side in (old, new))
         for number in range(-1, pairs - done):
-            if number % 2:
-                late, early = stretch(right), stretch(left)
-            else:
-                early, late = stretch(left), stretch(right)
+            ask(left), ask(right)
+            early, late = read(left, Path()), read(right, Path())
             if number >= 0:  # the first one warms up
                 out.write(json.dumps([early, late]) + "\n")
                 out.flush()
