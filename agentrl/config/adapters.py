@@ -11,6 +11,8 @@ from agentrl.errors import ConfigError
 
 SERVED_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Last parts of the names of layers whose adapters servers run."""
+VLLM_RANK = 512
+"""Largest rank of adapters that vLLM serves."""
 
 
 def served_adapters(config: RolloutsConfig) -> PolicyModelConfig | None:
@@ -24,12 +26,12 @@ def served_adapters(config: RolloutsConfig) -> PolicyModelConfig | None:
 def why_not_served(config: Config) -> str | None:
     """Say why the engine cannot be given adapters as they are; None where it can."""
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
-    if rollout.name != "sglang":
+    if rollout.name not in ("sglang", "vllm", "mixed"):
         return f"the engine {rollout.name} serves none"
-    if config.uses_ray:
-        return "with Ray, rollout workers read merged weights from the ranks"
     if config.async_training.keep_kv_cache:
-        return "with async_training.keep_kv_cache=true a request runs on, and SGLang would run it with the old ones"
+        return "with async_training.keep_kv_cache=true a request runs on, and servers would run it with the old ones"
+    if rollout.name != "sglang" and model.lora_rank > VLLM_RANK:
+        return f"vLLM serves adapters of rank {VLLM_RANK} at most"
     if model.target_modules != "all-linear" and (others := unserved(model.target_modules)):
         return f"servers run none of {', '.join(others)}"
     return None

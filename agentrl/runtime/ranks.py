@@ -54,7 +54,7 @@ class RankWeights:
     hands over. They may be live weights, which the next update changes.
     """
     adapter: Adapter | None = None
-    """See `Weights.adapter`; handed over by one rank that is alone."""
+    """See `Weights.adapter`. The ranks read it together, and each has it whole."""
 
     def alone(self) -> Weights:
         """All weights, where this rank hands over every one."""

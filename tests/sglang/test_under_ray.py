@@ -107,3 +107,33 @@ def test_each_token_has_the_version_of_the_weights_that_sampled_it(run: Run, mod
     policies += [policy_of(model_dir, checkpoints / f"step_{step:06}" / "policy") for step in range(1, STEPS)]
     used = versions_that_sampled(rows, policies)
     assert used >= set(range(STEPS - 1)), "new weights reached the servers"
+
+
+def test_workers_are_sent_the_base_once_and_adapters_after_each_step(model_dir: Path, tmp_path: Path) -> None:
+    """Two ranks gather the adapters, and two workers read them from the object store."""
+    assets = write_assets(tmp_path)
+    keys = ("lora_rank=4", "lora_merge=false")
+    run = Run(
+        overrides(
+            assets,
+            model_dir,
+            tmp_path,
+            *(f"actor_rollout_ref.model.{key}" for key in keys),
+            f"{ROLLOUT}.nnodes=2",
+            "trainer.n_gpus_per_node=2",
+            "ray_init.num_cpus=4",
+        ),
+        assets,
+        tmp_path,
+    )
+    try:
+        assert run.end(1200) == 0, run.stderr
+    finally:
+        run.stop()
+    metrics = lines(tmp_path / "run")
+    sent = [line["sync/bytes"] for line in metrics]
+    assert len(sent) > 1 and sent[0] > 2 * sent[1] and len({*sent[1:]}) == 1
+    for line in metrics:
+        assert line["rollout/logprob_gap_max_abs"] < 1e-4, "servers and trainer have different adapters"
+        assert line["actor/grad_norm"] > 0 and line["engine/failovers"] == 0
+    assert metrics[-1]["engine/adapter_bases"] == 2

@@ -31,27 +31,32 @@ WRITTEN = """\
 TEMPLATE = WRITTEN + CHAT_TEMPLATE.replace("+ message['content'] +", "+ written(message['content']) +")
 
 
-def make_model(family: str, vocab_size: int, **token_ids: Any) -> PreTrainedModel:
+def make_model(family: str, vocab_size: int, head_dim: int = 8, **token_ids: Any) -> PreTrainedModel:
     """A random model of a family of Qwen's vision-language models, with weights large enough that it attends."""
+    width = 4 * head_dim
     text: dict[str, Any] = {
         "vocab_size": vocab_size,
-        "hidden_size": 32,
+        "hidden_size": width,
         "intermediate_size": 48,
         "num_hidden_layers": 3,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 1024,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]},
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "mrope_section": [head_dim // 4, head_dim // 8, head_dim // 8],
+        },
         "pad_token_id": None,
         "bos_token_id": None,
         "eos_token_id": None,
     }
     vision: dict[str, Any] = {"depth": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
     sizes: dict[str, dict[str, Any]] = {
-        "qwen2_vl": {"embed_dim": 16, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2},
+        "qwen2_vl": {"embed_dim": 16, "hidden_size": width, "num_heads": 2, "mlp_ratio": 2},
         "qwen2_5_vl": {
             "hidden_size": 16,
-            "out_hidden_size": 32,
+            "out_hidden_size": width,
             "num_heads": 2,
             "intermediate_size": 24,
             "window_size": 16,
@@ -59,7 +64,7 @@ def make_model(family: str, vocab_size: int, **token_ids: Any) -> PreTrainedMode
         },
         "qwen3_vl": {
             "hidden_size": 16,
-            "out_hidden_size": 32,
+            "out_hidden_size": width,
             "num_heads": 2,
             "intermediate_size": 24,
             "num_position_embeddings": 64,
@@ -67,7 +72,7 @@ def make_model(family: str, vocab_size: int, **token_ids: Any) -> PreTrainedMode
         },
         "qwen3_5": {
             "hidden_size": 16,
-            "out_hidden_size": 32,
+            "out_hidden_size": width,
             "num_heads": 2,
             "intermediate_size": 24,
             "num_position_embeddings": 64,
@@ -75,10 +80,13 @@ def make_model(family: str, vocab_size: int, **token_ids: Any) -> PreTrainedMode
     }
     vision |= sizes[family]
     if family == "qwen3_vl":
-        text |= {"head_dim": 8}
+        text |= {"head_dim": head_dim}
         text["rope_parameters"] |= {"mrope_interleaved": True}
     if family == "qwen3_5":
-        text |= DELTA | {"head_dim": 8, "layer_types": ["linear_attention", "linear_attention", "full_attention"]}
+        text |= DELTA | {
+            "head_dim": head_dim,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+        }
         text["rope_parameters"] |= {"mrope_interleaved": True, "partial_rotary_factor": 1.0}
     config = AutoConfig.for_model(family, text_config=text, vision_config=vision, **token_ids)
     with torch.random.fork_rng(devices=[]):
@@ -91,7 +99,7 @@ def make_model(family: str, vocab_size: int, **token_ids: Any) -> PreTrainedMode
     return model.eval()
 
 
-def make_tiny_vision_policy(directory: Path) -> Path:
+def make_tiny_vision_policy(directory: Path, head_dim: int = 8) -> Path:
     """Write the model; images of at most 16 tokens, each of 8 by 8 pixels."""
     tokenizer = train_tokenizer(PLAIN_ENGLISH, 400)
     tokenizer.add_tokens([AddedToken(text, normalized=False, special=True) for text in VISION_TOKENS])
@@ -100,6 +108,7 @@ def make_tiny_vision_policy(directory: Path) -> Path:
     model = make_model(
         "qwen2_5_vl",
         len(tokenizer),
+        head_dim,
         vision_start_token_id=start,
         vision_end_token_id=end,
         image_token_id=image,

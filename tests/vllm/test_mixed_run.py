@@ -19,7 +19,7 @@ from tests.engines.contract import MAX_MODEL_LEN, MAX_NUM_SEQS
 from tests.sglang.training import Run, overrides, write_assets
 from tests.vllm.conftest import STARTUP
 
-ROLLOUT = "actor_rollout_ref.rollout"
+MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 
 
 async def sampled_tokens(process: ServerProcess) -> float:
@@ -32,18 +32,20 @@ async def all_ready(processes: list[ServerProcess]) -> None:
     await asyncio.gather(*[process.ready(STARTUP) for process in processes])
 
 
+@pytest.mark.parametrize("lora_rank", [0, 4], ids=["weights", "adapters"])
 def test_a_run_over_both_softwares_from_start_to_end(
     model_dir: Path,
     tmp_path: Path,
     sglang_python: Path,
     monkeypatch: pytest.MonkeyPatch,
+    lora_rank: int,
 ) -> None:
     """Each server samples turns for it, also after updates, with log-probs of the trainer's weights."""
     monkeypatch.setattr(SGLangOf, "python", str(sglang_python))
     monkeypatch.setenv("AGENTRL_TEST_SERVER_KEY", "secret")
     folder, device, length, most = str(model_dir), "cpu", MAX_MODEL_LEN, MAX_NUM_SEQS
-    sglang = SGLangArguments(folder, device, dtype="float32", context_length=length, max_num_seqs=most)
-    vllm = VLLMArguments(folder, device, dtype="float32", context_length=length, max_num_seqs=most)
+    sglang = SGLangArguments(folder, device, "float32", context_length=length, max_num_seqs=most, lora_rank=lora_rank)
+    vllm = VLLMArguments(folder, device, "float32", context_length=length, max_num_seqs=most, lora_rank=lora_rank)
     processes: list[ServerProcess] = [
         SGLangOf(sglang, None, tmp_path / "sglang.log", key="secret"),
         VLLMOf(vllm, None, tmp_path / "vllm.log", key="secret"),
@@ -64,6 +66,7 @@ def test_a_run_over_both_softwares_from_start_to_end(
             f"{ROLLOUT}.server_urls={json.dumps([process.url for process in processes])}",
             f"{ROLLOUT}.server_api_key_env=AGENTRL_TEST_SERVER_KEY",
             f"{ROLLOUT}.health_check_interval=10000",  # a check samples a token, too
+            *((f"{MODEL}.lora_rank={lora_rank}", f"{MODEL}.lora_merge=false") if lora_rank else ()),
         )
         run = Run(words, assets, tmp_path)
         assert run.end(900) == 0, run.stderr
@@ -77,5 +80,6 @@ def test_a_run_over_both_softwares_from_start_to_end(
     assert len(steps) == 3
     assert all(line["actor/grad_norm"] > 0 and line["left_out/failed"] == 0 for line in steps)
     assert all(line["rollout/logprob_gap_max_abs"] < 1e-4 for line in steps)
+    assert not lora_rank or steps[-1]["engine/adapter_bases"] == 2, "each is sent the base once"
     turn = 12  # tokens
     assert turn <= by_vllm <= sum(line["train/policy_tokens"] for line in steps) - turn, "the others are SGLang's"

@@ -59,4 +59,4 @@ class PolicyModelConfig(ModelConfig):
 
     lora_merge: Annotated[bool, WITH_LORA] = True
     """Merge adapters into the weights that the engine gets. false: it gets the base once and the adapters after each
-    step, and serves them unmerged, as SGLang's servers can (docs/engines.md)."""
+    step, and serves them unmerged, as servers of SGLang and vLLM can (docs/engines.md)."""

@@ -36,6 +36,7 @@ from agentrl.engines.servers.client import (
     describe,
 )
 from agentrl.engines.servers.http import ServerHTTP, VersionInfo, read, version_spans
+from agentrl.engines.servers.images import check_expanded, data_urls, with_one_token_each
 from agentrl.engines.servers.sync.buckets import Bucket
 from agentrl.engines.sglang.bucket_handle import serialize
 from agentrl.engines.sglang.delta_loader import CANNOT, HELD, LOADER
@@ -173,8 +174,7 @@ class SGLangClient(ServerHTTP):
         if self._adapter is not None:
             body["lora_path"] = self._adapter
         if images:
-            files = [base64.b64encode(one.image.encoded).decode() for one in images]
-            body["image_data"] = [f"data:image;base64,{file}" for file in files]  # SGLang detects the format
+            body["image_data"] = list[JSON](data_urls(images))
         with self.blamed(answer.discard):
             async with aclosing(self.events("generate", body)) as events:
                 async for event in events:
@@ -183,11 +183,8 @@ class SGLangClient(ServerHTTP):
                     answer.take(chunk)
             if answer.last.id not in (None, rid):
                 raise ValueError(f"it answers the request {answer.last.id!r}, and was asked {rid!r}")
-            if images and answer.last.prompt_tokens != len(ids):
-                raise RequestError(
-                    f"{self.url} makes {answer.last.prompt_tokens} tokens of a prompt with images that has {len(ids)} "
-                    "here: it has another image processor than actor_rollout_ref.model.path"
-                )
+            if images:
+                check_expanded(answer.last.prompt_tokens, len(ids), self.url)
             return answer.generation()
 
     async def abort(self, rid: str | None = None) -> None:
@@ -433,13 +430,3 @@ def sampling_params(params: SamplingParams) -> dict[str, JSON]:
     if params.seed is not None:
         written["sampling_seed"] = params.seed - (1 << 64) if params.seed >= 1 << 63 else params.seed
     return written
-
-
-def with_one_token_each(ids: Sequence[int], images: Sequence[PlacedImage]) -> list[int]:
-    """Keep only the first of the tokens of each image."""
-    kept: list[int] = []
-    start = 0
-    for one in images:
-        kept += ids[start : one.start + 1]
-        start = one.start + one.image.tokens
-    return [*kept, *ids[start:]]

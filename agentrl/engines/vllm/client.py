@@ -6,6 +6,7 @@ No other file knows the paths and fields of that API.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -26,6 +27,7 @@ from agentrl.engines.servers.client import (
     describe,
 )
 from agentrl.engines.servers.http import ServerHTTP, VersionInfo, read, version_spans
+from agentrl.engines.servers.images import check_expanded, data_urls, with_one_token_each
 from agentrl.engines.servers.sync.buckets import Bucket
 from agentrl.engines.vllm.handle import place
 from agentrl.engines.vllm.plugin import ARCHITECTURE, BACKEND, CHECKSUMS, HELD, NEEDED
@@ -76,6 +78,8 @@ class CachedTokens(BaseModel):
 class Usage(BaseModel):
     """Counts of tokens, which come last."""
 
+    prompt_tokens: int | None = None
+    """Length of the prompt as the server counts it."""
     prompt_tokens_details: CachedTokens | None = None
 
 
@@ -138,6 +142,12 @@ class TransferPart(BaseModel):
     backend: str
 
 
+class LoraPart(BaseModel):
+    """Adapters, in a server's settings."""
+
+    max_lora_rank: int
+
+
 class Settings(BaseModel):
     """A server's settings."""
 
@@ -145,6 +155,7 @@ class Settings(BaseModel):
     parallel_config: ParallelPart
     device_config: DevicePart
     weight_transfer_config: TransferPart | None = None
+    lora_config: LoraPart | None = None
 
 
 class SettingsAnswer(BaseModel):
@@ -169,6 +180,8 @@ class VLLMClient(ServerHTTP):
         """True while an update is open."""
         self._frees = False
         """True if it can free memory, which a CPU cannot."""
+        self._adapter: str | None = None
+        """Name of the adapter that requests are answered with."""
 
     # Requests
 
@@ -182,21 +195,24 @@ class VLLMClient(ServerHTTP):
         partial: PartialAnswer | None = None,
         images: Sequence[PlacedImage] = (),
     ) -> Generation:
-        """Continue `ids` as `ServerClient.generate` says. Raises RequestError for images."""
-        if images:
-            raise RequestError(
-                "images are not sent to vLLM's servers; take actor_rollout_ref.rollout.name=sglang or embedded"
-            )
+        """Continue `ids` as `ServerClient.generate` says.
+
+        The server is sent image files and one token for each, which its own image processor expands.
+        """
         answer = AnswerStream(PartialAnswer() if partial is None else partial, self._version)
         body: dict[str, JSON] = {
             "request_id": rid,
-            "token_ids": list(ids),
+            "token_ids": with_one_token_each(ids, images) if images else list(ids),
             "sampling_params": sampling_params(params),
             "stream": True,
             "stream_options": {"include_usage": True},
             "cache_salt": cache_key,
             "priority": params.priority,
         }
+        if self._adapter is not None:
+            body["model"] = self._adapter
+        if images:
+            body["content_parts"] = [{"type": "image_url", "url": url} for url in data_urls(images)]
         with self.blamed(answer.discard):
             async with aclosing(self.events("inference/v1/generate", body)) as events:
                 async for event in events:
@@ -205,6 +221,8 @@ class VLLMClient(ServerHTTP):
                     if not chunk.request_id.endswith(rid):
                         raise ValueError(f"it answers the request {chunk.request_id!r}, and was asked {rid!r}")
                     answer.take(chunk)
+            if images:
+                check_expanded(answer.prompt_tokens, len(ids), self.url)
             return answer.generation()
 
     async def abort(self, rid: str | None = None) -> None:
@@ -286,6 +304,7 @@ class VLLMClient(ServerHTTP):
             incremental=True,
             device=device,
             quantized=told.model.quantization is not None,
+            max_lora_rank=0 if told.lora_config is None else told.lora_config.max_lora_rank,
         )
 
     # Weights
@@ -338,9 +357,17 @@ class VLLMClient(ServerHTTP):
         await self.end_weight_update(timeout)
 
     async def use_adapter(self, name: str | None, folder: Path | None, version: int, timeout: float) -> None:
-        """Raises RequestError for an adapter: vLLM's servers are sent merged weights."""
+        """See `WeightReceiver.use_adapter`. vLLM drops the adapters that were asked for longest ago."""
         if name is not None:
-            raise RequestError(f"{self.url}: adapters are merged for vLLM's servers")
+            named: dict[str, JSON] = {"lora_name": name, "lora_path": str(folder)}
+            await self.post("v1/load_lora_adapter", named, timeout=timeout)
+        before, self._adapter = self._adapter, name
+        if before is not None:
+            with contextlib.suppress(RequestError):  # a server that has been started again does not have it
+                await self.post("v1/unload_lora_adapter", {"lora_name": before}, timeout=timeout)
+        if name is not None:
+            await self.post("update_weight_version", {"new_version": str(version)}, timeout=timeout)
+            self._version = str(version)
 
     async def weight_checksums(self, timeout: float, leave_out: Sequence[str] = ()) -> WeightChecksums:
         """Ask for the checksums of the weights as they arrived: vLLM's own are of weights in its own layout.
@@ -380,11 +407,15 @@ class AnswerStream:
         self._version = version
         self._last: Choice | None = None
         self._cached = 0
+        self.prompt_tokens: int | None = None
+        """Length of the prompt as the server counts it."""
 
     def take(self, chunk: Chunk) -> None:
         """Add the tokens of a chunk. Raises ValueError where ids and log-probs do not match."""
-        if chunk.usage is not None and chunk.usage.prompt_tokens_details is not None:
-            self._cached = chunk.usage.prompt_tokens_details.cached_tokens
+        if chunk.usage is not None:
+            self.prompt_tokens = chunk.usage.prompt_tokens
+            if chunk.usage.prompt_tokens_details is not None:
+                self._cached = chunk.usage.prompt_tokens_details.cached_tokens
         for choice in chunk.choices:
             logprobs = [] if choice.logprobs is None else [one.logprob for one in choice.logprobs.content]
             if len(logprobs) != len(choice.token_ids):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
+from agentrl.config.adapters import SERVED_LAYERS
 from agentrl.config.sections.training import Config
 from agentrl.engines.servers.command_line import ServerArguments
 from agentrl.engines.vllm.plugin import BACKEND, EXTENSION
@@ -17,6 +18,8 @@ CPU_CACHE_BYTES = 512 << 20
 """Keys and values of a server on a CPU."""
 CPU_BLOCK = 32
 """Tokens of a block of keys and values on a CPU: the smallest one whose kernels exist. Caches share whole blocks."""
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Largest ranks that vLLM can be started with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,8 @@ class VLLMArguments(ServerArguments):
     """Devices of this machine that it runs on."""
     trained: bool = True
     """agentrl sends it weights, and trains on its log-probs. Another server is vLLM's as it stands, with a key."""
+    lora_rank: int = 0
+    """Rank of the adapters that it serves; 0: none."""
 
     @classmethod
     def of_reward_model(cls, config: Config, device: str, host: str) -> Self:
@@ -38,7 +43,8 @@ class VLLMArguments(ServerArguments):
 
     def own(self, port: int) -> dict[str, JSON]:
         trained = self._trained() if self.trained else {}
-        return {**self._common(port), **trained, **(self._cpu() if self.device == "cpu" else self._gpu())}
+        device = self._cpu() if self.device == "cpu" else self._gpu()
+        return {**self._common(port), **trained, **self._adapters(), **device}
 
     def _common(self, port: int) -> dict[str, JSON]:
         return {
@@ -67,6 +73,17 @@ class VLLMArguments(ServerArguments):
             "worker_extension_cls": EXTENSION,
         }
 
+    def _adapters(self) -> dict[str, JSON]:
+        """Serve requests with and without an adapter next to one another."""
+        if not self.lora_rank:
+            return {}
+        return {
+            "enable_lora": True,
+            "max_lora_rank": lora_rank(self.lora_rank),
+            "max_loras": 2,
+            "lora_target_modules": list(SERVED_LAYERS),
+        }
+
     def _gpu(self) -> dict[str, JSON]:
         return {
             "dtype": self.dtype,
@@ -81,3 +98,8 @@ class VLLMArguments(ServerArguments):
             "block_size": CPU_BLOCK,
             "kv_cache_memory_bytes": CPU_CACHE_BYTES,
         }
+
+
+def lora_rank(rank: int) -> int:
+    """Find the least rank of vLLM's that serves adapters of `rank`; the largest one where none does."""
+    return next((known for known in LORA_RANKS if known >= rank), LORA_RANKS[-1])

@@ -13,6 +13,9 @@ from agentrl.engines.servers.process import ServerProcess
 from agentrl.engines.vllm.options import VLLMArguments
 from agentrl.system.proxies import spare_own_addresses
 
+LORA_ROUTES = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+"""Variable that gives a server the routes that load adapters."""
+
 
 class VLLMProcess(ServerProcess):
     """A vLLM server at 127.0.0.1."""
@@ -35,6 +38,8 @@ class VLLMProcess(ServerProcess):
         made = environment(self.arguments.device, self.arguments.gpus, self._pass_env)
         if self.arguments.trained:
             made["VLLM_SERVER_DEV_MODE"] = "1"  # the routes that pause it and exchange its weights
+            if self.arguments.lora_rank:
+                made[LORA_ROUTES] = "1"
         else:
             made["VLLM_SKIP_MODEL_NAME_VALIDATION"] = "1"  # whoever asks a reward model need not know its path
         return made

@@ -123,8 +123,8 @@ class RayRanks(Generic[Worker]):
         return self._pool.call(self._role.name, method, *args, **kwargs)
 
     def weights(self, method: Callable[[Worker], RankWeights]) -> Weights:
-        shapes = self._pool.weights(self._role.name, method.__name__)
-        return Weights(shapes, self._pool.reader(self._role.name))
+        shapes, adapter = self._pool.weights(self._role.name, method.__name__)
+        return Weights(shapes, self._pool.reader(self._role.name), adapter)
 
 
 def _stored(batch: Sequences) -> StoredBatch:

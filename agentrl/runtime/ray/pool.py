@@ -21,6 +21,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from agentrl import errors
+from agentrl.engines.weights import Adapter
 from agentrl.errors import ConfigError, TrainingError, UserError, WorkerDied
 from agentrl.runtime.placement import Pool
 from agentrl.runtime.profiler import Profile
@@ -131,8 +132,8 @@ class RankPool:
         calls = [ask(actor, Rank.kept, role, method) for actor in self._actors]
         return self.collect(calls, f"{role}.{method}")
 
-    def weights(self, role: str, method: str) -> Shapes:
-        """Have every rank keep its worker's weights for `reader`; return their shapes."""
+    def weights(self, role: str, method: str) -> tuple[Shapes, Adapter | None]:
+        """Have every rank keep its worker's weights for `reader`; return their shapes, and the adapter."""
         calls = [ask(actor, Rank.weights, role, method, self.profile) for actor in self._actors]
         return self.collect(calls, f"{role}.{method}")[0]
 

@@ -10,7 +10,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -21,6 +21,7 @@ from ray.exceptions import ObjectLostError
 from torch._C._distributed_c10d import TCPStore
 
 from agentrl.config.columns import column
+from agentrl.engines.weights import Adapter
 from agentrl.errors import UserError, WorkerDied
 from agentrl.observe.bars import bars_as_stages
 from agentrl.parallel.store import listening_store
@@ -183,13 +184,17 @@ class Rank:
         return ray.put(values), found.rows
 
     @reported
-    def weights(self, role: str, method: str, profile: Profile | None) -> Shapes:
-        """Call a method of the role's worker that answers `RankWeights`; keep them for readers, return the shapes."""
+    def weights(self, role: str, method: str, profile: Profile | None) -> tuple[Shapes, Adapter | None]:
+        """Call a method of the role's worker that answers `RankWeights`, and keep them for readers.
+
+        Returns the shapes, and of the first rank the adapter, which is read from the object store.
+        """
         found = self._call(role, method, profile)
         assert isinstance(found, RankWeights)
         self._weights[role] = found
         self._readers.leave()  # none is left but those that hang: what they would read next is new
-        return dict(found.shapes)
+        adapter = None if found.adapter is None else self._put(found.adapter)
+        return dict(found.shapes), adapter if self.rank == 0 else None
 
     @reported
     def compute(
@@ -232,6 +237,11 @@ class Rank:
         """
         return self._parts.part(turn, number, lambda: self._stored(self._weights[role], elements))
 
+    def _put(self, adapter: Adapter) -> Adapter:
+        """Gather an adapter on all ranks, and put it into the object store: it is small."""
+        tensors = [(name, tensor.cpu()) for name, tensor in adapter.read()]
+        return replace(adapter, read=functools.partial(_tensors, ray.put(tensors))) if self.rank == 0 else adapter
+
     @staticmethod
     def _stored(weights: RankWeights, elements: int) -> Iterator[ray.ObjectRef[Tensors | Failure]]:
         """Gather the tensors, and put them into the object store, about so many elements at a time."""
@@ -246,3 +256,8 @@ class Rank:
                 found, taken, is_open = [], 0, False
         if is_open:
             yield ray.put(found)
+
+
+def _tensors(stored: ray.ObjectRef[Tensors]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield tensors of the object store, in any process of the cluster."""
+    yield from ray.get(stored)

@@ -34,6 +34,7 @@ from agentrl.engines.vllm.plugin import BACKEND, NEEDED
 from agentrl.rollouts.reward_servers.local import server_arguments
 from agentrl.system.http import http_client
 from agentrl.trajectory import Image, PlacedImage, VersionSpan
+from tests.remote.conftest import FaultyServer
 
 
 def chunk(ids: list[int], **fields: object) -> Chunk:
@@ -47,6 +48,11 @@ def test_a_command_line_has_what_a_server_needs_and_the_users_own_words() -> Non
     assert all(argument.replace("'", "") in line for argument in NEEDED)
     assert "--block-size 64 --enable-lora" in line and line.count("--block-size") == 1
     assert json.loads(words[words.index("--weight-transfer-config") + 1]) == {"backend": BACKEND}
+
+
+def test_a_server_for_adapters_has_room_for_two_and_the_next_rank_of_vllms() -> None:
+    line = " ".join(VLLMArguments("m", "cpu", lora_rank=20).argv(8000))
+    assert "--enable-lora --max-lora-rank 32 --max-loras 2 --lora-target-modules q_proj" in line
 
 
 def test_servers_of_a_run_have_their_own_gpus_and_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -185,9 +191,32 @@ def test_a_bucket_is_found_again_in_shared_memory() -> None:
     assert torch.equal(seen.view(torch.float32).view(2, 3), torch.arange(6.0).view(2, 3))
 
 
-async def test_images_are_refused() -> None:
-    async with http_client() as http:
-        client = VLLMClient("http://127.0.0.1:1", http)
-        image = Image(np.zeros((8, 3), np.float32), (1, 2, 4), 2, b"a", b"PNG")
-        with pytest.raises(RequestError, match="sglang or embedded"):
-            await client.generate("a", [1], SamplingParams(1), cache_key="v0", images=[PlacedImage(0, image)])
+async def test_a_request_with_images_has_one_token_for_each() -> None:
+    """The server makes as many tokens of each image as its own image processor says."""
+    seen: list[dict[str, object]] = []
+    image = Image(np.zeros((8, 3), np.float32), (1, 2, 4), 2, b"a", b"PNG")
+
+    async def generate(request: web.Request) -> web.Response:
+        seen.append(await request.json())
+        spans = [{"version": "0", "start": 0, "end": 1}]
+        end = chunk([7], finish_reason="length", weight_versions=spans).model_dump() | {
+            "request_id": "generate-tokens-a"
+        }
+        usage = {"request_id": "generate-tokens-a", "choices": [], "usage": {"prompt_tokens": 5 - len(seen)}}
+        return web.Response(body="".join(f"data: {json.dumps(event)}\n\n" for event in (end, usage)).encode())
+
+    server, http = FaultyServer([generate]), http_client()
+    await server.start()
+    try:
+        client = VLLMClient(server.url.rstrip("/"), http)
+        ids, placed = [5, 83, 83, 6], [PlacedImage(1, image)]
+        assert (await client.generate("a", ids, SamplingParams(3), cache_key="v0", images=placed)).ids == [7]
+        assert seen[0]["token_ids"] == [5, 83, 6]
+        assert seen[0]["content_parts"] == [{"type": "image_url", "url": "data:image;base64,UE5H"}]
+        with pytest.raises(RequestError, match="makes 3 tokens of a prompt with images that has 4 here"):
+            await client.generate("a", ids, SamplingParams(3), cache_key="v0", images=placed)
+        await client.generate("a", ids, SamplingParams(3), cache_key="v0")
+        assert "content_parts" not in seen[2] and seen[2]["token_ids"] == ids
+    finally:
+        await http.close()
+        await server.stop()

@@ -51,9 +51,9 @@ class AdapterSender:
         self.bytes_sent, self.compared = 0, "none"
         lacking = [one for one in update.servers if adapter is None or labels[one.url] != infos[one.url].weight_version]
         if lacking:
-            self._bases += len(lacking)
             await update.each("dropping adapters", lambda one: one.use_adapter(None, None, version, TIMEOUT), lacking)
             update.drop(await self._inner.send([one for one in lacking if one in update.servers], weights, version))
+            self._bases += sum(one in update.servers for one in lacking)
             self.bytes_sent, self.compared = self._inner.bytes_sent, self._inner.compared
         if adapter is None:
             if not self._said:

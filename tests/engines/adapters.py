@@ -1,0 +1,160 @@
+"""Adapters that servers are sent and serve unmerged: what every software that can must do.
+
+A subclass gives the fixture `serving`, a server with room for adapters of RANK, and `engine_of`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import math
+import os
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from agentrl.config.sections.model import ModelConfig
+from agentrl.engines.contract import EngineError, Generation, SamplingParams
+from agentrl.engines.servers.engine import ServerEngine
+from agentrl.engines.servers.process import ServerProcess
+from agentrl.engines.weights import Adapter, Weights
+from agentrl.model.lora import Lora
+from tests.waiting import until
+
+PROMPT = [5, 17, 30, 44, 101, 7]
+RANK = 4
+
+
+class Policy:
+    """A policy with adapters, which `learn` changes."""
+
+    def __init__(self, reference: PreTrainedModel, path: Path, rank: int = RANK) -> None:
+        self.model = copy.deepcopy(reference)
+        self.lora = Lora(self.model, ModelConfig(path=str(path), lora_rank=rank, lora_alpha=8), 0)
+        self.params = dict(self.model.named_parameters())
+
+    def learn(self, seed: int) -> Policy:
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for param in self.lora.adapters(self.params).values():
+                param.normal_(0.0, 0.3, generator=generator)
+        return self
+
+    @property
+    def adapter(self) -> Adapter:
+        named = {name: param.detach().clone() for name, param in self.lora.adapters(self.params).items()}
+        config = {"r": self.lora.config.r, "lora_alpha": self.lora.config.lora_alpha}
+        shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
+        targets = sorted(self.lora.config.target_modules or ())
+        return Adapter(config | {"peft_type": "LORA", "target_modules": targets}, shapes, lambda: iter(named.items()))
+
+    @property
+    def weights(self) -> Weights:
+        return replace(Weights.from_tensors(self.lora.unmerged(self.params)), adapter=self.adapter)
+
+    @torch.no_grad()
+    def gap(self, answer: Generation, start: int = 0) -> float:
+        """Largest difference to the forward pass of peft, from the answer's token `start` on."""
+        ids = torch.tensor([PROMPT + answer.ids])
+        logprobs = self.model(ids).logits[0].log_softmax(-1)
+        found = logprobs[len(PROMPT) - 1 : -1].gather(1, ids[0, len(PROMPT) :, None])[:, 0]
+        return float((found - torch.tensor(answer.logprobs))[start:].abs().max())
+
+
+class AdapterContract(ABC):
+    """Tests of one software."""
+
+    too_wide: str
+    """What a server says about adapters of a larger rank than it was started for."""
+
+    @abstractmethod
+    def engine_of(
+        self, process: ServerProcess, reference: PreTrainedModel, folder: Path, *, ours: bool = False
+    ) -> ServerEngine:
+        """Make an engine that sends adapters to a server, which is started again where it is `ours`."""
+
+    @pytest.fixture
+    def policy(self, reference: PreTrainedModel, model_dir: Path) -> Policy:
+        return Policy(reference, model_dir)
+
+    @pytest.fixture
+    async def engine(
+        self, serving: ServerProcess, reference: PreTrainedModel, tmp_path: Path
+    ) -> AsyncIterator[ServerEngine]:
+        engine = self.engine_of(serving, reference, tmp_path / "adapters")
+        yield engine
+        await engine.close()
+
+    async def test_adapters_are_served_unmerged_and_only_they_are_sent_again(
+        self, engine: ServerEngine, policy: Policy, tmp_path: Path
+    ) -> None:
+        base = sum(tensor.nbytes for _, tensor in policy.weights.read())
+        adapter = sum(4 * math.prod(shape) for shape in policy.adapter.shapes.values())
+        for version in (1, 2, 3):
+            report = await engine.update_weights(policy.learn(version).weights, version)
+            assert report.bytes == adapter + (base if version == 1 else 0)
+            answer = await engine.generate(PROMPT, params(), "s")
+            assert policy.gap(answer) < 2e-5
+            assert [span.version for span in answer.versions] == [version]
+            assert len([*(tmp_path / "adapters").iterdir()]) == 1
+        merged = Weights.from_tensors((name, tensor.clone()) for name, tensor in policy.lora.merged(policy.params))
+        await engine.update_weights(merged, 4)
+        again = await engine.generate(PROMPT, params(), "s")
+        assert again.ids == answer.ids and policy.gap(again) < 2e-5 and again.versions[0].version == 4
+        assert (await engine.health()).metrics["adapter_bases"] == 2
+
+    @pytest.mark.parametrize("in_flight", [False, True])
+    async def test_a_running_request_goes_on_with_the_new_adapter(
+        self, engine: ServerEngine, policy: Policy, in_flight: bool
+    ) -> None:
+        await engine.update_weights(policy.learn(1).weights, 1)
+        call = asyncio.create_task(engine.generate(PROMPT, params(200), "s"))
+        await until(lambda: any(running.partial.ids for running in engine._calls.values()))
+        old = copy.deepcopy(policy)
+        new = policy.learn(2)
+        await (engine.update_in_flight if in_flight else engine.update_weights)(new.weights, 2)
+        answer = await call
+        assert [span.version for span in answer.versions] == [1, 2] and len(answer.ids) == 200
+        change = answer.versions[1].start
+        begun = replace(answer, ids=answer.ids[:change], logprobs=answer.logprobs[:change])
+        assert old.gap(begun) < 2e-5 and new.gap(answer, change) < 2e-5
+        assert (await engine.health()).metrics["failovers"] == 0
+
+    async def test_an_adapter_of_another_base_or_rank_changes_nothing(
+        self, engine: ServerEngine, reference: PreTrainedModel, model_dir: Path, policy: Policy
+    ) -> None:
+        await engine.update_weights(policy.learn(1).weights, 1)
+        before = await engine.generate(PROMPT, params(), "s")
+        adapter = policy.adapter
+        wide = {name: (shape[0], shape[1] + 1) for name, shape in adapter.shapes.items()}
+        with pytest.raises(ValueError, match="the adapter is of another base: it adapts"):
+            await engine.update_weights(replace(policy.weights, adapter=replace(adapter, shapes=wide)), 2)
+        answer = await engine.generate(PROMPT, params(), "s")
+        assert answer.ids == before.ids and answer.versions[0].version == 1
+        with pytest.raises(EngineError, match=self.too_wide):
+            await engine.update_weights(Policy(reference, model_dir, rank=4 * RANK).weights, 2)
+
+    async def test_a_server_that_was_started_again_gets_base_and_adapter(
+        self, own_server: ServerProcess, reference: PreTrainedModel, policy: Policy, tmp_path: Path
+    ) -> None:
+        process = own_server
+        engine = self.engine_of(process, reference, tmp_path / "adapters", ours=True)
+        try:
+            await engine.update_weights(policy.learn(1).weights, 1)
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGKILL)
+            answer = await engine.generate(PROMPT, params(), "s")
+            assert policy.gap(answer) < 2e-5 and answer.versions[0].version == 1
+            assert (await engine.health()).metrics["adapter_bases"] == 2
+        finally:
+            await engine.close()
+
+
+def params(tokens: int = 24, seed: int = 3) -> SamplingParams:
+    return SamplingParams(max_new_tokens=tokens, temperature=1.0, seed=seed)
