@@ -55,7 +55,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--python", default=sys.executable, help="interpreter of both sides (this one)")
     parser.add_argument("--sglang-python", help="interpreter of an environment with SGLang")
     parser.add_argument("--verl-keys", type=Path, metavar="CSV", help="further keys of public commands, with values")
-    parser.add_argument("--pairs", type=int, default=30, help="pairs of stretches of the part pace (30)")
+    parser.add_argument("--pairs", type=int, default=30, help="pairs of processes of the part pace (30)")
     parser.add_argument("--mutants", type=int, default=200, help="how many, of the same seed (200)")
     return parser.parse_args(argv)
 

@@ -1,16 +1,20 @@
-"""CPU time of training steps on both sides, in pairs of stretches at the same time.
+"""CPU time of training steps on both sides, in pairs of new processes that run at the same time.
 
-What disturbs the machine meets both sides of a pair alike. Give each side a core (OMP_NUM_THREADS=1 on two).
+What disturbs the machine meets both sides of a pair alike. Two processes of one commit differ by 3 to 5 % for as long
+as they live (seen on two cores: 30 pairs of stretches of the same two processes gave 1.029 and .954 with intervals
+that exclude 1). So the interval is that of processes, and each pair has its own.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import shutil
 import statistics
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,8 +24,8 @@ from benchmarks.commits.weights import ARRANGEMENTS, make_assets
 from benchmarks.training.clean_steps import other_words
 
 KINDS = ("quickstart", "bound-1", "ray", "sglang")
-STRETCH = 10
-"""Steps between two readings: a step that nothing disturbs is shorter than the machine's disturbances."""
+WARM, STRETCH = 4, 20
+"""Steps of a process before its reading, and of the reading: disturbances of the machine are longer than a step."""
 BOUND = 0.02
 """Extra CPU time, as a share, that the interval may reach."""
 
@@ -61,11 +65,35 @@ def words_of(kind: str, side: Side, run: Path, steps: int) -> list[str]:
     return [*words, f"trainer.total_training_steps={steps}", f"trainer.default_local_dir={run}"]
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A process that trains."""
+
+    process: subprocess.Popen[str]
+    folder: Path
+    """That has its output."""
+
+    def ask(self, steps: int) -> None:
+        """Have it do its next steps."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{steps}\n")
+        self.process.stdin.flush()
+
+    def read(self) -> Stretch:
+        """Wait for the CPU seconds of steps. Raises RuntimeError where the run ends instead."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("CPU "):
+                return Stretch(*map(float, line.split()[1:]))
+        raise RuntimeError(f"a run ended: see {self.folder}/output.log")
+
+
 @contextmanager
-def stepping(side: Side, kind: str, steps: int) -> Iterator[subprocess.Popen[str]]:
-    """Start a run that does as many steps as each line says that it is sent; its first step is done."""
+def stepping(side: Side, kind: str, steps: int) -> Iterator[Run]:
+    """Start a run that does as many steps as it is asked for, in a folder of its own."""
     folder = side.results / "pace" / kind
-    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     python = side.sglang_python if ARRANGEMENTS.get(kind, ARRANGEMENTS["grpo"]).sglang else side.python
     words = [str(python), str(INSIDE / "paced.py"), *words_of(kind, side, folder / "run", steps)]
     with (folder / "output.log").open("w", encoding="utf-8") as log:
@@ -79,43 +107,31 @@ def stepping(side: Side, kind: str, steps: int) -> Iterator[subprocess.Popen[str
             text=True,
         )
         try:
-            read(process, folder)
-            yield process
+            yield Run(process, folder)
         finally:
             process.terminate()
             process.wait(60)
 
 
-def read(process: subprocess.Popen[str], folder: Path) -> Stretch:
-    """Wait for the CPU seconds of steps. Raises RuntimeError where the run ends instead."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("CPU "):
-            return Stretch(*map(float, line.split()[1:]))
-    raise RuntimeError(f"a run ended: see {folder}/output.log")
-
-
-def ask(process: subprocess.Popen[str]) -> None:
-    """Have a run do its next steps."""
-    assert process.stdin is not None
-    process.stdin.write(f"{STRETCH}\n")
-    process.stdin.flush()
+def pair(old: Side, new: Side, kind: str) -> list[Stretch]:
+    """Have a new process of each side do its steps at the same time; return their CPU seconds, OLD's first."""
+    with ExitStack() as stack:
+        runs = [stack.enter_context(stepping(side, kind, WARM + STRETCH + 2)) for side in (old, new)]
+        readings = [run.read() for run in runs]  # of the first step
+        for steps in (WARM, STRETCH):
+            for run in runs:
+                run.ask(steps)
+            readings = [run.read() for run in runs]
+    return readings
 
 
 def measure(old: Side, new: Side, kind: str, file: Path, pairs: int) -> None:
     """Add pairs to the file until it has so many."""
-    done = len(read_pairs(file))
-    if done >= pairs:
-        return
     file.parent.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack, file.open("a", encoding="utf-8") as out:
-        left, right = (stack.enter_context(stepping(side, kind, (pairs + 1) * STRETCH + 2)) for side in (old, new))
-        for number in range(-1, pairs - done):
-            ask(left), ask(right)
-            early, late = read(left, Path()), read(right, Path())
-            if number >= 0:  # the first one warms up
-                out.write(json.dumps([early, late]) + "\n")
-                out.flush()
+    for _ in range(len(read_pairs(file)), pairs):
+        readings = pair(old, new, kind)
+        with file.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(readings) + "\n")
 
 
 def read_pairs(file: Path) -> list[tuple[Stretch, Stretch]]:
