@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from agentrl.errors import ConfigError
@@ -9,6 +10,9 @@ from agentrl.errors import ConfigError
 SHARDS = "model_world_size_*_rank_*.pt"
 """Files of a verl checkpoint's weights."""
 GGUF_HINT = "; GGUF holds quantized weights: transformers reads it (gguf_file=...) and saves it as a folder"
+
+HUB_TRIES, HUB_TIMEOUT = 3, 10.0
+"""How often the hub is asked whether it answers, and seconds of a try."""
 
 
 def check_folder(key: str, name: str) -> None:
@@ -35,3 +39,29 @@ def check_folder(key: str, name: str) -> None:
         )
     if not folder.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise ConfigError(f"{key}: there is no folder {name} (working directory {Path.cwd()})")
+    if not folder.exists():
+        check_hub(key, name)
+
+
+def check_hub(key: str, name: str) -> None:
+    """Raise ConfigError where a model is not in the hub's cache, and the hub does not answer.
+
+    huggingface_hub would try for each file again and again, a minute and a half in all.
+    """
+    import httpx
+    from huggingface_hub import constants, get_session, try_to_load_from_cache
+
+    if constants.HF_HUB_OFFLINE or isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return
+    for number in range(HUB_TRIES):
+        try:
+            get_session().head(constants.ENDPOINT, timeout=HUB_TIMEOUT)
+            return
+        except httpx.TransportError as error:
+            if number == HUB_TRIES - 1:
+                raise ConfigError(
+                    f"{key}: there is no folder {name}, and the hub's cache ({constants.HF_HUB_CACHE}) has no model of "
+                    f"this name. {constants.ENDPOINT} does not answer: {error}. Name a folder, or give a way to the "
+                    "hub (HTTPS_PROXY, HF_ENDPOINT)"
+                ) from error
+            time.sleep(1)

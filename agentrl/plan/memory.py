@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from transformers import PreTrainedConfig
 
@@ -18,6 +19,7 @@ from agentrl.config.sections.parallel import Parallel
 from agentrl.engines.embedded import blocked
 from agentrl.engines.embedded.cache import COLUMNS
 from agentrl.errors import ConfigError
+from agentrl.model.folder import check_folder
 from agentrl.model.packed import CHUNK_LOGITS, CHUNK_LOGITS_ON_GPU
 from agentrl.plan import sizing
 from agentrl.plan.sizing import BFLOAT16, FLOAT32, ModelShape
@@ -273,6 +275,8 @@ def read_shape(path: str, override: Mapping[str, JSON]) -> ModelShape:
     """Read the shape of a model from its config.json. Raises ConfigError for a model that is not counted."""
     if path == "quickstart":
         raise ConfigError("the quickstart's policy of 0.36 million parameters is made when a run begins; give a model")
+    if not Path(path).exists():
+        check_folder("actor_rollout_ref.model.path", path)
     try:
         found, _ = PreTrainedConfig.get_config_dict(path)
     except OSError as error:

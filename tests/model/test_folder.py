@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from agentrl.errors import ConfigError
-from agentrl.model.folder import check_folder
+from agentrl.model.folder import HUB_TRIES, check_folder
+from tests.observe.fake_hub import fake_hub
 
 
 def test_a_file_is_no_model_and_gguf_is_named(tmp_path: Path) -> None:
@@ -31,3 +33,21 @@ def test_adapters_are_no_model_and_their_key_is_named(tmp_path: Path, merged: bo
     with pytest.raises(ConfigError, match=r"it holds adapters.*as lora_adapter_path") as told:
         check_folder("actor_rollout_ref.model.path", str(adapters))
     assert (f"or name {adapters.parent}, which has them merged" in str(told.value)) == merged
+
+
+def test_a_hub_that_does_not_answer_is_named_within_seconds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, unused_tcp_port: int
+) -> None:
+    """It would be asked for each file of the model, for a minute and a half in all."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{unused_tcp_port}")
+    pauses: list[float] = []
+    monkeypatch.setattr("time.sleep", pauses.append)
+    with pytest.raises(ConfigError, match=rf"owner/name.*no model of this name.*:{unused_tcp_port} does not answer"):
+        check_folder("actor_rollout_ref.model.path", "owner/name")
+    assert len(pauses) == HUB_TRIES - 1
+    with fake_hub("owner/name", tmp_path) as endpoint:
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        check_folder("actor_rollout_ref.model.path", "owner/name")
+    assert len(pauses) == HUB_TRIES - 1
