@@ -1005,6 +1005,9 @@ def test_servers_of_a_reward_model_run_the_software_that_verl_names(
     assert config.reward_model.rollout.name == "sglang" and note not in notes
     _, notes = read(words, {"sglang"})
     assert f"actor_rollout_ref.rollout.name: {note}: sglang here" in notes, "no server is started for the other one"
+    config, notes = read([*asked, "+actor_rollout_ref.rollout.server_urls=[http://gpu:8000]"], {"sglang"})
+    assert (config.actor_rollout_ref.rollout.name, config.reward_model.rollout.name) == ("vllm", "sglang")
+    assert f"{section}.rollout.name: {note}: sglang here" in notes and "actor_rollout_ref.rollout.name" not in notes
 
 
 def test_samplers_are_named_in_verls_words(tmp_path: Path) -> None:

@@ -729,9 +729,14 @@ def servers(value: JSON, values: Values) -> dict[str, JSON]:
     return {f"{ROLLOUT}.tensor_model_parallel_size": each, f"{ROLLOUT}.num_servers": max(1, gpus // each)}
 
 
-def engine(value: JSON, _: Values) -> dict[str, JSON]:
+def engine(value: JSON, values: Values) -> dict[str, JSON]:
     """Translate the engine."""
-    return {f"{ROLLOUT}.name": engine_here(value)}
+    return {f"{ROLLOUT}.name": value if is_attached(value, values) else engine_here(value)}
+
+
+def is_attached(value: JSON, values: Values) -> bool:
+    """Check whether vLLM's servers run already, so that vLLM need not be installed here."""
+    return value == "vllm" and bool(values.get(f"{ROLLOUT}.server_urls"))
 
 
 def engine_here(value: JSON) -> JSON:
@@ -741,8 +746,12 @@ def engine_here(value: JSON) -> JSON:
     return "sglang" if value in ("vllm", "trtllm", "hf", "dynamo", "???", None) else value
 
 
-def is_replaced(value: JSON, _: Values) -> bool:
-    """Check whether SGLang's servers stand for an engine that a command names."""
+def is_replaced(value: JSON, values: Values) -> bool:
+    """Check whether SGLang's servers stand for the engine that a command names."""
+    return _is_another(value) and not is_attached(value, values)
+
+
+def _is_another(value: JSON) -> bool:
     return value not in ("???", None) and engine_here(value) != value
 
 
@@ -938,7 +947,7 @@ def reward_engine(value: JSON, values: Values) -> dict[str, JSON]:
 
 def is_reward_engine_replaced(value: JSON, values: Values) -> bool:
     """Check whether SGLang's servers are started for another engine of the reward model."""
-    return bool(reward_engine(value, values)) and is_replaced(value, values)
+    return bool(reward_engine(value, values)) and _is_another(value)
 
 
 def _is_asked(values: Values) -> bool:
