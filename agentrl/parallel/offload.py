@@ -15,6 +15,9 @@ from torch.distributed.fsdp import FSDPModule
 P = ParamSpec("P")
 R = TypeVar("R")
 
+KEPT = 256 << 20
+"""Bytes that the C library may keep for later use."""
+
 
 class Offload:
     """A context in which the parameters of `root` are on `device`; outside of it they are in host memory.
@@ -61,18 +64,49 @@ def wait(device: torch.device) -> None:
 def give_back(device: torch.device) -> None:
     """Give memory back that is kept for later use: torch's on a GPU, where a server may wake, the C library's on a CPU.
 
-    glibc keeps what an update frees. Its pieces rarely fit the next update's, which then takes new memory.
+    glibc keeps what an update frees. Its pieces rarely fit the next update's, which then takes new memory. A small
+    model's is kept: its pages would be asked for again within the next step.
     """
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    elif (trim := _malloc_trim()) is not None:
-        trim(0)
+    elif _free_bytes() > KEPT:
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+class _Mallinfo(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in [
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        ]
+    )
+
+
+def _free_bytes() -> int:
+    """Bytes that glibc keeps for later use; 0 in other C libraries."""
+    if (info := _mallinfo()) is None:
+        return 0
+    return int(info().fordblks)
 
 
 @functools.cache
-def _malloc_trim() -> Callable[[int], int] | None:
-    """Find glibc's `malloc_trim`; None in other C libraries."""
-    return getattr(ctypes.CDLL(None), "malloc_trim", None)
+def _mallinfo() -> Callable[[], _Mallinfo] | None:
+    """Find glibc's `mallinfo2` (2.33); None elsewhere."""
+    found = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if found is not None:
+        found.restype = _Mallinfo
+    return found
 
 
 class HasOffload(Protocol):
