@@ -3,6 +3,9 @@ host, from which nothing comes back, or the moves are only noted."""
 
 from __future__ import annotations
 
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -150,3 +153,23 @@ def test_offloading_frees_the_device_and_changes_nothing(make_batch: BatchMaker,
         held = [*fsdp(worker).tensors.values(), *(value for value in fsdp(worker).optim.state().values())]
         assert {tensor.device.type for tensor in held if tensor.ndim} == {device}
     assert all(torch.allclose(results[1][name], tensor, atol=1e-6) for name, tensor in results[0].items())
+
+
+FREED = """
+import sys, psutil, torch
+from agentrl.parallel.offload import give_back
+used = psutil.Process().memory_info
+for megabytes in (40, 400):
+    pieces = [b"x" * (64 << 10) for _ in range(16 * megabytes)]
+    last = b"x" * (64 << 10)  # else the C library gives the memory before it back by itself
+    del pieces
+    before = used().rss
+    give_back(torch.device("cpu"))
+    print(before - used().rss >> 20)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries keep memory in other ways")
+def test_a_small_models_memory_is_kept_and_much_is_given_back() -> None:
+    small, large = map(int, subprocess.check_output([sys.executable, "-c", FREED], text=True).split())
+    assert small < 20 and large > 300
