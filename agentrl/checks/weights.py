@@ -73,8 +73,9 @@ class WeightWatch:
         """Take the next tensors, in the order of their names, up to the budget: all that the engine holds together in
         one tensor, and at least one of its tensors."""
         held: defaultdict[str, list[str]] = defaultdict(list)
+        inspectable = engine if isinstance(engine, InspectableEngine) else None  # Python looks at each method for that
         for name in shapes:
-            place = engine.held_in(name) if isinstance(engine, InspectableEngine) else name
+            place = name if inspectable is None else inspectable.held_in(name)
             if place is not None:
                 held[place].append(name)
         places = sorted(held)
