@@ -23,6 +23,12 @@ def served_adapters(config: RolloutsConfig) -> PolicyModelConfig | None:
     return None if model.lora_merge else model
 
 
+def frees_weights(config: RolloutsConfig) -> bool:
+    """Say whether a server's weights are freed during an update: not those that later updates build on."""
+    rollout = config.actor_rollout_ref.rollout
+    return rollout.free_cache_engine and not rollout.update_weights_delta and served_adapters(config) is None
+
+
 def why_not_served(config: Config) -> str | None:
     """Say why the engine cannot be given adapters as they are; None where it can."""
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout

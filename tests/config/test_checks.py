@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from agentrl.config import SFTConfig, load_config
+from agentrl.config.adapters import frees_weights
 from agentrl.config.checks import COMPARING
 from agentrl.config.declaration import declaration_of
 from agentrl.config.load import write_config
@@ -472,3 +473,11 @@ def test_the_trainers_experts_are_those_of_a_pass_before_the_update() -> None:
     with pytest.raises(ConfigError, match=r"mode=R2 replays the experts .* with .*proximal=rollout they are not"):
         load_config([replay, "algorithm.rollout_correction.proximal=rollout"])
     assert load_config([replay]).actor_rollout_ref.actor.router_replay.mode == "R2"
+
+
+def test_weights_that_later_updates_build_on_are_never_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.config.checks.is_installed", lambda _: True)
+    freed = [f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.free_cache_engine=true", "trainer.device=cuda"]
+    lora = ["actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.lora_merge=false"]
+    for keys, all_freed in (([], True), ([f"{ROLLOUT}.update_weights_delta=true"], False), (lora, False)):
+        assert frees_weights(load_config([*freed, *keys])) is all_freed

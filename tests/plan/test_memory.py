@@ -95,6 +95,10 @@ def test_a_server_takes_its_part_of_the_gpu(words: list[str]) -> None:
     roles = config.actor_rollout_ref.model_copy(update={"rollout": rollout})
     served = MemoryPlan(config.model_copy(update={"actor_rollout_ref": roles}), "cuda", 80)
     assert all(moment.parts["engine"] == 40 for moment in served.moments)
+    for keys, left in (({}, {}), ({"update_weights_delta": True}, {"engine's weights": 4 * PARAMS})):
+        freed = roles.model_copy(update={"rollout": rollout.model_copy(update={"free_cache_engine": True, **keys})})
+        update = MemoryPlan(config.model_copy(update={"actor_rollout_ref": freed}), "cuda", 80).moments[-1]
+        assert {name: size for name, size in update.parts.items() if name.startswith("engine")} == left
 
 
 def test_a_run_that_cannot_fit_is_refused_and_one_that_may_not_warned_of(words: list[str]) -> None:

@@ -292,9 +292,9 @@ class RolloutConfig(Section):
     continue; 0: a dead server is not started again."""
     free_cache_engine: Annotated[bool, STARTED, OnlyWith("trainer.device=cuda or auto", "name=embedded")] = False
     """Free the engine's KV cache while the policy is updated, and the weights of servers, for a policy on the same
-    GPU. Off, since it costs time in every step and helps only where both do not fit; servers need CUDA and
-    torch_memory_saver. With async_training.max_staleness above 0 they stand still meanwhile, and tools go on
-    (docs/async.md)."""
+    GPU. A server that is sent adapters or changed elements keeps its weights. Off, since it costs time in every step
+    and helps only where both do not fit; servers need CUDA and torch_memory_saver. With async_training.max_staleness
+    above 0 they stand still meanwhile, and tools go on (docs/async.md)."""
     update_weights_transport: Annotated[str, Names(WEIGHT_TRANSPORTS), SERVERS] = "auto"
     """How servers get the policy's weights. tensor: by handles to shared memory (CUDA IPC on a GPU), on the same
     machine only; distributed: broadcast by torch.distributed (nccl, gloo); disk: by files, in a folder that every

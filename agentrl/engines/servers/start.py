@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import torch
 
-from agentrl.config.adapters import served_adapters
+from agentrl.config.adapters import frees_weights, served_adapters
 from agentrl.config.registries import WEIGHT_TRANSPORTS
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.config.sections.training import Config
@@ -155,7 +155,7 @@ async def start_engine(
             weight_sender(config, device, [server.url for server in servers], folder, software.checksums, notify),
             max_model_len=max_model_len,
             deterministic=all(info.deterministic for info in infos),
-            free_weights=rollout.free_cache_engine,
+            free_weights=frees_weights(config),
             notify=notify,
             timings=timings,
             keep_kv_cache=keeps(config),
