@@ -72,6 +72,8 @@ class AdapterContract(ABC):
 
     too_wide: str
     """What a server says about adapters of a larger rank than it was started for."""
+    long = 200
+    """Tokens of an answer in whose middle the adapter changes."""
 
     @abstractmethod
     def engine_of(
@@ -114,13 +116,13 @@ class AdapterContract(ABC):
         self, engine: ServerEngine, policy: Policy, in_flight: bool
     ) -> None:
         await engine.update_weights(policy.learn(1).weights, 1)
-        call = asyncio.create_task(engine.generate(PROMPT, params(200), "s"))
+        call = asyncio.create_task(engine.generate(PROMPT, params(self.long), "s"))
         await until(lambda: any(running.partial.ids for running in engine._calls.values()))
         old = copy.deepcopy(policy)
         new = policy.learn(2)
         await (engine.update_in_flight if in_flight else engine.update_weights)(new.weights, 2)
         answer = await call
-        assert [span.version for span in answer.versions] == [1, 2] and len(answer.ids) == 200
+        assert [span.version for span in answer.versions] == [1, 2] and len(answer.ids) == self.long
         change = answer.versions[1].start
         begun = replace(answer, ids=answer.ids[:change], logprobs=answer.logprobs[:change])
         assert old.gap(begun) < 2e-5 and new.gap(answer, change) < 2e-5

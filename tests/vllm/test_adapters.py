@@ -48,6 +48,7 @@ def serving(server_arguments: VLLMArguments, tmp_path_factory: pytest.TempPathFa
 
 class TestAdapters(AdapterContract):
     too_wide = "greater than max_lora_rank 8"
+    long = 600  # 3 s and more, by the pace of `tests.vllm.paced`
 
     @pytest.fixture
     def own_server(self, server_arguments: VLLMArguments, tmp_path: Path) -> Iterator[VLLMProcess]:

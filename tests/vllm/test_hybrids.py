@@ -18,7 +18,6 @@ from agentrl.engines.servers.sync import TensorSender
 from agentrl.engines.vllm.build import check_family
 from agentrl.engines.vllm.client import VLLMClient
 from agentrl.engines.vllm.engine import VLLMEngine
-from agentrl.engines.vllm.options import VLLMArguments
 from agentrl.engines.vllm.process import VLLMProcess
 from agentrl.engines.weights import Weights
 from agentrl.errors import ConfigError
@@ -27,17 +26,22 @@ from agentrl.quickstart.tiny_policy import PLAIN_ENGLISH, train_tokenizer
 from agentrl.system.http import http_client
 from tests.engines.test_hybrids import check, own_logprobs
 from tests.model.families import make_model
-from tests.vllm.conftest import STARTUP
+from tests.vllm.conftest import STARTUP, PacedArguments
 from tests.waiting import until
 
 PROMPT = list(range(5, 30))
+LENGTH = 1024
+LONG = 600
+"""Tokens of an answer that goes on until its weights are changed: 3 s and more, by the pace of `tests.vllm.paced`."""
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> PreTrainedModel:
     """A Falcon-H1 with heads that vLLM's attention on a CPU takes, in the folder `model`."""
     tokenizer = train_tokenizer(PLAIN_ENGLISH, 400)
-    model = make_model("falcon-h1", head_dim=32, hidden_size=128, vocab_size=len(tokenizer))
+    model = make_model(
+        "falcon-h1", head_dim=32, hidden_size=128, vocab_size=len(tokenizer), max_position_embeddings=LENGTH
+    )
     unbound_time_steps(model)
     scaled(model, 0.3)
     model.save_pretrained(tmp_path / "model")
@@ -47,7 +51,7 @@ def model(tmp_path: Path) -> PreTrainedModel:
 
 @pytest.fixture
 def serving(model: PreTrainedModel, tmp_path: Path) -> Iterator[VLLMProcess]:
-    arguments = VLLMArguments(str(tmp_path / "model"), "cpu", "float32", context_length=256, max_num_seqs=4)
+    arguments = PacedArguments(str(tmp_path / "model"), "cpu", "float32", context_length=LENGTH, max_num_seqs=4)
     process = VLLMProcess(arguments, None, tmp_path / "0.log", key="secret")
     try:
         process.start()
@@ -72,10 +76,10 @@ async def test_a_state_is_computed_again_with_new_weights(serving: VLLMProcess, 
         http,
         ModelFacts(model.config.vocab_size, shapes),
         TensorSender(torch.float32, 1 << 20),
-        max_model_len=256,
+        max_model_len=LENGTH,
         deterministic=True,
     )
-    params = SamplingParams(160, temperature=1.0, seed=3)
+    params = SamplingParams(LONG, temperature=1.0, seed=3)
     try:
         whole = await engine.generate(PROMPT, params, "a")
         check(model, PROMPT, whole)
@@ -88,7 +92,7 @@ async def test_a_state_is_computed_again_with_new_weights(serving: VLLMProcess, 
         change = changed.versions[1].start
         assert changed.ids[:change] == whole.ids[:change]
         expected = own_logprobs(model, PROMPT + changed.ids, len(PROMPT) + change)
-        assert len(changed.ids) == 160
+        assert len(changed.ids) == LONG
         assert torch.allclose(torch.tensor(changed.logprobs[change:]), expected, atol=1e-5, rtol=0)
     finally:
         await engine.close()
