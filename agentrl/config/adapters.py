@@ -24,7 +24,7 @@ def served_adapters(config: RolloutsConfig) -> PolicyModelConfig | None:
 
 
 def frees_weights(config: RolloutsConfig) -> bool:
-    """Say whether a server's weights are freed during an update: not those that later updates build on."""
+    """Say whether a server's weights are freed during an update. Weights that later updates build on are kept."""
     rollout = config.actor_rollout_ref.rollout
     return rollout.free_cache_engine and not rollout.update_weights_delta and served_adapters(config) is None
 

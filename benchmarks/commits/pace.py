@@ -71,7 +71,7 @@ class Run:
 
     process: subprocess.Popen[str]
     folder: Path
-    """That has its output."""
+    """Folder of its output."""
 
     def ask(self, steps: int) -> None:
         """Have it do its next steps."""

@@ -12,7 +12,7 @@ from benchmarks.gpu.part import row, setting
 
 TESTS = Path(__file__).resolve().parents[2] / "tests"
 WORDS = ("pytest.mark.gpu", "tests.devices import DEVICES")
-"""What a file with such a test says: the mark, or the list of devices whose second entry has it."""
+"""Words of a file with such a test: the mark, or the list of devices whose second entry has it."""
 TIMEOUT = 100
 """Seconds of one test: the first one compiles."""
 

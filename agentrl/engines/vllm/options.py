@@ -31,7 +31,7 @@ class VLLMArguments(ServerArguments):
     trained: bool = True
     """agentrl sends it weights, and trains on its log-probs. Another server is vLLM's as it stands, with a key."""
     lora_rank: int = 0
-    """Rank of the adapters that it serves; 0: none."""
+    """Rank of the adapters that it serves; 0: it serves no adapters."""
 
     @classmethod
     def of_reward_model(cls, config: Config, device: str, host: str) -> Self:
