@@ -357,7 +357,7 @@ class VLLMClient(ServerHTTP):
         await self.end_weight_update(timeout)
 
     async def use_adapter(self, name: str | None, folder: Path | None, version: int, timeout: float) -> None:
-        """Load an adapter as `WeightReceiver.use_adapter` says. vLLM drops the adapters that were asked for longest ago."""
+        """Load an adapter as `WeightReceiver.use_adapter` says. vLLM drops the adapter that was used longest ago."""
         if name is not None:
             named: dict[str, JSON] = {"lora_name": name, "lora_path": str(folder)}
             await self.post("v1/load_lora_adapter", named, timeout=timeout)

@@ -101,5 +101,5 @@ class VLLMArguments(ServerArguments):
 
 
 def lora_rank(rank: int) -> int:
-    """Find the least rank of vLLM's that serves adapters of `rank`; the largest one where none does."""
+    """Find the least rank of vLLM's that serves adapters of `rank`; the largest one where all are smaller."""
     return next((known for known in LORA_RANKS if known >= rank), LORA_RANKS[-1])
