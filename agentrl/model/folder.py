@@ -46,7 +46,7 @@ def check_folder(key: str, name: str) -> None:
 def check_hub(key: str, name: str) -> None:
     """Raise ConfigError where a model is not in the hub's cache, and the hub does not answer.
 
-    huggingface_hub would try for each file again and again, a minute and a half in all.
+    Without this check each file would be asked for again and again, a minute and a half in all.
     """
     import httpx
     from huggingface_hub import constants, get_session, try_to_load_from_cache
