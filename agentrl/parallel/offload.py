@@ -64,8 +64,8 @@ def wait(device: torch.device) -> None:
 def give_back(device: torch.device) -> None:
     """Give memory back that is kept for later use: torch's on a GPU, where a server may wake, the C library's on a CPU.
 
-    The C library keeps the memory that an update frees. Its pieces rarely fit the next update's, which then takes new memory.
-    A small model's is kept: its pages would be asked for again within the next step.
+    The C library keeps the memory that an update frees. Its pieces rarely fit the next update's, which then takes new
+    memory. A small model's is kept: its pages would be asked for again within the next step.
     """
     if device.type == "cuda":
         torch.cuda.empty_cache()
