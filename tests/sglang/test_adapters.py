@@ -102,7 +102,8 @@ def test_a_run_sends_the_base_once_and_adapters_after_each_step(
         (["rollout.name=vllm", "model.lora_rank=600"], "vLLM serves adapters of rank 512 at most"),
     ],
 )
-def test_adapters_that_cannot_be_served_are_refused(keys: list[str], why: str) -> None:
+def test_adapters_that_cannot_be_served_are_refused(keys: list[str], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.config.checks.is_installed", lambda _: True)
     given = ["trainer.device=cpu", *(f"actor_rollout_ref.{key}" for key in ("model.lora_rank=8", *keys))]
     assert served_adapters(load_config(given)) is None
     with pytest.raises(ConfigError, match=f"lora_merge=false: .*{why}"):
