@@ -1,6 +1,6 @@
 """Adapters that servers are sent and serve unmerged: what every software that can must do.
 
-A subclass gives the fixture `serving`, a server with room for adapters of RANK, and `engine_of`.
+A subclass gives the fixtures `serving` and `own_server`, servers with room for adapters of RANK.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import copy
 import math
 import os
 import signal
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,9 +21,16 @@ from transformers import PreTrainedModel
 from agentrl.config.sections.model import ModelConfig
 from agentrl.engines.contract import EngineError, Generation, SamplingParams
 from agentrl.engines.servers.engine import ServerEngine
+from agentrl.engines.servers.model import ModelFacts
 from agentrl.engines.servers.process import ServerProcess
+from agentrl.engines.servers.supervisor import Server
+from agentrl.engines.servers.sync import AdapterSender, TensorSender
+from agentrl.engines.sglang.client import SGLangClient
+from agentrl.engines.vllm.client import VLLMClient
 from agentrl.engines.weights import Adapter, Weights
 from agentrl.model.lora import Lora
+from agentrl.system.http import http_client
+from tests.engines.contract import MAX_MODEL_LEN
 from tests.waiting import until
 
 PROMPT = [5, 17, 30, 44, 101, 7]
@@ -67,19 +73,30 @@ class Policy:
         return float((found - torch.tensor(answer.logprobs))[start:].abs().max())
 
 
-class AdapterContract(ABC):
+class AdapterContract:
     """Tests of one software."""
 
+    client: type[SGLangClient | VLLMClient]
+    engine_type: type[ServerEngine]
     too_wide: str
     """What a server says about adapters of a larger rank than it was started for."""
     long = 200
     """Tokens of an answer in whose middle the adapter changes."""
 
-    @abstractmethod
     def engine_of(
         self, process: ServerProcess, reference: PreTrainedModel, folder: Path, *, ours: bool = False
     ) -> ServerEngine:
         """Make an engine that sends adapters to a server, which is started again where it is `ours`."""
+        http = http_client()
+        shapes = {name: tuple(tensor.shape) for name, tensor in reference.state_dict().items()}
+        return self.engine_type(
+            [Server(self.client(process.url, http, process.key), process if ours else None)],
+            http,
+            ModelFacts(reference.config.vocab_size, shapes),
+            AdapterSender(TensorSender(torch.float32, 1 << 20), folder),
+            max_model_len=MAX_MODEL_LEN,
+            deterministic=True,
+        )
 
     @pytest.fixture
     def policy(self, reference: PreTrainedModel, model_dir: Path) -> Policy:
@@ -160,3 +177,14 @@ class AdapterContract(ABC):
 
 def params(tokens: int = 24, seed: int = 3) -> SamplingParams:
     return SamplingParams(max_new_tokens=tokens, temperature=1.0, seed=seed)
+
+
+def check_sent(metrics: Sequence[Mapping[str, float]], bases: int, *, in_flight: bool = False) -> None:
+    """Check that a run sent the base once to so many servers, and the same bytes of adapters after each step."""
+    sent = [line["sync/bytes"] for line in metrics]
+    assert len(sent) > 1 and sent[0] > 2 * sent[1] and len({*sent[1:]}) == 1
+    for line in metrics:
+        # In flight the gap is also that of older adapters.
+        assert in_flight or line["rollout/logprob_gap_max_abs"] < 1e-4, "servers and trainer have different adapters"
+        assert line["actor/grad_norm"] > 0 and line["engine/failovers"] == 0
+    assert metrics[-1]["engine/adapter_bases"] == bases

@@ -8,25 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import PreTrainedModel
 
 from agentrl.config import load_config
 from agentrl.config.adapters import served_adapters
-from agentrl.engines.servers.engine import ServerEngine
-from agentrl.engines.servers.model import ModelFacts
-from agentrl.engines.servers.process import ServerProcess
-from agentrl.engines.servers.supervisor import Server
-from agentrl.engines.servers.sync import AdapterSender, TensorSender
 from agentrl.engines.sglang.client import SGLangClient
 from agentrl.engines.sglang.engine import SGLangEngine
 from agentrl.engines.sglang.options import SGLangArguments
 from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.errors import ConfigError
-from agentrl.system.http import http_client
 from tests.e2e.test_train import lines
-from tests.engines.adapters import RANK, AdapterContract
-from tests.engines.contract import MAX_MODEL_LEN
+from tests.engines.adapters import RANK, AdapterContract, check_sent
 from tests.sglang.conftest import STARTUP, StartServer
 from tests.sglang.training import Run, overrides, write_assets
 
@@ -48,25 +39,12 @@ def serving(server_arguments: SGLangArguments, tmp_path_factory: pytest.TempPath
 
 
 class TestAdapters(AdapterContract):
+    client, engine_type = SGLangClient, SGLangEngine
     too_wide = "max-lora-rank"
 
     @pytest.fixture
     async def own_server(self, start_server: StartServer) -> SGLangProcess:
         return await start_server(lora_rank=RANK)
-
-    def engine_of(
-        self, process: ServerProcess, reference: PreTrainedModel, folder: Path, *, ours: bool = False
-    ) -> ServerEngine:
-        http = http_client()
-        shapes = {name: tuple(tensor.shape) for name, tensor in reference.state_dict().items()}
-        return SGLangEngine(
-            [Server(SGLangClient(process.url, http), process if ours else None)],
-            http,
-            ModelFacts(reference.config.vocab_size, shapes),
-            AdapterSender(TensorSender(torch.float32, 1 << 20), folder),
-            max_model_len=MAX_MODEL_LEN,
-            deterministic=True,
-        )
 
 
 @pytest.mark.timeout(400)
@@ -84,14 +62,7 @@ def test_a_run_sends_the_base_once_and_adapters_after_each_step(
         assert run.end() == 0, run.stderr
     finally:
         run.stop()
-    metrics = lines(tmp_path / "run")
-    sent = [line["sync/bytes"] for line in metrics]
-    assert len(sent) > 1 and sent[0] > 2 * sent[1] and len({*sent[1:]}) == 1
-    for line in metrics:
-        # In flight the gap is also that of older adapters.
-        assert keys or line["rollout/logprob_gap_max_abs"] < 1e-4, "servers and trainer have different adapters"
-        assert line["actor/grad_norm"] > 0 and line["engine/failovers"] == 0
-    assert metrics[-1]["engine/adapter_bases"] == 1
+    check_sent(lines(tmp_path / "run"), 1, in_flight=bool(keys))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ BOUNDS: dict[str, float] = {
     "private functions used once": 405,
     "functions used once": 1058,
     "lines of the core": 69338,
-    "lines of tests": 82282,
+    "lines of tests": 82236,
     "files under 30 lines": 81,
     "docstrings that only point": 42,
     "hard words in 1,000 of docs": 0.5,

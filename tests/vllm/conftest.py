@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +41,18 @@ class PacedArguments(VLLMArguments):
         return {**VLLMArguments.own(self, port), "worker_extension_cls": "tests.vllm.paced.Extension"}
 
 
+@contextmanager
+def running(arguments: VLLMArguments, folder: Path) -> Iterator[VLLMProcess]:
+    """A server that is ready, whose output is in the folder."""
+    process = VLLMProcess(arguments, None, folder / "0.log", key="secret")
+    try:
+        process.start()
+        asyncio.run(process.ready(STARTUP))
+        yield process
+    finally:
+        process.stop()
+
+
 @pytest.fixture(scope="session")
 def server_arguments(model_dir: Path) -> VLLMArguments:
     """Arguments of the shared server."""
@@ -49,13 +62,8 @@ def server_arguments(model_dir: Path) -> VLLMArguments:
 @pytest.fixture(scope="session")
 def server(server_arguments: VLLMArguments, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMProcess]:
     """A server for all tests, with the weights of `model_dir` at first. Tests leave it running, idle and not paused."""
-    process = VLLMProcess(server_arguments, None, tmp_path_factory.mktemp("server") / "0.log", key="secret")
-    try:
-        process.start()
-        asyncio.run(process.ready(STARTUP))
+    with running(server_arguments, tmp_path_factory.mktemp("server")) as process:
         yield process
-    finally:
-        process.stop()
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ from agentrl.quickstart.tiny_policy import PLAIN_ENGLISH, train_tokenizer
 from agentrl.system.http import http_client
 from tests.engines.test_hybrids import check, own_logprobs
 from tests.model.families import make_model
-from tests.vllm.conftest import STARTUP, PacedArguments
+from tests.vllm.conftest import PacedArguments, running
 from tests.waiting import until
 
 PROMPT = list(range(5, 30))
@@ -52,13 +52,8 @@ def model(tmp_path: Path) -> PreTrainedModel:
 @pytest.fixture
 def serving(model: PreTrainedModel, tmp_path: Path) -> Iterator[VLLMProcess]:
     arguments = PacedArguments(str(tmp_path / "model"), "cpu", "float32", context_length=LENGTH, max_num_seqs=4)
-    process = VLLMProcess(arguments, None, tmp_path / "0.log", key="secret")
-    try:
-        process.start()
-        asyncio.run(process.ready(STARTUP))
+    with running(arguments, tmp_path) as process:
         yield process
-    finally:
-        process.stop()
 
 
 @torch.no_grad()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ from agentrl.trajectory import Message
 from agentrl.trajectory.collate import from_trajectories
 from tests.vision.test_rollouts import SMALL, TALL, question, run, sample
 from tests.vision.tiny import make_tiny_vision_policy, picture
-from tests.vllm.conftest import STARTUP
+from tests.vllm.conftest import running
 
 DEFINED = """
 import sys
@@ -70,13 +69,8 @@ def serving(
 ) -> Iterator[VLLMProcess]:
     monkeypatch.setenv("PYTHONPATH", str(torchvision))
     arguments = VLLMArguments(str(vision_policy), "cpu", "float32", context_length=400, max_num_seqs=8)
-    process = VLLMProcess(arguments, None, tmp_path / "0.log", key="secret")
-    try:
-        process.start()
-        asyncio.run(process.ready(STARTUP))
+    with running(arguments, tmp_path) as process:
         yield process
-    finally:
-        process.stop()
 
 
 async def test_server_and_trainer_agree_on_every_sampled_token(serving: VLLMProcess, vision_policy: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from agentrl.config.adapters import SERVED_LAYERS
+from agentrl.config.adapters import SERVED_LAYERS, VLLM_RANK
 from agentrl.config.sections.training import Config
 from agentrl.engines.servers.command_line import ServerArguments
 from agentrl.engines.vllm.plugin import BACKEND, EXTENSION
@@ -18,7 +18,7 @@ CPU_CACHE_BYTES = 512 << 20
 """Keys and values of a server on a CPU."""
 CPU_BLOCK = 32
 """Tokens of a block of keys and values on a CPU: the smallest one whose kernels exist. Caches share whole blocks."""
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, VLLM_RANK)
 """Largest ranks that vLLM can be started with."""
 
 
