@@ -47,6 +47,8 @@ class Roles:
                 )
                 self._endpoints.append(endpoint)
                 self.turns[name] = partial(frozen_turn, endpoint, one)
+            elif one.adapter is not None:
+                self.turns[name] = partial(untrained_turn, adapter=one.policy)
             else:
                 self.turns[name] = trained_turn if one.trained else untrained_turn
 
@@ -77,8 +79,10 @@ async def trained_turn(episode: Episode, stop: Sequence[str], max_tokens: int | 
     return await episode.generate(stop=stop, max_tokens=max_tokens)
 
 
-async def untrained_turn(episode: Episode, stop: Sequence[str], max_tokens: int | None) -> Reply:
-    """Sample a turn of the run's policy that is not trained on."""
+async def untrained_turn(
+    episode: Episode, stop: Sequence[str], max_tokens: int | None, adapter: str | None = None
+) -> Reply:
+    """Sample a turn of the run's policy, or of a frozen adapter, that is not trained on."""
     params = SamplingParams(
         max_new_tokens=episode.room(max_tokens),
         temperature=episode.params.temperature,
@@ -88,10 +92,13 @@ async def untrained_turn(episode: Episode, stop: Sequence[str], max_tokens: int 
         stop=tuple(stop),
         seed=seed_of(episode.seed, len(episode.transcript)),
         priority=episode.params.priority,
+        adapter=adapter,
     )
     before = episode.generate_seconds
     made = await episode.sample_ids(episode.transcript.ids, params, episode.session, episode.transcript.images)
-    return await episode.record_frozen(made.ids, POLICY, made.finish_reason, episode.generate_seconds - before)
+    return await episode.record_frozen(
+        made.ids, adapter or POLICY, made.finish_reason, episode.generate_seconds - before
+    )
 
 
 async def frozen_turn(

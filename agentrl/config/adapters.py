@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 
 from agentrl.config.sections.model import PolicyModelConfig
 from agentrl.config.sections.rollouts import RolloutsConfig
@@ -21,6 +22,17 @@ def served_adapters(config: RolloutsConfig) -> PolicyModelConfig | None:
         return None
     model = config.actor_rollout_ref.model
     return None if model.lora_merge else model
+
+
+def frozen_adapters(config: RolloutsConfig) -> dict[str, str]:
+    """List the adapters that servers serve next to the policy's: their folders, absolute, by name."""
+    roles = config.actor_rollout_ref.rollout.roles.values()
+    return {role.policy: str(Path(role.adapter).absolute()) for role in roles if role.adapter is not None}
+
+
+def most_adapters(frozen: Collection[str]) -> int:
+    """Count the adapters that a server serves at once: the policy's, its next one, and the frozen ones."""
+    return 2 + len(frozen)
 
 
 def frees_weights(config: RolloutsConfig) -> bool:

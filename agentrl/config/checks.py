@@ -6,7 +6,7 @@ import importlib.util
 import math
 from collections.abc import Collection, Iterator
 
-from agentrl.config.adapters import why_not_served
+from agentrl.config.adapters import frozen_adapters, served_adapters, why_not_served
 from agentrl.config.columns import COLUMNS, described
 from agentrl.config.declaration import OF_ESTIMATORS, declaration_of
 from agentrl.config.keys import all_keys, defaults, flatten, leaf_keys
@@ -437,6 +437,11 @@ def check_roles(config: Config) -> Iterator[str]:
         yield (
             f"{ROLLOUT}.roles conflicts with algorithm.adv_estimator={estimator}: the reward of a greedy trajectory is "
             "not known by role. Set algorithm.adv_estimator=rae, or grpo"
+        )
+    if frozen_adapters(config) and served_adapters(config) is None:
+        yield (
+            f"{ROLLOUT}.roles: {', '.join(frozen_adapters(config))}: adapters are served next to the policy's own. Set "
+            "actor_rollout_ref.model.lora_rank and lora_merge=false, or serve the model and set base_url"
         )
     if config.reward_model.classifies:
         yield (

@@ -45,6 +45,8 @@ class SamplingParams:
     """The same seed, ids and weights give the same tokens, with any other requests in the batch."""
     priority: int = 0
     """Place in the queue: the smallest number goes first. An engine may not read it."""
+    adapter: str | None = None
+    """Name of a frozen adapter (`agentrl.config.adapters.frozen_adapters`) that answers; None: the policy."""
 
     def check(self) -> None:
         """Raise RequestError for a value out of its range."""

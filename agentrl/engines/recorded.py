@@ -22,14 +22,15 @@ class TimedGeneration:
     seconds: float
 
 
-_DECIDING = attrgetter(*(one.name for one in fields(SamplingParams) if one.name != "priority"))
-"""The parameters that decide which tokens are sampled."""
+_DECIDING = attrgetter(*(one.name for one in fields(SamplingParams) if one.name not in ("priority", "adapter")))
+"""The parameters that decide which tokens one model samples."""
 
 
 def request_key(ids: Sequence[int], params: SamplingParams, images: Sequence[PlacedImage]) -> str:
     """Digest what decides which tokens are sampled, the weights aside: prompt, images, parameters and seed."""
     places = b"".join(placed.start.to_bytes(8, "little") + placed.image.digest for placed in images)
-    return digest(b"engine", array("q", ids).tobytes(), repr(_DECIDING(params)).encode(), places)
+    model = () if params.adapter is None else (params.adapter.encode(),)
+    return digest(b"engine", array("q", ids).tobytes(), repr(_DECIDING(params)).encode(), places, *model)
 
 
 def _write(one: TimedGeneration) -> bytes:

@@ -132,19 +132,20 @@ class Lora:
 
     def _start_from(self, path: Path) -> None:
         """Take over adapters in peft's format. Raises ConfigError when they do not match the config."""
-        theirs = _read_config(path)
-        self._check_config(path, theirs)
+        at = f"lora_adapter_path={path}"
+        theirs = read_plain_lora(path, at)
+        self._check_config(theirs, at)
         try:
             tensors = load_file(path / WEIGHTS)
         except (FileNotFoundError, SafetensorError) as error:
-            raise ConfigError(f"lora_adapter_path={path}: {WEIGHTS} cannot be read: {error}") from error
+            raise ConfigError(f"{at}: {WEIGHTS} cannot be read: {error}") from error
         found = {name.removeprefix(PEFT_PREFIX): tensor for name, tensor in tensors.items()}
         params = {name.replace(_ADAPTER, ""): p for name, p in self._model.named_parameters() if _is_adapter(name)}
         for name in [*params, *sorted(set(found) - set(params))]:
             shapes = [list(there[name].shape) if name in there else "nothing" for there in (params, found)]
             if shapes[0] != shapes[1]:
                 raise ConfigError(
-                    f"lora_adapter_path={path}: {name}: the run has {shapes[0]}, the adapter {shapes[1]}. Set "
+                    f"{at}: {name}: the run has {shapes[0]}, the adapter {shapes[1]}. Set "
                     f"target_modules and path as it was made with: target_modules={theirs.get('target_modules')}, "
                     f"path={theirs.get('base_model_name_or_path')}"
                 )
@@ -152,19 +153,13 @@ class Lora:
             for name, param in params.items():
                 param.copy_(found[name])
 
-    def _check_config(self, path: Path, theirs: Mapping[str, JSON]) -> None:
-        """Raise ConfigError where the adapters' own config `theirs` is another than the run's, or no plain LoRA."""
-        ours = {"peft_type": "LORA", "r": self.config.r, "lora_alpha": self.config.lora_alpha}
+    def _check_config(self, theirs: Mapping[str, JSON], at: str) -> None:
+        """Check rank and alpha of the adapters' own config `theirs`. Raises ConfigError, which begins with `at`."""
+        ours = {"r": self.config.r, "lora_alpha": self.config.lora_alpha}
         for key, value in ours.items():
             if theirs.get(key) != value:
                 name = {"r": "lora_rank"}.get(key, key)
-                raise ConfigError(
-                    f"lora_adapter_path={path}: {CONFIG} has {key}={theirs.get(key)}, and the run has {name}={value}"
-                )
-        plain = ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out")
-        used = [key for key in plain if theirs.get(key)] + (["bias"] if theirs.get("bias", "none") != "none" else [])
-        if used:
-            raise ConfigError(f"lora_adapter_path={path}: {CONFIG} has {used[0]}={theirs[used[0]]}; only plain LoRA")
+                raise ConfigError(f"{at}: {CONFIG} has {key}={theirs.get(key)}, and the run has {name}={value}")
 
 
 def _without_adapters(model: PreTrainedModel, excluded: str | list[str] | None) -> list[str] | None:
@@ -273,13 +268,20 @@ def _start(model: PreTrainedModel, seed: int) -> None:
                         side.to(base.weight.device)
 
 
-def _read_config(path: Path) -> dict[str, JSON]:
+def read_plain_lora(path: Path, at: str) -> dict[str, JSON]:
+    """Read the config of adapters in peft's format.
+
+    Raises ConfigError, which begins with `at`, where it cannot be read, or the adapters are no plain LoRA.
+    """
     try:
         found = json.loads((path / CONFIG).read_text(encoding="utf-8"))
         if not isinstance(found, dict):
             raise ValueError(f"expected a JSON object, found {type(found).__name__}")
-        return found
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"lora_adapter_path={path}: {CONFIG} cannot be read: {error}. Give a folder that peft wrote"
-        ) from error
+        raise ConfigError(f"{at}: {CONFIG} cannot be read: {error}. Give a folder that peft wrote") from error
+    plain = ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out")
+    used = [key for key in plain if found.get(key)]
+    used += [key for key, usual in (("peft_type", "LORA"), ("bias", "none")) if found.get(key, usual) != usual]
+    if used:
+        raise ConfigError(f"{at}: {CONFIG} has {used[0]}={found[used[0]]}; only plain LoRA")
+    return found

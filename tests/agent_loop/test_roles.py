@@ -15,6 +15,7 @@ import pytest
 from agentrl.agent_loop.roles import Roles
 from agentrl.config.sections.roles import RoleConfig
 from agentrl.config.sections.rollouts import RolloutsConfig
+from agentrl.engines.contract import Generation, SamplingParams
 from agentrl.environments.loop import EnvironmentLoop
 from agentrl.environments.sidecar import EnvironmentOptions
 from agentrl.errors import CodeError, ConfigError, DataError
@@ -144,6 +145,24 @@ async def test_the_runs_policy_plays_a_role_that_is_not_trained(bench: MakeBench
         *[("policy", False), ("policy", True)]
     ]
     assert one.score == -1.0
+
+
+async def test_a_frozen_adapter_is_asked_by_its_name_and_not_trained_on(
+    bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b, asked = bench(lambda session, turn: {"0": ["2", "3"], "1": ["1"]}[session.rsplit(".", 1)[1]][turn]), []
+    generate = b.engine.generate
+
+    async def told(ids: Any, params: SamplingParams, session: str, images: Any = ()) -> Generation:
+        asked.append(params.adapter)
+        return await generate(ids, params, session, images)
+
+    monkeypatch.setattr(b.engine, "generate", told)
+    one = await played(b, game(6), first={}, second={"policy": "older", "adapter": "runs/older/policy/adapter"})
+    assert asked == [None, "older", None]
+    assert [(transcript.policy, bool(transcript.sampled_length)) for transcript in one.transcripts] == [
+        *[("policy", True), ("older", False)]
+    ]
 
 
 async def test_after_a_kill_a_frozen_turn_is_not_asked_for_again(bench: MakeBench, opponent: str) -> None:

@@ -96,10 +96,26 @@ def test_bad_roles_are_refused_before_training(overrides: list[str], capsys: pyt
         ("{first: {}, second: {policy: other}}", "policy=other is no policy of this run, and has no base_url"),
         ("{first: {}, second: {policy: other, trains: true, base_url: 'http://127.0.0.1:9/v1'}}", "not supported: let"),
         ("{first: {trains: false}, second: {trains: false}}", "none of first, second is trained"),
+        ("{first: {}, second: {policy: old, adapter: old}}", "old: adapters are served next to the policy's own"),
+        ("{first: {}, second: {adapter: old}}", "adapter needs policy, a name for the frozen adapter"),
+        ("{first: {}, second: {policy: old, adapter: old, base_url: 'http://127.0.0.1:9/v1'}}", "name two models"),
+        ("{a: {}, b: {policy: old, adapter: x}, c: {policy: old, adapter: y}}", "policy=old is the name of another"),
     ):
         refused(train, [*overrides, f"{ROLLOUT}.roles={roles}"], capsys, says, "roles")
     both = f"{ROLLOUT}.roles={{first: {{}}, second: {{}}}}"
     refused(train, [*overrides, both, "algorithm.adv_estimator=remax"], capsys, "not known by role")
+
+
+def guessing(folder: Path) -> list[str]:
+    """Write rows for the page's agent, which lies in `folder`; returns the keys of a run that plays it."""
+    row = {
+        "data_source": "agent/guess",
+        "agent_name": "openai_proxy",
+        "prompt": [{"role": "user", "content": "Guess."}],
+    }
+    pq.write_table(pa.Table.from_pylist([row] * 4), folder / "guess.parquet")
+    proxy = f"{ROLLOUT}.agent.openai_proxy.target={folder}/two_players.py:agent"
+    return [f"data.train_files={folder}/guess.parquet", proxy]
 
 
 @pytest.mark.slice(0, "documents")
@@ -112,16 +128,9 @@ def test_the_environment_and_the_agent_of_the_page_play(
     assert (tmp_path / "shorter.py").read_text().removeprefix("# shorter.py\n").strip() == SHORTER.strip().replace(
         "\n\ndef", "\n\n\ndef"
     )
-    row = {
-        "data_source": "agent/guess",
-        "agent_name": "openai_proxy",
-        "prompt": [{"role": "user", "content": "Guess."}],
-    }
-    pq.write_table(pa.Table.from_pylist([row] * 4), tmp_path / "guess.parquet")
     keys = [word for word in overrides if "train_files" not in word]
     roles = f"{ROLLOUT}.roles={{player-1: {{}}, player-2: {{}}}}"
-    proxy = f"{ROLLOUT}.agent.openai_proxy.target=two_players.py:agent"
-    assert train([*keys, "data.train_files=guess.parquet", roles, proxy, "trainer.total_training_steps=1"]) == 0
+    assert train([*keys, *guessing(tmp_path), roles, "trainer.total_training_steps=1"]) == 0
     (file,) = (tmp_path / "run" / "trajectories").glob("train_*1.parquet")
     for one in read_trajectories(file):
         assert [transcript.role for transcript in one.transcripts] == ["player-1", "player-2"]
@@ -131,7 +140,7 @@ def test_the_environment_and_the_agent_of_the_page_play(
 @pytest.mark.slice(0, "documents")
 def test_a_run_against_a_served_policy_as_the_page_says(overrides: list[str], opponent: str) -> None:
     """The second command of the page, with its roles, on the small game; an endpoint stands for the server."""
-    tiny, serve, command = commands(PAGE)
+    tiny, serve, command, _ = commands(PAGE)
     assert tiny == "bash examples/self_play/tiny.sh" and (PROJECT / tiny.split()[1]).is_file()
     served = shlex.split(serve)
     assert served[:3] == ["python", "-m", "sglang.launch_server"]

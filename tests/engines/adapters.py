@@ -1,6 +1,6 @@
 """Adapters that servers are sent and serve unmerged: what every software that can must do.
 
-A subclass gives the fixtures `serving` and `own_server`, servers with room for adapters of RANK.
+A subclass gives the fixtures `serving` and `own_server`, servers with the keys of the fixture `adapters`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from transformers import PreTrainedModel
 from agentrl.config.sections.model import ModelConfig
 from agentrl.engines.contract import EngineError, Generation, SamplingParams
 from agentrl.engines.servers.engine import ServerEngine
+from agentrl.engines.servers.frozen_adapters import check_held
 from agentrl.engines.servers.model import ModelFacts
 from agentrl.engines.servers.process import ServerProcess
 from agentrl.engines.servers.supervisor import Server
@@ -28,6 +30,7 @@ from agentrl.engines.servers.sync import AdapterSender, TensorSender
 from agentrl.engines.sglang.client import SGLangClient
 from agentrl.engines.vllm.client import VLLMClient
 from agentrl.engines.weights import Adapter, Weights
+from agentrl.errors import ConfigError
 from agentrl.model.lora import Lora
 from agentrl.system.http import http_client
 from tests.engines.contract import MAX_MODEL_LEN
@@ -60,6 +63,12 @@ class Policy:
         targets = sorted(self.lora.config.target_modules or ())
         return Adapter(config | {"peft_type": "LORA", "target_modules": targets}, shapes, lambda: iter(named.items()))
 
+    def write(self, folder: Path) -> Path:
+        """Write the adapter as peft does."""
+        folder.mkdir()
+        self.lora.write(folder, self.params)
+        return folder
+
     @property
     def weights(self) -> Weights:
         return replace(Weights.from_tensors(self.lora.unmerged(self.params)), adapter=self.adapter)
@@ -73,6 +82,22 @@ class Policy:
         return float((found - torch.tensor(answer.logprobs))[start:].abs().max())
 
 
+@pytest.fixture(scope="module")
+def players(reference: PreTrainedModel, model_dir: Path) -> dict[str, Policy]:
+    """Two frozen policies by name."""
+    return {name: Policy(reference, model_dir).learn(seed) for seed, name in enumerate(("old", "older"), 10)}
+
+
+@pytest.fixture(scope="module")
+def adapters(players: Mapping[str, Policy], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Keys of a server that serves adapters of RANK, and those of `players` from its start."""
+    folder = tmp_path_factory.mktemp("frozen")
+    return {
+        "lora_rank": RANK,
+        "frozen": {name: str(one.write(folder / name)) for name, one in players.items()},
+    }
+
+
 class AdapterContract:
     """Tests of one software."""
 
@@ -84,7 +109,12 @@ class AdapterContract:
     """Tokens of an answer in whose middle the adapter changes."""
 
     def engine_of(
-        self, process: ServerProcess, reference: PreTrainedModel, folder: Path, *, ours: bool = False
+        self,
+        process: ServerProcess,
+        reference: PreTrainedModel,
+        folder: Path,
+        *,
+        ours: bool = False,
     ) -> ServerEngine:
         """Make an engine that sends adapters to a server, which is started again where it is `ours`."""
         http = http_client()
@@ -159,10 +189,38 @@ class AdapterContract:
         with pytest.raises(EngineError, match=self.too_wide):
             await engine.update_weights(Policy(reference, model_dir, rank=4 * RANK).weights, 2)
 
-    async def test_a_server_that_was_started_again_gets_base_and_adapter(
-        self, own_server: ServerProcess, reference: PreTrainedModel, policy: Policy, tmp_path: Path
+    async def test_frozen_adapters_answer_next_to_the_policys(
+        self, engine: ServerEngine, policy: Policy, players: Mapping[str, Policy]
     ) -> None:
-        process = own_server
+        for version in (1, 2):
+            await engine.update_weights(policy.learn(version).weights, version)
+            asked = [engine.generate(PROMPT, replace(params(), adapter=name), name) for name in players]
+            own, *others = await asyncio.gather(engine.generate(PROMPT, params(), "own"), *asked)
+            assert policy.gap(own) < 2e-5
+            assert all(one.gap(answer) < 2e-5 for one, answer in zip(players.values(), others, strict=True))
+
+    async def test_a_server_says_which_frozen_adapters_it_has(
+        self, serving: ServerProcess, adapters: Mapping[str, Any]
+    ) -> None:
+        async with http_client() as http:
+            client = self.client(serving.url, http, serving.key)
+            folders = {name: Path(folder) for name, folder in adapters["frozen"].items()}
+            await check_held(client, folders)
+            wrong = {"old": folders["older"]}
+            with pytest.raises(
+                ConfigError, match=r"has no adapter old of .*it has .*older=.*Start it with --lora-paths"
+            ):
+                await check_held(client, wrong)
+
+    async def test_a_server_that_was_started_again_gets_base_and_adapters(
+        self,
+        own_server: ServerProcess,
+        reference: PreTrainedModel,
+        policy: Policy,
+        players: Mapping[str, Policy],
+        tmp_path: Path,
+    ) -> None:
+        process, older = own_server, players["older"]
         engine = self.engine_of(process, reference, tmp_path / "adapters", ours=True)
         try:
             await engine.update_weights(policy.learn(1).weights, 1)
@@ -170,6 +228,7 @@ class AdapterContract:
             os.kill(process.pid, signal.SIGKILL)
             answer = await engine.generate(PROMPT, params(), "s")
             assert policy.gap(answer) < 2e-5 and answer.versions[0].version == 1
+            assert older.gap(await engine.generate(PROMPT, replace(params(), adapter="older"), "s")) < 2e-5
             assert (await engine.health()).metrics["adapter_bases"] == 2
         finally:
             await engine.close()

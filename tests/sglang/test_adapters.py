@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import PreTrainedModel
 
 from agentrl.config import load_config
 from agentrl.config.adapters import served_adapters
@@ -16,20 +19,24 @@ from agentrl.engines.sglang.engine import SGLangEngine
 from agentrl.engines.sglang.options import SGLangArguments
 from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.errors import ConfigError
+from agentrl.trajectory.parquet import read_trajectories
+from tests.e2e.test_docs import commands, write_files
+from tests.e2e.test_self_play import PAGE, guessing
 from tests.e2e.test_train import lines
-from tests.engines.adapters import RANK, AdapterContract, check_sent
+from tests.engines.adapters import RANK, AdapterContract, Policy, adapters, check_sent, players
 from tests.sglang.conftest import STARTUP, StartServer
 from tests.sglang.training import Run, overrides, write_assets
 
+__all__ = ["adapters", "players"]  # fixtures
 MODEL = "actor_rollout_ref.model"
 
 
 @pytest.fixture(scope="module")
-def serving(server_arguments: SGLangArguments, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangProcess]:
+def serving(
+    server_arguments: SGLangArguments, adapters: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SGLangProcess]:
     """A server that serves adapters."""
-    process = SGLangProcess(
-        replace(server_arguments, lora_rank=RANK), None, tmp_path_factory.mktemp("adapters") / "0.log"
-    )
+    process = SGLangProcess(replace(server_arguments, **adapters), None, tmp_path_factory.mktemp("adapters") / "0.log")
     try:
         process.start()
         asyncio.run(process.ready(STARTUP))
@@ -43,8 +50,8 @@ class TestAdapters(AdapterContract):
     too_wide = "max-lora-rank"
 
     @pytest.fixture
-    async def own_server(self, start_server: StartServer) -> SGLangProcess:
-        return await start_server(lora_rank=RANK)
+    async def own_server(self, start_server: StartServer, adapters: dict[str, Any]) -> SGLangProcess:
+        return await start_server(**adapters)
 
 
 @pytest.mark.timeout(400)
@@ -63,6 +70,29 @@ def test_a_run_sends_the_base_once_and_adapters_after_each_step(
     finally:
         run.stop()
     check_sent(lines(tmp_path / "run"), 1, in_flight=bool(keys))
+
+
+@pytest.mark.timeout(400)
+def test_a_frozen_adapter_plays_a_role(model_dir: Path, reference: PreTrainedModel, tmp_path: Path) -> None:
+    folder = Policy(reference, model_dir).learn(10).write(tmp_path / "older")
+    write_files(PAGE, tmp_path)
+    others = ("train_files", ".agent.", "custom_reward")
+    words = [word for word in overrides(tmp_path, model_dir, tmp_path) if not any(key in word for key in others)]
+    *_, command = commands(PAGE)
+    *keys, roles = shlex.split(command)[5:]
+    for ours, theirs in (("first", "player-1"), ("second", "player-2"), ("runs/older/policy/adapter", str(folder))):
+        assert ours in roles
+        roles = roles.replace(ours, theirs)
+    run = Run([*words, *guessing(tmp_path), *keys, roles], tmp_path, tmp_path)
+    try:
+        assert run.end() == 0, run.stderr
+    finally:
+        run.stop()
+    check_sent(lines(tmp_path / "run"), 1)
+    for file in sorted((tmp_path / "run" / "trajectories").glob("train_*.parquet")):
+        for one in read_trajectories(file):
+            assert [transcript.policy for transcript in one.transcripts] == ["policy", "older"]
+            assert one.transcripts[1].sampled_length == 0 < len(one.turns[1].text)
 
 
 @pytest.mark.parametrize(

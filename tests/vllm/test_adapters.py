@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,17 +14,20 @@ from agentrl.engines.vllm.engine import VLLMEngine
 from agentrl.engines.vllm.options import VLLMArguments
 from agentrl.engines.vllm.process import VLLMProcess
 from tests.e2e.test_train import lines
-from tests.engines.adapters import RANK, AdapterContract, check_sent
+from tests.engines.adapters import RANK, AdapterContract, adapters, check_sent, players
 from tests.sglang.training import Run, overrides, write_assets
 from tests.vllm.conftest import running
 
+__all__ = ["adapters", "players"]  # fixtures
 MODEL = "actor_rollout_ref.model"
 
 
 @pytest.fixture(scope="module")
-def serving(server_arguments: VLLMArguments, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMProcess]:
+def serving(
+    server_arguments: VLLMArguments, adapters: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[VLLMProcess]:
     """A server that serves adapters."""
-    with running(replace(server_arguments, lora_rank=RANK), tmp_path_factory.mktemp("adapters")) as process:
+    with running(replace(server_arguments, **adapters), tmp_path_factory.mktemp("adapters")) as process:
         yield process
 
 
@@ -33,8 +37,10 @@ class TestAdapters(AdapterContract):
     long = 600  # 3 s and more, by the pace of `tests.vllm.paced`
 
     @pytest.fixture
-    def own_server(self, server_arguments: VLLMArguments, tmp_path: Path) -> Iterator[VLLMProcess]:
-        with running(replace(server_arguments, lora_rank=RANK), tmp_path) as process:
+    def own_server(
+        self, server_arguments: VLLMArguments, adapters: dict[str, Any], tmp_path: Path
+    ) -> Iterator[VLLMProcess]:
+        with running(replace(server_arguments, **adapters), tmp_path) as process:
             yield process
 
 

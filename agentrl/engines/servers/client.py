@@ -196,6 +196,10 @@ class ServerClient(WeightReceiver, Protocol):
         """Undo `release_memory`; weights come back with any content."""
         ...
 
+    async def held_adapters(self) -> dict[str, str]:
+        """Ask for the adapters that it has: their folders by name."""
+        ...
+
     async def check(self, timeout: float | None) -> None:
         """Have the server generate a token. Raises ServerFailed when it does not within `timeout` seconds, if any."""
         ...

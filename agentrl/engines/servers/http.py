@@ -46,6 +46,20 @@ class VersionInfo(BaseModel):
     end: int
 
 
+class ModelCard(BaseModel):
+    """A model of a server; an adapter where it has a parent."""
+
+    id: str
+    root: str | None = None
+    parent: str | None = None
+
+
+class ModelsAnswer(BaseModel):
+    """Answer of OpenAI's list of models."""
+
+    data: list[ModelCard]
+
+
 def version_spans(found: Sequence[VersionInfo] | None, count: int) -> list[VersionSpan]:
     """Read the versions of an answer of `count` tokens. Raises ValueError where they are not those of all tokens."""
     spans = [VersionSpan(span.version, span.start, span.end) for span in found or [] if span.end > span.start]
@@ -70,6 +84,14 @@ class ServerHTTP:
     async def get(self, path: str, timeout: float | None = CONTROL_TIMEOUT) -> bytes:
         """GET a path; return the answer."""
         return await self._call("GET", path, None, timeout)
+
+    async def held_adapters(self) -> dict[str, str]:
+        """Ask for the adapters as `ServerClient.held_adapters` says."""
+        try:
+            models = read(ModelsAnswer, await self.get("v1/models")).data
+        except ValueError as error:
+            raise ServerFailed(self.url, f"v1/models: {error}") from error
+        return {one.id: one.root or "" for one in models if one.parent is not None}
 
     async def events(self, path: str, body: Mapping[str, JSON]) -> AsyncGenerator[bytes]:
         """POST `body` and yield the JSON objects of the streamed answer. Raises `FAULTS` as they are."""

@@ -5,12 +5,12 @@ A server may die of an id outside the vocabulary or a tensor of a wrong shape, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from agentrl.engines.weights import Adapter, Weights
+from agentrl.engines.weights import Weights
 from agentrl.model.checkpoint_names import CheckpointNames
 from agentrl.model.lora import PEFT_PREFIX
 from agentrl.model.read_config import read_config
@@ -55,17 +55,22 @@ class ModelFacts:
                     f"update_weights: {name} has shape {tuple(expected)} in the engine but {tuple(shape)} was given; "
                     "nothing was changed"
                 )
-        for name, found in adapted(weights.adapter).items():
+        if weights.adapter is not None and (problem := self.other_base(weights.adapter.shapes)) is not None:
+            raise ValueError(f"update_weights: {problem}; nothing was changed")
+
+    def other_base(self, shapes: Mapping[str, Sequence[int]]) -> str | None:
+        """Name a weight that an adapter with tensors of these shapes adapts, and that the model does not have."""
+        for name, found in adapted(shapes).items():
             if self.shapes.get(name) != found:
-                raise ValueError(
-                    f"update_weights: the adapter is of another base: it adapts {name} of shape {found}, and the "
-                    f"model has {self.shapes.get(name, 'no such weight')}; nothing was changed"
+                return (
+                    f"the adapter is of another base: it adapts {name} of shape {found}, and the model has "
+                    f"{self.shapes.get(name, 'no such weight')}"
                 )
+        return None
 
 
-def adapted(adapter: Adapter | None) -> dict[str, tuple[int, int]]:
+def adapted(shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, int]]:
     """Find the weights [O, I] that an adapter's A [R, I] and B [O, R] adapt: their shapes by name."""
-    shapes = {} if adapter is None else adapter.shapes
     layers = [name.removesuffix(".lora_A.weight") for name in shapes if name.endswith(".lora_A.weight")]
     return {
         f"{layer.removeprefix(PEFT_PREFIX)}.weight": (

@@ -8,7 +8,7 @@ import itertools
 import os
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -27,6 +27,7 @@ from agentrl.engines.servers.client import ServerClient, ServerFailed, ServerInf
 from agentrl.engines.servers.command_line import ServerArguments
 from agentrl.engines.servers.engine import ServerEngine
 from agentrl.engines.servers.fleet import Timings
+from agentrl.engines.servers.frozen_adapters import check_held, find_frozen_adapters
 from agentrl.engines.servers.model import ModelFacts
 from agentrl.engines.servers.process import ServerProcess
 from agentrl.engines.servers.supervisor import Server
@@ -118,6 +119,7 @@ async def start_engine(
             f"{model.path} was made for contexts of {facts.max_positions} tokens, and this job needs {max_model_len} "
             f"({ROLLOUT}.max_model_len, or data.max_prompt_length + data.max_response_length)"
         )
+    frozen = find_frozen_adapters(config, facts, notify)
     http = http_client()
     processes: Sequence[ServerProcess] = []
     try:
@@ -140,6 +142,8 @@ async def start_engine(
             for server, info in zip(servers, infos, strict=True):
                 check_model(info, server.url, facts)
                 software.check_attached(info, server.url, max_model_len)
+            if frozen:
+                await run_concurrently(check_held(server.client, frozen) for server in servers)
         if software.check is not None:
             for server, info in zip(servers, infos, strict=True):
                 software.check(info, server.url, config)
@@ -152,7 +156,9 @@ async def start_engine(
             servers,
             http,
             facts,
-            weight_sender(config, device, [server.url for server in servers], folder, software.checksums, notify),
+            weight_sender(
+                config, device, [server.url for server in servers], folder, software.checksums, notify, frozen
+            ),
             max_model_len=max_model_len,
             deterministic=all(info.deterministic for info in infos),
             free_weights=frees_weights(config),
@@ -265,11 +271,12 @@ def weight_sender(
     folder: Path,
     checksums: Callable[[], ExpectedChecksums],
     notify: Say = lambda _: None,
+    frozen: Collection[str] = (),
 ) -> WeightSender:
     """Build the sender that update_weights_transport and update_weights_delta ask for. Raises ConfigError.
 
     `checksums` makes the expected checksums of the server software; used with update_weights_checksum.
-    `notify` shows why a server is sent all weights.
+    `notify` shows why a server is sent all weights. `frozen`: names of adapters that servers have next to the policy's.
     """
     rollout = config.actor_rollout_ref.rollout
     # A server on a CPU computes in float32.
@@ -290,7 +297,7 @@ def weight_sender(
     if rollout.update_weights_delta:
         sender = DeltaSender(sender, checksums if rollout.update_weights_checksum else None, notify)
     if served_adapters(config) is not None:
-        sender = AdapterSender(sender, folder / "adapters", notify)
+        sender = AdapterSender(sender, folder / "adapters", notify, frozen)
     return sender
 
 

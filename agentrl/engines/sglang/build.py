@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agentrl.config.adapters import SERVED_LAYERS, served_adapters
+from agentrl.config.adapters import SERVED_LAYERS, frozen_adapters, most_adapters, served_adapters
 from agentrl.config.sections.model import PlainModelConfig
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.config.sglang_arguments import EXTRA_KEY
@@ -56,6 +56,7 @@ def server_arguments(config: RolloutsConfig, device: str, max_model_len: int, nu
         plans_ahead=not keeps(config),
         takes_deltas=rollout.update_weights_delta,
         lora_rank=adapters.lora_rank if adapters is not None else 0,
+        frozen=frozen_adapters(config),
         extra=rollout.engine_kwargs.sglang,
     )
 
@@ -65,12 +66,12 @@ def check(info: ServerInfo, url: str, config: RolloutsConfig) -> None:
 
     Raises ConfigError, also where it does not serve the adapters that it is to be sent.
     """
-    adapters = served_adapters(config)
+    adapters, loras = served_adapters(config), most_adapters(frozen_adapters(config))
     if adapters is not None and info.max_lora_rank < adapters.lora_rank:
         raise ConfigError(
             f"actor_rollout_ref.model.lora_merge=false: {url} serves no adapters of rank {adapters.lora_rank}. Start "
-            f"it with --enable-lora --max-lora-rank {adapters.lora_rank} --max-loras-per-batch 2 --lora-target-modules "
-            f"{' '.join(SERVED_LAYERS)}, or set lora_merge=true"
+            f"it with --enable-lora --max-lora-rank {adapters.lora_rank} --max-loras-per-batch {loras} "
+            f"--lora-target-modules {' '.join(SERVED_LAYERS)}, or set lora_merge=true"
         )
     if keeps(config) and info.plans_ahead:
         raise ConfigError(

@@ -171,8 +171,8 @@ class SGLangClient(ServerHTTP):
             "extra_key": cache_key,
             "priority": params.priority,
         }
-        if self._adapter is not None:
-            body["lora_path"] = self._adapter
+        if (adapter := params.adapter or self._adapter) is not None:
+            body["lora_path"] = adapter
         if images:
             body["image_data"] = list[JSON](data_urls(images))
         with self.blamed(answer.discard):

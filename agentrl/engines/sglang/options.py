@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Self
 
-from agentrl.config.adapters import SERVED_LAYERS
+from agentrl.config.adapters import SERVED_LAYERS, most_adapters
 from agentrl.config.sglang_arguments import check_extra, plain_name
 from agentrl.engines.servers.command_line import ServerArguments
 from agentrl.engines.sglang.delta_loader import LOADER
@@ -31,6 +32,8 @@ class SGLangArguments(ServerArguments):
     """Take weights of which only the changed elements are sent."""
     lora_rank: int = 0
     """Rank of the adapters that it serves; 0: none."""
+    frozen: Mapping[str, str] = field(default_factory=dict)
+    """Adapters that it has from its start: their folders by name."""
 
     def __post_init__(self) -> None:
         check_extra(self.extra)
@@ -82,7 +85,8 @@ class SGLangArguments(ServerArguments):
         return {
             "enable_lora": True,
             "max_lora_rank": self.lora_rank,
-            "max_loras_per_batch": 2,
+            "max_loras_per_batch": most_adapters(self.frozen),
+            "lora_paths": [f"{name}={folder}" for name, folder in self.frozen.items()] or None,
             "lora_target_modules": list(SERVED_LAYERS),
             "lora_backend": "torch_native" if self.device == "cpu" else None,
         }

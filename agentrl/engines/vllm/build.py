@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agentrl.config.adapters import SERVED_LAYERS, served_adapters
+from agentrl.config.adapters import SERVED_LAYERS, frozen_adapters, most_adapters, served_adapters
 from agentrl.config.sections.model import PlainModelConfig
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.config.vllm_arguments import EXTRA_KEY
@@ -48,18 +48,20 @@ def server_arguments(config: RolloutsConfig, device: str, max_model_len: int, nu
     return replace(
         arguments.at(number * rollout.tensor_model_parallel_size),
         lora_rank=adapters.lora_rank if adapters is not None else 0,
+        frozen=frozen_adapters(config),
         extra=rollout.engine_kwargs.vllm,
     )
 
 
 def check(info: ServerInfo, url: str, config: RolloutsConfig) -> None:
     """Check that a server serves the adapters that it is to be sent. Raises ConfigError."""
-    adapters = served_adapters(config)
+    adapters, loras = served_adapters(config), most_adapters(frozen_adapters(config))
     if adapters is not None and info.max_lora_rank < adapters.lora_rank:
         raise ConfigError(
             f"actor_rollout_ref.model.lora_merge=false: {url} serves no adapters of rank {adapters.lora_rank}. Start "
-            f"it with {LORA_ROUTES}=1 and --enable-lora --max-lora-rank {lora_rank(adapters.lora_rank)} --max-loras 2 "
-            f"--lora-target-modules {' '.join(SERVED_LAYERS)}, or set lora_merge=true"
+            f"it with {LORA_ROUTES}=1 and --enable-lora --max-lora-rank {lora_rank(adapters.lora_rank)} "
+            f"--max-loras {loras} --lora-target-modules {' '.join(SERVED_LAYERS)}, or set "
+            "lora_merge=true"
         )
 
 

@@ -209,8 +209,8 @@ class VLLMClient(ServerHTTP):
             "cache_salt": cache_key,
             "priority": params.priority,
         }
-        if self._adapter is not None:
-            body["model"] = self._adapter
+        if (adapter := params.adapter or self._adapter) is not None:
+            body["model"] = adapter
         if images:
             body["content_parts"] = [{"type": "image_url", "url": url} for url in data_urls(images)]
         with self.blamed(answer.discard):

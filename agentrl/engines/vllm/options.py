@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Self
 
-from agentrl.config.adapters import SERVED_LAYERS, VLLM_RANK
+from agentrl.config.adapters import SERVED_LAYERS, VLLM_RANK, most_adapters
 from agentrl.config.sections.training import Config
 from agentrl.engines.servers.command_line import ServerArguments
 from agentrl.engines.vllm.plugin import BACKEND, EXTENSION
@@ -32,6 +32,8 @@ class VLLMArguments(ServerArguments):
     """agentrl sends it weights, and trains on its log-probs. Another server is vLLM's as it stands, with a key."""
     lora_rank: int = 0
     """Rank of the adapters that it serves; 0: it serves no adapters."""
+    frozen: Mapping[str, str] = field(default_factory=dict)
+    """Adapters that it has from its start: their folders by name."""
 
     @classmethod
     def of_reward_model(cls, config: Config, device: str, host: str) -> Self:
@@ -80,7 +82,8 @@ class VLLMArguments(ServerArguments):
         return {
             "enable_lora": True,
             "max_lora_rank": lora_rank(self.lora_rank),
-            "max_loras": 2,
+            "max_loras": most_adapters(self.frozen),
+            "lora_modules": [f"{name}={folder}" for name, folder in self.frozen.items()] or None,
             "lora_target_modules": list(SERVED_LAYERS),
         }
 

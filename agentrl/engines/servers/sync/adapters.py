@@ -9,11 +9,12 @@ import asyncio
 import json
 import secrets
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from safetensors.torch import save_file
 
+from agentrl.engines.contract import EngineError
 from agentrl.engines.servers.client import WeightReceiver
 from agentrl.engines.servers.sync.delta import DeltaSender
 from agentrl.engines.servers.sync.disk import remove_others
@@ -34,8 +35,18 @@ class AdapterSender:
     sender each time.
     """
 
-    def __init__(self, inner: WeightSender, folder: Path, notify: Callable[[str], None] = lambda _: None) -> None:
-        """`folder`: of this sender alone, which all servers see. `notify`: says if the policy merges them."""
+    def __init__(
+        self,
+        inner: WeightSender,
+        folder: Path,
+        notify: Callable[[str], None] = lambda _: None,
+        frozen: Collection[str] = (),
+    ) -> None:
+        """`folder`: of this sender alone, which all servers see. `notify`: says if the policy merges them.
+
+        `frozen`: names of further adapters, which were made for the base as it is.
+        """
+        self._frozen = frozen
         self._inner, self.dtype, self.bytes_sent = inner, inner.dtype, 0
         self.compared: Comparison = "none"
         self._folder, self._notify, self._said = folder.absolute(), notify, False
@@ -46,6 +57,10 @@ class AdapterSender:
     async def send(self, servers: Sequence[WeightReceiver], weights: Weights, version: int) -> dict[str, Exception]:
         """Send the base to servers without it, and the adapter to all. Requests with an earlier one must have ended."""
         update, adapter = Update(servers, version, TIMEOUT), weights.adapter
+        if adapter is None and self._frozen:
+            raise EngineError(
+                f"{', '.join(self._frozen)}: the policy's strategy gives its adapters merged into the base"
+            )
         infos = await update.infos()
         labels = {one.url: self._based.pop(one.url, None) for one in servers}
         self.bytes_sent, self.compared = 0, "none"
