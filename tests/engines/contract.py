@@ -122,6 +122,14 @@ class EngineContract:
         assert among.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
         assert other_seed.ids != alone.ids
 
+    async def test_a_seed_repeats_where_prompts_are_read_in_parts(self, sharp: RolloutEngine) -> None:
+        """Together the prompts have more tokens than servers read in one step. Later they are in the prefix cache."""
+        lengths, params = range(1500, 1505), SamplingParams(8, temperature=1.0, seed=20)
+        calls = [sharp.generate(prompt_of(length), params, f"together {length}") for length in lengths]
+        together = await asyncio.gather(*calls)
+        alone = [await sharp.generate(prompt_of(length), params, f"alone {length}") for length in lengths]
+        assert [one.ids for one in together] == [one.ids for one in alone]
+
     async def test_without_a_seed_requests_differ(self, sharp: RolloutEngine) -> None:
         results = await asyncio.gather(*[sharp.generate(prompt_of(6), SamplingParams(12), f"s{i}") for i in range(4)])
         assert len({tuple(result.ids) for result in results}) == 4

@@ -2,13 +2,14 @@
 
 It registers the weight transfer `agentrl`. A worker that uses this transfer reports log-probs of softmax(logits /
 temperature) that no top-k or top-p cuts off. On a CPU, a request that continues an aborted answer samples the rest of
-the whole answer. Other servers stay as they are. Written for vLLM 0.32.
+the whole answer. Other servers stay as they are, but for generators on a CPU, which can go back. Written for vLLM 0.32.
 """
 
 from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -81,17 +82,45 @@ def _untruncated(sample: Sample) -> Sample:
     return forward
 
 
+class CPUGenerator(torch.Generator):
+    """Generator of a request on a CPU, where vLLM draws one number a token.
+
+    vLLM takes back a number that it drew behind a part of a prompt, by an offset as CUDA's generators have it: 4 a
+    number. torch's generator on a CPU has no offset, and vLLM's worker ends at the first prompt that is read in parts.
+    """
+
+    def place(self, request: CachedRequestState, first: int) -> None:
+        """Go to the number `first`, that of the request's first token."""
+        self._request, self._first = weakref.ref(request), first
+        self._go_to(first)
+
+    def get_offset(self) -> int:
+        """Return the offset behind the number that was drawn last."""
+        request = self._request()
+        return 4 * (self._first + (0 if request is None else len(request.output_token_ids)) + 1)
+
+    def set_offset(self, offset: int) -> torch.Generator:
+        """Go to an offset."""
+        self._go_to(offset // 4)
+        return self
+
+    def _go_to(self, number: int) -> None:
+        self.manual_seed(self.initial_seed())
+        torch.randint(0, 2**31, (number,), generator=self)
+
+
 def _placed(made: Callable[[CachedRequestState], None]) -> Callable[[CachedRequestState], None]:
     """Wrap the making of a request: its generator begins at the place of its first token.
 
-    On a CPU vLLM draws one number a token. A generator on a GPU counts in another way, and stays as it is.
+    A generator on a GPU counts in another way, and stays as it is.
     """
 
     @functools.wraps(made)
     def post_init(request: CachedRequestState) -> None:
         made(request)
         generator = request.generator
-        if TRAINED.is_set() and generator is not None and generator.device.type == "cpu":
-            torch.randint(0, 2**31, (request.num_prompt_tokens,), generator=generator)
+        if generator is not None and generator.device.type == "cpu":
+            request.generator = CPUGenerator().manual_seed(generator.initial_seed())
+            request.generator.place(request, request.num_prompt_tokens if TRAINED.is_set() else 0)
 
     return post_init
