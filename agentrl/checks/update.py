@@ -252,11 +252,12 @@ def check_trained(
     computed. name: of a trajectory.
     """
     wanted = [tuple(one) for one in estimated.tolist()]
+    known = Counter(wanted)
     seen, told = Counter(trained), 0
-    strange = [one for one in seen if one not in set(wanted)]
+    strange = [one for one in seen if one not in known]
     by_ids = {one[:2]: one for one in strange}
     needed = Counter(one for row, one in enumerate(wanted) if row not in optional)
-    for one, copies in Counter(wanted).items():
+    for one, copies in known.items():
         least, most = needed[one] * epochs, copies * epochs
         if least <= seen[one] <= most or not one[1] or told >= NAMED:
             continue
