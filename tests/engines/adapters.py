@@ -21,8 +21,8 @@ from transformers import PreTrainedModel
 
 from agentrl.config.sections.model import ModelConfig
 from agentrl.engines.contract import EngineError, Generation, SamplingParams
+from agentrl.engines.servers.adapters import check_held
 from agentrl.engines.servers.engine import ServerEngine
-from agentrl.engines.servers.frozen_adapters import check_held
 from agentrl.engines.servers.model import ModelFacts
 from agentrl.engines.servers.process import ServerProcess
 from agentrl.engines.servers.supervisor import Server

@@ -23,11 +23,11 @@ from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.config.sections.training import Config
 from agentrl.engines.builder import EngineSetting
 from agentrl.engines.contract import EngineError
+from agentrl.engines.servers.adapters import check_held, find_frozen_adapters
 from agentrl.engines.servers.client import ServerClient, ServerFailed, ServerInfo
 from agentrl.engines.servers.command_line import ServerArguments
 from agentrl.engines.servers.engine import ServerEngine
 from agentrl.engines.servers.fleet import Timings
-from agentrl.engines.servers.frozen_adapters import check_held, find_frozen_adapters
 from agentrl.engines.servers.model import ModelFacts
 from agentrl.engines.servers.process import ServerProcess
 from agentrl.engines.servers.supervisor import Server

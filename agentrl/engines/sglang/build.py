@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agentrl.config.adapters import SERVED_LAYERS, frozen_adapters, most_adapters, served_adapters
+from agentrl.config.adapters import frozen_adapters, served_adapters
 from agentrl.config.sections.model import PlainModelConfig
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.config.sglang_arguments import EXTRA_KEY
 from agentrl.engines.builder import EngineSetting
+from agentrl.engines.servers.adapters import check_rank
 from agentrl.engines.servers.client import ServerInfo
 from agentrl.engines.servers.engine import ServerEngine
 from agentrl.engines.servers.start import ROLLOUT, Software, build_engine, keeps
@@ -66,13 +67,12 @@ def check(info: ServerInfo, url: str, config: RolloutsConfig) -> None:
 
     Raises ConfigError, also where it does not serve the adapters that it is to be sent.
     """
-    adapters, loras = served_adapters(config), most_adapters(frozen_adapters(config))
-    if adapters is not None and info.max_lora_rank < adapters.lora_rank:
-        raise ConfigError(
-            f"actor_rollout_ref.model.lora_merge=false: {url} serves no adapters of rank {adapters.lora_rank}. Start "
-            f"it with --enable-lora --max-lora-rank {adapters.lora_rank} --max-loras-per-batch {loras} "
-            f"--lora-target-modules {' '.join(SERVED_LAYERS)}, or set lora_merge=true"
-        )
+    check_rank(
+        info,
+        url,
+        config,
+        lambda rank, most: f"--enable-lora --max-lora-rank {rank} --max-loras-per-batch {most}",
+    )
     if keeps(config) and info.plans_ahead:
         raise ConfigError(
             f"async_training.keep_kv_cache=true: {url} plans each step while the one before runs, so that tokens "

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agentrl.config.adapters import SERVED_LAYERS, frozen_adapters, most_adapters, served_adapters
+from agentrl.config.adapters import frozen_adapters, served_adapters
 from agentrl.config.sections.model import PlainModelConfig
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.config.vllm_arguments import EXTRA_KEY
 from agentrl.engines.builder import EngineSetting
+from agentrl.engines.servers.adapters import check_rank
 from agentrl.engines.servers.client import ServerInfo
 from agentrl.engines.servers.engine import ServerEngine
 from agentrl.engines.servers.start import ROLLOUT, Software, build_engine
@@ -55,14 +56,12 @@ def server_arguments(config: RolloutsConfig, device: str, max_model_len: int, nu
 
 def check(info: ServerInfo, url: str, config: RolloutsConfig) -> None:
     """Check that a server serves the adapters that it is to be sent. Raises ConfigError."""
-    adapters, loras = served_adapters(config), most_adapters(frozen_adapters(config))
-    if adapters is not None and info.max_lora_rank < adapters.lora_rank:
-        raise ConfigError(
-            f"actor_rollout_ref.model.lora_merge=false: {url} serves no adapters of rank {adapters.lora_rank}. Start "
-            f"it with {LORA_ROUTES}=1 and --enable-lora --max-lora-rank {lora_rank(adapters.lora_rank)} "
-            f"--max-loras {loras} --lora-target-modules {' '.join(SERVED_LAYERS)}, or set "
-            "lora_merge=true"
-        )
+    check_rank(
+        info,
+        url,
+        config,
+        lambda rank, most: f"{LORA_ROUTES}=1 and --enable-lora --max-lora-rank {lora_rank(rank)} --max-loras {most}",
+    )
 
 
 def check_attached(info: ServerInfo, url: str, max_model_len: int) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,11 @@ from agentrl.config.adapters import most_adapters
 from agentrl.config.sections.training import Config
 from agentrl.engines.contract import SamplingParams
 from agentrl.engines.recorded import request_key
-from agentrl.engines.servers.frozen_adapters import find_frozen_adapters
+from agentrl.engines.servers.adapters import find_frozen_adapters
+from agentrl.engines.servers.client import ServerInfo
 from agentrl.engines.servers.model import ModelFacts
+from agentrl.engines.sglang.build import check as check_sglang
+from agentrl.engines.vllm.build import check as check_vllm
 from agentrl.errors import ConfigError
 from agentrl.model.lora import CONFIG, WEIGHTS
 
@@ -91,6 +96,28 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pytest
         spoil(folder)
         with pytest.raises(ConfigError, match=says):
             find_frozen_adapters(config_of(folder, monkeypatch=monkeypatch), FACTS, print)
+
+
+@pytest.mark.parametrize(
+    ("check", "flags"),
+    [
+        (check_sglang, "--enable-lora --max-lora-rank 4 --max-loras-per-batch 3 "),
+        (check_vllm, "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora --max-lora-rank 8 --max-loras 3 "),
+    ],
+)
+def test_a_server_without_adapters_is_refused_with_its_arguments(
+    check: Callable[[ServerInfo, str, Config], None],
+    flags: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = config_of(adapter(tmp_path / "a"), monkeypatch=monkeypatch)
+    info = ServerInfo("base", None, 4096, 1, "0", True, True, "cpu")
+    with pytest.raises(
+        ConfigError, match=re.escape(f"http://here serves no adapters of rank 4. Start it with {flags}")
+    ):
+        check(info, "http://here", config)
+    check(replace(info, max_lora_rank=8), "http://here", config)
 
 
 def test_a_journal_tells_adapters_apart() -> None:

@@ -1,4 +1,4 @@
-"""Frozen adapters of roles, which servers serve next to the policy's: checked before a server starts."""
+"""Adapters that servers serve: those of the policy, and frozen ones of roles, checked before anything is sampled."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from agentrl.config.adapters import frozen_adapters, served_adapters, unserved
+from agentrl.config.adapters import SERVED_LAYERS, frozen_adapters, most_adapters, served_adapters, unserved
 from agentrl.config.sections.rollouts import RolloutsConfig
-from agentrl.engines.servers.client import ServerClient
+from agentrl.engines.servers.client import ServerClient, ServerInfo
 from agentrl.engines.servers.model import ModelFacts
 from agentrl.errors import ConfigError
 from agentrl.model.lora import CONFIG, WEIGHTS, read_plain_lora
@@ -42,6 +42,20 @@ def find_frozen_adapters(config: RolloutsConfig, facts: ModelFacts, notify: Call
             notify(f"{at}: it was made for {base}, and plays on {path}")
         found[name] = folder
     return found
+
+
+def check_rank(info: ServerInfo, url: str, config: RolloutsConfig, flags: Callable[[int, int], str]) -> None:
+    """Check that a server serves adapters of the policy's rank, where it is to be sent any. Raises ConfigError.
+
+    `flags` writes the arguments that such a server needs, of the rank and the number of adapters at once.
+    """
+    adapters = served_adapters(config)
+    if adapters is not None and info.max_lora_rank < adapters.lora_rank:
+        raise ConfigError(
+            f"actor_rollout_ref.model.lora_merge=false: {url} serves no adapters of rank {adapters.lora_rank}. Start "
+            f"it with {flags(adapters.lora_rank, most_adapters(frozen_adapters(config)))} --lora-target-modules "
+            f"{' '.join(SERVED_LAYERS)}, or set lora_merge=true"
+        )
 
 
 async def check_held(client: ServerClient, frozen: Mapping[str, Path]) -> None:
