@@ -124,6 +124,7 @@ def check_together(config: Section) -> Iterator[str]:
         yield from check_servers(config)
         yield from check_cassette(config)
         yield from check_overlong(config)
+        yield from check_frozen_adapters(config)
     if isinstance(config, RolloutsConfig | EvaluateConfig):
         yield from check_scorer_timeouts(config)
     if isinstance(config, Config):
@@ -428,6 +429,16 @@ def check_pairs(config: Config) -> Iterator[str]:
         )
 
 
+def check_frozen_adapters(config: RolloutsConfig) -> Iterator[str]:
+    """Check that servers can serve the adapters of roles."""
+    if frozen_adapters(config) and served_adapters(config) is None:
+        yield (
+            f"{ROLLOUT}.roles: {', '.join(frozen_adapters(config))}: adapters are served next to the policy's own, in "
+            "a training with actor_rollout_ref.model.lora_rank and lora_merge=false. Set these, or serve the model and "
+            "set base_url"
+        )
+
+
 def check_roles(config: Config) -> Iterator[str]:
     """Check that rewards are known by role, where episodes have roles."""
     estimator = config.algorithm.adv_estimator
@@ -437,11 +448,6 @@ def check_roles(config: Config) -> Iterator[str]:
         yield (
             f"{ROLLOUT}.roles conflicts with algorithm.adv_estimator={estimator}: the reward of a greedy trajectory is "
             "not known by role. Set algorithm.adv_estimator=rae, or grpo"
-        )
-    if frozen_adapters(config) and served_adapters(config) is None:
-        yield (
-            f"{ROLLOUT}.roles: {', '.join(frozen_adapters(config))}: adapters are served next to the policy's own. Set "
-            "actor_rollout_ref.model.lora_rank and lora_merge=false, or serve the model and set base_url"
         )
     if config.reward_model.classifies:
         yield (

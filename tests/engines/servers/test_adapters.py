@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from agentrl.config import load_config
 from agentrl.config.adapters import most_adapters
+from agentrl.config.sections.offline import GenerateConfig
 from agentrl.config.sections.training import Config
 from agentrl.engines.contract import SamplingParams
 from agentrl.engines.recorded import request_key
@@ -96,6 +97,14 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pytest
         spoil(folder)
         with pytest.raises(ConfigError, match=says):
             find_frozen_adapters(config_of(folder, monkeypatch=monkeypatch), FACTS, print)
+
+
+def test_nothing_else_than_a_training_serves_them(tmp_path: Path) -> None:
+    roles = f"{{own: {{}}, other: {{policy: old, adapter: {adapter(tmp_path / 'a')}}}}}"
+    keys = ["data.path=rows.parquet", "data.output_path=out", "actor_rollout_ref.model.path=base"]
+    given = [*keys, f"actor_rollout_ref.rollout.roles={roles}"]
+    with pytest.raises(ConfigError, match=r"roles: old: .*in a training with .*or serve the model and set base_url"):
+        load_config(given, "generate", GenerateConfig)
 
 
 @pytest.mark.parametrize(
