@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -12,9 +11,9 @@ from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.builder import EngineSetting
 from agentrl.engines.contract import EngineError, RequestError
 from agentrl.engines.mixed.engine import EitherChecksums, MixedEngine
-from agentrl.engines.servers.client import ServerClient, ServerInfo, describe
+from agentrl.engines.servers.client import ServerClient, ServerFailed, ServerInfo, describe
 from agentrl.engines.servers.engine import ServerEngine
-from agentrl.engines.servers.start import LOOK_EVERY, ROLLOUT, Software, build_engine
+from agentrl.engines.servers.start import Software, answer_within, build_engine
 from agentrl.engines.sglang.build import SGLANG
 from agentrl.engines.vllm.build import VLLM
 from agentrl.errors import TrainingError
@@ -79,9 +78,8 @@ async def softwares(urls: Sequence[str], key: str | None, timeout: float) -> Fou
 
 async def software_of(url: str, http: aiohttp.ClientSession, key: str | None, timeout: float) -> Software:
     """Find the software of a server. Raises EngineError where no known one answers within `timeout` seconds."""
-    now = asyncio.get_running_loop().time
-    end = now() + timeout
-    while True:
+
+    async def ask() -> Software:
         why = []
         for software in (SGLANG, VLLM):
             try:
@@ -89,6 +87,6 @@ async def software_of(url: str, http: aiohttp.ClientSession, key: str | None, ti
                 return software
             except (EngineError, RequestError) as error:
                 why.append(describe(error))
-        if now() >= end:
-            raise EngineError(f"{ROLLOUT}.server_urls: no answer within {timeout:g} s: {'; '.join(why)}")
-        await asyncio.sleep(LOOK_EVERY)
+        raise ServerFailed(url, "; ".join(why))
+
+    return await answer_within(timeout, ask)

@@ -8,10 +8,10 @@ import itertools
 import os
 import secrets
 import socket
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -44,6 +44,7 @@ from agentrl.system.user_code import user_code
 ROLLOUT = "actor_rollout_ref.rollout"
 LOOK_EVERY = 0.5
 """Seconds between two tries to reach a server that is attached to."""
+Answer = TypeVar("Answer")
 Say = Callable[[str], None]
 """Shows the user a line."""
 
@@ -246,15 +247,24 @@ async def start_all(processes: Sequence[ServerProcess], timeout: float, progress
 
 async def reach(client: ServerClient, timeout: float, progress: Say = lambda _: None) -> ServerInfo:
     """Wait until a server that is attached to answers. Raises EngineError after `timeout` seconds."""
+
+    async def ask() -> ServerInfo:
+        # A trainer that was killed may have left it paused; then it would not answer a check.
+        await client.resume()
+        await client.check(min(timeout, 30.0))
+        return await client.info()
+
+    return await answer_within(timeout, ask, progress)
+
+
+async def answer_within(timeout: float, ask: Callable[[], Awaitable[Answer]], progress: Say = lambda _: None) -> Answer:
+    """Ask a server that is attached to until it does not fail. Raises EngineError after `timeout` seconds."""
     loop = asyncio.get_running_loop()
     end = loop.time() + timeout
     told = False
     while True:
         try:
-            # A trainer that was killed may have left it paused; then it would not answer a check.
-            await client.resume()
-            await client.check(min(timeout, 30.0))
-            return await client.info()
+            return await ask()
         except ServerFailed as error:
             if loop.time() >= end:
                 raise EngineError(f"{ROLLOUT}.server_urls: no answer within {timeout:g} s: {error}") from error
