@@ -85,17 +85,17 @@ def _untruncated(sample: Sample) -> Sample:
 class CPUGenerator(torch.Generator):
     """Generator of a request on a CPU, where vLLM draws one number a token.
 
-    vLLM takes back a number that it drew behind a part of a prompt, by an offset as CUDA's generators have it: 4 a
-    number. torch's generator on a CPU has no offset, and vLLM's worker ends at the first prompt that is read in parts.
+    vLLM draws a number after each part of a prompt, and takes it back by an offset, as CUDA's generators have: 4 a
+    number. torch's generators on a CPU have none, so vLLM's worker would end at the first prompt that is read in parts.
     """
 
     def place(self, request: CachedRequestState, first: int) -> None:
-        """Go to the number `first`, that of the request's first token."""
+        """Go to the number `first`, which the request's first token is drawn by."""
         self._request, self._first = weakref.ref(request), first
         self._go_to(first)
 
     def get_offset(self) -> int:
-        """Return the offset behind the number that was drawn last."""
+        """Return the offset after the number that was drawn last."""
         request = self._request()
         return 4 * (self._first + (0 if request is None else len(request.output_token_ids)) + 1)
 
