@@ -178,12 +178,15 @@ def _measure(one: _Pass, wanted: Slopes, *, recomputed: bool) -> Tensor:
     head = [wrong.sum(), place, grad[place], expected[place], micro.trajectory[row], place - micro.offsets[row]]
     head += [off.sum(), torch.where(micro.mask, gap, 0.0).sum(), micro.mask.sum() * compared, micro.mask.sum()]
     rest = torch.where(wanted.unsure, 0.0, rest)
+    none = zero.new_zeros(())
     for name in TERMS:
-        slope = wanted.terms[name].slope if name in wanted.terms else zero
-        slope = torch.where(wanted.unsure, 0.0, slope)
+        if name not in wanted.terms:
+            head += [none] * 4
+            continue
+        slope = torch.where(wanted.unsure, 0.0, wanted.terms[name].slope)
         others = sum((part.abs() for other, part in parts.items() if other != name), zero)
         head += [(rest * slope).sum(), slope.square().sum(), (others * slope.abs()).sum()]
-        head.append(torch.tensor(wanted.terms[name].coef if name in wanted.terms else 0.0, device=zero.device))
+        head.append(torch.tensor(wanted.terms[name].coef, device=zero.device))
     return torch.stack([number.double() for number in head])
 
 
