@@ -178,15 +178,18 @@ def _measure(one: _Pass, wanted: Slopes, *, recomputed: bool) -> Tensor:
     head = [wrong.sum(), place, grad[place], expected[place], micro.trajectory[row], place - micro.offsets[row]]
     head += [off.sum(), torch.where(micro.mask, gap, 0.0).sum(), micro.mask.sum() * compared, micro.mask.sum()]
     rest = torch.where(wanted.unsure, 0.0, rest)
-    none = zero.new_zeros(())
     for name in TERMS:
-        if name not in wanted.terms:
-            head += [none] * 4
+        if (of_name := wanted.terms.get(name)) is None:
+            head += [zero.new_zeros(())] * 4
             continue
-        slope = torch.where(wanted.unsure, 0.0, wanted.terms[name].slope)
+        slope = torch.where(wanted.unsure, 0.0, of_name.slope)
         others = sum((part.abs() for other, part in parts.items() if other != name), zero)
-        head += [(rest * slope).sum(), slope.square().sum(), (others * slope.abs()).sum()]
-        head.append(torch.tensor(wanted.terms[name].coef, device=zero.device))
+        head += [
+            (rest * slope).sum(),
+            slope.square().sum(),
+            (others * slope.abs()).sum(),
+            zero.new_tensor(of_name.coef),
+        ]
     return torch.stack([number.double() for number in head])
 
 
@@ -255,8 +258,7 @@ def check_trained(
     computed. name: of a trajectory.
     """
     wanted = [tuple(one) for one in estimated.tolist()]
-    known = Counter(wanted)
-    seen, told = Counter(trained), 0
+    known, seen, told = Counter(wanted), Counter(trained), 0
     strange = [one for one in seen if one not in known]
     by_ids = {one[:2]: one for one in strange}
     needed = Counter(one for row, one in enumerate(wanted) if row not in optional)

@@ -98,7 +98,8 @@ def test_the_quickstart_reaches_the_success_of_the_embedded_engine(tmp_path: Pat
     assert before < 0.3 and after > 0.75
     steps = [line for line in found if "actor/grad_norm" in line]
     assert len(steps) == 10
-    assert all(line["rollout/logprob_gap_max_abs"] < 1e-4 and line["engine/failovers"] == 0 for line in steps)
+    assert max(line["rollout/logprob_gap_max_abs"] for line in steps) < 1e-4
+    assert max(line["engine/restarts"] for line in steps) == 0, run.stderr
 
 
 def test_trls_door_generates_with_vllm(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
