@@ -179,17 +179,11 @@ def _measure(one: _Pass, wanted: Slopes, *, recomputed: bool) -> Tensor:
     head += [off.sum(), torch.where(micro.mask, gap, 0.0).sum(), micro.mask.sum() * compared, micro.mask.sum()]
     rest = torch.where(wanted.unsure, 0.0, rest)
     for name in TERMS:
-        if (of_name := wanted.terms.get(name)) is None:
-            head += [zero.new_zeros(())] * 4
-            continue
-        slope = torch.where(wanted.unsure, 0.0, of_name.slope)
+        slope = wanted.terms[name].slope if name in wanted.terms else zero
+        slope = torch.where(wanted.unsure, 0.0, slope)
         others = sum((part.abs() for other, part in parts.items() if other != name), zero)
-        head += [
-            (rest * slope).sum(),
-            slope.square().sum(),
-            (others * slope.abs()).sum(),
-            zero.new_tensor(of_name.coef),
-        ]
+        head += [(rest * slope).sum(), slope.square().sum(), (others * slope.abs()).sum()]
+        head.append(torch.tensor(wanted.terms[name].coef if name in wanted.terms else 0.0, device=zero.device))
     return torch.stack([number.double() for number in head])
 
 
@@ -258,7 +252,8 @@ def check_trained(
     computed. name: of a trajectory.
     """
     wanted = [tuple(one) for one in estimated.tolist()]
-    known, seen, told = Counter(wanted), Counter(trained), 0
+    known = Counter(wanted)
+    seen, told = Counter(trained), 0
     strange = [one for one in seen if one not in known]
     by_ids = {one[:2]: one for one in strange}
     needed = Counter(one for row, one in enumerate(wanted) if row not in optional)

@@ -99,7 +99,6 @@ def test_the_quickstart_reaches_the_success_of_the_embedded_engine(tmp_path: Pat
     steps = [line for line in found if "actor/grad_norm" in line]
     assert len(steps) == 10
     assert max(line["rollout/logprob_gap_max_abs"] for line in steps) < 1e-4
-    assert max(line["engine/restarts"] for line in steps) == 0, run.stderr
 
 
 def test_trls_door_generates_with_vllm(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
