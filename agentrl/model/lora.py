@@ -281,7 +281,7 @@ def read_plain_lora(path: Path, at: str) -> dict[str, JSON]:
         raise ConfigError(f"{at}: {CONFIG} cannot be read: {error}. Give a folder that peft wrote") from error
     plain = ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out")
     used = [key for key in plain if found.get(key)]
-    used += [key for key, usual in (("peft_type", "LORA"), ("bias", "none")) if found.get(key, usual) != usual]
+    used += [key for key, plainly in (("peft_type", "LORA"), ("bias", "none")) if found.get(key, "none") != plainly]
     if used:
-        raise ConfigError(f"{at}: {CONFIG} has {used[0]}={found[used[0]]}; only plain LoRA")
+        raise ConfigError(f"{at}: {CONFIG} has {used[0]}={found.get(used[0])}; only plain LoRA")
     return found

@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,16 +55,23 @@ def server_arguments(model_dir: Path) -> SGLangArguments:
     )
 
 
-@pytest.fixture(scope="session")
-def server(server_arguments: SGLangArguments, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangProcess]:
-    """A server for all tests, with the weights of `model_dir` at first. Tests leave it running, idle and not paused."""
-    process = SGLangProcess(server_arguments, None, tmp_path_factory.mktemp("server") / "0.log")
+@contextmanager
+def running(arguments: SGLangArguments, folder: Path) -> Iterator[SGLangProcess]:
+    """A server that is ready, whose output is in the folder."""
+    process = SGLangProcess(arguments, None, folder / "0.log")
     try:
         process.start()
         asyncio.run(process.ready(STARTUP))
         yield process
     finally:
         process.stop()
+
+
+@pytest.fixture(scope="session")
+def server(server_arguments: SGLangArguments, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangProcess]:
+    """A server for all tests, with the weights of `model_dir` at first. Tests leave it running, idle and not paused."""
+    with running(server_arguments, tmp_path_factory.mktemp("server")) as process:
+        yield process
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,7 +23,7 @@ from tests.e2e.test_docs import commands, write_files
 from tests.e2e.test_self_play import PAGE, guessing
 from tests.e2e.test_train import lines
 from tests.engines.adapters import RANK, AdapterContract, Policy, adapters, check_sent, players
-from tests.sglang.conftest import STARTUP, StartServer
+from tests.sglang.conftest import StartServer, running
 from tests.sglang.training import Run, overrides, write_assets
 
 __all__ = ["adapters", "players"]  # fixtures
@@ -36,13 +35,8 @@ def serving(
     server_arguments: SGLangArguments, adapters: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SGLangProcess]:
     """A server that serves adapters."""
-    process = SGLangProcess(replace(server_arguments, **adapters), None, tmp_path_factory.mktemp("adapters") / "0.log")
-    try:
-        process.start()
-        asyncio.run(process.ready(STARTUP))
+    with running(replace(server_arguments, **adapters), tmp_path_factory.mktemp("adapters")) as process:
         yield process
-    finally:
-        process.stop()
 
 
 class TestAdapters(AdapterContract):

@@ -31,7 +31,7 @@ from agentrl.engines.sglang.process import SGLangProcess
 from agentrl.engines.weights import Weights
 from agentrl.system.http import http_client
 from tests.engines.contract import assert_greedy, assert_in_two_parts, greedy_ids, params_of, prompt_of
-from tests.sglang.conftest import STARTUP, StartServer
+from tests.sglang.conftest import STARTUP, StartServer, running
 from tests.sglang.engines import engine_of
 from tests.waiting import until, wait_for
 
@@ -44,13 +44,8 @@ Pair = tuple[SGLangProcess, SGLangProcess]
 @contextmanager
 def slow_server(arguments: SGLangArguments, folder: Path) -> Iterator[SGLangProcess]:
     """A slow server: what is killed in the middle of an answer is in the middle of it."""
-    process = SGLangProcess(dataclasses.replace(arguments, max_num_seqs=8), None, folder / "0.log")
-    try:
-        process.start()
-        asyncio.run(process.ready(STARTUP))
+    with running(dataclasses.replace(arguments, max_num_seqs=8), folder) as process:
         yield process
-    finally:
-        process.stop()
 
 
 @pytest.fixture(scope="module")

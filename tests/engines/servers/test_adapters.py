@@ -71,6 +71,7 @@ def test_they_are_found_by_name_and_another_base_is_said(tmp_path: Path, monkeyp
         ({"rank": 8}, "has r=8, and servers serve adapters up to the policy's lora_rank=4"),
         ({"use_dora": True}, "has use_dora=True; only plain LoRA"),
         ({"peft_type": "IA3"}, "has peft_type=IA3; only plain LoRA"),
+        ({"peft_type": None}, "has peft_type=None; only plain LoRA"),
         ({"layer": "base_model.model.model.layers.0.mlp.router"}, "servers run no adapters of router"),
         ({"layer": LAYER.replace("0", "9")}, "another base: it adapts model.layers.9.*no such weight"),
         ({"wide": 10}, r"another base: it adapts .*of shape \(6, 10\), and the model has \(6, 8\)"),
