@@ -159,13 +159,14 @@ def _columns(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
             "columns", "mask: the first token of a sequence is said to be sampled", _uid(batch, row, expected)
         )
     faults = {f"{name} and mask disagree": (getattr(batch, name) >= 0) != mask for name in ("version", "turn")}
-    for name in ZERO:
-        column: Tensor | None = getattr(batch, name)
-        if column is not None:
-            faults[f"{name} is not finite"] = ~torch.isfinite(column)
-            faults[f"{name} is not 0 where nothing was sampled"] = (column != 0) & ~mask
-            if name.endswith("_logprobs"):
-                faults[f"{name} is above 0"] = column > LOGPROB_SLACK
+    columns: dict[str, Tensor] = {name: one for name in ZERO if (one := getattr(batch, name)) is not None}
+    values = torch.stack(list(columns.values()))  # all at once: most columns have no fault
+    limit = torch.tensor([[LOGPROB_SLACK if name.endswith("_logprobs") else math.inf] for name in columns])
+    kinds = {"not finite": ~torch.isfinite(values), "not 0 where nothing was sampled": (values != 0) & ~mask}
+    kinds["above 0"] = values > limit
+    for what, wrong in kinds.items():
+        if wrong.any():
+            faults |= {f"{name} is {what}": row for name, row in zip(columns, wrong, strict=True)}
     if batch.entropy is not None:
         faults["entropy is below 0"] = batch.entropy < -LOGPROB_SLACK
     for what, wrong in faults.items():

@@ -228,19 +228,19 @@ def seal(batch: RaggedBatch) -> Tensor:
     place = torch.arange(batch.num_tokens, device=batch.ids.device)
     owner = segment_ids(batch.offsets)
     place = place - batch.offsets[:-1][owner]
-    found = [batch.trajectory]
-    for name in SEALED:
+    values = torch.zeros(len(SEALED), batch.num_tokens, dtype=torch.int64, device=batch.ids.device)
+    known = torch.zeros(len(SEALED), 1, dtype=torch.bool)
+    for row, name in enumerate(SEALED):
         column: Tensor | None = getattr(batch, name)
-        if column is None:
-            found.append(torch.zeros_like(batch.trajectory))
-            continue
-        column = column[owner] if name in batch.sequences else column
-        bits = column.contiguous().view(torch.int32) if column.is_floating_point() else column
-        mixed = (bits.long() + place * _MULTIPLIERS[0]) * _MULTIPLIERS[1]
-        mixed = (mixed ^ (mixed >> 29)) * _MULTIPLIERS[2]
-        mixed = torch.where(batch.mask, mixed ^ (mixed >> 32), 0)
-        found.append(torch.zeros_like(batch.trajectory).index_add_(0, owner, mixed))
-    return torch.stack(found, dim=1)
+        if column is not None:
+            column = column[owner] if name in batch.sequences else column
+            values[row] = column.contiguous().view(torch.int32) if column.is_floating_point() else column
+            known[row] = True
+    mixed = (values + place * _MULTIPLIERS[0]) * _MULTIPLIERS[1]
+    mixed = (mixed ^ (mixed >> 29)) * _MULTIPLIERS[2]
+    mixed = torch.where(batch.mask & known.to(batch.mask.device), mixed ^ (mixed >> 32), 0)
+    found = mixed.new_zeros(len(SEALED), len(batch)).index_add_(1, owner, mixed)
+    return torch.cat([batch.trajectory[None], found]).T
 
 
 def check_trained(

@@ -29,7 +29,7 @@ from agentrl.errors import ConfigError
 from agentrl.model.attend import Rule
 from agentrl.model.attention import IMPLEMENTATION, LAYOUT, AttentionLayout, PackedAttention
 from agentrl.model.experts import route_in_float32
-from agentrl.model.head_product import head_products
+from agentrl.model.head_product import head_of
 from agentrl.model.layout import PackedLayout, flat_layout
 from agentrl.model.read_config import OVERRIDE_KEY, read_config
 from agentrl.model.routing import ROUTES, Routes
@@ -446,18 +446,7 @@ def forward_packed(
 
 def token_logits(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
     """Apply the model's head: hidden [M, H] -> logits [M, V] float32."""
-    return scaled_logits(model.config.get_text_config(), head_products(model.get_output_embeddings(), hidden))
-
-
-def scaled_logits(config: PretrainedConfig, products: torch.Tensor) -> torch.Tensor:
-    """Scale and cap the products [M, V] of a head as the text model's config says: logits [M, V] float32."""
-    logits = products.float()
-    if (factor := getattr(config, "logit_scale", 1.0)) != 1.0:  # each pass over the logits costs as the softmax does
-        logits = logits * factor
-    if (divisor := getattr(config, "logits_scaling", 1.0)) != 1.0:
-        logits = logits / divisor
-    softcap = getattr(config, "final_logit_softcapping", None)
-    return logits if softcap is None else torch.tanh(logits / softcap) * softcap
+    return head_of(model)(hidden)
 
 
 def token_logprobs(

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import nn
 from transformers import PreTrainedModel
 
-from agentrl.model.head_product import linear_products
+from agentrl.model.head_product import linear_products, scale_of
 from agentrl.model.heads import step_of_vision
-from agentrl.model.packed import check_packed_attention, chunk_size, predicting_states, scaled_logits, token_logits
+from agentrl.model.packed import check_packed_attention, chunk_size, predicting_states, token_logits
 from agentrl.model.sharded_load import open_model, read_weights
 from agentrl.parallel.collectives import full
 from agentrl.parallel.mesh import Mesh
@@ -125,11 +125,11 @@ def read_head(
     assert head is not None, "a causal language model"
     weight = full(head.weight.detach())[:vocab].clone().to(device)
     bias = None if getattr(head, "bias", None) is None else full(head.bias.detach())[:vocab].clone().to(device)
-    config = base.config.get_text_config()
+    scaled = scale_of(base.config.get_text_config())
 
     def logits(states: torch.Tensor) -> torch.Tensor:
         """Compute the logits [N, V], over the temperature, of hidden states [N, H]."""
         products = linear_products(states[:, : weight.shape[1]].to(weight.dtype), weight, bias)
-        return scaled_logits(config, products) / temperature
+        return scaled(products) / temperature
 
     return logits

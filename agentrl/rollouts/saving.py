@@ -13,6 +13,8 @@ from agentrl.rollouts.contract import Task
 from agentrl.trajectory.files import IMAGES, TRAJECTORIES, UPDATES, FileName
 
 GB = 10**9
+LONGEST = 100
+"""Steps after which the records' size is read again, at the latest."""
 
 
 class Saving:
@@ -41,14 +43,37 @@ class Saving:
         return set(order[: math.ceil(wanted)])
 
 
-def remove_oldest(run: Path, most_gb: float | None, keep: Collection[int]) -> list[int]:
-    """Remove the oldest training steps' records while the records of `run` take over `most_gb` 10^9 bytes.
+class Retention:
+    """Removal of the oldest training steps' records once the records of `run` take over `most_gb` 10^9 bytes.
 
-    These are trajectories, updates, and images that no later step has used. keep: steps whose trajectories and updates
-    stay. Returns the steps whose files were removed. Files that vanish meanwhile are no error.
+    A long run has many files. So their sizes are read again only when half of the room could be full: at the speed at
+    which they grew before.
     """
-    if most_gb is None:
-        return []
+
+    def __init__(self, run: Path, most_gb: float | None) -> None:
+        self._run, self._most = run, most_gb
+        self._read = self._due = 0
+        """Training steps after which the sizes were read, and are to be read again."""
+        self._size = 0
+
+    def remove_oldest(self, step: int, keep: Collection[int]) -> list[int]:
+        """Remove records after a training step; return the steps of which they were.
+
+        These are trajectories, updates, and images that no later step has used. keep: steps whose trajectories and
+        updates stay. Files that vanish meanwhile are no error.
+        """
+        if self._most is None or self._read < step < self._due:
+            return []
+        room = int(self._most * GB)
+        size, left, removed = _remove_oldest(self._run, room, keep)
+        growth = (size - self._size) / max(1, step - self._read)
+        wait = min(LONGEST, (room - left) / (2 * growth)) if self._read and growth > 0 else 1
+        self._read, self._due, self._size = step, step + max(1, int(wait)), left
+        return removed
+
+
+def _remove_oldest(run: Path, room: int, keep: Collection[int]) -> tuple[int, int, list[int]]:
+    """Remove the oldest steps' records until they take `room` bytes; return (size before, size after, steps)."""
     files = [path for folder in (TRAJECTORIES, UPDATES) for path in (run / folder).glob("*.parquet")]
     pictures = list((run / IMAGES).glob("*"))
     states = {path: path.stat() for path in (*files, *pictures)}
@@ -58,16 +83,17 @@ def remove_oldest(run: Path, most_gb: float | None, keep: Collection[int]) -> li
         name = FileName.read(path.name)
         if name is not None and name.split == "train" and name.step not in keep:
             by_step[name.step].append(path)
-    removed, total = [], sum(state.st_size for state in states.values())
+    removed, size = [], sum(state.st_size for state in states.values())
+    left = size
     last = 0.0  # when the newest of what is removed was written
     for step, paths in sorted(by_step.items()):
-        if total <= most_gb * GB:
+        if left <= room:
             break
         last = max(last, *(states[path].st_mtime for path in paths))
         unused = [path for path in pictures if states[path].st_mtime <= last]
         pictures = pictures[len(unused) :]
         for path in (*paths, *unused):
             path.unlink(missing_ok=True)
-            total -= states[path].st_size
+            left -= states[path].st_size
         removed.append(step)
-    return removed
+    return size, left, removed

@@ -17,7 +17,6 @@ from agentrl.checks.runner import ALARMS_FILE
 from agentrl.config import config_to_dict
 from agentrl.config.sections.trainer import RunConfig, TrainerConfig
 from agentrl.errors import TrainingError, WorkerDied
-from agentrl.rollouts.saving import remove_oldest
 from agentrl.runtime.executor import Executor
 from agentrl.runtime.profiler import nvtx_range, profile_of
 from agentrl.system.json_value import JSON
@@ -258,9 +257,7 @@ class TrainingRun(Generic[ConfigT]):
         self._stop_if_asked(step)
         if over is not None:
             self._end(over)
-        if self._of_rl is not None:
-            kept = {training.step, *self._checkpoints.steps_kept()}
-            remove_oldest(self.dir, self._of_rl.trajectories_to_keep_gb, kept)
+        self._folder.retention.remove_oldest(training.step, {training.step, *self._checkpoints.steps_kept()})
         return step
 
     def _stop_if_asked(self, step: StepDone) -> None:

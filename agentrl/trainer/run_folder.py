@@ -22,6 +22,7 @@ from agentrl.checkpoint.remote import ObjectStore
 from agentrl.config import Config, TuningConfig, write_config
 from agentrl.errors import CheckpointError, ConfigError
 from agentrl.observe.display import Display
+from agentrl.rollouts.saving import Retention
 from agentrl.system.publish import is_disk_full
 
 LOCK = "running.lock"
@@ -38,6 +39,9 @@ class RunFolder:
         if isinstance(config, Config) and config.trainer.val_only:
             self.path /= "val_only"  # a run's own files tell of what it trained
         self._config, self._store, self._display = config, store, display
+        self.retention = Retention(
+            self.path, config.trainer.trajectories_to_keep_gb if isinstance(config, Config) else None
+        )
         self._is_cleared = config.trainer.resume_mode != "disable"
         given = config.trainer.resume_from_path
         if given is not None and not (Path(given) / STATE_FILE).is_file():

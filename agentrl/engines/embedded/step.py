@@ -20,8 +20,9 @@ from agentrl.engines.embedded.cache import Prefix, Session, SessionCache
 from agentrl.engines.embedded.sampling import Sampler
 from agentrl.engines.embedded.states import StepStates
 from agentrl.engines.embedded.vision import Span, StepImages
+from agentrl.model.head_product import head_of
 from agentrl.model.layout import PackedLayout, flat_layout
-from agentrl.model.packed import forward_packed, make_layout, token_logits
+from agentrl.model.packed import forward_packed, make_layout
 from agentrl.model.routing import Routes
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ class StepRunner:
         self.cache = cache
         self.records_experts = records_experts
         self.blocked = BlockedLayers.from_model(model)
+        self._head = head_of(model)
         self._of_token: tuple[tuple[int, ...], torch.dtype] | None = None
         """Shape and type of a token's experts, once some were recorded."""
         self._steady: _DecodingBatch | None = None
@@ -154,7 +156,7 @@ class StepRunner:
             else:
                 requests, sampler = self._steady.requests, self._steady.sampler
                 hidden = self._decoded(self._steady)
-            logits = token_logits(self.model, hidden)
+            logits = self._head(hidden)
         for request in requests:
             request.session.cached = len(request.session.ids)
         return requests, *sampler.sample(logits, [request.session.cached for request in requests])
