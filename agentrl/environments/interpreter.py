@@ -16,6 +16,7 @@ from pathlib import Path
 from threading import Thread
 
 from agentrl.errors import ConfigError
+from agentrl.system.user_cache import user_cache
 
 logger = logging.getLogger(__name__)
 
@@ -67,11 +68,6 @@ def _version_of(python: str) -> str | None:
     return done.stdout.strip()
 
 
-def cache_folder() -> Path:
-    """Folder of the virtual environments: `environments` in AGENTRL_CACHE, by default in ~/.cache/agentrl."""
-    return Path(os.environ.get("AGENTRL_CACHE") or Path.home() / ".cache" / "agentrl").absolute() / "environments"
-
-
 def virtual_environment(name: str, python: str, packages: Sequence[str], key: str) -> str:
     """Return the interpreter of a virtual environment with `packages`, which is made unless it is there.
 
@@ -79,7 +75,7 @@ def virtual_environment(name: str, python: str, packages: Sequence[str], key: st
     """
     files = [Path(one[3:].strip()).read_text() for one in packages if one.startswith("-r ")]
     parts = json.dumps([_version_of(python), list(packages), files])
-    folder = cache_folder() / f"{name}-{hashlib.sha256(parts.encode()).hexdigest()[:12]}"
+    folder = user_cache() / "environments" / f"{name}-{hashlib.sha256(parts.encode()).hexdigest()[:12]}"
     made, found = folder / MADE, str(folder / "bin" / "python")
     if made.exists():
         return found

@@ -20,7 +20,7 @@ from typing import Any
 
 from agentrl.errors import DataError
 from agentrl.suites.contract import Group, Request, Row, Suite, Tasks, chosen
-from agentrl.suites.wheel import Wheel
+from agentrl.system.user_cache import Wheel
 from agentrl.trajectory import Trajectory
 
 WHEEL = Wheel("bfcl-eval==2026.3.23", "3bb6dfa5f0c68ad403c9ec50b00db2bb3b4cc9b38ab1ff33f48fe30d853d3a0a")
@@ -41,7 +41,7 @@ Function = dict[str, Any]
 
 def tasks(request: Request) -> Tasks:
     """Read the categories that are asked for. Raises DataError."""
-    data = WHEEL.fetched(request.source) / "bfcl_eval" / "data"
+    data = WHEEL.fetched(request.source, "--source") / "bfcl_eval" / "data"
     types = module("bfcl_eval.constants.type_mappings").GORILLA_TO_OPENAPI
     rows = []
     for part in chosen(request.parts, PARTS, PARTS):

