@@ -34,7 +34,7 @@ def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AGENTRL_CACHE", str(tmp_path_factory.mktemp("cache")))
         given = os.environ.get("AGENTRL_BFCL_WHEEL")
-        yield bfcl.WHEEL.fetched(None if given is None else Path(given))
+        yield bfcl.WHEEL.fetched(None if given is None else Path(given), "--source")
 
 
 def authors(wheel: Path, folder: Path, given: str, *more: str) -> list[Any]:
