@@ -428,7 +428,8 @@ def test_the_pages_commands(
     assets: Path, model_dir: Path, server: SGLangProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one that a CPU can run, with the shared server; of those for GPUs, that every key is there."""
-    (tmp_path / "my_data.parquet").symlink_to(assets / "rows.parquet")
+    for name in ("my_data", "my_test"):
+        (tmp_path / f"{name}.parquet").symlink_to(assets / "rows.parquet")
     (command,) = commands(PAGE)
     words = [word.replace("Qwen/Qwen3-0.6B", str(model_dir)) for word in shlex.split(command)]
     assert words[:3] == ["python", "-m", "agentrl.train"]
