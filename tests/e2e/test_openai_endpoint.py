@@ -40,7 +40,8 @@ def test_the_pages_agents_are_trained(
 ) -> None:
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # as where a venv is active
     assert write_files(PAGE, tmp_path) == ["my_agent.py", "my_command.py", "my_pool.py"]
-    pq.write_table(pyarrow.Table.from_pylist([ROW] * 4), tmp_path / "rows.parquet")
+    for name in ("rows", "test"):
+        pq.write_table(pyarrow.Table.from_pylist([ROW] * 4), tmp_path / f"{name}.parquet")
     words = shlex.split(commands(PAGE)[number])
     assert words[0] == "python"
     words = [word.replace("Qwen/Qwen3-0.6B", str(policy_dir)) for word in words[1:]]
