@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from sandbox.limits import Limit
 
 ONLY_NAMESPACES = ("namespaces+cgroup", "namespaces")
+BOMB = (Limit.WALL_TIME, Limit.PROCESSES, Limit.CPU_TIME, Limit.MEMORY)
+"""Limits of which one stops processes without end: the machine's load decides which is reached first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,14 +154,14 @@ while True:
     try: os.fork()
     except OSError: pass
 """,
-        limits=(Limit.WALL_TIME, Limit.PROCESSES, Limit.CPU_TIME),
+        limits=BOMB,
         seconds=1.0,
     ),
     Attack(
         "fork bomb of the shell",
         ":(){ :|:& };: ; sleep 60",
         "bash",
-        (Limit.WALL_TIME, Limit.PROCESSES, Limit.CPU_TIME),
+        BOMB,
         seconds=1.0,
     ),
     _attack(
