@@ -229,16 +229,15 @@ def seal(batch: RaggedBatch) -> Tensor:
     owner = segment_ids(batch.offsets)
     place = place - batch.offsets[:-1][owner]
     values = torch.zeros(len(SEALED), batch.num_tokens, dtype=torch.int64, device=batch.ids.device)
-    known = torch.zeros(len(SEALED), 1, dtype=torch.bool)
     for row, name in enumerate(SEALED):
         column: Tensor | None = getattr(batch, name)
         if column is not None:
             column = column[owner] if name in batch.sequences else column
             values[row] = column.contiguous().view(torch.int32) if column.is_floating_point() else column
-            known[row] = True
     mixed = (values + place * _MULTIPLIERS[0]) * _MULTIPLIERS[1]
     mixed = (mixed ^ (mixed >> 29)) * _MULTIPLIERS[2]
-    mixed = torch.where(batch.mask & known.to(batch.mask.device), mixed ^ (mixed >> 32), 0)
+    known = torch.tensor([[getattr(batch, name) is not None] for name in SEALED], device=values.device)
+    mixed = torch.where(batch.mask & known, mixed ^ (mixed >> 32), 0)
     found = mixed.new_zeros(len(SEALED), len(batch)).index_add_(1, owner, mixed)
     return torch.cat([batch.trajectory[None], found]).T
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from hashlib import blake2b
 from pathlib import Path
 
@@ -56,16 +56,16 @@ class Retention:
         """Training steps after which the sizes were read, and are to be read again."""
         self._size = 0
 
-    def remove_oldest(self, step: int, keep: Collection[int]) -> list[int]:
+    def remove_oldest(self, step: int, keep: Callable[[], Collection[int]]) -> list[int]:
         """Remove records after a training step; return the steps of which they were.
 
-        These are trajectories, updates, and images that no later step has used. keep: steps whose trajectories and
-        updates stay. Files that vanish meanwhile are no error.
+        These are trajectories, updates, and images that no later step has used. keep: lists steps whose trajectories
+        and updates stay, where sizes are read. Files that vanish meanwhile are no error.
         """
         if self._most is None or self._read < step < self._due:
             return []
         room = int(self._most * GB)
-        size, left, removed = _remove_oldest(self._run, room, keep)
+        size, left, removed = _remove_oldest(self._run, room, keep())
         growth = (size - self._size) / max(1, step - self._read)
         wait = min(LONGEST, (room - left) / (2 * growth)) if self._read and growth > 0 else 1
         self._read, self._due, self._size = step, step + max(1, int(wait)), left

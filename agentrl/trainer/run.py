@@ -257,7 +257,8 @@ class TrainingRun(Generic[ConfigT]):
         self._stop_if_asked(step)
         if over is not None:
             self._end(over)
-        self._folder.retention.remove_oldest(training.step, {training.step, *self._checkpoints.steps_kept()})
+        kept = self._checkpoints.steps_kept
+        self._folder.retention.remove_oldest(training.step, lambda: {training.step, *kept()})
         return step
 
     def _stop_if_asked(self, step: StepDone) -> None:

@@ -55,15 +55,15 @@ def test_the_oldest_steps_go_and_what_must_stay_stays(tmp_path: Path) -> None:
         for name in (f"trajectories/train_{step:06d}", f"updates/train_{step:06d}", f"trajectories/val_{step:06d}_x"):
             (tmp_path / f"{name}.parquet").parent.mkdir(exist_ok=True)
             (tmp_path / f"{name}.parquet").write_bytes(bytes(1000))
-    assert Retention(tmp_path, None).remove_oldest(5, {5}) == []
-    assert Retention(tmp_path, 1.0).remove_oldest(5, {5}) == []
-    assert Retention(tmp_path, 12_000 / 1e9).remove_oldest(5, {1, 5}) == [2, 3]
+    assert Retention(tmp_path, None).remove_oldest(5, lambda: {5}) == []
+    assert Retention(tmp_path, 1.0).remove_oldest(5, lambda: {5}) == []
+    assert Retention(tmp_path, 12_000 / 1e9).remove_oldest(5, lambda: {1, 5}) == [2, 3]
     for folder in ("trajectories", "updates"):
         left = sorted(path.name for path in (tmp_path / folder).glob("train*"))
         assert left == [f"train_{step:06d}.parquet" for step in (1, 4, 5)]
     assert len(list((tmp_path / "trajectories").glob("val*"))) == 5
-    assert Retention(tmp_path, 1e-9).remove_oldest(5, {5}) == [1, 4], "kept steps stay, whatever the bound is"
-    assert Retention(tmp_path / "none", 1.0).remove_oldest(5, {}) == []
+    assert Retention(tmp_path, 1e-9).remove_oldest(5, lambda: {5}) == [1, 4], "kept steps stay, whatever the bound is"
+    assert Retention(tmp_path / "none", 1.0).remove_oldest(5, lambda: {}) == []
 
 
 def test_sizes_are_read_again_before_the_room_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +80,7 @@ def test_sizes_are_read_again_before_the_room_is_full(tmp_path: Path, monkeypatc
     retention, removed = Retention(tmp_path, 100_000 / 1e9), list[int]()
     for step in range(1, 201):
         (tmp_path / f"trajectories/train_{step:06d}.parquet").write_bytes(bytes(1000 if step < 50 else 2000))
-        removed += retention.remove_oldest(step, {step})
+        removed += retention.remove_oldest(step, {step}.copy)
         assert sum(one.stat().st_size for one in tmp_path.rglob("*.parquet")) <= 100_000 + 2000
     assert removed == sorted(removed) and removed[0] == 1
     assert read[:3] == [1, 2, 51], "98,000 bytes are left for 49 steps of twice 1,000"
@@ -96,5 +96,5 @@ def test_images_go_with_the_last_step_that_used_them(tmp_path: Path) -> None:
             path.write_bytes(bytes(1000))
             os.utime(path, (step, step))
     os.utime(tmp_path / "images" / "of_1", (3, 3))  # used again
-    assert Retention(tmp_path, 2500 / 1e9).remove_oldest(3, {3}) == [1, 2]
+    assert Retention(tmp_path, 2500 / 1e9).remove_oldest(3, lambda: {3}) == [1, 2]
     assert sorted(path.name for path in (tmp_path / "images").iterdir()) == ["of_1", "of_3"]
