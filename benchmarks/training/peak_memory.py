@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+
+from agentrl.parallel.offload import give_back
+
 _PERIOD = 0.002  # seconds
 
 
@@ -19,7 +23,8 @@ class Peak:
 
 @contextmanager
 def peak_memory() -> Iterator[Peak]:
-    """Measures the work inside it."""
+    """Measures the work inside it, after memory that earlier work freed is given back to the system."""
+    give_back(torch.device("cpu"))
     peak, before, done = Peak(), _held(), threading.Event()
 
     def watch() -> None:
