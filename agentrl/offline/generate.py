@@ -34,6 +34,7 @@ from agentrl.rollouts.context import (
     open_rows,
     show_first_prompts,
 )
+from agentrl.system.garbage import frozen
 from agentrl.system.json_value import JSON
 from agentrl.trajectory import Cause, Status, Trajectory
 from agentrl.trajectory.parquet import SCHEMA, to_row, valid_unicode
@@ -117,6 +118,7 @@ def run(
         ray_session(config.ray_init, workers) if config.uses_ray else nullcontext(),
         bars_as_stages(display),
         open_rollouts(config, device, chat, context, parts.folder, display) as rollouts,
+        frozen(),
         display.stage("generate", total=len(data), done=parts.done) as stage,
     ):
         if config.actor_rollout_ref.rollout.server_urls is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import secrets
@@ -37,7 +38,7 @@ from agentrl.openai_api.responses import Responses
 from agentrl.openai_api.session import Session
 from agentrl.openai_api.session_queue import SessionQueue
 from agentrl.system.body_limit import BodyLimit
-from agentrl.system.garbage import collect_if_due, make_full_collections_rare
+from agentrl.system.garbage import collect_if_due, put_off_full_collections
 from agentrl.system.http import allow_many_files
 from agentrl.system.json_value import JSON
 from agentrl.system.threads import OwnThread, beside_loop
@@ -92,7 +93,7 @@ class Endpoint:
     async def start(self) -> None:
         """Start the server; returns when calls are answered. Raises ConfigError for an address that it cannot have."""
         allow_many_files()
-        make_full_collections_rare()
+        gc.freeze()  # full collections of sessions then leave out what is there
         listener = _listen(*self._address)
         self.url = self.queue.url = f"http://{self._address[0]}:{listener.getsockname()[1]}"
         config = uvicorn.Config(
@@ -130,6 +131,7 @@ class Endpoint:
         """Open a session that records into branches of `episode`: (session, base URL). Ended with the context."""
         await self._in_turn()
         token = secrets.token_urlsafe(24)
+        put_off_full_collections()
         session = self._sessions[token] = Session(episode, self._tool_lists, self._thread)
         try:
             yield session, f"{self.url}/{token}/v1"

@@ -23,6 +23,7 @@ from agentrl.rollouts.source import TrajectorySource
 from agentrl.runtime.device import note_precision, resolve_device
 from agentrl.runtime.ray.session import ray_session
 from agentrl.runtime.room import room
+from agentrl.system.garbage import frozen
 from agentrl.system.json_value import JSON, as_mapping
 from agentrl.trainer.expert import open_expert
 from agentrl.trainer.inputs import Inputs
@@ -90,6 +91,7 @@ def build(
             send_first_weights(config, rollouts, workers.policy.weights(), display)
         source = stack.enter_context(open_source(config, loader, rollouts, total_steps))
         trainer = kind(setting, source, workers, validation=inputs.validation, expert=expert, observers=observers)
+        stack.enter_context(frozen())
         yield stack.enter_context(closing(TrainingRun(trainer)))
 
 

@@ -16,6 +16,7 @@ from agentrl.data.sft import SFTSample, check_transcripts, load_transcripts
 from agentrl.model.folder import check_folder
 from agentrl.observe.bars import bars_as_stages
 from agentrl.observe.display import Display, note_of_files, warn_of_counts
+from agentrl.system.garbage import frozen
 from agentrl.system.metrics import Numbers
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ def train_on_files(config: TuningConfig, job: Job[SampleT], display: Display) ->
         stack.callback(executor.close)
         job.prepare(executor, group, [*train, *(validation or [])], display)
         training = SupervisedTrainer(setting, executor, group, job.to_batch, train, validation)
+        stack.enter_context(frozen())
         last = deque(TrainingRun(training), maxlen=1)
     return last[0] if last else {}
 

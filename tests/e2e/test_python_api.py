@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import json
 import subprocess
@@ -200,6 +201,7 @@ def test_steps_beside_a_running_event_loop_that_are_left_and_gone_on_with(keys: 
         config = {**keys("mine"), "trainer.total_training_steps": 3}
         with agentrl.training(config, loops={"mine": one_turn}, reward=varied) as run:
             assert (run.step, run.total_steps, run.validation) == (0, 3, {})
+            assert gc.get_freeze_count(), "full collections leave out what the run was built of"
             first = next(iter(run))
             assert first["score/mean"] >= 0 and "val/score_greedy" in run.validation
             steps.append(run.step)
@@ -209,7 +211,7 @@ def test_steps_beside_a_running_event_loop_that_are_left_and_gone_on_with(keys: 
             assert run.dir.name == "run" and not (run.dir / "policy").exists()
         with agentrl.training(config, loops={"mine": one_turn}, reward=varied) as run:
             steps += [run.step for _ in run]
-        assert (run.dir / "policy" / "model.safetensors").exists()
+        assert (run.dir / "policy" / "model.safetensors").exists() and not gc.get_freeze_count()
         return steps
 
     assert asyncio.run(cells())[-1] == 3

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator
 
 import pytest
 
-from agentrl.system.garbage import collect_if_due, make_full_collections_rare
+from agentrl.system.garbage import collect_if_due, frozen, put_off_full_collections
 
 
 @pytest.fixture
@@ -20,13 +21,33 @@ def thresholds() -> Iterator[tuple[int, int, int]]:
     gc.unfreeze()
 
 
-def test_once_for_the_process(thresholds: tuple[int, int, int]) -> None:
-    make_full_collections_rare()
-    assert gc.get_freeze_count() > 10_000
+def test_what_is_there_is_left_out_until_the_block_ends(thresholds: tuple[int, int, int]) -> None:
+    put_off_full_collections()
     assert gc.get_threshold() == (*thresholds[:2], 100)
-    gc.set_threshold(*thresholds)
-    make_full_collections_rare()
-    assert gc.get_threshold() == thresholds
+    with frozen():
+        assert gc.get_freeze_count() > 10_000
+        assert gc.get_threshold() == (*thresholds[:2], 10)
+        with frozen():
+            pass
+        assert gc.get_freeze_count() > 10_000
+    assert gc.get_freeze_count() == 0
+
+
+def test_dead_cycles_are_freed_before(thresholds: tuple[int, int, int]) -> None:
+    class Node:
+        pass
+
+    node = Node()
+    node.own = node  # type: ignore[attr-defined]
+    gone = weakref.ref(node)
+    gc.disable()
+    try:
+        del node
+        assert gone() is not None
+        with frozen():
+            assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_due_collection_is_run(thresholds: tuple[int, int, int]) -> None:
@@ -36,7 +57,7 @@ def test_a_due_collection_is_run(thresholds: tuple[int, int, int]) -> None:
         if phase == "stop" and info["generation"] == 2:
             full.append(phase)
 
-    gc.set_threshold(700, 10, 100)
+    put_off_full_collections()
     gc.collect()
     gc.callbacks.append(seen)
     try:
@@ -47,5 +68,6 @@ def test_a_due_collection_is_run(thresholds: tuple[int, int, int]) -> None:
         gc.collect(1)
         collect_if_due()
         assert len(full) == 1
+        assert gc.get_threshold() == thresholds
     finally:
         gc.callbacks.remove(seen)
