@@ -16,7 +16,7 @@ BOUNDS: dict[str, float] = {
     "private functions used once": 404,
     "functions used once": 1060,
     "lines of the core": 69732,
-    "lines of tests": 82569,
+    "lines of tests": 82571,
     "files under 30 lines": 81,
     "docstrings that only point": 42,
     "hard words in 1,000 of docs": 0.5,
