@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import secrets
@@ -93,7 +92,6 @@ class Endpoint:
     async def start(self) -> None:
         """Start the server; returns when calls are answered. Raises ConfigError for an address that it cannot have."""
         allow_many_files()
-        gc.freeze()  # full collections of sessions then leave out what is there
         listener = _listen(*self._address)
         self.url = self.queue.url = f"http://{self._address[0]}:{listener.getsockname()[1]}"
         config = uvicorn.Config(

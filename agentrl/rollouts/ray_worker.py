@@ -27,6 +27,7 @@ from agentrl.runtime.ray.rank import Failure, Place
 from agentrl.runtime.ray.session import Surroundings
 from agentrl.runtime.ray.stored import put_batch
 from agentrl.system.call_journal import Entry
+from agentrl.system.garbage import frozen
 from agentrl.system.reporter import Reporter
 from agentrl.trajectory import Trajectory
 from agentrl.trajectory.sample import Sample
@@ -111,6 +112,7 @@ class RolloutWorker:
             context.serve(servers)
             opened = open_local_rollouts(config, device, chat, context, run_dir, self.status, share)
             self.rollouts = self.stack.enter_context(opened)
+            self.stack.enter_context(frozen())
             self.groups = WorkerGroups(self.rollouts)
             self.rollouts.loop.call_soon(self.rollouts.idle.begin)
         except Exception as error:

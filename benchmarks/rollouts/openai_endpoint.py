@@ -21,6 +21,7 @@ from agentrl.chat import Chat
 from agentrl.engines.contract import FinishReason, Generation, SamplingParams
 from agentrl.openai_api import Endpoint
 from agentrl.quickstart.tiny_policy import make_tiny_policy
+from agentrl.system.garbage import frozen
 from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory import PlacedImage, Trajectory, VersionSpan
 from agentrl.trajectory.sample import Sample
@@ -101,4 +102,5 @@ async def main() -> None:
 
 if __name__ == "__main__":
     no_options(__doc__)
-    asyncio.run(main())
+    with frozen():  # as in a run
+        asyncio.run(main())

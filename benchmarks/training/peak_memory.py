@@ -23,7 +23,7 @@ class Peak:
 
 @contextmanager
 def peak_memory() -> Iterator[Peak]:
-    """Measures the work inside it, after memory that earlier work freed is given back to the system."""
+    """Measure the work inside, after memory that earlier work freed is given back to the system."""
     give_back(torch.device("cpu"))
     peak, before, done = Peak(), _held(), threading.Event()
 

@@ -214,7 +214,7 @@ def test_steps_beside_a_running_event_loop_that_are_left_and_gone_on_with(keys: 
         assert (run.dir / "policy" / "model.safetensors").exists() and not gc.get_freeze_count()
         return steps
 
-    gc.unfreeze()  # an endpoint of an earlier test leaves its process so
+    gc.unfreeze()  # whatever an earlier test left
     assert asyncio.run(cells())[-1] == 3
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import math
 import os
 import socket
@@ -149,6 +150,7 @@ class Rank:
         """Load this rank's part of a role."""
         with bars_as_stages(self._loading):
             self.workers[role.name] = role.make()
+        gc.freeze()  # what was imported and made, which full collections would visit
 
     def _call(self, role: str, method: str, profile: Profile | None, *args: object, **kwargs: object) -> object:
         with profiled(profile, self.rank), nvtx_range(f"{role}.{method}"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import socket
@@ -159,7 +158,6 @@ class Surroundings:
 
         Its own folder is the one in which Ray was started. It stays there where the machine has not the driver's.
         """
-        gc.freeze()  # what was imported, which full collections would visit
         take_files(self.files)
         if Path(self.folder).is_dir():
             os.chdir(self.folder)
