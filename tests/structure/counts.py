@@ -1,4 +1,4 @@
-"""Numbers of the project's structure, each with what was counted; tests/structure/bounds.py has their bounds."""
+"""Numbers of the project's structure, each with what was counted."""
 
 from __future__ import annotations
 

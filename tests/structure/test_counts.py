@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.structure.__main__ import lowered, main
-from tests.structure.bounds import BOUNDS
+from tests.structure.__main__ import main
 from tests.structure.counts import Measure, measure
 from tests.structure.files import read
 from tests.structure.words import count
@@ -134,15 +135,25 @@ def test_sentences() -> None:
     assert (found.words, found.long_in_100) == (31 + 5 + 31 + 6 + 4, 40.0)
 
 
-def test_the_command_prints_numbers_with_their_bounds_or_what_was_counted(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_numbers_or_what_was_counted(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["--root", str(root)])
-    assert f"| files in circles | 5 | {BOUNDS['files in circles']:g} |" in capsys.readouterr().out.splitlines()
+    assert "| files in circles | 5 |" in capsys.readouterr().out.splitlines()
     main(["classes over 20", "--root", str(root)])
     assert capsys.readouterr().out == "agentrl/core/classes.py _Large (21)\n"
 
 
-def test_bounds_are_only_lowered() -> None:
-    text = 'BOUNDS = {\n    "a": 5,\n    "b of c": 2.5,\n    "d": 7,\n}\n'
-    assert lowered(text, {"a": 6, "b of c": 2.4, "d": 3}) == text.replace("2.5", "2.4").replace("7", "3")
+def test_a_commit_is_compared_and_what_came_and_went_is_named(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(root, tmp_path, dirs_exist_ok=True)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "before"]):
+        subprocess.run([*git, *command], check=True)
+    (tmp_path / "agentrl/core/d.py").write_text("def _new(): ...\n")
+    main(["--root", str(tmp_path), "--against", "HEAD"])
+    lines = capsys.readouterr().out.splitlines()
+    assert "| files in circles | 5 | 3 |" in lines and "| public classes | 9 | 9 |" in lines
+    assert "- agentrl/core/d.py <-> agentrl/core/e.py" in lines
+    assert any(line.startswith("+ agentrl/core/d.py") and "_new" in line for line in lines)
+    with pytest.raises(SystemExit, match="--against nowhere: .*nowhere"):
+        main(["--root", str(tmp_path), "--against", "nowhere"])
