@@ -155,5 +155,5 @@ def test_a_commit_is_compared_and_what_came_and_went_is_named(
     assert "| files in circles | 5 | 3 |" in lines and "| public classes | 9 | 9 |" in lines
     assert "- agentrl/core/d.py <-> agentrl/core/e.py" in lines
     assert any(line.startswith("+ agentrl/core/d.py") and "_new" in line for line in lines)
-    with pytest.raises(SystemExit, match="--against nowhere: .*nowhere"):
+    with pytest.raises(SystemExit, match=r"--against nowhere: .*nowhere"):
         main(["--root", str(tmp_path), "--against", "nowhere"])
