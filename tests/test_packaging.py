@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from agentrl.__main__ import COMMANDS
+from agentrl.errors import install_extra
 
 PROJECT = Path(__file__).resolve().parent.parent
 
@@ -189,3 +193,73 @@ def test_a_wheel_in_an_empty_environment_trains(python: str, wheel: Path, tmp_pa
     trained = command(tmp_path / "venv" / "bin", tmp_path, *words, "actor_rollout_ref.actor.ppo_mini_batch_size=4")
     assert trained.returncode == 0, trained.stdout[-3000:] + trained.stderr[-3000:]
     assert (tmp_path / "runs" / "quickstart" / "policy" / "config.json").is_file()
+
+
+OF_AN_INDEX = re.compile(
+    r"""(?<![\w/.-])agentrl\[\w                                      # a requirement with extras, wherever it stands
+    |\b(?:install|uv\ add|uvx|pipx\ run|--with)\b[^\n`|;&]*?[\s'"](?:agentrl(?:[=<>~!@][^\n'"]*)?)(?=['"`\s,;:)]|$)""",
+    re.VERBOSE,
+)
+"""Words that let an installer look for `agentrl` in a package index."""
+EXTRAS = re.compile(r"(?:install[^\n`]*'\.\[|install_extra\(['\"])([\w,-]+)")
+TEXTS = (".py", ".md", ".yaml", ".yml", ".toml", ".sh", ".sbatch", ".ipynb", ".txt", ".Dockerfile", ".js", ".html")
+
+
+def texts() -> dict[str, str]:
+    """Read every text that a user may take a command from, by path."""
+    rooms = [path for path in PROJECT.iterdir() if path.is_dir() and not path.name.startswith((".venv", ".git"))]
+    files = [file for room in [*rooms, PROJECT / ".github"] for file in room.rglob("*")] + list(PROJECT.iterdir())
+    return {
+        str(file.relative_to(PROJECT)): file.read_text(encoding="utf-8")
+        for file in files
+        if (file.suffix in TEXTS or file.name == "Makefile") and file.is_file()
+    }
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "pip install 'agentrl[gguf]'",
+        "pip install agentrl",
+        "needs: uv add 'agentrl>=0.1'",
+        "uvx agentrl view",
+        "dependencies: [agentrl[ray]]",
+    ],
+)
+def test_a_command_that_asks_an_index_is_found(command: str) -> None:
+    assert OF_AN_INDEX.search(command)
+
+
+def test_nothing_tells_a_user_to_install_agentrl_from_an_index() -> None:
+    """The package index's `agentrl` is another project (docs/decisions/080-the-distributions-name.md)."""
+    found = {
+        f"{path}: {match[0]}"
+        for path, text in texts().items()
+        for match in OF_AN_INDEX.finditer(text)
+        # The requirements of our own extras are met by the project that is being installed.
+        if path not in ("pyproject.toml", "tests/test_packaging.py")
+    }
+    assert found == set()
+
+
+def test_every_extra_that_a_message_or_page_names_is_declared() -> None:
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = project["optional-dependencies"]
+    named = {
+        (path, extra)
+        for path, text in texts().items()
+        for match in EXTRAS.finditer(text)
+        for extra in match[1].split(",")
+    }
+    assert len(named) > 25
+    assert [one for one in sorted(named) if one[1] not in declared] == []
+    for requirement in (Requirement(line) for lines in declared.values() for line in lines):
+        assert requirement.name != project["name"] or requirement.extras <= set(declared)
+
+
+def test_one_function_writes_how_an_extra_is_installed() -> None:
+    assert install_extra("hub").count("[hub]") == 2
+    writers = {
+        path for path, text in texts().items() if path.endswith(".py") and re.search(r"install[^\n]*'\.\[", text)
+    }
+    assert {path for path in writers if not path.startswith("tests/")} == {"agentrl/errors.py"}

@@ -18,7 +18,7 @@ import fsspec
 import tenacity
 
 from agentrl.checkpoint.manifest import STATE_FILE, DamagedCheckpointError, name_of, read_record, step_of
-from agentrl.errors import CheckpointError, ConfigError, first_line
+from agentrl.errors import CheckpointError, ConfigError, first_line, install_extra
 from agentrl.observe.display import Display, Stage
 
 TRIES = 5
@@ -51,7 +51,7 @@ class ObjectStore:
             self._fs, root = fsspec.url_to_fs(url)
         except (ImportError, ValueError, OSError) as error:
             raise ConfigError(
-                f"trainer.default_remote_dir={url}: {first_line(error)}. S3 needs: pip install 'agentrl[s3]'; HDFS: "
+                f"trainer.default_remote_dir={url}: {first_line(error)}. S3 needs: {install_extra('s3')}; HDFS: "
                 "Java and Hadoop's libhdfs (JAVA_HOME, HADOOP_HOME); other stores: fsspec's package for them"
             ) from error
         self._has_no_folders = not BUCKETS.isdisjoint(self._fs.protocol)

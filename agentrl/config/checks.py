@@ -20,7 +20,7 @@ from agentrl.config.sections.parallel import Parallel
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.config.sections.sft import PreferencesConfig, TuningConfig
 from agentrl.config.sections.training import Config
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, install_extra
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 CORRECTION = "algorithm.rollout_correction"
@@ -188,7 +188,7 @@ def no_sglang(key: str, section: str) -> str:
     """Write the message that `key` starts servers without SGLang installed; `section` may name running servers."""
     return (
         f"{key} starts SGLang servers, and SGLang is not installed here. On a machine with a GPU: "
-        "pip install 'agentrl[sglang]'; on a CPU: make setup-sglang, in a clone. Or attach to servers that run "
+        f"{install_extra('sglang')}; on a CPU: make setup-sglang, in a clone. Or attach to servers that run "
         f"already: {section}.server_urls=[http://host:30000]"
     )
 
@@ -196,8 +196,8 @@ def no_sglang(key: str, section: str) -> str:
 def no_vllm(key: str, section: str) -> str:
     """Write the message that `key` starts servers without vLLM installed; `section` may name running servers."""
     return (
-        f"{key} starts vLLM servers, and vLLM is not installed here. On a machine with a GPU: pip "
-        "install 'agentrl[vllm]'; on a CPU: make setup-vllm, in a clone. Or attach to servers that run already: "
+        f"{key} starts vLLM servers, and vLLM is not installed here. On a machine with a GPU: "
+        f"{install_extra('vllm')}; on a CPU: make setup-vllm, in a clone. Or attach to servers that run already: "
         f"{section}.server_urls=[http://host:8000], or take {section}.name=sglang"
     )
 

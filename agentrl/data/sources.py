@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agentrl.errors import DataError, first_line
+from agentrl.errors import DataError, first_line, install_extra
 
 HUB = "hf:"
 _HUB_NAME = re.compile(r"hf:(?P<path>[^:]+)(?::(?P<split>.+))?")
@@ -114,7 +114,7 @@ def _open_hub(name: str) -> Table:
     try:
         import datasets
     except ImportError as error:
-        raise DataError(f"{name}: Hugging Face data sets need a package: pip install 'agentrl[hub]'") from error
+        raise DataError(f"{name}: Hugging Face data sets need a package: {install_extra('hub')}") from error
     match = _HUB_NAME.fullmatch(name)
     if match is None:
         raise DataError(f"{name}: expected hf:owner/name, hf:owner/name/config or hf:folder, each with :split behind")

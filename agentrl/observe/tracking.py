@@ -21,7 +21,7 @@ from agentrl.config import config_to_dict
 from agentrl.config.registries import LOGGERS
 from agentrl.config.section import Section
 from agentrl.config.sections.trainer import RunConfig
-from agentrl.errors import ConfigError, DataError, UserError
+from agentrl.errors import ConfigError, DataError, UserError, install_extra
 from agentrl.observe.display import Display
 from agentrl.observe.generations import Generation
 from agentrl.system.json_value import JSON
@@ -283,5 +283,5 @@ def need_package(extra: str, module: str) -> None:
         importlib.import_module(module)
     except ImportError as error:
         raise ConfigError(
-            f"trainer.logger names {extra}, which is not installed: pip install 'agentrl[{extra}]', or leave it out"
+            f"trainer.logger names {extra}, which is not installed: {install_extra(extra)}, or leave it out"
         ) from error

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Iterator
 
 from agentrl.config.sections.offline import EvaluateConfig
-from agentrl.errors import ConfigError, TrainingError
+from agentrl.errors import ConfigError, TrainingError, install_extra
 from agentrl.offline.scores import RUN, Responses, Scores, score_chunk
 from agentrl.reward import make_reward_manager
 from agentrl.runtime.ray.session import Surroundings, start_ray
@@ -15,7 +15,7 @@ try:
     import ray
     from ray.exceptions import RayError, RayTaskError
 except ImportError as error:
-    raise ConfigError("ray_init.* needs Ray: pip install 'agentrl[ray]'") from error
+    raise ConfigError(f"ray_init.* needs Ray: {install_extra('ray')}") from error
 
 AHEAD = 2
 """Chunks that are sent for each CPU, so that none waits for rows."""

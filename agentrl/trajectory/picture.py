@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from agentrl.errors import ConfigError, DataError
+from agentrl.errors import ConfigError, DataError, install_extra
 from agentrl.trajectory import Content, Message, Part
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def pillow() -> ModuleType:
     try:
         from PIL import Image
     except ImportError as error:
-        raise ConfigError("images need Pillow: pip install 'agentrl[vision]'") from error
+        raise ConfigError(f"images need Pillow: {install_extra('vision')}") from error
     return Image
 
 

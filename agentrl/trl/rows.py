@@ -12,7 +12,7 @@ import pyarrow
 import pyarrow.json
 import pyarrow.parquet as pq
 
-from agentrl.errors import ConfigError, DataError
+from agentrl.errors import ConfigError, DataError, install_extra
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -90,7 +90,7 @@ def _read_file(path: Path, argument: str) -> Sequence[Mapping[str, object]]:
     if not path.is_file():
         raise DataError(
             f"{argument}={path}: no such file; give a parquet or JSON lines file, or a Dataset of the package datasets "
-            "(pip install 'agentrl[hub]'): load_dataset(NAME, split='train')"
+            f"({install_extra('hub')}): load_dataset(NAME, split='train')"
         )
     try:
         table = pq.read_table(path) if path.suffix == ".parquet" else pyarrow.json.read_json(path)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from agentrl.config.checks import is_installed
 from agentrl.config.overrides import Value
-from agentrl.errors import ConfigError, TrainingError
+from agentrl.errors import ConfigError, TrainingError, install_extra
 from agentrl.trl.adapters import adapter_keys
 from agentrl.trl.arguments import MODEL, ROLLOUT
 from agentrl.trl.callbacks import Callbacks
@@ -124,7 +124,7 @@ class GRPOTrainer:
         if engine == "vllm" and not attached and not is_installed("vllm"):
             arguments.refuse(
                 "use_vllm",
-                "vLLM is not installed here: pip install 'agentrl[vllm]' (docs/engines.md), or give use_vllm=False, "
+                f"vLLM is not installed here: {install_extra('vllm')} (docs/engines.md), or give use_vllm=False, "
                 f"which generates in this process, or overrides={{'{ROLLOUT}.name': 'sglang'}}",
             )
         arguments.raise_faults()

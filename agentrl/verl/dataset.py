@@ -11,7 +11,7 @@ from agentrl.chat.load import load_tokenizer
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.data.messages import Unfit, read_messages, without_nulls
 from agentrl.data.rows import to_sample
-from agentrl.errors import ConfigError, DataError
+from agentrl.errors import ConfigError, DataError, install_extra
 from agentrl.system.user_code import contract_error, user_code
 from agentrl.trajectory.sample import Sample
 from agentrl.verl.agent_loop import as_verl_config
@@ -71,7 +71,7 @@ class RLHFDataset:
         try:
             import datasets
         except ImportError as error:
-            raise ConfigError("verl's data set classes need a package: pip install 'agentrl[hub]'") from error
+            raise ConfigError(f"verl's data set classes need a package: {install_extra('hub')}") from error
         kinds = ["parquet" if name.endswith(".parquet") else "json" for name in self.data_files]
         parts = [
             datasets.load_dataset(kind, data_files=name)["train"]

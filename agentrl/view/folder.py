@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from agentrl.errors import DataError, first_line
+from agentrl.errors import DataError, first_line, install_extra
 
 MOST_BYTES = 1 << 28
 """Largest file that is read as a whole."""
@@ -32,7 +32,7 @@ class Folder:
         try:
             self._fs, root = fsspec.url_to_fs(url)
         except (ImportError, ValueError, OSError) as error:
-            raise DataError(f"{url}: {first_line(error)}. S3 needs: pip install 'agentrl[s3]'") from error
+            raise DataError(f"{url}: {first_line(error)}. S3 needs: {install_extra('s3')}") from error
         self.url, self._root = url.rstrip("/") or url, root.rstrip("/") or root
 
     @property

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.config import RolloutConfig, load_config
 from agentrl.config.checks import is_installed
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, install_extra
 from tests.config.loading import OWN, load
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -38,7 +38,7 @@ def test_servers_cannot_be_started_without_sglang() -> None:
     message = refused(SGLANG)
     assert message.startswith(f"{ROLLOUT}.name=sglang starts SGLang servers, and SGLang is not installed")
     servers, embedded = f"{ROLLOUT}.server_urls=[http://host:30000]", f"{ROLLOUT}.name=embedded"
-    for way_out in ("pip install 'agentrl[sglang]'", "make setup-sglang", servers, embedded):
+    for way_out in (install_extra("sglang"), "make setup-sglang", servers, embedded):
         assert way_out in message
 
 

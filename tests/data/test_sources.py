@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from agentrl.data.dataset import ParquetDataset
 from agentrl.data.json_lines import JsonDataset
 from agentrl.data.sft import load_transcripts
 from agentrl.data.sources import expand
-from agentrl.errors import DataError
+from agentrl.errors import DataError, install_extra
 from tests.chat.templates import HERMES
 from tests.chat.vocabularies import QWEN, save_tokenizer
 
@@ -221,7 +222,7 @@ def test_without_the_package_and_without_the_hub(tmp_path: Path, monkeypatch: py
     with pytest.raises(DataError, match=r"hf:nobody/nothing: the data set cannot be loaded: "):
         ParquetDataset("hf:nobody/nothing")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=r"hf:nobody/nothing: .*pip install 'agentrl\[hub\]'"):
+    with pytest.raises(DataError, match=f"hf:nobody/nothing: .*{re.escape(install_extra('hub'))}"):
         ParquetDataset("hf:nobody/nothing")
 
 

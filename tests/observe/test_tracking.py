@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from agentrl.config import Config, load_config
-from agentrl.errors import CodeError, ConfigError, DataError, TrainingError
+from agentrl.errors import CodeError, ConfigError, DataError, TrainingError, install_extra
 from agentrl.observe.generations import Generation
 from agentrl.observe.plain import PlainDisplay
 from agentrl.observe.tracking import Tracker, read_metrics
@@ -106,7 +107,7 @@ def test_a_logger_that_is_not_installed_names_its_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
     monkeypatch.setitem(sys.modules, {"tensorboard": "torch.utils.tensorboard"}.get(package, package), None)
-    with pytest.raises(ConfigError, match=rf"trainer\.logger names {package}.*pip install 'agentrl\[{package}\]'"):
+    with pytest.raises(ConfigError, match=rf"trainer\.logger names {package}.*{re.escape(install_extra(package))}"):
         tracker(tmp_path, package)
 
 

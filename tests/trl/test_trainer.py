@@ -12,7 +12,7 @@ import pytest
 import yaml
 from transformers import TrainerCallback
 
-from agentrl.errors import CodeError, ConfigError, DataError, UserError
+from agentrl.errors import CodeError, ConfigError, DataError, UserError, install_extra
 from agentrl.trajectory.parquet import read_trajectories, trajectory_files
 from agentrl.trl import GRPOConfig, GRPOTrainer
 from agentrl.trl.arguments import ROLLOUT
@@ -202,7 +202,7 @@ def test_vllm_that_is_missing_is_refused_in_words(
     policy_dir: Path, at_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentrl.trl.trainer.is_installed", lambda package: package != "vllm")
-    with pytest.raises(ConfigError, match=r"use_vllm=True: vLLM is not installed here: pip install 'agentrl\[vllm\]'"):
+    with pytest.raises(ConfigError, match=re.escape(f"vLLM is not installed here: {install_extra('vllm')}")):
         trainer_of(policy_dir, use_vllm=True)
     sglang = {f"{ROLLOUT}.name": "sglang"}
     assert trainer_of(policy_dir, use_vllm=True, overrides=sglang).keys[f"{ROLLOUT}.name"] == "sglang"
@@ -250,7 +250,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no prompt": ({"rows": [{"question": "2 + 2?"}]}, "expected a column prompt, found question"),
     "images": ({"rows": [{**ROWS[0], "image": b"1"}]}, "column image"),
     "a stream": ({"rows": iter(ROWS)}, r"list\(stream.take"),
-    "a missing file": ({"rows": "no/such.parquet"}, r"no such file.*agentrl\[hub\]"),
+    "a missing file": ({"rows": "no/such.parquet"}, r"no such file.*\[hub\]"),
     "too few rows": ({"rows": ROWS[:1], "max_steps": -1}, "train_dataset has 1 rows"),
     "no reward": ({"reward": []}, "reward_funcs is empty"),
     "a reward model": ({"reward": "some/reward-model"}, "reward_model.model.path"),

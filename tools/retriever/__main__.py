@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pydantic
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, install_extra
 from agentrl.system.command import exit_status
 
 try:
     import tantivy  # noqa: F401
 except ModuleNotFoundError:
-    sys.exit("error: the retriever needs tantivy: pip install 'agentrl[retriever]'")
+    sys.exit(f"error: the retriever needs tantivy: {install_extra('retriever')}")
 
 from tools.retriever.build import add, create, load
 from tools.retriever.embed import PACKAGED, EmbeddingSpec

