@@ -48,7 +48,7 @@ rollout.* for actor_rollout_ref.model.* and actor_rollout_ref.rollout.*.
 
   python -m agentrl.generate data.path=test.parquet data.output_path=out.parquet \\
       model.path=Qwen/Qwen3-0.6B rollout.n=4 rollout.multi_turn.tool_config_path=tools.yaml
-  python -m agentrl.generate --config-path runs/mine --config-name config \\
+  python -m agentrl.generate --config-path runs/mine --config-name config --trust \\
       data.path=test.parquet data.output_path=out.parquet model.path=runs/mine/policy
       everything else as the training run had it
 """
@@ -136,6 +136,8 @@ class CommandLine:
     """Kind of information that Hydra prints of the config (`searchpath`, `defaults`, ...); then the command ends."""
     multirun: bool = False
     """Run a job for each combination of the values that overrides list."""
+    trust: bool = False
+    """Take code, commands and hosts, too, from a config that is read back from a run."""
 
 
 def parse_command_line(argv: Sequence[str], config_name: str, schema: type[Section]) -> CommandLine:
@@ -151,6 +153,7 @@ def parse_command_line(argv: Sequence[str], config_name: str, schema: type[Secti
     parser.add_argument("--info", "-i", nargs="?", const="all", choices=INFO)
     parser.add_argument("--run", "-r", action="store_true")
     parser.add_argument("--multirun", "-m", action="store_true")
+    parser.add_argument("--trust", action="store_true")
     parser.add_argument("overrides", nargs="*")
     args, unknown = parser.parse_known_intermixed_args(list(argv))
     if unknown := [word for word in unknown if word.startswith("-")]:  # Words after the first are among them.
@@ -173,6 +176,7 @@ def parse_command_line(argv: Sequence[str], config_name: str, schema: type[Secti
         args.package,
         args.info,
         args.multirun,
+        args.trust,
     )
 
 
@@ -187,6 +191,7 @@ def help_text(schema: type[Section]) -> str:
         "  --config-path DIR                 your own folder of YAML files, searched before ours",
         "  --config-dir DIR                  a folder that is searched, too, e.g. for a config group of yours",
         "  --info [WHAT]                     how the config is put together: searchpath, defaults, defaults-tree, ...",
+        "  --trust                           take code, commands, hosts, too, from a config that a run wrote",
         "  --multirun                        a job for each combination of values: key=a,b key=range(1,4)",
         "",
         f"The most useful of the {len(leaves)} keys:",

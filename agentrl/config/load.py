@@ -44,6 +44,7 @@ from agentrl.config.keys import (
     nested,
     unknown_keys,
 )
+from agentrl.config.read_back import EVERY_KEY, is_read_back, refuse_other_files, refuse_uses
 from agentrl.config.rules import NamesFile
 from agentrl.config.section import Section
 from agentrl.config.sections.algorithm import OF_STALE_TOKENS
@@ -63,8 +64,6 @@ RECIPES = {"recipe/data": "data.train_files", "recipe/policy": "actor_rollout_re
 """Config groups that hold only while their key says `quickstart`: values for the tiny policy suit no other."""
 FOLDER = "trainer.default_local_dir"
 STALENESS = "async_training.max_staleness"
-EVERY_KEY = "every_key"
-"""The key by which a YAML file says that it holds every key: a default value in it does not count as given."""
 IDLE = "without_effect"
 """The list of the keys of such a file that have no effect with the others, as a dialect allows: not given, too."""
 
@@ -204,7 +203,15 @@ def compose_keys(command: CommandLine, schema: type[Section]) -> Keys:
     if tree.hydra.sweeper.params and not command.multirun:
         logger.warning("hydra.sweeper.params of the YAML is read with --multirun only: this is one job without it")
     faults = [override.fault for override in overrides if override.fault is not None]
-    return keys_of(tree, own, overrides, schema, [*faults, *faults_of_yaml(tree, hydras_own())])
+    keys = keys_of(tree, own, overrides, schema, [*faults, *faults_of_yaml(tree, hydras_own())])
+    if not command.trust and (keys.is_whole or is_read_back(start_file(command, searched))):
+        refuse_uses(start_file(command, searched), resolve(keys, schema), schema, keys.typed)
+    return keys
+
+
+def start_file(command: CommandLine, searched: Sequence[Path]) -> Path:
+    """Return the YAML file that a command starts from. searched: as `folders_of` lists them."""
+    return searched[0] / f"{command.config_name.removesuffix('.yaml')}.yaml"
 
 
 def keys_of(
@@ -291,7 +298,8 @@ def set_of(values: Mapping[str, JSON], schema: type[Section], typed: Collection[
 def folders_of(command: CommandLine) -> list[Path]:
     """List the folders of YAML files in the order in which they are searched, with the start file's folder first.
 
-    Raises ConfigError where no folder has the file, and for a folder that is not there.
+    Raises ConfigError where no folder has the file, for a folder that is not there, and for a file of a run that leads
+    to others.
     """
     own = given_folders(command)
     ours = [configs_dir(), *sorted(PACKAGE.glob("*/configs"))]  # folders of the annexes last
@@ -308,7 +316,10 @@ def folders_of(command: CommandLine) -> list[Path]:
             + "; ".join(f"{names} in {path}" for path, names in there.items())
             + (". --config-dir adds a folder without a file to start from" if command.config_path is not None else "")
         )
-    return [start, *(path for path in places if path != start)]
+    found = [start, *(path for path in places if path != start)]
+    if not command.trust and is_read_back(file := start_file(command, found)):
+        refuse_other_files(file, command.overrides)
+    return found
 
 
 def given_folders(command: CommandLine) -> list[Path]:

@@ -11,15 +11,17 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import yaml
 
 from agentrl.config.declaration import Declaration, declaration_of
 from agentrl.errors import ConfigError
-from agentrl.system.config_files import find_file
+from agentrl.system.config_files import configs_dir, find_file
 from agentrl.system.json_value import JSON, as_mapping
 from agentrl.system.plugin import nearest
 from agentrl.system.registry import Registry
+from agentrl.system.targets import is_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,15 @@ class Rule(ABC):
     @abstractmethod
     def faults(self, key: str, values: Values, place: Place) -> list[str]:
         """Write the messages for `key`; empty where it keeps the rule."""
+
+    def uses(self, value: JSON, home: Path) -> str:
+        """Name what a value other than the default makes a command use besides data; empty where there is nothing.
+
+        Args:
+            value: as a config that is read back from a run has it, not validated.
+            home: folder of that config.
+        """
+        return ""
 
 
 _CONDITION = re.compile(r"([\w.]+)(?:=(.+)| above (\d+))?")
@@ -253,6 +264,48 @@ class NamesFile(Rule):
         return []
 
 
+class Uses(Rule):
+    """A value other than the default names more than data, e.g. code or a host."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def text(self, place: Place) -> str:
+        return "Read back from a run with `--trust` only."
+
+    def faults(self, key: str, values: Values, place: Place) -> list[str]:
+        return []
+
+    def uses(self, value: JSON, home: Path) -> str:
+        return "" if value in (None, [], {}) else self.what
+
+
+class UsesFile(Uses):
+    """The value names a file that names code. Files in our own `configs/` are trusted."""
+
+    def uses(self, value: JSON, home: Path) -> str:
+        try:
+            file = Path(find_file("", str(value))).resolve()
+        except ConfigError:
+            return super().uses(value, home)
+        return "" if file.is_relative_to(configs_dir().resolve()) else super().uses(value, home)
+
+
+class Writes(Uses):
+    """The value is a place that is written. Places in the working directory, or in the run's own, are trusted."""
+
+    def __init__(self) -> None:
+        super().__init__("a place outside the working directory and the run's folder, to write to")
+
+    def text(self, place: Place) -> str:
+        return ""
+
+    def uses(self, value: JSON, home: Path) -> str:
+        place = Path(str(value)).expanduser().resolve()
+        inside = any(place.is_relative_to(folder.resolve()) for folder in (Path(), home))
+        return "" if inside else super().uses(value, home)
+
+
 class Names(Rule):
     """The value, or each one of a list, is a name of a registry, or a target where the registry takes them.
 
@@ -280,6 +333,14 @@ class Names(Rule):
         except ConfigError as error:
             return [str(error)]
         return []
+
+    def uses(self, value: JSON, home: Path) -> str:
+        names = value if isinstance(value, list) else [value]
+        return "code" if any(isinstance(name, str) and is_target(self.target(name)) for name in names) else ""
+
+    def target(self, name: str) -> str:
+        """Return the part of a name that may be a target."""
+        return name
 
 
 class NamesEach(Names):

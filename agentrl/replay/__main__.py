@@ -31,6 +31,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--call", type=int, help="with --turn: number of the call that is answered, where it is several"
     )
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], help="device to compute on; else the run's")
+    parser.add_argument(
+        "--trust", action="store_true", help="take code, commands and hosts, too, from the run's config"
+    )
     parser.add_argument("--out", metavar="FOLDER", type=Path, help="write the trajectory here, for agentrl.view")
     found = parser.parse_args(argv)
     edited = found.tool_answer is not None or found.message is not None
@@ -52,7 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         text = read_edit(arguments.tool_answer, arguments.message)
         edit = None if text is None else Edit(arguments.turn, text, arguments.call)
-        asked = Asked(arguments.run, arguments.uid, arguments.checkpoint, edit, arguments.device, arguments.out)
+        asked = Asked(
+            arguments.run, arguments.uid, arguments.checkpoint, edit, arguments.device, arguments.trust, arguments.out
+        )
         differs.append(run_replay(asked))
 
     if STARTER in os.environ:  # before the imports, which take seconds

@@ -34,7 +34,12 @@ from agentrl.trajectory.parquet import write_trajectories
 from agentrl.workers.roles import policy_role
 
 T = TypeVar("T")
-ONE_PROCESS = ("trainer.nnodes=1", "trainer.n_gpus_per_node=1", "actor_rollout_ref.rollout.nnodes=0")
+ONE_PROCESS = (
+    "~trainer.default_local_dir",  # nothing is written, and a run may have been moved
+    "trainer.nnodes=1",
+    "trainer.n_gpus_per_node=1",
+    "actor_rollout_ref.rollout.nnodes=0",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +53,15 @@ class Asked:
     edit: Edit | None = None
     device: str | None = None
     """Device in place of the run's."""
+    trust: bool = False
+    """Take code, commands and hosts, too, from the run's config."""
     out: Path | None = None
     """Folder that the trajectory is written into, as sampled again or continued."""
 
 
 def run_replay(asked: Asked) -> bool:
     """Replay a trajectory, print the findings, and return whether a token differs. Raises UserError."""
-    config = config_of(asked.run, asked.device)
+    config = config_of(asked.run, asked.device, trust=asked.trust)
     recorded = find(asked.run, asked.uid, config)
     format = config.actor_rollout_ref.rollout.multi_turn.format
     if not is_target(format.removeprefix("template:")) and unknown_format(format, CALL_FORMATS.names()) is not None:
@@ -72,15 +79,17 @@ def run_replay(asked: Asked) -> bool:
     return any(one.first_difference is not None for one in compared)
 
 
-def config_of(run: Path, device: str | None = None) -> Config:
+def config_of(run: Path, device: str | None = None, *, trust: bool = False) -> Config:
     """Load a run's config for this process alone, and such that nothing of the run is written.
 
-    Raises ConfigError for a run without a config.
+    Raises ConfigError for a run without a config, and for a config that names more than data without `trust`.
     """
     if not (run / "config.yaml").is_file():
         raise ConfigError(f"{run}: want the folder of a run, with its config.yaml")
     more = [] if device is None else [f"trainer.device={device}"]
-    config = load_config(["--config-path", str(run.absolute()), "--config-name", "config", *ONE_PROCESS, *more])
+    more += ["--trust"] if trust else []
+    file = ["--config-path", str(run.absolute()), "--config-name", "config"]
+    config = load_config([*file, *ONE_PROCESS, *more])
     if config.tools.cassette == "record":  # the run may be recording on it
         return config.model_copy(update={"tools": config.tools.model_copy(update={"cassette": None})})
     return config

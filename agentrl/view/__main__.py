@@ -39,7 +39,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--replay",
         action=argparse.BooleanOptionalAction,
-        help="let pages start replays, which run the code that a run's config names (on this machine alone: yes)",
+        help="let pages start replays of runs on this machine (where only this machine reaches the pages: yes)",
+    )
+    made.add_argument(
+        "--trust", action="store_true", help="let replays take code, commands and hosts, too, from a run's config"
     )
     export = made.add_argument_group("write one HTML file instead of serving")
     export.add_argument("--export", metavar="FILE.html", type=Path, help="the file, which opens without a network")
@@ -78,7 +81,7 @@ def serve(options: argparse.Namespace) -> None:
             )
         print(f"open http://{host}:{port}/?token={token}   (Ctrl-C ends it)", flush=True)
         CHILDREN.ready()
-        replays = Replays(viewer) if may_replay(options) else None
+        replays = Replays(viewer, trust=options.trust) if may_replay(options) else None
         app = make_app(viewer, token, names=names_of(options.host), follow=options.follow, replays=replays)
         config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, date_header=False)
         try:

@@ -141,8 +141,9 @@ class Replay:
 class Replays:
     """All replays since the viewer began; at most one of them runs."""
 
-    def __init__(self, viewer: Viewer) -> None:
-        self._viewer = viewer
+    def __init__(self, viewer: Viewer, *, trust: bool = False) -> None:
+        """trust: take code, commands and hosts, too, from the configs of runs."""
+        self._viewer, self._trust = viewer, trust
         self._folder = tempfile.TemporaryDirectory(prefix="agentrl-replays-")
         self._lock = threading.Lock()
         self._all: list[Replay] = []
@@ -182,7 +183,7 @@ class Replays:
                 raise UserError(f"a replay of {busy.uid} goes on: one is run at a time. Wait for it, or cancel it")
             out = Path(self._folder.name) / str(len(self._all))
             out.mkdir()
-            command = _command(run, str(record["uid"]), wanted, out)
+            command = _command(run, str(record["uid"]), wanted, out, trust=self._trust)
             replay = Replay(wanted, str(record["uid"]), window, command, _environment(wanted))
             self._all.append(replay)
             self._threads.append(threading.Thread(target=self._watch, args=(replay, run, out), daemon=True))
@@ -236,7 +237,7 @@ def _checkpoints(run: Run) -> dict[str, Path]:
     return {path.name: path for path in Path(run.folder.path).glob("checkpoints/step_*") if path.is_dir()}
 
 
-def _command(run: Run, uid: str, wanted: Wanted, out: Path) -> list[str]:
+def _command(run: Run, uid: str, wanted: Wanted, out: Path, *, trust: bool) -> list[str]:
     """Return the command's words. Each value is joined to its option, so that no value is taken for another option."""
     words = [sys.executable, "-m", "agentrl.replay", str(Path(run.folder.path).absolute())]
     words += [f"--uid={uid}", f"--out={out}"]
@@ -247,6 +248,7 @@ def _command(run: Run, uid: str, wanted: Wanted, out: Path) -> list[str]:
         words += [] if wanted.call is None else [f"--call={wanted.call}"]
     if wanted.checkpoint is not None:
         words.append(f"--checkpoint={_checkpoints(run)[wanted.checkpoint]}")
+    words += ["--trust"] if trust else []
     return words if wanted.own_device else [*words, "--device=cpu"]
 
 

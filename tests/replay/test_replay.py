@@ -22,7 +22,10 @@ from agentrl.replay.report import line_of
 from agentrl.train import main
 from agentrl.trajectory import ToolCallRecord, Trajectory, Turn
 from agentrl.trajectory.parquet import read_trajectories, trajectory_files
+from tests.config.hostile_run import Hostile, hostile_run
 from tests.runs import Overrides
+
+__all__ = ["hostile_run"]  # a fixture
 
 
 def with_turns(run: Path, step: int) -> Trajectory:
@@ -42,7 +45,7 @@ def test_every_token_is_sampled_again(
     capsys.readouterr()
     for step in (1, 3):
         trajectory = with_turns(run, step)
-        assert replay([str(run), "--uid", trajectory.uid]) == 0
+        assert replay([str(run), "--trust", "--uid", trajectory.uid]) == 0
         said = capsys.readouterr().out
         turns = sum(turn.role == "assistant" for turn in trajectory.turns)
         assert said.count("all the same") == turns
@@ -52,11 +55,11 @@ def test_every_token_is_sampled_again(
     for file in trajectory_files(run / "trajectories"):
         if file.name.startswith("val_000000"):
             uid = pq.read_table(file, columns=["uid"])["uid"][0].as_py()
-            assert replay([str(run), "--uid", uid]) == 0, "validation, sampled and greedy"
+            assert replay([str(run), "--trust", "--uid", uid]) == 0, "validation, sampled and greedy"
     later = with_turns(run, 3)
     capsys.readouterr()
     last = ["--checkpoint", str(run / "checkpoints" / "step_000003"), "--out", str(tmp_path / "other")]
-    assert replay([str(run), "--uid", later.uid, *last]) == 1
+    assert replay([str(run), "--trust", "--uid", later.uid, *last]) == 1
     found = re.search(r"turn (\d+) .*; the first other one is token (\d+)", capsys.readouterr().out)
     assert found is not None, "other weights sample other tokens"
     (other,) = read_trajectories(tmp_path / "other" / "trajectories" / "train_000003.parquet")
@@ -107,7 +110,7 @@ def test_transcripts_branches_and_several_versions_are_replayed(
     tables = [pq.read_table(path) for path in paths]
     one, other = (table.slice(0, 1).to_pylist(maps_as_pydicts="strict")[0] for table in tables)
     assert (len(one["ids"]), len(one["turns"])) == (3, 5)
-    assert replay([str(run), "--uid", one["uid"]]) == 0
+    assert replay([str(run), "--trust", "--uid", one["uid"]]) == 0
     assert capsys.readouterr().out.count("all the same") == 4
     # One trajectory of both: its first transcripts are of version 0, the last one of version 1.
     for name in ("ids", "mask", "logprobs", "versions", "prompt_length", "images", "policy"):
@@ -116,13 +119,13 @@ def test_transcripts_branches_and_several_versions_are_replayed(
     one["turns"][place] = other["turns"][place]
     pq.write_table(pa.Table.from_pylist([one], schema=tables[0].schema), paths[0])
     capsys.readouterr()
-    assert replay([str(run), "--uid", one["uid"]]) == 0
+    assert replay([str(run), "--trust", "--uid", one["uid"]]) == 0
     said = capsys.readouterr().out
     assert said.count("all the same") == 4 and said.count("(version 1)") == 1 and "step_000001" in said
     for turn in one["turns"]:
         turn["seed"] = None
     pq.write_table(pa.Table.from_pylist([one], schema=tables[0].schema), paths[0])
-    assert replay([str(run), "--uid", one["uid"]]) == 2
+    assert replay([str(run), "--trust", "--uid", one["uid"]]) == 2
     assert "the seed of turn 0 is not recorded" in " ".join(capsys.readouterr().err.split())
 
 
@@ -138,7 +141,7 @@ def test_what_cannot_be_replayed_is_told(
         (["--uid", with_turns(run, 1).uid, "--turn", "0", "--message", "x"], "--turn 0: want the number of a turn"),
         (["--uid", with_turns(run, 1).uid, "--turn", "1", "--tool-answer", "/none"], "cannot be read"),
     ):
-        assert replay([str(run), *arguments]) == 2
+        assert replay([str(run), "--trust", *arguments]) == 2
         assert re.search(told, " ".join(capsys.readouterr().err.split())), told
     assert replay([str(tmp_path), "--uid", uid]) == 2
     for words in (["--turn", "1"], ["--call", "0"], ["--message", "x"]):
@@ -163,7 +166,7 @@ def test_another_tool_answer_is_gone_on_from(
     pq.write_table(pa.Table.from_pylist([row], schema=table.schema), path)
     (tmp_path / "answer.txt").write_text("the answer is forty-two")
     at = len(trajectory.turns)
-    edited = ["--uid", trajectory.uid, "--turn", str(at), "--tool-answer", str(tmp_path / "answer.txt")]
+    edited = ["--trust", "--uid", trajectory.uid, "--turn", str(at), "--tool-answer", str(tmp_path / "answer.txt")]
     # A run that records a cassette may go on meanwhile: nothing is written on it.
     values = yaml.safe_load((run / "config.yaml").read_text())
     values["tools"] = {**values.get("tools", {}), "cassette": "record", "cassette_path": str(tmp_path / "cassette")}
@@ -185,7 +188,7 @@ def test_another_tool_answer_is_gone_on_from(
     assert one.score is None and sum(window.mask[one.turns[at].start : one.turns[at].end]) == 0
     # The record of that: it is sampled again as any other, and an edit that changes nothing goes on the same.
     shutil.copy(tmp_path / "one" / "trajectories" / "train_000001.parquet", path)
-    assert replay([str(run), "--uid", trajectory.uid, "--out", str(tmp_path / "two")]) == 0
+    assert replay([str(run), "--trust", "--uid", trajectory.uid, "--out", str(tmp_path / "two")]) == 0
     assert replay([str(run), *edited, "--out", str(tmp_path / "three")]) == 0
     for name in ("two", "three"):
         (other,) = read_trajectories(tmp_path / name / "trajectories" / "train_000001.parquet")
@@ -217,3 +220,17 @@ def test_what_was_sampled_from_a_kept_cache_says_so() -> None:
     said = line_of(Comparison(Stretch(1, 0, 5, 9, 3, 0, kept=True), None, same_logprobs=4))
     assert said.startswith("turn 1 (version 3, sampled from keys and values of older weights, in part")
     assert line_of(Comparison(Stretch(1, 0, 5, 9, 3, 0), None, same_logprobs=4)).startswith("turn 1 (version 3): 4")
+
+
+def test_a_config_that_somebody_sent_runs_no_code(hostile: Hostile, capsys: pytest.CaptureFixture[str]) -> None:
+    hostile.config(
+        **{
+            "actor_rollout_ref.model.trust_remote_code": True,
+            "actor_rollout_ref.rollout.multi_turn.tool_config_path": str(hostile.tools),
+        }
+    )
+    for more in ([], ["--turn", "1", "--message", "x"]):
+        assert replay([str(hostile.folder), "--uid", "train/2/0/0", *more]) == 2
+        said = capsys.readouterr().err
+        assert "trust_remote_code=true names code" in said and "tool_config_path=" in said and "--trust" in said
+    assert not hostile.marker.exists()

@@ -69,8 +69,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StandIn:
     made = StandIn(tmp_path / "made")
     real = module._command
 
-    def command(run: Run, uid: str, wanted: Wanted, out: Path) -> list[str]:
-        return made.command(real(run, uid, wanted, out))
+    def command(run: Run, uid: str, wanted: Wanted, out: Path, *, trust: bool) -> list[str]:
+        return made.command(real(run, uid, wanted, out, trust=trust))
 
     monkeypatch.setattr(module, "_command", command)
     return made
@@ -214,6 +214,14 @@ def test_other_machines_may_not_unless_it_is_said(words: list[str], may: bool) -
     assert may_replay(parser().parse_args(["run", *words])) == may
 
 
+def test_the_command_trusts_a_run_only_where_the_viewer_was_told_to(viewer: Viewer, stand_in: StandIn) -> None:
+    for words in ([], ["--trust"]):
+        made = Replays(viewer, trust=parser().parse_args(["run", *words]).trust)
+        ended(made, made.start(Wanted(PLACE)))
+        made.close()
+    assert [[word for word in words if word == "--trust"] for words in stand_in.words] == [[], ["--trust"]]
+
+
 def test_only_the_viewers_own_pages_start_one(run: Path, stand_in: StandIn) -> None:
     stand_in.leaves(again())
     body = {"place": CELLS}
@@ -340,7 +348,7 @@ def test_the_command_itself_is_asked(
     pq.write_table(pa.Table.from_pylist([row], schema=table.schema), path)
     before = {file: file.stat().st_mtime_ns for file in run.rglob("*") if file.is_file()}
     viewer = Viewer([open_run(str(run))])
-    replays = Replays(viewer)
+    replays = Replays(viewer, trust=True)
     same = ended(replays, replays.start(Wanted((0, "train_000001", 0))), 600)
     assert (same["state"], same["differs"]) == ("done", False), same["said"]
     assert replays.options(0)["checkpoints"] == ["step_000002"]

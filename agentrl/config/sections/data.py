@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from agentrl.config.registries import SAMPLERS
-from agentrl.config.rules import Names, OnlyWith, Place, Rule, Values
+from agentrl.config.rules import Names, OnlyWith, Place, Rule, Uses, Values
 from agentrl.config.section import Section
 from agentrl.errors import ConfigError
 from agentrl.system.registry import read_options
@@ -45,7 +45,7 @@ class NamesDataset(Rule):
 class CustomDatasetConfig(Section):
     """`data.custom_cls.*`"""
 
-    path: Annotated[str | None, NamesDataset()] = None
+    path: Annotated[str | None, NamesDataset(), Uses("code")] = None
     """A data set class of your own (see agentrl.data.own.Samples), which is made with the names under train_files or
     val_files: path/to/file.py:Class, package.module:Class, or a Python file whose class `name` names."""
     name: Annotated[str | None, OnlyWith("path")] = None

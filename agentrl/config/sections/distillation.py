@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from agentrl.config.registries import DIVERGENCES
-from agentrl.config.rules import ConflictsWith, Names, Needs, OnlyWith, Place, Rule, Values
+from agentrl.config.rules import ConflictsWith, Names, Needs, OnlyWith, Place, Rule, Uses, Values
 from agentrl.config.section import Section
 from agentrl.config.sections.parallel import RANKS, FSDPConfig
 from agentrl.system.json_value import as_mapping
@@ -35,9 +35,9 @@ class TeacherConfig(Section):
     """Text that the teacher reads at the end of the prompt's last user message, and the policy does not, with values of
     the row in braces: {ground_truth}, or keys of its extra_info, e.g. 'The answer is {ground_truth}.' Rows that lack
     one learn from rewards alone. null: the teacher reads what the policy reads."""
-    trust_remote_code: Annotated[bool, HERE] = False
+    trust_remote_code: Annotated[bool, HERE, Uses("code")] = False
     """Run Python code that lies with the teacher."""
-    base_url: Annotated[str | None, Needs("tokenizer", "the tokenizer of the model there")] = None
+    base_url: Annotated[str | None, Needs("tokenizer", "the tokenizer of the model there"), Uses("a host")] = None
     """A server that gives the log-probs of given tokens, in place of path: SGLang's address, or an OpenAI-compatible
     endpoint with its /v1."""
     api: Annotated[
@@ -52,7 +52,7 @@ class TeacherConfig(Section):
     """The model's name there, for completions."""
     tokenizer: Annotated[str | None, SERVED] = None
     """A folder with the tokenizer of the model there; it must be the policy's, id by id."""
-    api_key_env: Annotated[str | None, SERVED] = None
+    api_key_env: Annotated[str | None, SERVED, Uses("an environment variable of yours")] = None
     """The environment variable that holds the server's key; null: none is sent."""
     max_concurrent: Annotated[int, SERVED] = Field(32, gt=0)
     """Sequences that each rank asks about at once."""

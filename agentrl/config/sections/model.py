@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from agentrl.config.rules import NamesFile, OnlyWith
+from agentrl.config.rules import NamesFile, OnlyWith, Uses
 from agentrl.config.section import Section
 from agentrl.config.sections.parallel import DEVICE
 
@@ -21,7 +21,7 @@ class PlainModelConfig(Section):
     """A Hugging Face model directory or name; `quickstart` makes and warms up the tiny policy first."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Parameter type of policy, reference and engine."""
-    trust_remote_code: bool = False
+    trust_remote_code: Annotated[bool, Uses("code")] = False
     """Run Python code that lies with the model."""
     override_config: dict[str, Any] = Field(default_factory=dict)
     """Values in place of those in the model's config.json, for policy, reference and engine, sections merged; exported

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
+from agentrl.config.rules import Uses, Writes
 from agentrl.config.section import Section
 from agentrl.config.sections.data import RowsConfig
 from agentrl.config.sections.model import PlainModelConfig
@@ -22,7 +23,7 @@ class GenerateDataConfig(RowsConfig):
 
     path: str | list[str]
     """Parquet files or glob patterns with the prompts."""
-    output_path: str
+    output_path: Annotated[str, Writes()]
     """The parquet file that is written: the columns of the rows, and the responses. It must not exist."""
     batch_size: int = Field(256, gt=0)
     """Prompts that run at once, and that are lost at most when the run is killed."""
@@ -95,7 +96,7 @@ class EvaluateDataConfig(Section):
     """The column that says which scorer judges the row; with a function of your own it may be absent."""
     reward_model_key: str = "reward_model"
     """The column with ground_truth; with a function of your own it may be absent."""
-    output_path: str | None = None
+    output_path: Annotated[str | None, Writes()] = None
     """A JSON file for the numbers of the table."""
     on_code_error: Literal["error", "count"] = "error"
     """Action when a function of your own raises what is no fault of the infrastructure, or gives what is no score:
@@ -105,7 +106,7 @@ class EvaluateDataConfig(Section):
 class EvaluateRayConfig(Section):
     """`ray_init.*` of `python -m agentrl.evaluate`: with one of them the scorers run in Ray's processes."""
 
-    address: str | None = None
+    address: Annotated[str | None, Uses("a host")] = None
     """A running cluster, e.g. auto or ray://head:10001."""
     num_cpus: Annotated[int | None, OWN_CLUSTER] = Field(None, gt=0)
     """Start Ray on this machine with so many processes."""

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from agentrl.config.registries import REWARD_MANAGERS, SCORERS
-from agentrl.config.rules import Names, NamesFile, Needs, NotAmong, OnlyWith, Place, Values
+from agentrl.config.rules import Names, NamesFile, Needs, NotAmong, OnlyWith, Place, Uses, Values
 from agentrl.config.section import Section
-from agentrl.config.sections.rollout import STARTED, ServerURLs, SGLangKwargs
+from agentrl.config.sections.rollout import ARGUMENTS, STARTED, ServerURLs, SGLangKwargs
 from agentrl.config.sglang_arguments import plain_name
 from agentrl.config.vllm_arguments import SET_BY as SET_BY_VLLM
 from agentrl.errors import ConfigError
@@ -29,7 +29,7 @@ class SandboxFusionConfig(Section):
     """`reward_model.sandbox_fusion.*`: the server that runs programs which a scorer judges (data sources `code/*`,
     `apps`, `codecontests`, `codeforces`, `taco`)."""
 
-    url: str | None = None
+    url: Annotated[str | None, Uses("a host")] = None
     """A server that speaks SandboxFusion's API, e.g. http://127.0.0.1:8080 for `python -m sandbox.server`."""
     max_concurrent: Annotated[int, SANDBOX] = Field(64, gt=0)
     """Programs judged at once."""
@@ -50,13 +50,14 @@ class JudgeConfig(Section):
         str | None,
         OnlyWith("custom_reward_function.path=null", because="a function of your own scores everything"),
         Needs("model", "the name of the model there"),
+        Uses("a host"),
     ] = None
     """An OpenAI-compatible endpoint, with its /v1."""
     model: Annotated[str | None, JUDGE] = None
     """The model's name there."""
-    api_key_env: Annotated[str | None, JUDGE] = None
+    api_key_env: Annotated[str | None, JUDGE, Uses("an environment variable of yours")] = None
     """The environment variable that holds the endpoint's key; null: none is sent."""
-    proxy: Annotated[str | None, JUDGE] = None
+    proxy: Annotated[str | None, JUDGE, Uses("a host")] = None
     """The proxy by which the endpoint is asked: http://HOST:PORT, or the environment variable that holds it; null:
     none, whatever the environment names."""
     data_sources: Annotated[list[str], JUDGE] = []
@@ -92,7 +93,7 @@ class OverlongBufferConfig(Section):
 class ScorerConfig(Section):
     """An entry of `reward_model.scorers`; a text is its name."""
 
-    name: str
+    name: Annotated[str, Names(SCORERS)]
     kwargs: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="before")
@@ -155,7 +156,7 @@ class ScoreModelConfig(Section):
     path: str | None = None
     """A model in Hugging Face format: a sequence classification model with one label, or with generative any that
     SGLang or vLLM serves."""
-    trust_remote_code: bool = False
+    trust_remote_code: Annotated[bool, Uses("code")] = False
     """Run Python code that lies with the model."""
     generative: bool = False
     """The model has no score of its own: it runs on servers, and scorers ask it that have the parameter
@@ -170,7 +171,10 @@ class RewardEngineKwargs(SGLangKwargs):
     """`reward_model.rollout.engine_kwargs.*`"""
 
     vllm: Annotated[
-        dict[str, Any], OnlyWith("reward_model.rollout.name=vllm", off=({},)), NotAmong(SET_BY_VLLM, plain_name)
+        dict[str, Any],
+        OnlyWith("reward_model.rollout.name=vllm", off=({},)),
+        NotAmong(SET_BY_VLLM, plain_name),
+        ARGUMENTS,
     ] = Field(default_factory=dict)
     """Further arguments of the vLLM servers under vLLM's own names, e.g. enable_expert_parallel: true."""
 
@@ -178,7 +182,7 @@ class RewardEngineKwargs(SGLangKwargs):
 class RewardServersConfig(Section):
     """`reward_model.rollout.*`: the servers of a generative reward model."""
 
-    server_urls: ServerURLs | None = None
+    server_urls: Annotated[ServerURLs | None, Uses("hosts")] = None
     """Servers of the model that run already, of any software, e.g. [http://node1:30000]; null: servers are started,
     one for each tensor_model_parallel_size of the reward model's devices."""
     name: Annotated[Literal["sglang", "vllm"], STARTED] = "sglang"
@@ -223,7 +227,7 @@ class RewardModelConfig(RewardConfig):
 class CustomRewardConfig(Section):
     """`custom_reward_function.*`"""
 
-    path: Annotated[str | None, NamesFile()] = None
+    path: Annotated[str | None, NamesFile(), Uses("code")] = None
     """A Python file; its function replaces the scorers by data source."""
     name: Annotated[str, OWN] = "compute_score"
     """The function's name in that file."""

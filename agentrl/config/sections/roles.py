@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from agentrl.config.rules import OnlyWith, Place, Rule, Values
+from agentrl.config.rules import OnlyWith, Place, Rule, Uses, Values
 from agentrl.config.section import Section
 from agentrl.system.json_value import JSON, as_mapping
 
@@ -24,12 +24,12 @@ class RoleConfig(Section):
     trains: bool | None = None
     """Train on the role's tokens; null: where the run's policy plays it. false: the run's policy plays the role, and
     its tokens there are not trained on."""
-    base_url: str | None = None
+    base_url: Annotated[str | None, Uses("a host")] = None
     """OpenAI-compatible endpoint of the frozen model, with its /v1."""
     adapter: str | None = None
     """Folder of a LoRA adapter in peft's format, e.g. policy/adapter of an earlier run. The run's servers serve it next
     to the policy's adapter. It is sampled with the policy's parameters."""
-    api_key_env: Annotated[str | None, FROZEN] = None
+    api_key_env: Annotated[str | None, FROZEN, Uses("an environment variable of yours")] = None
     """Environment variable that holds the endpoint's key; null: no key is sent."""
     temperature: Annotated[float, FROZEN] = Field(1.0, ge=0)
     """Sampling temperature of the frozen model."""

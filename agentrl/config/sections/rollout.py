@@ -16,7 +16,18 @@ from agentrl.config.registries import (
     TURN_OBSERVERS,
     WEIGHT_TRANSPORTS,
 )
-from agentrl.config.rules import ConflictsWith, Names, NamesEach, NamesFile, NotAmong, OnlyWith, Place, Values
+from agentrl.config.rules import (
+    ConflictsWith,
+    Names,
+    NamesEach,
+    NamesFile,
+    NotAmong,
+    OnlyWith,
+    Place,
+    Uses,
+    UsesFile,
+    Values,
+)
 from agentrl.config.section import Section
 from agentrl.config.sections.parallel import DEVICE
 from agentrl.config.sections.roles import HoldsRoles, RoleConfig
@@ -30,6 +41,9 @@ SAMPLED = OnlyWith("do_sample=true")
 SERVERS = OnlyWith("name=sglang or vllm or mixed")
 VLLM = OnlyWith("actor_rollout_ref.rollout.name=vllm", off=({},))
 STARTED = OnlyWith("server_urls=null", because="servers that run already have the arguments they were started with")
+CODE = UsesFile("a file that names code")
+VARIABLES = Uses("environment variables of yours")
+ARGUMENTS = Uses("arguments of a server's command")
 
 
 def is_server_url(url: str) -> bool:
@@ -74,6 +88,9 @@ class NamesFormat(Names):
     def text(self, place: Place) -> str:
         return ""
 
+    def target(self, name: str) -> str:
+        return name.removeprefix("template:")
+
     def faults(self, key: str, values: Values, place: Place) -> list[str]:
         name = str(values.all[key])
         if is_target(target := name.removeprefix("template:")):
@@ -101,11 +118,13 @@ NAMES_FORMAT = NamesFormat(CALL_FORMATS)
 class MultiTurnConfig(Section):
     """`actor_rollout_ref.rollout.multi_turn.*`"""
 
-    tool_config_path: Annotated[str | None, NamesFile()] = None
+    tool_config_path: Annotated[str | None, NamesFile(), CODE] = None
     """YAML of the tools, relative to the working directory, else to configs/. The quickstart data brings its own."""
-    tool_options: Annotated[dict[str, dict[str, Any]], TOOLS] = Field(default_factory=dict)
+    tool_options: Annotated[dict[str, dict[str, Any]], TOOLS, Uses("values of tools, e.g. commands and hosts")] = Field(
+        default_factory=dict
+    )
     """Keys of the tools' `config` in place of those in their YAML, by the tool's name, e.g. {search: {topk: 5}}."""
-    interaction_config_path: Annotated[str | None, NamesFile()] = None
+    interaction_config_path: Annotated[str | None, NamesFile(), CODE] = None
     """YAML of the interactions."""
     format: Annotated[str, NAMES_FORMAT] = "auto"
     """Chat renderer and tool-call parser: auto (by model), a family of the renderers package, tool calls for the
@@ -157,22 +176,23 @@ class OpenAIProxyConfig(Section):
     target: Annotated[
         Annotated[str, AfterValidator(callable_target)] | None,
         ConflictsWith("command", why="both say what the agent is. Set one of them to null"),
+        Uses("code"),
     ] = None
     """An agent in Python that talks to an OpenAI client: package.module:function or path/to/file.py:function."""
-    command: Annotated[list[str], Field(min_length=1)] | None = None
+    command: Annotated[Annotated[list[str], Field(min_length=1)] | None, Uses("a command")] = None
     """An agent in any language: the program and its arguments, e.g. [python,agent.py]. Started for each trajectory, it
     finds the endpoint in OPENAI_BASE_URL and ANTHROPIC_BASE_URL; in a pool, in AGENTRL_URL."""
-    pass_env: list[str] = []
+    pass_env: Annotated[list[str], VARIABLES] = []
     """Environment variables of the trainer that the command may see, besides PATH, HOME and the like."""
     processes: Annotated[int, OnlyWith("start=pool")] = Field(1, gt=0)
     """Processes of a pool, on each machine that generates."""
     sessions_at_once: Annotated[int, OnlyWith("start=pool or remote")] = Field(1, gt=0)
     """Sessions that a process of a pool, or a connection of a remote agent, has at once."""
-    host: Annotated[str, REMOTE] = "127.0.0.1"
+    host: Annotated[str, REMOTE, Uses("an address to listen at")] = "127.0.0.1"
     """Address that the endpoint listens at; 0.0.0.0: all of this machine's."""
     port: Annotated[int, REMOTE] = Field(0, ge=0, le=65535)
     """Port of the endpoint. Remote agents need one that is known; 0: any that is free."""
-    token_env: Annotated[str | None, REMOTE] = None
+    token_env: Annotated[str | None, REMOTE, VARIABLES] = None
     """Environment variable of the trainer with the token that remote agents send."""
     feedback_timeout: float = Field(0.0, ge=0)
     """Seconds after the agent's end in which a score may still be posted to the session's BASE_URL/feedback."""
@@ -183,7 +203,7 @@ class AgentConfig(Section):
 
     default_agent_loop: str = "single_turn"
     """For rows without `agent_name`."""
-    agent_loop_config_path: Annotated[str | None, NamesFile()] = None
+    agent_loop_config_path: Annotated[str | None, NamesFile(), CODE] = None
     """YAML of user agent loops: a list of `name` and `_target_`."""
     max_concurrent: int = Field(1024, gt=0)
     """Trajectories that run at once."""
@@ -229,14 +249,14 @@ class ValKwargs(Section):
 class SGLangKwargs(Section):
     """`engine_kwargs.*` of servers of SGLang alone."""
 
-    sglang: Annotated[dict[str, Any], NotAmong(SET_BY, plain_name)] = Field(default_factory=dict)
+    sglang: Annotated[dict[str, Any], NotAmong(SET_BY, plain_name), ARGUMENTS] = Field(default_factory=dict)
     """Further arguments of the SGLang servers under SGLang's own names, e.g. attention_backend: fa3."""
 
 
 class EngineKwargs(SGLangKwargs):
     """`actor_rollout_ref.rollout.engine_kwargs.*`"""
 
-    vllm: Annotated[dict[str, Any], VLLM, NotAmong(SET_BY_VLLM, plain_name)] = Field(default_factory=dict)
+    vllm: Annotated[dict[str, Any], VLLM, NotAmong(SET_BY_VLLM, plain_name), ARGUMENTS] = Field(default_factory=dict)
     """Further arguments of the vLLM servers under vLLM's own names, e.g. enable_expert_parallel: true."""
 
 
@@ -274,13 +294,13 @@ class RolloutConfig(Section):
     """Part of a GPU's memory that a server takes for weights and KV cache together. Half leaves room for the policy on
     the same GPU; servers with GPUs of their own can take 0.85."""
     engine_kwargs: Annotated[EngineKwargs, SERVERS, STARTED] = EngineKwargs()
-    server_urls: Annotated[ServerURLs | None, SERVERS] = None
+    server_urls: Annotated[ServerURLs | None, SERVERS, Uses("hosts")] = None
     """Servers that run already and are attached to, e.g. [http://node1:30000,http://node2:30000]; null: servers
     are started. They must serve the policy's model."""
-    server_api_key_env: Annotated[str | None, SERVERS, OnlyWith("server_urls")] = None
+    server_api_key_env: Annotated[str | None, SERVERS, OnlyWith("server_urls"), VARIABLES] = None
     """Environment variable with the key that those servers were started with (--api-key). Servers that agentrl starts
     have a random one."""
-    server_pass_env: Annotated[list[str], SERVERS, STARTED] = []
+    server_pass_env: Annotated[list[str], SERVERS, STARTED, VARIABLES] = []
     """Environment variables of the trainer that servers may see, besides those by which compilers, drivers,
     libraries and the loading of models are set up (docs/sglang.md)."""
     server_start_timeout: Annotated[float, SERVERS] = Field(600.0, gt=0)

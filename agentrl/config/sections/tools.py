@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from agentrl.config.rules import Needs, OnlyWith
+from agentrl.config.rules import Needs, OnlyWith, Writes
 from agentrl.config.section import Section
 
 
@@ -22,5 +22,5 @@ class ToolsConfig(Section):
     trainer.project_name/trainer.experiment_name."""
     cassette: Annotated[Literal["record", "replay"] | None, Needs("cassette_path", "the file of the answers")] = None
     """record: keep what tools and interactions answer; replay: give those answers again, and ask no server."""
-    cassette_path: Annotated[str | None, OnlyWith("cassette=record or replay")] = None
+    cassette_path: Annotated[str | None, OnlyWith("cassette=record or replay"), Writes()] = None
     """The file of a cassette."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from agentrl.config.registries import ADVANTAGE_ESTIMATORS, CHECKPOINT_WRITERS, LOGGERS, STEP_OBSERVERS
-from agentrl.config.rules import ConflictsWith, Names, NamesEach, Needs, OnlyWith, ReadBy
+from agentrl.config.rules import ConflictsWith, Names, NamesEach, Needs, OnlyWith, ReadBy, Uses, Writes
 from agentrl.config.section import Section
 from agentrl.config.sections.checks import ChecksConfig
 
@@ -91,9 +91,9 @@ class RunConfig(JobConfig):
     profile_steps: list[Annotated[int, Field(gt=0)]] | None = None
     """Steps in which the stages of the workers are profiled, e.g. [2,5]; their files are in profile/ of
     default_local_dir."""
-    default_local_dir: str = "runs/${trainer.experiment_name}"
+    default_local_dir: Annotated[str, Writes()] = "runs/${trainer.experiment_name}"
     """Folder of everything the run writes. On several nodes: a file system that all of them share."""
-    default_remote_dir: str | None = None
+    default_remote_dir: Annotated[str | None, Uses("a host")] = None
     """A folder in an object store, as fsspec names it (s3://bucket/run, gs://..., hdfs://..., file:///...): checkpoints
     and the exported policy are uploaded to it, and a run without them in default_local_dir goes on from there."""
     total_epochs: int = Field(1, gt=0)
@@ -102,7 +102,9 @@ class RunConfig(JobConfig):
     """Steps of the run, whatever total_epochs is; null: as many as total_epochs gives."""
     logger: Annotated[list[str], ONE_OR_MORE, NamesEach(LOGGERS, options="logger_options")] = ["console", "jsonl"]
     """Destinations of each step's metrics; a class of your own is a subclass of agentrl.observe.tracking.Sink."""
-    logger_options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    logger_options: Annotated[dict[str, dict[str, Any]], Uses("values of loggers, e.g. hosts")] = Field(
+        default_factory=dict
+    )
     """Options of loggers, by their entries in logger; e.g. wandb: {entity: team, group: a, tags: [b]}."""
     save_freq: int = -1
     """Checkpoint every so many steps, and at the end; -1: only at the end."""
@@ -176,12 +178,14 @@ class TrainerConfig(RunConfig, RolloutsTrainerConfig):
     val_generations/ with jsonl, a table with wandb, mlflow, swanlab and trackio, text with tensorboard."""
     rollout_data_dir: Annotated[
         str | None,
+        Writes(),
         OnlyWith("save_trajectories=all", "save_trajectories above 0", because="it is made from what that writes"),
     ] = None
     """Folder to which prompts, responses, rewards and the scorers' numbers of each training step are written as text:
     STEP.jsonl. Everything else about them is in trajectories/."""
     validation_data_dir: Annotated[
         str | None,
+        Writes(),
         OnlyWith(
             "save_trajectories=all or val", "save_trajectories above 0", because="it is made from what that writes"
         ),
@@ -197,14 +201,14 @@ class TrainerConfig(RunConfig, RolloutsTrainerConfig):
 class RuntimeEnvConfig(Section):
     """`ray_init.runtime_env.*`"""
 
-    env_vars: dict[str, str] = Field(default_factory=dict)
+    env_vars: Annotated[dict[str, str], Uses("environment variables of processes")] = Field(default_factory=dict)
     """Environment variables of ranks and rollout workers, on every machine, e.g. {NCCL_DEBUG: INFO}."""
 
 
 class RayInitConfig(Section):
     """`ray_init.*`"""
 
-    address: str | None = None
+    address: Annotated[str | None, Uses("a host")] = None
     """A running cluster, e.g. auto or ray://head:10001; null: Ray is started on this machine."""
     num_cpus: Annotated[int | None, OWN_CLUSTER] = Field(None, gt=0)
     """CPUs of a Ray that is started here; null: all, and at least one a rank."""
@@ -213,14 +217,14 @@ class RayInitConfig(Section):
     ] = False
     """Start Ray's dashboard, on port 8265 of this machine; it needs pip install 'ray[default]'."""
     runtime_env: RuntimeEnvConfig = RuntimeEnvConfig()
-    timeline_json_file: str | None = None
+    timeline_json_file: Annotated[str | None, Writes()] = None
     """File for Ray's timeline of the run, written at its end, for chrome://tracing or Perfetto."""
 
 
 class QuickstartConfig(Section):
     """`quickstart.*`"""
 
-    dir: str = "runs/quickstart-assets"
+    dir: Annotated[str, Writes()] = "runs/quickstart-assets"
     """Folder in which data, tokenizer and warmed-up policy are made; found there, they are used again
     if made with these keys."""
     seed: int = Field(1, ge=0)
