@@ -34,9 +34,9 @@ def build_auto(options: AgentOptions) -> Agent:
 class CommandAgent(ProgramAgent):
     """Agent that is a command.
 
-    It is given the sample as JSON on stdin, and its session by the variables that OpenAI's and Anthropic's clients
-    read (OPENAI_BASE_URL, ANTHROPIC_BASE_URL, ..._API_KEY, ..._MODEL). It
-    must end with status 0. A JSON object on the last line of its output is its report. When it ends, and when it is
+    It is given the sample as JSON on stdin, with the address `report_url` for scores. Its session it finds in the
+    variables that OpenAI's and Anthropic's clients read (OPENAI_BASE_URL, ANTHROPIC_BASE_URL, ..._API_KEY, ..._MODEL).
+    It must end with status 0. A JSON object on the last line of its output is its report. When it ends, and when it is
     cancelled, every process that it started is killed.
     """
 
@@ -52,7 +52,7 @@ class CommandAgent(ProgramAgent):
         for vendor, address in (("OPENAI", task.base_url), ("ANTHROPIC", task.base_url.removesuffix("/v1"))):
             named = {"BASE_URL": address, "API_KEY": API_KEY, "MODEL": MODEL}
             more |= {f"{vendor}_{name}": value for name, value in named.items()}
-        sample = json.dumps(task.sample, default=str).encode()
+        sample = json.dumps({**task.sample, "report_url": task.report_url}, default=str).encode()
         process = await AgentProcess.start(self._command, self._passed_on, more, task.base_url)
         measuring = asyncio.create_task(_count_start(process, task))
         try:

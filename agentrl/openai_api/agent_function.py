@@ -24,7 +24,10 @@ def build(options: AgentOptions) -> Agent:
 
 
 class AgentFunction(Protocol):
-    """Function that acts on one sample; see `read_report` for what it may return, also as an awaitable."""
+    """Function that acts on one sample; see `read_report` for what it may return, also as an awaitable.
+
+    A function with the parameter `report_url` is given the address for scores, too.
+    """
 
     def __call__(self, *, sample: dict[str, object], base_url: str, api_key: str, model: str) -> object: ...
 
@@ -39,10 +42,13 @@ class FunctionAgent(Agent):
         """Load `target`: `package.module:function` or `path/to/file.py:function`. Raises ConfigError."""
         self._name = target
         self._function = load_agent(target)
+        self._reports = "report_url" in inspect.signature(self._function).parameters
         self._threads = DaemonThreads(f"agent {target}", max_abandoned=1024)
 
     async def run(self, task: AgentTask) -> dict[str, float]:
         call = partial(self._function, sample=task.sample, base_url=task.base_url, api_key=API_KEY, model=MODEL)
+        if self._reports:
+            call = partial(call, report_url=task.report_url)
         try:
             with user_code(f"agent {self._name}", self._function):
                 if inspect.iscoroutinefunction(self._function):
@@ -74,7 +80,9 @@ def load_agent(target: str) -> AgentFunction:
     if not callable(function):
         raise ConfigError(f"openai_proxy.target: expected a function, {target} is {function!r:.200}")
     try:
-        inspect.signature(function).bind(sample=None, base_url=None, api_key=None, model=None)
+        signature = inspect.signature(function)
+        more = {"report_url": None} if "report_url" in signature.parameters else {}
+        signature.bind(sample=None, base_url=None, api_key=None, model=None, **more)
     except TypeError as error:
         raise ConfigError(
             f"openai_proxy.target: {target} must take the parameters sample, base_url, api_key, model: {error}"

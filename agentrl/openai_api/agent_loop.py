@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
@@ -18,6 +19,7 @@ from agentrl.config.registries import AGENT_STARTERS
 from agentrl.openai_api.agent_task import AgentError, AgentFailed, AgentTask
 from agentrl.openai_api.agents import Agent, AgentOptions
 from agentrl.reward.reported import REPORTED
+from agentrl.system.throttle import ThrottledWarnings
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import ROLE, Message, Status
 from agentrl.trajectory.sample import Sample
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from agentrl.openai_api.endpoint import Endpoint
     from agentrl.openai_api.session import Session
 
+warnings = ThrottledWarnings(logging.getLogger(__name__))
 AGENT_EXIT_SECONDS = 5.0
 """Seconds that a cancelled agent has to end."""
 FIRST_TRIES = 8
@@ -72,7 +75,7 @@ class OpenAIProxyLoop(AgentLoop):
         endpoint = await self._started(self._agent)
         episode.waiting_for = "the agent"
         async with endpoint.session(episode) as (session, base_url):
-            report, error = await self._run_agent(self._agent, session, base_url)
+            report, error = await self._run_agent(self._agent, session, base_url, endpoint.report_url(session))
             if error is None and "score" not in report and not session.over.is_set():
                 await self._late_score(session)
         if session.fault is not None:
@@ -81,7 +84,15 @@ class OpenAIProxyLoop(AgentLoop):
             raise self._blamed(self._agent, error, session.last_error, is_first=is_first)
         if not session.turns and session.ending is Status.COMPLETED:
             raise self._agent.error(f"it made no successful call; {session.last_error or 'it made none at all'}")
-        numbers = {**report, **session.feedback}  # The first word stands: what was posted came before the end.
+        numbers = {**session.feedback, **report}  # The agent's own word stands.
+        if differ := [name for name, number in session.feedback.items() if number != numbers[name]]:
+            session.count("openai_scores_differ")
+            said = ", ".join(f"{name}: {report[name]:g} and {session.feedback[name]:g}" for name in differ)
+            warnings.warn(
+                f"ALARM: trajectory {episode.trajectory.uid}",
+                f"what its agent returned is not what was posted to its session ({said}). The agent's word stands; "
+                "find out who else knows the session's report_url",
+            )
         if "reward" in numbers:
             episode.add_turn_reward(numbers.pop("reward"))
         if episode.context.roles and (error is None or any(name.startswith(ROLE) for name in numbers)):
@@ -122,7 +133,7 @@ class OpenAIProxyLoop(AgentLoop):
         self._endpoint = self._loop = None
 
     async def _run_agent(
-        self, agent: Agent, session: Session, base_url: str
+        self, agent: Agent, session: Session, base_url: str, report_url: str
     ) -> tuple[dict[str, float], Exception | None]:
         """Run the agent; return its report, and the error that it ended with. It is ended at once when its engine
         failed."""
@@ -131,7 +142,8 @@ class OpenAIProxyLoop(AgentLoop):
         shown = {name: getattr(session.episode.sample, name) for name in SHOWN}
         shown["prompt"] = as_sent(session.episode.sample.prompt)
         # A copy: agents may write into it, and rows are read again.
-        task = AgentTask(copy.deepcopy(shown), base_url, session.called, session.episode.trajectory.metrics)
+        metrics = session.episode.trajectory.metrics
+        task = AgentTask(copy.deepcopy(shown), base_url, report_url, session.called, metrics)
         running = asyncio.ensure_future(agent.run(task))
         over = asyncio.create_task(session.over.wait())
         try:

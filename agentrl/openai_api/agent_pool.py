@@ -132,21 +132,24 @@ class PoolAgent(QueuedAgent):
         token = secrets.token_urlsafe(24)
         connections: list[Connection] = []
         more = {"AGENTRL_URL": queue.url, "AGENTRL_TOKEN": token}
-        process = await AgentProcess.start(self._command, self._passed_on, more, token)
-        self._starts += 1
+        process: AgentProcess | None = None
         left = asyncio.Event()
 
         def connected(connection: Connection) -> None:
             connections.append(connection)
-            self._start_seconds += process.cpu_seconds()
+            self._start_seconds += 0.0 if process is None else process.cpu_seconds()
 
         ticket = Ticket(token, self._sessions_at_once, True, connected, lambda connection: left.set())
-        queue.admit(ticket)
-        ending = asyncio.create_task(_end_after(left, process))
+        queue.admit(ticket)  # First: on a busy machine the process may connect before its start returns here.
         try:
-            await process.ended()
+            process = await AgentProcess.start(self._command, self._passed_on, more, token)
+            self._starts += 1
+            ending = asyncio.create_task(_end_after(left, process))
+            try:
+                await process.ended()
+            finally:
+                ending.cancel()
         finally:
-            ending.cancel()
             queue.revoke(ticket)
         error = process.failure(f"agent command {self._command[0]}")
         jobs = [job for connection in connections for job in connection.jobs.values()]

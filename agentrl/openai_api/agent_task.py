@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from agentrl.errors import InfrastructureError, UserError
-from agentrl.system.numbers import finite
+from agentrl.system.numbers import number_of
 from agentrl.system.proxies import proxy_note
 from agentrl.system.user_code import read_traceback
 
@@ -15,6 +15,11 @@ MODEL = "policy"
 """Name of the only model; requests may name any."""
 API_KEY = "unused"
 """Key that clients insist on. The secret is in the URL."""
+MOST_NUMBERS = 64
+"""Numbers that a report, or all posts to a session together, may have."""
+LONGEST_NAME = 100
+LARGEST = 1e12
+"""Largest number of a report: float32 holds its square, and sums of such."""
 
 
 class AgentFailed(InfrastructureError):
@@ -37,6 +42,9 @@ class AgentTask:
     sample: dict[str, object]
     base_url: str
     """Address of the session. It holds the token that names it."""
+    report_url: str
+    """Address for scores and results. Its token is another one, which no environment variable holds: the policy's own
+    tools see the environment of the agent."""
     called: asyncio.Event = field(default_factory=asyncio.Event)
     """Event that is set at the first call of the session."""
     metrics: dict[str, float] = field(default_factory=dict)
@@ -46,6 +54,11 @@ class AgentTask:
     def token(self) -> str:
         """Name of the session in its address."""
         return self.base_url.rsplit("/", 2)[-2]
+
+    @property
+    def report_token(self) -> str:
+        """Name of the session in the address for scores."""
+        return self.report_url.rsplit("/", 2)[-2]
 
     def count_start(self, starts: float, cpu_seconds: float) -> None:
         """Record how many processes were started for this sample, and the CPU time that their starts took."""
@@ -65,12 +78,21 @@ def read_report(value: object) -> dict[str, float]:
 
 
 def read_numbers(value: Mapping[object, object], said: str = "") -> dict[str, float]:
-    """Read a mapping of names to finite numbers. Raises TypeError, beginning with `said`, for anything else."""
+    """Read a mapping of names to finite numbers. Raises TypeError, beginning with `said`, for anything else.
+
+    The names become metrics and the numbers rewards, so both have bounds.
+    """
+    if len(value) > MOST_NUMBERS:
+        raise TypeError(f"{said}{len(value)} numbers, expected at most {MOST_NUMBERS}")
     numbers = {}
     for name, number in value.items():
-        if (known := finite(number)) is None:
-            raise TypeError(f"{said}{name}={number!r:.100}, expected a finite number")
-        numbers[str(name)] = known
+        named = str(name)
+        if not 0 < len(named) <= LONGEST_NAME or not named.isprintable():
+            raise TypeError(f"{said}a number named {named!r:.120}, expected 1 to {LONGEST_NAME} printable characters")
+        known = number_of(number)
+        if known is None or not abs(known) <= LARGEST:
+            raise TypeError(f"{said}{named}={number!r:.100}, expected a finite number of at most {LARGEST:g}")
+        numbers[named] = known
     return numbers
 
 

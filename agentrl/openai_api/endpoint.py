@@ -1,6 +1,7 @@
 """HTTP server, in the event loop that starts it.
 
-A session's base URL holds a random token that names it and is all that a caller needs. A caller that goes away cancels
+A session's base URL holds a random token that names it and is all that a caller needs. Scores and results are posted to
+another address, with a token of its own: tools of the policy may know the first one. A caller that goes away cancels
 its generation. Streams begin at once, send comments while the engine generates so that clients see them alive, and then
 the whole turn.
 """
@@ -59,7 +60,9 @@ CHAT = ChatCompletions()
 DIALECTS: dict[str, Dialect] = {dialect.path: dialect for dialect in (CHAT, Responses(), Messages())}
 COUNT_TOKENS = f"{Messages.path}/count_tokens"
 FEEDBACK, RESULT = "v1/feedback", "v1/result"
-ROUTES = {**dict.fromkeys((*DIALECTS, COUNT_TOKENS, FEEDBACK, RESULT), "POST"), "v1/models": "GET"}
+MAX_REPORT = 64 << 10
+"""Bytes of a report."""
+ROUTES = {**dict.fromkeys((*DIALECTS, COUNT_TOKENS), "POST"), "v1/models": "GET"}
 SESSIONS = "/v1/sessions"
 """Route of programs that ask for sessions; it lies in none."""
 
@@ -81,6 +84,8 @@ class Endpoint:
         self._address = (host, port)
         self._turn = asyncio.Lock()
         self._sessions: dict[str, Session] = {}
+        self._reported: dict[str, Session] = {}
+        """Sessions by the token of their address for scores."""
         self._tool_lists: dict[Digest, list[ToolSchema]] = {}
         self._is_new = OncePerKey()
         self._strays: Counter[str] = Counter()
@@ -118,6 +123,7 @@ class Endpoint:
         self.queue.close()
         await asyncio.gather(*(session.close() for session in self._sessions.values()))
         self._sessions.clear()
+        self._reported.clear()
         self._thread.end()
         if self._server is not None and self._task is not None:
             self._server.should_exit = True
@@ -131,10 +137,12 @@ class Endpoint:
         token = secrets.token_urlsafe(24)
         put_off_full_collections()
         session = self._sessions[token] = Session(episode, self._tool_lists, self._thread)
+        self._reported[session.report_token] = session
         try:
             yield session, f"{self.url}/{token}/v1"
         finally:
             self._sessions.pop(token, None)
+            self._reported.pop(session.report_token, None)
             for name, number in self._strays.items():
                 session.count(name, number)
             self._strays.clear()
@@ -167,6 +175,26 @@ class Endpoint:
                 logger.warning("a request was refused: %s", unknown_session().message)
             raise unknown_session()
         return session
+
+    def _find_reported(self, token: str, route: str) -> Session:
+        """Find the session of an address for scores. Raises ApiError, also for the address of the policy's calls."""
+        if token in self._reported:
+            return self._reported[token]
+        session = self._find(token)
+        message = (
+            f"POST {route} has an address of its own, report_url: on a command's stdin, in a pool's line, or a "
+            "function's parameter. The base URL takes no score: tools of the policy know it, too."
+        )
+        refusal = ApiError(403, message, code="no_report_url")
+        session.refused(refusal)
+        session.count("openai_scores_refused")
+        if self._is_new("score refused"):
+            logger.warning("a score was posted to the address of the policy's calls, and refused: %s", message)
+        raise refusal
+
+    def report_url(self, session: Session) -> str:
+        """Return the address that takes a session's scores."""
+        return f"{self.url}/{session.report_token}/v1"
 
     async def _in_turn(self) -> None:
         """Wait for a turn. One session or call begins in a round of the event loop, and other work comes between."""
@@ -214,9 +242,9 @@ class Endpoint:
 
     async def _feedback(self, token: str, request: Request) -> Response:
         """Take numbers about a session's trajectory: its score, its last turn's reward, and others by name."""
-        session = self._find(token)
+        session = self._find_reported(token, FEEDBACK)
         try:
-            value = from_json(await request.body(), allow_inf_nan=False)
+            value = from_json(await _report(request), allow_inf_nan=False)
             if not isinstance(value, dict):
                 raise TypeError(f"expected an object of names and numbers, found {value!r:.80}")
             session.tell(read_numbers(value))
@@ -249,14 +277,14 @@ class Endpoint:
 
     async def _result(self, token: str, request: Request) -> Response:
         """Take the result of a session that a program was sent: numbers as feedback has them, or an `error`."""
-        body, job = await request.body(), self.queue.settle(token)
+        body, job = await _report(request), self.queue.settle(token)
         if job is None:
-            self._find(token)
+            self._find_reported(token, RESULT)
             raise ApiError(404, "This session ends with its agent, which returns its result.", code="unknown_url")
         try:
             value = from_json(body, allow_inf_nan=False)
             if isinstance(value, dict) and isinstance(value.get("error"), str):
-                job.fail(blamed(f"agent: {value['error']}", value["error"], token, os.environ))
+                job.fail(blamed(f"agent: {value['error']}", value["error"], job.task.token, os.environ))
             else:
                 job.result.set_result(read_report(value))
         except (TypeError, ValueError) as error:
@@ -275,6 +303,13 @@ class Endpoint:
         refusal = ApiError(405 if path in ROUTES else 404, message, code="unknown_url")
         session.refused(refusal)
         raise refusal
+
+
+async def _report(request: Request) -> bytes:
+    body = await request.body()
+    if len(body) > MAX_REPORT:
+        raise ApiError(413, f"expected a report of at most {MAX_REPORT:,} bytes, found {len(body):,}")
+    return body
 
 
 def _listen(host: str, port: int) -> socket.socket:

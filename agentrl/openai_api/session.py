@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from agentrl.agent_loop.roles import problem_of
 from agentrl.agent_loop.stopping import chosen
 from agentrl.chat import AssistantMessage
 from agentrl.chat.message import content_text
+from agentrl.openai_api.agent_task import MOST_NUMBERS
 from agentrl.openai_api.completion import Completion, assistant_message
 from agentrl.openai_api.dialect import Dialect, Kept, Translated
 from agentrl.openai_api.errors import ApiError, unknown_session
@@ -107,6 +109,8 @@ class Session:
         """Assistant turns that were sampled or are being sampled."""
         self.last_error: str | None = None
         """Message of the last call that was refused."""
+        self.report_token = secrets.token_urlsafe(24)
+        """Name of the session in the address for scores, which calls of the policy do not go to."""
         self.feedback: dict[str, float] = {}
         """Numbers that were posted to the session: `score`, `reward` and others."""
         self.called = asyncio.Event()
@@ -153,7 +157,9 @@ class Session:
         return len((await self._render(asked, self._tool_lists.get(asked.digests[0], asked.tools)))[0])
 
     def tell(self, numbers: Mapping[str, float]) -> None:
-        """Take numbers that were posted. Raises ApiError for one that was posted before: the first one stands."""
+        """Take numbers that were posted. Raises ApiError for one that was posted before: the first one stands;
+        ValueError for too many of them.
+        """
         self._check_open()
         if twice := sorted(self.feedback.keys() & numbers.keys()):
             self.count("openai_feedback_twice")
@@ -161,6 +167,8 @@ class Session:
                 f"{', '.join(twice)}: posted before; the first value stands, and nothing of this request is taken."
             )
             raise ApiError(409, message, param=twice[0], code="feedback_twice")
+        if len(self.feedback) + len(numbers) > MOST_NUMBERS:
+            raise ValueError(f"the posts to this session have more than {MOST_NUMBERS} numbers")
         self.feedback |= numbers
         if "score" in numbers:
             self.scored.set()

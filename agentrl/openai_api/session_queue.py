@@ -1,7 +1,7 @@
 """Sessions that programs ask the endpoint for, over one HTTP response for as long as they live.
 
 A program connects with a ticket's token and is sent a line of JSON for each session that it is to act in. It posts the
-session's result to the session's address. A connection holds a limited number of sessions, which end with it.
+result to the session's address for scores. A connection holds a limited number of sessions, which end with it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Connection:
 
     def take(self, job: Job) -> None:
         """Send a job."""
-        self.jobs[job.task.token] = job
+        self.jobs[job.task.report_token] = job
         self.outbox.append(job)
         self.wake.set()
 
@@ -102,8 +102,8 @@ class Connection:
                 yield b"\n"
 
     def _line(self, task: AgentTask) -> bytes:
-        base_url = f"{self.url}/{task.token}/v1"
-        line = {"base_url": base_url, "api_key": API_KEY, "model": MODEL, "sample": task.sample}
+        urls = {"base_url": f"{self.url}/{task.token}/v1", "report_url": f"{self.url}/{task.report_token}/v1"}
+        line = {**urls, "api_key": API_KEY, "model": MODEL, "sample": task.sample}
         return json.dumps(line, default=str).encode() + b"\n"
 
 
@@ -119,7 +119,7 @@ class SessionQueue:
         self.wanted = asyncio.Event()
         """Event that is set while tasks wait for a program."""
         self._held: dict[str, Connection] = {}
-        """Connections by the token of each session that they hold."""
+        """Connections by the token for scores of each session that they hold."""
 
     def admit(self, ticket: Ticket) -> None:
         """Let programs connect by the ticket."""
@@ -191,7 +191,7 @@ class SessionQueue:
     def _drop(self, job: Job) -> None:
         if job in self._waiting:
             self._waiting.remove(job)
-        token = job.task.token
+        token = job.task.report_token
         connection = self._held.get(token)
         if connection is not None and connection.jobs.pop(token, None) is not None:
             connection.left[token] = time.monotonic()
@@ -203,6 +203,6 @@ class SessionQueue:
             if connection is None or connection.free <= 0:
                 return
             job = self._waiting.popleft()
-            self._held[job.task.token] = connection
+            self._held[job.task.report_token] = connection
             connection.take(job)
         self.wanted.clear()

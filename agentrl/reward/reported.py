@@ -8,7 +8,7 @@ REPORTED = "reported_score"
 
 
 def compute_score(trajectory: Trajectory) -> float:
-    """Return the `score` that the agent returned, or that was posted to its session.
+    """Return the `score` that the agent returned; without it, the one that was posted to its session.
 
     Raises LookupError when there is none.
     """
@@ -16,6 +16,6 @@ def compute_score(trajectory: Trajectory) -> float:
     if REPORTED not in numbers:
         raise LookupError(
             "data_source agent/*: no score was reported; the agent returns {'score': NUMBER}, or somebody posts it to "
-            "the session's BASE_URL/feedback (docs/openai_endpoint.md)"
+            "the session's REPORT_URL/feedback (docs/openai_endpoint.md)"
         )
     return numbers[REPORTED]

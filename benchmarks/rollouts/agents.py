@@ -65,7 +65,7 @@ async def act(http, session):
         result = await solve(http, session)
     except Exception:
         result = {{"error": traceback.format_exc()}}
-    async with http.post(session["base_url"] + "/result", json=result) as answer:
+    async with http.post(session["report_url"] + "/result", json=result) as answer:
         await answer.read()
 
 async def solve(http, session):
@@ -83,7 +83,7 @@ async def solve(http, session):
     return {{"check": check, "number": number}}
 
 async def main():
-    headers = {{"Authorization": "Bearer " + os.environ["AGENTRL_TOKEN"]}}
+    headers = {{"Authorization": "Bearer " + os.environ.pop("AGENTRL_TOKEN")}}
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout()) as http:
         tasks = set()
@@ -110,8 +110,8 @@ client = openai.OpenAI(base_url="http://unused", api_key="unused")
 def act(session):
     one = client.with_options(base_url=session["base_url"])
     one.chat.completions.create(model="m", messages=session["sample"]["prompt"], max_tokens={TOKENS})
-    httpx.post(session["base_url"] + "/result", json={{}})
-headers = {{"Authorization": "Bearer " + os.environ["AGENTRL_TOKEN"]}}
+    httpx.post(session["report_url"] + "/result", json={{}})
+headers = {{"Authorization": "Bearer " + os.environ.pop("AGENTRL_TOKEN")}}
 with httpx.stream("GET", os.environ["AGENTRL_URL"] + "/v1/sessions", headers=headers, timeout=None) as answer:
     for line in filter(None, answer.iter_lines()):
         threading.Thread(target=act, args=(json.loads(line),)).start()

@@ -47,7 +47,7 @@ def act(session):
     except Exception:
         result = {"error": traceback.format_exc()}
     try:
-        post(session["base_url"] + "/result", result)
+        post(session["report_url"] + "/result", result)
     except OSError:
         pass  # The trainer has ended the session.
 
@@ -272,16 +272,18 @@ async def test_remote_agents_connect_by_a_token(run: Any, remote: AgentOptions) 
                     continue
                 session = json.loads(line)
                 bases.append(base := session["base_url"])
+                report = session["report_url"]
                 body = {"model": "m", "max_tokens": 50, "messages": session["sample"]["prompt"]}
                 assert (await client.post(f"{base}/messages", json=body)).status_code == 200
-                assert (await client.post(f"{base}/result", json={"reward": 1})).json() == {"ended": True}
+                assert (await client.post(f"{base}/result", json={"reward": 9})).status_code == 403
+                assert (await client.post(f"{report}/result", json={"reward": 1})).json() == {"ended": True}
                 if len(bases) == 4:
                     break
         ended = await task
         assert len({*bases, *(session["base_url"] for session in given)}) == 6
         assert [(t.score, t.turns[-1].reward) for t in ended] == [(1.0, 1.0)] * 4
         assert sum(t.metrics["retries"] for t in ended) == 2
-        late = await client.post(f"{bases[0]}/result", json={"reward": 1})
+        late = await client.post(f"{report}/result", json={"reward": 1})
         assert (late.status_code, late.json()["error"]["code"]) == (404, "session_not_found")
         late = await client.post(f"{bases[0]}/messages", json=body)
         assert (late.status_code, late.json()["type"]) == (404, "error"), "in Anthropic's form"

@@ -236,34 +236,45 @@ import httpx
 async def tell(numbers, seconds=0.0):
     await asyncio.sleep(seconds)
     async with httpx.AsyncClient() as client:
-        return (await client.post(base_url + "/feedback", content=numbers)).status_code
+        return (await client.post(report_url + "/feedback", content=numbers)).status_code
 """
+REPORTING = "async def agent(sample, base_url, api_key, model, report_url):"
 
 
 @pytest.mark.parametrize(
-    ("ending", "score", "twice"),
+    ("ending", "score", "twice", "differ"),
     [
-        ("return {'score': 0.25, 'depth': 2}", 0.25, 0),
-        ('assert await tell(\'{"score": 0.5, "depth": 2}\') == 200', 0.5, 0),
-        ("assert [await tell('{\"score\": 0.5}'), await tell('{\"score\": 1}')] == [200, 409]", 0.5, 1),
-        ("await tell('{\"score\": 0.5}')\nreturn {'score': 0.75}", 0.5, 0),
-        ("assert [await tell(x) for x in ('{\"score\": NaN}', '[1]', '{\"score\": \"1\"}')] == [400] * 3", None, 0),
-        ("agent.later = asyncio.create_task(tell('{\"score\": 0.5}', 0.3))", 0.5, 0),
-        ("pass", None, 0),
+        ("return {'score': 0.25, 'depth': 2}", 0.25, 0, 0),
+        ('assert await tell(\'{"score": 0.5, "depth": 2}\') == 200', 0.5, 0, 0),
+        ("assert [await tell('{\"score\": 0.5}'), await tell('{\"score\": 1}')] == [200, 409]", 0.5, 1, 0),
+        ("await tell('{\"score\": 1, \"depth\": 2}')\nreturn {'score': 0.25, 'depth': 2}", 0.25, 0, 1),
+        ("await tell('{\"score\": 0.5}')\nreturn {'score': 0.5}", 0.5, 0, 0),
+        ("assert [await tell(x) for x in ('{\"score\": NaN}', '[1]', '{\"score\": \"1\"}')] == [400] * 3", None, 0, 0),
+        ("agent.later = asyncio.create_task(tell('{\"score\": 0.5}', 0.3))", 0.5, 0, 0),
+        ("pass", None, 0, 0),
     ],
-    ids=["returned", "posted", "twice", "posted and returned", "nonsense", "late", "never"],
+    ids=["returned", "posted", "twice", "two words", "one word twice", "nonsense", "late", "never"],
 )
 async def test_an_agent_reports_its_score(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, score: float | None, twice: int
+    run: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    ending: str,
+    score: float | None,
+    twice: int,
+    differ: int,
 ) -> None:
-    """Whoever reports none fails, and has no zero."""
+    """Whoever reports none fails, and has no zero. Of two words the agent's stands, with an alarm."""
     monkeypatch.setattr(sys.modules[__name__], "SAMPLE", sample("openai_proxy", data_source="agent/mine"))
-    options = function(tmp_path, f"{ASYNC}{POST}await ask(sample['prompt'])\n{ending}")
+    options = function(tmp_path, f"{ASYNC}{POST}await ask(sample['prompt'])\n{ending}", head=REPORTING)
     wait = 5.0 if score is not None else 0.1
     run_with = options.model_copy(update={"feedback_timeout": wait})
     (t,) = await run(lambda session, turn: "#### 4", run_with)
     assert t.score == score
     assert t.metrics.get("openai_feedback_twice", 0) == twice
+    assert t.metrics.get("openai_scores_differ", 0) == differ
+    assert ("score: 0.25 and 1)" in caplog.text) == bool(differ), caplog.text
     if score is None:
         assert t.status is Status.FAILED and "no score was reported" in (t.failure or "")
     else:
@@ -271,13 +282,38 @@ async def test_an_agent_reports_its_score(
 
 
 async def test_feedback_for_a_session_that_ended_is_refused(run: Any, tmp_path: Path) -> None:
-    options = function(tmp_path, f"{ASYNC}await ask(sample['prompt'])\nagent.url = base_url")
+    options = function(tmp_path, f"{ASYNC}await ask(sample['prompt'])\nagent.url = report_url", head=REPORTING)
     (t,) = await run(["#### 4"], options)
     url = sys.modules[run.loop._agent._function.__module__].agent.url
     async with httpx.AsyncClient() as client:
         answer = await client.post(f"{url}/feedback", json={"score": 1.0})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "session_not_found")
     assert t.score == 0 and "reported_score" not in t.score_extra
+
+
+SHELL = """
+report = sample.pop("report_url")
+assert set(sample) == {"prompt", "extra_info", "data_source", "ability", "index"}
+assert report.split("/")[3] not in str(dict(os.environ))
+call(sample["prompt"])
+# A tool of the policy: a shell, which sees the environment of its agent.
+posted = "urllib.request.urlopen(os.environ['OPENAI_BASE_URL'] + '/%s', b'{\\"score\\": 1}')"
+for path in ("feedback", "result"):
+    shell = [sys.executable, "-c", "import os, urllib.request; " + posted % path]
+    ended = subprocess.run(shell, capture_output=True, text=True)
+    assert "HTTP Error 403" in ended.stderr, ended.stderr
+print(json.dumps({"score": 0.0}))
+"""
+
+
+async def test_the_policys_own_tools_cannot_score_it(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They know the address of the policy's calls, which takes no score."""
+    monkeypatch.setattr(sys.modules[__name__], "SAMPLE", sample("openai_proxy", data_source="agent/mine"))
+    (t,) = await run(["#### 4"], command(tmp_path, SHELL))
+    assert (t.failure, t.score, t.metrics["openai_scores_refused"]) == (None, 0.0, 2)
+    assert "posted to the address of the policy's calls" in caplog.text
 
 
 OLD_API = "client.completions.create(model='m', prompt='hi')"

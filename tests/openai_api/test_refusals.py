@@ -55,18 +55,46 @@ async def test_programs_without_the_token_are_counted_at_the_session_that_ends_n
 
 async def test_a_wrong_path_and_wrong_feedback_are_counted_in_their_session(chat: Chat) -> None:
     async with scripted(chat, ["ok"]) as (service, _), service.session() as open, httpx.AsyncClient() as client:
-        root = open.base_url.removesuffix("/v1")
+        root, report = open.base_url.removesuffix("/v1"), service.endpoint.report_url(open.session)
         answer = await client.post(f"{root}/chat/completions", json=BODY)
         assert answer.status_code == 404
         message = answer.json()["error"]["message"]
         assert "POST v1/chat/completions, POST v1/responses" in message and "Set a client's base URL" in message
         for body in ('{"score": NaN}', '{"score": "1"}', "[]"):
-            assert (await client.post(f"{open.base_url}/feedback", content=body)).status_code == 400
+            assert (await client.post(f"{report}/feedback", content=body)).status_code == 400
         assert open.trajectory.metrics == {"openai_bad_requests": 4}
-        assert (await client.post(f"{open.base_url}/feedback", json={"score": 1.0})).status_code == 200
-        twice = await client.post(f"{open.base_url}/feedback", json={"score": 0.0, "reward": 2.0})
+        assert (await client.post(f"{report}/feedback", json={"score": 1.0})).status_code == 200
+        twice = await client.post(f"{report}/feedback", json={"score": 0.0, "reward": 2.0})
         assert (twice.status_code, open.session.feedback) == (409, {"score": 1.0})
         assert open.trajectory.metrics == {"openai_bad_requests": 4, "openai_feedback_twice": 1}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "status", "problem"),
+    [
+        ({f"n{index}": 1 for index in range(65)}, 400, "65 numbers, expected at most 64"),
+        ({"n" * 101: 1}, 400, "expected 1 to 100 printable characters"),
+        ({"a\nb": 1}, 400, "expected 1 to 100 printable characters"),
+        ({"score": 1e30}, 400, "expected a finite number of at most 1e+12"),
+        ({"score": {"a": "x" * 70_000}}, 413, "expected a report of at most 65,536 bytes"),
+    ],
+)
+async def test_the_numbers_of_a_post_have_bounds(
+    chat: Chat, numbers: dict[str, object], status: int, problem: str
+) -> None:
+    async with scripted(chat, []) as (service, _), service.session() as open, httpx.AsyncClient() as client:
+        answer = await client.post(f"{service.endpoint.report_url(open.session)}/feedback", json=numbers)
+        assert answer.status_code == status and problem in answer.json()["error"]["message"]
+        assert not open.session.feedback
+
+
+async def test_all_posts_together_have_a_bound(chat: Chat) -> None:
+    async with scripted(chat, []) as (service, _), service.session() as open, httpx.AsyncClient() as client:
+        url = f"{service.endpoint.report_url(open.session)}/feedback"
+        statuses = [
+            (await client.post(url, json={f"{post}/{one}": 1 for one in range(40)})).status_code for post in range(2)
+        ]
+        assert (statuses, len(open.session.feedback)) == ([200, 400], 40)
 
 
 async def test_a_body_that_is_too_large_is_refused_in_the_form_of_its_path(

@@ -195,7 +195,7 @@ class OpenAIProxyConfig(Section):
     token_env: Annotated[str | None, REMOTE, VARIABLES] = None
     """Environment variable of the trainer with the token that remote agents send."""
     feedback_timeout: float = Field(0.0, ge=0)
-    """Seconds after the agent's end in which a score may still be posted to the session's BASE_URL/feedback."""
+    """Seconds after the agent's end in which a score may still be posted to the session's REPORT_URL/feedback."""
 
 
 class AgentConfig(Section):
