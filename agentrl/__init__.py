@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+import warnings
 from typing import TYPE_CHECKING
 
 if sys.version_info < (3, 11):  # noqa: UP036 - a checkout is run without pip, which would refuse
@@ -11,6 +13,17 @@ if sys.version_info < (3, 11):  # noqa: UP036 - a checkout is run without pip, w
         f"agentrl needs Python 3.11 or newer; {sys.executable} is {sys.version.split()[0]}. "
         "Make an environment with a newer one: python3.11 -m venv .venv"
     )
+
+# OpenMP reads these when torch loads it. By default its threads spin while they wait, and take cores from each other.
+if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    if "torch" in sys.modules and os.environ.get("OMP_NUM_THREADS") != "1":
+        warnings.warn(
+            "torch was imported before agentrl: its threads spin while they wait, which on a busy machine makes a run "
+            "several times slower. Import agentrl first, or set OMP_WAIT_POLICY=PASSIVE before Python starts",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 if TYPE_CHECKING:
     from agentrl.train import train as train

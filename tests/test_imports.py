@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,36 @@ def test_import_without_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=PROJECT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("first", ["agentrl", "benchmarks"])
+@pytest.mark.parametrize(
+    ("torch_is_there", "given", "warns"),
+    [
+        (False, {}, False),
+        (False, {"OMP_WAIT_POLICY": "ACTIVE"}, False),
+        (True, {}, True),
+        (True, {"OMP_WAIT_POLICY": "PASSIVE"}, False),
+        (True, {"OMP_NUM_THREADS": "1"}, False),
+    ],
+)
+def test_threads_do_not_spin_and_torch_before_us_is_told(
+    first: str, torch_is_there: bool, given: dict[str, str], warns: bool
+) -> None:
+    """OpenMP reads the setting when torch loads it. Python imports a package before its modules."""
+    program = (
+        "import os, sys, types\n"
+        f"if {torch_is_there}: sys.modules['torch'] = types.ModuleType('torch')\n"
+        f"import {first}, agentrl.errors\n"
+        "print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)\n"
+    )
+    unset = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=PROJECT, env={**unset, **given}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert ("torch was imported before agentrl" in done.stderr) == warns
+    assert done.stdout.split() == [given.get("OMP_WAIT_POLICY", "PASSIVE"), str(torch_is_there)]
 
 
 @pytest.mark.parametrize("folder", ["tools", "interactions"])

@@ -14,8 +14,6 @@ from agentrl.errors import NothingLeft, UserError
 from agentrl.system.garbage import put_off_full_collections
 from agentrl.system.termination import Terminated, sigterm_raises
 
-# Threads that spin while they wait would take the cores from each other.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Their progress bars would tear our display.
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
