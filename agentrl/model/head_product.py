@@ -6,39 +6,80 @@ A logit that is rounded to bfloat16 is off by up to 1/256 of its size, and engin
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 Logits = Callable[[torch.Tensor], torch.Tensor]
-"""From hidden states [M, H], or the products [M, V] of a head with them, to logits [M, V] float32."""
+"""From hidden states [M, H] to logits [M, V] float32."""
+_SCALE = "agentrl_head_scale"
+"""Attribute of a model that keeps its `HeadScale`."""
+
+
+_TOLERANCE, _HALF_TOLERANCE = 1e-5, 1e-3
+"""Relative difference of a measured factor from the exact one, in float32 and in half precision."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadScale:
+    """Scale and cap of a head's products: products [M, V] -> logits [M, V] float32."""
+
+    factor: float = 1.0
+    divisor: float = 1.0
+    cap: float | None = None
+
+    def __call__(self, products: torch.Tensor) -> torch.Tensor:
+        logits = products.float()
+        if self.factor != 1.0:  # each pass over the logits costs as the softmax does
+            logits = logits * self.factor
+        if self.divisor != 1.0:
+            logits = logits / self.divisor
+        return logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap
+
+    @classmethod
+    def measured(cls, config: PretrainedConfig, products: torch.Tensor, logits: torch.Tensor) -> HeadScale:
+        """Find the scale by which a text model's own forward pass made logits [M, V] of its head's products [M, V].
+
+        Families name the factor differently, and `logits_scaling` divides in one and multiplies in another. A number
+        of the config that equals the measured factor, or its inverse, is the exact one. Products that are all zero
+        leave it at 1.
+        """
+        cap: float | None = getattr(config, "final_logit_softcapping", None)
+        made, wanted = products.double().flatten(), logits.double().flatten()
+        if cap is not None:
+            inside = wanted.abs() < 0.9 * cap  # beyond, rounding decides
+            made, wanted = made[inside], torch.atanh(wanted[inside] / cap) * cap
+        if not made.any():
+            return cls(cap=cap)
+        factor = float(made @ wanted / (made @ made))
+        numbers = [float(one) for one in vars(config).values() if type(one) in (int, float) and one]
+        scales = [cls(cap=cap), *(scale for one in numbers for scale in (cls(one, 1.0, cap), cls(1.0, one, cap)))]
+        nearest = min(scales, key=lambda scale: abs(scale.factor / scale.divisor - factor))
+        tolerance = _TOLERANCE if products.dtype == torch.float32 else _HALF_TOLERANCE
+        exact = abs(nearest.factor / nearest.divisor - factor) <= tolerance * abs(factor)
+        return nearest if exact else cls(factor, 1.0, cap)
+
+
+def keep_scale(model: PreTrainedModel, scale: HeadScale) -> None:
+    """Let `head_of` and `scale_of` apply a scale that was measured on the model."""
+    setattr(model, _SCALE, scale)
+
+
+def scale_of(model: PreTrainedModel) -> HeadScale:
+    """Return the scale that was measured on a model when its packed attention was checked."""
+    return cast(HeadScale, getattr(model, _SCALE))
 
 
 def head_of(model: PreTrainedModel) -> Logits:
     """Return the model's head as a function of hidden states.
 
-    An engine applies it for each token. So the config is read here: transformers takes 20 microseconds to answer.
+    An engine applies it for each token.
     """
-    layer, scaled = model.get_output_embeddings(), scale_of(model.config.get_text_config())
+    layer, scaled = model.get_output_embeddings(), scale_of(model)
     return lambda states: scaled(head_products(layer, states))
-
-
-def scale_of(config: PretrainedConfig) -> Logits:
-    """Return the scale and cap of a head's products, as the text model's config says."""
-    factor: float = getattr(config, "logit_scale", 1.0)
-    divisor: float = getattr(config, "logits_scaling", 1.0)
-    cap: float | None = getattr(config, "final_logit_softcapping", None)
-
-    def scaled(products: torch.Tensor) -> torch.Tensor:
-        logits = products.float()
-        if factor != 1.0:  # each pass over the logits costs as the softmax does
-            logits = logits * factor
-        if divisor != 1.0:
-            logits = logits / divisor
-        return logits if cap is None else torch.tanh(logits / cap) * cap
-
-    return scaled
 
 
 def head_products(head: nn.Module, states: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ from agentrl.errors import ConfigError
 from agentrl.model.attend import Rule
 from agentrl.model.attention import IMPLEMENTATION, LAYOUT, AttentionLayout, PackedAttention
 from agentrl.model.experts import route_in_float32
-from agentrl.model.head_product import head_of
+from agentrl.model.head_product import HeadScale, head_of, keep_scale
 from agentrl.model.layout import PackedLayout, flat_layout
 from agentrl.model.read_config import OVERRIDE_KEY, read_config
 from agentrl.model.routing import ROUTES, Routes
@@ -212,25 +212,29 @@ def check_packed_attention(model: PreTrainedModel) -> None:
     """
     if any(rope.get("rope_type") == "dynamic" for rope in _rotations(model)):
         raise ConfigError(_unsupported(model, "its dynamic rotary embedding depends on the longest sequence beside it"))
-    has_head = model.get_output_embeddings() is not None
+    head = model.get_output_embeddings()
     ids = torch.arange(40, device=model.device) * 7 % model.config.get_text_config().vocab_size
     ids[24:36] = ids[8:20]  # two of the sequences begin alike, so that they share a node of the layout
     offsets = torch.tensor([0, 8, 24, 40])
     layout = flat_layout(offsets, ids.device) if keeps_state(model.config) else make_layout(ids, offsets)
     attention = _RecordingAttention(layout)
-    probe = image_probe(model) if has_head else None
+    probe = None if head is None else image_probe(model)
     with torch.no_grad(), _exact_products():
         _select_attention(model, "eager")  # the default, sdpa, leaves out score caps
         own_with_image = None if probe is None else _own_with_image(model, probe)
-        output = model(input_ids=ids[8:].view(2, 16), use_cache=False)
-        own = (output.logits if has_head else output.last_hidden_state).flatten(0, 1)
+        with _recorded_products(head) as products:
+            output = model(input_ids=ids[8:].view(2, 16), use_cache=False)
+        own = (output.last_hidden_state if head is None else output.logits).flatten(0, 1)
+        if head is not None:
+            made = products[0].flatten(0, 1) if products else own
+            keep_scale(model, HeadScale.measured(model.config.get_text_config(), made, own))
         _select_attention(model, IMPLEMENTATION)
         run = partial(forward_packed, model, ids[layout.stored], layout.positions, attention)
         try:
             if keeps_state(model.config) and not stateful_mixers(model):
                 separate_states(model, run, attention.layers)
             packed = run()[layout.expand[8:]]
-            difference = _difference(own, token_logits(model, packed) if has_head else packed)
+            difference = _difference(own, packed if head is None else token_logits(model, packed))
             if probe is not None and own_with_image is not None:
                 _check_with_image(model, probe, own_with_image)
         except (ValueError, TypeError, AttributeError, RuntimeError) as error:
@@ -243,6 +247,20 @@ def check_packed_attention(model: PreTrainedModel) -> None:
         if found < layers:
             why += f"; only {found} of its {layers} layers keep sequences apart"
         raise ConfigError(_unsupported(model, why))
+
+
+@contextlib.contextmanager
+def _recorded_products(head: nn.Module | None) -> Iterator[list[torch.Tensor]]:
+    """Record what a head returns inside the block."""
+    products: list[torch.Tensor] = []
+    if head is None:
+        yield products
+        return
+    handle = head.register_forward_hook(lambda module, given, product: products.append(product))
+    try:
+        yield products
+    finally:
+        handle.remove()
 
 
 @contextlib.contextmanager

@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 KEEPS_STATE = "agentrl_keeps_state"
 """Attribute of a model's backbone that has mixers with a state: its sequences share no beginnings."""
+_NO_BOUND = 1e-30
+"""Lower bound of time steps that changes none: a softplus in float32 is larger, or its step leaves the state as it is.
+Not 0, whose logarithm a new model of such a config takes."""
 _CACHES = ("cache_params", "past_key_values")
 """Names that transformers' mixers have for the argument that holds their states."""
 
@@ -66,12 +69,15 @@ def unbound_time_steps(model: PreTrainedModel) -> None:
     """Take the lower bound of time steps away that transformers reads from `time_step_min` (Nemotron-H, Zamba2).
 
     transformers applies it where several tokens run, and not where one token runs; SGLang has no such bound. The key
-    is a bound of the time steps that a new model draws, as in Mamba-2.
+    is a bound of the time steps that a new model draws, as in Mamba-2. The model's config, and so an export, has
+    `_NO_BOUND` in its place: transformers then computes what was trained.
     """
-    least = getattr(model.config.get_text_config(), "time_step_min", None)
-    for module in model.modules():
-        if least is not None and getattr(module, "time_step_limit", None) == (least, math.inf):
-            module.time_step_limit = (0.0, math.inf)  # type: ignore[assignment]
+    config = model.config.get_text_config()
+    least = getattr(config, "time_step_min", None)
+    bound = [one for one in model.modules() if getattr(one, "time_step_limit", None) == (least, math.inf)]
+    for module in bound if least is not None else ():
+        module.time_step_limit = (_NO_BOUND, math.inf)  # type: ignore[assignment]
+        config.time_step_min = _NO_BOUND
 
 
 def stateful_mixers(model: nn.Module) -> list[Mixer]:

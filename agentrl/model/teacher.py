@@ -125,7 +125,7 @@ def read_head(
     assert head is not None, "a causal language model"
     weight = full(head.weight.detach())[:vocab].clone().to(device)
     bias = None if getattr(head, "bias", None) is None else full(head.bias.detach())[:vocab].clone().to(device)
-    scaled = scale_of(base.config.get_text_config())
+    scaled = scale_of(base)
 
     def logits(states: torch.Tensor) -> torch.Tensor:
         """Compute the logits [N, V], over the temperature, of hidden states [N, H]."""

@@ -42,7 +42,9 @@ def takes_images(model: PreTrainedModel) -> bool:
     """True when the packed forward pass of the model can take images."""
     features = getattr(model.base_model, "get_image_features", None)
     wanted = {"pixel_values", "image_grid_thw"}
-    return features is not None and wanted <= set(inspect.signature(features).parameters)
+    if features is None or not wanted <= set(inspect.signature(features).parameters):
+        return False
+    return hasattr(model.config.vision_config, "spatial_merge_size")  # Muse-Glimmer's patches are cut otherwise
 
 
 class _ImageFeatures(Protocol):

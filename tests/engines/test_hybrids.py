@@ -187,9 +187,10 @@ async def test_a_request_that_was_paused_in_place_continues() -> None:
 
 def test_a_mixer_that_steps_otherwise_than_it_runs_is_refused() -> None:
     """transformers bounds the time steps of Nemotron-H where several tokens run, and not where one runs."""
-    bound = use_packed_attention(make_model("nemotron-h"))
-    for mixer in stateful_mixers(bound):
-        mixer.time_step_limit = (bound.config.time_step_min, math.inf)  # type: ignore[attr-defined]
+    bound = make_model("nemotron-h")
+    least = bound.config.time_step_min
+    for mixer in stateful_mixers(use_packed_attention(bound)):
+        mixer.time_step_limit = (least, math.inf)  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=r"NemotronHMamba2Mixer \(0\.0\d+\).*rollout.name=sglang"):
         engine_of(bound)
     engine_of(make_model("nemotron-h"))  # as it is loaded, without the bound

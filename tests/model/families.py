@@ -1,4 +1,7 @@
-"""Families of causal language models, each as a tiny config that has what is peculiar to it."""
+"""Families of causal language models, each as a tiny config that has what is peculiar to it.
+
+Multipliers of embeddings, branches and heads are those of a published config.json, which a comment names.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +43,12 @@ LATENT: dict[str, Any] = {
 }
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
 MAMBA: dict[str, Any] = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 8}
+GRANITE = {  # granite-3.1-2b-instruct
+    "logits_scaling": 8.0,
+    "attention_multiplier": 0.125,  # 1 / head_dim, as published
+    "residual_multiplier": 0.22,
+    "embedding_multiplier": 12.0,
+}
 DELTA: dict[str, Any] = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -68,9 +77,31 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "granite-moe-hybrid": (
         "granitemoehybrid",
-        {**MAMBA, "layer_types": ["linear_attention", "full_attention"], **MIXTRAL, "shared_intermediate_size": 16},
+        {
+            **MAMBA,
+            **MIXTRAL,
+            "layer_types": ["linear_attention", "full_attention"],
+            "shared_intermediate_size": 16,
+            **GRANITE,
+            "logits_scaling": 6.0,  # granite-4.0-h-tiny
+        },
     ),
-    "falcon-h1": ("falcon_h1", {**MAMBA, "mamba_d_ssm": 64}),
+    "falcon-h1": (
+        "falcon_h1",
+        {
+            **MAMBA,
+            "mamba_d_ssm": 64,
+            "lm_head_multiplier": 0.0390625,  # Falcon-H1-0.5B, this and the next eight
+            "embedding_multiplier": 5.656854249492381,
+            "key_multiplier": 0.39062499999999994,
+            "attention_in_multiplier": 1.0,
+            "attention_out_multiplier": 0.9375,
+            "mlp_multipliers": [0.8838834764831844, 0.5859375],
+            "ssm_in_multiplier": 1.25,
+            "ssm_out_multiplier": 0.23570226039551587,
+            "ssm_multipliers": [0.3535533905932738, 0.25, 0.3535533905932738, 0.5, 0.3535533905932738],
+        },
+    ),
     "kimi-linear": (
         "kimi_linear",
         {
@@ -100,17 +131,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("phi3", {}),
     "glm4": ("glm4", {}),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0]}),
-    "granite": (
-        "granite",
-        {
-            "logits_scaling": 3.0,
-            "attention_multiplier": 0.2,
-            "residual_multiplier": 0.3,
-            "embedding_multiplier": 2.0,
-        },
-    ),
+    "granite": ("granite", GRANITE),
     "olmo3": ("olmo3", LOCAL_AND_GLOBAL),
-    "cohere2": ("cohere2", {**LOCAL_AND_GLOBAL, "logit_scale": 0.5}),
+    "cohere2": ("cohere2", {**LOCAL_AND_GLOBAL, "logit_scale": 0.0625}),  # command-r
     "gpt-oss": ("gpt_oss", {**LOCAL_AND_GLOBAL, **MIXTRAL, "rope_parameters": YARN}),
     "qwen2-moe": ("qwen2_moe", {**EXPERTS, "shared_expert_intermediate_size": 16}),
     "qwen3-moe": ("qwen3_moe", EXPERTS),

@@ -1,13 +1,19 @@
-"""Logits in half precision: the product with the head is rounded nowhere but in its operands."""
+"""A model's head: its products in half precision are rounded nowhere but in the operands, and its scale is measured."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from transformers import AutoConfig
 
-from agentrl.model.head_product import head_products
+from agentrl.model.head_product import HeadScale, head_products, scale_of
+from agentrl.model.packed import use_packed_attention
+from agentrl.model.vision import auto_class
 from tests.devices import DEVICES
+from tests.model.families import MAMBA, SIZES
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -43,3 +49,38 @@ def test_float32_and_other_heads_are_as_they_were(rows: int) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert head_products(layers, states).dtype == torch.bfloat16
         assert head_products(head, states).shape == (rows, 5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("family", "changes", "scale"),
+    [
+        ("llama", {}, HeadScale()),
+        ("granite", {"logits_scaling": 8.0}, HeadScale(divisor=8.0)),
+        ("cohere2", {"logit_scale": 0.0625}, HeadScale(factor=0.0625)),
+        ("falcon_h1", {"lm_head_multiplier": 0.0390625, "mamba_d_ssm": 64, **MAMBA}, HeadScale(factor=0.0390625)),
+        ("hyperclovax", {"logits_scaling": 0.3}, HeadScale(factor=0.3)),  # Granite's name, and no divisor
+        ("gemma2", {"final_logit_softcapping": 3.0}, HeadScale(cap=3.0)),
+        (
+            "muse_glimmer",
+            {"text_config": {**SIZES, "final_logit_softcapping": 3.0, "output_multiplier": 0.196}},
+            HeadScale(0.196, 1.0, 3.0),
+        ),
+    ],
+)
+def test_a_heads_scale_is_measured_whatever_its_name(
+    family: str, changes: dict[str, Any], scale: HeadScale, dtype: torch.dtype
+) -> None:
+    """The exact number is the config's, also where logits are rounded to bfloat16."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **{**SIZES, **changes})
+    model = auto_class(config).from_config(config, dtype=dtype, attn_implementation="eager")
+    for weight in model.parameters():
+        if weight.ndim > 1:
+            nn.init.normal_(weight, std=0.25)
+    assert scale_of(use_packed_attention(model)) == scale
+
+
+def test_a_factor_that_no_number_of_the_config_is_stays_as_measured() -> None:
+    config, products = AutoConfig.for_model("llama", **SIZES), torch.randn(8, 61)
+    assert HeadScale.measured(config, products, products * 0.123).factor == pytest.approx(0.123, rel=1e-6)

@@ -16,11 +16,13 @@ from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.errors import ConfigError
 from agentrl.model.compiled import compile_layers, text_layers
-from agentrl.model.packed import hidden_states, use_packed_attention
+from agentrl.model.export import export_model
+from agentrl.model.heads import PolicyModel
+from agentrl.model.packed import hidden_states, load_model, token_logprobs, use_packed_attention
 from agentrl.model.stateful import keeps_state, stateful_mixers
 from agentrl.workers import PolicyWorker
 from agentrl.workers.learner import checkpoint_layers
-from tests.model.families import HYBRIDS, SIZES, batch, make_model
+from tests.model.families import HYBRIDS, SIZES, batch, make_model, one_by_one
 from tests.model.test_families import NoTokenizer, assert_packed_is_one_by_one, grouped_batch
 from tests.workers.conftest import fsdp
 
@@ -54,6 +56,24 @@ def test_a_sequence_changes_no_bit_of_another_and_recomputing_changes_none(name:
     again.square().sum().backward()
     assert torch.equal(again, before)
     assert all(map(torch.equal, gradients, (weight.grad for weight in backbone)))  # type: ignore[arg-type]
+
+
+def test_an_export_computes_what_was_trained(tmp_path: Path) -> None:
+    """Nemotron-H with time steps below `time_step_min`, as trained models have them."""
+    own = make_model("nemotron-h")
+    for name, weight in own.named_parameters():
+        if name.endswith("dt_bias"):
+            nn.init.constant_(weight, -9.0)  # a time step of 1.2e-4
+    own.save_pretrained(tmp_path / "model")
+    model, (ids, offsets) = load_model(str(tmp_path / "model")), batch()
+    weights = dict(model.named_parameters())
+    export_model(PolicyModel(model), weights, torch.float32, tmp_path / "export", NoTokenizer())  # type: ignore[arg-type]
+    with torch.no_grad():
+        trained = token_logprobs(model, ids, offsets).logprobs
+        exported = AutoModelForCausalLM.from_pretrained(tmp_path / "export", attn_implementation="eager")
+        assert torch.allclose(one_by_one(exported, ids, offsets, 1.0)[0], trained, atol=1e-5)
+        read_back = token_logprobs(load_model(str(tmp_path / "export")), ids, offsets).logprobs
+        assert torch.equal(read_back, trained)
 
 
 def test_only_parts_with_a_state_are_found() -> None:
