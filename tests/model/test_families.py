@@ -18,6 +18,7 @@ from agentrl.engines.contract import SamplingParams
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.engines.servers.model import ModelFacts
 from agentrl.model.packed import token_logprobs, use_packed_attention
+from agentrl.model.stateful import unbound_time_steps
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers import PolicyWorker
 from tests.conftest import PROJECT
@@ -47,6 +48,7 @@ def test_packed_equals_one_by_one_with_gradients(name: str) -> None:
 
 def assert_packed_is_one_by_one(name: str) -> None:
     own, model = make_model(name), use_packed_attention(make_model(name))
+    unbound_time_steps(own)  # as training runs Nemotron-H
     ids, offsets = batch()
     expected, entropy = one_by_one(own, ids, offsets, 0.8)
     logprobs, spread, *_ = token_logprobs(model, ids, offsets, temperature=0.8, needs=frozenset({"entropy"}))
