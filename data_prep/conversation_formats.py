@@ -21,6 +21,9 @@ from agentrl.data.row_formats.sharegpt import ROLES, calling, read_sharegpt
 from agentrl.system.json_value import JSON
 from agentrl.tool import ToolSchema
 
+COLUMNS = ("messages", "tools", "functions", "conversations", "system", "chat", "query", "answers")
+"""Members of records that are read."""
+
 
 class BadConversation(Exception):
     """Conversation that cannot be read. `reason` is one of a few, to be counted; `detail` says what was found."""

@@ -19,10 +19,11 @@ from typing import Any, cast
 import pyarrow as pa
 
 from agentrl.data.messages import FurtherFields, Unfit, with_one_flag, without_flag
+from agentrl.data.unread import UnreadColumns
 from agentrl.errors import ConfigError, DataError, UserError
 from agentrl.tool.arguments import ArgumentCheck
 from agentrl.trajectory import FunctionCall, Message, ToolCall
-from data_prep.conversation_formats import BadConversation, Conversation, conversation
+from data_prep.conversation_formats import COLUMNS, BadConversation, Conversation, conversation
 from data_prep.files import Row, write_rows
 from data_prep.records import read_records
 
@@ -73,6 +74,7 @@ class Conversations:
     left_out: dict[str, LeftOut] = field(default_factory=dict)
     further: FurtherFields = field(default_factory=FurtherFields)
     """Fields of messages that are not in the rows."""
+    unread: UnreadColumns = field(default_factory=lambda: UnreadColumns(COLUMNS))
 
     def rows(self) -> Iterator[Row]:
         """Iterate over the rows. Raises DataError; with `strict` also for the first bad conversation."""
@@ -80,6 +82,7 @@ class Conversations:
             try:
                 found = conversation(record.fields)
                 messages = checked(found)
+                self.unread.note_row(record.fields)
                 self.further.note([{**one, "name": ""} for one in without_flag(cast(list[Message], found.messages))])
                 yield {"messages": messages, "tools": json.dumps(found.tools) if found.tools else None}
             except BadConversation as error:
@@ -241,6 +244,8 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"left out: {bad.count}, the first at {bad.first}", flush=True)
         for name, number in sorted(found.further.counts.items()):
             print(f"not read: the field {name} of messages, in {number} conversations", flush=True)
+        if columns := found.unread.told():
+            print(columns, flush=True)
     return 0
 
 

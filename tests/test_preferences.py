@@ -60,7 +60,7 @@ def write(path: Path, rows: list[dict[str, Any]] = ROWS) -> str:
 
 def pairs_of(tmp_path: Path, chat: Chat, rows: list[dict[str, Any]] = ROWS, **keys: Any) -> list[Pair]:
     config = PairDataConfig(train_files="unused", **keys)
-    return load_pairs(write(tmp_path / "a.parquet", rows), config, chat, lambda done: None)[0]
+    return load_pairs(write(tmp_path / "a.parquet", rows), config, chat, lambda done: None).samples
 
 
 def config_of(policy: Path, **keys: Any) -> PreferencesConfig:
@@ -116,9 +116,10 @@ def test_a_prompt_stands_once(
     file = write(tmp_path / "a.parquet", [{"prompt": ASKED, "chosen": chosen, "rejected": rejected}])
     config, whole = PairDataConfig(train_files="unused", prompt_key="prompt"), chat.render_training
     if scored:
-        (pair,), _ = load_scored_pairs(file, config, lambda one: (whole(one)[0], False), lambda done: None)
+        found = load_scored_pairs(file, config, lambda one: (whole(one)[0], False), lambda done: None)
     else:
-        (pair,), _ = load_pairs(file, config, chat, lambda done: None)
+        found = load_pairs(file, config, chat, lambda done: None)
+    (pair,) = found.samples
     assert pair.ids.tolist() == [*whole([*ASKED, *GOOD])[0], *whole([*ASKED, *BAD])[0]]
 
 
@@ -254,7 +255,7 @@ def test_a_reward_model_scores_what_is_preferred_higher_where_it_is_used(policy:
     assert lines[-1]["val/accuracy"] == 1 and lines[-1]["val/margin"] > 0.5
 
     reading = ModelInput(str(out / "policy"), None)
-    pairs, _ = load_scored_pairs(data, PairDataConfig(train_files=data), reading.ids, lambda done: None)
+    pairs = load_scored_pairs(data, PairDataConfig(train_files=data), reading.ids, lambda done: None).samples
     config = RewardModelConfig.model_validate({"enable": True, "model": {"path": str(out / "policy")}})
     batch = to_batch(pairs)
     scores = RewardModelWorker(config, dtype="float32", device="cpu").compute_scores(batch)[0]
@@ -270,9 +271,9 @@ def test_a_reward_model_scores_what_is_preferred_higher_where_it_is_used(policy:
 def test_a_reward_models_step_is_the_bradley_terry_losses(policy: Path, tmp_path: Path) -> None:
     """Against plain transformers, after a step that moved the head away from zero."""
     data = write(tmp_path / "pairs.parquet")
-    pairs, _ = load_scored_pairs(
+    pairs = load_scored_pairs(
         data, PairDataConfig(train_files=data), ModelInput(str(policy), None).ids, lambda done: None
-    )
+    ).samples
     config = config_of(policy, trains="reward_model", grad_clip=1e6, optim={"lr": 0.02})
     worker, batch = RewardPairWorker(config, device="cpu", total_steps=2), to_batch(pairs)
     worker.update(batch, 1)

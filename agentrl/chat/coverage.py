@@ -86,8 +86,7 @@ class Coverage:
             raise DataError(
                 f"message {at} (the first is 0): expected a turn whose tool calls ({len(calls)}) {self._where} reads, "
                 f"found {found}: the template leaves calls out, or writes them next to text, and a rollout would not "
-                f"run them. Give each call a turn of its own, without text, or leave the row out "
-                f"(data.on_bad_row=skip)"
+                "run them. Give each call a turn of its own, without text, or leave the row out"
             )
         self._read.add(kind)
 

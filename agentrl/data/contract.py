@@ -33,6 +33,10 @@ class Dataset(ABC):
         self.files = list(files)
         self.on_bad_row = on_bad_row
         self.skipped = 0
+        self.first_skipped = ""
+        """The fault of the first such sample, with its place."""
+        self.notes: dict[str, str] = {}
+        """By file, in words: the columns that are not read."""
         self.without_loop = 0
         """Rows that name no agent loop, and run the default one."""
         self.repeated: frozenset[int] = frozenset()
@@ -79,16 +83,17 @@ class Dataset(ABC):
         `refuse` is true, and for a row that `length` refuses by a DataError or cannot render (left out with
         on_bad_row=skip).
         """
-        overlong, unusable, shortest = [], [], limit
+        overlong, unusable, shortest, fault = [], [], limit, ""
         for index, place, make in self._rows():
             try:
                 tokens = length(make())
             except CodeError as error:  # not the row's fault, so not left out with on_bad_row=skip
                 raise CodeError(f"{error}\n  in {place}", error.place) from error
             except (ValueError, TypeError, LookupError, RuntimeError, UserError) as error:
+                problem = str(error) if isinstance(error, DataError) else f"the prompt cannot be rendered: {error}"
                 if self.on_bad_row == "error":
-                    problem = str(error) if isinstance(error, DataError) else f"the prompt cannot be rendered: {error}"
                     raise DataError(f"{place}: {problem}") from error
+                fault = fault or f"{place}: {problem}"
                 unusable.append(index)
                 tokens = 0
             if tokens > limit:
@@ -103,7 +108,7 @@ class Dataset(ABC):
                 shortest = min(shortest, tokens)
             if progress is not None:
                 progress(1)
-        self.skipped += len(unusable)
+        self._skip(len(unusable), fault)
         self.shortest = shortest
         self._kept = np.setdiff1d(self._kept, overlong + unusable, assume_unique=True)
         if not len(self):
@@ -114,9 +119,14 @@ class Dataset(ABC):
         """Return the data source of each sample, by position."""
         return [make().data_source for _, _, make in self._rows()]
 
-    def _leave_out(self, indices: npt.NDArray[np.int64]) -> None:
+    def _skip(self, count: int, fault: str) -> None:
+        """Count samples that cannot be used; `fault` is the first one's, with its place."""
+        self.skipped += count
+        self.first_skipped = self.first_skipped or fault
+
+    def _leave_out(self, indices: npt.NDArray[np.int64], fault: str) -> None:
         left = np.setdiff1d(self._kept, indices, assume_unique=True)
-        self.skipped += len(self) - len(left)
+        self._skip(len(self) - len(left), fault)
         self._kept = left
         if not len(self):
             raise DataError(f"no row of {', '.join(self.files)} names only known loops, tools and interactions")

@@ -19,6 +19,7 @@ from agentrl.data.filling import Filling, holds_filling
 from agentrl.data.rows import read_prompt, to_sample
 from agentrl.data.sources import expand, open_table
 from agentrl.data.store import ROW_NUMBER, RowStore, numbered
+from agentrl.data.unread import UnreadColumns
 from agentrl.errors import DataError
 from agentrl.trajectory.sample import AGENT_ALIASES, Sample, row_place
 
@@ -90,17 +91,18 @@ class ParquetDataset(Dataset):
             and name not in names
             and not (kind == "agent_name" and AGENT_ALIASES.get(name) in names)
         }
-        if unknown and self.on_bad_row == "error":
-            kind, name = min(unknown)
-            raise DataError(unknown_name(kind, name, self._names[kind][name], known[kind]))
         if unknown:
+            kind, name = min(unknown)
+            fault = unknown_name(kind, name, self._names[kind][name], known[kind])
+            if self.on_bad_row == "error":
+                raise DataError(fault)
             found, start = [np.empty(0, np.int64)], 0
             for batch in itertools.chain.from_iterable(store.batches() for store in self._stores):
                 for kind, name, rows in names_in(batch, self.default_agent_loop):
                     if (kind, name) in unknown:
                         found.append(start + np.flatnonzero(rows.to_numpy(zero_copy_only=False)))
                 start += batch.num_rows
-            self._leave_out(np.unique(np.concatenate(found)))
+            self._leave_out(np.unique(np.concatenate(found)), fault)
         return sorted(self._names["data_source"])
 
     def _read(self, file: str, room: int | None) -> RowStore:
@@ -110,6 +112,10 @@ class ParquetDataset(Dataset):
         if holds_filling(table.schema.field(self.prompt_key).type):
             self._filled[file] = Filling()
         columns = wanted_columns(table.schema, self.prompt_key, self.image_key)
+        unread = UnreadColumns(columns)
+        unread.note_schema(table.schema)
+        if note := unread.told():
+            self.notes[file] = note
         for batch in numbered(table, columns, file) if room is None or room > 0 else ():
             bad = bad_rows(batch, self.prompt_key)
             if room is not None and len(store) + batch.num_rows - len(bad) >= room:
@@ -131,13 +137,14 @@ class ParquetDataset(Dataset):
         """Drop a batch's bad rows; raises DataError for the first of them unless they are skipped."""
         if not bad:
             return batch
+        one = bad[0]
+        fault = (
+            f"{row_place(file, batch.column(ROW_NUMBER)[one.row])}, column {one.column}: expected {one.expected}, "
+            f"found {one.found:.200}"
+        )
         if self.on_bad_row == "error":
-            one = bad[0]
-            raise DataError(
-                f"{row_place(file, batch.column(ROW_NUMBER)[one.row])}, column {one.column}: expected "
-                f"{one.expected}, found {one.found:.200}. Mend it, or leave such rows out with data.on_bad_row=skip"
-            )
-        self.skipped += len(bad)
+            raise DataError(f"{fault}. Mend it, or leave such rows out with data.on_bad_row=skip")
+        self._skip(len(bad), fault)
         return batch.take(np.setdiff1d(np.arange(batch.num_rows), [one.row for one in bad]))
 
     def _note_names(self, batch: pa.RecordBatch, file: str) -> None:

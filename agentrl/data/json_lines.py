@@ -14,6 +14,7 @@ from agentrl.data.messages import short
 from agentrl.data.own import OwnDataset
 from agentrl.data.rows import read_prompt, to_sample
 from agentrl.data.sources import expand, is_json
+from agentrl.data.unread import UnreadColumns
 from agentrl.errors import DataError
 from agentrl.system.json_value import JSON
 from agentrl.trajectory.sample import Sample, row_place
@@ -70,6 +71,11 @@ class JsonRows:
     def __init__(self, files: Sequence[str], prompt_key: str, image_key: str | None) -> None:
         self.rows = [(file, number, row) for file in files for number, row in read_rows(file)]
         self._prompt_key, self._image_key = prompt_key, image_key
+        unread = {file: UnreadColumns({prompt_key, image_key or prompt_key, *TEXT, *MAPPINGS}) for file in files}
+        for file, _, row in self.rows:
+            unread[file].note_row(row)
+        self.notes = {file: note for file, columns in unread.items() if (note := columns.told())}
+        """By file, in words: the columns that are not read."""
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -43,6 +43,15 @@ class ConfiguredSamples(Samples, Protocol):
         """Read the config; called once, before anything else. max_samples: samples to use, None for all."""
 
 
+@runtime_checkable
+class NotedSamples(Samples, Protocol):
+    """Samples that know which columns of their rows are not read, once all of them were read."""
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """By file, in words."""
+
+
 class OwnDataset(Dataset):
     """Samples of a user's class, checked."""
 
@@ -85,19 +94,22 @@ class OwnDataset(Dataset):
         self, *, agent_names: Collection[str], tool_names: Collection[str], interaction_names: Collection[str]
     ) -> list[str]:
         known = {"agent_name": agent_names, "tools_kwargs": tool_names, "interaction_kwargs": interaction_names}
-        sources, bad = set(), []
+        sources, bad, fault = set(), [], ""
         for index, place, make in self._rows():
             try:
                 sample = make()
                 self._check_names(sample, place, known)
-            except DataError:
+            except DataError as error:
                 if self.on_bad_row == "error":
                     raise
+                fault = fault or str(error)
                 bad.append(index)
             else:
                 sources.add(sample.data_source)
+        if isinstance(self._samples, NotedSamples):
+            self.notes = self._samples.notes
         if bad:
-            self._leave_out(np.array(bad))
+            self._leave_out(np.array(bad), fault)
         return sorted(sources)
 
     def _check_names(self, sample: Sample, place: str, known: dict[str, Collection[str]]) -> None:

@@ -20,11 +20,13 @@ from agentrl.data.row_formats.format import PlainText
 from agentrl.data.row_formats.trl import is_text
 from agentrl.data.sft import (
     Made,
+    OverlongError,
     Plan,
     Row,
     RowReader,
     SFTSample,
     Tokenizer,
+    Transcripts,
     common_beginning,
     read_files,
 )
@@ -150,9 +152,7 @@ def _differ(one: Message, other: Message) -> bool:
 def check_pairs(files: str | Sequence[str], config: PairDataConfig, progress: Callable[[int], object]) -> int:
     """Read every row without a tokenizer; return how many there are. Raises DataError, naming file, row and column."""
     reader = PairReader(config)
-    return len(
-        read_files(files, lambda file, names: reader.plan(file, names, reader.read), progress, config.max_length)[0]
-    )
+    return read_files(files, lambda file, names: reader.plan(file, names, reader.read), progress, config).rows
 
 
 def load_pairs(
@@ -160,15 +160,12 @@ def load_pairs(
     config: PairDataConfig,
     chat: Chat,
     progress: Callable[[int], object],
-    remarks: Counter[str] | None = None,
-) -> tuple[list[Pair], int]:
-    """Tokenise every row for a policy: (pairs, number of pairs left out because one of the two is too long).
+) -> Transcripts[Pair]:
+    """Tokenise every row for a policy; a pair is left out where one of the two is too long.
 
-    `remarks` receives the kinds of content that are not learnt, with their numbers (see `Transcripts.unlearnt`). Raises
-    DataError as `load_transcripts` does, and where no assistant turn follows the common beginning.
+    Raises DataError as `load_transcripts` does, and where no assistant turn follows the common beginning.
     """
     reader, tokenizer = PairReader(config), Tokenizer(config, chat)
-    remarks = Counter() if remarks is None else remarks
 
     def read(row: Row, where: str) -> Pair | None:
         """Tokenise a row."""
@@ -184,9 +181,9 @@ def load_pairs(
         samples = [tokenizer.sample(messages, tools, place, shown=turns) for place, messages in columns.items()]
         return None if any(sample is None for sample in samples) else _pair([one for one in samples if one is not None])
 
-    made = read_files(files, lambda file, names: reader.plan(file, names, read), progress, config.max_length)
-    remarks.update(tokenizer.remarks())
-    return made
+    found = read_files(files, lambda file, names: reader.plan(file, names, read), progress, config)
+    found.unlearnt = tokenizer.remarks()
+    return found
 
 
 def load_scored_pairs(
@@ -194,14 +191,12 @@ def load_scored_pairs(
     config: PairDataConfig,
     tokenise: Tokenise,
     progress: Callable[[int], object],
-    remarks: Counter[str] | None = None,
-) -> tuple[list[Pair], int]:
-    """Tokenise every row as a reward model reads it: (pairs, number of pairs left out because one is too long).
+) -> Transcripts[Pair]:
+    """Tokenise every row as a reward model reads it; a pair is left out where one of the two is too long.
 
-    The masks mark each conversation's last token, whose score is the conversation's. `remarks`: as in `load_pairs`.
+    The masks mark each conversation's last token, whose score is the conversation's.
     """
-    reader, further = PairReader(config), FurtherFields(further_with_reasoning)
-    remarks = Counter() if remarks is None else remarks
+    reader, further, remarks = PairReader(config), FurtherFields(further_with_reasoning), Counter[str]()
 
     def conversation(messages: list[Message], where: str) -> SFTSample | None:
         plain = without_flag(messages)
@@ -211,7 +206,7 @@ def load_scored_pairs(
             raise DataError(f"{where}: {error}") from error
         too_long = cut or len(ids) > config.max_length
         if too_long and config.truncation == "error":
-            raise DataError(
+            raise OverlongError(
                 f"{where}: a conversation is longer than data.max_length={config.max_length} tokens, or than the model "
                 "reads. Raise it, or leave such rows out with data.truncation=skip"
             )
@@ -233,9 +228,9 @@ def load_scored_pairs(
         samples = [conversation(messages, f"{where}, column {key}") for key, messages in columns.items()]
         return None if any(sample is None for sample in samples) else _pair([one for one in samples if one is not None])
 
-    made = read_files(files, lambda file, names: reader.plan(file, names, read), progress, config.max_length)
-    remarks.update(told_fields(further.unread(lambda messages: tokenise(messages)[0])))
-    return made
+    found = read_files(files, lambda file, names: reader.plan(file, names, read), progress, config)
+    found.unlearnt = {**remarks, **told_fields(further.unread(lambda messages: tokenise(messages)[0]))}
+    return found
 
 
 def _text_pair(tokenizer: Tokenizer, sides: Sequence[PlainText], where: str) -> Pair | None:

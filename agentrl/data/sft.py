@@ -6,11 +6,11 @@ import json
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, groupby
 from operator import itemgetter
-from typing import Generic, TypeAlias, TypeGuard, TypeVar
+from typing import Generic, Literal, TypeAlias, TypeGuard, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,8 @@ from agentrl.data.messages import (
 )
 from agentrl.data.row_formats.choose import Reading, reading_of
 from agentrl.data.row_formats.format import PlainText
-from agentrl.data.sources import expand, is_json, open_table
+from agentrl.data.sources import Table, expand, is_json, open_table
+from agentrl.data.unread import UnreadColumns
 from agentrl.errors import DataError, UserError
 from agentrl.system.json_value import JSON
 from agentrl.tool import ToolSchema
@@ -61,22 +62,54 @@ class SFTSample:
     """True on the tokens of the assistant, which are learnt."""
 
 
-@dataclass(frozen=True, slots=True)
-class Transcripts:
-    """Transcripts of a data set, in the order of the files."""
+@dataclass(slots=True)
+class Transcripts(Generic[Made]):
+    """Transcripts or pairs of a data set, in the order of the files."""
 
-    samples: list[SFTSample]
+    samples: list[Made]
     too_long: int
     """Number of rows left out because they are longer than data.max_length."""
-    unlearnt: dict[str, int]
+    bad: BadRows
+    """Rows left out by data.on_bad_row=skip."""
+    notes: dict[str, str]
+    """By file, in words: how its rows are read, where that was found by its columns, and the columns not read."""
+    unlearnt: dict[str, int] = field(default_factory=dict)
     """Number of transcripts in `samples` with content of the row that is not learnt, by kind of content."""
-    readings: dict[str, str]
-    """How the rows of each file are read, in words, where that was found by its columns."""
+
+    @property
+    def rows(self) -> int:
+        """Number of rows of the files."""
+        return len(self.samples) + self.too_long + self.bad.count
+
+
+class BadRows:
+    """Rows that cannot be used: refused, or counted and left out (data.on_bad_row)."""
+
+    def __init__(self, on_bad_row: Literal["error", "skip"]) -> None:
+        self._refused = on_bad_row == "error"
+        self.count = 0
+        self.first = ""
+        """The fault of the first one, with its place."""
+
+    def add(self, fault: DataError) -> None:
+        """Count a row. Raises DataError where such rows are refused."""
+        if self._refused:
+            raise DataError(f"{fault}. Or leave such rows out, counted, with data.on_bad_row=skip") from fault
+        self.count += 1
+        self.first = self.first or str(fault)
+
+    def told(self) -> str:
+        """Write the warning; empty without such rows."""
+        return f"{self.count} rows cannot be used, and are left out. The first: {self.first}" if self.count else ""
+
+
+class OverlongError(DataError):
+    """A transcript that is too long, which data.truncation judges, not data.on_bad_row."""
 
 
 def load_transcripts(
     files: str | Sequence[str], config: SFTDataConfig, chat: Chat, progress: Callable[[int], object] = lambda rows: None
-) -> Transcripts:
+) -> Transcripts[SFTSample]:
     """Read and tokenise every row; 5 bytes a token are kept.
 
     The format of the rows (`agentrl.data.row_formats`) is found by the columns of each file, unless the config names
@@ -87,22 +120,21 @@ def load_transcripts(
     columns fit no format or several. Raises ConfigError when the chat format would not show, or not learn, content of
     typical transcripts: the first without and with tool calls.
     """
-    reader, tokenizer, readings = RowReader(config), Tokenizer(config, chat), dict[str, str]()
+    reader, tokenizer = RowReader(config), Tokenizer(config, chat)
 
     def plan(file: str, names: Sequence[str]) -> Plan[SFTSample]:
         """Choose how the rows of a file are read."""
         reading = reading_of(config, names, file)
-        if reading.note:
-            readings[file] = reading.note
 
         def read(row: Row, where: str) -> SFTSample | None:
             """Tokenise a row."""
             return tokenizer.transcript(reader.transcript(reading, row, where), where)
 
-        return Plan(reading.needed, reading.further, config.tools_key, read)
+        return Plan(reading.needed, reading.further, config.tools_key, read, reading.note)
 
-    samples, too_long = read_files(files, plan, progress, config.max_length)
-    return Transcripts(samples, too_long, tokenizer.remarks(), readings)
+    found = read_files(files, plan, progress, config)
+    found.unlearnt = tokenizer.remarks()
+    return found
 
 
 def check_transcripts(
@@ -121,7 +153,7 @@ def check_transcripts(
             reading.needed, reading.further, config.tools_key, lambda row, where: reader.transcript(reading, row, where)
         )
 
-    return len(read_files(files, plan, progress, config.max_length)[0])
+    return read_files(files, plan, progress, config).rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,48 +167,78 @@ class Plan(Generic[Made]):
     tools: str
     """Column with the tools."""
     read: Callable[[Row, str], Made | None]
-    """Function of a row and its place; None: the row is left out as too long."""
+    """Function of a row and its place; None: the row is left out as too long. Raises DataError for a bad row."""
+    note: str = ""
+    """The form of the rows in words, where it was found by the columns."""
+
+    @property
+    def columns(self) -> list[str]:
+        """All columns that are read."""
+        return list(dict.fromkeys((*self.needed, *self.further)))
 
 
 def read_files(
     files: str | Sequence[str],
     plan: Callable[[str, Sequence[str]], Plan[Made]],
     progress: Callable[[int], object],
-    max_length: int,
-) -> tuple[list[Made], int]:
-    """Return (results of the rows, number of too long rows).
+    config: TuningDataConfig,
+) -> Transcripts[Made]:
+    """Read the rows of all files.
 
     plan: called with each file and its columns, in JSON files the members of its first row. Raises DataError when
     nothing is left.
     """
-    made, rows = [], 0
+    found: Transcripts[Made] = Transcripts([], 0, BadRows(config.on_bad_row), {})
     for file in expand(files):
-        for one in _read_file(file, plan):
-            rows += 1
-            if one is not None:
-                made.append(one)
+        for one in _read_file(file, plan, found):
+            if one is None:
+                found.too_long += 1
+            else:
+                found.samples.append(one)
             progress(1)
-    if not made:
-        why = f"all {rows} are longer than max_length={max_length}" if rows else "there are no rows"
+    if not found.samples:
+        longer = f"all {found.too_long} are longer than max_length={config.max_length}" if found.too_long else ""
+        why = "; ".join(filter(None, [longer, found.bad.told()])) or "there are no rows"
         raise DataError(f"no transcript in {files}: {why}")
-    return made, rows - len(made)
+    return found
 
 
-def _read_file(file: str, choose: Callable[[str, Sequence[str]], Plan[Made]]) -> Iterator[Made | None]:
-    """Iterate over the results of the rows, read a batch at a time."""
+def _read_file(
+    file: str, choose: Callable[[str, Sequence[str]], Plan[Made]], found: Transcripts[Made]
+) -> Iterator[Made | None]:
+    """Iterate over the results of the rows that can be used; note in `found` the others, and columns not read."""
+    plan: Plan[Made] | None = None
+    unread = UnreadColumns(())
     if is_json(file):
-        plan: Plan[Made] | None = None
         for number, row in read_rows(file):
-            plan = plan or choose(file, list(row))
+            if plan is None:
+                plan = choose(file, list(row))
+                unread = UnreadColumns(plan.columns)
+            unread.note_row(row)
             where = row_place(file, number)
-            check_columns(where, plan.needed, list(row))
-            yield plan.read({key: row.get(key) for key in (*plan.needed, *plan.further)}, where)
-        return
-    table = open_table(file)
-    names = table.schema.names
-    plan = choose(file, names)
-    check_columns(file, plan.needed, names)
-    columns = [name for name in dict.fromkeys((*plan.needed, *plan.further)) if name in names]
+            try:
+                check_columns(where, plan.needed, list(row))
+                one = plan.read({key: row.get(key) for key in plan.columns}, where)
+            except OverlongError:
+                raise
+            except DataError as fault:
+                found.bad.add(fault)
+            else:
+                yield one
+    else:
+        table = open_table(file)
+        plan = choose(file, table.schema.names)
+        unread = UnreadColumns(plan.columns)
+        unread.note_schema(table.schema)
+        yield from _read_table(file, table, plan, found.bad)
+    if note := "; ".join(filter(None, ["" if plan is None else plan.note, unread.told()])):
+        found.notes[file] = note
+
+
+def _read_table(file: str, table: Table, plan: Plan[Made], bad: BadRows) -> Iterator[Made | None]:
+    """Iterate over the results of the rows that can be used, read a batch at a time."""
+    check_columns(file, plan.needed, table.schema.names)
+    columns = [name for name in plan.columns if name in table.schema.names]
     check_names(table.schema, columns, file)
     filled = {name: Filling() for name in columns if holds_filling(table.schema.field(name).type)}
     number = 0
@@ -186,14 +248,26 @@ def _read_file(file: str, choose: Callable[[str, Sequence[str]], Plan[Made]]) ->
                 for messages in batch.column(name).to_pylist(maps_as_pydicts="lossy"):
                     filling.note(messages)
         for batch in table.batches(columns, _BATCH_ROWS):
-            for bad in unreadable(batch):
-                where = f"{row_place(file, number + bad.row)}, column {bad.column}"
-                raise DataError(f"{where}: expected {bad.expected}, found {bad.found:.200}")
-            for row in batch.to_pylist(maps_as_pydicts="strict"):
-                for name, filling in filled.items():
-                    filling.without(row[name], row.get(plan.tools))
-                yield plan.read(row, row_place(file, number))
+            faults = {one.row: one for one in unreadable(batch)}
+            readable = pa.array([at for at in range(batch.num_rows) if at not in faults], pa.int64())
+            rows = iter((batch.take(readable) if faults else batch).to_pylist(maps_as_pydicts="strict"))
+            for at in range(batch.num_rows):
+                where = row_place(file, number)
                 number += 1
+                try:
+                    if at in faults:
+                        expected, shown = faults[at].expected, faults[at].found
+                        raise DataError(f"{where}, column {faults[at].column}: expected {expected}, found {shown:.200}")
+                    row = next(rows)
+                    for name, filling in filled.items():
+                        filling.without(row[name], row.get(plan.tools))
+                    one = plan.read(row, where)
+                except OverlongError:
+                    raise
+                except DataError as fault:
+                    bad.add(fault)
+                else:
+                    yield one
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{file}: it is damaged after row {number}: {error}") from error
 
@@ -257,7 +331,7 @@ class Tokenizer:
         if tokens <= self._config.max_length:
             return False
         if self._config.truncation == "error":
-            raise DataError(
+            raise OverlongError(
                 f"{where}: the transcript is {tokens} tokens long, data.max_length is {self._config.max_length}. "
                 "Raise it, or leave such rows out with data.truncation=skip"
             )

@@ -21,7 +21,7 @@ from rich.text import Text
 from agentrl.config.sections.offline import EvaluateConfig
 from agentrl.data.sources import expand
 from agentrl.errors import DataError
-from agentrl.observe.display import Display
+from agentrl.observe.display import Display, note_of_files
 from agentrl.observe.excerpt import visible
 from agentrl.offline.responses import check_folder
 from agentrl.offline.scores import RUN, ResponseFiles, Responses, Scores, check_rows, check_sources, score_chunk
@@ -78,6 +78,7 @@ def evaluate(config: EvaluateConfig, display: Display) -> dict[str, Summary]:
     if config.data.output_path is not None:
         check_folder(Path(config.data.output_path))
     rows = ResponseFiles(expand(config.data.path), config)
+    note_of_files(display, rows.notes)
     reward = make_reward_manager(config.reward_model, config.custom_reward_function)
     check_sources(reward, rows.sources())
 

@@ -24,7 +24,7 @@ from agentrl.errors import TrainingError
 from agentrl.model.folder import check_folder
 from agentrl.observe.bars import bars_as_stages
 from agentrl.observe.display import Display
-from agentrl.offline.responses import InputRows, Parts, check_output
+from agentrl.offline.responses import ADDED, InputRows, Parts, check_output
 from agentrl.reward.manager import turns_text
 from agentrl.rollouts.context import (
     RunContext,
@@ -45,17 +45,6 @@ if TYPE_CHECKING:
     from agentrl.rollouts.contract import RolloutRunner
 
 ROLLOUT = "actor_rollout_ref.rollout"
-ADDED = (
-    "responses",
-    "response_status",
-    "response_failure",
-    "response_turns",
-    "response_tool_calls",
-    "response_tokens",
-    "response_score",
-    "trajectories",
-)
-"""Columns that are added to the rows' own, with one value a response; the last two when they are asked for."""
 DECISIVE = (
     "data.prompt_key",
     "data.max_prompt_length",

@@ -20,6 +20,17 @@ from agentrl.system.json_value import JSON
 from agentrl.system.publish import published
 from agentrl.trajectory.sample import Sample
 
+ADDED = (
+    "responses",
+    "response_status",
+    "response_failure",
+    "response_turns",
+    "response_tool_calls",
+    "response_tokens",
+    "response_score",
+    "trajectories",
+)
+"""Columns that are added to the rows' own, with one value a response; the last two when they are asked for."""
 READ_ROWS = 1024
 """Input rows that are decoded at once."""
 SETTINGS = "settings.json"

@@ -15,7 +15,9 @@ from agentrl.config.sections.offline import EvaluateConfig
 from agentrl.data.columns import is_struct, is_text
 from agentrl.data.messages import without_nulls
 from agentrl.data.rows import to_sample
+from agentrl.data.unread import UnreadColumns
 from agentrl.errors import CodeError, DataError, UserError
+from agentrl.offline.responses import ADDED
 from agentrl.reward import RewardManager, score_all
 from agentrl.reward.scorer import Verdict
 from agentrl.system.quota import run_concurrently
@@ -68,12 +70,18 @@ class ResponseFiles:
         self.keys = config.data
         self.has_function = config.custom_reward_function.path is not None
         self.rows = 0
+        self.notes: dict[str, str] = {}
+        """By file, in words: the columns that are not read."""
         for file in files:
             try:
                 parquet = pq.ParquetFile(file)
             except (pa.ArrowException, OSError) as error:
                 raise DataError(f"{file}: expected a parquet file, but it cannot be read as one: {error}") from error
             self._check(file, parquet.schema_arrow)
+            unread = UnreadColumns({*self._columns, *ADDED})
+            unread.note_schema(parquet.schema_arrow)
+            if note := unread.told():
+                self.notes[file] = note
             self.rows += parquet.metadata.num_rows
         if not self.rows:
             raise DataError(f"there is no row in {', '.join(files)}")
@@ -96,14 +104,19 @@ class ResponseFiles:
 
     def __iter__(self) -> Iterator[list[Responses]]:
         """Yield chunks of rows. Raises DataError for a row whose records do not fit its responses."""
-        keys, index = self.keys, 0
-        names = [keys.prompt_key, keys.response_key, keys.data_source_key, keys.reward_model_key]
-        for file, first, batch in self._batches([*names, "extra_info", "agent_name", RECORDS]):
+        index = 0
+        for file, first, batch in self._batches(self._columns):
             chunk = []
             for number, row in enumerate(batch.to_pylist(maps_as_pydicts="strict"), first):
                 chunk.append(self._responses(row, index, file, number))
                 index += 1
             yield chunk
+
+    @property
+    def _columns(self) -> list[str]:
+        keys = self.keys
+        named = [keys.prompt_key, keys.response_key, keys.data_source_key, keys.reward_model_key]
+        return [*named, "extra_info", "agent_name", RECORDS]
 
     def _batches(self, columns: Sequence[str]) -> Iterator[tuple[str, int, pa.RecordBatch]]:
         """Yield record batches, each with its file and the number of its first row there."""

@@ -32,7 +32,7 @@ from agentrl.data.sources import expand, is_json
 from agentrl.errors import ConfigError, DataError
 from agentrl.interaction import Interaction, load_interactions
 from agentrl.interaction.recorded import RecordedInteraction
-from agentrl.observe.display import Display, warn_of_counts
+from agentrl.observe.display import Display, note_of_files, warn_of_counts
 from agentrl.observe.excerpt import Reading
 from agentrl.remote.router import ServerAccess
 from agentrl.reward import RewardManager, make_reward_manager
@@ -329,6 +329,12 @@ def fit_prompts(
                 most,
                 refuse=not config.data.filter_overlong_prompts,
                 progress=stage.advance,
+            )
+        note_of_files(display, data.notes)
+        if data.skipped:
+            display.warn(
+                f"{data.skipped} rows of {', '.join(data.files)} cannot be used, and are left out. The first: "
+                f"{data.first_skipped}"
             )
         _note_lengths(config, dropped, cut, display)
         found_twice, counts = np.unique(digests, return_counts=True)

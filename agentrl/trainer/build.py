@@ -56,7 +56,7 @@ def build(
     context.bind(chat)
     check_teachers(config, chat)
     check_models(config, device)
-    expert = open_expert(config.expert, config.trainer.seed, chat, display)
+    expert = open_expert(config.expert, config.trainer.seed, chat, display, config.data.on_bad_row)
     display.reading = context.reading(chat)
     fit_prompts([inputs.train, *filter(None, [inputs.validation])], config, chat, context, display)
     loader = make_loader(inputs.train, config.data)

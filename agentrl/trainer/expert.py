@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Literal
 
 from agentrl.chat import Chat
 from agentrl.config.sections.expert import ExpertConfig
 from agentrl.data.sft import SFTSample, load_transcripts
-from agentrl.observe.display import Display, note_of_files, warn_of_counts
+from agentrl.observe.display import Display, warn_of_counts
+from agentrl.trainer.run_sft import tell
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.sft import to_batch
 
@@ -38,16 +40,18 @@ class ExpertStream:
         return to_batch(taken)
 
 
-def open_expert(config: ExpertConfig, seed: int, chat: Chat, display: Display) -> ExpertStream | None:
+def open_expert(
+    config: ExpertConfig, seed: int, chat: Chat, display: Display, on_bad_row: Literal["error", "skip"] = "error"
+) -> ExpertStream | None:
     """Read the transcripts; None where the config names no file of them. Raises UserError."""
     if config.files is None:
         return None
     remarks = chat.remarks.copy()
     with display.stage("read transcripts", total=None) as stage:
-        found = load_transcripts(config.files, config.data, chat, stage.advance)
-    note_of_files(display, found.readings)
+        data = config.data.model_copy(update={"on_bad_row": on_bad_row})
+        found = load_transcripts(config.files, data, chat, stage.advance)
     if found.too_long:
         display.warn(f"{found.too_long} transcripts are longer than expert.max_length={config.max_length} and left out")
-    warn_of_counts(display, found.unlearnt, f"of {len(found.samples)} transcripts of {config.files}")
+    tell(found, f"of {len(found.samples)} transcripts of {config.files}", display)
     warn_of_counts(display, chat.remarks - remarks, f"transcripts of {config.files}")
     return ExpertStream(found.samples, config.batch_size, seed)

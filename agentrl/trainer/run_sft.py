@@ -4,7 +4,7 @@ config alone."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from agentrl.chat import Chat
 from agentrl.config import PreferencesConfig, SFTConfig, TuningConfig
 from agentrl.data.pairs import Pair, check_pairs, load_pairs, load_scored_pairs
-from agentrl.data.sft import SFTSample, check_transcripts, load_transcripts
+from agentrl.data.sft import SFTSample, Transcripts, check_transcripts, load_transcripts
 from agentrl.model.folder import check_folder
 from agentrl.observe.bars import bars_as_stages
 from agentrl.observe.display import Display, note_of_files, warn_of_counts
@@ -116,6 +116,14 @@ def _read_rows(
     return train, validation
 
 
+def tell(found: Transcripts[SampleT], of: str, display: Display) -> None:
+    """Report what of the rows is not read, not used or not learnt. of: the transcripts, after their number."""
+    note_of_files(display, found.notes)
+    if found.bad.count:
+        display.warn(found.bad.told())
+    warn_of_counts(display, found.unlearnt, of)
+
+
 def check(files: str | list[str] | None, job: Job[SampleT], display: Display) -> int:
     """Check the rows of `files`; return their number, 0 without files."""
     if files is None:
@@ -137,12 +145,11 @@ class SupervisedJob(Job[SFTSample]):
         data = self._config.data
         with display.stage("read transcripts", total=rows) as stage:
             transcripts = load_transcripts(files, data, chat, stage.advance)
-        note_of_files(display, transcripts.readings)
         if transcripts.too_long:
             display.warn(
                 f"{transcripts.too_long} transcripts are longer than data.max_length={data.max_length} and left out"
             )
-        warn_of_counts(display, transcripts.unlearnt, f"of {len(transcripts.samples)} transcripts of {files}")
+        tell(transcripts, f"of {len(transcripts.samples)} transcripts of {files}", display)
         return transcripts.samples
 
     def open(self, device: str, total: int, display: Display) -> tuple[Executor, TuningGroup]:
@@ -167,21 +174,20 @@ class PreferencesJob(Job[Pair]):
 
     def read(self, files: str | list[str], chat: Chat, display: Display, rows: int) -> list[Pair]:
         data, model = self._config.data, self._config.model
-        remarks: Counter[str] = Counter()
         with display.stage("read pairs", total=rows) as stage:
             if self._config.trains == "policy":
-                pairs, too_long = load_pairs(files, data, chat, stage.advance, remarks)
+                found = load_pairs(files, data, chat, stage.advance)
             else:
                 from agentrl.reward.model_input import ModelInput
 
                 reading = ModelInput(
                     model.path, None, chat_template=model.chat_template, trust_remote_code=model.trust_remote_code
                 )
-                pairs, too_long = load_scored_pairs(files, data, reading.ids, stage.advance, remarks)
-        warn_of_counts(display, remarks, f"of the {2 * (len(pairs) + too_long)} conversations of {files}")
-        if too_long:
-            display.warn(f"{too_long} pairs are longer than data.max_length={data.max_length} and left out")
-        return pairs
+                found = load_scored_pairs(files, data, reading.ids, stage.advance)
+        tell(found, f"of the {2 * (len(found.samples) + found.too_long)} conversations of {files}", display)
+        if found.too_long:
+            display.warn(f"{found.too_long} pairs are longer than data.max_length={data.max_length} and left out")
+        return found.samples
 
     def open(self, device: str, total: int, display: Display) -> tuple[Executor, TuningGroup]:
         from agentrl.workers.roles import open_preference_workers

@@ -11,6 +11,7 @@ from agentrl.chat.load import load_tokenizer
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.data.messages import Unfit, read_messages, without_nulls
 from agentrl.data.rows import to_sample
+from agentrl.data.unread import UnreadColumns
 from agentrl.errors import ConfigError, DataError, install_extra
 from agentrl.system.user_code import contract_error, user_code
 from agentrl.trajectory.sample import Sample
@@ -28,6 +29,11 @@ KINDS = {
     "interaction_kwargs": Mapping,
 }
 """Fields of a row that are read, in addition to messages and images."""
+MADE = (
+    *("raw_prompt", "prompt", "images", "index", "raw_prompt_ids", "full_prompts", "input_ids", "attention_mask"),
+    *("position_ids", "multi_modal_data", "multi_modal_inputs", "dummy_tensor"),
+)
+"""Fields that hold messages and images, or that verl's classes make of them."""
 
 
 class RLHFDataset:
@@ -113,6 +119,7 @@ class AdaptedSamples:
         self._files = list(files)
         self._rows: RLHFDataset | None = None
         self._image_key: str | None = None
+        self._unread = UnreadColumns(())
 
     def configure(self, config: RolloutsConfig, max_samples: int | None) -> None:
         """Make the user's data set with verl's arguments. Raises ConfigError."""
@@ -126,6 +133,7 @@ class AdaptedSamples:
             "max_samples": -1 if max_samples is None else max_samples,
         }
         self._image_key = config.data.image_key
+        self._unread = UnreadColumns({*KINDS, *MADE, config.data.prompt_key, str(self._image_key)})
         with user_code(self._what, self.wrapped):
             self._rows = self.wrapped(**fitting(self.wrapped, offered))
 
@@ -140,7 +148,14 @@ class AdaptedSamples:
             row: object = self._made[index]
         if not isinstance(row, Mapping):
             raise contract_error(self._what, self.wrapped.__getitem__, f"a row must be a mapping, found {row!r:.200}")
+        self._unread.note(map(str, row))
         return sample_of(row, f"{self._what}, row {index}", index, self._image_key)
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """The columns of the rows so far that are not read."""
+        told = self._unread.told()
+        return {self._what: told} if told else {}
 
     @property
     def _what(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -16,14 +15,15 @@ import pytest
 from agentrl.chat import Chat
 from agentrl.config import load_config
 from agentrl.config.sections.expert import ExpertConfig
-from agentrl.config.sections.sft import PairDataConfig, SFTDataConfig
+from agentrl.config.sections.sft import PairDataConfig, SFTConfig, SFTDataConfig
 from agentrl.data.messages import FLAGS, digest_of, read_messages
 from agentrl.data.pairs import load_pairs, load_scored_pairs
-from agentrl.data.sft import Transcripts, load_transcripts
+from agentrl.data.sft import SFTSample, Transcripts, check_transcripts, load_transcripts
 from agentrl.errors import DataError
 from agentrl.observe.open import open_display
 from agentrl.rollouts.context import fit_prompts, load_context, open_rows
 from agentrl.trainer.expert import open_expert
+from agentrl.trainer.run_sft import SupervisedJob
 from data_prep.tool_conversations import main as prepare
 from tests.chat.templates import HERMES
 from tests.chat.vocabularies import QWEN, save_tokenizer
@@ -51,11 +51,11 @@ def write(path: Path, rows: list[Any]) -> str:
     return str(path)
 
 
-def learn(chat: Chat, file: str) -> Transcripts:
+def learn(chat: Chat, file: str) -> Transcripts[SFTSample]:
     return load_transcripts(file, SFTDataConfig(train_files="unused"), chat)
 
 
-def said(chat: Chat, found: Transcripts) -> list[tuple[str, str]]:
+def said(chat: Chat, found: Transcripts[SFTSample]) -> list[tuple[str, str]]:
     """What is shown, and what is learnt, by transcript."""
     return [(chat.decode(one.ids.tolist()), chat.decode(one.ids[one.mask].tolist())) for one in found.samples]
 
@@ -165,7 +165,7 @@ def test_other_names_are_read_in_rows_and_in_supervised_training(
     assert "which neither" not in warned
 
 
-def rl(file: Path, chat: Chat, prompts: str = "messages") -> tuple[list[Any], str]:
+def rl(file: Path, chat: Chat, prompts: str = "messages", more: Sequence[str] = ()) -> tuple[list[Any], str]:
     """The prompts of a file, and what the run says of them."""
     config = load_config(
         [
@@ -175,6 +175,7 @@ def rl(file: Path, chat: Chat, prompts: str = "messages") -> tuple[list[Any], st
             "reward_model.enable=true",
             "reward_model.model.path=x",
             "reward_model.model.replaces_scorers=true",
+            *more,
         ]
     )
     context = load_context(config)
@@ -269,17 +270,17 @@ def test_pairs_are_read_alike(tmp_path: Path, chat: Chat) -> None:
     pq.write_table(
         pa.table({"chosen": [json.dumps(chosen)], "rejected": [json.dumps(rejected)]}), tmp_path / "a.parquet"
     )
-    config, remarks = PairDataConfig(train_files="unused"), Counter[str]()
-    ((pair,), _) = load_pairs(str(tmp_path / "a.parquet"), config, chat, lambda done: None, remarks)
+    config = PairDataConfig(train_files="unused")
+    found = load_pairs(str(tmp_path / "a.parquet"), config, chat, lambda done: None)
+    (pair,) = found.samples
     parts = slice(None, pair.rejected_at), slice(pair.rejected_at, None)
     learnt = [chat.decode(pair.ids[part][pair.mask[part]].tolist()) for part in parts]
     assert learnt == ["Second.<|im_end|>", "Third.<|im_end|>"]
-    assert remarks == {UNREAD.format("mood"): 1}
-    remarks = Counter()
+    assert found.unlearnt == {UNREAD.format("mood"): 1}
     tokenise = lambda messages: (chat.render_training(messages)[0], False)  # noqa: E731
-    load_scored_pairs(str(tmp_path / "a.parquet"), config, tokenise, lambda done: None, remarks)
-    assert remarks.pop("weight, train or loss in messages: a reward model learns to score whole conversations") == 2
-    assert remarks == {UNREAD.format("mood"): 1}
+    scored = load_scored_pairs(str(tmp_path / "a.parquet"), config, tokenise, lambda done: None)
+    told = "weight, train or loss in messages: a reward model learns to score whole conversations"
+    assert scored.unlearnt == {told: 2, UNREAD.format("mood"): 1}
 
 
 def test_prepared_conversations_keep_what_they_say(
@@ -345,3 +346,36 @@ def test_validation_rows_among_the_training_rows_are_noted_once(chat: Chat, tmp_
 def test_messages_with_fields_of_any_type_have_a_digest() -> None:
     said, later = ([cast(Any, {"role": "user", "content": "2?", "at": datetime(2026, 1, day)})] for day in (2, 3))
     assert digest_of(said) == digest_of(said) != digest_of(later)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "structs.parquet"])
+def test_rows_that_cannot_be_used_are_left_out_where_that_is_asked_for(tmp_path: Path, chat: Chat, name: str) -> None:
+    rows = [[USER, FIRST], [USER, {**FIRST, "role": "oracle"}], [USER, SECOND], [FIRST]]
+    file = write(tmp_path / name, rows)
+    with pytest.raises(DataError, match=r"row 1 .*oracle.*leave such rows out, counted, with data\.on_bad_row=skip"):
+        learn(chat, file)
+    config = SFTDataConfig.model_validate({"train_files": file, "on_bad_row": "skip"})
+    assert check_transcripts(file, config) == 4
+    with open_display("test") as display:
+        display.warn = (warned := list[str]()).append  # type: ignore[method-assign, assignment]
+        read = SupervisedJob(SFTConfig(data=config)).read(file, chat, display, 4)
+        alike = open_expert(ExpertConfig(files=file), 1, chat, display, "skip")
+    assert [chat.decode(one.ids[one.mask].tolist()) for one in read] == ["First.<|im_end|>", "Second.<|im_end|>"]
+    assert alike is not None and len(alike.samples) == 2
+    assert warned == [warned[0]] * 2 and warned[0].startswith(
+        f"2 rows cannot be used, and are left out. The first: {file}"
+    )
+    with pytest.raises(DataError, match=r"no transcript in .*1 rows cannot be used"):
+        load_transcripts(write(tmp_path / name, rows[1:2]), config, chat)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_prompts_that_cannot_be_used_are_counted_and_the_first_is_named(
+    tmp_path: Path, chat: Chat, suffix: str
+) -> None:
+    file = tmp_path / f"a.{suffix}"
+    rows = [[USER], [{**USER, "role": "oracle"}], [{**USER, "role": "sibyl"}]]
+    warned = rl(Path(write(file, rows)), chat, more=["data.on_bad_row=skip"])[1]
+    assert (
+        f"2 rows of {file} cannot be used, and are left out. The first: {file}, row 1 " in warned and "oracle" in warned
+    )

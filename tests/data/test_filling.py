@@ -50,14 +50,14 @@ def sft(file: Path) -> list[Any]:
     reader = RowReader(config)
     read = lambda row, where: arguments(reader.messages(row["messages"], where))  # noqa: E731
     plan = Plan(("messages",), ("tools",), "tools", read)
-    return read_files(str(file), lambda name, columns: plan, lambda rows: None, config.max_length)[0]
+    return read_files(str(file), lambda name, columns: plan, lambda rows: None, config).samples
 
 
 def pairs(file: Path) -> list[Any]:
     config = PairDataConfig(train_files="unused", chosen_key="messages", rejected_key="other")
     reader = PairReader(config)
     plan = lambda name, columns: reader.plan(name, columns, reader.read)  # noqa: E731
-    found = read_files(str(file), plan, lambda rows: None, config.max_length)[0]
+    found = read_files(str(file), plan, lambda rows: None, config).samples
     return [arguments(chosen) for chosen, _, _ in found if isinstance(chosen, list)]
 
 

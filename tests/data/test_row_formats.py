@@ -13,7 +13,7 @@ import pytest
 from agentrl.chat import Chat
 from agentrl.config.sections.sft import PairDataConfig, SFTDataConfig
 from agentrl.data.pairs import load_pairs, load_scored_pairs
-from agentrl.data.sft import Transcripts, check_transcripts, load_transcripts
+from agentrl.data.sft import SFTSample, Transcripts, check_transcripts, load_transcripts
 from agentrl.errors import DataError
 from tests.chat.templates import HERMES
 from tests.chat.vocabularies import QWEN, save_tokenizer
@@ -44,18 +44,18 @@ def write(path: Path, rows: list[dict[str, Any]]) -> str:
     return str(path)
 
 
-def learn(chat: Chat, file: str, **keys: Any) -> Transcripts:
+def learn(chat: Chat, file: str, **keys: Any) -> Transcripts[SFTSample]:
     config = SFTDataConfig(train_files="unused", **keys)
     found = load_transcripts(file, config, chat)
-    assert check_transcripts(file, config) == len(found.samples)
+    assert check_transcripts(file, config) == found.rows
     return found
 
 
-def ids(found: Transcripts) -> list[tuple[list[int], list[bool]]]:
+def ids(found: Transcripts[SFTSample]) -> list[tuple[list[int], list[bool]]]:
     return [(one.ids.tolist(), one.mask.tolist()) for one in found.samples]
 
 
-def said(chat: Chat, found: Transcripts) -> list[tuple[str, str]]:
+def said(chat: Chat, found: Transcripts[SFTSample]) -> list[tuple[str, str]]:
     """What is shown, and what is learnt, by transcript."""
     return [
         (chat.decode(one.ids[~one.mask].tolist()), chat.decode(one.ids[one.mask].tolist())) for one in found.samples
@@ -122,7 +122,7 @@ def test_alpacas_columns_are_a_conversation(chat: Chat, tmp_path: Path) -> None:
         found = learn(chat, write(tmp_path / f"a.{suffix}", [{**row, "id": 1}, {**plain, "id": 2}]))
         assert ids(found) == expected
         note = "rows are read as alpaca (instruction, output); columns that are not read: id"
-        assert list(found.readings.values()) == [note]
+        assert list(found.notes.values()) == [note]
 
 
 def test_only_the_completion_is_learnt(chat: Chat, tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_what_fits_no_format_or_two_is_refused(
 def pairs(chat: Chat, tmp_path: Path, row: dict[str, Any], **keys: Any) -> list[tuple[str, str]]:
     """What is shown and what is learnt of both."""
     config = PairDataConfig(train_files="unused", **keys)
-    ((pair,), _) = load_pairs(write(tmp_path / "a.jsonl", [row]), config, chat, lambda rows: None)
+    (pair,) = load_pairs(write(tmp_path / "a.jsonl", [row]), config, chat, lambda rows: None).samples
     sides = slice(None, pair.rejected_at), slice(pair.rejected_at, None)
     parts = [(pair.ids[side], pair.mask[side]) for side in sides]
     return [(chat.decode(ids[~mask].tolist()), chat.decode(ids[mask].tolist())) for ids, mask in parts]

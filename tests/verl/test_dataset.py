@@ -102,8 +102,10 @@ def test_a_class_that_reads_other_columns(tmp_path: Path, policy: Path) -> None:
 
 
 def test_rows_of_verls_preparation(tmp_path: Path, policy: Path) -> None:
-    data = opened(tmp_path, policy, "Shouting", [row(number) for number in range(4)], most=2)
+    data = opened(tmp_path, policy, "Shouting", [{**row(number), "feedback": 0} for number in range(4)], most=2)
     assert len(data) == 2
+    data.check(agent_names=["single_turn"], tool_names=["calc_gsm8k_reward"], interaction_names=[])
+    assert list(data.notes.values()) == ["columns that are not read: feedback"]
     sample = data[1]
     assert sample.prompt == [{"role": "user", "content": "WHAT IS 1 + 1?"}]
     assert sample.ground_truth == "2"

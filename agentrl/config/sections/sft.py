@@ -34,6 +34,8 @@ class TuningDataConfig(Section):
     """Tokens of a transcript."""
     truncation: Literal["error", "skip"] = "error"
     """Action for a longer transcript."""
+    on_bad_row: Literal["error", "skip"] = "error"
+    """Action for a row that cannot be learnt as it stands: stop and name it, or skip and count it."""
     max_token_len_per_gpu: int = Field(16384, gt=0)
     """Tokens a micro-batch and rank (with ulysses_sequence_parallel_size, ranks share one); changes memory, never the
     result."""

@@ -77,10 +77,7 @@ def reading_of(config: SFTDataConfig, names: Sequence[str], file: str) -> Readin
     (reading,) = fitting
     if reading.name == "messages":
         return reading
-    unread = [name for name in names if name not in (*reading.needed, *reading.further)]
-    note = f"rows are read as {reading.name} ({', '.join(reading.needed)})" + (
-        f"; columns that are not read: {', '.join(unread)}" if unread else ""
-    )
+    note = f"rows are read as {reading.name} ({', '.join(reading.needed)})"
     return Reading(reading.name, reading.format, columns, note)
 
 
