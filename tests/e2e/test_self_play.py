@@ -161,7 +161,7 @@ def test_a_run_against_a_served_policy_as_the_page_says(overrides: list[str], op
 def test_self_play_beats_a_fixed_opponent_more_often_than_before(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The three seeds of docs/self_play.md, none left out: the opponent draws its moves, and is not trained with."""
+    """The seeds that the recipe was chosen on: the opponent draws its moves, and is not trained with."""
     monkeypatch.chdir(PROJECT)  # the file of loops names the environment's
     assert make_tiny(["--out", str(tmp_path), "--seed", str(seed)]) == 0
     keys = {
