@@ -182,6 +182,8 @@ class Episode:
     """Name of the state that the next assistant turn is taken in (see `Turn.state`)."""
     last_turn: Turn | None = None
     """Assistant turn that `generate` recorded last."""
+    last_message: Message | None = None
+    """Message of `last_turn` in the trajectory."""
     early_calls: list[ToolCallRecord] = field(default_factory=list)
     """Calls from before the first assistant turn, which are recorded with it."""
 
@@ -342,8 +344,25 @@ class Episode:
             record_calls(turn, self.early_calls)
             self.early_calls = []
         self.assistant_turns += 1
-        self._add_messages([message.to_message()])
+        self.last_message = message.to_message()
+        self._add_messages([self.last_message])
         return Reply(message, generation.finish_reason, generation.finish_reason.matched in chat.media_token_ids)
+
+    def take_back(self) -> int:
+        """Remove the policy's last turn from the record, where it ends the transcript: no client got it.
+
+        Returns its number of tokens; 0 where the last turn is not the policy's.
+        """
+        turn, transcript = self.last_turn, self.transcript
+        if turn is None or turn.role != "assistant" or turn.transcript != self.index or turn.end != len(transcript):
+            return 0
+        transcript.take_back(turn.start)
+        self.trajectory.turns = [one for one in self.trajectory.turns if one is not turn]
+        self.trajectory.messages = [one for one in self.trajectory.messages if one is not self.last_message]
+        self.messages.pop()
+        self.assistant_turns -= 1
+        self.last_turn = self.last_message = None
+        return turn.end - turn.start
 
     async def record_frozen(
         self, ids: Sequence[int], policy: str, finish_reason: FinishReason, seconds: float

@@ -34,7 +34,8 @@ class TurnObserver(ABC):
     def on_turn(self, trajectory: Trajectory, turn: Turn) -> None:
         """See a turn that was just appended to `trajectory.turns`: the policy's, or an observed one (tool, user).
 
-        Calls and rewards of an assistant turn are added to it later, and loops with tags replace its text. A try that
+        Calls and rewards of an assistant turn are added to it later, and loops with tags replace its text. The loop
+        `openai_proxy` removes turns from the trajectory at its end that no client got. A try that
         fails is followed by another with the same `trajectory.uid` and the next `trajectory.attempt`, which has no
         turns yet.
         """

@@ -84,6 +84,9 @@ class OpenAIProxyLoop(AgentLoop):
             raise self._blamed(self._agent, error, session.last_error, is_first=is_first)
         if not session.turns and session.ending is Status.COMPLETED:
             raise self._agent.error(f"it made no successful call; {session.last_error or 'it made none at all'}")
+        if session.ending is Status.COMPLETED and session.undelivered and not episode.trajectory.num_sampled:
+            problem = "it left every answer of the policy before it was delivered, so nothing of this try is trained on"
+            raise AgentError(f"agent: {problem}", problem)
         numbers = {**session.feedback, **report}  # The agent's own word stands.
         if differ := [name for name, number in session.feedback.items() if number != numbers[name]]:
             session.count("openai_scores_differ")

@@ -15,7 +15,7 @@ import os
 import secrets
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import NoReturn
 
 import uvicorn
@@ -24,6 +24,7 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from agentrl.agent_loop.base import Episode
 from agentrl.errors import ConfigError
@@ -38,6 +39,7 @@ from agentrl.openai_api.responses import Responses
 from agentrl.openai_api.session import Session
 from agentrl.openai_api.session_queue import SessionQueue
 from agentrl.system.body_limit import BodyLimit
+from agentrl.system.delivery import Last, Watched, WholeStream, watched
 from agentrl.system.garbage import collect_if_due, put_off_full_collections
 from agentrl.system.http import allow_many_files
 from agentrl.system.json_value import JSON
@@ -49,6 +51,10 @@ logger = logging.getLogger(__name__)
 
 MAX_BODY = 8 << 20
 """Bytes of a request."""
+STREAM_PIECE = 2 << 10
+"""Bytes of a stream that are sent at once."""
+ENDING = 3
+"""Events of any dialect that say that a turn ends; clients leave at one of them."""
 KEEP_ALIVE_SECONDS = 5.0
 SILENT_MILLISECONDS = 30_000
 """Time after which a connection ends whose other side acknowledges nothing that it was sent."""
@@ -65,6 +71,10 @@ MAX_REPORT = 64 << 10
 ROUTES = {**dict.fromkeys((*DIALECTS, COUNT_TOKENS), "POST"), "v1/models": "GET"}
 SESSIONS = "/v1/sessions"
 """Route of programs that ask for sessions; it lies in none."""
+
+
+class _Protocol(Watched, H11Protocol):  # type: ignore[misc]
+    """HTTP by h11, whose answers are followed to their client."""
 
 
 class _Server(uvicorn.Server):
@@ -101,7 +111,7 @@ class Endpoint:
         self.url = self.queue.url = f"http://{self._address[0]}:{listener.getsockname()[1]}"
         config = uvicorn.Config(
             BodyLimit(self._app(), MAX_BODY, _refusal_unread),
-            http="h11",
+            http=_Protocol,
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -211,7 +221,7 @@ class Endpoint:
         await self._in_turn()
         session, dialect = self._find(token), dialect_of(request)
         try:
-            asked, task = await session.begin(body, dialect)
+            asked, task = await session.begin(body, dialect, watched(request.scope))
         except ApiError as error:
             error.message += _elsewhere(body, dialect)
             session.refused(error)
@@ -223,9 +233,7 @@ class Endpoint:
         leaving = asyncio.create_task(_cancel_when_gone(request, task))
         if asked.stream:
             task.add_done_callback(lambda _: leaving.cancel())
-            return StreamingResponse(
-                _events(session, task, dialect), media_type="text/event-stream", headers=_NO_BUFFER
-            )
+            return WholeStream(_events(session, task, dialect), media_type="text/event-stream", headers=_NO_BUFFER)
         try:
             completion = await _result(session, task)
         finally:
@@ -348,7 +356,21 @@ async def _events(session: Session, task: asyncio.Task[Completion], dialect: Dia
         return
     finally:
         task.cancel()
-    yield await beside_loop(completion.size, lambda: b"".join(dialect.events(completion)))
+    # In pieces, between which the client is heard: one that leaves early has not taken the rest.
+    for piece in await beside_loop(completion.size, lambda: list(_joined(list(dialect.events(completion))))):
+        yield piece
+        await asyncio.sleep(0)
+
+
+def _joined(events: Sequence[bytes]) -> Iterator[bytes]:
+    """Join events to pieces of at least STREAM_PIECE bytes; the events that end a turn are in one."""
+    piece = bytearray()
+    for event in events[:-ENDING]:
+        piece += event
+        if len(piece) >= STREAM_PIECE:
+            yield bytes(piece)
+            piece.clear()
+    yield Last(piece + b"".join(events[-ENDING:]))
 
 
 async def _cancel_when_gone(request: Request, task: asyncio.Task[Completion]) -> None:

@@ -6,6 +6,9 @@ which begins with the recorded ids, where its history is recorded up to an earli
 continuing its place. Where the history is not recorded (the agent rewrote it, or has other tools), its full render is
 used. The render is appended to the transcript whose ids it begins with, else it becomes a new transcript.
 
+An answer that its client did not take from the connection is removed when the session ends, unless a call has continued
+it: the agent acted without it.
+
 An answer that breaks the request's promise stays recorded as it was sampled, and the policy is asked again
 in a new transcript with the same tokens before it.
 """
@@ -33,6 +36,7 @@ from agentrl.openai_api.dialect import Dialect, Kept, Translated
 from agentrl.openai_api.errors import ApiError, unknown_session
 from agentrl.openai_api.history import Checkpoint, Digest, History, digest_after, digests_of
 from agentrl.openai_api.request import ChatMessage, ChatRequest, Promise
+from agentrl.system.delivery import Delivery
 from agentrl.system.threads import OwnThread
 from agentrl.tool import ErrorKind, ToolSchema
 from agentrl.trajectory import Message, PlacedImage, Status, ToolCallRecord, Transcript
@@ -84,8 +88,16 @@ class Call:
 
     request: ChatRequest
     branch: Branch
+    delivery: Delivery
     sampling: bool = True
     """True: the last turn that was counted for it is not recorded yet."""
+    broken: list[Branch] = field(default_factory=list)
+    """Branches of answers that broke the request's promise."""
+
+    @property
+    def branches(self) -> list[Branch]:
+        """Branches that end with an answer to it."""
+        return [*self.broken, self.branch]
 
 
 class Session:
@@ -105,6 +117,8 @@ class Session:
         """Event that is set when no further call can be served: after a fault or an abort."""
         self.stopped: Status | None = None
         """Status that a stop condition ended the session with."""
+        self.undelivered = 0
+        """Turns of the policy that were removed, because no client took them."""
         self.turns = 0
         """Assistant turns that were sampled or are being sampled."""
         self.last_error: str | None = None
@@ -123,19 +137,23 @@ class Session:
         """Conversations that a later request may continue by the id of their last answer."""
         self._branches: list[Branch] = []
         self._history: History[Branch] = History()
+        self._answered: dict[Checkpoint[Branch], Call] = {}
+        """Calls by the end of their answer, which no call has continued yet."""
         self._tasks: set[asyncio.Task[Completion]] = set()
         self._tool_lists = tool_lists
         self._thread = thread
         self._most_characters = episode.context.chat.most_characters(episode.context.limits.max_model_len)
 
-    async def begin(self, body: bytes, dialect: Dialect) -> tuple[ChatRequest, asyncio.Task[Completion]]:
+    async def begin(
+        self, body: bytes, dialect: Dialect, delivery: Delivery
+    ) -> tuple[ChatRequest, asyncio.Task[Completion]]:
         """Read a request, find its place and start generating there. Cancelling the task leaves a sound record.
 
-        Raises ApiError; so may the task.
+        `delivery`: of the answer. Raises ApiError; so may the task.
         """
         self.called.set()
         try:
-            call = await self._placed(asked := await self._read(body, dialect))
+            call = await self._placed(asked := await self._read(body, dialect), delivery)
         except ApiError:
             raise
         except Exception as error:
@@ -180,10 +198,22 @@ class Session:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for call in self._answered.values():
+            if not call.delivery.whole:
+                self._take_back(call.branches)
+        self._answered.clear()
         for branch in self._branches:
             branch.tip = None  # Without this circle the record ends when its last user does.
             await self.episode.context.engine.release(branch.episode.session)
         self._history = History()
+
+    def _take_back(self, branches: Sequence[Branch]) -> None:
+        """Remove the turns that end the branches: their call's answer reached nobody."""
+        for branch in branches:
+            if tokens := branch.episode.take_back():
+                self.undelivered += 1
+                self.count("openai_undelivered_turns")
+                self.count("openai_undelivered_tokens", tokens)
 
     async def _read(self, body: bytes, dialect: Dialect) -> Asked:
         return await self._work(len(body) > LONG_BODY, read, body, dialect, self._kept, self._most_characters)
@@ -204,14 +234,14 @@ class Session:
 
     # Where a call continues
 
-    async def _placed(self, asked: Asked) -> Call:
+    async def _placed(self, asked: Asked, delivery: Delivery) -> Call:
         """Return a call whose branch has its prompt at the end of the transcript, and is kept for it."""
         self._check_open()
         self._check_turns()
         self._check_asked(asked)
         self.turns += 1
         try:
-            return Call(asked.request, await self._place(asked))
+            return Call(asked.request, await self._place(asked), delivery)
         except BaseException:
             self.turns -= 1
             raise
@@ -227,10 +257,12 @@ class Session:
             if not same:  # The policy shall see what it would see from a server that renders what it is sent.
                 self.count("openai_reasoning_left_out")
             found = same
-        for checkpoint in found:
-            if checkpoint.owner.tip is checkpoint and not checkpoint.owner.busy:
-                with _kept(checkpoint.owner):
-                    return await self._continue(checkpoint, asked)
+        free = [one for one in found if one.owner.tip is one and not one.owner.busy]
+        for checkpoint in free[:1] or found[-1:]:
+            self._answered.pop(checkpoint, None)
+        if free:
+            with _kept(free[0].owner):
+                return await self._continue(free[0], asked)
         branch = await (self._fork(found[-1], asked) if found else self._rendered(asked))
         branch.busy = True
         return branch
@@ -304,6 +336,8 @@ class Session:
         branch = self._beginning_of(ids, images, tools, role)
         if branch is None:
             return await self._open(messages, tools, written, asked.digests[-1], role)
+        if branch.tip is not None:
+            self._answered.pop(branch.tip, None)
         known, recorded = len(branch.episode.transcript), len(branch.episode.messages)
         self._check_room(branch.episode, len(ids) - known)
         new = [replace(one, start=one.start - known) for one in images if one.start >= known]
@@ -462,6 +496,7 @@ class Session:
         written = _beginning(episode.transcript, start)
         call.branch = await self._open(episode.messages[:-1], episode.tools, written, branch.digest, episode.role)
         branch.busy, call.branch.busy = False, True
+        call.broken.append(branch)
         self.turns += 1
         call.sampling = True
         self.count("openai_asked_again")
@@ -471,6 +506,8 @@ class Session:
     ) -> Completion:
         request, transcript = call.request, call.branch.episode.transcript
         message = self._record_reply(call.branch, reply, read)
+        assert call.branch.tip is not None
+        self._answered[call.branch.tip] = call
         ids = transcript.ids[start:]
         decode = self.episode.context.chat.decode
         completion = Completion(
@@ -541,6 +578,8 @@ class Session:
         self.episode.waiting_for = "the engine" if self._tasks else "the agent"
         if call.sampling:
             self.turns -= 1
+        if task.cancelled():
+            self._take_back(call.broken)
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception) and not isinstance(error, ApiError):
             self._fail(error)

@@ -1,8 +1,8 @@
 """The record of sampled text.
 
 Invariant: a transcript's ids are the ids that the engine was given and returned, in order. Nothing here decodes or
-re-encodes; nothing is ever removed or replaced. A token's mask is 1 exactly when the policy sampled it, and its
-log-prob is then the engine's; everywhere else mask and log-prob are 0.
+re-encodes; nothing is ever replaced, and nothing removed but a last turn that no client got. A token's mask is 1
+exactly when the policy sampled it, and its log-prob is then the engine's; everywhere else mask and log-prob are 0.
 """
 
 from __future__ import annotations
@@ -190,6 +190,13 @@ class Transcript:
             raise ValueError("append_observed: there is no prompt yet")
         self._place(images, len(ids))
         self._append(ids, 0, [0.0] * len(ids))
+
+    def take_back(self, length: int) -> None:
+        """Remove what was sampled after the first `length` tokens, which is the last turn."""
+        del self.ids[length:], self.mask[length:], self.logprobs[length:]
+        self.versions = [span for span in self.versions if span.start < length]
+        if self.experts is not None:
+            self.experts = self.experts[:length]
 
     def _place(self, images: Sequence[PlacedImage], size: int) -> None:
         """Record the images of `size` ids that are about to be appended. Raises ValueError when one does not fit."""

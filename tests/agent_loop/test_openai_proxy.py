@@ -281,6 +281,30 @@ async def test_an_agent_reports_its_score(
         assert t.status is Status.COMPLETED and t.score_extra["reported_score"] == score
 
 
+LEAVES = """
+stream = await client.chat.completions.create(model=model, messages=sample["prompt"], stream=True)
+async for chunk in stream:
+    if chunk.choices[0].delta.content:
+        break
+await stream.close()
+"""
+
+
+async def test_a_turn_that_its_agent_left_early_is_not_trained_on(run: Any, tmp_path: Path) -> None:
+    """Where nothing else was sampled, nothing of the try is."""
+    long = "word " * 5000 + "#### 5"
+    limits: dict[str, Any] = {"max_model_len": 40_000, "max_response_tokens": 30_000}
+    options = function(tmp_path / "all", ASYNC + LEAVES)
+    (t,) = await run([long], options, **limits)
+    assert (t.failure_cause, t.score, t.num_sampled) == ("AgentError", None, 0)
+    assert "left every answer of the policy before it was delivered" in (t.failure or "")
+    options = function(tmp_path / "one", f"{ASYNC}await ask(sample['prompt'])\n{LEAVES}")
+    texts = iter(["#### 5", long])
+    (t,) = await run(lambda session, turn: next(texts), options, **limits)
+    assert (t.failure, t.score, t.metrics["openai_undelivered_turns"]) == (None, 1.0, 1)
+    assert 0 < t.num_sampled < 10 < 5000 < t.metrics["openai_undelivered_tokens"]
+
+
 async def test_feedback_for_a_session_that_ended_is_refused(run: Any, tmp_path: Path) -> None:
     options = function(tmp_path, f"{ASYNC}await ask(sample['prompt'])\nagent.url = report_url", head=REPORTING)
     (t,) = await run(["#### 4"], options)

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from agentrl.chat import Chat
+from agentrl.system.delivery import Delivery
 from benchmarks.packages import install
 from tests.e2e.conftest import PROJECT
 from tests.e2e.test_docs import blocks
@@ -133,9 +134,9 @@ async def run_page(chat: Chat, page: str, tmp_path: Path, packages: Path | None)
     async with scripted(chat, SAYS) as (service, engine), service.session() as open:
         begin = open.session.begin
 
-        async def spied(body: bytes, dialect: Any) -> Any:
+        async def spied(body: bytes, dialect: Any, delivery: Delivery) -> Any:
             asked.append({"path": dialect.path, "body": json.loads(body)})
-            return await begin(body, dialect)
+            return await begin(body, dialect, delivery)
 
         open.session.begin = spied  # type: ignore[method-assign]
         environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(packages or "")}

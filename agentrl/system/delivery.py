@@ -1,0 +1,147 @@
+"""Delivery of an HTTP answer: did its client take it from the socket, as far as TCP tells?
+
+A connection that ends while bytes of the answer are unread is reset by the client's system, and a client that has read
+all of them ends it in order. Nothing tells whether the client's program looked at what it had read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import AsyncIterator, Iterator
+from fcntl import ioctl
+from termios import TIOCOUTQ
+from typing import Protocol, cast
+
+from starlette.responses import StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
+
+CONNECTION = "agentrl.connection"
+"""Key of a request's state for its connection."""
+
+
+class _Cycle(Protocol):
+    response_complete: bool
+
+
+class Delivery:
+    """One answer on its way."""
+
+    def __init__(self, connection: Watched) -> None:
+        self._connection: Watched | None = connection
+        self._whole = False
+
+    @property
+    def whole(self) -> bool:
+        """True where all of it was sent, and nothing says that the client left some of it unread."""
+        return self._whole if self._connection is None else self._connection.is_taken()
+
+    def end(self, whole: bool) -> None:
+        """Settle it for good."""
+        self._connection, self._whole = None, whole
+
+
+class Watched(asyncio.Protocol):
+    """Part of a uvicorn protocol: follows the answer to a request. See `watched`."""
+
+    transport: asyncio.Transport
+    cycle: _Cycle | None
+    app_state: dict[str, object]
+    _delivery: Delivery | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.app_state = {**self.app_state, CONNECTION: self}
+
+    def watch(self) -> Delivery:
+        """Follow the answer to the current request."""
+        self._delivery = Delivery(self)
+        return self._delivery
+
+    def is_taken(self) -> bool:
+        """Check whether the last answer was sent and no byte of it is known to be unread."""
+        if self.cycle is None or not self.cycle.response_complete or self.transport.get_write_buffer_size():
+            return False
+        link = self._link
+        (unread,) = struct.unpack("i", ioctl(link.fileno(), TIOCOUTQ, b"\0" * 4))
+        return not unread and not link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Have the system send at once what is written meanwhile."""
+        self._cork(1)
+        try:
+            yield
+        finally:
+            self._cork(0)
+
+    def _cork(self, is_set: int) -> None:
+        with contextlib.suppress(OSError):  # of a connection that has ended
+            self._link.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, is_set)
+
+    @property
+    def _link(self) -> socket.socket:
+        return cast(socket.socket, self.transport.get_extra_info("socket"))
+
+    def data_received(self, data: bytes) -> None:
+        if self.cycle is not None and self.cycle.response_complete:
+            self._settle(True)  # A client asks again on this connection when it has read the answer before.
+        super().data_received(data)
+
+    def eof_received(self) -> bool | None:
+        self._settle(self.is_taken())
+        return super().eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        # Where this side ends the connection, nothing is heard of what is still on its way.
+        sent = self.cycle is not None and self.cycle.response_complete
+        self._settle(sent and exc is None)
+        super().connection_lost(exc)
+
+    def _settle(self, whole: bool) -> None:
+        if self._delivery is not None:
+            self._delivery.end(whole)
+            self._delivery = None
+
+
+def watched(scope: Scope) -> Delivery:
+    """Follow the answer to a request, which came by a `Watched` protocol."""
+    return _connection(scope).watch()
+
+
+def _connection(scope: Scope) -> Watched:
+    connection: Watched = scope["state"][CONNECTION]
+    return connection
+
+
+class Last(bytes):
+    """The last piece of a stream."""
+
+
+class WholeStream(StreamingResponse):
+    """Stream by a `Watched` protocol whose `Last` piece and end arrive together.
+
+    A client that leaves as soon as it has read the last event has then taken all of it.
+    """
+
+    body_iterator: AsyncIterator[bytes]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sent(message: Message) -> None:
+            with contextlib.ExitStack() as stack:
+                if message.get("body") and not message.get("more_body"):
+                    stack.enter_context(_connection(scope).together())
+                await send(message)
+
+        await super().__call__(scope, receive, sent)
+
+    async def stream_response(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for piece in self.body_iterator:
+            more = not isinstance(piece, Last)
+            await send({"type": "http.response.body", "body": piece, "more_body": more})
+            if not more:
+                return
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
