@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import re
 from collections.abc import Collection, Iterator
 
 from agentrl.config.adapters import frozen_adapters, served_adapters, why_not_served
@@ -58,9 +59,9 @@ def check_rules(config: Section, given: Collection[str]) -> Iterator[str]:
 
 
 def idle_keys(config: Section, given: Collection[str]) -> dict[str, str]:
-    """Find the given keys that have no effect with the others: each as `key=value`."""
-    faults = (fault.partition(" has no effect") for fault in check_rules(config, given))
-    return {told.partition("=")[0]: told for told, has_none, _ in faults if has_none}
+    """Find the given keys that have no effect with the others, each with the message that says what it needs."""
+    faults = (fault for fault in check_rules(config, given) if " has no effect" in fault)
+    return {re.split("=| has no effect", fault)[0]: fault.partition(". Set that")[0] for fault in faults}
 
 
 def remarks(config: Section) -> Iterator[str]:

@@ -23,7 +23,7 @@ from agentrl.config.overrides import as_override
 from agentrl.config.rules import shown
 from agentrl.errors import ConfigError
 from agentrl.system.json_value import JSON
-from agentrl.verl.keys.translation import Translation, aloud
+from agentrl.verl.keys.translation import Translation, aloud, without_effect
 from agentrl.verl.launch import CONFIGS, arguments
 from agentrl.verl.shell import UNKNOWN, Command, commands
 
@@ -59,6 +59,8 @@ class Report:
     """Messages about further wrong keys and values."""
     missing: list[str]
     """Packages that are not installed on this machine, each with the command that installs it."""
+    idle: Mapping[str, str]
+    """A message for each key that has no effect in this command."""
     equivalent: list[str]
     """Arguments of `python -m agentrl.train` that come to the same; empty where something is refused."""
 
@@ -107,6 +109,7 @@ def judge(launch: Launch) -> Report:
     given = {match[1]: text for text in launch.words if (match := _OVERRIDE.match(text)) is not None}
     faults = list(keys.faults)
     missing: list[str] = []
+    idle: Mapping[str, str] = {}
     equivalent: list[str] = []
     try:
         with told_as_config_errors():
@@ -114,6 +117,7 @@ def judge(launch: Launch) -> Report:
         together = list(check_together(config))
         missing = [fault for fault in together if "is not installed here" in fault]
         faults += [fault for fault in together if fault not in missing]
+        idle = without_effect(read, config, given)
         equivalent = words_of(config)
     except ConfigError as error:
         faults += str(error).splitlines()
@@ -126,6 +130,7 @@ def judge(launch: Launch) -> Report:
         values,
         list(dict.fromkeys(faults)),
         missing,
+        idle,
         equivalent if not faults else [],
     )
 
@@ -140,7 +145,7 @@ def words_of(config: Config) -> list[str]:
 
 def page(report: Report) -> str:
     """Write a report as text."""
-    found, typed = report.translation, set(report.typed)
+    found, typed = report.translation, set(report.typed) - report.idle.keys()
     lines = [f"line {report.launch.line}: {report.launch.module}, as {report.config_name}"]
 
     def part(title: str, entries: Sequence[str]) -> None:
@@ -157,8 +162,12 @@ def page(report: Report) -> str:
             if key in typed
         ],
     )
-    part("ignored, without effect", [f"{key}: {why}" for key, why in found.ignored.items() if key in typed])
-    part("told at the start", aloud(report.translation.loud))
+    part("without effect in this command", list(report.idle.values()))
+    part(
+        "ignored, without an effect of their own",
+        [f"{key}: {why}" for key, why in found.ignored.items() if key in typed],
+    )
+    part("told at the start", [*aloud(found.loud), *found.of_family(report.typed)])
     part("refused", [line for fault in report.faults for line in fault.splitlines()])
     part("not installed here", report.missing)
     part("not known before the script runs", report.launch.unknown)

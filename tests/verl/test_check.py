@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -203,6 +205,85 @@ def test_defaults_of_a_first_release_are_told() -> None:
     assert "dialect=verl-0.2: the defaults of verl 0.2 hold" in page(report)
 
 
+ACTOR, ROLLOUT, CORRECTION = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "algorithm.rollout_correction"
+SWITCHED_OFF = {
+    "algorithm.kl_ctrl.kl_coef=0.001": "up to 0.3.0, which has no such key, subtracts the KL from the reward",
+    "algorithm.kl_penalty=low_var_kl": "it needs algorithm.use_kl_in_reward=true",
+    f"{ACTOR}.clip_ratio=0.3": "up to 0.3.0 this is both bounds",
+    f"{ACTOR}.kl_loss_coef=0.01": f"it needs {ACTOR}.use_kl_loss=true",
+    f"{ACTOR}.policy_loss.kl_cov_ratio=0.1": "loss_mode=kl_cov",
+    "actor_rollout_ref.model.lora_alpha=32": "lora_rank",
+    "actor_rollout_ref.model.lora.alpha=32": "lora.rank",
+    f"{ROLLOUT}.val_kwargs.n=4": "val_kwargs.temperature is above 0",
+    f"{ROLLOUT}.n_gpus_per_node=4": "rollout.nnodes above 0",
+    "custom_reward_function.name=mine": "read with path alone",
+    "data.custom_cls.name=Mine": "data.custom_cls.path",
+    "data.sampler.class_name=Mine": "data.sampler.class_path",
+    "reward_model.overlong_buffer.len=64": "the reward manager dapo and enable=true",
+    "reward_model.max_length=64": "reward_model.enable",
+    "algorithm.filter_groups.metric=acc": "filter_groups.enable",
+    "algorithm.filter_groups.max_num_gen_batches=5": "filter_groups.enable",
+    f"{CORRECTION}.rollout_is_threshold=2.0": "read with rollout_is alone",
+    f"{CORRECTION}.rollout_rs_threshold=2.0": "rollout_rs alone",
+    "algorithm.gdpo_reward_keys=[a]": "with gdpo it is",
+    "trainer.resume_from_path=some": "resume_mode=resume_path",
+    "critic.optim.lr=1e-5": "it needs algorithm.adv_estimator=gae",
+    f"{ACTOR}.optim.lr_warmup_steps_ratio=0.1": "lr_warmup_steps gives no number",
+}
+"""Words of commands in which another key leaves them without effect, with a part of what is said of each."""
+
+
+def test_what_another_key_switches_off_is_said_at_the_start_and_is_not_the_same(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    words = ["algorithm.adv_estimator=grpo", f"{ACTOR}.optim.lr_warmup_steps=10", f"{ROLLOUT}.name=embedded"]
+    words += ["trainer.n_gpus_per_node=1", *SWITCHED_OFF]
+    (launch,) = launches(f"python3 -m verl.trainer.main_ppo {' '.join(words)}")
+    report = judge(launch)
+    assert report.faults == []
+    assert report.idle.keys() == {word.partition("=")[0] for word in SWITCHED_OFF}
+    told = page(report)
+    same, _, rest = told.partition("without effect in this command")
+    with caplog.at_level(logging.WARNING, "agentrl.config"):
+        load_config(arguments(launch.words, "ppo_trainer"))
+    (note,) = [text for text in caplog.messages if text.startswith("without effect in this command:")]
+    for word, why in SWITCHED_OFF.items():
+        key = word.partition("=")[0]
+        assert f"    {key}" not in same, "it is not the same, and not translated"
+        for text in (rest, note):
+            (line,) = [line for line in text.splitlines() if line.strip().startswith(f"{key}=")]
+            assert " has no effect: " in line and why in line, line
+
+
+@pytest.mark.parametrize(
+    ("switch", "word"),
+    [
+        ("algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef=0.001"),
+        (f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef=0.01"),
+        (f"{CORRECTION}.rollout_rs=token_k2", f"{CORRECTION}.rollout_rs_threshold=2.0"),
+        (f"{ACTOR}.clip_ratio_low=null", f"{ACTOR}.clip_ratio=0.3"),
+        ("actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.lora_alpha=32"),
+    ],
+)
+def test_what_is_switched_on_has_an_effect(switch: str, word: str) -> None:
+    (launch,) = launches(f"python3 -m verl.trainer.main_ppo {switch} {word} {ROLLOUT}.name=embedded")
+    assert judge(launch).idle == {}
+
+
+def test_a_file_of_ones_own_is_told_of_its_keys_without_effect(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The defaults under it are nobody's mistake."""
+    (tmp_path / "mine.yaml").write_text(
+        "defaults: [ppo_trainer, _self_]\nalgorithm: {kl_ctrl: {kl_coef: 0.002}, adv_estimator: grpo}\n"
+        "actor_rollout_ref: {rollout: {name: embedded}}\ntrainer: {n_gpus_per_node: 1}\n"
+    )
+    with caplog.at_level(logging.WARNING, "agentrl.config"):
+        load_config([f"--config-path={tmp_path}", "--config-name=mine"])
+    (note,) = [text for text in caplog.messages if text.startswith("without effect in this command:")]
+    assert [line.split("=")[0].strip() for line in note.splitlines()[1:]] == ["algorithm.kl_ctrl.kl_coef"]
+
+
 def test_search_r1s_commands_take_its_defaults() -> None:
     assert arguments(["max_turns=2"], "ppo_trainer")[0] == "--config-name=search_r1_trainer"
     assert arguments(["data.seed=2"], "ppo_trainer")[0] == "--config-name=ppo_trainer"
@@ -244,6 +325,8 @@ def test_a_command_of_verl_agents_is_translated_once_it_has_an_environment(
     turns = config.actor_rollout_ref.rollout.multi_turn
     assert (turns.max_assistant_turns, turns.max_user_turns, turns.max_tokens_per_turn) == (50, 50, 512)
     assert config.actor_rollout_ref.rollout.n == 8 and config.data.max_response_length == 25600
+    assert config.actor_rollout_ref.actor.entropy_coeff == 0.001, "the fork's default, which its scripts leave out"
+    assert re.search(r"verl_agent_trainer: its defaults hold.*\.entropy_coeff=0\.001 \(0\)", page(report))
     without = [word for word in launch.words if not word.startswith("algorithm.gigpo.mode")]
     assert not load_config(arguments(without, "ppo_trainer")).algorithm.norm_adv_by_std_in_grpo, "its default"
 

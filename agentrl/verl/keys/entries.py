@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from agentrl.config.rules import Condition
 from agentrl.errors import ConfigError
 from agentrl.system.json_value import JSON
 
@@ -45,6 +46,9 @@ class VerlKey:
     of a translated key has the values."""
     asks: Callable[[JSON, Values], bool] = lambda value, values: True
     """With `is_loud`: whether a value among the others is worth a note."""
+    unread: Callable[[JSON, Values], bool] = lambda value, values: False
+    """Check whether nothing reads the value, because of another key. A command that sets it is warned, and the note is
+    the reason."""
 
     @property
     def kind(self) -> Kind:
@@ -66,6 +70,23 @@ class VerlKey:
 def ignored(pattern: str, text: str) -> VerlKey:
     """Make an entry of a key that is accepted with any value, and has no effect of its own."""
     return VerlKey(pattern, text)
+
+
+def without(switch: str, *asks_nothing: JSON) -> Callable[[JSON, Values], bool]:
+    """Make a function that checks whether `switch` is off: a condition on another key of verl's, as `key=true`.
+
+    `asks_nothing`: values that are no reason for a warning, with null and false.
+    """
+    condition = Condition.parse(switch)
+    return lambda value, values: (
+        value not in (None, False, *asks_nothing) and not condition.holds(values.get(condition.name))
+    )
+
+
+def consumed(pattern: str, switch: str) -> VerlKey:
+    """Make an entry of a key that the translation of another one reads, `switch`, and nothing else."""
+    condition = Condition.parse(switch)
+    return VerlKey(pattern, f"read with {condition.text(condition.name)} alone", unread=without(switch))
 
 
 def split(pattern: str, text: str, *quiet: JSON) -> VerlKey:
@@ -101,6 +122,7 @@ def translated(
     *,
     is_loud: bool = False,
     asks: Callable[[JSON, Values], bool] = lambda value, values: True,
+    unread: Callable[[JSON, Values], bool] = lambda value, values: False,
 ) -> VerlKey:
     """Make an entry of a key whose value is translated, perhaps by other values."""
-    return VerlKey(pattern, text, ours=ours, translate=translate, is_loud=is_loud, asks=asks)
+    return VerlKey(pattern, text, ours=ours, translate=translate, is_loud=is_loud, asks=asks, unread=unread)

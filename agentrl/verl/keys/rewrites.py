@@ -47,6 +47,11 @@ def number(values: Values, key: str, default: int) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else default
 
 
+def is_left_out(translate: Translate) -> Callable[[JSON, Values], bool]:
+    """Make a function that checks whether a value asks for something and is translated to nothing."""
+    return lambda value, values: bool(value) and not translate(value, values)
+
+
 def same_unless_null(key: str) -> Translate:
     """Translate to the same key; null keeps our default."""
     return lambda value, _: {} if value is None else {key: value}
@@ -254,6 +259,13 @@ def kl_in_reward(value: JSON, values: Values) -> dict[str, JSON]:
     return {"algorithm.use_kl_in_reward": value}
 
 
+def is_without_kl(value: JSON, values: Values) -> bool:
+    """Check whether a coefficient of the KL in the reward stands where there is no KL in the reward."""
+    return (
+        bool(value) and not kl_in_reward(values.get("algorithm.use_kl_in_reward"), values)["algorithm.use_kl_in_reward"]
+    )
+
+
 def old_micro_batch(value: JSON, values: Values) -> dict[str, JSON]:
     """Note the size of a micro-batch by its first name, where the command's release is clear."""
     said = values.get("algorithm.use_kl_in_reward") is not None
@@ -319,11 +331,19 @@ def clip_ratio(value: JSON, values: Values) -> dict[str, JSON]:
     return {side: value for side in sides if values.get(side) is None}
 
 
+def is_no_bound(value: JSON, values: Values) -> bool:
+    """Check whether a bound of the ratio stands beside two others."""
+    sides = [values.get(f"{ACTOR}.clip_ratio_{side}") for side in ("low", "high")]
+    return value is not None and None not in sides and sides != [value, value]
+
+
 def reward_manager(value: JSON, values: Values) -> dict[str, JSON]:
     """Translate the reward manager."""
     if value is None:
         return {}
     name = str(value)
+    if name == "episode" and "env.env_name" in values:
+        return {}
     if name not in REWARD_MANAGERS.names() and not is_target(name):
         raise Refusal(f"{WAITS_FOR_ALGORITHMS} (there are {', '.join(REWARD_MANAGERS.names())})")
     paths = ("custom_reward_function.path", "reward.custom_reward_function.path")
@@ -543,11 +563,15 @@ def generation_batches(value: JSON, values: Values) -> dict[str, JSON]:
     return {"algorithm.filter_groups.max_num_gen_batches": max(value, 0)}
 
 
+MANAGERS = ("reward_model.reward_manager", "reward.reward_manager.name", "reward_manager.name")
+"""Places of the reward manager's name, by release."""
+
+
 def overlong(section: str, name: str) -> Translate:
     """Translate a key of one of the spellings of DAPO's overlong buffer, which the reward manager dapo alone reads."""
 
     def translate(value: JSON, values: Values) -> dict[str, JSON]:
-        managers = [values.get("reward_model.reward_manager"), values.get("reward.reward_manager.name")]
+        managers = [values.get(key) for key in MANAGERS]
         if value is None or "dapo" not in managers or not values.get(f"{section}.enable"):
             return {}
         return {f"reward_model.overlong_buffer.{name}": value}

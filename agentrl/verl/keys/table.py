@@ -6,7 +6,17 @@ Keys are matched by the first entry whose pattern fits. A key without an entry t
 from __future__ import annotations
 
 from agentrl.verl.keys import rewrites
-from agentrl.verl.keys.entries import VerlKey, fixed, ignored, renamed, split, translated, unsupported
+from agentrl.verl.keys.entries import (
+    VerlKey,
+    consumed,
+    fixed,
+    ignored,
+    renamed,
+    split,
+    translated,
+    unsupported,
+    without,
+)
 from agentrl.verl.keys.rewrites import (
     ACTOR,
     ASYNCHRONOUS,
@@ -112,6 +122,7 @@ DATA = (
         "read with data.custom_cls.path alone",
         ("data.custom_cls.name",),
         lambda value, values: {"data.custom_cls.name": value} if value and values.get("data.custom_cls.path") else {},
+        unread=without("data.custom_cls.path"),
     ),
     translated(
         "data.sampler.class_path",
@@ -119,7 +130,7 @@ DATA = (
         ("data.sampler.name",),
         rewrites.sampler,
     ),
-    ignored("data.sampler.class_name", "read with class_path alone"),
+    consumed("data.sampler.class_name", "data.sampler.class_path"),
     fixed("data.datagen.*", "data is not generated while training", None),
     translated(
         "data.max_start_length",
@@ -159,13 +170,15 @@ MODELS = (
         "read with lora_rank above 0 alone",
         (f"{MODEL}.lora_alpha",),
         lambda value, values: {f"{MODEL}.lora_alpha": value} if values.get(f"{MODEL}.lora_rank") else {},
+        unread=without(f"{MODEL}.lora_rank above 0"),
     ),
     renamed(f"{MODEL}.lora.rank", f"{MODEL}.lora_rank", off=(0, None)),
     translated(
         f"{MODEL}.lora.alpha",
-        f"it is {MODEL}.lora_alpha here",
+        f"read with lora.rank above 0 alone, where it is {MODEL}.lora_alpha",
         (f"{MODEL}.lora_alpha",),
         lambda value, values: {f"{MODEL}.lora_alpha": value} if values.get(f"{MODEL}.lora.rank") else {},
+        unread=without(f"{MODEL}.lora.rank above 0"),
     ),
     translated(
         f"{MODEL}.lora.target_modules",
@@ -419,6 +432,7 @@ TRAINING = (
             f"an option of loss_mode={mode}, and read with that alone",
             (f"{ACTOR}.policy_loss.options",),
             rewrites.option_of(mode, name),
+            unread=rewrites.is_left_out(rewrites.option_of(mode, name)),
         )
         for place in (".policy_loss", "")
         for name, mode in (
@@ -434,9 +448,11 @@ TRAINING = (
     ),
     translated(
         f"{ACTOR}.clip_ratio",
-        "verl reads clip_ratio_low and clip_ratio_high, which are 0.2 unless set, and this only where they are null",
+        "verl since 0.4 reads clip_ratio_low and clip_ratio_high, which are 0.2 unless set, and this only where they "
+        "are null; up to 0.3.0 this is both bounds",
         (f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high"),
         rewrites.clip_ratio,
+        unread=rewrites.is_no_bound,
     ),
     translated(
         f"{ACTOR}.loss_agg_mode",
@@ -453,6 +469,14 @@ TRAINING = (
         "the same; null is false, and in verl's first releases, which have no such key, true unless actor.use_kl_loss",
         ("algorithm.use_kl_in_reward",),
         rewrites.kl_in_reward,
+    ),
+    translated(
+        "algorithm.kl_ctrl.kl_coef",
+        "read with algorithm.use_kl_in_reward=true alone; verl up to 0.3.0, which has no such key, subtracts the KL "
+        "from the reward unless actor.use_kl_loss",
+        ("algorithm.kl_ctrl.kl_coef",),
+        lambda value, _: {"algorithm.kl_ctrl.kl_coef": value},
+        unread=rewrites.is_without_kl,
     ),
     translated(
         "algorithm.kl_penalty",
@@ -518,6 +542,7 @@ OPTIM = (
                 "read where lr_warmup_steps gives no number",
                 (f"{section}.lr_warmup_steps_ratio",),
                 rewrites.warmup_ratio(section),
+                unread=rewrites.is_left_out(rewrites.warmup_ratio(section)),
             ),
             translated(
                 f"{section}.clip_grad",
@@ -631,7 +656,7 @@ ENGINE = (
     fixed(f"{ROLLOUT}.quantization*", QUANTISED, None),
     fixed(f"{ROLLOUT}.router_config_path", "the router has its own rules", None),
     fixed(f"{ROLLOUT}.disaggregation.enabled", "a server both reads prompts and generates", *OFF),
-    ignored(f"{ROLLOUT}.disaggregation.*", "read with disaggregation.enabled alone"),
+    consumed(f"{ROLLOUT}.disaggregation.*", f"{ROLLOUT}.disaggregation.enabled=true"),
     translated(
         f"{ROLLOUT}.enable_rollout_routing_replay",
         f"follows {ACTOR}.router_replay.mode; without R3 it is refused",
@@ -692,14 +717,16 @@ ENGINE = (
             "read where val_kwargs.temperature is above 0; greedily every response is the same",
             (f"{ROLLOUT}.val_kwargs.{name}",),
             rewrites.if_sampled(f"{ROLLOUT}.val_kwargs.{name}"),
+            unread=without(f"{ROLLOUT}.val_kwargs.temperature above 0", quiet),
         )
-        for name in ("n", "top_p", "top_k")
+        for name, quiet in (("n", 1), ("top_p", 1.0), ("top_k", -1))
     ),
     translated(
         f"{ROLLOUT}.n_gpus_per_node",
         "read with rollout.nnodes above 0 alone",
         (f"{ROLLOUT}.n_gpus_per_node",),
         lambda value, values: {f"{ROLLOUT}.n_gpus_per_node": value} if values.get(f"{ROLLOUT}.nnodes") else {},
+        unread=without(f"{ROLLOUT}.nnodes above 0"),
     ),
     translated(
         f"{TURNS}.max_assistant_turns",
@@ -734,6 +761,8 @@ ENGINE = (
         ),
     ),
     fixed(f"{TURNS}.completion_callback", "write an agent loop", None),
+    fixed(f"{ROLLOUT}.chat_scheduler", "write an agent loop", None),
+    fixed(f"{ROLLOUT}.use_fire_sampling", "the first token is sampled as all others are", *OFF),
     fixed(f"{TURNS}.function_tool_path", "tools are named in a YAML file", None),
     fixed(f"{TURNS}.num_repeat_rollouts", "the recipe's own loop is not part of agentrl", None),
     ignored(f"{TURNS}.use_inference_chat_template", "sampled tokens are trained on as they are"),
@@ -757,6 +786,7 @@ REWARD = (
         lambda value, values: (
             {"custom_reward_function.name": value} if value and values.get("custom_reward_function.path") else {}
         ),
+        unread=without("custom_reward_function.path", "compute_score"),
     ),
     translated(
         "reward.custom_reward_function.name",
@@ -765,6 +795,7 @@ REWARD = (
         lambda value, values: (
             {"custom_reward_function.name": value} if value and values.get("reward.custom_reward_function.path") else {}
         ),
+        unread=without("reward.custom_reward_function.path", "compute_score"),
     ),
     VerlKey(
         "reward.custom_reward_function.reward_kwargs.*",
@@ -775,15 +806,22 @@ REWARD = (
     *(
         translated(
             key,
-            "naive, prime, batch, dapo and gdpo",
+            "naive, prime, batch, dapo and gdpo; verl-agent's episode is the score of an environment: the sum of its "
+            "rewards",
             ("reward_model.reward_manager",),
             rewrites.reward_manager,
         )
-        for key in ("reward_model.reward_manager", "reward.reward_manager.name")
+        for key in rewrites.MANAGERS
     ),
-    fixed("reward.reward_manager.source", "managers of yours: reward_model.reward_manager", "register", None),
-    fixed("reward.reward_manager.module.path", "managers of yours: reward_model.reward_manager", None),
-    ignored("reward.reward_manager.module.name", "read with module.path alone"),
+    *(
+        entry
+        for section in ("reward.reward_manager", "reward_manager")
+        for entry in (
+            fixed(f"{section}.source", "managers of yours: reward_model.reward_manager", "register", None),
+            fixed(f"{section}.module.path", "managers of yours: reward_model.reward_manager", None),
+            consumed(f"{section}.module.name", f"{section}.module.path"),
+        )
+    ),
     *(
         entry
         for section in (
@@ -795,10 +833,11 @@ REWARD = (
             *(
                 translated(
                     f"{section}.{name}",
-                    f"with the reward manager dapo it is reward_model.overlong_buffer.{name}; the penalty is no part "
-                    "of the score, only of the reward",
+                    f"with the reward manager dapo and enable=true it is reward_model.overlong_buffer.{name}; the "
+                    "penalty is no part of the score, only of the reward",
                     (f"reward_model.overlong_buffer.{name}",),
                     rewrites.overlong(section, name),
+                    unread=rewrites.is_left_out(rewrites.overlong(section, name)),
                 )
                 for name in ("enable", "len", "penalty_factor")
             ),
@@ -811,6 +850,7 @@ REWARD = (
             "with the reward manager dapo and overlong_buffer_cfg it is reward_model.overlong_buffer.max_resp_len",
             ("reward_model.overlong_buffer.max_resp_len",),
             rewrites.overlong_limit(section),
+            unread=rewrites.is_left_out(rewrites.overlong_limit(section)),
         )
         for section in ("reward_model.reward_kwargs", "reward.reward_kwargs")
     ),
@@ -841,6 +881,7 @@ REWARD = (
         "read with reward_model.enable alone",
         ("reward_model.max_length",),
         lambda value, values: {"reward_model.max_length": value} if value and values.get("reward_model.enable") else {},
+        unread=without("reward_model.enable=true"),
     ),
     ignored("reward_model.param_offload", "read with reward_model.enable alone"),
     ignored("reward.reward_model.*", "read with reward_model.enable alone"),
@@ -887,7 +928,7 @@ ALGORITHM = (
         rewrites.estimator,
     ),
     fixed("algorithm.use_pf_ppo", "prompts are not re-weighted", *OFF),
-    ignored("algorithm.pf_ppo.*", "read with use_pf_ppo alone"),
+    consumed("algorithm.pf_ppo.*", "algorithm.use_pf_ppo=true"),
     translated(
         "algorithm.filter_groups.enable",
         "it is algorithm.filter_groups.refill here: generation batches are drawn, as by verl's recipe, until "
@@ -900,12 +941,14 @@ ALGORITHM = (
         "read with filter_groups.enable alone; seq_reward and seq_final_reward are reward here",
         ("algorithm.filter_groups.metric",),
         rewrites.filter_metric,
+        unread=without("algorithm.filter_groups.enable=true"),
     ),
     translated(
         "algorithm.filter_groups.max_num_gen_batches",
         "read with filter_groups.enable alone; 0 and below: no limit (verl 0.9.1 has no limit, its recipe has)",
         ("algorithm.filter_groups.max_num_gen_batches",),
         rewrites.generation_batches,
+        unread=without("algorithm.filter_groups.enable=true"),
     ),
     ignored("algorithm.filter_groups.max_inflight_gen_batches", "a generation batch ends before the next one begins"),
     translated(
@@ -913,18 +956,21 @@ ALGORITHM = (
         "the same; in bypass mode with loss_type=reinforce alone, as PPO's ratio corrects by itself",
         (f"{CORRECTION}.rollout_is",),
         rewrites.importance,
+        unread=rewrites.is_left_out(rewrites.importance),
     ),
     translated(
         f"{CORRECTION}.rollout_is_threshold",
-        "one bound truncates; lower_upper masks",
+        "read with rollout_is alone; one bound truncates, lower_upper masks",
         tuple(f"{CORRECTION}.rollout_is_{name}" for name in ("threshold", "lower", "outside")),
         rewrites.importance_bounds,
+        unread=rewrites.is_left_out(rewrites.importance_bounds),
     ),
     translated(
         f"{CORRECTION}.rollout_is_batch_normalize",
         "the same, with rollout_is",
         (f"{CORRECTION}.rollout_is_batch_normalize",),
         rewrites.importance_mean,
+        unread=rewrites.is_left_out(rewrites.importance_mean),
     ),
     translated(
         f"{CORRECTION}.rollout_rs",
@@ -934,7 +980,7 @@ ALGORITHM = (
         rewrites.rejection,
     ),
     *(
-        ignored(f"{CORRECTION}.{name}", "read with rollout_rs alone")
+        consumed(f"{CORRECTION}.{name}", f"{CORRECTION}.rollout_rs")
         for name in ("rollout_rs_threshold", "rollout_rs_threshold_lower")
     ),
     translated(
@@ -953,6 +999,7 @@ ALGORITHM = (
             f"with gdpo it is algorithm.adv_options.{name}",
             ("algorithm.adv_options",),
             rewrites.gdpo_option(name),
+            unread=rewrites.is_left_out(rewrites.gdpo_option(name)),
         )
         for name in ("reward_keys", "reward_weights")
     ),
@@ -1025,13 +1072,16 @@ TRAINER = (
         ("trainer.logger",),
         rewrites.loggers,
     ),
-    translated(
-        "trainer.log_val_generations",
-        "a number below 0 is all of them here",
-        ("trainer.log_val_generations",),
-        lambda value, _: {
-            "trainer.log_val_generations": rewrites.LARGE if isinstance(value, int) and value < 0 else value
-        },
+    *(
+        translated(
+            f"trainer.{name}",
+            "trainer.log_val_generations, by its first name, too; a number below 0 is all of them here",
+            ("trainer.log_val_generations",),
+            lambda value, _: {
+                "trainer.log_val_generations": rewrites.LARGE if isinstance(value, int) and value < 0 else value
+            },
+        )
+        for name in ("log_val_generations", "val_generations_to_log_to_wandb")
     ),
     translated("trainer.device", "cuda and cpu", ("trainer.device",), rewrites.device),
     translated(
@@ -1039,6 +1089,7 @@ TRAINER = (
         "read with resume_mode=resume_path alone",
         ("trainer.resume_from_path",),
         rewrites.resume_path,
+        unread=without("trainer.resume_mode=resume_path"),
     ),
     ignored("trainer.balance_batch", "micro-batches are balanced by tokens"),
     translated(
@@ -1152,7 +1203,7 @@ ASYNC = (
     split(
         "async_training.use_dynamic_resource_scheduling", "the trainer's devices do not generate between updates", *OFF
     ),
-    ignored("async_training.dynamic_schedule_*", "read with use_dynamic_resource_scheduling alone"),
+    consumed("async_training.dynamic_schedule_*", "async_training.use_dynamic_resource_scheduling=true"),
     renamed("rollout.nnodes", f"{ROLLOUT}.nnodes"),
     renamed("rollout.n_gpus_per_node", f"{ROLLOUT}.n_gpus_per_node"),
     translated(
@@ -1211,6 +1262,7 @@ SEARCH_R1 = (
             "a key of the search tool, but where tool_config_path names a file of yours",
             (f"{TURNS}.tool_options",),
             rewrites.retriever,
+            unread=rewrites.is_left_out(rewrites.retriever),
         )
         for key in ("retriever.url", "retriever.topk", "data.max_obs_length")
     ),
@@ -1223,12 +1275,14 @@ VERL_AGENT = (
         "algorithm.gamma is step_gamma",
         ("algorithm.adv_options",),
         rewrites.gigpo("step_advantage_w"),
+        unread=without("algorithm.adv_estimator=gigpo"),
     ),
     translated(
         "algorithm.gigpo.mode",
         "with gigpo mean_std_norm is algorithm.norm_adv_by_std_in_grpo=true, mean_norm is false",
         ("algorithm.norm_adv_by_std_in_grpo",),
         rewrites.gigpo("mode"),
+        unread=without("algorithm.adv_estimator=gigpo"),
     ),
     fixed(
         "algorithm.gigpo.enable_similarity",
@@ -1236,7 +1290,7 @@ VERL_AGENT = (
         "`state` (docs/interactions.md)",
         False,
     ),
-    ignored("algorithm.gigpo.similarity_thresh", "read with enable_similarity alone"),
+    consumed("algorithm.gigpo.similarity_thresh", "algorithm.gigpo.enable_similarity=true"),
     translated(
         "env.env_name",
         f"{TURNS}.interaction_config_path names the environment here; its step() gives -0.1 for an invalid action, "
@@ -1270,7 +1324,7 @@ VERL_AGENT = (
         f"write {ACTOR}.use_invalid_action_penalty=false",
         False,
     ),
-    ignored(f"{ACTOR}.invalid_action_penalty_coef", "read with use_invalid_action_penalty alone"),
+    consumed(f"{ACTOR}.invalid_action_penalty_coef", f"{ACTOR}.use_invalid_action_penalty=true"),
 )
 
 VERL_KEYS: tuple[VerlKey, ...] = (

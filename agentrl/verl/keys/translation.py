@@ -10,13 +10,13 @@ from pathlib import Path
 
 from agentrl.config.checks import idle_keys
 from agentrl.config.dialect import DIALECT, Reading
-from agentrl.config.keys import differing, leaf_keys, unknown_keys
+from agentrl.config.keys import MISSING, defaults, differing, flatten, leaf_keys, unknown_keys
 from agentrl.config.rules import shown
 from agentrl.config.section import Section
 from agentrl.config.sections.sft import TuningConfig
 from agentrl.config.sections.training import Config
 from agentrl.system.json_value import JSON, as_object
-from agentrl.verl.keys import rewrites
+from agentrl.verl.keys import families, rewrites
 from agentrl.verl.keys.entries import VERL_0_2, Refusal, Values, VerlKey
 from agentrl.verl.keys.table import VERL_KEYS
 
@@ -27,6 +27,8 @@ class Translation(Reading):
 
     is_whole: bool = False
     """The whole config is written in verl's keys."""
+    name: str = ""
+    """The YAML file of ours whose defaults hold, where it is another than `ppo_trainer`."""
     same: list[str] = field(default_factory=list)
     """Keys with the same name and meaning here."""
     translated: dict[str, dict[str, JSON]] = field(default_factory=dict)
@@ -35,6 +37,12 @@ class Translation(Reading):
     """Accepted keys without effect here, each with the reason."""
     loud: dict[str, str] = field(default_factory=dict)
     """Notes that are always logged."""
+    unread: dict[str, str] = field(default_factory=dict)
+    """A message for each key that nothing reads, as another key says so."""
+    given: set[str] = field(default_factory=set)
+    """Keys that are at no default of ours: of the command, or of a YAML file of the user's."""
+    family: dict[str, tuple[JSON, JSON]] = field(default_factory=dict)
+    """Our keys whose values are defaults of the family and not of verl 0.9.1: (value, verl 0.9.1's)."""
     unsupported: dict[str, str] = field(default_factory=dict)
     """The reason for each key whose value would change the result and is not here."""
 
@@ -43,8 +51,28 @@ class Translation(Reading):
         every = isinstance(config, Config | TuningConfig) and config.trainer.show_verl_notes
         if not self.is_whole:
             return summary(self, None, every=every)
-        said = {name for key in typed for name in (key, *self.translated.get(key, ()))}
-        return [*without_effect(config, typed), *summary(self, typed, every=every), *differences(config, said)]
+        idle = without_effect(self, config, typed).values()
+        texts = ["without effect in this command:\n" + "\n".join(f"  {text}" for text in idle)] if idle else []
+        return [
+            *texts,
+            *summary(self, typed, every=every),
+            *self.of_family(typed),
+            *differences(config, self.set_by(typed)),
+        ]
+
+    def set_by(self, typed: Collection[str]) -> set[str]:
+        """Find our keys that the keys of the command set."""
+        return {name for key in typed for name in (key, *self.translated.get(key, ()))}
+
+    def of_family(self, typed: Collection[str]) -> list[str]:
+        """Write one note for the defaults of the family that are not verl 0.9.1's and not in the command."""
+        said = self.set_by(typed)
+        found = [
+            f"{key}={shown(value)}{'' if other == MISSING else f' ({shown(other)})'}"
+            for key, (value, other) in self.family.items()
+            if key not in said
+        ]
+        return [f"{self.name}: its defaults hold, verl 0.9.1's in parentheses: {', '.join(found)}"] if found else []
 
 
 @functools.cache
@@ -78,8 +106,20 @@ def entry_of(key: str) -> VerlKey | None:
 
 def translate(values: Values, schema: type[Section]) -> Translation:
     """Translate the values of a config in verl's keys, interpolations resolved; the dialect's key may be with them."""
-    found, leaves = Translation(is_whole=True), leaf_keys(schema)
-    entries = {key: entry_of(key) for key in values if key != DIALECT}
+    found = _translated(values, schema)
+    if families.held(values):
+        found.name = str(values[families.FAMILY])
+        other, default = _translated(families.in_the_base(values), schema).values, flatten(defaults(schema), {})
+        for key, value in found.values.items():
+            base = other.get(key, default.get(key, MISSING))
+            if base != value:
+                found.family[key] = (value, base)
+    return found
+
+
+def _translated(values: Values, schema: type[Section]) -> Translation:
+    found, leaves = Translation(is_whole=True, given=families.given(values)), leaf_keys(schema)
+    entries = {key: entry_of(key) for key in values if key not in (DIALECT, families.FAMILY)}
     for key, entry in entries.items():
         if entry is None and key in leaves:
             found.same.append(key)
@@ -105,7 +145,9 @@ def _apply(entry: VerlKey, key: str, values: Values, found: Translation) -> None
     except Refusal as error:
         found.unsupported[key] = str(error)
         return
-    if ours == {key: value}:
+    if entry.unread(value, values):
+        found.unread[key] = f"{key}={shown(value)} has no effect: {entry.text}"
+    elif ours == {key: value}:
         found.same.append(key)
     elif ours:
         found.translated[key] = ours
@@ -217,10 +259,13 @@ def refusals(found: Translation, values: Values) -> list[str]:
     ]
 
 
-def without_effect(config: Section, typed: Collection[str]) -> list[str]:
-    """Write one note for the keys of a command that have no effect in it, which verl allows."""
-    found = idle_keys(config, typed).values()
-    return [f"without effect in this command: {', '.join(found)}"] if found else []
+def without_effect(found: Translation, config: Section, typed: Collection[str]) -> dict[str, str]:
+    """Write a message for each key of the user's that has no effect, which verl allows."""
+    keys = [key for key in dict.fromkeys([*typed, *found.given]) if key not in found.ignored]
+    ours = {key: [*found.translated.get(key, [key])] for key in keys}
+    idle = idle_keys(config, {name for names in ours.values() for name in names})
+    told = {key: idle[names[0]] for key, names in ours.items() if all(name in idle for name in names)}
+    return told | {key: found.unread[key] for key in keys if key in found.unread}
 
 
 def differences(config: Section, typed: Collection[str]) -> list[str]:

@@ -1,0 +1,59 @@
+"""Writes the defaults of the trainers of verl's releases, recipes and forks into tests/verl/defaults.csv.
+
+A trainer is NAME=CLONE:FOLDER:FILE. The YAML file of the folder is composed over verl/trainer/config of the clone, as
+`python3 -m verl.trainer.main_ppo` there does without an argument. With NAME+=CLONE:FOLDER:FILE only the keys are
+written that the file changes or adds to verl's own trainer of the clone. Rows of other names stay.
+
+    python -m benchmarks.verl.defaults verl-agent/fsdp=/tmp/verl-agent:verl/trainer/config:ppo_trainer
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from pathlib import Path
+
+from agentrl.config.keys import MISSING
+from benchmarks.verl.composed import TRAINERS, composed
+from benchmarks.verl.values import DEFAULTS
+
+SOURCES = {
+    "0.2/fsdp": "verl v0.2.0.post2",
+    "search-r1/fsdp": "PeterGriffinJin/Search-R1 a14dc3a (29 October 2025)",
+    "verl-agent/fsdp": "langfengQ/verl-agent 2716b30 (11 February 2026)",
+    "dapo/fsdp, dapo/megatron": "verl-recipe 48ea0a7 over verl 1dda039 (22 August 2026)",
+    "dapo-transfer-queue/megatron": "verl-recipe 48ea0a7 over verl b178a3c (29 January 2026)",
+    "fully-async, one-step-off": "verl 1dda039 (22 August 2026)",
+    "transfer-queue": "verl b178a3c (29 January 2026)",
+}
+"""The clones that the rows are of."""
+BASES = {"fsdp": "ppo_trainer", "megatron": "ppo_megatron_trainer"}
+"""The trainers of verl that others build on, by the engine in their names."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trainers", nargs="+", metavar="NAME=CLONE:FOLDER:FILE")
+    places = dict(text.split("=", 1) for text in parser.parse_args().trainers)
+    with DEFAULTS.open(encoding="utf-8", newline="") as file:
+        found = {(row["key"], row["default"]): row["trainers"].split() for row in csv.DictReader(file)}
+    for names in found.values():
+        names[:] = [name for name in names if name not in places and f"{name}+" not in places]
+    for written, place in places.items():
+        name = written.removesuffix("+")
+        clone, folder, file_name = place.split(":")
+        values = composed(Path(clone), Path(clone, folder), file_name)
+        if name != written:
+            base = composed(Path(clone), Path(clone) / TRAINERS, BASES[name.partition("/")[2]])
+            values = {key: value for key, value in values.items() if base.get(key, MISSING) != value}
+        for key, value in values.items():
+            found.setdefault((key, json.dumps(value)), []).append(name)
+    with DEFAULTS.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["key", "default", "trainers"])
+        writer.writerows([key, default, " ".join(names)] for (key, default), names in sorted(found.items()) if names)
+
+
+if __name__ == "__main__":
+    main()
