@@ -1,16 +1,20 @@
-"""Bounds on what one client can cost a server: time for headers, bodies and answers; bodies and bytes by address.
+"""Bounds on what one client can cost a server: connections; time for headers, bodies and answers; bytes by address.
 
 A body costs only the bytes that have arrived, so a large declared length costs nobody anything. A body has to come at a
 minimum rate. Only so many bodies of one address may be on their way for longer than a moment: the oldest gives way to
 a new one. One address may have as many of a server's bytes as are still free, so that another address always finds room
-(dynamic thresholds; Choudhury and Hahne 1998).
+(dynamic thresholds; Choudhury and Hahne 1998). The same holds of connections, which are descriptors of the process: a
+connection that asks nothing gives way to a new one.
 
-The retriever (`tools/retriever/http_bounds.py`) has the same bounds.
+`sandbox/client_bounds.py` and `agentrl/system/client_bounds.py` are the same file: neither side imports the other.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import resource
+import socket
 from collections import Counter
 from collections.abc import Iterable
 from typing import Protocol
@@ -18,11 +22,16 @@ from typing import Protocol
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope
 
+logger = logging.getLogger(__name__)
+ACCEPTED_AT_ONCE = 64
+"""uvicorn's `backlog`: connections that are accepted in one round of the event loop, before bounds apply to them."""
+QUEUE = 4096
+"""Connections that wait to be accepted."""
 HEADER_SECONDS = 30.0
 """Seconds from the first byte of a request, or the connection's start, to the end of its headers."""
 MAX_HEADERS = 64 << 10
 """Bytes of a request before its body."""
-BODY_SECONDS = 60.0
+BODY_SECONDS = 30.0
 """Seconds that a body has to come, at the longest."""
 BODY_PATIENCE = 10.0
 """Seconds by which a body may lag SLOWEST."""
@@ -157,6 +166,70 @@ class Body:
         self._held = 0
 
 
+def most_connections() -> int:
+    """Return three quarters of the descriptors that this process may have."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // 4
+
+
+class Connections:
+    """Connections of a server, by address: at most `most_connections()`, and of one address as many as are still
+    free."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, int] = {}
+        self._total = 0
+        self._idle: dict[str, dict[Patient, None]] = {}
+        """By address the connections without a request under way; one that has asked nothing before one that has."""
+        self._warned = False
+
+    def add(self, connection: Patient) -> None:
+        """Admit a new connection. Without room for it, the address's idle one that is first in line ends, else it."""
+        client = connection.address
+        self._total += 1
+        self._open[client] = self._open.get(client, 0) + 1
+        if self._open[client] + self._total > most_connections():
+            line = self._idle.get(client, {})
+            ending = next((one for one in line if not one.has_asked), next(iter(line), connection))
+            if not self._warned:
+                self._warned = True
+                logger.warning(
+                    "%d connections are open, %d of %s: idle ones end for new ones. The bound is 3/4 of this process's "
+                    "limit of open files (ulimit -n)",
+                    *(self._total, self._open[client], client or "one address"),
+                )
+            self.busy(ending)
+            ending.transport.abort()
+            if ending is connection:
+                return
+        self.idle(connection)
+
+    def idle(self, connection: Patient) -> None:
+        """Note that a connection waits for a request."""
+        self._idle.setdefault(connection.address, {})[connection] = None
+
+    def busy(self, connection: Patient) -> None:
+        """Note that a connection has a request, or ends."""
+        line = self._idle.get(connection.address, {})
+        line.pop(connection, None)
+        if not line:
+            self._idle.pop(connection.address, None)
+
+    def remove(self, connection: Patient) -> None:
+        """Forget a connection that has ended."""
+        self.busy(connection)
+        self._total -= 1
+        self._open[connection.address] -= 1
+        if not self._open[connection.address]:
+            del self._open[connection.address]
+
+
+class Listener(socket.socket):
+    """Listening socket with a long queue, whatever number of connections is accepted at once."""
+
+    def listen(self, backlog: int = QUEUE, /) -> None:
+        super().listen(QUEUE)
+
+
 class _Cycle(Protocol):
     response_complete: bool
     disconnected: bool
@@ -164,10 +237,14 @@ class _Cycle(Protocol):
 
 
 class Patient(asyncio.Protocol):
-    """Part of a uvicorn protocol: closes a connection whose request does not begin in time, or whose client does not
-    take its answer.
+    """Part of a uvicorn protocol: closes a connection for which there is no room, whose request does not begin in time,
+    or whose client does not take its answer.
     """
 
+    connections_of_all: Connections
+    """Connections of the server: each has a class of its own."""
+    address = ""
+    has_asked = False
     loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport
     cycle: _Cycle | None
@@ -189,12 +266,17 @@ class Patient(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        peer = transport.get_extra_info("peername")
+        self.address = str(peer[0]) if peer else ""
         self._start_timer()
+        self.connections_of_all.add(self)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.is_under_way:
             self._stop_timer()
+            self.has_asked = True
+            self.connections_of_all.busy(self)
         elif self._timer is None:
             self._start_timer()
 
@@ -211,6 +293,8 @@ class Patient(asyncio.Protocol):
     def on_response_complete(self) -> None:
         """Bound the next request's head, too: part of it may have come before the answer was sent."""
         super().on_response_complete()  # type: ignore[misc]  # uvicorn's
+        if not self.is_under_way and not self.transport.is_closing():
+            self.connections_of_all.idle(self)
         if self._timer is None and self.has_part_of_a_head and not self.is_under_way:
             self._start_timer()
 
@@ -231,6 +315,7 @@ class Patient(asyncio.Protocol):
         self._stop_sending()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.connections_of_all.remove(self)
         self._stop_timer()
         self._stop_sending()
         super().connection_lost(exc)

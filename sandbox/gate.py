@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from sandbox.client_bounds import Bodies, Patient, address, too_large
+from sandbox.client_bounds import Bodies, Connections, Patient, address, too_large
 
 MAX_BODY = 96 << 20
 MAX_BODIES = 1 << 30
@@ -88,3 +88,5 @@ def _refuse(status: int, detail: str, headers: dict[str, str] | None = None) -> 
 
 class PatientProtocol(Patient, H11Protocol):  # type: ignore[misc]
     """The server's protocol."""
+
+    connections_of_all = Connections()

@@ -27,6 +27,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from sandbox import api, probe
 from sandbox.api import RunStatus
+from sandbox.client_bounds import ACCEPTED_AT_ONCE, Listener
 from sandbox.fair import NotBegun, QueueFull
 from sandbox.gate import ARRIVED, Gate, PatientProtocol
 from sandbox.launch import SandboxFault
@@ -201,7 +202,7 @@ class _Server(uvicorn.Server):
 def bound(host: str, port: int) -> socket.socket:
     """Does not listen yet: who comes too early is refused, and comes again. Raises OSError."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, kind, protocol)
+    listener = Listener(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
@@ -237,7 +238,7 @@ async def serve(settings: Settings, listener: socket.socket) -> None:
             log_level="warning",
             timeout_graceful_shutdown=5,
             timeout_keep_alive=30,
-            backlog=4096,
+            backlog=ACCEPTED_AT_ONCE,
         )
         announce(listener)
         await _Server(config).serve(sockets=[listener])

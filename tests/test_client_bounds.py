@@ -1,5 +1,5 @@
-"""Clients that send headers and bodies slowly, or nothing, beside honest ones: at the sandbox's door, and at the
-retriever's.
+"""Clients that send headers and bodies slowly, or nothing, beside honest ones: at the sandbox's door, and at the front
+of all other servers.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,9 +16,11 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
-from agentrl.system.body_limit import BodyLimit
+from agentrl.openai_api import Endpoint
+from agentrl.system import client_bounds as our_bounds
+from agentrl.system import front
+from agentrl.view.__main__ import configured, listening
 from sandbox import client_bounds, gate
-from tools.retriever import http_bounds
 
 PATIENCE = 1.5
 SLOW = 40
@@ -31,7 +34,16 @@ def refusal(status: int, detail: str) -> Response:
     return JSONResponse(detail, status)
 
 
-@pytest.fixture(params=["sandbox", "retriever"])
+def set_both(monkeypatch: pytest.MonkeyPatch, name: str, value: object) -> None:
+    for module in (client_bounds, our_bounds):
+        monkeypatch.setattr(module, name, value)
+
+
+def test_both_sides_have_the_same_file() -> None:
+    assert Path(client_bounds.__file__).read_bytes() == Path(our_bounds.__file__).read_bytes()
+
+
+@pytest.fixture(params=["sandbox", "front"])
 async def port(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
     """A server with little patience that answers the length of a body."""
     app = FastAPI()
@@ -41,17 +53,15 @@ async def port(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         return Response(str(len(await request.body())))
 
     for name, value in {"BODY_PATIENCE": PATIENCE, "HEADER_SECONDS": PATIENCE, "HALF_SENT": 8, "FRESH": 0.1}.items():
-        monkeypatch.setattr(client_bounds, name, value)
+        set_both(monkeypatch, name, value)
     monkeypatch.setattr(gate, "MAX_BODY", MOST)
     monkeypatch.setattr(gate, "MAX_BODIES", MOST_TOGETHER)
-    monkeypatch.setattr(http_bounds, "MAX_BODIES", MOST_TOGETHER)
+    monkeypatch.setattr(front, "MAX_BODIES", MOST_TOGETHER)
     more: dict[str, Any] = {"ws": "none", "log_level": "error", "timeout_keep_alive": 3600}
     if request.param == "sandbox":
         config = uvicorn.Config(gate.Gate(app), port=0, http=gate.PatientProtocol, **more)
     else:
-        paced = http_bounds.Paced(app, refusal)
-        limited = BodyLimit(paced, MOST, refusal)
-        config = uvicorn.Config(limited, port=0, http=http_bounds.metered(MOST), **more)
+        config = uvicorn.Config(front.fronted(app, MOST, refusal), port=0, http=front.metered(MOST), **more)
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server._serve())
     while not server.started:
@@ -106,7 +116,7 @@ async def test_bodies_that_are_declared_and_do_not_come_cost_nobody_else_anythin
 
 async def test_only_so_many_half_sent_bodies_of_an_address_are_kept(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest give way, and none that has just begun."""
-    monkeypatch.setattr(client_bounds, "BODY_PATIENCE", 60.0)
+    set_both(monkeypatch, "BODY_PATIENCE", 60.0)
     waiting = [await slow(port, DECLARED) for _ in range(SLOW)]
     assert await ask(port) == [200] * 4
     await asyncio.sleep(0.2)
@@ -202,3 +212,106 @@ async def test_a_body_that_breaks_off_gets_one_answer_and_no_traceback(port: int
         logging.getLogger("uvicorn.error").removeHandler(handler)
     assert said.startswith(b"HTTP/1.1 4") and said.count(b"HTTP/1.1") == 1
     assert [record.getMessage() for record in told] == []
+
+
+async def silent(port: int, count: int, said: bytes = b"") -> list[Stream]:
+    """Connections that ask nothing."""
+    return [await slow(port, said) for _ in range(count)]
+
+
+def is_open(stream: Stream) -> bool:
+    return not stream[0].at_eof() and stream[0].exception() is None
+
+
+async def left(streams: list[Stream], most: int) -> list[Stream]:
+    """Connections that the server keeps, once it has at most so many of them."""
+    while len(kept := [one for one in streams if is_open(one)]) > most:
+        await asyncio.sleep(0.02)
+    return kept
+
+
+@pytest.mark.parametrize("said", [b"", b"POST / HTT"])
+async def test_connections_that_ask_nothing_give_way(port: int, monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
+    """An address has half of all connections; one whose request is under way stays, and one that has asked stays for
+    longer than one that has not.
+    """
+    set_both(monkeypatch, "most_connections", lambda: 20)
+    set_both(monkeypatch, "HEADER_SECONDS", 60.0)
+    set_both(monkeypatch, "BODY_PATIENCE", 60.0)
+    asked, asking = await slow(port, WHOLE), await slow(port, DECLARED + b"x")
+    await asked[0].readuntil(b"\r\n\r\n2")
+    streams = await silent(port, 60, said)
+    for _ in range(3):
+        assert await ask(port) == [200] * 4
+    kept = await asyncio.wait_for(left([asked, asking, *streams], 10), 30)
+    assert {asked, asking} <= set(kept)
+    asking[1].write(b"x" * 899)
+    assert b"200" in await asyncio.wait_for(asking[0].readline(), 30)
+    for _, writer in [asked, asking, *streams]:
+        writer.close()
+
+
+async def test_where_all_are_busy_a_new_connection_ends(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_both(monkeypatch, "most_connections", lambda: 8)
+    set_both(monkeypatch, "BODY_PATIENCE", 60.0)
+    busy = await silent(port, 4, DECLARED + b"x")
+    await asyncio.sleep(0.2)
+    (late,) = await silent(port, 1)
+    assert await asyncio.wait_for(left([late], 0), 30) == []
+    assert len(await left(busy, 4)) == 4
+    for _, writer in [*busy, late]:
+        writer.close()
+
+
+def test_another_address_finds_room() -> None:
+    """Half of the connections are one address's, and half of the rest another's."""
+
+    class Silent(client_bounds.Patient):
+        def __init__(self, address: str) -> None:
+            self.address = address
+            self.transport = self  # type: ignore[assignment]
+            self.ended = False
+
+        def abort(self) -> None:
+            self.ended = True
+            connections.remove(self)
+
+    connections, first, second = client_bounds.Connections(), list[Silent](), list[Silent]()
+    most = client_bounds.most_connections()
+    for made, address in ((first, "a"), (second, "b")):
+        for _ in range(most):
+            made.append(Silent(address))
+            connections.add(made[-1])
+    assert [sum(not one.ended for one in made) for made in (first, second)] == [most // 2, (most - most // 2) // 2]
+
+
+@pytest.mark.parametrize("name", ["endpoint", "viewer"])
+async def test_silent_connections_leave_the_server_its_files(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """No token is needed to be silent, so each server has the front."""
+    monkeypatch.setattr(our_bounds, "most_connections", lambda: 40)
+    endpoint, server, serving = Endpoint(), None, None
+    if name == "endpoint":
+        await endpoint.start()
+        url = endpoint.url
+    else:
+        listener = listening("127.0.0.1", 0)
+        server = uvicorn.Server(configured(FastAPI()))
+        serving = asyncio.create_task(server._serve([listener]))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        while not server.started:
+            await asyncio.sleep(0.01)
+    streams = await silent(int(url.rpartition(":")[2]), 300)
+    kept = await asyncio.wait_for(left(streams, 20), 60)
+    async with httpx.AsyncClient(timeout=60) as client:
+        assert (await client.get(f"{url}/nowhere/v1/models")).status_code == 404
+    for _, writer in streams:
+        writer.close()
+    assert len(kept) == 20
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+    assert caplog.text.count("idle ones end for new ones") == 1
+    await endpoint.close()
+    if server is not None and serving is not None:
+        server.should_exit = True
+        await serving

@@ -38,8 +38,9 @@ from agentrl.openai_api.messages import Messages
 from agentrl.openai_api.responses import Responses
 from agentrl.openai_api.session import Session
 from agentrl.openai_api.session_queue import SessionQueue
-from agentrl.system.body_limit import BodyLimit
+from agentrl.system.client_bounds import ACCEPTED_AT_ONCE, MAX_HEADERS, Listener
 from agentrl.system.delivery import Last, Watched, WholeStream, watched
+from agentrl.system.front import fronted, metered
 from agentrl.system.garbage import collect_if_due, put_off_full_collections
 from agentrl.system.http import allow_many_files
 from agentrl.system.json_value import JSON
@@ -110,8 +111,10 @@ class Endpoint:
         listener = _listen(*self._address)
         self.url = self.queue.url = f"http://{self._address[0]}:{listener.getsockname()[1]}"
         config = uvicorn.Config(
-            BodyLimit(self._app(), MAX_BODY, _refusal_unread),
-            http=_Protocol,
+            fronted(self._app(), MAX_BODY, _refusal_unread),
+            http=metered(MAX_BODY, _Protocol),
+            h11_max_incomplete_event_size=MAX_HEADERS,
+            backlog=ACCEPTED_AT_ONCE,
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -323,7 +326,7 @@ async def _report(request: Request) -> bytes:
 def _listen(host: str, port: int) -> socket.socket:
     """Open a socket whose connections end when their other side has been silent for long."""
     # The protocol is named, or asyncio would leave Nagle's algorithm on, which costs 40 ms an answer.
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener = Listener(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENT_MILLISECONDS)
     try:

@@ -12,10 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import uvicorn
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp
 
 from agentrl.errors import DataError, UserError
 from agentrl.system.addresses import is_loopback
+from agentrl.system.client_bounds import ACCEPTED_AT_ONCE, Listener
 from agentrl.system.command import exit_status
+from agentrl.system.front import fronted, metered
 from agentrl.system.publish import published
 from agentrl.view.export import COLUMNS, TEXTS, Hidden, chosen, exported
 from agentrl.view.questions import CHILDREN
@@ -26,6 +30,8 @@ from agentrl.view.tokens import given_tokens
 from agentrl.view.viewer import Viewer
 
 PORT = 8712
+MAX_BODY = 8 << 20
+"""Bytes of a request: a replay's may have a whole edited answer."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -83,13 +89,26 @@ def serve(options: argparse.Namespace) -> None:
         CHILDREN.ready()
         replays = Replays(viewer, trust=options.trust) if may_replay(options) else None
         app = make_app(viewer, token, names=names_of(options.host), follow=options.follow, replays=replays)
-        config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, date_header=False)
+        config = configured(app)
         try:
             with suppress(KeyboardInterrupt):  # it is how the viewer ends
                 uvicorn.Server(config).run(sockets=[listener])
         finally:
             if replays is not None:
                 replays.close()
+
+
+def configured(app: ASGIApp) -> uvicorn.Config:
+    """Configure the server: bounds on its clients, few words."""
+    return uvicorn.Config(
+        fronted(app, MAX_BODY, lambda status, detail: PlainTextResponse(f"{detail}\n", status)),
+        http=metered(MAX_BODY),
+        backlog=ACCEPTED_AT_ONCE,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+    )
 
 
 def names_of(host: str) -> set[str]:
@@ -106,7 +125,17 @@ def listening(host: str, port: int) -> socket.socket:
     """Open the socket. Raises UserError in words when it is in use, or the address is not this machine's."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family)
+        listener = Listener(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listener.bind((host, port))
+            listener.listen()
+        except BaseException:
+            listener.close()
+            raise
+        return listener
     except (OSError, OverflowError) as error:
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             raise UserError(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import uvicorn
 
-from agentrl.view.__main__ import listening
+from agentrl.view.__main__ import configured, listening
 from agentrl.view.replays import Replays
 from agentrl.view.run import open_run
 from agentrl.view.server import make_app
@@ -32,7 +32,7 @@ def serving(*runs: Path, follow: bool = False, replay: bool = False) -> Iterator
     replays = Replays(viewer) if replay else None
     app = make_app(viewer, TOKEN, follow=follow, replays=replays)
     with listening("127.0.0.1", 0) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+        server = uvicorn.Server(configured(app))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         while not server.started and thread.is_alive():

@@ -22,13 +22,13 @@ from types import FrameType
 import uvicorn
 
 from agentrl.errors import ConfigError
-from tools.retriever.http_bounds import metered
+from agentrl.system.client_bounds import ACCEPTED_AT_ONCE, Listener
+from agentrl.system.front import metered
 from tools.retriever.server import Worker, mode_of, open_index
 from tools.retriever.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-BACKLOG = 4096
 IDLE_SECONDS = 60
 """Seconds that an idle connection is kept: longer than clients keep theirs, who must be the ones to close it."""
 STOP_SECONDS = 5
@@ -116,7 +116,7 @@ def _work(settings: Settings, parent: int | None) -> None:
         server_header=False,
         timeout_keep_alive=IDLE_SECONDS,
         timeout_graceful_shutdown=STOP_SECONDS,
-        backlog=BACKLOG,
+        backlog=ACCEPTED_AT_ONCE,
     )
     with _listener(settings, shared=parent is not None) as listener:
         try:
@@ -137,7 +137,7 @@ def _listener(settings: Settings, *, shared: bool) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[
             0
         ]
-        listener = socket.socket(family, kind, protocol)
+        listener = Listener(family, kind, protocol)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if shared:

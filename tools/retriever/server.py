@@ -16,9 +16,9 @@ from starlette.requests import ClientDisconnect
 
 from agentrl.errors import ConfigError
 from agentrl.system.body_limit import BodyLimit
+from agentrl.system.front import Paced
 from agentrl.system.json_value import JSON
 from tools.retriever.batcher import Batcher, QueueFull
-from tools.retriever.http_bounds import Paced
 from tools.retriever.index import Index, Mode, Searchable
 from tools.retriever.milvus import EngineUnavailable, MilvusIndex, is_collection
 from tools.retriever.settings import Settings

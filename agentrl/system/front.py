@@ -1,8 +1,8 @@
-"""Bounds on what strangers cost the server, next to the size of a body (`agentrl.system.body_limit`).
+"""Front of every HTTP server of agentrl: bounds on what a client costs it (`agentrl.system.client_bounds`).
 
-`Paced` refuses headers that are too long, and bodies that do not come in time or find no room. `metered` bounds bytes
-that never become a body: extensions of chunks, trailers, requests that do not begin. `sandbox.gate` does the same for
-a server that keeps bodies and answers.
+`Paced` refuses headers that are too long, and bodies that do not come in time or find no room. `metered` bounds
+connections, and bytes that never become a body: extensions of chunks, trailers, requests that do not begin.
+`sandbox.gate` does the same for a server that keeps bodies and answers.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from agentrl.system.body_limit import body_length
-from sandbox.client_bounds import MAX_HEADERS, Bodies, Patient, address, too_large
+from agentrl.system.body_limit import BodyLimit, body_length
+from agentrl.system.client_bounds import MAX_HEADERS, Bodies, Connections, Patient, address, too_large
 
 MAX_BODIES = 1 << 30
 """Bytes of all bodies on their way to a server together."""
@@ -24,7 +23,7 @@ MAX_BODIES = 1 << 30
 class Paced:
     """ASGI middleware, within `BodyLimit`: too large headers give 431, a late body 408, lack of room for it 429."""
 
-    def __init__(self, app: ASGIApp, refusal: Callable[[int, str], Response]) -> None:
+    def __init__(self, app: ASGIApp, refusal: Callable[[int, str], ASGIApp]) -> None:
         """`refusal(status, detail)` makes the answer to a request that the app does not see."""
         self.app, self.refusal = app, refusal
         self._bodies = Bodies(MAX_BODIES)
@@ -51,14 +50,21 @@ class Paced:
             body.end()
 
 
-def metered(most: int) -> type[asyncio.Protocol]:
+def fronted(app: ASGIApp, most: int, refusal: Callable[[int, str], ASGIApp]) -> ASGIApp:
+    """Wrap an app whose bodies have `most` bytes at most; `refusal(status, detail)` answers what it does not see."""
+    return BodyLimit(Paced(app, refusal), most, refusal)
+
+
+def metered(most: int, protocol: type[asyncio.Protocol] = AutoHTTPProtocol) -> type[asyncio.Protocol]:
     """Make the protocol for `uvicorn.Config(http=...)` of a server whose bodies have `most` bytes at most.
 
     It closes a connection that has sent more than MAX_HEADERS without a request, or for one request more than chunks of
-    few bytes can make of its body. It also closes the connections that `Patient` closes.
+    few bytes can make of its body. It also closes the connections that `Patient` closes. `protocol`: uvicorn's, or one
+    made of it.
     """
 
-    class Metered(Patient, AutoHTTPProtocol):  # type: ignore[valid-type,misc]
+    class Metered(Patient, protocol):  # type: ignore[valid-type,misc]
+        connections_of_all = Connections()
         _taken = 0
 
         def data_received(self, data: bytes) -> None:
