@@ -39,13 +39,14 @@ class CodeError(UserError):
     The message's first line names the code and its error; the next lines name the places in it, the innermost last.
     """
 
-    def __init__(self, message: str, place: str = "", *, of_contract: bool = False) -> None:
+    def __init__(self, message: str, place: str = "", *, of_contract: bool = False, after_turn: bool = False) -> None:
         """Args:
         place: the file and line to look at, `path:line`.
         of_contract: the code gave a value that its contract forbids; else it raised.
+        after_turn: an environment failed at a turn of the policy, whose text may be the cause. It ends no run.
         """
         super().__init__(message)
-        self.place, self.of_contract = place, of_contract
+        self.place, self.of_contract, self.after_turn = place, of_contract, after_turn
 
     @property
     def summary(self) -> str:

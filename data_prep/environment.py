@@ -103,7 +103,8 @@ def rows(name: str, tasks: Iterable[Fields], split: str, seed: int) -> list[dict
             raise DataError(f"{place}: {error}") from error
         # The prompt has a column of its own.
         kept: Fields = {"id": f"{split}/{index}", **{key: value for key, value in task.items() if key != "prompt"}}
-        text = json.dumps({"task": kept, "seed": seed_of(seed, name, split, index) % 2**31}, ensure_ascii=False)
+        row = {"entry": name, "index": index, "seed": seed_of(seed, name, split, index) % 2**31, "data": kept}
+        text = json.dumps(row, ensure_ascii=False)
         made.append(
             {
                 "data_source": "/".join(["environment", name, *([str(task["source"])] if "source" in task else [])]),

@@ -3,7 +3,7 @@
 Invariant: every request ends exactly once, as a scored trajectory or as a counted failure. A failure carries no reward.
 At most `max_concurrent` tries run at a time; scoring starts when a trajectory ends and does not hold a place. An error
 of a user's code ends the whole run, unless such are to be counted: the trajectories that do not meet it are a biased
-sample.
+sample. The error of an environment at a turn of the policy is counted: the policy's text ends no run.
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ class Scheduler:
         """Raise the error with the row that it was met in and `advice`, or warn of it and its `outcome`, once a
         place."""
         met = f"{error}\n  in {request.sample.place}, trajectory {request.uid}"
-        if self.on_code_error == "error":
+        if self.on_code_error == "error" and not error.after_turn:
             raise CodeError(f"{met}\n{advice}", error.place) from error
         if self._is_new_place(error.place or error.summary):
             self.warn(f"{met}\n  {outcome}")

@@ -18,8 +18,8 @@ from agentrl.agent_loop.tool_calls import answer_to, record_calls, record_of
 from agentrl.chat import ParsedCall
 from agentrl.config.sections.roles import RoleConfig
 from agentrl.config.sections.rollouts import RolloutsConfig
-from agentrl.environments.sidecar import EnvironmentOptions, Fields, Play, Sidecar
-from agentrl.errors import ConfigError, DataError
+from agentrl.environments.sidecar import EnvironmentOptions, Fields, Play, RefusedRow, Sidecar
+from agentrl.errors import ConfigError, DataError, UserError
 from agentrl.system.json_value import JSON, as_list, as_object
 from agentrl.system.plugin import nearest
 from agentrl.system.throttle import ThrottledWarnings
@@ -35,10 +35,16 @@ COLUMN = "environment"
 """Key of `extra_info` that holds a row's task, as JSON text."""
 
 
+class NoScore(UserError):
+    """End of an episode to which its environment gave no score. The trajectory is left out and counted."""
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """A row's task, as the environment listed it."""
 
+    entry: str | None
+    """Name of the entry that the row was made with; None in rows of earlier versions, which do not have it."""
     fields: Fields
     seed: int
     tools: list[ToolSchema]
@@ -58,12 +64,15 @@ def read_task(text: str) -> Task:
     """Read the JSON of a row's task. Raises ValueError."""
     try:
         found = as_object(json.loads(text))
-        fields, seed = found["task"], found["seed"]
+        is_old = "task" in found  # of a version before 2026-11-28
+        entry, fields = (None, found["task"]) if is_old else (found["entry"], found["data"])
+        seed = found["seed"]
     except (KeyError, ValueError) as error:
-        raise ValueError(f"expected JSON with `task` and `seed`, found {text[:80]!r} ({error!r})") from error
-    if not isinstance(fields, dict) or not isinstance(seed, int):
-        raise ValueError(f"expected an object as `task` and an integer as `seed`, found {text[:80]!r}")
-    return Task(fields, seed, *tools_of(fields), roles_of(fields))
+        wanted = "JSON with `entry`, `index`, `seed` and `data`"
+        raise ValueError(f"expected {wanted}, found {text[:80]!r} ({error!r})") from error
+    if not isinstance(fields, dict) or not isinstance(seed, int) or not isinstance(entry, str | None):
+        raise ValueError(f"expected a text, an integer and an object as `entry`, `seed`, `data`, found {text[:80]!r}")
+    return Task(entry, fields, seed, *tools_of(fields), roles_of(fields))
 
 
 def tools_of(task: Fields) -> tuple[list[ToolSchema], dict[str, ArgumentCheck]]:
@@ -97,13 +106,16 @@ class EnvironmentLoop(AgentLoop):
     def __init__(self, options: EnvironmentOptions) -> None:
         self._sidecar = Sidecar(options)
         self._roles: Mapping[str, RoleConfig] = {}
+        self._file = "FILE"
+        """YAML with the entry."""
 
     def configure(self, config: RolloutsConfig) -> None:
         self._roles = config.actor_rollout_ref.rollout.roles
+        self._file = config.actor_rollout_ref.rollout.agent.agent_loop_config_path or self._file
 
     def first_prompt(self, sample: Sample, tools: list[ToolSchema]) -> tuple[list[Message], list[ToolSchema]]:
         """Return the row's prompt and the tools of its task. Raises DataError, also for a role that nobody plays."""
-        task = _task(sample)
+        task = self._task(sample)
         if task.roles and (problem := problem_of(task.roles, self._roles)) is not None:
             raise DataError(f"{sample.place}: {problem}")
         return sample.prompt, task.tools
@@ -117,13 +129,18 @@ class EnvironmentLoop(AgentLoop):
 
     async def run(self, episode: Episode) -> None:
         sample = episode.sample
-        task, sidecar = _task(sample), self._sidecar
+        task, sidecar = self._task(sample), self._sidecar
         episode.waiting_for = f"environment {sidecar.name}"
         address = await sidecar.ready()
         place = f"task {task.name} ({sample.place})"
         play = Play(sidecar, address, episode.context.limits.call_timeout, place)
         try:
-            opening = await play.start(task.fields, task.seed)
+            try:
+                opening = await play.start(task.fields, task.seed)
+            except RefusedRow as error:
+                raise self._refusal(sample, str(error)) from error
+            if opening is not None:
+                opening, _ = self._cut(episode, play, opening)
             if task.roles:
                 status, numbers = await self._play_roles(episode, play, task, opening)
             else:
@@ -132,6 +149,8 @@ class EnvironmentLoop(AgentLoop):
                 await episode.start(prompt, task.tools)
                 status = await self._converse(episode, play, task)
                 numbers = await play.score()
+            if "score" not in numbers:
+                raise NoScore(f"environment {sidecar.name}: {place} ended without a reward, so it has no score")
         finally:
             closing = asyncio.ensure_future(play.close())
             await asyncio.shield(closing)
@@ -144,7 +163,7 @@ class EnvironmentLoop(AgentLoop):
     async def _converse(self, episode: Episode, play: Play, task: Task) -> Status:
         limits = episode.context.limits
         if episode.budget_left <= 0:
-            return Status.LENGTH
+            raise _no_room(play)
         while True:
             reply = await episode.generate()
             if (ended := after_turn(episode, reply)) is not None:
@@ -174,6 +193,8 @@ class EnvironmentLoop(AgentLoop):
             for branch in branches.values():
                 await episode.context.engine.release(branch.session)
         scores, numbers = await play.role_scores()
+        if scores is None:
+            return status, numbers
         try:
             return status, {**numbers, "score": add_role_scores(episode.trajectory, scores)}
         except ValueError as error:
@@ -203,6 +224,8 @@ class EnvironmentLoop(AgentLoop):
                     raise play.error(f"the role {role} has no observation to answer")
                 room = await branch.observe(shown)
             if not room:
+                if not play.steps:
+                    raise _no_room(play)
                 return Status.LENGTH
             branch.state = said
             reply = await episode.context.roles[role](branch, (), None)
@@ -264,6 +287,23 @@ class EnvironmentLoop(AgentLoop):
             episode.state = observation
         return messages
 
+    def _task(self, sample: Sample) -> Task:
+        """Read the row's task. Raises DataError."""
+        text: JSON = sample.extra_info.get(COLUMN)
+        try:
+            if not isinstance(text, str):
+                raise ValueError(f"expected a task as JSON text, found {text!r:.80}")
+            task = read_task(text)
+            if task.entry not in (None, sample.agent_name):
+                raise ValueError(f"the row was made for {task.entry!r:.80}, and not for {sample.agent_name}")
+        except ValueError as error:
+            raise self._refusal(sample, str(error)) from error
+        return task
+
+    def _refusal(self, sample: Sample, problem: str) -> DataError:
+        again = f"python -m data_prep.environment --config {self._file} --name {sample.agent_name} --out DIR"
+        return DataError(f"{sample.place}: extra_info.{COLUMN}: {problem}. Make the rows again: {again}")
+
     def _cut(self, episode: Episode, play: Play, text: str) -> tuple[str, bool]:
         """Cut an observation as answers of tools are cut, and warn of it."""
         tools = episode.context.tools
@@ -277,16 +317,8 @@ class EnvironmentLoop(AgentLoop):
         return cut, truncated
 
 
-def _task(sample: Sample) -> Task:
-    text: JSON = sample.extra_info.get(COLUMN)
-    try:
-        if not isinstance(text, str):
-            raise ValueError(f"expected a task as JSON text, found {text!r:.80}")
-        return read_task(text)
-    except ValueError as error:
-        raise DataError(
-            f"{sample.place}: extra_info.{COLUMN}: {error}; python -m data_prep.environment makes such rows"
-        ) from error
+def _no_room(play: Play) -> NoScore:
+    return NoScore(f"{play.place}: prompt and first observation leave no room for a turn (data.max_response_length)")
 
 
 def _refused(call: ParsedCall, task: Task) -> ToolResult | None:

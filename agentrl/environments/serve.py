@@ -6,8 +6,14 @@ a Python file with four functions, and perhaps a fifth:
     tasks(split, seed, count, **options)    yields tasks: dicts with a `prompt`, perhaps `tools`, and anything else
     start(task, seed)                       returns (episode, observation); the observation may be None
     step(episode, action)                   returns {"observation": text, "reward": number, "done": bool, ...}
-    score(episode)                          returns a number, or a dict with `score` and further numbers
+    score(episode)                          returns a number, or a dict with `score` and further numbers; None: no score
     close(episode)                          optional
+    configured(task, **options)             optional: returns what a task takes from the entry's options
+
+Tasks are rows of data, which may come from anywhere: no task names a module, a server, a file or a data set. The dict
+that `configured` returns is added to the task that `start` gets. A row is refused where it has another value under a
+name of that dict, or where `configured` raises. A `start` that raises BlockingIOError has no place now; it is asked
+again until it has one.
 
 A file whose code asks the policy itself has, in place of `start`, `step` and `score`:
 
@@ -72,6 +78,10 @@ class Refused(Exception):
     def __init__(self, status: int, problem: str) -> None:
         super().__init__(problem)
         self.status = status
+
+
+class RefusedRow(Exception):
+    """Row whose task is none of the entry's."""
 
 
 class Session:
@@ -150,7 +160,7 @@ class Asking:
         """Yield tasks. The first one is played with an empty turn, so that errors of `play` come before training."""
         for number, task in enumerate(islice(self._module.tasks(split, seed, count, **options), count)):
             if number == 0 or "prompt" not in task:
-                episode, _ = self.start(task, seed)
+                episode, _ = self.start(with_configured(self._module, task, options), seed)
                 try:
                     if "prompt" not in task:
                         known = {"prompt": episode.messages, "tools": episode.tools, "request": _digest(episode)}
@@ -213,6 +223,20 @@ def _answer(waiting: asyncio.Future[Any], answer: Any) -> None:
         waiting.set_result(answer)
 
 
+def with_configured(module: Any, task: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Return a row's task with what it takes from the entry's options. Raises RefusedRow."""
+    if not callable(configured := getattr(module, "configured", None)):
+        return task
+    try:
+        own = configured(task, **options)
+    except Exception as error:
+        raise RefusedRow(f"{type(error).__name__}: {error}") from error
+    for name, value in own.items():
+        if (found := task.get(name, value)) != value:
+            raise RefusedRow(f"its {name} is {found!r:.80}, and the entry's is {value!r:.80}")
+    return {**task, **own}
+
+
 def _digest(episode: Asked) -> int:
     return zlib.crc32(json.dumps([episode.messages, episode.tools]).encode())
 
@@ -240,6 +264,7 @@ class Environment:
                 f"{file}: it has no function {', '.join(missing)}; needed are tasks, and start, step and score or play"
             )
         self.module: Any = Asking(module) if plays else module
+        self._file_module = module
         self._serial = threading.Lock() if getattr(module, "SERIAL", False) and not plays else None
         self._sessions: dict[str, Session] = {}
         self._closed: list[Session] = []
@@ -291,7 +316,13 @@ class Environment:
                 session = self._sessions[asked["session"]] = Session(self._call)
 
         def begin() -> object:
-            made = self.module.start(asked["task"], asked["seed"])
+            try:
+                task = with_configured(self._file_module, asked["task"], asked.get("options", {}))
+                made = self.module.start(task, asked["seed"])
+            except BlockingIOError as error:
+                with self._lock:
+                    self._close(self._sessions.pop(asked["session"], None))
+                return {"full": str(error)}
             if not isinstance(made, tuple) or len(made) != 2:
                 raise TypeError(f"start must return (episode, observation), found {made!r:.100}")
             session.state = made[0]
@@ -326,6 +357,8 @@ class Environment:
                 return _encoded(work())
             with self._serial:
                 return _encoded(work())
+        except RefusedRow as refused:
+            return _encoded({"refused": str(refused)})
         except (Exception, SystemExit):
             text = traceback.format_exc()
             print(text, file=sys.stderr, flush=True)

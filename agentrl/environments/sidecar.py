@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import logging
 import os
+import random
 import secrets
 import signal
 import subprocess
@@ -21,7 +24,7 @@ import pydantic
 
 from agentrl.environments.interpreter import find_python, last_lines, virtual_environment
 from agentrl.environments.serve import KEY, MARK, PROTOCOL, end_children
-from agentrl.errors import CodeError, ConfigError, InfrastructureError
+from agentrl.errors import CodeError, ConfigError, InfrastructureError, UserError
 from agentrl.remote.client import RemoteClient, RemoteOptions
 from agentrl.remote.faults import RemoteUnavailable
 from agentrl.remote.url import checked_url
@@ -30,9 +33,11 @@ from agentrl.system.json_value import JSON, as_object
 from agentrl.system.loop_thread import run_apart
 from agentrl.system.numbers import finite
 from agentrl.system.threads import DaemonThreads
+from agentrl.system.throttle import ThrottledWarnings
 from agentrl.system.user_code import read_traceback
 
 Fields: TypeAlias = dict[str, JSON]
+warnings = ThrottledWarnings(logging.getLogger(__name__))
 
 _PASSED = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE"),
@@ -48,6 +53,8 @@ _NO_ATTEMPT_LIMIT = 1e6
 answer."""
 _MOST_TASKS_BYTES = 1 << 30
 _LOG_BYTES = 16 << 10
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
+"""Seconds between two questions for a place in an environment that is full: the first pause, and the longest."""
 
 
 class EnvironmentOptions(pydantic.BaseModel):
@@ -85,6 +92,10 @@ class EnvironmentOptions(pydantic.BaseModel):
         elif self.key_env is not None:
             raise ValueError("`key_env` has no effect without `url`")
         return self
+
+
+class RefusedRow(Exception):
+    """Refusal of a row that is none of the entry's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +151,8 @@ class Sidecar:
     async def ask(self, address: Address, path: str, asked: Fields, most: int = 16 << 20) -> Fields:
         """Make one request of the protocol; it may arrive twice without effect.
 
-        Raises CodeError for an error of the environment's code, InfrastructureError for faults, also of services that
-        the environment asked included.
+        Raises CodeError for an error of the environment's code, RefusedRow for a row of another environment,
+        InfrastructureError for faults, also of services that the environment asked.
         """
         headers = {"Authorization": f"Bearer {address.key}"} if address.key else {}
         url, body = f"{address.url}/v1/{path}", json.dumps(asked).encode()
@@ -157,6 +168,8 @@ class Sidecar:
             raise InfrastructureError(f"{self._what}: its answer is not JSON ({error})") from error
         if isinstance(trace := found.get("error"), str):
             raise self._blamed(path, trace)
+        if isinstance(problem := found.get("refused"), str):
+            raise RefusedRow(problem)
         return found
 
     async def close(self) -> None:
@@ -265,8 +278,17 @@ class Play:
     """Role that moves next, as the environment named it; None in an episode without roles."""
 
     async def start(self, task: Mapping[str, JSON], seed: int) -> str | None:
-        """Begin the episode; return its first observation."""
-        found = await self._ask("start", {"task": dict(task), "seed": seed})
+        """Begin the episode, once the environment has a place for it; return its first observation.
+
+        Raises RefusedRow for a row of another environment.
+        """
+        options, pause = dict(self.sidecar.options.task_options), _FIRST_PAUSE
+        asked: Fields = {"task": dict(task), "seed": seed, "options": options}
+        while "full" in (found := await self._ask("start", asked)):
+            what = f"environment {self.sidecar.name}"
+            warnings.warn(what, f"it has no place for another episode ({found['full']}); trajectories wait")
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, _LONGEST_PAUSE)
         self.role = self.text(found, "role")
         return self.text(found, "observation")
 
@@ -290,17 +312,24 @@ class Play:
         return found
 
     async def score(self) -> dict[str, float]:
-        """Ask for the episode's score; further numbers are metrics."""
+        """Ask for the episode's score; further numbers are metrics. Without a score there is no `score`."""
         found = await self._ask("score", {"number": self.steps + 1})
-        return {name: self.number(found, name) for name in {"score": None, **found}}
+        if found.get("score", 0) is None:
+            del found["score"]
+        elif "score" not in found:
+            raise self.error("score must return a number, None, or a dict with `score`; found a dict without it")
+        return {name: self.number(found, name) for name in found}
 
-    async def role_scores(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Ask for the scores of an episode with roles: (by role, further numbers)."""
+    async def role_scores(self) -> tuple[dict[str, float] | None, dict[str, float]]:
+        """Ask for the scores of an episode with roles: (by role, further numbers). None: a role has no score."""
         found = await self._ask("score", {"number": self.steps + 1})
         scores = found.pop("scores", None)
         if not isinstance(scores, dict) or "score" in found:
             raise self.error('score must be a dict with "scores", a number for each role, and without "score"')
-        return {name: self.number(scores, name) for name in scores}, {name: self.number(found, name) for name in found}
+        numbers = {name: self.number(found, name) for name in found}
+        if None in scores.values():
+            return None, numbers
+        return {name: self.number(scores, name) for name in scores}, numbers
 
     def next_role(self, roles: Sequence[str]) -> str:
         """Return the role that moves next, one of `roles`."""
@@ -310,7 +339,7 @@ class Play:
 
     async def close(self) -> None:
         """End the episode; a fault here changes no result, as the sidecar closes what nobody asks for."""
-        with contextlib.suppress(InfrastructureError, TimeoutError):
+        with contextlib.suppress(InfrastructureError, TimeoutError, UserError):
             await self._ask("close", {})
 
     def text(self, found: Fields, name: str) -> str | None:
@@ -329,12 +358,17 @@ class Play:
     def error(self, problem: str) -> CodeError:
         """Make the error for an answer that the contract forbids."""
         at = f"step {self.steps}" if self.steps else "start"
-        return CodeError(f"environment {self.sidecar.name}: {at} of {self.place}: {problem}", self.sidecar.name)
+        what = f"environment {self.sidecar.name}: {at} of {self.place}: {problem}"
+        return CodeError(what, self.sidecar.name, after_turn=self.steps > 0)
 
     async def _ask(self, path: str, asked: Fields) -> Fields:
-        async with within(self.timeout):
-            asked = {"session": self.session, **({"number": 0} if path == "start" else {}), **asked}
-            return await self.sidecar.ask(self.address, path, asked)
+        asked = {"session": self.session, **({"number": 0} if path == "start" else {}), **asked}
+        try:
+            async with within(self.timeout):
+                return await self.sidecar.ask(self.address, path, asked)
+        except CodeError as error:
+            error.after_turn = self.steps > 0
+            raise
 
 
 def environment_file(name: str, what: str) -> Path:

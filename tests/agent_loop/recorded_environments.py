@@ -201,7 +201,7 @@ async def play_counter() -> dict[str, Any]:
             score = await episode.score()
         finally:
             await sidecar.close()
-    return {"task": {**task, "url": "", "id": ""}, "opening": opening, "steps": steps, "score": score}
+    return {"task": {**task, "id": ""}, "opening": opening, "steps": steps, "score": score}
 
 
 async def main() -> None:

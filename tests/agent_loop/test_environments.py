@@ -289,7 +289,6 @@ async def test_limits_end_an_episode_and_its_score_counts(bench: MakeBench, odd:
 @pytest.mark.parametrize(
     ("task", "problem"),
     [
-        ({"start": "raise"}, "start: LookupError: unknown task"),
         ({"step": "raise"}, "step: KeyError: 'my mistake'"),
         ({"step": "change", "changes": {"reward": "nan"}}, "step 2 of task t7 (test.parquet, row 0 (the first is 0))"),
         ({"step": "change", "changes": {"reward": "nan"}}, "reward must be a finite number, found nan"),
@@ -297,18 +296,113 @@ async def test_limits_end_an_episode_and_its_score_counts(bench: MakeBench, odd:
         ({"step": "change", "changes": {"observation": None}}, "must give an observation to answer"),
         ({"step": "change", "changes": {"done": 1}}, "done must be true or false, found 1"),
         ({"step": "change", "changes": {"answers": ["x"]}}, "a list of 0 texts, one a call, found ['x']"),
-        ({"score": None}, "score must be a finite number, found None"),
+        ({"score": "nan"}, "score must be a finite number, found 'nan'"),
+        ({"score": {"steps": 3}}, "found a dict without it"),
     ],
 )
-async def test_errors_of_its_code_say_where(
-    bench: MakeBench, odd: EnvironmentOptions, task: dict[str, Any], problem: str
+async def test_the_policys_text_ends_no_run(
+    bench: MakeBench,
+    odd: EnvironmentOptions,
+    task: dict[str, Any],
+    problem: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with pytest.raises(CodeError) as error:
-        await played(bench(["a"] * 4), odd, row({"id": "t7", **task}))
-    assert problem in str(error.value)
-    assert "test.parquet" in str(error.value)
+    """An error of the environment after a turn costs its trajectory, and says where."""
+    b = bench(["a"] * 4)
+    first, second, good = await played(b, odd, row({"id": "t7", **task}), row({"id": "t7", **task}), row({}))
+    assert b.scheduler.on_code_error == "error"
+    assert [(one.status, one.failure_cause) for one in (first, second)] == [(Status.FAILED, "CodeError")] * 2
+    assert (first.score, first.metrics["retries"], good.score) == (None, 0.0, 1.0)
+    (told,) = (one.getMessage() for one in caplog.records if "left out, and counted" in one.getMessage())
+    assert problem in told
+    assert "test.parquet, row 0" in told
     if "raise" in task.values():
-        assert 'odd.py", line ' in str(error.value)
+        assert 'odd.py", line ' in told
+
+
+async def test_an_error_before_the_first_turn_is_none_of_the_policys_text(
+    bench: MakeBench, odd: EnvironmentOptions
+) -> None:
+    with pytest.raises(CodeError, match="start: LookupError: unknown task") as error:
+        await played(bench(["a"]), odd, row({"start": "raise"}))
+    assert "test.parquet" in str(error.value) and 'odd.py", line ' in str(error.value)
+
+
+async def test_no_reward_is_no_score(bench: MakeBench, odd: EnvironmentOptions) -> None:
+    (one,) = await played(bench(["a"] * 3), odd, row({"score": None}))
+    assert (one.status, one.failure_cause, one.score, one.metrics["retries"]) == (Status.FAILED, "NoScore", None, 0.0)
+    assert len(one.turns) == 5
+
+
+async def test_an_opening_is_cut_as_steps_are(bench: MakeBench, odd: EnvironmentOptions) -> None:
+    b = bench(["a", "b", "c"], tool_response_tokens=20)
+    (one,) = await played(b, odd, row({"opening": "word " * 400_000}))
+    opening = str(one.messages[0]["content"]).removeprefix("What is 2 + 3?\n\n")
+    assert 10 < len(b.chat.encode(opening)) <= 20
+    (none,) = await played(bench(["a"], max_response_tokens=0), odd, row({}))
+    assert (none.status, none.failure_cause, none.score) == (Status.FAILED, "NoScore", None)
+
+
+SESSIONS = """
+import json
+from pathlib import Path
+
+FULL = {"type": "error", "data": {"code": "CAPACITY_REACHED", "message": "all 1 sessions are in use"}}
+
+class connect:
+    def __init__(self, url, **options):
+        self.answers = json.loads(Path("answers.json").read_text())
+        left = int(Path("full").read_text())
+        Path("full").write_text(str(max(0, left - 1)))
+        if left:
+            self.answers = [FULL]
+
+    def send(self, text):
+        if self.answers == [FULL]:
+            raise OSError("the server hung up")
+
+    def recv(self):
+        answer = self.answers.pop(0)
+        if "type" in answer:
+            return json.dumps(answer)
+        return json.dumps({"type": "observation", "data": {"observation": {"said": "Go on."}, **answer}})
+
+    def close(self): ...
+"""
+"""Stand-in for websockets, whose package is not among the trainer's: sessions of an OpenEnv server."""
+
+
+@pytest.mark.parametrize(
+    ("answers", "full", "score"),
+    [
+        ([{"reward": None}, {"reward": 0.5}, {"reward": None, "done": True}], 0, 0.5),
+        ([{"reward": None}, {"reward": 0.0, "done": True}], 0, 0.0),
+        ([{"reward": None}, {"reward": None}, {"reward": None, "done": True}], 0, None),
+        ([{"reward": None, "done": True}, {"reward": 9.0}], 0, None),
+        ([{"reward": None}, {"reward": 1.0, "done": True}], 3, 1.0),
+    ],
+    ids=["some", "zero", "none", "over at reset", "full"],
+)
+async def test_a_server_of_openenv(
+    bench: MakeBench,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    answers: list[dict[str, Any]],
+    full: int,
+    score: float | None,
+) -> None:
+    """NaN is null on the wire: no reward. A server that is full has a place later."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "websockets" / "sync").mkdir(parents=True)
+    (tmp_path / "websockets" / "sync" / "client.py").write_text(SESSIONS)
+    (tmp_path / "answers.json").write_text(json.dumps(answers))
+    (tmp_path / "full").write_text(str(full))
+    options = EnvironmentOptions(environment="openenv", task_options={"server": "http://unused", "shown": "said"})
+    task = {"reset": {"seed": 1}, "mcp": False, "field": "message"}
+    (one,) = await played(bench(["a"] * 3), options, row(task))
+    assert (one.score, one.metrics["retries"]) == (score, 0.0)
+    assert one.failure_cause == ("NoScore" if score is None else None)
+    assert sum(turn.role == "assistant" for turn in one.turns) == max(1, len(answers) - 1)
 
 
 @pytest.mark.parametrize("what", ["die", "hang"])
@@ -685,9 +779,7 @@ async def test_a_task_folder_of_harbor_in_the_sandbox(bench: MakeBench, tmp_path
             [call("bash", command=forged), "Done."],
         ]
         played_ones = [(await played(bench(script), options, row(task)))[0] for script in scripts]
-    assert [(one.status, one.score, one.score_extra["tested"]) for one in played_ones] == [
-        *[(Status.COMPLETED, 1.0, 1.0), (Status.COMPLETED, 0.0, 1.0)]
-    ]
+    assert [(one.status, one.score) for one in played_ones] == [(Status.COMPLETED, 1.0), (Status.COMPLETED, 0.0)]
     assert [record.response for record in played_ones[0].tool_calls] == [
         *["/home/sandbox/app\n\n[exit status 1]", "limits reached: wall_time"]
     ]

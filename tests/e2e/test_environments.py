@@ -149,5 +149,5 @@ def test_every_family_has_an_entry_that_pins_its_package() -> None:
         assert all("==" in package for package in entry["options"].get("packages", []))
         assert ("packages" in entry["options"]) == (family in INSTALLED)
         adapter = (PROJECT / "agentrl" / "environments" / "adapters" / f"{family}.py").read_text()
-        assert len(adapter.splitlines()) <= 100
+        assert len(adapter.splitlines()) <= 120
         assert f"`{family}`" in (PROJECT / PAGE).read_text()

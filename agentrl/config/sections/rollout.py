@@ -37,6 +37,8 @@ from agentrl.system.config_files import configs_dir
 from agentrl.system.targets import is_target
 
 TOOLS = OnlyWith("tool_config_path")
+ANSWERS = OnlyWith("tool_config_path", "agent.agent_loop_config_path")
+"""For keys that loops read: those of an environment and of your own, too, which need no file of tools."""
 SAMPLED = OnlyWith("do_sample=true")
 SERVERS = OnlyWith("name=sglang or vllm or mixed")
 VLLM = OnlyWith("actor_rollout_ref.rollout.name=vllm", off=({},))
@@ -133,18 +135,19 @@ class MultiTurnConfig(Section):
     registers."""
     max_assistant_turns: int = Field(8, gt=0)
     """Assistant turns after which a trajectory ends."""
-    max_user_turns: Annotated[int, OnlyWith("interaction_config_path")] = Field(8, ge=0)
+    max_user_turns: Annotated[int, OnlyWith("interaction_config_path", "agent.agent_loop_config_path")] = Field(8, ge=0)
     """Answers of an interaction that the policy is shown; the next one ends the trajectory."""
     max_tokens_per_turn: int | None = Field(None, gt=0)
     """Cap on one assistant turn; null: only the response budget."""
-    max_tool_response_length: Annotated[int, TOOLS] = Field(1024, gt=0)
-    """Tokens of one tool answer; longer ones are cut with a visible marker."""
-    tool_response_unit: Annotated[Literal["tokens", "characters"], TOOLS] = "tokens"
+    max_tool_response_length: Annotated[int, ANSWERS] = Field(1024, gt=0)
+    """Tokens of one answer of a tool, or of one observation of an environment; longer ones are cut with a visible
+    marker."""
+    tool_response_unit: Annotated[Literal["tokens", "characters"], ANSWERS] = "tokens"
     """Unit of max_tool_response_length, and of max_response_tokens in the YAML of tools. With characters images are not
     counted."""
-    tool_response_truncate_side: Annotated[Literal["left", "right", "middle"], TOOLS] = "middle"
+    tool_response_truncate_side: Annotated[Literal["left", "right", "middle"], ANSWERS] = "middle"
     """Which part of a long answer is cut away."""
-    max_parallel_calls: Annotated[int, TOOLS] = Field(16, gt=0)
+    max_parallel_calls: Annotated[int, ANSWERS] = Field(16, gt=0)
     """Tool calls in one message that are run; the rest get an error as their answer."""
     max_malformed: int = Field(4, ge=0)
     """Malformed calls after which the trajectory ends."""
@@ -158,8 +161,11 @@ class MultiTurnConfig(Section):
     that returns a Status or None (docs/extending.md)."""
     force_final_answer: bool = True
     """At the turn limit with calls answered: one last generation, whose calls are not run."""
-    tool_timeout: Annotated[float, OnlyWith("tool_config_path", "interaction_config_path")] = Field(30.0, gt=0)
-    """Deadline of one tool call, unless the tool's own YAML sets another, and of one call of an interaction."""
+    tool_timeout: Annotated[
+        float, OnlyWith("tool_config_path", "interaction_config_path", "agent.agent_loop_config_path")
+    ] = Field(30.0, gt=0)
+    """Deadline of one tool call, unless the tool's own YAML sets another, and of one call of an interaction or an
+    environment."""
 
 
 REMOTE = OnlyWith("start=remote")

@@ -26,9 +26,16 @@ def tasks(split, seed, count, folder, sandbox, command_timeout=60):
     found = enumerate(sorted(Path(folder).glob("*/task.toml")))
     found = [one.parent for number, one in found if (number % 10 == 0) == (split != "train")]
     random.Random(seed).shuffle(found)
-    given = {"sandbox": sandbox, "command_timeout": command_timeout, "tools": [{"type": "function", "function": BASH}]}
     for one in found[:count]:
-        yield {"id": one.name, "prompt": _read(one)["instruction"], "folder": str(one), **given}
+        tools = [{"type": "function", "function": BASH}]
+        yield {"id": one.name, "prompt": _read(one)["instruction"], "tools": tools}
+
+
+def configured(task, folder, sandbox, command_timeout=60):
+    """Return the entry's sandbox, and the folder of the task, which must be one of the entry's."""
+    if (found := Path(folder) / task["id"]) not in [one.parent for one in Path(folder).glob("*/task.toml")]:
+        raise ValueError(f"{folder} has no task {task['id']!r:.80}")
+    return {"folder": str(found), "sandbox": sandbox, "command_timeout": command_timeout}
 
 
 def start(task, seed):
@@ -44,7 +51,7 @@ def step(episode, action):
 
 
 def score(episode):
-    """Test the policy's files in a sandbox of their own, without its processes. Without a reward the score is 0."""
+    """Test the policy's files in a sandbox of their own, without its processes. No reward is no score."""
     made, box, packed = episode["made"], uuid.uuid4().hex, "/tmp/state.tar"
     state = _cell(episode, f"tar cf {packed} -C {HOME} .", [packed])["files"].get(packed)
     program = f"tar xf {box}/state.tar; rm -rf tests logs; mv {box}/tests .; mkdir -p logs/verifier; {made['enter']}"
@@ -53,8 +60,9 @@ def score(episode):
     asked = {"language": "bash", "code": f"{program}; bash {HOME}/tests/test.sh", "run_timeout": made["seconds"]}
     found = _post(episode, "run_code", {**asked, "files": files, "fetch_files": rewards})["files"] if state else {}
     value = next((json.loads(base64.b64decode(found[name])) for name in rewards if found.get(name)), None)
-    numbers = value if isinstance(value, dict) else {"reward": value or 0.0}
-    return {**numbers, "score": numbers.get("reward"), "tested": float(value is not None)}
+    numbers = value if isinstance(value, dict) else {"reward": value}
+    reward = numbers.pop("reward", None)
+    return {**numbers, "score": reward}
 
 
 def close(episode):

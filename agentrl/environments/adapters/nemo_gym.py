@@ -10,6 +10,7 @@ import random
 import urllib.error
 import urllib.request
 from pathlib import Path
+from urllib.parse import quote
 
 
 def tasks(split, seed, count, url, file, validation=None):
@@ -28,9 +29,13 @@ def tasks(split, seed, count, url, file, validation=None):
             "id": f"{file}:{number + 1}",
             "prompt": [*system, *map(_message, said)],
             "tools": tools,
-            "url": url,
             "row": row,
         }
+
+
+def configured(task, url, file, validation=None):
+    """Return the address of the entry's server."""
+    return {"url": url}
 
 
 def start(task, seed):
@@ -50,7 +55,7 @@ def step(episode, action):
     answers = []
     for call in action["calls"]:
         given = {"call_id": call["id"], "name": call["name"], "arguments": json.dumps(call["arguments"])}
-        answers.append(_post(episode, call["name"], call["arguments"], refused=True))
+        answers.append(_post(episode, quote(call["name"], safe=""), call["arguments"], refused=True))
         answered = {"type": "function_call_output", "call_id": call["id"], "output": answers[-1]}
         episode["output"] += [{"type": "function_call", **given}, answered]
     return {"answers": answers, "done": not answers}

@@ -4,6 +4,7 @@ Options of `tasks`: `server`, its URL, or a folder with `openenv.yaml`, which th
 the field of an observation to show (all as JSON); `resets`, arguments of `reset` in turn, or splits of its task list.
 """
 
+import contextlib
 import importlib
 import json
 import socket
@@ -30,7 +31,7 @@ def tasks(split, seed, count, server, prompt=None, resets=({},), shown=None):
     elif others or schema["properties"].get(field, {}).get("type") != "string":
         tools = [{"name": "act", "description": schema.get("description", "Act."), "parameters": schema}]
     tools = [{"type": "function", "function": tool} for tool in tools]
-    task = {"prompt": prompt or schema.get("description", "Act."), "tools": tools, "server": server, "shown": shown}
+    task = {"prompt": prompt or schema.get("description", "Act."), "tools": tools}
     if isinstance(resets, dict):
         name = requests.get(f"http{_address(server)}/list_environments", timeout=60).json()[0]
         found = requests.post(f"http{_address(server)}/{name}/num_tasks", json={"split": resets[split]}, timeout=60)
@@ -43,31 +44,43 @@ def tasks(split, seed, count, server, prompt=None, resets=({},), shown=None):
         yield {**task, "id": json.dumps(reset), "reset": reset, "mcp": mcp, "field": None if tools else field}
 
 
+def configured(task, server, prompt=None, resets=({},), shown=None):
+    """Return the entry's server. The row's `reset` must be one of the entry's, with any seed or index."""
+    asked = {key: value for key, value in task["reset"].items() if key != "seed"}
+    if isinstance(resets, dict):
+        resets = [{"split": name, "index": int(asked["index"])} for name in resets.values()]
+    if asked not in [{key: value for key, value in one.items() if key != "seed"} for one in resets]:
+        raise ValueError(f"the entry has no reset {asked!r:.80}")
+    return {"server": server, "shown": shown}
+
+
 def start(task, seed):
     """Open a session, and reset its environment."""
     session = connect(f"ws{_address(task['server'])}/ws", open_timeout=60, ping_interval=None, max_size=None)
-    said = _ask(session, "reset", {"seed": seed, **task["reset"]}, task["shown"])["said"]
-    return {"session": session, "task": task, "score": 0.0}, said
+    seen = _ask(session, "reset", {"seed": seed, **task["reset"]}, task["shown"])
+    return {"session": session, "task": task, "rewards": [], "done": bool(seen.get("done"))}, seen["said"]
 
 
 def step(episode, action):
     """Act by the turn's text or by its calls; where an action is a call, a turn without one ends the episode."""
-    task, calls, reward, said = episode["task"], action["calls"], 0.0, []
+    task, calls, rewards, said = episode["task"], action["calls"], [], []
     acts = [{task["field"]: action["text"]}] if task["field"] else [call["arguments"] for call in calls]
     if task["mcp"]:
         acts = [{"type": "call_tool", "tool_name": one["name"], "arguments": one["arguments"]} for one in calls]
-    done = not acts
+    done = episode["done"] or not acts
     for act in acts:
         seen = {"said": "Error: the episode is over"} if done else _ask(episode["session"], "step", act, task["shown"])
-        reward, done = reward + float(seen.get("reward") or 0.0), done or bool(seen.get("done"))
+        rewards += [float(seen["reward"])] if seen.get("reward") is not None else []
+        done = done or bool(seen.get("done"))
         said.append(seen["said"])
-    episode["score"] += reward
+    episode["rewards"] += rewards
+    reward = sum(rewards) if rewards else None
     return {"reward": reward, "done": done, **({"observation": said[0]} if task["field"] else {"answers": said})}
 
 
 def score(episode):
-    """Return the sum of the rewards."""
-    return episode["score"]
+    """Return the sum of the rewards; None where the server gave none, as NaN arrives as null, too."""
+    return sum(episode["rewards"]) if episode["rewards"] else None
 
 
 def close(episode):
@@ -76,11 +89,14 @@ def close(episode):
 
 
 def _ask(session, kind, data, field=None):
-    session.send(json.dumps({"type": kind, "data": data}))
+    with contextlib.suppress(Exception):  # a server without a place says so and hangs up: `recv` reads it, or raises
+        session.send(json.dumps({"type": kind, "data": data}))
     if (answer := json.loads(session.recv()))["type"] == "error":
         if answer["data"]["code"] == "VALIDATION_ERROR":  # the policy's mistake
             return {"said": "Error: " + "; ".join(one["msg"] for one in answer["data"]["errors"])}
         session.close()  # of an episode that could not begin, too
+        if answer["data"]["code"] == "CAPACITY_REACHED":
+            raise BlockingIOError(answer["data"]["message"])
         raise RuntimeError("OpenEnv server: {message} ({code})".format(**answer["data"]))
     shown = (seen := answer["data"]["observation"]).get(field, seen)
     if "tool_name" in seen:

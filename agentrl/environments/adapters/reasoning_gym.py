@@ -6,6 +6,7 @@ Options of `tasks`: `datasets`, names or a mapping of names to their options; ro
 import difflib
 import functools
 import json
+import zlib
 
 import reasoning_gym
 from reasoning_gym.utils import extract_answer
@@ -22,19 +23,20 @@ APART = 1_000_003
 
 def tasks(split, seed, count, datasets=("leg_counting",)):
     """Yield the entries of the data sets in turn; those for validation have seeds of their own."""
-    options = {name: {} for name in datasets} if not isinstance(datasets, dict) else datasets
-    for name in options:
-        if name in EVALUATED:
-            raise ValueError(f"datasets: the scorer of {name} runs answers, which a model wrote, as code")
-        if name not in (known := sorted(reasoning_gym.factory.DATASETS)):
-            near = difflib.get_close_matches(name, known, 3) or known
-            raise ValueError(f"datasets: there is no data set {name}; did you mean {', '.join(near)}?")
+    options = _options(datasets)
     first = (2 * seed + (split != "train")) * APART
     for number in range(count):
         name = list(options)[number % len(options)]
-        task = {"dataset": name, "options": options[name] or {}, "seed": first, "index": number // len(options)}
-        question = _entry(task)[1]["question"]
+        task = {"dataset": name, "seed": first, "index": number // len(options), "made_with": _digest(options[name])}
+        question = _entry({**task, "options": options[name]})[1]["question"]
         yield {"id": f"{name}/{first + task['index']}", "source": name, "prompt": question + ASK, **task}
+
+
+def configured(task, datasets=("leg_counting",)):
+    """Return the options of the row's data set, which must be one of the entry's."""
+    if (name := task["dataset"]) not in (options := _options(datasets)):
+        raise ValueError(f"the entry has no data set {name!r:.80}")
+    return {"options": options[name], "made_with": _digest(options[name])}
 
 
 def start(task, seed):
@@ -59,6 +61,21 @@ def step(episode, action):
 def score(episode):
     """Return the score of the answer, whether there was one between the tags, and whether the scorer failed on it."""
     return {"score": episode["score"], "answered": float(episode["answered"]), "unreadable": episode["unreadable"]}
+
+
+def _options(datasets):
+    """Check the entry's data sets; return the options of each."""
+    for name in datasets:
+        if name in EVALUATED:
+            raise ValueError(f"datasets: the scorer of {name} runs answers, which a model wrote, as code")
+        if name not in (known := sorted(reasoning_gym.factory.DATASETS)):
+            near = difflib.get_close_matches(name, known, 3) or known
+            raise ValueError(f"datasets: there is no data set {name}; did you mean {', '.join(near)}?")
+    return {name: (datasets[name] if isinstance(datasets, dict) else None) or {} for name in datasets}
+
+
+def _digest(options):
+    return zlib.crc32(json.dumps(options, sort_keys=True).encode())
 
 
 def _entry(task):

@@ -4,7 +4,9 @@ Options of `tasks`: `games`, ids or a mapping of ids to their options; rows take
 roles, which are called player-0, player-1, ...; `prompt`: the text before the game's words, for several players.
 """
 
+import json
 import random
+import zlib
 
 import textarena
 
@@ -16,14 +18,22 @@ APART = 1_000_003
 def tasks(split, seed, count, games=("GuessTheNumber-v0",), players=1, prompt=None):
     """Yield games in turn; those for validation have seeds of their own. One player's prompt is the game's first text;
     several are each told it as their first observation."""
-    options = {name: {} for name in games} if not isinstance(games, dict) else games
     for number in range(count):
-        game = list(options)[number % len(options)]
-        task = {"game": game, "options": options[game] or {}, "seed": (2 * seed + (split != "train")) * APART + number}
-        if players > 1:
-            task["roles"] = [f"player-{place}" for place in range(players)]
-        said = (prompt or f"A game for {players} players.") if players > 1 else _said(_made(task))[1]
-        yield {"id": f"{game}/{task['seed']}", "prompt": said, **task}
+        task = {"game": list(games)[number % len(games)], "seed": (2 * seed + (split != "train")) * APART + number}
+        own = configured(task, games, players)
+        said = (prompt or f"A game for {players} players.") if players > 1 else _said(_made({**task, **own}))[1]
+        task |= {"made_with": own["made_with"], **({"roles": own["roles"]} if players > 1 else {})}
+        yield {"id": f"{task['game']}/{task['seed']}", "prompt": said, **task}
+
+
+def configured(task, games=("GuessTheNumber-v0",), players=1, prompt=None):
+    """Return the options and the roles of the row's game, which must be one of the entry's."""
+    if (game := task["game"]) not in list(games):
+        raise ValueError(f"the entry has no game {game!r:.80}")
+    options = (games[game] if isinstance(games, dict) else None) or {}
+    roles = [f"player-{place}" for place in range(players)] if players > 1 else None
+    made_with = zlib.crc32(json.dumps(options, sort_keys=True).encode())
+    return {"options": options, "roles": roles, "made_with": made_with}
 
 
 def start(task, seed):

@@ -23,9 +23,13 @@ def tasks(split, seed, count, environment, arguments=None):
         raise ValueError(f"{environment}: its rubric has rewards that see a whole group ({names}): not supported")
     tools = [{"type": "function", "function": tool.model_dump(exclude={"strict"})} for tool in loaded.tool_defs or []]
     for row in (loaded.get_dataset if split == "train" else loaded.get_eval_dataset)(n=count, seed=seed):
-        task = {"environment": environment, "arguments": arguments or {}, "tools": tools}
-        task["row"] = {name: value for name, value in row.items() if value is not None}
+        task = {"tools": tools, "row": {name: value for name, value in row.items() if value is not None}}
         yield {"id": f"{environment}/{row['example_id']}", "prompt": row["prompt"], **task}
+
+
+def configured(task, environment, arguments=None):
+    """Return the entry's environment."""
+    return {"environment": environment, "arguments": arguments or {}}
 
 
 async def play(task, seed, ask):

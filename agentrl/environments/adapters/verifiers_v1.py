@@ -27,7 +27,12 @@ def tasks(split, seed, count, environment):
     """Yield the task set's tasks; their prompts are what their rollouts ask first."""
     for data in (task.data for task in _loaded(json.dumps(environment)).taskset):
         if (data.idx % 10 == 0) == (split != "train"):
-            yield {"id": data.id or data.name or str(data.idx), "environment": environment, "index": data.idx}
+            yield {"id": data.id or data.name or str(data.idx), "index": data.idx}
+
+
+def configured(task, environment):
+    """Return the entry's environment."""
+    return {"environment": environment}
 
 
 async def play(task, seed, ask):
