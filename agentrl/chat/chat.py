@@ -243,16 +243,16 @@ class Chat:
         return () if self.vision is None else self.vision.media_token_ids
 
     def render_training(
-        self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None, *, unread_calls: bool = False
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None
     ) -> tuple[list[int], list[int]]:
         """Make the ids and the loss mask of a finished conversation, for supervised training.
 
         The mask is 1 on tokens that the policy would sample: text, reasoning and calls of assistant turns, and the
         tokens that end them. As in a rollout, the ids come from `render`, sampled turns and `bridge` in turn. They
-        end with the last trained token.
+        end with the last trained token. What a rollout would read of the turns is not looked at (see `read_back`).
 
-        Raises DataError when there is no assistant turn, one without a message before it, an image, a message that the
-        template leaves out, or, without `unread_calls`, calls that a rollout would not read.
+        Raises DataError when there is no assistant turn, one without a message before it, an image, or a message that
+        the template leaves out.
         """
         if any(pictures_in(messages)):
             raise DataError("a message has an image, and supervised training is on text only")
@@ -274,8 +274,6 @@ class Chat:
                 context = self.format.render(asked[1], canonical, True)
                 remarks.update(self._check_prompt(*asked, canonical))
             sampled = self.format.sampled(message, canonical)
-            if not unread_calls and self.format.parses_tools:
-                self._coverage.check_calls(index, message, sampled, canonical, self.format)
             ids += [*context, *sampled]
             mask += [0] * len(context) + [1] * len(sampled)
             begin = index + 1

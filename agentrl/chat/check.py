@@ -214,10 +214,10 @@ def _check_bridge(
 def _training(chat: Chat, messages: list[Message], tools: Sequence[ToolSchema] | None) -> tuple[list[int], list[int]]:
     """Render for training; with reasoning in the messages where the generation prompt has begun some."""
     try:
-        return chat.render_training(messages, tools, unread_calls=True)
+        return chat.render_training(messages, tools)
     except ConfigError:
         reasoned: list[Message] = [{**m, "reasoning_content": "r"} if m["role"] == "assistant" else m for m in messages]
-        return chat.render_training(reasoned, tools, unread_calls=True)
+        return chat.render_training(reasoned, tools)
 
 
 def _sampled(chat: Chat, turn: Message, tools: Sequence[ToolSchema] | None) -> list[int]:

@@ -14,9 +14,7 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import cast
 
-from agentrl.chat.formats.format import Format
 from agentrl.errors import ConfigError, DataError
-from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message, Part
 
 DEVELOPER, SYSTEM = "developer", "system"
@@ -42,7 +40,6 @@ class Coverage:
     def __init__(self, where: str) -> None:
         self._where = where
         self._known: dict[Hashable, tuple[str, ...]] = {}
-        self._read: set[tuple[int, bool, bool]] = set()
 
     def check(
         self, given: Sequence[Message], prepared: Sequence[Message], write: Write, further: Hashable, first: int = 0
@@ -63,32 +60,6 @@ class Coverage:
                 self._known.clear()
             self._known[shape] = known
         return known
-
-    def check_calls(
-        self,
-        at: int,
-        message: Message,
-        sampled: Sequence[int],
-        tools: Sequence[ToolSchema] | None,
-        format: Format,
-    ) -> None:
-        """Raise DataError where a rollout would not read the calls of assistant message number `at`.
-
-        Each kind of turn is read until one fits. sampled: the turn as the template writes it.
-        """
-        calls = message.get("tool_calls", [])
-        kind = min(len(calls), 2), bool(message["content"]), bool(message.get("reasoning_content"))
-        if not calls or kind in self._read:
-            return
-        stand_ins: list[ToolSchema] = [{"type": "function", "function": {"name": "any"}}]
-        found = len(format.parse(sampled, tools or stand_ins).calls)
-        if found != len(calls):
-            raise DataError(
-                f"message {at} (the first is 0): expected a turn whose tool calls ({len(calls)}) {self._where} reads, "
-                f"found {found}: the template leaves calls out, or writes them next to text, and a rollout would not "
-                "run them. Give each call a turn of its own, without text, or leave the row out"
-            )
-        self._read.add(kind)
 
     def _probe(
         self, given: Sequence[Message], prepared: Sequence[Message], write: Write, first: int

@@ -96,7 +96,10 @@ class PairReader:
             begun = [] if is_text(prompt) else self._rows.messages(prompt, place)
             sides = [_begun(side, prompt, begun, place) for side in sides]
         self._check_prompts(sides[0], sides[1], where)
-        return sides[0], sides[1], self._rows.tools(row.get(config.tools_key), where)
+        tools = self._rows.tools(row.get(config.tools_key), where)
+        # The other one may be rejected for such a turn.
+        self._rows.check(sides[0], tools, shared_turns(sides[0], sides[1]), places[0])
+        return sides[0], sides[1], tools
 
     def _check_prompts(self, chosen: list[Message], rejected: list[Message], where: str) -> None:
         difference = next((at for at, both in enumerate(zip(chosen, rejected, strict=False)) if _differ(*both)), None)
@@ -145,6 +148,12 @@ def _behind(prompt: list[Message], answer: list[Message], where: str) -> list[Me
     return [*prompt, *rest]
 
 
+def shared_turns(chosen: Sequence[Message], rejected: Sequence[Message]) -> int:
+    """Count the assistant turns with which both conversations begin."""
+    shared = takewhile(lambda both: not _differ(*both), zip(chosen, rejected, strict=False))
+    return sum(message["role"] == "assistant" for message, _ in shared)
+
+
 def _differ(one: Message, other: Message) -> bool:
     return without_flag([one]) != without_flag([other])
 
@@ -172,13 +181,15 @@ def load_pairs(
         chosen, rejected, tools = reader.read(row, where)
         if isinstance(chosen, PlainText) or isinstance(rejected, PlainText):
             return _text_pair(tokenizer, [one for one in (chosen, rejected) if isinstance(one, PlainText)], where)
-        shared = takewhile(lambda both: not _differ(*both), zip(chosen, rejected, strict=False))
-        turns = sum(message["role"] == "assistant" for message, _ in shared)
+        turns = shared_turns(chosen, rejected)
         columns = {f"{where}, column {config.chosen_key}": chosen, f"{where}, column {config.rejected_key}": rejected}
         for place, messages in columns.items():
             if sum(message["role"] == "assistant" for message in messages) == turns:
                 raise DataError(f"{place}: no assistant turn is behind what both conversations begin with")
-        samples = [tokenizer.sample(messages, tools, place, shown=turns) for place, messages in columns.items()]
+        samples = [
+            tokenizer.sample(messages, tools, place, shown=turns, rejected=messages is rejected)
+            for place, messages in columns.items()
+        ]
         return None if any(sample is None for sample in samples) else _pair([one for one in samples if one is not None])
 
     found = read_files(files, lambda file, names: reader.plan(file, names, read), progress, config)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, groupby
-from operator import itemgetter
-from typing import Generic, Literal, TypeAlias, TypeGuard, TypeVar
+from itertools import chain
+from typing import Generic, Literal, TypeAlias, TypeGuard, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +17,7 @@ import pyarrow as pa
 from agentrl.chat import Chat
 from agentrl.chat.check import training_check
 from agentrl.chat.message import content_text, parse_json
+from agentrl.chat.read_back import check_read_back, letters, reasoning_marks, turns_of
 from agentrl.config.sections.sft import SFTDataConfig, TuningDataConfig
 from agentrl.data.columns import check_names, unreadable
 from agentrl.data.filling import Filling, holds_filling
@@ -39,6 +38,7 @@ from agentrl.data.messages import (
 from agentrl.data.row_formats.choose import Reading, reading_of
 from agentrl.data.row_formats.format import PlainText
 from agentrl.data.sources import Table, expand, is_json, open_table
+from agentrl.data.teachable import check_teachable
 from agentrl.data.unread import UnreadColumns
 from agentrl.errors import DataError, UserError
 from agentrl.system.json_value import JSON
@@ -338,12 +338,19 @@ class Tokenizer:
         return True
 
     def sample(
-        self, messages: list[Message], tools: list[ToolSchema] | None, where: str, *, shown: int = 0
+        self,
+        messages: list[Message],
+        tools: list[ToolSchema] | None,
+        where: str,
+        *,
+        shown: int = 0,
+        rejected: bool = False,
     ) -> SFTSample | None:
         """Tokenise a transcript; None for a transcript that is too long and may be skipped.
 
         Raises DataError that names the place. The first `shown` turns of the assistant are not learnt, and neither are
-        turns with `weight` 0 (see `with_one_flag`).
+        turns with `weight` 0 (see `with_one_flag`). `rejected`: of a pair, this is the
+        conversation that is not preferred.
         """
         calls = any(message.get("tool_calls") for message in messages)
         if calls not in self._checked:
@@ -354,8 +361,7 @@ class Tokenizer:
             ids, mask = self._chat.render_training(plain, tools)
         except (UserError, ValueError, TypeError, LookupError, RecursionError) as error:
             raise DataError(f"{where}: the transcript cannot be rendered: {error}") from error
-        turns = [message for message in messages if message["role"] == "assistant"]
-        taught = [number >= shown and turn.get("weight") != 0 for number, turn in enumerate(turns)]
+        taught = [number >= shown and turn.get("weight") != 0 for number, turn in enumerate(filter(_says, messages))]
         if not any(taught):
             raise DataError(
                 f"{where}: every assistant turn that could be learnt is marked as not to be (weight, train or loss is "
@@ -363,8 +369,15 @@ class Tokenizer:
             )
         if self._too_long(len(ids), where):
             return None
+        marks = iter(taught)
+        marked = [cast(Message, {**one, "weight": int(next(marks))} if _says(one) else one) for one in messages]
+        turns = turns_of(ids, mask)
+        try:
+            check_read_back(self._chat, marked, turns, tools, rejected=rejected)
+        except DataError as fault:
+            raise DataError(f"{where}: {fault}") from None
         self._further.note(plain)
-        self._unlearnt.update(unlearnt(self._chat, messages, ids, mask))
+        self._unlearnt.update(unlearnt(self._chat, marked, turns))
         learnt = np.asarray(mask, dtype=np.bool_)
         begins = learnt & ~np.concatenate([[False], learnt[:-1]])  # each run of learnt tokens is a turn
         kept = learnt & np.asarray(taught, dtype=np.bool_)[np.maximum(np.cumsum(begins) - 1, 0)]
@@ -398,7 +411,16 @@ class RowReader:
         shown = sum(message["role"] == "assistant" for message in messages[: made.shown])
         if made.shown and shown == sum(message["role"] == "assistant" for message in messages):
             raise DataError(f"{where}: no assistant turn is in the completion, so nothing of the row can be learnt")
-        return messages, self.tools(made.tools, where), shown
+        tools = self.tools(made.tools, where)
+        self.check(messages, tools, shown, place)
+        return messages, tools, shown
+
+    def check(self, messages: list[Message], tools: list[ToolSchema] | None, shown: int, place: str) -> None:
+        """Check that what is learnt is worth it; the first `shown` turns of the assistant are not. Raises DataError."""
+        try:
+            check_teachable(messages, tools, shown)
+        except Unfit as bad:
+            raise _named(place, bad) from None
 
     def messages(self, value: object, place: str) -> list[Message]:
         """Read messages, in which `weight` is the only allowed field about learning. Raises DataError."""
@@ -450,46 +472,39 @@ def _is_schema(tool: object) -> TypeGuard[ToolSchema]:
     return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
-def unlearnt(chat: Chat, messages: Sequence[Message], ids: Sequence[int], mask: Sequence[int]) -> Iterator[str]:
+def unlearnt(chat: Chat, messages: Sequence[Message], turns: Sequence[Sequence[int]]) -> Iterator[str]:
     """Yield the kinds of content that a transcript has and its learnt tokens lack.
 
-    `ids` [T] are its tokens; `mask` [T] marks the assistant's. Templates leave out content that they have no place for:
-    text next to calls, all but one call, reasoning. Blanks, and turns that are not to be learnt, are not compared.
+    turns: the tokens of the assistant's turns. Templates leave out content that they have no place for: text next to
+    calls, reasoning, what stands before a mark in a text. Blanks, and turns with `weight` 0, are not compared.
     """
     if any(message["role"] != "assistant" and message.get("weight") for message in messages):
         yield "a message marked to be learnt (weight, train or loss) that is not the assistant's, and is only shown"
     if calls_in_text(messages):
         yield "a tool's answer behind an assistant turn without tool_calls (calls in its text are learnt as text)"
-    turns = [message for message in messages if message["role"] == "assistant"]
-    if not any(turn.get("reasoning_content") or turn.get("tool_calls") for turn in turns):
-        return
-    learnt = [[id for id, _ in run] for shown, run in groupby(zip(ids, mask, strict=True), itemgetter(1)) if shown]
-    taught = ((turn, run) for turn, run in zip(turns, learnt, strict=False) if turn.get("weight") != 0)
-    lost = (_lost(turn, _letters(chat.decode(run))) for turn, run in taught)
+    taught = ((one, turn) for one, turn in zip(filter(_says, messages), turns, strict=True) if one.get("weight") != 0)
+    lost = (_lost(message, letters(chat.decode(turn)), reasoning_marks(chat)) for message, turn in taught)
     yield from dict.fromkeys(chain.from_iterable(lost))
 
 
-def _lost(turn: Message, text: str) -> Iterator[str]:
+def _says(message: Message) -> bool:
+    return message["role"] == "assistant"
+
+
+def _lost(turn: Message, text: str, marks: Sequence[str]) -> Iterator[str]:
     """Yield the kinds of content that an assistant turn has and its learnt text lacks."""
-    said = _letters(content_text(turn.get("content")))
-    if turn.get("tool_calls") and said not in text:
+    said = letters(content_text(turn.get("content")))
+    for mark in marks:  # the prompt may have begun the reasoning
+        said, text = said.replace(mark, ""), text.replace(mark, "")
+    calls = turn.get("tool_calls")
+    if said not in text and calls:
         yield "text beside tool calls, which the chat template does not write"
-    elif (
-        turn.get("tool_calls")
-        and said
-        and text.find(said) > text.find(_letters(turn["tool_calls"][0]["function"]["name"]))
-    ):
+    elif said not in text:
+        yield "text of which the chat template writes only a part"
+    elif calls and said and text.find(said) > text.find(letters(calls[0]["function"]["name"])):
         yield "text beside tool calls, which the chat template writes behind the calls, and which is learnt there"
-    names = Counter(_letters(call["function"]["name"]) for call in turn.get("tool_calls", ()))
-    if any(text.count(name) < count for name, count in names.items()):
-        yield "tool calls, of which the chat template writes only some"
-    if _letters(turn.get("reasoning_content", "")) not in text:
+    if letters(turn.get("reasoning_content", "")) not in text:
         yield "reasoning_content, which the chat template does not write"
-
-
-def _letters(text: str) -> str:
-    """Reduce a text to the characters that tokenizers and templates keep."""
-    return "".join(unicodedata.normalize("NFKC", text).split())
 
 
 def _json(text: str, where: str) -> JSON:

@@ -22,6 +22,7 @@ from agentrl.chat.coverage import MOVED
 from agentrl.chat.formats.template import TemplateFormat
 from agentrl.chat.load import make_format
 from agentrl.chat.message import normalise, with_named_ids
+from agentrl.chat.read_back import check_read_back, turns_of
 from agentrl.errors import DataError, UserError
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
@@ -287,6 +288,7 @@ def _training(
     """Compare supervised training's ids and mask with those of the rollout."""
     try:
         learnt, learnt_mask = chat.render_training(messages, tools)
+        check_read_back(chat, messages, turns_of(learnt, learnt_mask), tools)
     except UserError as fault:
         remarks.append(f"supervised training is refused: {fault}")
         return
@@ -302,7 +304,7 @@ def _training(
 def _left_out_calls(chat: Chat, messages: list[Message], tools: list[ToolSchema], why: str) -> tuple[str, str]:
     """Check that supervised training refuses calls that the template leaves out."""
     try:
-        chat.render_training(messages, tools)
+        check_read_back(chat, messages, turns_of(*chat.render_training(messages, tools)), tools)
     except UserError:
         return UNWRITTEN, why
     return WRONG, f"{why}, and supervised training takes the conversation"

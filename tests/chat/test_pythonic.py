@@ -14,7 +14,6 @@ from agentrl.chat.formats.parsers import Found
 from agentrl.chat.formats.phi4_mini import functools_body
 from agentrl.chat.formats.pythonic import is_call, lines_body, list_body
 from agentrl.chat.formats.template import TemplateFormat
-from agentrl.errors import DataError
 from agentrl.trajectory import Message
 from tests.chat import templates
 from tests.chat.conversations import TOOLS, assistant, conversation, roll_out, sampled_turns
@@ -134,17 +133,6 @@ def test_auto_takes_the_format_that_reads_the_templates_calls(
     assert roll_out(chat, messages, turns) == ids
     calls = [(call.name, call.arguments) for call in chat.parse(turns[0], TOOLS).calls]
     assert calls == [("calculator", {"expression": f"{n} + 2", "digits": n}) for n in range(2)]
-
-
-def test_training_refuses_calls_that_a_rollout_would_not_read(tmp_path: Path) -> None:
-    """The template writes one call of two, or text before a call that has to be the whole message."""
-    first_only = templates.PYTHONIC.replace("in message.tool_calls %}", "in message.tool_calls[:1] %}")
-    spoken = templates.PYTHONIC.replace("{{- '[' }}", "{{- message.content + '[' }}")
-    for template, turn in ((first_only, assistant("", 2)), (spoken, assistant("I add.", 1))):
-        chat = Chat.from_pretrained(save_tokenizer(tmp_path, LLAMA, "<|eot_id|>", template))
-        chat.render_training(conversation(assistant("", 1), assistant("So 5.")), TOOLS)
-        with pytest.raises(DataError, match=r"message 2 \(the first is 0\): expected a turn whose tool calls"):
-            chat.render_training(conversation(turn, assistant("So 5.")), TOOLS)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from tests.chat.vocabularies import FAMILY_TOKENS, QWEN, save_tokenizer
 USER = {"role": "user", "content": "Hi."}
 REPLY = {"role": "assistant", "content": "Hello."}
 DEEP = 100_000
+CALL_IN_TEXT = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 
 
 def call(arguments: object = "{}", **keys: object) -> dict[str, Any]:
@@ -87,7 +88,6 @@ TEXTS = {
     "half a surrogate": ('[{"role": "user\\ud800", "content": "x"}]', r"as role, found 'user\\ud800'"),
 }
 GOOD: dict[str, list[dict[str, Any]]] = {
-    "a broken call": [USER, calling(call('{"a"')), answer(), REPLY],
     "plain": [USER, REPLY],
     "parts": [
         {"role": "user", "content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i."}]},
@@ -101,7 +101,7 @@ GOOD: dict[str, list[dict[str, Any]]] = {
         answer(tool_call_id="a"),
         REPLY,
     ],
-    "calls as text": [USER, {"role": "assistant", "content": "<tool_call>x"}, answer(), REPLY],
+    "calls as text": [USER, {"role": "assistant", "content": CALL_IN_TEXT}, answer(), REPLY],
     "system": [{"role": "system", "content": "S"}, USER, REPLY],
 }
 
@@ -256,7 +256,7 @@ def test_what_is_in_the_rows_and_not_learnt_is_counted(tmp_path: Path, chat: Cha
     }
     file = write(tmp_path / "b.parquet", [json.dumps([USER, twice, answer(), answer()])])
     load_transcripts(str(file), config, chat)
-    with pytest.raises(DataError, match=r"message 1 .* tool calls \(2\) .* found 1: the template leaves calls out"):
+    with pytest.raises(DataError, match=r"message 1 .* reads 2 calls, .* read as 1 calls"):
         load_transcripts(str(file), config, silent_chat)
 
 

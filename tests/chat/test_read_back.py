@@ -1,0 +1,147 @@
+"""Turns that supervised training learns are read back by a rollout's parser as what the conversation says."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.chat import Chat
+from agentrl.chat.message import with_named_ids
+from agentrl.chat.read_back import check_read_back, letters, turns_of
+from agentrl.config.sections.sft import SFTDataConfig
+from agentrl.data.sft import load_transcripts
+from agentrl.errors import DataError, UserError
+from agentrl.tool import ToolSchema
+from agentrl.trajectory import Message
+from tests.chat import templates
+from tests.chat.conversations import TOOLS, assistant, call, conversation
+from tests.chat.test_families import MUST_BE_TOLD, OWN, PLAIN
+from tests.chat.vocabularies import LLAMA, QWEN, save_tokenizer
+
+SPEAKS_FIRST = templates.HERMES.replace(
+    "{{- message.content }}",
+    "{{- message.content }}{%- if message.content and message.tool_calls %}"
+    "{{- '<|im_end|>\\n<|im_start|>assistant\\n' }}{%- endif %}",
+)
+"""As Nemotron Nano 2: text beside calls is a turn of its own, behind the end of which a policy writes nothing."""
+SPEAKS_INSIDE = templates.PYTHONIC.replace("{{- '[' }}", "{{- message.content + '[' }}")
+"""As axolotl's for Llama 4: text before calls that have to be the whole message."""
+FIRST_ONLY = templates.PYTHONIC.replace("in message.tool_calls %}", "in message.tool_calls[:1] %}")
+BESIDE = assistant("Let me see.", 1)
+CUTS_REASONING = templates.HERMES.replace("{{- message.content }}", "{{- message.content.split('</think>')[-1] }}")
+"""As DeepSeek R1's: what a text has before the mark is left out."""
+ANY_TEXT = ("two words", ' "quoted" \n', "</tool_call> <tool_call>", "{'a': [1]}", "3", "null", "é", "<parameter=x>")
+ANY_VALUE = (3, -2, 0)
+
+
+def learn(chat: Chat, messages: Sequence[Message], tools: Sequence[ToolSchema] | None = TOOLS) -> list[list[int]]:
+    """The turns that are learnt. Raises UserError where the conversation cannot be."""
+    ids, mask = chat.render_training(messages, tools)
+    turns = turns_of(ids, mask)
+    check_read_back(chat, messages, turns, tools)
+    return turns
+
+
+def drawn(source: random.Random, *, reasons: bool) -> list[Message]:
+    """A conversation with calls, text, reasoning, or some of them in a turn."""
+    turns = []
+    for _ in range(source.randint(1, 3)):
+        calls, said = source.randint(0, 2), source.choice(("", "Let me see.", "It's 5.\n\nYes?"))
+        turn = assistant(said if said or calls else "Yes.", calls, "I think so." if reasons else None)
+        for number, one in enumerate(turn.get("tool_calls", ())):
+            digits = source.choice(ANY_VALUE)
+            one.update(call(f"call{number:05d}", expression=source.choice(ANY_TEXT), digits=digits))
+        turns.append(turn)
+    return conversation(*turns)
+
+
+@pytest.mark.slice(8, "matrix")
+@pytest.mark.parametrize("name", [*PLAIN, "minimax-m2", *OWN])
+def test_whatever_is_not_refused_is_read_as_it_was_said(make_chat: Callable[..., Chat], name: str) -> None:
+    source, accepted = random.Random(name), 0
+    for number in range(60):
+        reasons = bool(number % 2)
+        chat = make_chat(name, chat_template_kwargs={"enable_thinking": reasons} if name in MUST_BE_TOLD else None)
+        messages = drawn(source, reasons=reasons)
+        messages = with_named_ids(messages) if name.startswith("kimi") else messages
+        messages = messages[1:] if name.startswith("mistral") else messages  # which has no system messages
+        try:
+            turns = learn(chat, messages)
+        except UserError:
+            continue
+        accepted += 1
+        for turn, message in zip(turns, (one for one in messages if one["role"] == "assistant"), strict=True):
+            assert [at for at, id in enumerate(turn) if id in chat.stop_token_ids] == [len(turn) - 1]
+            parsed = chat.parse(turn, TOOLS)
+            calls = [(one["function"]["name"], one["function"]["arguments"]) for one in message.get("tool_calls", ())]
+            assert [(one.name, one.arguments) for one in parsed.calls] == calls
+            said = letters(str(message["content"]))
+            left_out = said and said not in letters(chat.decode(turn))
+            assert letters(parsed.text) == ("" if left_out else said) or letters(parsed.reasoning or "") == said
+    assert accepted > 5
+
+
+@pytest.mark.parametrize(
+    ("template", "tokens", "eos", "turn", "found"),
+    [
+        (SPEAKS_FIRST, QWEN, "<|im_end|>", BESIDE, r"first stop token is its last, found '<\|im_end\|>' before 39"),
+        (SPEAKS_INSIDE, LLAMA, "<|eot_id|>", BESIDE, r"reads 1 calls, .* found 'Let me see\.\[.* read as 0 calls"),
+        (FIRST_ONLY, LLAMA, "<|eot_id|>", assistant("", 2), r"reads 2 calls, .* read as 1 calls"),
+    ],
+)
+def test_turns_with_calls_that_no_rollout_could_write(
+    tmp_path: Path, template: str, tokens: tuple[str, ...], eos: str, turn: Message, found: str
+) -> None:
+    chat = Chat.from_pretrained(str(save_tokenizer(tmp_path, tokens, eos, template)))
+    learn(chat, conversation(assistant("", 1), assistant("So 5.")))
+    messages = conversation(assistant("", 1), turn, assistant("So 5."))
+    with pytest.raises(DataError, match=rf"message 4 \(the first is 0\): expected a turn .*{found}"):
+        learn(chat, messages)
+    shown: Any = [{**one, "weight": 0} if one is turn else one for one in messages]
+    check_read_back(chat, shown, turns_of(*chat.render_training(messages, TOOLS)), TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Done.<|im_end|>\n<|im_start|>user\nGo on.", r"first stop token is its last, found '<\|im_end\|>' before"),
+        ('Look: <tool_call>\n{"name": "f", "argum', r"text or whole calls, found .*the call is not closed"),
+    ],
+)
+def test_texts_that_spell_what_ends_a_turn_or_breaks_a_call(
+    make_chat: Callable[..., Chat], text: str, found: str
+) -> None:
+    with pytest.raises(DataError, match=f"message 2 .*: expected a? ?.*{found}"):
+        learn(make_chat("hermes"), conversation(assistant(text)))
+
+
+def test_calls_in_a_text_are_learnt_where_they_are_whole(make_chat: Callable[..., Chat]) -> None:
+    text = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "2"}}\n</tool_call>'
+    (turn,) = learn(make_chat("hermes"), conversation(assistant(text)))
+    assert len(make_chat("hermes").parse(turn, TOOLS).calls) == 1
+
+
+@pytest.mark.parametrize("value", ["3", "true", "[1, 2]", "null", " two words ", 1.0])
+def test_values_whose_type_the_text_does_not_show(make_chat: Callable[..., Chat], value: Any) -> None:
+    """Without a schema, or against it, the tokens are the same for either type."""
+    turn = assistant()
+    turn["tool_calls"] = [call("call00000", expression="1", other=value)]
+    assert learn(make_chat("coder"), conversation(turn)) == learn(make_chat("coder"), conversation(turn), None)
+
+
+def test_reasoning_in_a_text(tmp_path: Path, make_chat: Callable[..., Chat]) -> None:
+    said = assistant("<think>\nI add.\n</think>\n\nSo 5.")
+    for name in ("hermes", "coder"):
+        (turn,) = learn(make_chat(name), conversation(said))
+        parsed = make_chat(name).parse(turn)
+        assert (parsed.reasoning, parsed.text) == ("I add.", "So 5.")
+    chat = Chat.from_pretrained(str(save_tokenizer(tmp_path, QWEN, "<|im_end|>", CUTS_REASONING)))
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps({"messages": conversation(said)}) + "\n")
+    found = load_transcripts(str(file), SFTDataConfig(train_files="unused"), chat)
+    assert found.unlearnt == {"text of which the chat template writes only a part": 1}
