@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from agentrl.chat import AssistantMessage, Chat
-from agentrl.chat.formats.parsers import CallFormat, CallParser
+from agentrl.chat.formats import gemma, kimi_k3, minicpm, minimax_m3, muse, qwen3_coder
+from agentrl.chat.formats.parsers import BodyParser, CallFormat, CallParser
 from agentrl.config.registries import CALL_FORMATS
 from agentrl.tool import ToolSchema
 from tests.chat.conversations import TOOLS
@@ -140,6 +141,87 @@ def test_nothing_stands_between_parameters(make_chat: Callable[..., Chat], name:
         stray[at] = "y"
         found = read(chat, reasoning + call.format(*stray)).calls[0]
         assert found.arguments is None and found.error
+
+
+UNCLOSED: dict[str, tuple[str, str]] = {
+    "coder": (
+        "<tool_call>\n<function=calculator>\n<parameter=expression>\n1\n{}<parameter=digits>\n3\n</parameter>\n"
+        "</function>\n</tool_call>",
+        "</parameter>\n",
+    ),
+    "glm-4.5": (
+        "<tool_call>calculator<arg_key>expression</arg_key><arg_value>1{}<arg_key>digits</arg_key><arg_value>3"
+        "</arg_value></tool_call>",
+        "</arg_value>",
+    ),
+    "minimax-m2": (
+        '</think><minimax:tool_call><invoke name="calculator"><parameter name="expression">1{}'
+        '<parameter name="digits">3</parameter></invoke></minimax:tool_call>',
+        "</parameter>",
+    ),
+    "hy3": (
+        "<tool_calls:opensource><tool_call:opensource>calculator<tool_sep:opensource>"
+        "<arg_key:opensource>expression</arg_key:opensource><arg_value:opensource>1{}"
+        "<arg_key:opensource>digits</arg_key:opensource><arg_value:opensource>3</arg_value:opensource>"
+        "</tool_call:opensource></tool_calls:opensource>",
+        "</arg_value:opensource>",
+    ),
+    "deepseek-v4": (
+        '<｜DSML｜tool_calls><｜DSML｜invoke name="calculator"><｜DSML｜parameter name="expression" string="true">1{}'
+        '<｜DSML｜parameter name="digits" string="false">3</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜tool_calls>',
+        "</｜DSML｜parameter>",
+    ),
+    "gemma4": ('<|tool_call>call:calculator{{expression:<|"|>1{},digits:3}}<tool_call|>', '<|"|>'),
+}
+"""Calls of two arguments, without the close of the first one, and that close."""
+
+
+@pytest.mark.parametrize("name", UNCLOSED)
+def test_an_argument_that_is_not_closed_is_no_argument(make_chat: Callable[..., Chat], name: str) -> None:
+    call, close = UNCLOSED[name]
+    whole = read(make_chat(name), call.format(close)).calls[0]
+    assert (whole.name, whole.arguments) == ("calculator", {"expression": "1", "digits": 3})
+    found = read(make_chat(name), call.format(""))
+    assert [one.arguments for one in found.calls] == [None] and found.calls[0].error
+
+
+BODIES: dict[str, tuple[BodyParser, str, str]] = {
+    "seed_oss": (qwen3_coder.SEED_OSS.body, "<function=f><parameter=x>1{}<parameter=y>2</parameter>", "</parameter>"),
+    "minicpm": (minicpm.FORMAT.body, 'f"><param name="x">1{}<param name="y">2</param>', "</param>"),
+    "muse": (
+        muse.FORMAT.body,
+        'f<|message|><atem:function_calls><atem:invoke name="f"><atem:parameter name="x">1{}'
+        '<atem:parameter name="y">2</atem:parameter></atem:invoke></atem:function_calls>',
+        "</atem:parameter>",
+    ),
+    "kimi_k3": (
+        kimi_k3.FORMAT.body,
+        'call tool="f" index="1"<|sep|><|open|>argument key="x" type="number"<|sep|>1{}<|open|>argument key="y" '
+        'type="number"<|sep|>2<|close|>argument<|sep|>',
+        "<|close|>argument<|sep|>",
+    ),
+    "minimax_m3": (
+        minimax_m3.FORMAT.body,
+        ']<]minimax[>[<invoke name="f">]<]minimax[>[<x>1{}]<]minimax[>[<y>2]<]minimax[>[</y>]<]minimax[>[</invoke>',
+        "]<]minimax[>[</x>",
+    ),
+    "function_gemma": (gemma.FUNCTION_GEMMA.body, "call:f{{x:<escape>1{},y:<escape>2<escape>}}", "<escape>"),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_bodies_with_an_argument_that_is_not_closed(name: str) -> None:
+    body, text, close = BODIES[name]
+    (whole,), (found,) = body(text.format(close), ()), body(text.format(""), ())
+    assert (whole.name, whole.arguments, whole.error) == ("f", {"x": 1, "y": 2}, None)
+    assert found.error
+
+
+def test_tags_in_a_quoted_text_stand_for_themselves() -> None:
+    text = 'f"><param name="x"><![CDATA[a <param name="z">b</param> 3]]></param><param name="y">2</param>'
+    (call,) = minicpm.FORMAT.body(text, ())
+    assert (call.arguments, call.error) == ({"x": 'a <param name="z">b</param> 3', "y": 2}, None)
+    assert minicpm.FORMAT.body(text.replace("]]>", ""), ())[0].error
 
 
 def test_a_parameter_is_given_once(make_chat: Callable[..., Chat]) -> None:

@@ -59,11 +59,14 @@ class Tags:
     """Text between `key_close` and `value_open` that says that the value is text, for any schema."""
     said_json: tuple[str, ...] = ()
     """Texts there that say that it is JSON."""
+    quotes: tuple[str, str] | None = None
+    """Marks around a text in which tags stand for themselves."""
 
     def read(self, name: str, text: str, tools: Sequence[ToolSchema]) -> Found:
         """Read the call of `name` whose parameters are `text`.
 
-        Text between parameters is an error: it may be the rest of a value that holds a closing tag.
+        Text between parameters is an error: it may be the rest of a value that holds a closing tag. So is an opening
+        tag in a key or a value: the parameter before it may not have been closed.
         """
         root = parameters_of(name, tools)
         schemas, other = as_object(root.get("properties")), root.get("additionalProperties")
@@ -72,7 +75,9 @@ class Tags:
         while (begin := text.find(self.key_open, at)) >= 0:
             key, key_end = self._until(text, begin + len(self.key_open), self.key_close)
             _, value_begin = self._until(text, key_end, self.value_open)
-            value, end = self._until(text, value_begin, self.value_close)
+            is_quoted = self.quotes is not None and value_begin >= 0 and text.startswith(self.quotes[0], value_begin)
+            before, after = self.quotes if self.quotes is not None and is_quoted else ("", "")
+            value, end = self._until(text, value_begin + len(before), after + self.value_close)
             if end < 0:
                 form = f"{self.key_open}name{self.key_close}{self.value_open}value{self.value_close}"
                 return Found(name, error=f"a parameter is not of the form {form}")
@@ -80,8 +85,14 @@ class Tags:
             is_said = said == self.said_text != "" or said in self.said_json
             if stray := (text[at:begin] + ("" if is_said else said)).strip():
                 return Found(name, error=self._stray(stray))
+            if opened := next((tag for tag in self._opening if tag in key or (tag in value and not is_quoted)), None):
+                wrong = f"{opened} in the parameter {key[:64]!r}, which is not closed before; a value cannot hold it"
+                return Found(name, error=wrong)
             if key in arguments:
                 return Found(name, error=f"the parameter {key[:64]!r} is given twice")
+            if is_quoted:
+                arguments[key], at = value, end
+                continue
             value = value.removeprefix(self.around).removesuffix(self.around)
             try:
                 if is_said:
@@ -94,6 +105,11 @@ class Tags:
         if stray := text[at:].strip():
             return Found(name, error=self._stray(stray))
         return Found(name, arguments)
+
+    @property
+    def _opening(self) -> tuple[str, ...]:
+        """Tags that open a key or a value."""
+        return tuple(filter(None, (self.key_open, self.value_open)))
 
     @staticmethod
     def _until(text: str, begin: int, tag: str) -> tuple[str, int]:

@@ -8,8 +8,8 @@ from agentrl.chat.formats.arguments import Tags
 from agentrl.chat.formats.parsers import CallFormat, Found
 from agentrl.tool import ToolSchema
 
-TAGS = Tags('<param name="', '">', "", "</param>")
 CDATA = "<![CDATA[", "]]>"
+TAGS = Tags('<param name="', '">', "", "</param>", quotes=CDATA)
 
 
 def function_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
@@ -17,12 +17,7 @@ def function_body(body: str, tools: Sequence[ToolSchema]) -> list[Found]:
     name, quoted, inside = body.partition('">')
     if not quoted:
         return [Found(error='the call is not of the form <function name="name">...</function>')]
-    found = TAGS.read(name, inside, tools)
-    arguments = found.arguments if isinstance(found.arguments, dict) else {}
-    for key, value in arguments.items():
-        if isinstance(value, str) and value.startswith(CDATA[0]) and value.endswith(CDATA[1]):
-            arguments[key] = value[len(CDATA[0]) : -len(CDATA[1])]
-    return [found]
+    return [TAGS.read(name, inside, tools)]
 
 
 FORMAT = CallFormat(
