@@ -29,7 +29,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from agentrl.errors import CheckpointError
 from agentrl.optim.optimizer import NEVER_NEGATIVE, Optim
-from agentrl.parallel.collectives import all_gather, all_max, local, rank, world_size
+from agentrl.parallel.collectives import all_gather, all_max, all_sum, local, rank, world_size
 from agentrl.system.json_value import JSON
 from agentrl.system.plugin import describe
 from agentrl.system.publish import flush_to_disk
@@ -227,6 +227,19 @@ class WorkerState:
                 len(self._params),
                 self._optim.name,
             )
+
+
+def checksums(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """Add up the bits of each tensor, by name, over all ranks, modulo 2^32: the same however tensors are sharded.
+
+    Every rank must call it at the same time.
+    """
+    index = {name: place for place, name in enumerate(tensors)}
+    sums = torch.zeros(len(index), dtype=torch.int64, device=_device(next(iter(tensors.values()))))
+    for name, piece, _ in _pieces(tensors):
+        bits = piece.contiguous().flatten().view(torch.int32 if piece.dtype.itemsize > 2 else torch.int16)
+        sums[index[name]] = bits.sum(dtype=torch.int32)
+    return {name: value % (1 << 32) for name, value in zip(index, all_sum(sums).tolist(), strict=True)}
 
 
 def all_seen(directory: Path, files: Sequence[str], *, wait: bool = True) -> bool:

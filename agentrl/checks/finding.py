@@ -117,6 +117,11 @@ MEANINGS: dict[str, tuple[str, str]] = {
         "The KL holds the policy to another model than the one that was named",
         "Look at actor_rollout_ref.ref.path, and at what writes to the reference's weights",
     ),
+    "recomputed": (
+        "A model's scores or gradients are not those of transformers' own model with the same weights",
+        "Where the policy, the critic, the reference or a teacher is named, look at what computes and passes on its "
+        "column; where a tensor is named, look at what lies between it and the loss: tied weights, adapters, patches",
+    ),
     "weights": (
         "The engine samples by other weights than the policy's",
         "Look at the tensor that is named on its way to the engine: adapters, tied weights, names in checkpoints",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -31,6 +31,8 @@ CLOSE = 2e-3
 """Largest difference from a prediction, relative."""
 Places = tuple[int, int]
 """First element of a rank's part, and the distance to the next one."""
+NAMED = 5
+"""Tensors that are named at most."""
 NUMBER = re.compile(r"\d+")
 
 
@@ -48,6 +50,10 @@ class Stepped(Protocol):
 
     @property
     def mesh(self) -> Mesh: ...
+
+    def not_restored(self) -> Sequence[str]:
+        """Name what differs from the checkpoint that was loaded; nothing when asked again. Every rank must ask."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +76,42 @@ class Snapshot:
 
 
 @dataclass(slots=True)
+class _Turn:
+    """One tensor that is watched, from the optimizer step before its own to the end of its own."""
+
+    name: str
+    param: torch.nn.Parameter
+    places: Places
+    hook: RemovableHandle | None = None
+    passed: Tensor | None = None
+    """Sum of its gradients over the backward passes of the mini-batch; None: there was none."""
+    before: Snapshot | None = None
+    grad: Tensor | None = None
+    whole: tuple[Tensor, Tensor | None] | None = None
+    """Gradient and momentum of a whole matrix, for Muon."""
+
+    def add_up_passes(self) -> None:
+        """Add up its gradients from now on, from nothing: what the parameter holds meanwhile is not looked at."""
+
+        def passed(grad: Tensor) -> None:
+            new = _flat(grad, self.places).double()
+            self.passed = new if self.passed is None else self.passed + new
+
+        self.hook = self.param.register_hook(passed)
+
+    def gradient_of_passes(self) -> Tensor | None:
+        """Return the sum of its gradients, and stop adding up; None where that had not begun."""
+        if self.hook is None:
+            return None
+        self.hook.remove()
+        self.hook = None
+        nothing = torch.zeros_like(_flat(self.param.detach(), self.places), dtype=torch.float64)
+        return nothing if self.passed is None else self.passed
+
+
+@dataclass(slots=True)
 class StepWatch:
-    """Watches one tensor in each optimizer step: large ones first, all in turn."""
+    """Watches two tensors in each optimizer step: one of the larger half and one of the smaller, all in turn."""
 
     config: OptimConfig
     grad_clip: float
@@ -80,73 +120,80 @@ class StepWatch:
     compared: int = 0
     clips: int = 0
     _turn: int = 0
-    _order: list[str] = field(default_factory=list)
-    _after: Snapshot | None = None
-    """The last tensor, after its step."""
-    _before: Snapshot | None = None
-    _grad: Tensor | None = None
-    _passed: Tensor | None = None
-    """Sum of the next tensor's gradients over the backward passes since it had none; None where parameters are
-    sharded."""
-    _hook: RemovableHandle | None = None
-    _whole: tuple[Tensor, Tensor | None] | None = None
-    """Gradient and momentum of a whole matrix, for Muon."""
+    _halves: Sequence[Sequence[str]] = ()
+    """Names of the larger and of the smaller tensors, by size."""
+    _turns: Sequence[_Turn] = ()
+    """The tensors of the next step."""
+    _after: Sequence[Snapshot] = ()
+    """The tensors of the last step, after it."""
 
     def forget(self) -> None:
         """Begin again, after weights and state were loaded."""
-        self._after = self._passed = None
+        self._after = ()
+
+    def begin(self) -> None:
+        """Begin a mini-batch: the sums of gradients that one without a step may have left are dropped."""
+        for turn in self._turns:
+            turn.passed = None
 
     def before(self, model: Stepped, norm: float) -> Iterator[Finding]:
-        """Look at the gradients, clipped from `norm`, and at the tensor whose turn it is; every rank must ask."""
-        if not self._order:
-            self._order = sorted(model.params, key=lambda name: (-model.params[name].numel(), name))
+        """Look at the gradients, clipped from `norm`, and at the tensors whose turn it is; every rank must ask."""
+        if not self._halves:
+            names = sorted(model.params, key=lambda name: (-model.params[name].numel(), name))
+            self._halves = [half for half in (names[: (len(names) + 1) // 2], names[(len(names) + 1) // 2 :]) if half]
+            self._turns = self._next(model)
             yield from _untrained(model)
+        lost = model.not_restored()
+        for name in lost[:NAMED]:
+            what = f"it is not what the checkpoint holds, from which the run was resumed ({len(lost)} tensors differ)"
+            yield Finding("update", what, name)
         limit, clipped = min(norm, self.grad_clip), float(total_norm(model.params.values()))
         self.clips += 1
         if not math.isclose(clipped, limit, rel_tol=CLOSE, abs_tol=1e-12):
             what = f"the gradient's norm is {clipped:.4g} after clipping, and must be {limit:.4g}"
-            yield Finding("update", what, "the policy's gradient")
-        if self._after is not None:
-            for part in self._after.differences(self._snapshot(model, self._after.name, self._after.places)):
-                yield Finding("update", f"{part} changed between two optimizer steps", self._after.name)
-        name, param, places = self._next(model)
-        assert param.grad is not None
-        if self._hook is not None:
-            self._hook.remove()
-        if self._passed is not None:
-            wanted = self._passed * min(1.0, self.grad_clip / max(norm, 1e-12))
-            far = float((_flat(param.grad, places).double() - wanted).abs().max())
-            if not far <= CLOSE * float(wanted.abs().max()) + 1e-30:
-                yield Finding("update", f"its gradient is {far:.3g} from the sum over its backward passes", name)
-        self._before = self._snapshot(model, name, places)
-        self._grad = _flat(param.grad, places).clone()
-        self._whole = None
-        if self.config.name == "muon" and param.ndim == 2:
-            momentum = model.optim.state_of(name).get("momentum_buffer")
-            self._whole = full(param.grad.detach()).clone(), None if momentum is None else full(momentum).clone()
-        yield from self._without_gradient(model, name)
-        self._turn += 1
+            yield Finding("update", what, "all tensors")
+        for after in self._after:
+            for part in after.differences(self._snapshot(model, after.name, after.places)):
+                yield Finding("update", f"{part} changed between two optimizer steps", after.name)
+        for turn in self._turns:
+            grad = turn.param.grad
+            assert grad is not None
+            passed = turn.gradient_of_passes()
+            if passed is not None and len(passed):
+                wanted = passed * min(1.0, self.grad_clip / max(norm, 1e-12))
+                far = float((_flat(grad, turn.places).double() - wanted).abs().max())
+                if not far <= CLOSE * float(wanted.abs().max()) + 1e-30:
+                    what = f"its gradient is {far:.3g} from the sum over its backward passes"
+                    yield Finding("update", what, turn.name)
+            turn.before = self._snapshot(model, turn.name, turn.places)
+            turn.grad = _flat(grad, turn.places).clone()
+            if self.config.name == "muon" and turn.param.ndim == 2:
+                momentum = model.optim.state_of(turn.name).get("momentum_buffer")
+                turn.whole = full(grad.detach()).clone(), None if momentum is None else full(momentum).clone()
+            yield from self._without_gradient(model, turn.name)
 
     def after(self, model: Stepped, step: float) -> Iterator[Finding]:
-        """Compare the tensor with its prediction; `step` is the training step, as in `rate`."""
-        before, grad = self._before, self._grad
-        assert before is not None and grad is not None
-        _, param, places = self._next(model)
-        self._passed = None
+        """Compare the tensors with their predictions; `step` is the training step, as in `rate`."""
+        turns = self._turns
+        self._after = [self._snapshot(model, turn.name, turn.places) for turn in turns]
+        self._turn += 1
+        self._turns = self._next(model)
         if model.mesh.fsdp is None:
+            for turn in self._turns:
+                turn.add_up_passes()
+        for turn, after in zip(turns, self._after, strict=True):
+            yield from self._step_of(turn, after, step)
 
-            def passed(grad: Tensor) -> None:
-                new, before = _flat(grad, places).double(), self._passed
-                self._passed = new if before is None or param.grad is None else before + new
-
-            self._hook = param.register_hook(passed)
-        after = self._after = self._snapshot(model, before.name, before.places)
+    def _step_of(self, turn: _Turn, after: Snapshot, step: float) -> Iterator[Finding]:
+        """Compare one tensor's step with its prediction."""
+        before, grad, param = turn.before, turn.grad, turn.param
+        assert before is not None and grad is not None
         factor = rate(self.config, step, self.total_steps)
         grad = grad.double()
         if "momentum_buffer" in after.state:
-            assert self._whole is not None
+            assert turn.whole is not None
             lr = self.config.lr * factor
-            state, update, slack = _muon(before, grad, *self._whole, model.params[before.name])
+            state, update, slack = _muon(before, grad, *turn.whole, param)
         elif "exp_avg" in after.state:
             lr = (self.config.lr if self.config.adamw_lr is None else self.config.adamw_lr) * factor
             state, update, slack = _adamw(before, grad, self.config.betas)
@@ -170,10 +217,14 @@ class StepWatch:
             if bool(((after.state[key].double() - wanted).abs() > spread).any()):
                 yield Finding("update", f"the optimizer's {key} is not what its gradient makes of it", before.name)
 
-    def _next(self, model: Stepped) -> tuple[str, torch.nn.Parameter, Places]:
-        name = self._order[self._turn % len(self._order)]
-        stride = max(1, local(model.params[name]).numel() // ELEMENTS)
-        return name, model.params[name], (self._turn // len(self._order) % stride, stride)
+    def _next(self, model: Stepped) -> list[_Turn]:
+        """Begin the turn of one tensor of each half."""
+        turns = []
+        for half in self._halves:
+            name = half[self._turn % len(half)]
+            stride = max(1, local(model.params[name]).numel() // ELEMENTS)
+            turns.append(_Turn(name, model.params[name], (self._turn // len(half) % stride, stride)))
+        return turns
 
     def _snapshot(self, model: Stepped, name: str, places: Places) -> Snapshot:
         value = _flat(model.params[name].detach(), places)
@@ -188,7 +239,7 @@ class StepWatch:
         if not self._empty(model, name):
             return
         family = NUMBER.sub("#", name)
-        others = [other for other in self._order if other != name and NUMBER.sub("#", other) == family]
+        others = [other for other in model.params if other != name and NUMBER.sub("#", other) == family]
         if "expert" in name or all(self._empty(model, other) for other in others):
             return
         yield Finding("update", "no gradient reaches it, and one reaches its like in other layers", name)

@@ -1,13 +1,13 @@
-"""A rank's watch over the policy's update: sequences, the gradient of log-probs, the clip, the optimizer's steps."""
+"""A rank's watch over an update: sequences, the gradient of log-probs or values, the clip, the optimizer's steps."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ from agentrl.checks.finding import Finding
 from agentrl.checks.loss_gradient import Counts, LossKeys, Slopes, slopes
 from agentrl.checks.optimizer_step import Stepped, StepWatch
 from agentrl.checks.report import Report
+from agentrl.checks.value_gradient import value_slopes
+from agentrl.config.sections.actor import CriticConfig
 from agentrl.model.scores import TokenScores
 from agentrl.trajectory.batch import RaggedBatch
 
@@ -25,11 +27,13 @@ TOLERANCE = 1e-4
 NOISE = 1e-6
 """Relative rounding of derivatives of which one term is measured."""
 SAME = {"float32": 1e-3, "bfloat16": 0.25}
-"""Largest mean distance of log-probs of the same weights by two passes of the trainer, nats a token, by dtype."""
-GRADIENT, CLIP, OPTIMIZER = "update/gradient", "update/clip", "update/optimizer"
-"""Names under which comparisons are counted."""
+"""Largest mean distance of log-probs of the same weights by two passes of the trainer, nats a token, by dtype; of
+values as a part of their mean size."""
 
-SEALED = ("ids", "advantages", "old_logprobs", "ref_logprobs", "rollout_logprobs", "correction", "staleness", "success")
+SEALED = (
+    *("ids", "advantages", "old_logprobs", "ref_logprobs", "rollout_logprobs", "correction", "staleness", "success"),
+    *("values", "returns"),
+)
 """Columns whose values an update must not change."""
 _MULTIPLIERS = (0x7FB5D329728EA185, 0x2545F4914F6CDD1D, 0x369DEA0F31A53F85)
 NAMED = 5
@@ -37,6 +41,45 @@ NAMED = 5
 
 Seal = tuple[int, ...]
 """Trajectory of a sequence, then a hash of each of SEALED over its policy tokens."""
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True)
+class Learnt(Generic[Found]):
+    """The scores of tokens that a role learns, and its loss in closed form."""
+
+    role: str
+    score: str
+    """Name of a score in messages."""
+    scores: Callable[[Found], Mapping[str, Tensor]]
+    """Takes the scores [T] out of a forward pass's result: first those that the loss has a closed form of."""
+    slopes: Callable[[RaggedBatch, Tensor, Counts], Slopes | None]
+    """Differentiates the loss by these scores; None: it has no closed form."""
+    before: str | None
+    """Column of the same scores before the update; None: it is of other weights."""
+    relative: bool = False
+    """Distances count as a part of the scores' size."""
+
+
+def of_policy(keys: LossKeys) -> Learnt[TokenScores]:
+    """Describe the policy's update: log-probs, and entropies."""
+
+    def scores(found: TokenScores) -> Mapping[str, Tensor]:
+        return {"score": found.logprobs} | ({} if found.entropy is None else {"entropy": found.entropy})
+
+    return Learnt(
+        "policy",
+        "log-prob",
+        scores,
+        lambda micro, logprobs, counts: slopes(micro, logprobs, keys, counts),
+        "old_logprobs" if keys.correction.proximal == "recomputed" else None,
+    )
+
+
+def of_critic(config: CriticConfig, norm_length: int | None) -> Learnt[Tensor]:
+    """Describe the critic's update: values."""
+    derive = partial(value_slopes, config=config, norm_length=norm_length)
+    return Learnt("critic", "value", lambda values: {"score": values}, derive, "values", relative=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +97,7 @@ class _Pass(NamedTuple):
     """One micro-batch between its forward and its backward pass."""
 
     micro: RaggedBatch
-    logprobs: Tensor  # [T]
+    scores: Tensor  # [T]
     factor: float
     counts: Counts
     first: bool
@@ -62,10 +105,10 @@ class _Pass(NamedTuple):
 
 
 @dataclass(slots=True)
-class UpdateWatch:
-    """Compares each update with the config, the columns of its batch and its gradients."""
+class UpdateWatch(Generic[Found]):
+    """Compares each update of a role with the config, the columns of its batch and its gradients."""
 
-    keys: LossKeys
+    learnt: Learnt[Found]
     steps: StepWatch
     dtype: str
     _report: Report = field(default_factory=Report)
@@ -77,19 +120,20 @@ class UpdateWatch:
     """The optimizer took a step in this update."""
     _step: float = 0
 
-    def mini(self, counts: Counts) -> MiniWatch:
-        """Watch a mini-batch with these counts."""
+    def mini(self, counts: Counts) -> MiniWatch[Found]:
+        """Watch a mini-batch with these counts, which begins now."""
+        self.steps.begin()
         return MiniWatch(self, counts)
 
-    def scored(self, found: TokenScores, micro: RaggedBatch, factor: float, counts: Counts) -> None:
+    def scored(self, found: Found, micro: RaggedBatch, factor: float, counts: Counts) -> None:
         """Note a micro-batch and the scores that its loss is computed of. factor: of the loss before backward."""
         begun = time.thread_time()
         grads: dict[str, Tensor] = {}
-        for name in ("logprobs", "entropy"):
-            scores: Tensor | None = getattr(found, name)
-            if scores is not None and scores.requires_grad:
-                scores.register_hook(partial(grads.__setitem__, name))
-        self._passes.append(_Pass(micro, found.logprobs.detach(), factor, counts, not self._begun, grads))
+        scores = self.learnt.scores(found)
+        for name, values in scores.items():
+            if values.requires_grad:
+                values.register_hook(partial(grads.__setitem__, name))
+        self._passes.append(_Pass(micro, scores["score"].detach(), factor, counts, not self._begun, grads))
         self._report.seconds += time.thread_time() - begun
 
     def stepping(self, model: Stepped, norm: float, step: float) -> None:
@@ -115,10 +159,13 @@ class UpdateWatch:
         self._passes.clear()
         report = self._report
         watched = bool(self._seals) or self._begun
-        report.findings += _differences(self._rows, self.dtype)
+        report.findings += _differences(self._rows, self.learnt, self.dtype)
+        role = self.learnt.role
+        if role != "policy":
+            report.findings = [replace(one, where=f"{role}: {one.where}") for one in report.findings]
         seals = [one for batch in self._seals for one in map(tuple, batch.tolist())] if self._speaks else []
-        for name, count in ((CLIP, self.steps.clips), (OPTIMIZER, self.steps.compared)):
-            report.evaluated[name] += count
+        compared = {"gradient": len(self._rows), "clip": self.steps.clips, "optimizer": self.steps.compared}
+        report.evaluated.update({f"{COUNTED[role]}/{name}": count for name, count in compared.items()})
         self.steps.clips = self.steps.compared = 0
         self._rows, self._seals, self._report, self._begun = [], [], Report(), False
         report.seconds += time.thread_time() - begun
@@ -127,21 +174,20 @@ class UpdateWatch:
     def _compare(self) -> None:
         for one in self._passes:
             self._seals.append(seal(one.micro))
-            wanted = slopes(one.micro, one.logprobs, self.keys, one.counts)
+            wanted = self.learnt.slopes(one.micro, one.scores, one.counts)
             if wanted is not None and one.micro.num_tokens:
-                self._report.evaluated[GRADIENT] += 1
-                self._rows.append(_measure(one, wanted, recomputed=self.keys.correction.proximal == "recomputed"))
+                self._rows.append(_measure(one, wanted, self.learnt))
         self._passes.clear()
 
 
 @dataclass(frozen=True, slots=True)
-class MiniWatch:
+class MiniWatch(Generic[Found]):
     """Watches one mini-batch and its optimizer step. Its methods are called in this order, by every rank."""
 
-    watch: UpdateWatch
+    watch: UpdateWatch[Found]
     counts: Counts
 
-    def scored(self, found: TokenScores, micro: RaggedBatch, factor: float) -> None:
+    def scored(self, found: Found, micro: RaggedBatch, factor: float) -> None:
         """Note the scores of a micro-batch, before its loss; `factor`: of the loss before its backward pass."""
         self.watch.scored(found, micro, factor, self.counts)
 
@@ -154,14 +200,16 @@ class MiniWatch:
         self.watch.stepped(model, step)
 
 
-HEAD = ("wrong", "place", "found", "wanted", "trajectory", "token", "entropy", "moved", "tokens", "engine")
-TERMS = ("policy", "kl", "teacher", "success", "observation")
+COUNTED = {"policy": "update", "critic": "critic"}
+"""By role, the first part of the names under which its comparisons are counted."""
+HEAD = ("wrong", "place", "found", "wanted", "trajectory", "token", "entropy", "moved", "size", "trained")
+TERMS = ("policy", "kl", "teacher", "success", "observation", "value")
 
 
-def _measure(one: _Pass, wanted: Slopes, *, recomputed: bool) -> Tensor:
+def _measure(one: _Pass, wanted: Slopes, learnt: Learnt[Found]) -> Tensor:
     """Return HEAD, then three numbers for each of TERMS: [F] float64, without a wait for the device."""
     micro, zero = one.micro, torch.zeros_like(wanted.entropy)
-    grad = one.grads["logprobs"].double() / one.factor if "logprobs" in one.grads else zero
+    grad = one.grads["score"].double() / one.factor if "score" in one.grads else zero
     expected, room, parts = zero, zero, {}
     for name, term in wanted.terms.items():
         parts[name] = term.coef * term.slope
@@ -173,10 +221,12 @@ def _measure(one: _Pass, wanted: Slopes, *, recomputed: bool) -> Tensor:
     row = torch.searchsorted(micro.offsets, place, right=True) - 1
     by_entropy = one.grads["entropy"].double() / one.factor if "entropy" in one.grads else zero
     off = ((by_entropy - wanted.entropy).abs() > TOLERANCE * wanted.entropy.abs() + 1e-30) & micro.mask
-    compared = one.first and recomputed and micro.old_logprobs is not None
-    gap = (one.logprobs - micro.old_logprobs).abs() if compared and micro.old_logprobs is not None else zero
+    column: Tensor | None = getattr(micro, learnt.before) if one.first and learnt.before else None
+    gap, size = zero, zero
+    if column is not None:
+        gap, size = (one.scores - column).abs(), column.abs() if learnt.relative else torch.ones_like(column)
     head = [wrong.sum(), place, grad[place], expected[place], micro.trajectory[row], place - micro.offsets[row]]
-    head += [off.sum(), torch.where(micro.mask, gap, 0.0).sum(), micro.mask.sum() * compared, micro.mask.sum()]
+    head += [off.sum(), *(torch.where(micro.mask, one, 0.0).sum() for one in (gap, size)), micro.mask.sum()]
     rest = torch.where(wanted.unsure, 0.0, rest)
     for name in TERMS:
         slope = wanted.terms[name].slope if name in wanted.terms else zero
@@ -187,7 +237,7 @@ def _measure(one: _Pass, wanted: Slopes, *, recomputed: bool) -> Tensor:
     return torch.stack([number.double() for number in head])
 
 
-def _differences(rows: Sequence[Tensor], dtype: str) -> Iterator[Finding]:
+def _differences(rows: Sequence[Tensor], learnt: Learnt[Found], dtype: str) -> Iterator[Finding]:
     """Judge the numbers of all micro-batches of an update."""
     if not rows:
         return
@@ -206,21 +256,21 @@ def _differences(rows: Sequence[Tensor], dtype: str) -> Iterator[Finding]:
     for index in columns["wrong"].nonzero()[:3, 0].tolist():
         at = {name: float(column[index]) for name, column in columns.items()}
         what = (
-            f"the loss's derivative by the log-prob of token {at['token']:.0f} is {at['found']:.6g}, and the config's "
-            f"loss has {at['wanted']:.6g} ({at['wrong']:.0f} of {at['engine']:.0f} policy tokens differ"
+            f"the loss's derivative by the {learnt.score} of token {at['token']:.0f} is {at['found']:.6g}, and the "
+            f"config's loss has {at['wanted']:.6g} ({at['wrong']:.0f} of {at['trained']:.0f} policy tokens differ"
             f"{'; measured weights of terms: ' + shown if shown else ''})"
         )
         yield Finding("update", what, f"trajectory {at['trajectory']:.0f} of the step")
     if shown and not columns["wrong"].any():
-        yield Finding("update", f"weights of the loss's terms: {shown}", "the policy's loss")
+        yield Finding("update", f"weights of the loss's terms: {shown}", "the loss")
     if columns["entropy"].any():
         count = float(columns["entropy"].sum())
-        yield Finding("update", f"the entropy bonus of {count:.0f} tokens is not the config's", "the policy's loss")
-    tokens = float(columns["tokens"].sum())
-    if tokens and not float(columns["moved"].sum()) / tokens <= SAME[dtype]:
-        gap = float(columns["moved"].sum()) / tokens
-        what = f"before its first step the update's log-probs are {gap:.3g} nats a token from those before the update"
-        yield Finding("update", what, "the policy's log-probs")
+        yield Finding("update", f"the entropy bonus of {count:.0f} tokens is not the config's", "the loss")
+    moved, size = float(columns["moved"].sum()), float(columns["size"].sum())
+    if not moved <= SAME[dtype] * size + 1e-30:
+        far = f"{moved / size:.3g} nats a token" if not learnt.relative else f"{moved:.3g} in all, of {size:.3g},"
+        what = f"before its first step the update's {learnt.score}s are {far} from those before the update"
+        yield Finding("update", what, f"the {learnt.score}s")
 
 
 def seal(batch: RaggedBatch) -> Tensor:

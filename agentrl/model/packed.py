@@ -113,9 +113,7 @@ def empty_model(
     with loading(path, override), torch.device("meta"):
         config = plain_config(path, trust_remote_code, override)
         model = auto_class(config).from_config(config, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code)
-    _without_dropout(model)
-    route_in_float32(model)
-    unbound_time_steps(model)
+    prepare_own(model)
     return model
 
 
@@ -191,18 +189,19 @@ def use_packed_attention(model: PreTrainedModel) -> PreTrainedModel:
     """
     if model.config.get_text_config()._attn_implementation == IMPLEMENTATION:
         return model
-    _without_dropout(model)
-    route_in_float32(model)
-    unbound_time_steps(model)
+    prepare_own(model)
     check_packed_attention(model)
     return model
 
 
-def _without_dropout(model: PreTrainedModel) -> None:
+def prepare_own(model: PreTrainedModel) -> None:
+    """Switch dropout off, and have transformers' own layers compute as they are trained and served."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     model.eval()
+    route_in_float32(model)
+    unbound_time_steps(model)
 
 
 def check_packed_attention(model: PreTrainedModel) -> None:
@@ -220,7 +219,7 @@ def check_packed_attention(model: PreTrainedModel) -> None:
     attention = _RecordingAttention(layout)
     probe = None if head is None else image_probe(model)
     with torch.no_grad(), _exact_products():
-        _select_attention(model, "eager")  # the default, sdpa, leaves out score caps
+        select_attention(model, "eager")  # the default, sdpa, leaves out score caps
         own_with_image = None if probe is None else _own_with_image(model, probe)
         with _recorded_products(head) as products:
             output = model(input_ids=ids[8:].view(2, 16), use_cache=False)
@@ -228,7 +227,7 @@ def check_packed_attention(model: PreTrainedModel) -> None:
         if head is not None:
             made = products[0].flatten(0, 1) if products else own
             keep_scale(model, HeadScale.measured(model.config.get_text_config(), made, own))
-        _select_attention(model, IMPLEMENTATION)
+        select_attention(model, IMPLEMENTATION)
         run = partial(forward_packed, model, ids[layout.stored], layout.positions, attention)
         try:
             if keeps_state(model.config) and not stateful_mixers(model):
@@ -274,7 +273,7 @@ def _exact_products() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _select_attention(model: PreTrainedModel, name: str) -> None:
+def select_attention(model: PreTrainedModel, name: str) -> None:
     """Select an attention function for the text model. A vision tower keeps its own, which is not causal."""
     parts = [part for part in model.config.sub_configs if getattr(model.config, part) is model.config.get_text_config()]
     model.set_attn_implementation({parts[0]: name} if parts else name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,10 +12,11 @@ import torch
 from agentrl.algorithms.advantages import reads_teacher
 from agentrl.checks.batch import Drawn, Expected, check_batch
 from agentrl.checks.finding import Finding
+from agentrl.checks.recomputed import pick
 from agentrl.checks.report import Report
 from agentrl.checks.runner import ORDER, Alarms
 from agentrl.checks.step import History, check_position, check_prompts, check_update
-from agentrl.checks.update import check_trained, seal
+from agentrl.checks.update import UpdateChecked, check_trained, seal
 from agentrl.config import Config
 from agentrl.data.sampler import EpochSampler
 from agentrl.observe.display import Display
@@ -54,6 +55,7 @@ class StepChecks(StepObserver):
         workers: Workers,
     ) -> None:
         self.config, self.source, self.policy, self.reference = config, source, workers.policy, workers.reference
+        self.critic, self.teacher = workers.critic, workers.teacher
         keys = config.trainer.checks
         self.alarms = Alarms(keys, folder, display.warn)
         model = config.actor_rollout_ref.model
@@ -92,31 +94,55 @@ class StepChecks(StepObserver):
             changed = [name for name, value in sums.items() if self.reference_sums.get(name) != value]
             what = "its weights are not those that the run began with"
             step.found.add_check("reference", [Finding("reference", what, name) for name in changed])
+        self._recompute(step)
+
+    def _recompute(self, step: Step) -> None:
+        """Have each model compute one short sequence of the batch again, before any of them learns."""
+        row = pick(step.batch, step.number)
+        if row is None:
+            return
+        one, temperature = step.batch.select([row]), self.config.actor_rollout_ref.rollout.temperature
+        step.found.add(self.policy.recompute(one, temperature))
+        if self.reference is not None:
+            step.found.add(self.reference.recompute(one, temperature))
+        if self.critic is not None:
+            step.found.add(self.critic.recompute(one))
+        if self.teacher is not None:
+            step.found.add(self.teacher.recompute(one))
 
     def on_update(self, step: Step) -> None:
-        """Check the report of the policy's update against its batch."""
+        """Check the reports of the updates against their batch."""
         actor = self.config.actor_rollout_ref.actor
+        if self.critic is not None:
+            epochs = self.config.critic.ppo_epochs or actor.ppo_epochs
+            self._check_trained(step, self.critic.checked(), epochs, (), "critic: ")
         by_sequence = step.batch.policy_tokens
         without, tokens = int(by_sequence[step.batch.sequences["zero_advantage"]].sum()), int(by_sequence.sum())
         learnt = step.metrics.get("train/sequences", 0.0) > 0
         found = check_update(step.metrics, tokens, without, actor.ppo_epochs, learnt=learnt, lr=actor.optim.lr)
         step.found.add_check("update", found)
         if step.updated:
-            self._check_trained(step)
+            optional = set(step.batch.sequences["zero_advantage"].nonzero()[:, 0].tolist())
+            self._check_trained(step, self.policy.checked(), actor.ppo_epochs, optional)
 
-    def _check_trained(self, step: Step) -> None:
-        """Take the findings of the ranks that watched the update, and compare its sequences with the estimate's."""
-        found, checked = step.found, self.policy.checked()
+    def _check_trained(
+        self, step: Step, checked: Sequence[UpdateChecked], epochs: int, optional: Collection[int], role: str = ""
+    ) -> None:
+        """Take the findings of the ranks that watched an update, and compare its sequences with the estimate's.
+
+        optional: sequences that need not be gone over. role: names a model other than the policy.
+        """
+        found = step.found
         for one in checked:
             found.add(one.report)
         if found.seals is None or not all(one.watched for one in checked):
             return
         kept = torch.isin(found.seals[:, 0], step.batch.trajectory)
-        optional = set(step.batch.sequences["zero_advantage"].nonzero()[:, 0].tolist())
-        epochs = self.config.actor_rollout_ref.actor.ppo_epochs
         gone_over = [one for rank in checked for one in rank.seals]
-        names = check_trained(found.seals[kept], gone_over, epochs, optional, lambda one: step.outlines[one].uid)
-        found.add_check("update", names)
+        differences = check_trained(
+            found.seals[kept], gone_over, epochs, optional, lambda one: f"{role}{step.outlines[one].uid}"
+        )
+        found.add_check("update", differences)
 
     def on_published(self, step: Step) -> None:
         """Take the findings made where trajectories run, and raise the step's alarms."""

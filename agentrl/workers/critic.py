@@ -8,6 +8,11 @@ import torch
 
 from agentrl.algorithms.aggregate import LossScale, aggregate
 from agentrl.algorithms.value_loss import value_loss
+from agentrl.checks.loss_gradient import Counts
+from agentrl.checks.optimizer_step import StepWatch
+from agentrl.checks.recomputed import recompute
+from agentrl.checks.report import Report
+from agentrl.checks.update import UpdateWatch, of_critic
 from agentrl.config.registries import CRITIC_BACKENDS
 from agentrl.config.sections.actor import ActorConfig, CriticConfig
 from agentrl.config.sections.model import ModelConfig
@@ -15,6 +20,7 @@ from agentrl.system.metrics import Numbers
 from agentrl.system.registry import configured
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 from agentrl.workers.backend import CriticBackendFactory, Loss, MiniBatch, Settings
+from agentrl.workers.fsdp import FSDPCritic
 from agentrl.workers.plan import update_plan, with_policy_tokens
 from agentrl.workers.trainable import TrainableWorker
 
@@ -60,11 +66,20 @@ class CriticWorker(TrainableWorker[torch.Tensor]):
         )
         make = cast(CriticBackendFactory, CRITIC_BACKENDS.get(critic_config.strategy))
         self.backend = configured(make, critic_config.strategy_options, f"{CRITIC_BACKENDS.key}_options")(settings)
-        super().__init__(self.backend)
+        steps = StepWatch(critic_config.optim, critic_config.grad_clip, total_steps)
+        self._watch = UpdateWatch(of_critic(critic_config, max_response_length), steps, model_config.dtype)
+        super().__init__(self.backend, self._watch)
 
     def compute_values(self, batch: RaggedBatch) -> tuple[torch.Tensor, Numbers]:
         """Return ([T] float32 on the CPU: the value of the state before each token, see `ValueModel.forward`; {})."""
         return self.backend.values(batch), {}
+
+    def recompute(self, sequence: Sequences) -> Report:
+        """Compute one sequence of a step's batch again, by transformers' own model (see `checks.recomputed`)."""
+        if not isinstance(self.backend, FSDPCritic):
+            return recompute(None, sequence, torch.device("cpu"))
+        with self.backend.on_device():
+            return recompute(self.backend.second(), sequence, self.backend.device)
 
     def update(self, batch: Sequences, *, step: int) -> Numbers:
         """Fit the values to `batch.returns`, in mini-batches of whole prompts; `step` counts from 1.
@@ -88,6 +103,7 @@ class CriticWorker(TrainableWorker[torch.Tensor]):
                 f"step {step}, {where} of the critic",
                 batch.select(rows),
                 self._loss(LossScale.from_policy_tokens(tokens[rows], mode, self._max_response_length)),
+                watch=self._watch.mini(Counts(policy_tokens=tokens[rows], successful=0, read=0, entropy_coeff=0.0)),
             )
             for where, rows in plan
         )

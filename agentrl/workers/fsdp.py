@@ -14,12 +14,14 @@ from pydantic import BaseModel, Field
 from transformers import PreTrainedTokenizerBase
 
 from agentrl.algorithms.router_losses import expert_counts, router_losses
+from agentrl.checks.recomputed import Twice
 from agentrl.config.adapters import check_served
 from agentrl.config.sections.model import PolicyModelConfig
 from agentrl.engines.weights import Adapter
 from agentrl.errors import ConfigError
 from agentrl.model.export import export_model, export_score_model
 from agentrl.model.heads import ValueModel, freeze_vision, load_policy, make_score_model
+from agentrl.model.plain import PlainModel
 from agentrl.model.scores import Compare, Needs, TokenScores
 from agentrl.model.sharded_load import open_model
 from agentrl.parallel.collectives import full, rank
@@ -76,6 +78,7 @@ class FSDPPolicy(Learner[TokenScores]):
         )
         super().__init__(self.model, settings, mesh)
         self._temperature = settings.temperature
+        self._plain: PlainModel | None = None
         self._replays_experts = settings.replays_experts
         self._dtype: torch.dtype = getattr(torch, settings.model.dtype)
         self._adapter_served = isinstance(settings.model, PolicyModelConfig) and not settings.model.lora_merge
@@ -156,6 +159,28 @@ class FSDPPolicy(Learner[TokenScores]):
         with self.model.lora.off():
             return self.log_probs(batch.with_fields(experts=None), frozenset()).logprobs
 
+    def second(self, temperature: float, *, adapted: bool = True) -> Twice | None:
+        """Describe a second computation of log-probs, at this temperature; None where there is none.
+
+        adapted: with the adapters, and with gradients; else as the reference that has none.
+        """
+        if not self.is_whole or self._replays_experts:
+            return None
+        plain = self._plain = self._plain or PlainModel(self.model.base, self.model.lora)
+        if not plain.names <= self.tensors.keys():
+            return None
+
+        def logprobs(weights: Mapping[str, torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
+            if not adapted:
+                weights = {name: one * 0 if ".lora_B." in name else one for name, one in weights.items()}
+            return plain.logprobs(weights, ids, temperature)
+
+        exact = not self.model.autocast and all(one.dtype == torch.float32 for one in self.tensors.values())
+        if not adapted:
+            return Twice("reference", "ref_logprobs", logprobs, self.tensors, exact)
+        trained = partial(self.forward, needs=frozenset())
+        return Twice("policy", "old_logprobs", logprobs, self.tensors, exact, lambda micro: trained(micro).logprobs)
+
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every weight [S] once, by its name in checkpoints, whole in its shape S and in the engine's dtype.
 
@@ -219,6 +244,7 @@ class FSDPCritic(Learner[torch.Tensor]):
         mesh = Mesh(settings.parallel, settings.device)
         self.model = ValueModel(base, autocast=config.dtype == "bfloat16", group=mesh.sequence)
         super().__init__(self.model, settings, mesh)
+        self._plain: PlainModel | None = None
 
     def forward(
         self, micro: RaggedBatch, needs: Needs, compare: Compare | None = None, needed: torch.Tensor | None = None
@@ -231,6 +257,23 @@ class FSDPCritic(Learner[torch.Tensor]):
         """Return [T] float32 on the CPU; see `CriticBackend`."""
         with self.offload:
             return forward_tokens(lambda micro: self.forward(micro, frozenset()), batch, self.max_tokens, self.device)
+
+    def second(self) -> Twice | None:
+        """Describe a second computation of the values; None where there is none."""
+        if not self.is_whole:
+            return None
+        plain = self._plain = self._plain or PlainModel(self.model.base)
+        if not plain.names <= self.tensors.keys():
+            return None
+
+        def values(weights: Mapping[str, torch.Tensor], ids: torch.Tensor) -> torch.Tensor:
+            after = plain.states(weights, ids) @ weights["value_head.weight"][0]
+            return torch.cat([after.new_zeros(1), after[:-1]])
+
+        exact = not self.model.autocast
+        return Twice(
+            "critic", "values", values, self.tensors, exact, partial(self.forward, needs=frozenset()), relative=True
+        )
 
 
 class FSDPScores(Learner[torch.Tensor]):

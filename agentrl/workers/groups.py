@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from agentrl.algorithms.policy_loss import loss_columns
 from agentrl.checkpoint.manager import Finish
 from agentrl.checkpoint.state import all_seen
+from agentrl.checks.report import Report
 from agentrl.checks.update import UpdateChecked
 from agentrl.config.declaration import Computed
 from agentrl.config.sections.algorithm import RolloutCorrectionConfig
@@ -48,6 +49,10 @@ class TrainableGroup:
             return written and all_seen(dir, files, wait=wait)
 
         return finish
+
+    def checked(self) -> list[UpdateChecked]:
+        """Return the findings of each rank about the last `update`."""
+        return [one for one in self._trainable.broadcast(TrainableWorker.checked) if one is not None]
 
     def load(self, dir: Path) -> None:
         """Load the parts in `dir`, saved by any number of ranks. Raises CheckpointError."""
@@ -95,9 +100,9 @@ class PolicyGroup(TrainableGroup):
             PolicyWorker.update, batch, step=step, expert=expert, entropy_coeff=entropy_coeff, by_token=by_token
         )
 
-    def checked(self) -> list[UpdateChecked]:
-        """Return the findings of each rank about the last `update`."""
-        return [one for one in self._ranks.broadcast(PolicyWorker.checked) if one is not None]
+    def recompute(self, sequence: Sequences, temperature: float) -> Report:
+        """Compute one sequence of a step's batch again, without packing (see `PolicyWorker.recompute`)."""
+        return self._ranks.broadcast(PolicyWorker.recompute, sequence, temperature)[0]
 
     def of_update(self, batch: Batch, correction: RolloutCorrectionConfig) -> Batch:
         """Add to the batch of the last `update`, which was called with `by_token`, the columns of its loss."""
@@ -119,6 +124,10 @@ class HasReference(Protocol):
         """Return ([T] float32 on the CPU: log-probs of the policy tokens, 0 elsewhere; no metrics)."""
         ...
 
+    def recompute_reference(self, sequence: Sequences, temperature: float) -> Report:
+        """Compute one sequence of a step's batch again, without packing."""
+        ...
+
 
 class ReferenceGroup:
     """The reference policy: a model of its own, or the policy without its adapters."""
@@ -134,6 +143,10 @@ class ReferenceGroup:
         ranks = self._own.broadcast(ReferenceWorker.sampled_checksums)
         return {f"{name} (rank {rank})": value for rank, part in enumerate(ranks) for name, value in part.items()}
 
+    def recompute(self, sequence: Sequences, temperature: float) -> Report:
+        """Compute one sequence of a step's batch again, without packing."""
+        return self._ranks.broadcast(HasReference.recompute_reference, sequence, temperature)[0]
+
     def log_probs(self, batch: Batch) -> Batch:
         """Add the column ref_logprobs [T] float32."""
         return self._ranks.add_columns(("ref_logprobs",), HasReference.compute_reference_log_probs, batch)[0]
@@ -145,6 +158,10 @@ class TeacherGroup:
     def __init__(self, ranks: Ranks[TeacherWorker] | None, policy: Ranks[PolicyWorker] | None = None) -> None:
         """policy: where it is a teacher, too; ranks: of the others, where there are some."""
         self._ranks, self._policy = ranks, policy
+
+    def recompute(self, sequence: Sequences) -> Report:
+        """Compute one sequence of a step's batch again, without packing. The policy as a teacher is left out."""
+        return Report() if self._ranks is None else self._ranks.broadcast(TeacherWorker.recompute, sequence)[0]
 
     def scores(self, batch: Batch) -> Batch:
         """Add the column teacher_scores [T, 1 + X] float32 to a batch with the column teacher."""
@@ -165,6 +182,10 @@ class CriticGroup(TrainableGroup):
     def values(self, batch: Batch) -> Batch:
         """Add the column values [T] float32."""
         return self._ranks.add_columns(("values",), CriticWorker.compute_values, batch)[0]
+
+    def recompute(self, sequence: Sequences) -> Report:
+        """Compute one sequence of a step's batch again, without packing."""
+        return self._ranks.broadcast(CriticWorker.recompute, sequence)[0]
 
     def update(self, batch: Sequences, *, step: int) -> Numbers:
         """Take the optimizer steps of training step `step` (see `CriticWorker.update`)."""

@@ -6,6 +6,7 @@ engine or for disk in Hugging Face format are cast to bfloat16.
 
 from __future__ import annotations
 
+import json
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
@@ -18,26 +19,30 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from agentrl.checkpoint.state import StateWriterFactory
+from agentrl.checkpoint.state import StateWriterFactory, checksums
 from agentrl.config.registries import CHECKPOINT_WRITERS
+from agentrl.errors import CheckpointError
 from agentrl.model.compiled import compile_layers, text_layers
 from agentrl.model.heads import PolicyModel, ScoreModel, ValueModel
 from agentrl.model.scores import Compare, Needs
 from agentrl.model.sharded_load import read_weights
 from agentrl.optim.optimizer import Optim
-from agentrl.parallel.collectives import all_max, local
+from agentrl.parallel.collectives import all_max, local, rank
 from agentrl.parallel.gradients import add_up, clip, total_norm
 from agentrl.parallel.mesh import Mesh
 from agentrl.parallel.offload import Offload, offloading
 from agentrl.parallel.shard import decoder_layers, shard
 from agentrl.runtime.ranks import shares
 from agentrl.system.json_value import JSON
+from agentrl.system.publish import flush_to_disk
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 from agentrl.workers.backend import MiniBatch, Settings, StepReport
 from agentrl.workers.forward import filler, to_device
 from agentrl.workers.plan import micro_batches
 
 Found = TypeVar("Found")
+CHECKSUMS = "checksums.json"
+"""File of a checkpoint with the checksums of its tensors, whoever wrote them."""
 
 
 class Learner(Generic[Found]):
@@ -63,6 +68,7 @@ class Learner(Generic[Found]):
         self.optim = Optim(self.params, matrices, settings.optim, settings.total_steps, home)
         self._partial = [param for name, param in self.params.items() if name in partial]
         self._grad_clip = settings.grad_clip
+        self._compiled = settings.use_torch_compile
         self.max_tokens = settings.max_tokens * mesh.parallel.sequence
         """Tokens of a micro-batch, at most."""
         self.offload = Offload(root, self.device, enabled=settings.param_offload)
@@ -70,6 +76,8 @@ class Learner(Generic[Found]):
         self.state = make_state(self.params, self.optim)
         self._root = root
         self._kept: list[torch.Tensor] = []
+        self._saved: Mapping[str, int] = {}
+        """Checksums of the checkpoint that was loaded, until `not_restored` has read them."""
 
     @abstractmethod
     def forward(
@@ -79,6 +87,12 @@ class Learner(Generic[Found]):
 
         needed [T] bool: the tokens whose log-probs are read; None: the mask.
         """
+
+    @property
+    def is_whole(self) -> bool:
+        """Say whether this rank has all of the model, as transformers' own has it."""
+        mesh = self.mesh
+        return mesh.fsdp is None and mesh.tensor is None and mesh.sequence is None and not self._compiled
 
     def mark(self) -> Mapping[str, JSON]:
         """Return the fields without which a checkpoint of the trained parameters alone has no meaning (see
@@ -146,14 +160,33 @@ class Learner(Generic[Found]):
 
     def save(self, dir: Path, *, background: bool) -> list[str]:
         with self.offload:
-            return self.state.save(dir, self.mark(), background=background)
+            sums = self._checksums()
+            files = self.state.save(dir, self.mark(), background=background)
+        if rank() > 0:
+            return files
+        dir.mkdir(parents=True, exist_ok=True)
+        (dir / CHECKSUMS).write_text(json.dumps(sums, indent=1) + "\n", encoding="utf-8")
+        flush_to_disk(dir / CHECKSUMS)
+        return [*files, CHECKSUMS]
 
     def finish_save(self, *, wait: bool) -> bool:
         return self.state.finish(wait=wait)
 
     def load(self, dir: Path) -> None:
+        self._saved = read_checksums(dir / CHECKSUMS)
         with self.offload:
             self.state.load(dir, self.mark())
+
+    def not_restored(self) -> list[str]:
+        saved, self._saved = self._saved, {}
+        if not saved:
+            return []
+        found = self._checksums()
+        return sorted(name for name in saved.keys() | found.keys() if saved.get(name) != found.get(name))
+
+    def _checksums(self) -> dict[str, int]:
+        """Compute the checksums of the parameters that learn, and of the optimizer's state."""
+        return checksums({**self.params, **self.optim.state()})
 
     def _accumulate(self, mine: RaggedBatch, mini: MiniBatch[Found]) -> dict[str, float]:
         """Run forward and backward over this rank's micro-batches; return the sums over all ranks, with the loss.
@@ -184,6 +217,26 @@ class Learner(Generic[Found]):
                 param.grad = torch.zeros_like(param)
         totals = self.mesh.sum(torch.stack([sums[name] for name in sorted(sums)])).tolist()
         return dict(zip(sorted(sums), totals, strict=True))
+
+
+def read_checksums(path: Path) -> dict[str, int]:
+    """Read the checksums of a checkpoint; empty for a checkpoint of an earlier release, which has none.
+
+    Raises CheckpointError.
+    """
+    if not path.exists():
+        return {}
+    try:
+        found: JSON = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: broken ({error}); delete this checkpoint") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path}: expected checksums by the names of tensors, found {found!r:.80}")
+    sums = {name: value for name, value in found.items() if type(value) is int}
+    if len(sums) < len(found):
+        name = next(name for name in found if name not in sums)
+        raise CheckpointError(f"{path}: expected a whole number for {name!r}, found {found[name]!r:.80}")
+    return sums
 
 
 class _Checkpoint(Protocol):

@@ -19,7 +19,9 @@ from agentrl.algorithms.rollout_correction import correction_metrics
 from agentrl.algorithms.terms import EntropyBonus, ExpertNLL, loss_terms
 from agentrl.checks.loss_gradient import Counts, LossKeys
 from agentrl.checks.optimizer_step import StepWatch
-from agentrl.checks.update import UpdateWatch
+from agentrl.checks.recomputed import recompute
+from agentrl.checks.report import Report
+from agentrl.checks.update import UpdateWatch, of_policy
 from agentrl.config.declaration import Computed
 from agentrl.config.registries import POLICY_BACKENDS
 from agentrl.config.sections.actor import ActorConfig
@@ -33,6 +35,7 @@ from agentrl.system.metrics import Numbers
 from agentrl.system.registry import configured
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 from agentrl.workers.backend import AUX_LOSS, Z_LOSS, MiniBatch, PolicyBackendFactory, PolicySettings
+from agentrl.workers.fsdp import FSDPPolicy
 from agentrl.workers.plan import update_plan, with_policy_tokens
 from agentrl.workers.teacher import read_heads, write_scores
 from agentrl.workers.trainable import TrainableWorker, UpdateReport
@@ -131,7 +134,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
             norm_length=max_response_length,
         )
         steps = StepWatch(actor_config.optim, actor_config.grad_clip, total_steps - critic_warmup)
-        self._watch = UpdateWatch(keys, steps, model_config.dtype)
+        self._watch = UpdateWatch(of_policy(keys), steps, model_config.dtype)
         super().__init__(self.backend, self._watch)
 
     def keep(self) -> None:
@@ -172,6 +175,22 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         The first part of the answer is [T] float32.
         """
         return self.backend.reference_log_probs(batch), {}
+
+    def recompute(self, sequence: Sequences, temperature: float) -> Report:
+        """Compute one sequence of a step's batch again, by transformers' own model (see `checks.recomputed`)."""
+        if self._correction.proximal != "recomputed":
+            sequence = sequence.with_fields(old_logprobs=None)
+        return self._recompute(sequence, temperature, adapted=True)
+
+    def recompute_reference(self, sequence: Sequences, temperature: float) -> Report:
+        """Do the same without the adapters, for the column ref_logprobs."""
+        return self._recompute(sequence, temperature, adapted=False)
+
+    def _recompute(self, sequence: Sequences, temperature: float, *, adapted: bool) -> Report:
+        if not isinstance(self.backend, FSDPPolicy):
+            return recompute(None, sequence, torch.device("cpu"))
+        with self.backend.on_device():
+            return recompute(self.backend.second(temperature, adapted=adapted), sequence, self.backend.device)
 
     def compute_teacher_scores(self, batch: RaggedBatch) -> tuple[torch.Tensor, Numbers]:
         """Do as `TeacherWorker.compute_teacher_scores` for the teacher that is the policy as it is now.

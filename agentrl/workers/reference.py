@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from typing import cast
 
 import torch
 
+from agentrl.checks.recomputed import Twice, recompute
+from agentrl.checks.report import Report
 from agentrl.config.sections.parallel import Parallel
 from agentrl.engines.inspection import sample_checksum
 from agentrl.model.compiled import compile_layers, text_layers
 from agentrl.model.heads import PolicyModel
+from agentrl.model.plain import PlainModel
 from agentrl.model.scores import TokenScores
 from agentrl.model.sharded_load import open_model, read_weights
 from agentrl.parallel.collectives import local
@@ -17,7 +22,7 @@ from agentrl.parallel.mesh import Mesh
 from agentrl.parallel.offload import Offload, on_device
 from agentrl.parallel.shard import shard
 from agentrl.system.json_value import JSON
-from agentrl.trajectory.batch import RaggedBatch
+from agentrl.trajectory.batch import RaggedBatch, Sequences
 from agentrl.workers.forward import forward_tokens
 
 
@@ -46,6 +51,8 @@ class ReferenceWorker:
         read_weights(self.model, base)
         if compiled:
             compile_layers(layers, device)
+        self._base, self._plain = base, cast(PlainModel | None, None)
+        self._is_whole = mesh.fsdp is None and mesh.tensor is None and mesh.sequence is None and not compiled
         self.device = torch.device(device)
         self.offload = Offload(self.model, self.device, enabled=param_offload)
         self.temperature = temperature
@@ -55,6 +62,17 @@ class ReferenceWorker:
     def compute_reference_log_probs(self, batch: RaggedBatch) -> tuple[torch.Tensor, dict[str, float]]:
         """Return ([T] float32 on the CPU: log-probs of the policy tokens, 0 elsewhere; no metrics)."""
         return forward_tokens(self._score, batch, self._log_prob_max_tokens, self.device), {}
+
+    @on_device
+    def recompute_reference(self, sequence: Sequences, temperature: float) -> Report:
+        """Compute one sequence of a step's batch again, by transformers' own model (see `checks.recomputed`)."""
+        one = None
+        if self._is_whole:
+            plain = self._plain = self._plain or PlainModel(self._base)
+            weights = {name.removeprefix("base."): param for name, param in self.model.named_parameters()}
+            exact = all(param.dtype == torch.float32 for param in weights.values())
+            one = Twice("reference", "ref_logprobs", partial(plain.logprobs, temperature=temperature), weights, exact)
+        return recompute(one, sequence, self.device)
 
     @on_device
     def sampled_checksums(self) -> dict[str, str]:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
 from transformers import AutoConfig
 
 from agentrl.algorithms.distillation import Head
+from agentrl.checks.recomputed import Twice, recompute
+from agentrl.checks.report import Report
 from agentrl.config.sections.distillation import DistillationConfig, TeacherConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.parallel import Parallel
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.model.packed import loading
+from agentrl.model.plain import PlainModel
 from agentrl.model.teacher import open_teacher, read_head
 from agentrl.parallel.mesh import Mesh
 from agentrl.parallel.offload import Offload
@@ -23,7 +27,7 @@ from agentrl.remote.faults import RemoteRefused, RemoteUnavailable
 from agentrl.remote.logprobs import GivenTokens, LogprobServer
 from agentrl.system.loop_thread import run_apart
 from agentrl.system.metrics import Numbers
-from agentrl.trajectory.batch import RaggedBatch, token_places
+from agentrl.trajectory.batch import RaggedBatch, Sequences, token_places
 from agentrl.workers.forward import forward_tokens
 
 IMPOSSIBLE = -100.0
@@ -121,6 +125,18 @@ class TeacherWorker:
             write_scores(scores, batch, index, teacher.name, teacher.score)
         return scores, {}
 
+    def recompute(self, sequence: Sequences) -> Report:
+        """Compute one sequence of a step's batch again, by its teacher's model as transformers computes it.
+
+        A teacher on a server, and one that reads another prompt, is not computed again.
+        """
+        micro = sequence.load()
+        teacher = None if micro.teacher is None else self.teachers.get(int(micro.teacher[0]))
+        prompts = micro.teacher_prompts
+        if not isinstance(teacher, LoadedTeacher) or (prompts is not None and any(map(len, prompts.ids))):
+            return recompute(None, micro, torch.device("cpu"))
+        return teacher.recompute(micro)
+
 
 class LoadedTeacher:
     """A teacher whose weights lie here, sharded as the other models are. Implements `Teacher`."""
@@ -156,6 +172,8 @@ class LoadedTeacher:
             raise too_many(config, min(vocab, self.model.vocab))
         self.width = self.model.width
         self._max_tokens = max_tokens * mesh.parallel.sequence
+        self._is_whole = mesh.fsdp is None and mesh.tensor is None and mesh.sequence is None
+        self._plain: PlainModel | None = None
         self._offload = Offload(self.model, self._device, enabled=offload)
 
     def score(self, batch: RaggedBatch) -> torch.Tensor:
@@ -168,6 +186,18 @@ class LoadedTeacher:
 
         with self._offload:
             return forward_tokens(scores, batch, self._max_tokens, self._device)
+
+    def recompute(self, micro: RaggedBatch) -> Report:
+        """See `TeacherWorker.recompute`."""
+        one, model = None, self.model
+        with self._offload:
+            if self._is_whole:
+                plain = self._plain = self._plain or PlainModel(model.base)
+                weights = {name.removeprefix("base."): param for name, param in model.named_parameters()}
+                exact = all(param.dtype == torch.float32 for param in weights.values())
+                again = partial(plain.logprobs, temperature=model.temperature, vocab=model.vocab)
+                one = Twice("teacher", "teacher_scores", again, weights, exact)
+            return recompute(one, micro, self._device)
 
 
 class ServedTeacher:

@@ -66,7 +66,7 @@ class UpdateReport:
 class TrainableWorker(Generic[Found_co]):
     """One rank's part of a role that learns, through a backend."""
 
-    def __init__(self, backend: Backend[Found_co], watch: UpdateWatch | None = None) -> None:
+    def __init__(self, backend: Backend[Found_co], watch: UpdateWatch[Found_co] | None = None) -> None:
         """watch: over its updates."""
         self._learner, self._watched = with_present_names(backend, RENAMED), watch
         self._barren = 0

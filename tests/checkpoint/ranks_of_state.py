@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from agentrl.checkpoint.state import WorkerState
+from agentrl.checkpoint.state import WorkerState, checksums
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.errors import CheckpointError
 from agentrl.optim.optimizer import Optim
@@ -118,6 +118,7 @@ def main(rank: int, work: Path) -> None:
             assert not torch.equal(full(part.params["up.weight"].detach()), reference["up.weight"])
             part.state.load(work / begin)
             assert same(part.whole(), reference), name
+            assert checksums({**part.params, **part.optim.state()}) == checksums(reference), name
             part.state.save(work / name)
             dist.barrier()
         part = Part(1, fsdp, muon=False)

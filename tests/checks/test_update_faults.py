@@ -5,6 +5,7 @@ Each case changes one part of the update from the second step on. The checks kno
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,15 +13,18 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 import agentrl.optim.optimizer
 from agentrl.model.scores import TokenScores
 from agentrl.optim.optimizer import Optim
 from agentrl.parallel import gradients
-from agentrl.train import main
+from agentrl.train import main, training
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.backend import MiniBatch
+from agentrl.workers.critic import CriticWorker
+from agentrl.workers.fsdp import FSDPCritic, FSDPPolicy
 from agentrl.workers.learner import Learner
 from agentrl.workers.policy import PolicyWorker
 from tests.checks.test_faults import BEGINS, PAGE, _count, alarms, faulty, wrap  # noqa: F401 - a fixture
@@ -38,8 +42,9 @@ KEYS = (
     f"{ACTOR}.optim.weight_decay=0.1",
     f"{ACTOR}.optim.lr=3e-3",
     f"{ACTOR}.ppo_epochs=2",
+    f"{ACTOR}.ppo_max_token_len_per_gpu=600",
 )
-"""One config that has all terms."""
+"""One config that has all terms, and several micro-batches in a mini-batch."""
 SHORT = ("trainer.total_training_steps=3", "data.val_files=null", "trainer.resume_mode=disable")
 
 
@@ -219,8 +224,6 @@ def a_sequence_twice(patch: pytest.MonkeyPatch) -> None:
 
 def other_log_probs(patch: pytest.MonkeyPatch) -> None:
     """The update's forward pass has another temperature than the pass before."""
-    from agentrl.workers.fsdp import FSDPPolicy
-
     healthy = FSDPPolicy.forward
 
     def forward(policy: FSDPPolicy, *args: Any, **kwargs: Any) -> TokenScores:
@@ -246,6 +249,18 @@ def gradients_kept(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Optim, "zero_grad", lambda optim: None if faulty() else healthy(optim))
 
 
+def gradients_lost_between_passes(patch: pytest.MonkeyPatch) -> None:
+    """Only the last micro-batch of a mini-batch teaches."""
+    healthy = FSDPPolicy.forward
+
+    def forward(policy: FSDPPolicy, *args: Any, **kwargs: Any) -> TokenScores:
+        if faulty() and torch.is_grad_enabled():
+            policy.optim.zero_grad()
+        return healthy(policy, *args, **kwargs)
+
+    patch.setattr(FSDPPolicy, "forward", forward)
+
+
 FAULTS: dict[str, Inject] = {
     "a loss of the wrong sign": in_the_loss(lambda *seen: seen, factor=-1.0),
     "a loss that is halved": in_the_loss(lambda *seen: seen, factor=0.5),
@@ -264,6 +279,7 @@ FAULTS: dict[str, Inject] = {
     "a sequence stands for another": a_sequence_twice,
     "gradients are halved after the backward pass": gradients_halved,
     "gradients are not reset": gradients_kept,
+    "gradients are lost between micro-batches": gradients_lost_between_passes,
     "gradients are clipped to 0": clipped_to_nothing,
     "gradients are not clipped": not_clipped,
     "the learning rate is ten times the configured": rate_times(10),
@@ -289,51 +305,191 @@ def test_a_fault_of_the_update_is_named_within_two_steps(
     assert min(one["step"] for one in found) >= BEGINS
 
 
-ONE = "layers.1.mlp.down_proj.weight"
-"""A tensor of one layer."""
+TENSORS = ("layers.1.mlp.down_proj.weight", "layers.1.post_attention_layernorm.weight")
+"""Tensors of one layer: a large one, and a norm."""
 
 
-def one_kept(optim: Optim) -> dict[str, Tensor]:
-    return {name: one.detach().clone() for name, one in optim._params.items() if name.endswith(ONE)}
+def not_stepped(of: str) -> Inject:
+    """The optimizer's steps leave one tensor as it was."""
+
+    def kept(optim: Optim) -> dict[str, Tensor]:
+        return {name: one.detach().clone() for name, one in optim._params.items() if name.endswith(of)}
+
+    def put_back(optim: Optim, kept: dict[str, Tensor]) -> None:
+        assert kept
+        with torch.no_grad():
+            for name, value in kept.items():
+                optim._params[name].copy_(value)
+
+    return around_step(kept, put_back)
 
 
-def one_put_back(optim: Optim, kept: dict[str, Tensor]) -> None:
-    assert kept
-    with torch.no_grad():
-        for name, value in kept.items():
-            optim._params[name].copy_(value)
+def without_gradient(of: str) -> Inject:
+    def inject(patch: pytest.MonkeyPatch) -> None:
+        def without(found: Any, learner: Learner[Any], *_: Any) -> Any:
+            for name, param in learner.params.items():
+                if name.endswith(of) and param.grad is not None:
+                    param.grad.zero_()
+            return found
 
+        wrap(patch, Learner, "_accumulate", without)
 
-def one_without_gradient(patch: pytest.MonkeyPatch) -> None:
-    healthy = Learner._accumulate
-
-    def accumulate(learner: Learner[TokenScores], *args: Any) -> Any:
-        found = healthy(learner, *args)
-        for name, param in learner.params.items():
-            if faulty() and name.endswith(ONE) and param.grad is not None:
-                param.grad.zero_()
-        return found
-
-    patch.setattr(Learner, "_accumulate", accumulate)
+    return inject
 
 
 @pytest.mark.slice(1, "matrix")
-@pytest.mark.parametrize("inject", [around_step(one_kept, one_put_back), one_without_gradient])
+@pytest.mark.parametrize("of", TENSORS)
+@pytest.mark.parametrize("inject", [not_stepped, without_gradient])
 def test_a_fault_of_one_tensor_is_named_within_a_rotation(
-    inject: Inject, small_run: Overrides, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inject: Callable[[str], Inject],
+    of: str,
+    small_run: Overrides,
+    policy_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    inject(monkeypatch)
-    words = (*KEYS, "trainer.total_training_steps=8", "data.val_files=null", "trainer.save_freq=-1")
+    """Two tensors are watched in an optimizer step, of which there are four a step."""
+    inject(of)(monkeypatch)
+    tensors = len(load_file(policy_dir / "model.safetensors"))
+    steps = BEGINS + math.ceil(math.ceil(tensors / 2) / 4)
+    words = (*KEYS, f"trainer.total_training_steps={steps}", "data.val_files=null", "trainer.save_freq=-1")
     main(small_run(*words))
     found = [one for one in alarms(tmp_path / "run") if one["check"] == "update"]
     assert found
     for one in found:
-        assert one["step"] >= BEGINS and all(where.endswith(ONE) for where in one["where"])
+        assert one["step"] >= BEGINS and all(where.endswith(of) for where in one["where"])
+
+
+def in_the_critic(change: Callable[[Tensor, RaggedBatch], tuple[Tensor, RaggedBatch]], factor: float = 1.0) -> Inject:
+    """Have the critic's loss see other values or columns than the ones that were computed."""
+
+    def inject(patch: pytest.MonkeyPatch) -> None:
+        healthy = Learner._accumulate
+
+        def accumulate(learner: Learner[Any], mine: RaggedBatch, mini: MiniBatch[Any]) -> Any:
+            def loss(found: Tensor, micro: RaggedBatch) -> Any:
+                total, seen = mini.loss(*change(found, micro))
+                return total * factor, seen
+
+            wrong = faulty() and isinstance(learner, FSDPCritic)
+            return healthy(learner, mine, replace(mini, loss=loss) if wrong else mini)
+
+        patch.setattr(Learner, "_accumulate", accumulate)
+
+    return inject
+
+
+def critic_without_gradient(patch: pytest.MonkeyPatch) -> None:
+    def without(found: Any, learner: Learner[Any], *_: Any) -> Any:
+        for param in learner.params.values() if isinstance(learner, FSDPCritic) else ():
+            assert param.grad is not None
+            param.grad.zero_()
+        return found
+
+    wrap(patch, Learner, "_accumulate", without)
+
+
+def neighbours(values: Tensor) -> Tensor:
+    """Give each token the value of the one before it."""
+    return values.roll(1)
+
+
+def other_returns(patch: pytest.MonkeyPatch) -> None:
+    healthy = CriticWorker.update
+
+    def update(worker: CriticWorker, batch: RaggedBatch, **kwargs: Any) -> Any:
+        assert batch.returns is not None
+        turned = batch.with_fields(returns=-batch.returns)
+        return healthy(worker, turned if faulty() else batch, **kwargs)
+
+    patch.setattr(CriticWorker, "update", update)
+
+
+CRITIC = ("algorithm.adv_estimator=gae", "critic.optim.lr=1e-3", "critic.ppo_max_token_len_per_gpu=600")
+
+
+def with_critic(small_run: Overrides, *more: str) -> list[str]:
+    return [one for one in small_run(*CRITIC, *more) if "filter_groups" not in one]
+
+
+OF_THE_CRITIC: dict[str, Inject] = {
+    "the critic's loss has the wrong sign": in_the_critic(lambda *seen: seen, factor=-1.0),
+    "the critic has no gradient": critic_without_gradient,
+    "the critic's values have no gradient": in_the_critic(lambda found, micro: (found.detach() + 0 * found, micro)),
+    "the critic learns the neighbour's values": in_the_critic(lambda found, micro: (neighbours(found), micro)),
+    "values before the update are the neighbour's": lambda patch: wrap(
+        patch, FSDPCritic, "values", lambda found, *_: neighbours(found)
+    ),
+    "the critic learns other returns": other_returns,
+}
+
+
+@pytest.mark.slice(1, "matrix")
+@pytest.mark.parametrize("fault", OF_THE_CRITIC)
+def test_a_fault_of_the_critic_is_named_within_two_steps(
+    fault: str, small_run: Overrides, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    OF_THE_CRITIC[fault](monkeypatch)
+    main(with_critic(small_run, *SHORT))
+    found = [one for one in alarms(tmp_path / "run") if one["check"] == "update"]
+    assert found and BEGINS <= min(one["step"] for one in found) <= BEGINS + 1
+    assert all(where.startswith("critic: ") for one in found for where in one["where"])
+
+
+def test_a_sound_critic_raises_no_alarm_and_is_compared(small_run: Overrides, tmp_path: Path) -> None:
+    with training(with_critic(small_run, *SHORT)) as run:
+        list(run)
+        evaluated = run.evaluated
+    assert alarms(tmp_path / "run") == []
+    assert min(evaluated[f"critic/{name}"] for name in ("gradient", "clip", "optimizer")) >= 3
 
 
 def test_the_page_lists_these_faults() -> None:
-    page = PAGE.read_text(encoding="utf-8").partition("test_update_faults.py")[2].partition("Real SGLang")[0]
-    assert [line for line in page.splitlines() if line.startswith("- ")] == [f"- {fault}" for fault in FAULTS]
+    page = PAGE.read_text(encoding="utf-8").partition("test_update_faults.py")[2].partition("`tests/checks/")[0]
+    assert [line for line in page.splitlines() if line.startswith("- ")] == [f"- {fault}" for fault in SHOWN]
+
+
+def not_loaded(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Optim, "load_state", lambda optim, state: None)
+
+
+def lost_after_loading(patch: pytest.MonkeyPatch) -> None:
+    healthy = Learner.load
+
+    def load(learner: Learner[Any], dir: Path) -> None:
+        healthy(learner, dir)
+        clear(learner.optim)
+
+    patch.setattr(Learner, "load", load)
+
+
+def one_of_another_parameter(patch: pytest.MonkeyPatch) -> None:
+    healthy = Optim.load_state
+
+    def load_state(optim: Optim, state: dict[str, Tensor]) -> None:
+        one, other = [key for key in state if key.endswith("mlp.down_proj.weight/exp_avg")]
+        healthy(optim, {**state, one: state[other], other: state[one]})
+
+    patch.setattr(Optim, "load_state", load_state)
+
+
+@pytest.mark.parametrize("inject", [not_loaded, lost_after_loading, one_of_another_parameter])
+def test_moments_that_a_resume_does_not_restore_are_named_in_its_first_step(
+    inject: Inject, small_run: Overrides, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = with_critic(small_run, "data.val_files=null", "trainer.save_freq=1")
+    main([*words, "trainer.total_training_steps=1"])
+    main([*words, "trainer.total_training_steps=2"])
+    assert alarms(tmp_path / "run") == []
+    inject(monkeypatch)
+    main([*words, "trainer.total_training_steps=3"])
+    found = alarms(tmp_path / "run")
+    assert [one["check"] for one in found] == ["update"] and found[0]["step"] == 3
+    assert "not what the checkpoint holds" in found[0]["what"]
+    assert found[0]["where"][0].startswith("critic: ") and found[0]["count"] >= 4, "the policy's two, too"
+
+
+SHOWN = (*FAULTS, *OF_THE_CRITIC)
 
 
 @pytest.mark.parametrize("device", DEVICES)
