@@ -15,6 +15,7 @@ from agentrl.system.threads import DaemonThreads
 from agentrl.system.user_code import contract_error, user_code
 from agentrl.trajectory import Trajectory
 from agentrl.trajectory.sample import Sample
+from agentrl.trl.completions import completion_ids_of, completion_of
 from agentrl.trl.environments import HELD, Environments
 from agentrl.trl.names import REWARD, UNSCORED
 
@@ -128,16 +129,22 @@ class TrlRewards(GroupRewardManager):
         state: TrainerState,
         *,
         environments: Environments | None = None,
+        with_tools: bool = False,
         with_columns: bool = True,
     ) -> None:
         """Args:
         rows: the rows of each data file, with the columns that functions are given.
         state: the trainer's.
         environments: the ones that played the trajectories.
+        with_tools: completions have calls as fields; without tools they are the text as it was sampled.
         """
         super().__init__(RewardConfig(), CustomRewardConfig(), beside_model=False)
         self._functions, self._rows, self._state, self._with_columns = functions, rows, state, with_columns
-        self._environments = environments
+        self._environments, self._with_tools = environments, with_tools
+        self._tokenizer: Any = None
+
+    def bind(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
 
     def is_tried(self, data_source: str) -> bool:
         """Functions that log or count are called with trajectories of the run alone."""
@@ -150,7 +157,9 @@ class TrlRewards(GroupRewardManager):
         prompt = cast(Sequence[object], row.get("prompt", sample.prompt))
         arguments: dict[str, object] = {
             "prompts": [prompt] * count,
-            "completions": [completion_of(one, prompt) for one in trajectories],
+            "completions": [
+                completion_of(one, len(prompt), self._tokenizer, with_tools=self._with_tools) for one in trajectories
+            ],
             "completion_ids": [completion_ids_of(one) for one in trajectories],
             "trainer_state": self._state,
             "log_extra": logged.extra,
@@ -204,15 +213,3 @@ def _reward(where: str, function: RewardFunction, value: object) -> float | None
     if number is None:
         raise contract_error(where, function, f"a reward must be a finite number or None, found {value!r:.100}")
     return number
-
-
-def completion_of(trajectory: Trajectory, prompt: Sequence[object]) -> list[dict[str, object]]:
-    """Return the messages after the prompt: the policy's turns, and the answers of tools."""
-    messages = trajectory.messages[len(prompt) :]
-    kept = ("role", "content", "name", "tool_calls", "reasoning_content")
-    return [{key: value for key, value in message.items() if key in kept} for message in messages]
-
-
-def completion_ids_of(trajectory: Trajectory) -> list[int]:
-    """Return the tokens after the prompt, the answers of tools included."""
-    return [id for one in trajectory.transcripts for id in one.ids[one.prompt_length :]]

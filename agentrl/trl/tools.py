@@ -6,16 +6,19 @@ import functools
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import cast
 
 from agentrl.agent_loop import AgentLoop, Episode
 from agentrl.agent_loop.stopping import after_turn
 from agentrl.chat import ParsedCall
 from agentrl.errors import ConfigError
+from agentrl.system.threads import beside_loop
 from agentrl.system.throttle import ThrottledWarnings
 from agentrl.system.user_code import code_error
 from agentrl.tool import FunctionTool, Tool
 from agentrl.trajectory import Message, Status
+from agentrl.trajectory.picture import size_of
 
 warnings = ThrottledWarnings(logging.getLogger(__name__))
 LOOP = "trl_tools"
@@ -51,7 +54,17 @@ class TrlToolLoop(AgentLoop):
                 return Status.COMPLETED
             rounds += 1
             messages = await self._answers(episode, calls)
-            if not await episode.observe(messages):
+            ids = await beside_loop(
+                size_of(messages),
+                partial(
+                    episode.context.chat.bridge,
+                    episode.transcript.ids,
+                    messages,
+                    episode.tools,
+                    first=len(episode.messages),
+                ),
+            )
+            if len(ids) > episode.budget_left or not episode.observe_ids(ids, messages):
                 return Status.LENGTH
 
     async def _answers(self, episode: Episode, calls: Sequence[ParsedCall]) -> list[Message]:

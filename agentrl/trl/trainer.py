@@ -133,7 +133,14 @@ class GRPOTrainer:
         self.state = TrainerState(max_steps=self._steps * self._batches.updates)
         """transformers' `TrainerState`, with `global_step`, `epoch` and `log_history`."""
         with_columns = not self.args.remove_unused_columns
-        self._rewards = TrlRewards(functions, rows, self.state, environments=environments, with_columns=with_columns)
+        self._rewards = TrlRewards(
+            functions,
+            rows,
+            self.state,
+            environments=environments,
+            with_tools=bool(self._tools),
+            with_columns=with_columns,
+        )
         log_every = frequency(arguments, "logging", self._batches, self._steps)
         save_every = cast(int, keys["trainer.save_freq"])
         per_epoch = max(1.0, len(train.rows) / self._batches.prompts)

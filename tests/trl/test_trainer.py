@@ -104,9 +104,13 @@ def test_the_pages_script_gives_the_numbers_of_the_same_run_by_yaml(taught: Path
     (tmp_path / "tools.yaml").write_text("tools:\n  - function: multiply_tool.py:multiply\n")
     (tmp_path / "multiply_tool.py").write_text(script[script.index("def multiply") : script.index("def correct")])
     (tmp_path / "reward.py").write_text(
-        "def compute_score(trajectory, **_):\n"
-        "    calls = sum(len(turn.calls) for turn in trajectory.turns)\n"
-        "    return float('84' in trajectory.messages[-1]['content']) + 0.1 * min(calls, 1)\n"
+        "def compute_score(trajectory, **_):\n"  # a turn with a call that cannot be read is text for the script
+        "    turns = [one for one in trajectory.messages if one['role'] == 'assistant']\n"
+        "    raw = [one['function']['arguments'] for one in turns[-1].get('tool_calls', ())]\n"
+        "    broken = any(isinstance(one, str) for one in raw)\n"
+        "    text = f'{turns[-1]}' if broken else trajectory.messages[-1]['content']\n"
+        "    calls = sum('tool_calls' in one for one in turns) - broken\n"
+        "    return float('84' in text) + 0.1 * min(calls, 1)\n"
     )
     done = forked(["-m", "agentrl.train", "--config-path", tmp_path, "--config-name", "mine"], tmp_path, timeout=240)
     assert done.returncode == 0, done.stderr
