@@ -12,17 +12,28 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
+from urllib.parse import SplitResult, urlsplit
 
 from agentrl.errors import ConfigError
+from agentrl.remote.credentials import Secrets
 from agentrl.system.user_cache import user_cache
 
 logger = logging.getLogger(__name__)
 
+PASSED = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE"),
+    *("LD_LIBRARY_PATH", "SSL_CERT_FILE"),
+)
+"""Environment variables of the trainer that an environment sees; all others, and with them the trainer's secrets and
+its packages, it does not. Programs of its packages, which pip runs, see those of pip, too."""
 MADE = "made.txt"
 """File of a virtual environment that is complete: what `pip freeze` lists in it."""
 _SHOWN_LINES = 12
+_SHOWN_WIDTH = 120
+"""Characters of pip's newest line that are shown: its last one lists all packages."""
 _SHOWN_EVERY = 5.0
 """Seconds between two lines about an installation."""
 
@@ -99,7 +110,7 @@ def virtual_environment(name: str, python: str, packages: Sequence[str], key: st
 def _run(command: Sequence[str], problem: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, env=_own_environment())
     if done.returncode:
-        raise ConfigError(f"{problem}; its last lines:\n{last_lines(done.stdout + done.stderr)}")
+        raise ConfigError(f"{problem}; its last lines:\n{_hidden(last_lines(done.stdout + done.stderr))}")
     return done.stdout
 
 
@@ -127,19 +138,31 @@ def _install(name: str, command: Sequence[str], problem: str) -> None:
             reading.join(_SHOWN_EVERY)
             while reading.is_alive():
                 newest = lines[-1].strip() if lines else "pip begins"
-                logger.warning("environment %s: %.0f s, %s", name, time.monotonic() - began, newest)
+                shown = newest if len(newest) <= _SHOWN_WIDTH else f"{newest[:_SHOWN_WIDTH]} ..."
+                logger.warning("environment %s: %.0f s, %s", name, time.monotonic() - began, _hidden(shown))
                 reading.join(_SHOWN_EVERY)
         except BaseException:
             process.kill()
             raise
     if process.returncode:
-        raise ConfigError(f"{problem}; its last lines:\n{last_lines(''.join(lines))}")
+        raise ConfigError(f"{problem}; its last lines:\n{_hidden(last_lines(''.join(lines)))}")
 
 
 def _own_environment() -> dict[str, str]:
-    """This process's variables, without names that lead to the trainer's packages."""
-    foreign = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
-    return {name: value for name, value in os.environ.items() if name not in foreign}
+    """Variables that pip sees, and with it programs that packages bring."""
+    return {name: value for name, value in os.environ.items() if name in PASSED or name.startswith("PIP_")}
+
+
+def _hidden(text: str) -> str:
+    """Hide passwords of pip's URLs."""
+    urls = [word for name, value in _own_environment().items() if name.startswith("PIP_") for word in value.split()]
+    return Secrets(parts.password for word in urls if (parts := _parts(word)) and parts.password).hide(text)
+
+
+def _parts(url: str) -> SplitResult | None:
+    with suppress(ValueError):
+        return urlsplit(url)
+    return None
 
 
 def last_lines(text: str) -> str:

@@ -37,11 +37,15 @@ import argparse
 import asyncio
 import hmac
 import importlib.util
+import ipaddress
 import json
 import os
 import queue
+import re
+import secrets
 import select
 import signal
+import socket
 import sys
 import threading
 import time
@@ -58,7 +62,7 @@ from typing import Any
 
 PROTOCOL = 1
 KEY = "AGENTRL_ENVIRONMENT_KEY"
-"""Environment variable with the key that requests must bring; without it no key is asked for."""
+"""Environment variable with the key that requests must bring; without it one is made and printed."""
 MARK = "AGENTRL_SIDECAR"
 """Environment variable by which the processes that a sidecar started are found again."""
 MOST_BODY = 64 << 20
@@ -69,6 +73,10 @@ IDLE_SECONDS = 3600.0
 CLOSE_SECONDS = 2.0
 """Most seconds that the answer to a close waits for the user's `close`."""
 MOST_ERROR = 16 << 10
+REQUEST_SECONDS = 30.0
+"""Seconds in which the head and the body of a request must arrive; an idle connection is closed after them, too."""
+ANSWER_SECONDS = 600.0
+"""Seconds in which a client must take an answer."""
 LOOK_EVERY = 0.5
 
 
@@ -377,34 +385,71 @@ def _plain(value: Any) -> object:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """HTTP/1.1 with connections that stay open."""
+    """HTTP/1.1 with connections that stay open until a request is refused: its body may be no body at all."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     wbufsize = -1
+    timeout = ANSWER_SECONDS
+    server: Server
     environment: Environment
     key = ""
+    names: tuple[str, ...] = ("localhost",)
+    """Names by which the server may be asked; addresses may always be."""
+
+    def handle_one_request(self) -> None:
+        self.server.limit(self.connection, REQUEST_SECONDS)
+        super().handle_one_request()
+
+    def finish(self) -> None:
+        self.server.limit(self.connection, None)
+        super().finish()
 
     def do_POST(self) -> None:
         try:
-            given = self.headers.get("Authorization", "")
-            if self.key and not hmac.compare_digest(given.encode(), f"Bearer {self.key}".encode()):
-                raise Refused(401, "the key is missing or another")
-            length = int(self.headers.get("Content-Length") or 0)
-            if not 0 <= length <= MOST_BODY:
-                self.close_connection = True
-                raise Refused(413, f"a request has at most {MOST_BODY} bytes, found {length}")
-            asked = json.loads(self.rfile.read(length) or b"{}")
+            asked = self._read()
+            self.server.limit(self.connection, None)
             status, body = 200, self.environment.answer(self.path, asked)
         except Refused as refused:
             status, body = refused.status, _encoded({"detail": str(refused)})
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             status, body = 400, _encoded({"detail": f"no request of this protocol: {type(error).__name__}: {error}"})
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
+        if status != 200:
+            self.send_header("Connection", "close")  # which closes it here, too
         self.end_headers()
         self.wfile.write(body)
+        if status != 200:  # let the answer arrive: a connection that is closed with unread bytes is reset
+            with suppress(OSError):
+                self.wfile.flush()
+                self.connection.shutdown(socket.SHUT_WR)
+                self.connection.settimeout(LOOK_EVERY)
+                self.rfile.read1(MOST_ERROR)
+
+    def _read(self) -> dict[str, Any]:
+        """Read the request's JSON. Raises Refused, and ValueError where it is none."""
+        given = self.headers.get("Authorization", "")
+        if not hmac.compare_digest(given.encode(), f"Bearer {self.key}".encode()):
+            raise Refused(401, "the key is missing or another")
+        host = self.headers.get("Host", "")
+        if not _is_address(name := re.sub(r":\d*$", "", host).strip("[]").lower()) and name not in self.names:
+            raise Refused(421, f"this is not the server {host!r:.80}; give its name by --name, or ask it by address")
+        if (kind := self.headers.get_content_type()) != "application/json":
+            raise Refused(415, f"expected Content-Type: application/json, found {kind!r:.80}")
+        lengths = self.headers.get_all("Content-Length", [])
+        if len(lengths) != 1 or not re.fullmatch(r"\d{1,18}", lengths[0]) or "Transfer-Encoding" in self.headers:
+            raise Refused(411, "expected one Content-Length, and no Transfer-Encoding")
+        if (length := int(lengths[0])) > MOST_BODY:
+            raise Refused(413, f"a request has at most {MOST_BODY} bytes, found {length}")
+        content = self.rfile.read(length)
+        if len(content) < length:
+            raise Refused(400, f"expected {length} bytes, found {len(content)}")
+        asked = json.loads(content)
+        if not isinstance(asked, dict):
+            raise Refused(400, "expected a JSON object")
+        return asked
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -416,10 +461,37 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 1024
 
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._limits: dict[socket.socket, float] = {}
+        """Times at which connections are cut, unless their requests have arrived."""
+        super().__init__(address, handler)
+        threading.Thread(target=self._cut_late, daemon=True).start()
+
+    def limit(self, connection: socket.socket, seconds: float | None) -> None:
+        """Cut a connection in so many seconds, or no more."""
+        self._limits.pop(connection, None)
+        if seconds is not None:
+            self._limits[connection] = time.monotonic() + seconds
+
+    def _cut_late(self) -> None:
+        while True:
+            time.sleep(LOOK_EVERY)
+            for connection, ends in list(self._limits.items()):
+                if ends < time.monotonic():
+                    self._limits.pop(connection, None)
+                    with suppress(OSError):
+                        connection.shutdown(socket.SHUT_RDWR)
+
     def handle_error(self, request: object, client_address: object) -> None:
         """Leave out broken connections: the client repeats the request."""
         if not isinstance(sys.exc_info()[1], OSError):
             traceback.print_exc()
+
+
+def _is_address(name: str) -> bool:
+    with suppress(ValueError):
+        return bool(ipaddress.ip_address(name))
+    return False
 
 
 def end_children(mark: str) -> None:
@@ -450,15 +522,20 @@ def main() -> None:
     parser.add_argument("environment", help="Python file with the functions tasks, start, step and score")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0: one that is free")
+    parser.add_argument("--name", action="append", default=[], help="a further name by which it may be asked")
     parser.add_argument("--starter", type=int, help="id of the process to end with; it holds the other end of stdin")
     given = parser.parse_args()
     if given.starter is not None:
         threading.Thread(target=end_with, args=(given.starter,), daemon=True).start()
     announced = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the environment prints is no announcement
-    Handler.environment, Handler.key = Environment(given.environment), os.environ.pop(KEY, "")
+    key = os.environ.pop(KEY, "")
+    Handler.environment, Handler.key = Environment(given.environment), key or secrets.token_urlsafe(24)
+    names = ("localhost", given.host, socket.gethostname(), *given.name)
+    Handler.names = tuple(name.lower() for name in names)
     server = Server((given.host, given.port), Handler)
-    print(json.dumps({"protocol": PROTOCOL, "port": server.server_address[1]}), file=announced, flush=True)
+    told = {"protocol": PROTOCOL, "port": server.server_address[1], **({} if key else {"key": Handler.key})}
+    print(json.dumps(told), file=announced, flush=True)
     server.serve_forever()
 
 

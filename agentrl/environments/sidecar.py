@@ -22,14 +22,15 @@ from typing import TypeAlias
 
 import pydantic
 
-from agentrl.environments.interpreter import find_python, last_lines, virtual_environment
+from agentrl.environments.interpreter import PASSED, find_python, last_lines, virtual_environment
 from agentrl.environments.serve import KEY, MARK, PROTOCOL, end_children
 from agentrl.errors import CodeError, ConfigError, InfrastructureError, UserError
 from agentrl.remote.client import RemoteClient, RemoteOptions
+from agentrl.remote.credentials import passed_secrets
 from agentrl.remote.faults import RemoteUnavailable
 from agentrl.remote.url import checked_url
 from agentrl.system.deadline import within
-from agentrl.system.json_value import JSON, as_object
+from agentrl.system.json_value import JSON, as_object, map_texts
 from agentrl.system.loop_thread import run_apart
 from agentrl.system.numbers import finite
 from agentrl.system.threads import DaemonThreads
@@ -39,12 +40,6 @@ from agentrl.system.user_code import read_traceback
 Fields: TypeAlias = dict[str, JSON]
 warnings = ThrottledWarnings(logging.getLogger(__name__))
 
-_PASSED = (
-    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE"),
-    *("LD_LIBRARY_PATH", "SSL_CERT_FILE"),
-)
-"""Environment variables of the trainer that a sidecar sees; all others, and with them the trainer's secrets and its
-packages, it does not."""
 _SERVE = Path(__file__).with_name("serve.py")
 ADAPTERS = Path(__file__).with_name("adapters")
 _ATTEMPTS = 4
@@ -71,7 +66,8 @@ class EnvironmentOptions(pydantic.BaseModel):
     """Packages to install, as pip takes them, into a virtual environment that is made once; none: the interpreter as it
     is."""
     pass_env: Sequence[str] = ()
-    """Names of further environment variables of the trainer that the environment may see."""
+    """Names of further environment variables of the trainer that the environment may see. Their values of 8 characters
+    and more, paths aside, are hidden in all that the environment says."""
     start_timeout: float = pydantic.Field(120.0, gt=0)
     """Seconds in which the environment must be loaded; installing packages does not count."""
     url: str | None = None
@@ -122,6 +118,7 @@ class Sidecar:
         self._threads = DaemonThreads(self._what)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the object
         self._mark = secrets.token_hex(16)
+        self._secrets = passed_secrets(options.pass_env)
 
     def start(self) -> Address:
         """Return the address of the sidecar, which is started unless it runs. Raises ConfigError."""
@@ -164,6 +161,8 @@ class Sidecar:
             raise self._died(address, error) from error
         try:
             found = as_object(json.loads(answer.body))  # which takes NaN, for the message to show it
+            if self.options.pass_env:
+                found = map_texts(found, self._secrets.hide)
         except ValueError as error:
             raise InfrastructureError(f"{self._what}: its answer is not JSON ({error})") from error
         if isinstance(trace := found.get("error"), str):
@@ -231,7 +230,7 @@ class Sidecar:
             python = virtual_environment(self.name, python, options.packages, f"{self._what}: packages")
         end_children(self._mark)  # of a process that died
         secret = secrets.token_urlsafe(24)
-        passed = {name: os.environ[name] for name in (*_PASSED, *options.pass_env) if name in os.environ}
+        passed = {name: os.environ[name] for name in (*PASSED, *options.pass_env) if name in os.environ}
         process = subprocess.Popen(
             [python, str(_SERVE), str(file), "--starter", str(os.getpid())],
             stdin=subprocess.PIPE,
@@ -258,7 +257,8 @@ class Sidecar:
     def _tail(self) -> str:
         """Return the last lines that the sidecar wrote."""
         size = os.fstat(self._log.fileno()).st_size
-        return last_lines(os.pread(self._log.fileno(), _LOG_BYTES, max(0, size - _LOG_BYTES)).decode(errors="replace"))
+        written = os.pread(self._log.fileno(), _LOG_BYTES, max(0, size - _LOG_BYTES)).decode(errors="replace")
+        return last_lines(self._secrets.hide(written))
 
 
 @dataclass(slots=True)

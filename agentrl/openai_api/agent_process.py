@@ -15,6 +15,7 @@ from typing import cast
 from agentrl.errors import CodeError, UserError
 from agentrl.openai_api.agent_task import AgentError, AgentFailed, blamed
 from agentrl.openai_api.agents import Agent
+from agentrl.remote.credentials import Secrets, passed_secrets
 from agentrl.system.proxies import spare_own_addresses
 from agentrl.system.user_code import PATHS
 
@@ -78,14 +79,14 @@ class ProgramAgent(Agent):
 class AgentProcess(asyncio.SubprocessProtocol):
     """Process in a group of its own. It keeps the tails of its output, and knows when it and its pipes have ended."""
 
-    def __init__(self, secret: str, environment: Mapping[str, str]) -> None:
-        """`secret`: text in `environment`, which every process that it starts has, too."""
+    def __init__(self, secret: str, environment: Mapping[str, str], hidden: Secrets) -> None:
+        """`secret`: text in `environment`, which every process that it starts has, too. `hidden`: from messages."""
         loop = asyncio.get_running_loop()
         self.tails = {1: bytearray(), 2: bytearray()}
         self.exited: asyncio.Future[None] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
         self.pid = 0
-        self._secret, self._environment = secret, environment
+        self._secret, self._environment, self._hidden = secret, environment, hidden
         self._transport: asyncio.SubprocessTransport | None = None
 
     @classmethod
@@ -96,10 +97,11 @@ class AgentProcess(asyncio.SubprocessProtocol):
 
         Raises AgentError where the program is not there, AgentFailed for other reasons.
         """
+        passed_on = tuple(passed_on)
         environment = {name: os.environ[name] for name in (*PASSED_ON, *passed_on) if name in os.environ}
         environment |= more
         spare_own_addresses(environment)
-        process = cls(secret, environment)
+        process = cls(secret, environment, passed_secrets(passed_on))
         try:
             transport, _ = await asyncio.get_running_loop().subprocess_exec(
                 lambda: process, *command, env=environment, start_new_session=True
@@ -145,7 +147,7 @@ class AgentProcess(asyncio.SubprocessProtocol):
 
     def said(self) -> str:
         """Return what it wrote last, to stderr if it wrote there."""
-        return bytes(self.tails[2] or self.tails[1]).decode(errors="replace").strip()
+        return self._hidden.hide(bytes(self.tails[2] or self.tails[1]).decode(errors="replace").strip())
 
     def failure(self, name: str) -> AgentError | AgentFailed:
         """Make the error for a process called `name` that ended."""

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from urllib.parse import quote
 
 from agentrl.errors import ConfigError
 from agentrl.remote.faults import RemoteRefused, RemoteUnavailable
 from agentrl.tool import ToolError
+
+SECRET_LENGTH = 8
+"""Characters from which on the value of a variable that is passed on counts as a secret."""
 
 
 def from_environment(variable: str) -> str:
@@ -19,6 +23,12 @@ def from_environment(variable: str) -> str:
         state = "holds what cannot stand in a header" if secret else "is not set"
         raise ConfigError(f"the environment variable {variable} {state}; export it before the start")
     return secret
+
+
+def passed_secrets(variables: Iterable[str]) -> Secrets:
+    """Return the values of environment variables that a program is given, but short ones and paths of this machine."""
+    values = (os.environ.get(name, "") for name in variables)
+    return Secrets(one for one in values if len(one) >= SECRET_LENGTH and not Path(one).exists())
 
 
 class Secrets:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agentrl.environments.interpreter import find_python
+from agentrl.environments.interpreter import _install, find_python
 from agentrl.environments.loop import EnvironmentLoop
 from agentrl.environments.serve import KEY
 from agentrl.environments.sidecar import EnvironmentOptions, Play, Sidecar
@@ -403,6 +403,63 @@ async def test_a_server_of_openenv(
     assert (one.score, one.metrics["retries"]) == (score, 0.0)
     assert one.failure_cause == ("NoScore" if score is None else None)
     assert sum(turn.role == "assistant" for turn in one.turns) == max(1, len(answers) - 1)
+
+
+TELLS = """
+import os
+def tasks(split, seed, count): return []
+def start(task, seed): return task, f"It is {os.environ['MY_TOKEN']}."
+def step(episode, action):
+    if episode.get("raise"):
+        raise KeyError(os.environ["MY_TOKEN"])
+    return {"observation": f"Still {os.environ['MY_TOKEN']}, in {os.environ['MY_LEVEL']}", "done": episode.get("done")
+        or action["text"] == "b", "metrics": {os.environ["MY_TOKEN"]: 1}}
+def score(episode): return float(os.environ["MY_TOKEN"] == "hunter2-hunter2")
+"""
+
+
+async def test_what_an_environment_was_passed_is_hidden_in_what_it_says(
+    bench: MakeBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MY_TOKEN", "hunter2-hunter2")
+    monkeypatch.setenv("MY_LEVEL", "3")
+    (tmp_path / "tells.py").write_text(TELLS)
+    options = EnvironmentOptions(environment=str(tmp_path / "tells.py"), pass_env=["MY_TOKEN", "MY_LEVEL"])
+    one, failed = await played(bench(["a", "b"]), options, row({}), row({"raise": True}))
+    assert one.score == 1.0
+    assert [str(m["content"]) for m in one.messages][::2] == [
+        "What is 2 + 3?\n\nIt is [secret].",
+        "Still [secret], in 3",
+    ]
+    for text in (repr(one), repr(failed), caplog.text):
+        assert "[secret]" in text and "hunter2" not in text
+
+
+BACKEND = """
+import json, os, zipfile
+
+def build_wheel(directory, settings=None, metadata=None):
+    with open(os.path.join(os.environ["HOME"], "seen.json"), "w") as file:
+        json.dump(dict(os.environ), file)
+    print("the index is", os.environ["PIP_EXTRA_INDEX_URL"])
+    raise SystemExit("no wheel today")
+"""
+
+
+def test_code_of_packages_sees_no_secret_of_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "pyproject.toml").write_text(project + '[project]\nname = "spy"\nversion = "1"\n')
+    (tmp_path / "package" / "backend.py").write_text(BACKEND)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "https://me:pass-word@127.0.0.1:9/simple")
+    pip = [sys.executable, "-m", "pip", "install", "--target", str(tmp_path / "to"), str(tmp_path / "package")]
+    with pytest.raises(ConfigError, match="no wheel today") as error:
+        _install("spy", [*pip, "--no-index"], "packages")
+    assert "me:[secret]@" in str(error.value) and "pass-word" not in str(error.value)
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    assert "PIP_EXTRA_INDEX_URL" in seen and "WANDB_API_KEY" not in seen
 
 
 @pytest.mark.parametrize("what", ["die", "hang"])

@@ -107,20 +107,27 @@ def test_a_model_that_no_hub_gives_is_left_to_its_reading(hub: str, tmp_path: Pa
     assert said.getvalue() == ""
 
 
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("Downloading a-1.whl (3 MB)", "Downloading a-1.whl (3 MB)"),
+        ("Installing collected packages: " + "a, " * 100, "Installing collected packages: " + "a, " * 29 + "a, ..."),
+    ],
+)
 def test_an_environment_that_is_made_shows_pips_newest_line(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path, line: str, shown: str
 ) -> None:
     """Also while pip writes nothing: the program ends when its line was logged twice."""
     monkeypatch.setattr(interpreter, "_SHOWN_EVERY", 0.05)
     over = tmp_path / "over"
     program = (
-        "import pathlib, time\nprint('Downloading a-1.whl (3 MB)', flush=True)\n"
+        f"import pathlib, time\nprint({line!r}, flush=True)\n"
         f"while not pathlib.Path({str(over)!r}).exists(): time.sleep(0.01)"
     )
 
     def told(record: logging.LogRecord) -> bool:
         lines = [one.getMessage().partition(" s, ")[2] for one in [*caplog.records, record]]
-        if lines.count("Downloading a-1.whl (3 MB)") == 2:
+        if lines.count(shown) == 2:
             over.touch()
         return True
 
