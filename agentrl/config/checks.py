@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from agentrl.config.adapters import frozen_adapters, served_adapters, why_not_served
 from agentrl.config.columns import COLUMNS, described
@@ -30,15 +29,25 @@ COMPARING = frozenset({"grpo", "grpo_turn", "grpo_passk", "rloo", "opo", "gpg", 
 """Estimators that compare the trajectories of a prompt, and take one alone."""
 
 
-def check(config: Section, given: Collection[str]) -> None:
+def check(config: Section, given: Collection[str], ours: Callable[[], Collection[str]] = tuple) -> None:
     """Raise ConfigError with a line for each key that conflicts, can have no effect, or does not fit with the others.
 
     Args:
         given: the keys that the user gave.
+        ours: finds those that a YAML file of ours gave: one without an effect is no mistake of the user's.
     """
     found = [*check_rules(config, given), *check_together(config)]
+    if any(_idle_key(fault) for fault in found):
+        own = ours()
+        found = [fault for fault in found if _idle_key(fault) not in own]
     if found:
         raise ConfigError("\n".join(dict.fromkeys(found)))
+
+
+def _idle_key(fault: str) -> str:
+    """Return the key that a message says to have no effect; empty for another message."""
+    told, has_none, _ = fault.partition(" has no effect")
+    return told.partition("=")[0] if has_none else ""
 
 
 def check_rules(config: Section, given: Collection[str]) -> Iterator[str]:
@@ -60,8 +69,9 @@ def check_rules(config: Section, given: Collection[str]) -> Iterator[str]:
 
 def idle_keys(config: Section, given: Collection[str]) -> dict[str, str]:
     """Find the given keys that have no effect with the others, each with the message that says what it needs."""
-    faults = (fault for fault in check_rules(config, given) if " has no effect" in fault)
-    return {re.split("=| has no effect", fault)[0]: fault.partition(". Set that")[0] for fault in faults}
+    found = {_idle_key(fault): fault.partition(". Set that")[0] for fault in check_rules(config, given)}
+    found.pop("", None)
+    return found
 
 
 def remarks(config: Section) -> Iterator[str]:

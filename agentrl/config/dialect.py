@@ -52,6 +52,9 @@ class Dialect:
     Raises ConfigError for a class without a replacement."""
     advice: Callable[[str], str] = lambda name: ""
     """Writes advice about one of the trainer's YAML files, or choices GROUP@PACKAGE, that is not here."""
+    lent: Callable[[], Mapping[str, JSON]] = lambda: {}
+    """Reads defaults of the trainer, by dotted path, that are no part of a config and that its interpolations may
+    name."""
 
 
 def dialect_of(name: str) -> Dialect:

@@ -16,7 +16,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
@@ -204,7 +204,7 @@ def compose_keys(command: CommandLine, schema: type[Section]) -> Keys:
         logger.warning("hydra.sweeper.params of the YAML is read with --multirun only: this is one job without it")
     faults = [override.fault for override in overrides if override.fault is not None]
     keys = keys_of(tree, own, overrides, schema, [*faults, *faults_of_yaml(tree, hydras_own())])
-    if not command.trust and (keys.is_whole or is_read_back(start_file(command, searched))):
+    if not command.trust and (keys.is_whole or is_of_a_run(start_file(command, searched))):
         refuse_uses(start_file(command, searched), resolve(keys, schema), schema, keys.typed)
     return keys
 
@@ -212,6 +212,11 @@ def compose_keys(command: CommandLine, schema: type[Section]) -> Keys:
 def start_file(command: CommandLine, searched: Sequence[Path]) -> Path:
     """Return the YAML file that a command starts from. searched: as `folders_of` lists them."""
     return searched[0] / f"{command.config_name.removesuffix('.yaml')}.yaml"
+
+
+def is_of_a_run(file: Path) -> bool:
+    """Check whether a config file is one that a run wrote; our own never are, whatever lies next to them."""
+    return not is_ours(file) and is_read_back(file)
 
 
 def keys_of(
@@ -265,15 +270,32 @@ def translated_keys(
     tree: DictConfig, schema: type[Section], typed: Collection[str], faults: list[str], deleted: Collection[str]
 ) -> Keys:
     """Translate a config that is written in a dialect. No key of it counts as given: one without effect is noted."""
-    given = OmegaConf.to_container(without_hydra(tree), resolve=True)
+    dialect = dialect_of(str(tree[DIALECT]))
+    if (read := dialect.whole) is None:
+        raise ConfigError(f"{DIALECT}={tree[DIALECT]}: no config is written in it as a whole; leave {DIALECT} out")
+    own = without_hydra(tree)
+    try:
+        given = OmegaConf.to_container(own, resolve=True)
+    except InterpolationResolutionError:
+        given = OmegaConf.to_container(over(dialect.lent(), own), resolve=True)
     values = flatten(given, leaf_keys(schema))  # type: ignore[arg-type]
     found = {key: value for key, value in values.items() if not is_at(key, deleted)}
-    if (read := dialect_of(str(found[DIALECT])).whole) is None:
-        raise ConfigError(f"{DIALECT}={found[DIALECT]}: no config is written in it as a whole; leave {DIALECT} out")
     reading = read(found, schema)
     say(reading.said)
     faults += [*reading.faults, *run_folder(tree, reading.values, leaf_keys(schema))]
     return Keys(reading.values, (), typed, faults, tree, readings=[reading], is_translated=True)
+
+
+def over(lent: Mapping[str, JSON], tree: DictConfig) -> DictConfig:
+    """Copy a tree with what its interpolations stand for, where they may name further defaults."""
+    whole, found = OmegaConf.merge(nested(lent), tree), OmegaConf.create(OmegaConf.to_container(tree))
+    for key, value in flat(tree, {}).items():
+        if "${" in str(value):
+            stands = OmegaConf.select(whole, key)
+            plain = OmegaConf.to_container(stands, resolve=True) if OmegaConf.is_config(stands) else stands
+            OmegaConf.update(found, key, plain, merge=False)
+    assert isinstance(found, DictConfig)
+    return found
 
 
 def run_folder(tree: DictConfig, values: dict[str, JSON], known: Collection[str]) -> list[str]:
@@ -295,6 +317,32 @@ def set_of(values: Mapping[str, JSON], schema: type[Section], typed: Collection[
     return {key for key, value in values.items() if value != default.get(key, MISSING) or is_at(key, typed)}
 
 
+def set_by_us(keys: Keys, schema: type[Section]) -> set[str]:
+    """Find the keys that a YAML file of ours sets, and neither the command line nor a file of the user's."""
+    if keys.tree is None:
+        return set()
+    searched = [Path(str(source.path)) for source in keys.tree.hydra.runtime.config_sources]
+    ours, theirs, waiting = set[str](), set[str](), [str(keys.tree.hydra.job.config_name)]
+    while waiting:
+        name = waiting.pop().removesuffix(".yaml")
+        path = next((path for folder in searched if (path := folder / f"{name}.yaml").is_file()), None)
+        tree = (None if path is None else yaml.safe_load(path.read_text(encoding="utf-8"))) or {}
+        below = [str(one) for one in tree.pop("defaults", []) if isinstance(one, str) and one != "_self_"]
+        waiting += [one[1:] if one.startswith("/") else str(Path(name).parent / one) for one in below]
+        (ours if path is not None and is_ours(path) else theirs).update(flatten(tree, leaf_keys(schema)))
+    return {key for key in ours - theirs if not is_at(key, keys.typed)}
+
+
+def is_ours(file: Path) -> bool:
+    """Check whether a YAML file came with the package."""
+    return any(file.is_relative_to(folder) for folder in our_folders())
+
+
+def our_folders() -> list[Path]:
+    """List the folders of our own YAML files, those of the annexes last."""
+    return [configs_dir(), *sorted(PACKAGE.glob("*/configs"))]
+
+
 def folders_of(command: CommandLine) -> list[Path]:
     """List the folders of YAML files in the order in which they are searched, with the start file's folder first.
 
@@ -302,7 +350,7 @@ def folders_of(command: CommandLine) -> list[Path]:
     to others.
     """
     own = given_folders(command)
-    ours = [configs_dir(), *sorted(PACKAGE.glob("*/configs"))]  # folders of the annexes last
+    ours = our_folders()
     first = own[:1] if command.config_path is not None else [*ours, *own]
     places = [*first, *(path for path in [*own, *ours] if path not in first)]
     name = command.config_name.removesuffix(".yaml")
@@ -317,7 +365,7 @@ def folders_of(command: CommandLine) -> list[Path]:
             + (". --config-dir adds a folder without a file to start from" if command.config_path is not None else "")
         )
     found = [start, *(path for path in places if path != start)]
-    if not command.trust and is_read_back(file := start_file(command, found)):
+    if not command.trust and is_of_a_run(file := start_file(command, found)):
         refuse_other_files(file, command.overrides)
     return found
 
@@ -461,7 +509,7 @@ def checked(keys: Keys, schema: type[SchemaT]) -> SchemaT:
     values = resolve(keys, schema)
     values |= corrected(values, keys)
     config = validate(values, schema, [*keys.faults, *faults_of_names(keys, schema)])
-    check(config, keys.given)
+    check(config, keys.given, lambda: set_by_us(keys, schema))
     say(remarks(config))
     for reading in keys.readings:
         say(reading.notes(config, keys.typed))

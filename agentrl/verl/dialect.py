@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from agentrl.config.dialect import Dialect
 from agentrl.system.entries import Entry
 from agentrl.system.json_value import JSON
+from agentrl.verl.keys.families import lent_defaults
 from agentrl.verl.keys.translation import spelled, translate
 
 logger = logging.getLogger(__name__)
@@ -162,4 +163,4 @@ def advice(name: str) -> str:
     return f" (verl's {name} is python -m agentrl.{MAINS[name]} here)" if name in MAINS else ""
 
 
-VERL = Dialect(translate, spelled, translated, advice)
+VERL = Dialect(translate, spelled, translated, advice, lent_defaults)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import cast
 
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from agentrl.system.json_value import JSON, as_object
 
@@ -20,12 +20,21 @@ def composed(clone: Path, folder: Path, name: str, overrides: Sequence[str] = ()
 
     Raises Hydra's and OmegaConf's errors for what verl would refuse, too.
     """
-    searched = f"hydra.searchpath=[file://{(clone / TRAINERS).resolve()}]"
-    with initialize_config_dir(str(folder.resolve()), version_base=None):
-        tree = compose(name, overrides=[searched, *overrides])
+    tree = _tree(clone, folder, name, overrides)
     values = as_object(cast(JSON, OmegaConf.to_container(tree, resolve=False)))
     _resolve(tree, values, "")
     return dict(leaves(values))
+
+
+def written(clone: Path, folder: Path, name: str) -> dict[str, JSON]:
+    """Compose the YAML file likewise; its interpolations stay as they are written."""
+    return dict(leaves(as_object(cast(JSON, OmegaConf.to_container(_tree(clone, folder, name, ()), resolve=False)))))
+
+
+def _tree(clone: Path, folder: Path, name: str, overrides: Sequence[str]) -> DictConfig:
+    searched = f"hydra.searchpath=[file://{(clone / TRAINERS).resolve()}]"
+    with initialize_config_dir(str(folder.resolve()), version_base=None):
+        return compose(name, overrides=[searched, *overrides])
 
 
 def _resolve(tree: object, values: dict[str, JSON], path: str) -> None:

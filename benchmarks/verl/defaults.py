@@ -5,6 +5,8 @@ A trainer is NAME=CLONE:FOLDER:FILE. The YAML file of the folder is composed ove
 written that the file changes or adds to verl's own trainer of the clone. Rows of other names stay.
 
     python -m benchmarks.verl.defaults verl-agent/fsdp=/tmp/verl-agent:verl/trainer/config:ppo_trainer
+
+With `--lent CLONE` it writes agentrl/verl/keys/lent.txt: the defaults of verl's own trainers that ours leave out.
 """
 
 from __future__ import annotations
@@ -12,10 +14,13 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import re
 from pathlib import Path
 
 from agentrl.config.keys import MISSING
-from benchmarks.verl.composed import TRAINERS, composed
+from agentrl.system.json_value import JSON
+from agentrl.verl.keys.families import LENT, base_defaults
+from benchmarks.verl.composed import TRAINERS, composed, written
 from benchmarks.verl.values import DEFAULTS
 
 SOURCES = {
@@ -30,21 +35,36 @@ SOURCES = {
 """The clones that the rows are of."""
 BASES = {"fsdp": "ppo_trainer", "megatron": "ppo_megatron_trainer"}
 """The trainers of verl that others build on, by the engine in their names."""
+LEFT_OUT = re.compile(r"_target_$|profiler|nsight|\.npu\.")
+"""Keys that no launch script's own YAML builds on."""
+
+
+def lent(clone: Path) -> dict[str, JSON]:
+    """Return the defaults of verl's trainers with FSDP and Megatron, interpolations as written, that ours leave out."""
+    found: dict[str, JSON] = {}
+    for name in BASES.values():
+        found = written(clone, clone / TRAINERS, name) | found
+    ours = base_defaults()
+    return {key: value for key, value in found.items() if key not in ours and not LEFT_OUT.search(key)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trainers", nargs="+", metavar="NAME=CLONE:FOLDER:FILE")
-    places = dict(text.split("=", 1) for text in parser.parse_args().trainers)
+    parser.add_argument("trainers", nargs="*", metavar="NAME=CLONE:FOLDER:FILE")
+    parser.add_argument("--lent", type=Path, metavar="CLONE")
+    given = parser.parse_args()
+    if given.lent is not None:
+        LENT.write_text("".join(f"{key} {json.dumps(value)}\n" for key, value in sorted(lent(given.lent).items())))
+    places = dict(text.split("=", 1) for text in given.trainers)
     with DEFAULTS.open(encoding="utf-8", newline="") as file:
         found = {(row["key"], row["default"]): row["trainers"].split() for row in csv.DictReader(file)}
     for names in found.values():
         names[:] = [name for name in names if name not in places and f"{name}+" not in places]
-    for written, place in places.items():
-        name = written.removesuffix("+")
+    for given_name, place in places.items():
+        name = given_name.removesuffix("+")
         clone, folder, file_name = place.split(":")
         values = composed(Path(clone), Path(clone, folder), file_name)
-        if name != written:
+        if name != given_name:
             base = composed(Path(clone), Path(clone) / TRAINERS, BASES[name.partition("/")[2]])
             values = {key: value for key, value in values.items() if base.get(key, MISSING) != value}
         for key, value in values.items():

@@ -273,6 +273,32 @@ def test_own_yaml_is_judged_like_the_command_line(tmp_path: Path) -> None:
     assert "critic.ppo_epochs=3 has no effect" in refused("--config-path", str(tmp_path), "--config-name", "job")
 
 
+RECIPES = sorted(path.stem for path in (configs_dir() / "recipe").glob("*.yaml"))
+
+
+@pytest.mark.usefixtures("sglang_installed")
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.slice(4, "matrix")
+def test_a_key_that_our_recipe_sets_is_no_mistake_of_the_users(recipe: str) -> None:
+    """Of a recipe only its files may be missing, which its own script makes."""
+    argv = [f"--config-name=recipe/{recipe}", "data.val_files=null"]
+    try:
+        assert load_config(argv).data.val_files is None
+    except ConfigError as error:
+        assert re.fullmatch(r"[\w.]+: there is no file runs/\S+ in .*", str(error))
+
+
+def test_a_key_of_ones_own_over_a_recipe_is_judged(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(
+        "defaults: [recipe/smollm2_gsm8k, _self_]\ndata: {val_files: null}\n"
+        "actor_rollout_ref: {actor: {kl_loss_coef: 3}}\n"
+    )
+    argv = ["--config-path", str(tmp_path), "--config-name", "job"]
+    found = refused(*argv, "trainer.test_freq=7")
+    assert re.findall(r"^([\w.]+)=", found, re.MULTILINE) == [f"{ACTOR}.kl_loss_coef", "trainer.test_freq"], found
+    load_config([*argv, f"{ACTOR}.use_kl_loss=true"])
+
+
 def test_unknown_config_name_lists_the_known() -> None:
     message = refused("--config-name", "nope")
     assert "ppo_trainer" in message and "sft" in message and "train" in message

@@ -343,6 +343,57 @@ def test_the_values_that_decide_the_algorithm_are_verls(name: str) -> None:
         assert (validation.temperature, validation.n) == (0.6, 4)
 
 
+def test_a_file_may_name_any_key_of_verls_in_interpolations(tmp_path: Path) -> None:
+    """verl composes its own YAML beneath a user's, of which ours has the keys with an effect here."""
+    (tmp_path / "mine.yaml").write_text(
+        "defaults: [ppo_trainer, _self_]\n"
+        "data:\n  train_max_samples: ${actor_rollout_ref.actor.megatron.seed}\n"
+        "  val_max_samples: ${.train_max_samples}\n"
+        "actor_rollout_ref:\n"
+        "  rollout: {max_num_seqs: '${critic.rollout_n}'}\n"
+        "  actor: {optim: {betas: ['${critic.optim.betas.0}', 0.98]}}\n"
+        "trainer: {experiment_name: 'a-${actor_rollout_ref.rollout.load_format}'}\n"
+    )
+    words = [f"--config-path={tmp_path}", "--config-name=mine"]
+    config = load_config([*words, f"{ROLLOUT}.n=4"])
+    assert (config.data.train_max_samples, config.data.val_max_samples) == (42, 42)
+    assert config.actor_rollout_ref.rollout.max_num_seqs == 4, "critic.rollout_n is rollout.n in verl's own YAML"
+    assert config.actor_rollout_ref.actor.optim.betas == (0.9, 0.98)
+    assert config.trainer.experiment_name == "a-dummy"
+    (tmp_path / "mine.yaml").write_text("defaults: [ppo_trainer, _self_]\ntrainer: {experiment_name: '${no.such}'}\n")
+    with pytest.raises(ConfigError, match=r"no\.such"):
+        load_config(words)
+
+
+FIRST_WEIGHTS = {
+    (): None,
+    ("rollout_is=False", "rollout_is_threshold=3.0"): None,
+    ("rollout_is=True", "rollout_is_threshold=null"): None,
+    ("rollout_is=True", "rollout_is_threshold=3.0"): ("token", 3.0, None, "truncate", {"veto": 1e-4}),
+    ("rollout_is=True", "rollout_is_threshold=4.0", "rollout_is_mode=mask", "rollout_is_level=sequence"): (
+        *("sequence", 4.0, 0.25, "mask", {"veto": 1e-4}),
+    ),
+    (
+        *("rollout_is=True", "rollout_is_threshold=4.0", "rollout_is_threshold_lower=0.5", "rollout_is_mode=mask"),
+        *("rollout_is_level=geometric", "rollout_is_veto_threshold=null"),
+    ): ("geometric", 4.0, 0.5, "mask", {}),
+}
+
+
+@pytest.mark.parametrize("words", FIRST_WEIGHTS)
+def test_importance_weights_of_verl_0_6(words: tuple[str, ...]) -> None:
+    """The mode mask leaves out weights outside [1 / threshold, threshold], the veto a sequence with a token below."""
+    keys = load_config([f"algorithm.{word}" for word in words], "ppo_trainer").algorithm.rollout_correction
+    found = (keys.rollout_is, keys.rollout_is_threshold, keys.rollout_is_lower, keys.rollout_is_outside, keys.reject)
+    assert found == (FIRST_WEIGHTS[words] or (None, 2.0, None, "truncate", {}))
+
+
+def test_a_key_that_examples_misspell_is_told_and_not_refused(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "agentrl.config"):
+        load_config(["+actor_rollout_ref.model.enable_activation_offloading=True"], "ppo_trainer")
+    assert "enable_activation_offloading=true has no effect: verl has no such key" in caplog.text
+
+
 def test_all_that_waits_is_told_in_one_message() -> None:
     with pytest.raises(ConfigError) as error:
         load_config(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,12 +17,20 @@ FAMILY = "family"
 """The key by which the YAML file of a family names itself, for the files that build on it, too."""
 BASE = "ppo_trainer"
 CONFIGS = Path(__file__).parent.parent / "configs"
+LENT = Path(__file__).with_name("lent.txt")
+"""The defaults of verl 0.9.1 that `ppo_trainer` leaves out, as nothing here reads them."""
 
 
 @functools.cache
 def base_defaults() -> Mapping[str, JSON]:
     """Return the values of `ppo_trainer` by dotted path, interpolations as they are written."""
     return _written(BASE)
+
+
+def lent_defaults() -> dict[str, JSON]:
+    """Return verl's defaults that `ppo_trainer` leaves out, interpolations as written: a user's may name them."""
+    lines = (line.split(" ", 1) for line in LENT.read_text(encoding="utf-8").splitlines())
+    return {key: json.loads(value) for key, value in lines}
 
 
 @functools.cache

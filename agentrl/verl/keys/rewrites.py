@@ -121,6 +121,30 @@ def importance_bounds(value: JSON, values: Values) -> dict[str, JSON]:
     return found
 
 
+BOUNDS = ("rollout_is_threshold", "rollout_is_lower", "rollout_is_outside")
+"""Names of our keys with the bounds of the weights."""
+
+
+def first_importance(value: JSON, values: Values) -> dict[str, JSON]:
+    """Translate the importance weights of verl 0.6.0, in which `rollout_is` says whether the loss has them."""
+    first = "algorithm.rollout_is"
+    upper, lower = values.get(f"{first}_threshold"), values.get(f"{first}_threshold_lower")
+    level, mode = values.get(f"{first}_level", "token"), values.get(f"{first}_mode", "truncate")
+    if not value or upper is None:
+        return {}
+    if not isinstance(upper, int | float) or upper <= 0:
+        raise Refusal(f"{first}_threshold={upper}: expected a number above 0")
+    if mode not in ("truncate", "mask"):
+        raise Refusal(f"{first}_mode={mode}: the modes are truncate and mask")
+    bounds: list[JSON] = [upper, None, mode]
+    if mode == "mask":
+        bounds[1] = 1 / upper if lower is None else lower
+    veto = values.get(f"{first}_veto_threshold", 1e-4)
+    rejected: dict[str, JSON] = {} if veto is None else {f"{CORRECTION}.reject": {"veto": veto}}
+    named = {f"{CORRECTION}.{name}": bound for name, bound in zip(BOUNDS, bounds, strict=True)}
+    return {f"{CORRECTION}.rollout_is": level, **named, **rejected}
+
+
 def importance_mean(value: JSON, values: Values) -> dict[str, JSON]:
     """Translate the division by the mean weight, where the weights of the batch are known beforehand."""
     if not value or not is_weighed(values):

@@ -196,6 +196,11 @@ MODELS = (
     ignored("critic.model.lora*", "the critic trains all of its parameters"),
     ignored("critic.model.target_modules", "the critic trains all of its parameters"),
     ignored("critic.model.exclude_modules", "the critic trains all of its parameters"),
+    VerlKey(
+        f"{MODEL}.enable_activation_offloading",
+        f"verl has no such key, which examples of 0.6 add by a +: it reads {MODEL}.enable_activation_offload",
+        unread=lambda value, _: bool(value),
+    ),
     ignored("*.use_liger", "log-probs are computed in chunks already"),
     ignored("*.use_fused_kernels", "log-probs are computed in chunks already"),
     ignored("*.fused_kernel_options.*", "log-probs are computed in chunks already"),
@@ -961,7 +966,7 @@ ALGORITHM = (
     translated(
         f"{CORRECTION}.rollout_is_threshold",
         "read with rollout_is alone; one bound truncates, lower_upper masks",
-        tuple(f"{CORRECTION}.rollout_is_{name}" for name in ("threshold", "lower", "outside")),
+        tuple(f"{CORRECTION}.{name}" for name in rewrites.BOUNDS),
         rewrites.importance_bounds,
         unread=rewrites.is_left_out(rewrites.importance_bounds),
     ),
@@ -991,7 +996,18 @@ ALGORITHM = (
     ),
     translated(f"{CORRECTION}.bypass_mode", rewrites.PROXIMAL, (f"{CORRECTION}.proximal",), rewrites.proximal),
     fixed(f"{CORRECTION}.loss_type", "bypass mode has ppo_clip and reinforce", "ppo_clip", "reinforce", None),
-    fixed("algorithm.rollout_is*", f"keys of an earlier release: use {CORRECTION}.rollout_is and rollout_rs", *OFF),
+    translated(
+        "algorithm.rollout_is",
+        f"with rollout_is_threshold it is {CORRECTION}.rollout_is of rollout_is_level; a weight outside bounds is by "
+        "rollout_is_mode, and a sequence with a token below rollout_is_veto_threshold weighs nothing",
+        (*(f"{CORRECTION}.{name}" for name in ("rollout_is", *rewrites.BOUNDS)), f"{CORRECTION}.reject"),
+        rewrites.first_importance,
+        unread=rewrites.is_left_out(rewrites.first_importance),
+    ),
+    *(
+        consumed(f"algorithm.rollout_is_{name}", "algorithm.rollout_is=true")
+        for name in ("threshold", "threshold_lower", "level", "mode", "veto_threshold")
+    ),
     fixed("algorithm.no_think_rl", "every sampled token is trained on", *OFF),
     *(
         translated(
