@@ -16,6 +16,24 @@ from agentrl.errors import DataError, first_line, install_extra
 HUB = "hf:"
 _HUB_NAME = re.compile(r"hf:(?P<path>[^:]+)(?::(?P<split>.+))?")
 _JSON = (".jsonl", ".json", ".ndjson", ".jsonl.gz", ".json.gz", ".ndjson.gz")
+_CSV = (
+    'comma-separated values. Convert them: python -c "import pyarrow.csv, pyarrow.parquet; '
+    'pyarrow.parquet.write_table(pyarrow.csv.read_csv({file}), {made})"'
+)
+_ARROW = (
+    'an Arrow file. Of a saved data set name the folder, as hf:FOLDER; else convert it: python -c "import pyarrow, '
+    'pyarrow.parquet; pyarrow.parquet.write_table(pyarrow.ipc.{open}({{file}}).read_all(), {{made}})"'
+)
+_FOUND = (
+    (b"ARROW1", _ARROW.format(open="open_file")),
+    (b"\xff\xff\xff\xff", _ARROW.format(open="open_stream")),
+    (b"version https://git-lfs", "the pointer of Git LFS to a file that was not fetched: git lfs pull"),
+    (b"{", "JSON lines by another name: let it end in .jsonl"),
+    (b"[", "JSON by another name: let it end in .json"),
+    (b"\x1f\x8b", "a gzip archive: unpack it, or let JSON lines in it end in .jsonl.gz"),
+    (b"PAR1", "a parquet file that is cut or damaged: fetch or write it again"),
+)
+"""Beginnings of other files."""
 _TRAIN, _TEST = re.compile(r"\btrain", re.IGNORECASE), re.compile(r"\b(test|val|dev|eval)", re.IGNORECASE)
 
 
@@ -100,7 +118,25 @@ def open_table(file: str) -> Table:
 
         return Table(schema, parquet.metadata.num_rows, path.stat().st_size, batches)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: expected a parquet file, but it cannot be read as one: {error}") from error
+        raise DataError(no_parquet(file, error)) from error
+
+
+def no_parquet(file: str, error: Exception) -> str:
+    """Say what a file is that `error` kept from being read as parquet, and what to do with it."""
+    if is_json(file) or file.startswith(HUB):
+        return f"{file}: expected a parquet file, found {'JSON' if is_json(file) else 'a data set of Hugging Face'}"
+    try:
+        with Path(file).open("rb") as opened:
+            head = opened.read(64)
+    except OSError:
+        head = b""
+    found = next((found for begin, found in _FOUND if head.startswith(begin)), "")
+    if not found and Path(file).suffix.lower() in (".csv", ".tsv"):
+        found = _CSV
+    if not found:
+        return f"{file}: expected a parquet file, but it cannot be read as one: {error}"
+    made = str(Path(file).with_suffix(".parquet"))
+    return f"{file}: expected a parquet file, found {found.format(file=repr(file), made=repr(made))}"
 
 
 def _holds_dictionary(column_type: pa.DataType) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from agentrl.data.sources import no_parquet
 from agentrl.errors import DataError
 from agentrl.system.json_value import JSON
 from agentrl.system.publish import published
@@ -40,8 +41,12 @@ class InputRows:
     """Reader of all columns of the samples' rows, which come in the order of their files."""
 
     def __init__(self, files: Sequence[str], added: Collection[str]) -> None:
-        """Read the schemas. Raises DataError when columns differ in type between files, or are named in `added`."""
-        schemas = {file: pq.read_schema(file).remove_metadata() for file in files}
+        """Read the schemas.
+
+        Raises DataError for a file of another kind, and when columns differ in type between files or are named in
+        `added`.
+        """
+        schemas = {file: _schema(file) for file in files}
         self.schema = pa.schema([])
         for file, schema in schemas.items():
             taken = sorted(set(schema.names) & set(added))
@@ -88,6 +93,13 @@ class InputRows:
             for field in self.schema
         ]
         return pa.Table.from_arrays(columns, schema=self.schema)
+
+
+def _schema(file: str) -> pa.Schema:
+    try:
+        return pq.read_schema(file).remove_metadata()
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(no_parquet(file, error)) from error
 
 
 class Parts:

@@ -15,6 +15,7 @@ from agentrl.config.sections.offline import EvaluateConfig
 from agentrl.data.columns import is_struct, is_text
 from agentrl.data.messages import without_nulls
 from agentrl.data.rows import to_sample
+from agentrl.data.sources import no_parquet
 from agentrl.data.unread import UnreadColumns
 from agentrl.errors import CodeError, DataError, UserError
 from agentrl.offline.responses import ADDED
@@ -76,7 +77,7 @@ class ResponseFiles:
             try:
                 parquet = pq.ParquetFile(file)
             except (pa.ArrowException, OSError) as error:
-                raise DataError(f"{file}: expected a parquet file, but it cannot be read as one: {error}") from error
+                raise DataError(no_parquet(file, error)) from error
             self._check(file, parquet.schema_arrow)
             unread = UnreadColumns({*self._columns, *ADDED})
             unread.note_schema(parquet.schema_arrow)

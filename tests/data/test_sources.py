@@ -5,7 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import shlex
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import csv
 
 from agentrl.chat import Chat
 from agentrl.config.sections.sft import SFTDataConfig
@@ -21,6 +25,7 @@ from agentrl.data.json_lines import JsonDataset
 from agentrl.data.sft import load_transcripts
 from agentrl.data.sources import expand
 from agentrl.errors import DataError, install_extra
+from agentrl.offline.responses import InputRows
 from tests.chat.templates import HERMES
 from tests.chat.vocabularies import QWEN, save_tokenizer
 
@@ -83,6 +88,70 @@ def test_a_folder_that_says_too_little(tmp_path: Path, names: list[str], said: s
         (tmp_path / name).touch()
     with pytest.raises(DataError, match=said):
         expand(str(tmp_path))
+
+
+# --- files of another kind
+
+TABLE = pa.table({"prompt": ['[{"role": "user", "content": "Hi."}]'], "data_source": ["x"]})
+
+
+def as_csv(path: Path) -> None:
+    csv.write_csv(TABLE, path)
+
+
+def as_arrow(path: Path) -> None:
+    with pa.ipc.new_file(path, TABLE.schema) as writer:
+        writer.write_table(TABLE)
+
+
+def as_stream(path: Path) -> None:
+    with pa.ipc.new_stream(path, TABLE.schema) as writer:
+        writer.write_table(TABLE)
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "found"),
+    [
+        ("a.csv", as_csv, "comma-separated values"),
+        ("a.arrow", as_arrow, "an Arrow file"),
+        ("data-00000-of-00001.arrow", as_stream, "an Arrow file"),
+    ],
+)
+def test_tables_of_another_kind_are_named_with_the_command_that_converts_them(
+    tmp_path: Path, name: str, write: Callable[[Path], None], found: str
+) -> None:
+    write(tmp_path / name)
+    with pytest.raises(DataError, match=rf"{name}: expected a parquet file, found {found}") as fault:
+        ParquetDataset(str(tmp_path / name))
+    command = shlex.split(str(fault.value).partition("python ")[2])
+    subprocess.run([sys.executable, *command], check=True, timeout=100)
+    (sample,) = ParquetDataset(str((tmp_path / name).with_suffix(".parquet")))
+    assert sample.prompt == [{"role": "user", "content": "Hi."}]
+    with pytest.raises(DataError, match=f"found {found}"):
+        InputRows([str(tmp_path / name)], ())
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (b'{"prompt": "x"}\n', "JSON lines by another name: let it end in .jsonl"),
+        (b'[{"prompt": "x"}]', "JSON by another name"),
+        (gzip.compress(b"x"), "a gzip archive"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "the pointer of Git LFS"),
+        (b"PAR1\x15\x04", "a parquet file that is cut or damaged"),
+    ],
+)
+def test_files_by_another_name(tmp_path: Path, text: bytes, found: str) -> None:
+    (tmp_path / "a.parquet").write_bytes(text)
+    with pytest.raises(DataError, match=rf"a\.parquet: expected a parquet file, found {found}"):
+        ParquetDataset(str(tmp_path / "a.parquet"))
+
+
+def test_responses_are_written_next_to_rows_of_parquet_alone(tmp_path: Path) -> None:
+    file = lines(tmp_path / "a.jsonl", [row(0)])
+    for name, found in ((file, "JSON"), ("hf:owner/name", "a data set of Hugging Face")):
+        with pytest.raises(DataError, match=f"expected a parquet file, found {found}"):
+            InputRows([name], ())
 
 
 # --- JSON
