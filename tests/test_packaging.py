@@ -263,3 +263,26 @@ def test_one_function_writes_how_an_extra_is_installed() -> None:
         path for path, text in texts().items() if path.endswith(".py") and re.search(r"install[^\n]*'\.\[", text)
     }
     assert {path for path in writers if not path.startswith("tests/")} == {"agentrl/errors.py"}
+
+
+LAST_WITH_A_HOLE = {
+    "aiohttp": "3.14.2",  # CVE-2026-69244
+    "h11": "0.15.0",  # CVE-2025-43859
+    "jinja2": "3.1.5",  # CVE-2025-27516
+    "starlette": "1.3.0",  # CVE-2026-54283
+}
+
+
+@pytest.mark.parametrize("package", LAST_WITH_A_HOLE)
+def test_no_version_with_a_known_hole_is_good_enough(package: str) -> None:
+    """Strangers' templates and requests are read by these."""
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (found,) = [one for one in map(Requirement, project["dependencies"]) if one.name == package]
+    assert not found.specifier.contains(LAST_WITH_A_HOLE[package])
+
+
+def test_actions_of_ci_are_named_by_commit() -> None:
+    """A tag can be moved to other code."""
+    files = (PROJECT / ".github").rglob("*.yml")
+    actions = [name for file in files for name in re.findall(r"\buses:\s*(\S+)", file.read_text(encoding="utf-8"))]
+    assert actions and [name for name in actions if not re.search(r"@[0-9a-f]{40}$", name)] == []
