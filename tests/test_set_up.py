@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -73,9 +74,12 @@ def test_make_passes_overrides_and_pins_torch_before_the_rest(tmp_path: Path) ->
     plan = make("-n", "train", "ARGS=trainer.seed=2 data.seed=3", f"VENV={tmp_path}/venv").stdout.splitlines()
     assert plan[-1] == f"{tmp_path}/venv/bin/python -m agentrl.train trainer.seed=2 data.seed=3"
     found = installs("\n".join(plan))
-    assert [line.split()[-1] for line in found] == ["torch", "'.[dev]'"]
+    assert [line.split()[-1] for line in found] == ["torch", "'.'"]
     assert all("-c constraints/cpu.txt" in line for line in found)
     assert "--extra-index-url https://download.pytorch.org/whl/cpu" in found[0]
+    for goal in ("setup", "test", "lint", "seed"):
+        everything = installs(make("-n", goal, f"VENV={tmp_path}/venv").stdout)
+        assert [line.split()[-1] for line in everything] == ["torch", "'.[dev]'"]
     newest = make("-n", "setup", "CONSTRAINTS=", f"VENV={tmp_path}/venv").stdout
     assert "-c constraints" not in newest and "--upgrade" in newest
 
@@ -100,10 +104,10 @@ def test_a_new_environment_beside_a_gpu_gets_torch_with_cuda(
         (place / "information").write_text("Model: \t NVIDIA H200\nIRQ: 5\n")
         monkeypatch.setenv("NVIDIA_GPUS", str(place.parent))
     plan = make("-n", "train", f"VENV={tmp_path}/venv").stdout
-    assert "setup: found NVIDIA GPU (NVIDIA H200): installing torch with CUDA; for the CPU build: make setup" in plan
+    assert "setup: found NVIDIA GPU (NVIDIA H200): installing torch with CUDA; for the CPU build: make train" in plan
     assert [line.split() for line in installs(plan)] == [
         ["--no-deps", "-c", CUDA, "torch"],  # from the package index alone
-        ["-c", CUDA, "-e", "'.[dev]'"],
+        ["-c", CUDA, "-e", "'.'"],
     ]
     sglang = make("-n", "setup-sglang", f"VENV={tmp_path}/venv").stdout
     assert "-e '.[dev,sglang]'" in sglang and "sglang-cpu" not in sglang
@@ -153,6 +157,72 @@ def test_an_environment_keeps_the_torch_that_it_was_made_with_and_says_so(
         tell(fake_nvidia_smi, "exit 9")
         plan = make("-n", "train", f"VENV={venv}").stdout
         assert plan.strip() == f"{venv}/bin/python -m agentrl.train"
+
+
+FAKE_PYTHON = """
+case "$*" in
+  *"-m pip"*) echo "pip $*";;
+  *) echo "python $*";;
+esac
+"""
+SLOW_PIP = """
+[ "$5" = --no-deps ] || case "$*" in *"install -c"*)
+  for package in 1 2 3; do
+    mkdir -p "{venv}/lib/python3.11/site-packages/$package-1.dist-info"
+    asked=$(wc -l < {log})
+    until [ $(wc -l < {log}) -ge $((asked + 2)) ]; do /bin/sleep 0.01; done
+  done;;
+esac
+"""
+"""Installs three packages, one whenever the count before it was told."""
+
+
+def fake_environment(tmp_path: Path, *stamps: str) -> Path:
+    """An environment whose Python tells its words."""
+    venv = tmp_path / "venv"
+    (venv / "bin").mkdir(parents=True)
+    tell(venv / "bin" / "python", FAKE_PYTHON)
+    (venv / "bin" / "pip").touch()
+    for stamp in stamps:
+        (venv / stamp).touch()
+    return venv
+
+
+def test_training_installs_less_and_what_is_there_for_tests_serves_it(tmp_path: Path) -> None:
+    venv = fake_environment(tmp_path)
+
+    def stamps() -> list[str]:
+        return sorted(path.name for path in venv.glob(".setup-*"))
+
+    first = make("train", f"VENV={venv}")
+    assert (first.returncode, stamps()) == (0, [".setup-train-cpu.txt"]), first.stderr
+    assert re.search(r"^setup: about \d+ packages, [\d.]+ GB, \d+ minutes on two cores$", first.stdout, re.MULTILINE)
+    assert "pip" not in make("train", f"VENV={venv}").stdout, "it is there"
+    assert "-e .[dev]" in make("setup", f"VENV={venv}").stdout
+    assert stamps() == [".setup-cpu.txt"]
+    assert make("train", f"VENV={venv}").stdout.split("\n")[1:] == ["python -m agentrl.train", ""]
+    os.utime(venv / ".setup-cpu.txt", (1, 1))  # pyproject.toml has changed since
+    assert "-e .[dev]" in make("train", f"VENV={venv}").stdout, "what tests need is kept"
+
+
+def test_an_environment_for_training_keeps_its_torch_when_tests_are_added(tmp_path: Path) -> None:
+    venv = fake_environment(tmp_path, ".setup-train-cuda.txt")
+    plan = make("-n", "setup", f"VENV={venv}").stdout
+    assert all(f"-c {CUDA}" in line for line in installs(plan)) and "uninstall" not in plan
+    assert "uninstall -q -y torch" in make("-n", "train", f"CONSTRAINTS={CPU}", f"VENV={venv}").stdout
+
+
+def test_packages_are_counted_while_pip_works(tmp_path: Path, fake_nvidia_smi: Path) -> None:
+    venv, log = fake_environment(tmp_path), tmp_path / "sleeps"
+    log.touch()
+    tell(fake_nvidia_smi.with_name("sleep"), f"echo >> {log}; exec /bin/sleep 0.01")
+    tell(venv / "bin" / "python", SLOW_PIP.format(venv=venv, log=log))
+    done = make("train", f"VENV={venv}")
+    counted = re.findall(r"^setup: (\d) packages are installed$", done.stdout, re.MULTILINE)
+    assert counted == ["1", "2", "3"], done.stdout
+    tell(venv / "bin" / "python", "exit 3")
+    failed = make("setup", f"VENV={venv}")
+    assert failed.returncode != 0 and "setup: pip failed, see above" in failed.stdout
 
 
 def test_every_call_of_pip_bounds_its_waiting_for_an_index(tmp_path: Path) -> None:
