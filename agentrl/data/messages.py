@@ -24,9 +24,11 @@ TEXTS = ("name", "tool_call_id", "reasoning_content")
 """Keys of a message that hold text where they are there."""
 OTHER_REASONING = ("reasoning", "thinking")
 """Names that servers give to reasoning_content."""
-FLAGS = ("weight", "train", "training", "trainable", "loss", "loss_mask", "step_loss_mask")
+FLAGS = ("weight", "train", "training", "trainable", "loss", "loss_scale", "loss_mask", "step_loss_mask")
 """Fields that say whether a message is learnt: weight is OpenAI's, train and training are axolotl's, loss is ms-swift's
-and XTuner's, trainable Tinker's, step_loss_mask slime's."""
+and XTuner's, loss_scale ms-swift's, trainable Tinker's, step_loss_mask slime's."""
+PARTLY = ("train_detail", "training_detail")
+"""Fields that say which parts of a message are learnt; axolotl's."""
 READ = {
     "tool": {"role", "content", "name", "tool_call_id"},
     "assistant": {"role", "content", "tool_calls", "reasoning_content"},
@@ -83,10 +85,13 @@ def with_one_flag(messages: Sequence[Message]) -> list[Message]:
     """Replace the fields that say whether a message is learnt by one: `weight`, 0 where any of them says not.
 
     A message that is not the assistant's is never learnt; a 1 stays there, so that the user is warned. Raises Unfit for
-    a flag other than 0, 1, false and true.
+    a flag other than 0, 1, false and true, and for one that holds for a part of an assistant's message.
     """
     found = []
     for index, message in enumerate(messages):
+        if partly := _partly(message):
+            expected = f"a turn that is learnt or not, as a whole (without {partly})"
+            raise Unfit(f"message {index}", expected, message)
         flags = {name: value for name, value in message.items() if name in FLAGS and value is not None}
         for name, value in flags.items():
             if not isinstance(value, int | float) or value not in (0, 1):
@@ -98,6 +103,16 @@ def with_one_flag(messages: Sequence[Message]) -> list[Message]:
                 message["weight"] = int(all(flags.values()))
         found.append(message)
     return found
+
+
+def _partly(message: Message) -> str | None:
+    """Find a field that says that a part of an assistant's message is not learnt."""
+    if message["role"] != "assistant":
+        return None
+    content = message.get("content")
+    parts: list[Mapping[str, object]] = [part for part in content or () if isinstance(part, dict)]
+    inside = (name for part in parts for name in FLAGS if part.get(name) is not None)
+    return next(inside, None) or next((name for name in PARTLY if message.get(name) not in EMPTY), None)
 
 
 def without_flag(messages: Sequence[Message]) -> list[Message]:

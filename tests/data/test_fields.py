@@ -85,6 +85,23 @@ def test_a_turn_is_learnt_or_not(tmp_path: Path, chat: Chat, flag: str, value: o
         learn(chat, write(tmp_path / "a.jsonl", rows))
 
 
+@pytest.mark.parametrize(
+    "turn",
+    [
+        {**FIRST, "train_detail": [{"begin_offset": 0, "end_offset": 3, "train": False}]},
+        {**FIRST, "content": [{"type": "text", "text": "Fir", "train": False}, {"type": "text", "text": "st."}]},
+    ],
+)
+def test_no_part_of_a_turn_is_left_out(tmp_path: Path, chat: Chat, turn: dict[str, Any]) -> None:
+    file = write(tmp_path / "a.jsonl", [[USER, FIRST], [USER, turn]])
+    with pytest.raises(
+        DataError, match=r"row 1 .*message 1: expected a turn that is learnt or not, as a whole \(without t"
+    ):
+        learn(chat, file)
+    shown = write(tmp_path / "b.jsonl", [[{**USER, "train_detail": []}, FIRST]])
+    assert len(learn(chat, shown).samples) == 1
+
+
 def test_any_flag_that_says_no_holds_and_those_of_others_are_told(tmp_path: Path, chat: Chat) -> None:
     rows = [
         [{**USER, **LEARNT}, {**FIRST, **LEARNT, "weight": 0}, USER, {**SECOND, **LEARNT}],
