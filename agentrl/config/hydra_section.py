@@ -37,14 +37,28 @@ _OF_HYDRA = re.compile(r"\$\{(hydra[.:][^{}]+|now:[^{}]+)\}")
 
 
 def read_override(text: str) -> Override:
-    """Parse one override in Hydra's grammar. Raises ConfigError that shows how overrides are written."""
+    """Parse one override in Hydra's grammar. Raises ConfigError that shows how overrides are written.
+
+    A value with an apostrophe that is no quotation mark, as in a path, is text.
+    """
+    key, equals, value = text.partition("=")
+    parser = OverridesParser.create()
     try:
-        return OverridesParser.create().parse_override(text)
+        return parser.parse_override(text)
     except HydraException as error:
+        if equals and "'" in value and not value.startswith(tuple("'\"[{")):
+            return parser.parse_override(f"{key}={quoted(value)}")
         raise ConfigError(
             f"{text}: this is no override ({error}). One is key=value, with lists as [a,b] and mappings as {{a: b}}; a "
             "value with blanks or other special characters has quotes inside those of the shell: 'key=\"a, b\"'"
         ) from error
+
+
+def quoted(text: str) -> str:
+    """Write a text in Hydra's grammar of overrides, in which no character then means anything."""
+    # Before a quotation mark, backslashes are doubled.
+    inner = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
+    return f"'{inner}'"
 
 
 def is_of_hydra(override: Override) -> bool:

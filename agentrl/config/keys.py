@@ -94,7 +94,7 @@ def nested(flat: Mapping[str, JSON]) -> dict[str, JSON]:
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """Find the known names most like `name`, best first; for dotted names those whose last part is like it, too."""
+    """Find the known names most like `name`, best first: those of the most similar last part, then by the whole."""
     names = list(known)
     last = name.rpartition(".")[2]
     by_last: dict[str, list[str]] = {}
@@ -102,7 +102,12 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
         by_last.setdefault(candidate.rpartition(".")[2], []).append(candidate)
     found = [candidate for part in difflib.get_close_matches(last, by_last, count, 0.75) for candidate in by_last[part]]
     found += difflib.get_close_matches(name, names, count, 0.8)
-    found.sort(key=lambda candidate: -difflib.SequenceMatcher(None, name, candidate).ratio())
+
+    def likeness(candidate: str) -> tuple[float, float]:
+        parts = difflib.SequenceMatcher(None, last, candidate.rpartition(".")[2])
+        return parts.ratio(), difflib.SequenceMatcher(None, name, candidate).ratio()
+
+    found.sort(key=likeness, reverse=True)
     return list(dict.fromkeys(found))[:count]
 
 

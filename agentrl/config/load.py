@@ -29,6 +29,7 @@ from agentrl.config.hydra_section import (
     faults_of_yaml,
     given_dir,
     is_of_hydra,
+    quoted,
     read_override,
     refused,
     resolved,
@@ -429,7 +430,7 @@ def with_search_path(searched: Sequence[Path], overrides: Sequence[str]) -> list
             ours = [*map(str, value), *ours]
         else:
             others.append(text)
-    return [f"hydra.searchpath=[{','.join(ours)}]", *others]
+    return [f"hydra.searchpath=[{','.join(map(quoted, ours))}]", *others]
 
 
 def known_by(schema: type[Section]) -> Mapping[str, FieldInfo]:
@@ -468,6 +469,7 @@ class Override:
         """Read one override; `multirun`: of a sweep. Raises ConfigError and Hydra's errors for another text."""
         text = long_key(text, schema)
         override = read_override(text)
+        text = override.input_line or text
         if override.is_sweep_override():
             raise ConfigError(
                 f"{text}: one value is expected; a list is written {override.key_or_group}=[a,b], and --multirun runs "

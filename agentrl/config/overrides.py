@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import Protocol
 
+from agentrl.config.hydra_section import quoted
 from agentrl.config.load import load_config
 from agentrl.config.sections.training import Config
 from agentrl.errors import ConfigError
@@ -53,9 +53,7 @@ def _text(key: str, value: Value) -> str:
         case int() | float():
             return repr(value)
         case str() | Path():
-            # Quoted, so that no character means anything; before a quote, backslashes are doubled.
-            text = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), str(value))
-            return f"'{text}'"
+            return quoted(str(value))
         case Mapping():
             return "{" + ",".join(f"{name}:{_text(key, inner)}" for name, inner in value.items()) + "}"
         case list() | tuple():

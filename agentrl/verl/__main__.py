@@ -17,9 +17,10 @@ Nothing of it is run. To train: python -m agentrl.verl.main_ppo with the script'
 
 def main(argv: Sequence[str]) -> int:
     """Return the exit status: 0 where every command of the script runs here, 1 where one does not, 2 for misuse."""
-    if len(argv) < 2 or argv[0] != "check":
-        print(USAGE, end="", file=sys.stderr)
-        return 2
+    asks = bool({"-h", "--help"} & set(argv[:2]))
+    if asks or len(argv) < 2 or argv[0] != "check":
+        print(USAGE, end="", file=sys.stdout if asks else sys.stderr)
+        return 0 if asks else 2
     try:
         return check(argv[1:])
     except UserError as error:

@@ -188,6 +188,8 @@ def check(arguments: Sequence[str]) -> int:
     text = path.read_text(encoding="utf-8") if not others and path.is_file() else ""
     text = text or (first if not others else shlex.join(arguments))
     found = launches(text)
+    if not found and not others and not text.strip().count(" ") and not path.is_file():
+        raise ConfigError(f"{first[:300]}: there is no such file (working directory {Path.cwd()})")
     if not found:
         raise ConfigError(f"{first[:80]}: no command with -m and one of {', '.join(sorted(CONFIGS))} is in it")
     accepted = True

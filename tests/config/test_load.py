@@ -171,6 +171,8 @@ def test_unknown_key_unlike_any_points_to_the_list() -> None:
 
 def test_nearest_prefers_the_same_section() -> None:
     assert nearest("critic.optim.lrr", leaf_keys(Config))[0] == "critic.optim.lr"
+    correction = "algorithm.rollout_correction.rollout_is"
+    assert nearest(f"{ACTOR}.rollout_is", [*leaf_keys(Config), f"{ACTOR}.rollout_n"])[0] == correction
 
 
 @pytest.mark.parametrize(
@@ -258,6 +260,18 @@ def test_own_folder_of_yaml_files(tmp_path: Path) -> None:
     config = load_config(argv)
     assert (config.data.max_prompt_length, config.data.max_response_length) == (100, 50)
     assert (config.actor_rollout_ref.rollout.n, config.actor_rollout_ref.actor.optim.lr) == (4, 1e-6)
+
+
+def test_folders_and_values_with_an_apostrophe(tmp_path: Path) -> None:
+    folder = tmp_path / "o'brien's, [own]"
+    folder.mkdir()
+    (folder / "job.yaml").write_text("defaults: [train, _self_]\ntrainer: {total_epochs: 7}\n")
+    words = ["actor_rollout_ref.model.path='it\\'s'", f"data.train_files={tmp_path}/o'brien/x.parquet"]
+    for flags in ([f"--config-path={folder}", "--config-name=job"], [f"--config-dir={folder}"]):
+        config = load_config([*flags, *words])
+        assert config.data.train_files == f"{tmp_path}/o'brien/x.parquet"
+        assert config.actor_rollout_ref.model.path == "it's"
+    assert "this is no override" in refused("data.train_files=[a'b]")
 
 
 def test_own_yaml_that_builds_on_nothing(tmp_path: Path) -> None:

@@ -181,6 +181,29 @@ def test_a_script_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert main(["check", "ls"]) == 2
 
 
+def test_a_file_that_is_not_there_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "nofile.sh"]) == 2
+    assert "nofile.sh: there is no such file (working directory " in capsys.readouterr().err
+    for words in (["--help"], ["check", "-h"]):
+        assert main(words) == 0
+        assert capsys.readouterr().out.startswith("python -m agentrl.verl check SCRIPT")
+    assert main([]) == 2
+
+
+def test_a_path_with_an_apostrophe() -> None:
+    """Hydra's grammar takes it for a quotation mark; bash has taken its own off already."""
+    (launch,) = launches(
+        "python -m verl.trainer.main_ppo data.train_files=/tmp/o\\'brien/x.parquet trainer.n_gpus_per_node=1 "
+        f"\"trainer.default_local_dir=/tmp/o'brien's run\" {ROLLOUT}.name=embedded"
+    )
+    assert judge(launch).faults == []
+    config = load_config(arguments(launch.words, "ppo_trainer"))
+    assert (config.data.train_files, config.trainer.default_local_dir) == (
+        "/tmp/o'brien/x.parquet",
+        "/tmp/o'brien's run",
+    )
+
+
 @pytest.mark.usefixtures("no_process")
 def test_code_that_a_command_names_is_not_imported(tmp_path: Path) -> None:
     code = tmp_path / "mine.py"

@@ -203,6 +203,8 @@ def spelled(unknown: Values, values: Values, schema: type[Section]) -> Translati
             found.translated[key] = ours
         else:
             found.ignored[key] = entry.text
+            if entry.unread(unknown[key], unknown):
+                found.loud[key] = f"it has no effect: {entry.text}"
     found.faults = [*spellings(found, unknown, has_dialect=schema is Config), *refusals(found, unknown)]
     return found
 
