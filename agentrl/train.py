@@ -16,6 +16,7 @@ from agentrl.config import Config
 from agentrl.config.overrides import Overrides, as_config
 from agentrl.config.sweep import load_jobs
 from agentrl.system.command import exit_status
+from agentrl.system.registrations import of_one_run
 from agentrl.trainer.sweep import run_jobs
 
 if TYPE_CHECKING:
@@ -69,9 +70,10 @@ def training(
         reward: a scoring function, or a reward manager, in place of the scorers by data source.
         observers: of each step, called after the ones of trainer.observers.
 
+    Names that code of the config registers (loops, losses, columns) end with the run.
+
     Raises UserError, before the first step for any config that cannot work.
     """
-    config = as_config(config)
     # Imported late, so that --help and config errors wait for nothing.
     from agentrl.observe.open import open_display
     from agentrl.quickstart.assets import with_quickstart_data, with_quickstart_policy
@@ -80,18 +82,20 @@ def training(
     from agentrl.trainer.observer import open_observers
 
     objects = UserObjects(loops or {}, tools, interactions, reward)
-    with (
-        open_observers(config.trainer.observers, config.trainer.observer_options, observers) as watching,
-        open_display(f"{config.trainer.project_name} · {config.trainer.experiment_name}") as display,
-    ):
-        config = with_quickstart_data(config, display)
-        inputs = open_inputs(config, objects)
-        config = with_quickstart_policy(config, display)
-        # Imported later still: torch takes seconds, for which no mistake in tools or rows should wait.
-        from agentrl.trainer.build import build
+    with of_one_run():
+        config = as_config(config)
+        with (
+            open_observers(config.trainer.observers, config.trainer.observer_options, observers) as watching,
+            open_display(f"{config.trainer.project_name} · {config.trainer.experiment_name}") as display,
+        ):
+            config = with_quickstart_data(config, display)
+            inputs = open_inputs(config, objects)
+            config = with_quickstart_policy(config, display)
+            # Imported later still: torch takes seconds, for which no mistake in tools or rows should wait.
+            from agentrl.trainer.build import build
 
-        with build(config, inputs, display, observers=watching) as run:
-            yield run
+            with build(config, inputs, display, observers=watching) as run:
+                yield run
 
 
 def main(argv: Sequence[str] | None = None, config_name: str = "train") -> int:

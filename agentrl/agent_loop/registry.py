@@ -13,6 +13,7 @@ from agentrl.config.registries import AGENT_LOOPS
 from agentrl.errors import ConfigError
 from agentrl.system.call_journal import RENAMED
 from agentrl.system.entries import Entry, read_entries
+from agentrl.system.registrations import of_config
 from agentrl.system.registry import configured, options_model, read_options
 from agentrl.trajectory.sample import AGENT_ALIASES
 
@@ -64,7 +65,8 @@ def _load_entry(entry: Entry) -> tuple[str, dict[str, object]]:
         loop = type(loop.__name__, (loop,), {**named, "on_resume": word})
     try:
         if not (AGENT_LOOPS.is_built_in(name) and AGENT_LOOPS.get(name) is loop):
-            register(name)(loop)
+            with of_config():
+                register(name)(loop)
     except ValueError as error:
         raise entry.error(str(error)) from error
     return name, options

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, NamedTuple
 
-from agentrl.config.columns import COLUMNS, USERS, described
+from agentrl.config.columns import COLUMNS, described, is_users
 from agentrl.config.declaration import ADDITIONAL
 from agentrl.errors import ConfigError
 
@@ -29,7 +29,7 @@ class _Columns(SimpleNamespace):
         if name.startswith("_"):
             raise AttributeError(name)
         asked = f"{self.asked_by or 'this algorithm'} reads the column {described(name)}"
-        if name in COLUMNS and name not in ADDITIONAL and name not in USERS:
+        if name in COLUMNS and name not in ADDITIONAL and not is_users(name):
             raise NoColumn(f"{asked}, which it is not given here; it has {', '.join(sorted(vars(self)))}")
         do = "" if name in COLUMNS or name in ADDITIONAL else f"register it by register_column({name!r}, ...) and "
         raise NoColumn(

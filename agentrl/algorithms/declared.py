@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agentrl.config.columns import USERS
+from agentrl.config.columns import is_users
 from agentrl.config.declaration import Declaration, declaration_of
 from agentrl.config.registries import ADVANTAGE_ESTIMATORS, POLICY_LOSSES
 
@@ -27,7 +27,7 @@ def made_columns(config: Config) -> list[str]:
     """List the columns of a batch that are made from trajectories, for the estimator or for the loss."""
     declared = declared_by_estimator(config).columns | declared_by_loss(config).columns
     roles = ["role"] if config.actor_rollout_ref.rollout.roles else []
-    return sorted(name for name in declared if name == "state" or name in USERS) + roles
+    return sorted(name for name in declared if name == "state" or is_users(name)) + roles
 
 
 def leaves_out_equal_groups(config: AlgorithmConfig) -> bool:

@@ -15,7 +15,7 @@ from agentrl.algorithms.columns import LossColumns, TokenLoss
 from agentrl.algorithms.policy_losses.ratio import log_ratio
 from agentrl.algorithms.ragged import masked_sum
 from agentrl.algorithms.rollout_correction import Corrected, correct, interpolated, tally
-from agentrl.config.columns import USERS
+from agentrl.config.columns import is_users
 from agentrl.config.declaration import Declaration, Score, declaration_of
 from agentrl.config.registries import POLICY_LOSSES
 from agentrl.config.sections.algorithm import RolloutCorrectionConfig
@@ -206,7 +206,7 @@ class PolicyLoss(Term):
             values = scores[name] if scores is not None and name in scores else getattr(micro, name)
             if values is None:
                 raise TrainingError(f"{asked_by}: the batch has no column {name!r}; it has to be computed before")
-            declared[name] = values if name in micro.sequences or name in USERS else inside(values)
+            declared[name] = values if name in micro.sequences or is_users(name) else inside(values)
         return LossColumns(
             asked_by=asked_by,
             logprobs=inside(logprobs),

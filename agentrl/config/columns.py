@@ -9,6 +9,7 @@ from hashlib import blake2b
 from typing import Literal, get_args
 
 from agentrl.errors import ConfigError
+from agentrl.system.registrations import enter
 
 Make = Callable[..., Sequence[float] | float | None]
 """Function of a `Trajectory` and one of its transcripts. It returns a number for each token of the transcript or, by
@@ -83,8 +84,7 @@ COLUMNS = {
         Column("row", "sequence", "index in the batch of the whole step", "int64"),
     )
 }
-USERS: set[str] = set()
-"""Names of the columns that users registered."""
+_OURS = frozenset(COLUMNS)
 OF_SCORER = "score/"
 """Start of the names of columns with the scorer's numbers of the sequence's trajectory; NaN: no such number."""
 _TAKEN = (
@@ -108,6 +108,11 @@ def column(name: str) -> Column:
             "(docs/extending.md)"
         )
     return COLUMNS[name]
+
+
+def is_users(name: str) -> bool:
+    """Say whether a column was registered by a user."""
+    return name in COLUMNS and name not in _OURS
 
 
 def described(name: str) -> str:
@@ -139,12 +144,11 @@ def register_column(
         )
     if not name.isidentifier() or name.startswith("_"):
         raise ConfigError(f"register_column: expected a Python name without a leading _, found {name!r}")
-    if name in _TAKEN or (former is not None and name not in USERS):
+    if name in _TAKEN or name in _OURS:
         raise ConfigError(f"register_column: agentrl has something of the name {name!r}; choose another name")
     if former is not None and _place(former) != _place(new):
         raise ConfigError(
             f"register_column: {name!r} is registered by {_place(former)} ({former.purpose}), and again by "
             f"{_place(new)} ({purpose}); rename one of them"
         )
-    COLUMNS[name] = new
-    USERS.add(name)
+    enter(COLUMNS, name, new)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar, get_args
 
-from agentrl.config.columns import USERS
+from agentrl.config.columns import is_users
 from agentrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def declare(
     called once a step before the update, on all tokens and without the declared scores. columns.logprobs are the
     policy's then; seed differs by step. It returns [T] bool, which the loss is given as columns.selected.
     """
-    if wrong := [name for name in columns if name not in ADDITIONAL and name not in USERS]:
+    if wrong := [name for name in columns if name not in ADDITIONAL and not is_users(name)]:
         raise ConfigError(
             f"@declare({wrong[0]!r}): expected one of {', '.join(ADDITIONAL)}, or a column that "
             f"register_column({wrong[0]!r}, ...) has registered above it (docs/extending.md)"

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from agentrl.errors import NothingLeft, UserError
 from agentrl.system.garbage import put_off_full_collections
+from agentrl.system.registrations import of_one_run
 from agentrl.system.termination import Terminated, sigterm_raises
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -27,7 +28,7 @@ def exit_status(work: Callable[[], object]) -> int:
     """
     put_off_full_collections()  # in the imports of torch and transformers they took a sixth of the time
     try:
-        with sigterm_raises():
+        with sigterm_raises(), of_one_run():
             work()
     except NothingLeft as told:
         print(told)

@@ -13,6 +13,7 @@ from typing import TypeVar
 import pydantic
 
 from agentrl.errors import ConfigError
+from agentrl.system.registrations import loading
 
 MadeT = TypeVar("MadeT")
 ValueT = TypeVar("ValueT")
@@ -88,7 +89,8 @@ def with_present_keys(values: Mapping[str, ValueT], renamed: Mapping[str, str]) 
 def import_module(name: str) -> ModuleType:
     """Import a module. Raises a ConfigError that separates a missing module from an error inside it."""
     try:
-        return importlib.import_module(name)
+        with loading(name):
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise ConfigError(f"importing module {name!r} failed: {error}") from error

@@ -13,6 +13,7 @@ import pydantic
 
 from agentrl.errors import ConfigError
 from agentrl.system.plugin import adapted, describe, nearest
+from agentrl.system.registrations import enter
 from agentrl.system.targets import is_target, load_target, plain_name
 from agentrl.system.user_code import code_error
 
@@ -57,14 +58,17 @@ class Registry:
         """Built-in objects that were chosen before."""
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Decorate an object that configs then name. Raises ValueError for a name that another object has."""
+        """Decorate an object that configs then name. Raises ValueError for a name that another object has.
+
+        A name that code of a config registers ends with its run (`agentrl.system.registrations`).
+        """
 
         def decorate(found: T) -> T:
             known = self._registered.get(name)
             if name in self._built_in or (known is not None and _place(known) != _place(found)):
                 owner = self._built_in.get(name) or ".".join(_place(known))
                 raise ValueError(f"{self.what} {name!r} is already registered by {owner}; choose another name")
-            self._registered[name] = found
+            enter(self._registered, name, found)
             return found
 
         return decorate

@@ -11,6 +11,7 @@ from types import ModuleType
 
 from agentrl.errors import ConfigError
 from agentrl.system.plugin import import_module, nearest
+from agentrl.system.registrations import loading
 from agentrl.system.texts import read_text
 
 _TARGET = re.compile(r"(\w+(?:\.\w+)*|[^:]+\.py):([^\W\d][\w.]*)")
@@ -64,8 +65,11 @@ def load_file(path: str) -> ModuleType:
     """
     given = str(Path(path).expanduser())
     name = "agentrl_user_" + Path(path).stem + "_" + hashlib.blake2b(given.encode(), digest_size=4).hexdigest()
-    if name in sys.modules:
-        return sys.modules[name]
+    with loading(name):
+        return sys.modules[name] if name in sys.modules else _run_file(given, name)
+
+
+def _run_file(given: str, name: str) -> ModuleType:
     file = str(Path(given).absolute())
     source = _source(given)
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)  # for error messages

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from agentrl.config.columns import USERS
+from agentrl.config.columns import is_users
 from agentrl.system.publish import published
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.trajectory.files import update_file
@@ -63,9 +63,9 @@ def write_updates(batch: RaggedBatch, files: Sequence[RecordFile]) -> dict[str, 
         column: torch.Tensor | None = getattr(batch, field)
         if column is not None:
             found[name] = (column[:, 0] if column.ndim > 1 else column).numpy()
-    found |= {name: values.numpy() for name, values in batch.tokens.items() if name in USERS}
+    found |= {name: values.numpy() for name, values in batch.tokens.items() if is_users(name)}
     owner = batch.sequence_ids()
-    found |= {name: values[owner].numpy() for name, values in batch.sequences.items() if name in USERS}
+    found |= {name: values[owner].numpy() for name, values in batch.sequences.items() if is_users(name)}
     if "ratio" in found:
         found["ratio"] = found["ratio"].round(RATIO_DECIMALS)
     rows: dict[int, list[int]] = {}

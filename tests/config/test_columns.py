@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from agentrl.config import columns
 from agentrl.config.columns import COLUMNS, column, register_column
 from agentrl.errors import CodeError, ConfigError
 from agentrl.runtime.ray.stored import StoredBatch
@@ -21,8 +20,7 @@ from tests.config.loading import load
 
 
 @pytest.fixture(autouse=True)
-def forgets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(columns, "USERS", set())
+def forgets() -> Iterator[None]:
     before = dict(COLUMNS)
     yield
     COLUMNS.clear()
