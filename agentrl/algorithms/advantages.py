@@ -12,7 +12,7 @@ from torch import Tensor
 from agentrl.algorithms.columns import Advantages, EstimatorColumns
 from agentrl.algorithms.distillation import teacher_logprobs
 from agentrl.algorithms.groups import Groups
-from agentrl.algorithms.ragged import segment_sum
+from agentrl.algorithms.ragged import by_role, segment_sum
 from agentrl.config.columns import OF_SCORER
 from agentrl.config.declaration import declaration_of
 from agentrl.config.registries import ADVANTAGE_ESTIMATORS
@@ -65,13 +65,8 @@ def estimator_columns(
     if missing := [name for name, found in values.items() if found is None]:
         raise TrainingError(f"{asked_by}: the batch has no column {', '.join(missing)}; it has to be computed before")
     if batch.role is not None:
-        values |= {"group": _by_role(batch.group, batch.role), "trajectory": _by_role(batch.trajectory, batch.role)}
+        values |= {"group": by_role(batch.group, batch.role), "trajectory": by_role(batch.trajectory, batch.role)}
     return EstimatorColumns(asked_by=asked_by, n=n, correction=batch.correction, **values)
-
-
-def _by_role(indices: Tensor, role: Tensor) -> Tensor:
-    """Number the pairs of `indices` and `role`, [N] int64 each, from 0: [N] int64."""
-    return torch.unique(torch.stack([indices, role], 1), dim=0, return_inverse=True)[1]
 
 
 def numbers(batch: RaggedBatch) -> list[dict[str, float]]:

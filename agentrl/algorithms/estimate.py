@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 REWARD_KL = "actor/reward_kl_penalty"
-"""Metric: the KL to the reference that was subtracted from the rewards, mean over sequences."""
+"""Metric: the KL to the reference that was subtracted from the rewards, mean over trajectories."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from agentrl.algorithms.ragged import masked_mean, segment_sum
+from agentrl.algorithms.ragged import masked_mean, segment_sum, sum_by
 from agentrl.errors import TrainingError
 from agentrl.system.json_value import JSON
 
@@ -61,8 +61,8 @@ class FixedKLController:
 
     coef: float
 
-    def update(self, kl: float, sequences: int) -> None:
-        """Adapt to a step whose mean KL over so many sequences was `kl`."""
+    def update(self, kl: float, trajectories: int) -> None:
+        """Adapt to a step whose mean KL over so many trajectories was `kl`."""
 
     def state_dict(self) -> dict[str, float]:
         """Return the state for a checkpoint."""
@@ -76,15 +76,15 @@ class FixedKLController:
 class AdaptiveKLController(FixedKLController):
     """Coefficient that steers the KL towards `target` (arXiv:1909.08593, section 2.2).
 
-    coef *= 1 + clip(kl / target - 1, -0.2, 0.2) * sequences / horizon.
+    coef *= 1 + clip(kl / target - 1, -0.2, 0.2) * trajectories / horizon.
     """
 
     target: float
     horizon: int
 
-    def update(self, kl: float, sequences: int) -> None:
+    def update(self, kl: float, trajectories: int) -> None:
         error = min(max(kl / self.target - 1, -0.2), 0.2)
-        self.coef *= 1 + error * sequences / self.horizon
+        self.coef *= 1 + error * trajectories / self.horizon
 
     def state_dict(self) -> dict[str, float]:
         return {"coef": self.coef}
@@ -100,7 +100,7 @@ def apply_kl_to_rewards(batch: RaggedBatch, kind: KLType, coef: float) -> tuple[
     """Subtract coef * KL(old policy || reference) from the reward of every policy token.
 
     r_t - coef * kl_t (arXiv:1909.08593, eq. 2, by token). Needs `old_logprobs` and `ref_logprobs`. Returns the
-    batch and the KL that steers controllers, the mean over sequences of their mean over policy tokens. Raises
+    batch and the KL that steers controllers, the mean over trajectories of their mean over policy tokens. Raises
     TrainingError when the KL is not finite.
     """
     assert batch.old_logprobs is not None and batch.ref_logprobs is not None, "both log-probs come first"
@@ -113,7 +113,8 @@ def apply_kl_to_rewards(batch: RaggedBatch, kind: KLType, coef: float) -> tuple[
             f"tokens is not finite; of their log-probs {' and '.join(broken)} are not. That model's weights are "
             "broken, or its numbers overflow in model.dtype"
         )
-    counts = segment_sum(batch.mask.to(kl.dtype), batch.offsets)
-    by_sequence = segment_sum(kl, batch.offsets) / counts.clamp(min=1)
-    mean = masked_mean(by_sequence, counts > 0).item()
+    owner = batch.trajectory.unique(return_inverse=True)[1]
+    counts = sum_by(owner, segment_sum(batch.mask.to(kl.dtype), batch.offsets))
+    by_trajectory = sum_by(owner, segment_sum(kl, batch.offsets)) / counts.clamp(min=1)
+    mean = masked_mean(by_trajectory, counts > 0).item()
     return batch.with_fields(rewards=batch.rewards - coef * kl), mean

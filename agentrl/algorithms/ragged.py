@@ -53,6 +53,17 @@ def suffix_sums(values: Tensor, offsets: Tensor, discount: float | Tensor) -> Te
     return result
 
 
+def by_role(indices: Tensor, role: Tensor | None) -> Tensor:
+    """Number the pairs of `indices` and `role`, [N] int64 each, from 0: [N] int64. None: all have one role."""
+    pairs = indices[:, None] if role is None else torch.stack([indices, role], 1)
+    return torch.unique(pairs, dim=0, return_inverse=True)[1]
+
+
+def sum_by(owner: Tensor, values: Tensor) -> Tensor:
+    """Add up `values` [N] by `owner` [N] int64, which counts from 0 without a gap: [M], of the dtype of `values`."""
+    return values.new_zeros(int(owner.max()) + 1 if len(owner) else 0).index_add_(0, owner, values)
+
+
 def observed(mask: Tensor, offsets: Tensor) -> Tensor:
     """Mark the tokens that the policy reads after its first one in their sequence: [T] bool.
 

@@ -6,7 +6,8 @@ the gradient that entered the backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,14 +16,17 @@ from torch import Tensor
 from agentrl.algorithms.ragged import segment_ids
 from agentrl.algorithms.rollout_correction import correct
 from agentrl.config.sections.actor import ActorConfig
-from agentrl.config.sections.algorithm import RolloutCorrectionConfig
+from agentrl.config.sections.algorithm import LossAggMode, LossUnit, RolloutCorrectionConfig
 from agentrl.config.sections.distillation import DistillationConfig
-from agentrl.trajectory.batch import RaggedBatch
+from agentrl.trajectory.batch import RaggedBatch, Sequences
 
 MOST = 20.0
 """Log-ratios are cut off at this on both sides, and have no gradient further out."""
 EDGE = 1e-5
 """Tokens closer than this to a bound may lie on either side of it."""
+
+Owner = tuple[int, int]
+"""Trajectory and role of a sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +45,8 @@ class Counts:
     """Numbers of one mini-batch, over all ranks."""
 
     policy_tokens: Tensor  # [members] int64, policy tokens of each of its sequences
+    owners: Sequence[Owner]
+    """By member."""
     successful: int
     read: int
     entropy_coeff: float
@@ -68,7 +74,7 @@ class Slopes:
 def slopes(micro: RaggedBatch, logprobs: Tensor, keys: LossKeys, counts: Counts) -> Slopes | None:
     """Compute the derivatives; None where the policy loss has no closed form here. logprobs [T] float32."""
     actor, mask = keys.actor, micro.mask
-    weight = token_weights(micro, actor.loss_agg_mode, counts.policy_tokens, keys.norm_length)
+    weight = token_weights(micro, actor.loss_agg_mode, actor.loss_unit, counts, keys.norm_length)
     p = torch.where(mask, logprobs, 0.0)
     tokens = _tokens(micro, p, keys)
     derived = policy_slope(tokens, actor)
@@ -144,22 +150,40 @@ def _tokens(micro: RaggedBatch, p: Tensor, keys: LossKeys) -> _Tokens:
     )
 
 
-def token_weights(micro: RaggedBatch, mode: str, policy_tokens: Tensor, norm_length: int | None) -> Tensor:
+def owners_of(batch: Sequences, rows: Sequence[int]) -> list[Owner]:
+    """List trajectory and role of the sequences `rows`; 0 without roles."""
+    roles = batch.sequences["role"][rows].tolist() if batch.has("role") else [0] * len(rows)
+    return list(zip(batch.trajectory[rows].tolist(), roles, strict=True))
+
+
+def token_weights(
+    micro: RaggedBatch, mode: LossAggMode, unit: LossUnit, counts: Counts, norm_length: int | None
+) -> Tensor:
     """Compute the weight [T] float64 of each token in the loss of a mini-batch: 0 off the mask."""
-    sequences = max(int((policy_tokens > 0).sum()), 1)
     mask = micro.mask.double()
-    match mode:
-        case "token-sum":
-            return mask
-        case "token-mean":
-            return mask / max(int(policy_tokens.sum()), 1)
-        case "seq-mean-token-sum":
-            return mask / sequences
-        case "seq-mean-token-sum-norm":
-            return mask / (sequences * float(norm_length or 1))
-    owner = segment_ids(micro.offsets)
-    own = mask.new_zeros(len(micro)).index_add_(0, owner, mask)
-    return mask / (own[owner].clamp(min=1) * sequences)
+    if mode == "token-sum":
+        return mask
+    if mode == "token-mean":
+        return mask / max(int(counts.policy_tokens.sum()), 1)
+    owner, (of_sequence, units) = segment_ids(micro.offsets), _units(micro, unit, counts)
+    if mode == "seq-mean-token-sum":
+        return mask / units
+    if mode == "seq-mean-token-sum-norm":
+        return mask / (units * float(norm_length or 1))
+    return mask / (of_sequence[owner].clamp(min=1) * units)
+
+
+def _units(micro: RaggedBatch, unit: LossUnit, counts: Counts) -> tuple[Tensor, int]:
+    """Return (policy tokens of the unit of each of micro's sequences, [N] float64; units of the mini-batch)."""
+    if unit == "transcript":
+        mask = micro.mask.double()
+        of_sequence = mask.new_zeros(len(micro)).index_add_(0, segment_ids(micro.offsets), mask)
+        return of_sequence, max(int((counts.policy_tokens > 0).sum()), 1)
+    tokens: Counter[Owner] = Counter()
+    for name, count in zip(counts.owners, counts.policy_tokens.tolist(), strict=True):
+        tokens[name] += count
+    own = [tokens[name] for name in owners_of(micro, range(len(micro)))]
+    return torch.tensor(own, dtype=torch.float64, device=micro.mask.device), max(len(+tokens), 1)
 
 
 def _correction(micro: RaggedBatch, p: Tensor, tokens: _Tokens, keys: RolloutCorrectionConfig) -> Tensor | float:

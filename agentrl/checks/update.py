@@ -19,6 +19,7 @@ from agentrl.checks.optimizer_step import Stepped, StepWatch
 from agentrl.checks.report import Report
 from agentrl.checks.value_gradient import value_slopes
 from agentrl.config.sections.actor import CriticConfig
+from agentrl.config.sections.algorithm import LossUnit
 from agentrl.model.scores import TokenScores
 from agentrl.trajectory.batch import RaggedBatch
 
@@ -76,9 +77,9 @@ def of_policy(keys: LossKeys) -> Learnt[TokenScores]:
     )
 
 
-def of_critic(config: CriticConfig, norm_length: int | None) -> Learnt[Tensor]:
+def of_critic(config: CriticConfig, unit: LossUnit, norm_length: int | None) -> Learnt[Tensor]:
     """Describe the critic's update: values."""
-    derive = partial(value_slopes, config=config, norm_length=norm_length)
+    derive = partial(value_slopes, config=config, unit=unit, norm_length=norm_length)
     return Learnt("critic", "value", lambda values: {"score": values}, derive, "values", relative=True)
 
 

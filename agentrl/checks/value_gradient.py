@@ -7,11 +7,12 @@ from torch import Tensor
 
 from agentrl.checks.loss_gradient import EDGE, Counts, Slopes, Term, token_weights
 from agentrl.config.sections.actor import CriticConfig
+from agentrl.config.sections.algorithm import LossUnit
 from agentrl.trajectory.batch import RaggedBatch
 
 
 def value_slopes(
-    micro: RaggedBatch, values: Tensor, counts: Counts, config: CriticConfig, norm_length: int | None
+    micro: RaggedBatch, values: Tensor, counts: Counts, config: CriticConfig, unit: LossUnit, norm_length: int | None
 ) -> Slopes:
     """Compute the derivatives by the values [T] float32 of a micro-batch.
 
@@ -24,7 +25,7 @@ def value_slopes(
     off, moved = value - returns, value - before
     at_bound = before + moved.clamp(-reach, reach) - returns
     outside = moved.abs() > reach
-    weight = token_weights(micro, config.loss_agg_mode, counts.policy_tokens, norm_length)
+    weight = token_weights(micro, config.loss_agg_mode, unit, counts, norm_length)
     slope = torch.where(outside & (at_bound.abs() > off.abs()), 0.0, off)
     near = (moved.abs() > reach * (1 - EDGE)) & ((at_bound.abs() - off.abs()).abs() < EDGE * (1 + off.abs()))
     scale = weight * (off.abs() + 0.01 * (value.abs() + returns.abs()))

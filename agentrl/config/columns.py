@@ -80,6 +80,8 @@ COLUMNS = {
         Column("model_rewards", "sequence", "the reward model's part of the trajectory's reward"),
         Column("success", "sequence", "the trajectory succeeds", "bool"),
         Column("zero_advantage", "sequence", "all advantages are 0", "bool"),
+        Column("loss_unit", "sequence", "index of the unit of the loss's mean by sequence", "int64"),
+        Column("unit_tokens", "sequence", "policy tokens of the loss's unit", "int64"),
         Column("observed", "sequence", "tokens that the policy read after its first one", "int64"),
         Column("row", "sequence", "index in the batch of the whole step", "int64"),
     )

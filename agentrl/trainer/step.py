@@ -20,7 +20,7 @@ correction are then taken over the tokens of the update:
 | `correction/clipped_frac`, `correction/masked_frac` | fraction of these tokens whose weight is truncated, is 0 |
 | `<these>/staleness_<s>` | gap and correction of the tokens that are s versions old; 7: and older |
 | `actor/entropy` | mean over all policy tokens of the entropy before the update (that of `proximal`), in nats |
-| `actor/reward_kl_penalty`, `actor/reward_kl_penalty_coeff` | KL in the reward: mean over sequences; its coefficient |
+| `actor/reward_kl_penalty`, `actor/reward_kl_penalty_coeff` | KL in the reward: by trajectory; its coefficient |
 | `actor/entropy_coeff` | weight of the entropy bonus, with `actor.target_entropy` |
 | `actor/pg_loss`, `actor/kl_loss` | that term of the loss, without coefficient: mean over the taken optimizer steps |
 | `actor/success_nll` | likewise: negative log-likelihood of the policy tokens of trajectories that succeed |
@@ -38,8 +38,8 @@ correction are then taken over the tokens of the update:
 | `actor/grad_norm`, `critic/grad_norm` | before clipping, mean over the taken optimizer steps |
 | `actor/lr`, `critic/lr` | the learning rate, mean over the taken optimizer steps |
 | `actor/skipped_updates`, `critic/skipped_updates` | optimizer steps skipped: loss or gradient was not finite |
-| `train/sequences` | sequences that are trained on and have an advantage; 0: rewards teach nothing in this step |
-| `train/filtered_fraction` | fraction of the sequences that the policy's update did not go over: zero advantage |
+| `train/sequences` | transcripts that are trained on and have an advantage; 0: rewards teach nothing in this step |
+| `train/filtered_fraction` | fraction of the transcripts that the policy's update did not go over: zero advantage |
 | `train/loss_weight` | sum of its tokens' weights in the loss of a mini-batch, where all would be 1: mean over steps |
 | `train/policy_tokens` | policy tokens that it went over, counted in each epoch |
 | `perf/update_tokens` | all tokens that it went over, counted in each epoch |
@@ -224,7 +224,7 @@ class Trainer(Training[Config]):
         batch, (metrics, step.read) = self.workers.executor.compute(estimate_and_read, batch, compute, step.readers)
         step.metrics |= metrics
         if self.kl_controller is not None:
-            self.kl_controller.update(metrics[REWARD_KL], len(batch))
+            self.kl_controller.update(metrics[REWARD_KL], len(batch.trajectory.unique()))
         return batch
 
     def mask(self, batch: Sequences, step: Step) -> None:

@@ -6,9 +6,9 @@ from typing import cast
 
 import torch
 
-from agentrl.algorithms.aggregate import LossScale, aggregate
+from agentrl.algorithms.aggregate import LossScale, aggregate, with_loss_units
 from agentrl.algorithms.value_loss import value_loss
-from agentrl.checks.loss_gradient import Counts
+from agentrl.checks.loss_gradient import Counts, owners_of
 from agentrl.checks.optimizer_step import StepWatch
 from agentrl.checks.recomputed import recompute
 from agentrl.checks.report import Report
@@ -47,7 +47,7 @@ class CriticWorker(TrainableWorker[torch.Tensor]):
         self.seed = seed
         self._mini_batch_size = critic_config.ppo_mini_batch_size or actor_config.ppo_mini_batch_size
         self._epochs = critic_config.ppo_epochs or actor_config.ppo_epochs
-        self._shuffle = actor_config.shuffle
+        self._shuffle, self._loss_unit = actor_config.shuffle, actor_config.loss_unit
         self._max_response_length = max_response_length
         if critic_config.path not in (None, model_config.path):  # another model's config.json
             model_config = model_config.model_copy(update={"path": critic_config.path, "override_config": {}})
@@ -67,7 +67,8 @@ class CriticWorker(TrainableWorker[torch.Tensor]):
         make = cast(CriticBackendFactory, CRITIC_BACKENDS.get(critic_config.strategy))
         self.backend = configured(make, critic_config.strategy_options, f"{CRITIC_BACKENDS.key}_options")(settings)
         steps = StepWatch(critic_config.optim, critic_config.grad_clip, total_steps)
-        self._watch = UpdateWatch(of_critic(critic_config, max_response_length), steps, model_config.dtype)
+        learnt = of_critic(critic_config, self._loss_unit, max_response_length)
+        self._watch = UpdateWatch(learnt, steps, model_config.dtype)
         super().__init__(self.backend, self._watch)
 
     def compute_values(self, batch: RaggedBatch) -> tuple[torch.Tensor, Numbers]:
@@ -90,20 +91,28 @@ class CriticWorker(TrainableWorker[torch.Tensor]):
         Raises ValueError when values or returns are missing or there is no policy token, and TrainingError when loss
         or gradient were not finite for too long (see `agentrl.workers.trainable`).
         """
-        batch = batch.select(with_policy_tokens(batch))
+        batch = with_loss_units(batch.select(with_policy_tokens(batch)), self._loss_unit)
         if len(batch) == 0:
             raise ValueError("CriticWorker.update: the batch has no policy token")
         if not (batch.has("values") and batch.has("returns")):
             raise ValueError("CriticWorker.update: batch.values and batch.returns are needed; compute them first")
         key = f"{self.seed}/{step}" if self._shuffle else None
-        tokens, mode = batch.policy_tokens, self.config.loss_agg_mode
+        tokens, units, mode = batch.policy_tokens, batch.sequences["loss_unit"], self.config.loss_agg_mode
         plan = update_plan(batch.group, self._mini_batch_size, self._epochs, key)
         minis = (
             MiniBatch(
                 f"step {step}, {where} of the critic",
                 batch.select(rows),
-                self._loss(LossScale.from_policy_tokens(tokens[rows], mode, self._max_response_length)),
-                watch=self._watch.mini(Counts(policy_tokens=tokens[rows], successful=0, read=0, entropy_coeff=0.0)),
+                self._loss(LossScale.from_policy_tokens(tokens[rows], mode, self._max_response_length, units[rows])),
+                watch=self._watch.mini(
+                    Counts(
+                        policy_tokens=tokens[rows],
+                        owners=owners_of(batch, rows),
+                        successful=0,
+                        read=0,
+                        entropy_coeff=0.0,
+                    )
+                ),
             )
             for where, rows in plan
         )
@@ -118,6 +127,6 @@ class CriticWorker(TrainableWorker[torch.Tensor]):
             assert micro.values is not None and micro.returns is not None
             by_token, clipped = value_loss(values, micro.values, micro.returns, micro.mask, self.config.cliprange_value)
             seen = {"tokens": micro.mask.sum(), "clipped": clipped, "values": values.detach()[micro.mask].sum()}
-            return aggregate(by_token, micro.mask, micro.offsets, scale), seen
+            return aggregate(by_token, micro.mask, micro.offsets, scale, micro.unit_tokens), seen
 
         return loss

@@ -12,12 +12,12 @@ from typing import cast
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from agentrl.algorithms.aggregate import LossScale, Scored, Term, add_up, aggregate
+from agentrl.algorithms.aggregate import LossScale, Scored, Term, add_up, aggregate, with_loss_units
 from agentrl.algorithms.distillation import Head
 from agentrl.algorithms.policy_loss import BY_TOKEN, CORRECTION, loss_columns
 from agentrl.algorithms.rollout_correction import correction_metrics
 from agentrl.algorithms.terms import EntropyBonus, ExpertNLL, loss_terms
-from agentrl.checks.loss_gradient import Counts, LossKeys
+from agentrl.checks.loss_gradient import Counts, LossKeys, owners_of
 from agentrl.checks.optimizer_step import StepWatch
 from agentrl.checks.recomputed import recompute
 from agentrl.checks.report import Report
@@ -249,7 +249,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         self._kept = []
         if isinstance(batch, RaggedBatch):
             batch = batch.with_fields(row=torch.arange(len(batch)))
-        batch = batch.select(with_policy_tokens(batch))
+        batch = with_loss_units(batch.select(with_policy_tokens(batch)), config.loss_unit)
         key = f"{self.seed}/{step}" if config.shuffle else None
         plan = update_plan(batch.group, config.ppo_mini_batch_size, config.ppo_epochs, key)
         self._check(batch, len(plan))
@@ -319,8 +319,8 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         of_batch: policy tokens, and the terms' `counts`, of each sequence of the batch. keeps: it keeps its columns for
         `of_update`.
         """
-        config, tokens = self.config, of_batch[POLICY_TOKENS][members]
-        scale = LossScale.from_policy_tokens(tokens, config.loss_agg_mode, self._max_response_length)
+        tokens, units = of_batch[POLICY_TOKENS][members], batch.sequences["loss_unit"][members]
+        scale = LossScale.from_policy_tokens(tokens, self.config.loss_agg_mode, self._max_response_length, units)
         counts = {name: int(found[members].sum()) for name, found in of_batch.items()}
 
         def loss(found: TokenScores, micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -329,7 +329,8 @@ class PolicyWorker(TrainableWorker[TokenScores]):
             total, sums, columns = add_up(terms, Scored(micro, found, logprobs), scale, counts)
             if keeps and micro.mask.any():  # without policy tokens it only keeps step with other ranks
                 self._keep(micro, columns)
-            weight = aggregate(torch.ones_like(found.logprobs), micro.mask, micro.offsets, scale)
+            ones = torch.ones_like(found.logprobs)
+            weight = aggregate(ones, micro.mask, micro.offsets, scale, micro.unit_tokens)
             return total, sums | {POLICY_TOKENS: micro.mask.sum(), LOSS_WEIGHT: weight}
 
         return MiniBatch(
@@ -342,6 +343,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
             watch=self._watch.mini(
                 Counts(
                     policy_tokens=tokens,
+                    owners=owners_of(batch, members),
                     successful=counts.get("success_nll", 0),
                     read=counts.get("observation_nll", 0),
                     entropy_coeff=-sum(term.coef for term in terms if isinstance(term, EntropyBonus)),

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from agentrl.algorithms.advantages import compute_advantages, zero_advantage_sequences
-from agentrl.algorithms.aggregate import LossScale, aggregate
+from agentrl.algorithms.aggregate import LossScale, aggregate, with_loss_units
 from agentrl.algorithms.kl import kl_penalty
 from agentrl.algorithms.value_loss import value_loss
 from agentrl.config.declaration import declaration_of
 from agentrl.config.registries import ADVANTAGE_ESTIMATORS, POLICY_LOSSES
 from agentrl.trajectory.batch import RaggedBatch, split_by_tokens
-from tests.algorithms.batches import algorithm, batches, micro_loss, suited
+from tests.algorithms.batches import Row, algorithm, batch_of, batches, micro_loss, suited
 
 MODES = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 POLICIES = POLICY_LOSSES.names()
@@ -35,7 +35,12 @@ def loss_of(batch: RaggedBatch, logprobs: Tensor, scale: LossScale, policy: Any)
     kl = kl_penalty(logprobs, batch.ref_logprobs, "k3")
     by_token = by_token - 0.1 * logprobs.exp() + 0.2 * kl
     by_token = by_token + value_loss(logprobs, batch.values, batch.returns, batch.mask, 0.5)[0]
-    return aggregate(by_token, batch.mask, batch.offsets, scale)
+    return aggregate(by_token, batch.mask, batch.offsets, scale, batch.unit_tokens)
+
+
+def scale_of(batch: RaggedBatch, mode: Any) -> LossScale:
+    """The denominators of a mini-batch with the columns of its units, or without."""
+    return LossScale.from_policy_tokens(batch.policy_tokens, mode, 7, batch.loss_unit)
 
 
 def token_positions(batch: RaggedBatch, rows: list[int]) -> Tensor:
@@ -47,7 +52,9 @@ def token_positions(batch: RaggedBatch, rows: list[int]) -> Tensor:
 @settings(max_examples=80, deadline=None)
 @given(mode=st.sampled_from(MODES), policy=st.sampled_from(POLICIES), batch=batches(), max_tokens=st.integers(1, 30))
 def test_micro_batches_add_up_to_the_mini_batch(mode: Any, policy: Any, batch: RaggedBatch, max_tokens: int) -> None:
-    scale = LossScale.from_policy_tokens(batch.policy_tokens, mode, norm_length=7)
+    """Sequences of one trajectory may lie in several of them."""
+    batch = with_loss_units(batch, "trajectory")
+    scale = scale_of(batch, mode)
     whole = batch.rollout_logprobs.double().requires_grad_()
     loss = loss_of(batch, whole, scale, policy)
     loss.backward()
@@ -79,6 +86,53 @@ def test_the_order_of_trajectories_does_not_matter(estimator: str, batch: Ragged
     if declaration_of(ADVANTAGE_ESTIMATORS.get(estimator)).compares_group:  # then what is 0 is left out of the update
         kept = zero_advantage_sequences(first).nonzero().flatten().tolist()
         assert sorted(rows[row] for row in zero_advantage_sequences(second).nonzero()) == kept
+
+
+@settings(max_examples=80, deadline=None)
+@given(mode=st.sampled_from(MODES), data=st.data(), roles=st.integers(1, 3), max_tokens=st.integers(1, 12))
+def test_cutting_trajectories_into_transcripts_changes_no_gradient(
+    mode: Any, data: st.DataObject, roles: int, max_tokens: int
+) -> None:
+    """To the rounding of float64, at any place, over micro-batches; with roles by trajectory and role."""
+    lengths = data.draw(st.lists(st.integers(1, 8), min_size=1, max_size=6))
+    loss = torch.randn(sum(lengths), dtype=torch.float64, generator=torch.Generator().manual_seed(len(lengths)))
+
+    def gradient(cuts: list[list[int]]) -> Tensor:
+        rows, owners, of_role = [], [], []
+        for owner, (length, places) in enumerate(zip(lengths, cuts, strict=True)):
+            for start, end in pairwise([0, *places, length]):
+                rows.append(Row("1" * (end - start), trajectory=owner))
+                owners.append(owner)
+                of_role.append(owner % roles)
+        batch = with_loss_units(batch_of(*rows).with_fields(role=torch.tensor(of_role)), "trajectory")
+        scale, weights = scale_of(batch, mode), loss.clone().requires_grad_()
+        for part in split_by_tokens(batch.lengths.tolist(), max_tokens):
+            micro = batch.select(part)
+            own = weights[token_positions(batch, part)].square()
+            aggregate(own, micro.mask, micro.offsets, scale, micro.unit_tokens).backward()
+        assert weights.grad is not None
+        return weights.grad
+
+    cuts = [sorted(data.draw(st.sets(st.integers(1, length), max_size=3)) - {length}) for length in lengths]
+    torch.testing.assert_close(gradient(cuts), gradient([[] for _ in lengths]), rtol=1e-14, atol=0.0)
+
+
+def test_the_unit_of_the_mean_by_sequence() -> None:
+    """Two trajectories of three equal tokens, one of them in three transcripts, of which two have one role."""
+    batch = batch_of(Row("0111", trajectory=4), *(Row("01", trajectory=9) for _ in range(3)))
+    loss = torch.ones(batch.num_tokens, dtype=torch.float64)
+
+    def shares(batch: RaggedBatch) -> list[float]:
+        scale = scale_of(batch, "seq-mean-token-mean")
+        ones = loss.clone().requires_grad_()
+        aggregate(ones, batch.mask, batch.offsets, scale, batch.unit_tokens).backward()
+        assert ones.grad is not None
+        return [float(one.sum()) for one in ones.grad.split(batch.lengths.tolist())]
+
+    assert shares(with_loss_units(batch, "trajectory")) == pytest.approx([1 / 2, 1 / 6, 1 / 6, 1 / 6])
+    assert shares(with_loss_units(batch, "transcript")) == pytest.approx([1 / 4] * 4)
+    with_roles = batch.with_fields(role=torch.tensor([7, 7, 7, 5]))
+    assert shares(with_loss_units(with_roles, "trajectory")) == pytest.approx([1 / 3, 1 / 6, 1 / 6, 1 / 3])
 
 
 def with_more_masked_tokens(batch: RaggedBatch, extra: list[int]) -> tuple[RaggedBatch, Tensor]:
@@ -137,8 +191,7 @@ def test_more_masked_tokens_change_no_loss(mode: Any, policy: Any, batch: Ragged
     results = []
     for each in (batch, longer):
         logprobs = each.rollout_logprobs.double().requires_grad_()
-        scale = LossScale.from_policy_tokens(each.policy_tokens, mode, norm_length=7)
-        loss = loss_of(each, logprobs, scale, policy)
+        loss = loss_of(each, logprobs, scale_of(each, mode), policy)
         loss.backward()
         assert logprobs.grad is not None
         results.append((loss.item(), logprobs.grad))

@@ -70,11 +70,19 @@ def test_kl_leaves_the_reward_of_policy_tokens_only() -> None:
     result, kl = apply_kl_to_rewards(batch, "k1", controller.coef)
     assert result.rewards.tolist() == pytest.approx([0, -0.05, 1.1, 0, 0, -0.2])
     assert batch.rewards.tolist() == [0, 0, 1, 0, 0, 0]
-    # The mean over sequences of (0.5 - 1) / 2 and 2.
+    # The mean over trajectories of (0.5 - 1) / 2 and 2.
     assert kl == pytest.approx((-0.25 + 2) / 2)
-    controller.update(kl, len(batch))
-    # 0.875 is 75 % above the target: the step is held to 20 %, times 2 sequences of a horizon of 100.
+    controller.update(kl, 2)
+    # 0.875 is 75 % above the target: the step is held to 20 %, times 2 trajectories of a horizon of 100.
     assert controller.coef == pytest.approx(0.1 * (1 + 0.2 * 2 / 100))
+
+
+def test_a_trajectory_counts_once_in_the_kl_that_steers_however_many_transcripts_it_has() -> None:
+    """Of one trajectory with two transcripts (KL .4; .1, .1) and one with a single one (KL 1)."""
+    batch = batch_of(Row("01", trajectory=0), Row("011", trajectory=0), Row("01", trajectory=1))
+    batch = batch.with_fields(old_logprobs=torch.tensor([0.0, 0.4, 0.0, 0.1, 0.1, 0.0, 1.0]))
+    batch = batch.with_fields(ref_logprobs=torch.zeros(7))
+    assert apply_kl_to_rewards(batch, "k1", 0.1)[1] == pytest.approx((0.6 / 3 + 1) / 2)
 
 
 def test_the_adaptive_coefficient_survives_a_checkpoint_and_the_fixed_one_is_the_config() -> None:

@@ -251,7 +251,7 @@ def test_a_loss_without_a_gradient_ends_the_run() -> None:
     logprobs = torch.zeros(3, requires_grad=True)
     scored = Scored(batch, TokenScores(logprobs), logprobs)
     with pytest.raises(TrainingError, match="loss_mode: the loss has no gradient; compute it from the column logprobs"):
-        add_up([loss], scored, LossScale("token-mean", tokens=2, sequences=1), {})
+        add_up([loss], scored, LossScale("token-mean", tokens=2, units=1), {})
 
 
 def test_gspo_has_no_dual_clip() -> None:
@@ -309,7 +309,7 @@ def test_aggregate(mode: Any, expected: float) -> None:
     mask = torch.tensor([False, True, True, True, False, False, True])
     offsets = torch.tensor([0, 4, 5, 7])
     scale = LossScale.from_policy_tokens(segment_sum(mask.double(), offsets), mode, norm_length=50)
-    assert (scale.tokens, scale.sequences) == (4, 2)
+    assert (scale.tokens, scale.units) == (4, 2)
     total = aggregate(loss, mask, offsets, scale)
     assert total.item() == pytest.approx(expected)
     total.backward()

@@ -76,6 +76,8 @@ def scores(score: Scores, parallel: Parallel, batch: RaggedBatch) -> torch.Tenso
 def trained(config: Config, batch: RaggedBatch, steps: int = STEPS) -> tuple[list[dict[str, float]], Workers]:
     """So many steps on one batch; their metrics."""
     ppo = config.algorithm.adv_estimator == "gae"
+    if ppo:  # trajectories of two transcripts, which may lie on two ranks
+        batch = batch.with_fields(trajectory=batch.trajectory // 2)
     run = Workers(config, ppo)
     roles = config.actor_rollout_ref
     metrics = []

@@ -86,7 +86,9 @@ def config_of(
         trains = "policy" if kind == "dpo" else kind
         tree: dict[str, Any] = {"data": data, "model": learning, "optim": optim, "trains": trains, **parallel}
         return PreferencesConfig.model_validate(tree)
+    mode = "seq-mean-token-mean" if ppo else "token-mean"
     actor = {
+        "loss_agg_mode": mode,
         "ppo_mini_batch_size": 2 if ppo or kind == RECORDED or kind in CORRECTED or kind in LOSSES else 4,
         "ppo_max_token_len_per_gpu": budget,
         "use_kl_loss": not ppo,
@@ -109,6 +111,7 @@ def config_of(
         "rollout": {"log_prob_max_token_len_per_gpu": 100},
     }
     critic = {
+        "loss_agg_mode": mode,
         "ppo_max_token_len_per_gpu": budget + 30,
         "optim": optim,
         "cliprange_value": 100.0,

@@ -9,7 +9,7 @@ from pydantic import Field
 from agentrl.config.registries import ADVANTAGE_ESTIMATORS, CRITIC_BACKENDS, POLICY_BACKENDS, POLICY_LOSSES
 from agentrl.config.rules import ConflictsWith, Names, OnlyWith, ReadBy
 from agentrl.config.section import Section
-from agentrl.config.sections.algorithm import KLLossType, LossAggMode, PolicyLossConfig
+from agentrl.config.sections.algorithm import KLLossType, LossAggMode, LossUnit, PolicyLossConfig
 from agentrl.config.sections.model import PolicyModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.config.sections.parallel import RANKS, ActorFSDPConfig, FSDPConfig, Parallel
@@ -77,8 +77,11 @@ class ActorConfig(Section):
     """Dual-clip bound for negative advantages (arXiv:1912.09729); with dppo_tv and dppo_kl the largest weight of a
     token, for which 20 is recommended."""
     loss_agg_mode: LossAggMode = "token-mean"
-    """How the loss by token becomes a number: its mean over all tokens (token-sum: their sum), or by sequence (their
-    sum, their mean, or their sum divided by data.max_response_length) and then the mean over sequences."""
+    """How the loss by token becomes a number: its mean over all tokens (token-sum: their sum), or by loss_unit (the sum
+    of its tokens, their mean, or their sum divided by data.max_response_length) and then the mean over units."""
+    loss_unit: LossUnit = "trajectory"
+    """The unit of each seq-mean-* of policy and critic. trajectory: all its policy tokens together, in however many
+    transcripts, and with roles those of each role; transcript: a trajectory weighs by its number of transcripts."""
     entropy_coeff: float = 0.0
     """Weight of the entropy bonus in the loss; with target_entropy its start."""
     target_entropy: float | None = Field(None, gt=0)
@@ -89,8 +92,9 @@ class ActorConfig(Section):
     kl_loss_coef: Annotated[float, OnlyWith("use_kl_loss=true")] = Field(0.001, ge=0)
     """Weight of that KL divergence."""
     kl_loss_type: Annotated[KLLossType, OnlyWith("use_kl_loss=true")] = "low_var_kl"
-    """Estimator of that KL divergence: k1 (kl), k2 (mse), k3 (low_var_kl), abs. With a + (k1+, k3+ ...) its value
-    stays, and its gradient is that of k2, which is the divergence's."""
+    """Estimator of that KL divergence: k1 (kl), k2 (mse), k3 (low_var_kl), abs. k3 is bounded at 10, so
+    it does not pull back a token more than 11 nats above the reference's log-prob, or 2.6 below. With a + (k1+, k3+
+    ...) the value stays, and the gradient is that of k2, which is the divergence's and grows with the distance."""
     success_nll_coef: float = Field(0.0, ge=0)
     """Weight in the loss of the mean negative log-likelihood of the tokens of trajectories that succeed
     (reward_model.success_threshold): VAPO's positive-example loss (arXiv:2504.05118), with 0.1 there."""
@@ -202,7 +206,7 @@ class CriticConfig(Section):
     """Values may move by so much from those before the update; the loss takes the worse of clipped and
     unclipped."""
     loss_agg_mode: LossAggMode = "token-mean"
-    """Same as the actor's."""
+    """Same as the actor's; the unit is the actor's loss_unit."""
     grad_clip: float = Field(1.0, gt=0)
     """Same as the actor's."""
     ulysses_sequence_parallel_size: Annotated[int, RANKS] = Field(1, gt=0)

@@ -11,6 +11,7 @@ from agentrl.config.rules import Names, OnlyWith, ReadBy
 from agentrl.config.section import Section
 
 LossAggMode = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+LossUnit = Literal["trajectory", "transcript"]
 KLType = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"]
 KLLossType = Literal[KLType, "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"]
 
@@ -32,10 +33,10 @@ class KLCtrlConfig(Section):
     kl_coef: float = Field(0.001, ge=0)
     """Weight of the KL divergence in the reward; with type=adaptive its start."""
     horizon: Annotated[int, OnlyWith("type=adaptive")] = Field(10000, gt=0)
-    """adaptive: each step multiplies kl_coef by 1 + clip(kl / target_kl - 1, -0.2, 0.2) * sequences / horizon
+    """adaptive: each step multiplies kl_coef by 1 + clip(kl / target_kl - 1, -0.2, 0.2) * trajectories / horizon
     (arXiv:1909.08593)."""
     target_kl: Annotated[float, OnlyWith("type=adaptive")] = Field(0.1, gt=0)
-    """KL divergence of a sequence that the adaptive coefficient aims at."""
+    """KL divergence that the adaptive coefficient aims at: nats a token, the mean over trajectories."""
 
 
 REFILL = OnlyWith("algorithm.filter_groups.refill=true")
