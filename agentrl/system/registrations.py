@@ -9,14 +9,16 @@ import inspect
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar, cast
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
     """One name that code of a config registered."""
 
-    table: MutableMapping[str, Any]
+    table: MutableMapping[str, object]
     name: str
     value: object
     modules: frozenset[str]
@@ -34,12 +36,12 @@ _open: list[int] = []
 """For each open run the number of entries that were there before it."""
 
 
-def enter(table: MutableMapping[str, Any], name: str, value: object) -> None:
+def enter(table: MutableMapping[str, T], name: str, value: T) -> None:
     """Set `table[name]`, as the code that calls asks for."""
     table[name] = value
     if _loading:
         modules = () if _loading[-1] == _CONFIG else (*_loading, _caller())
-        _made.append(_Entry(table, name, value, frozenset(modules)))
+        _made.append(_Entry(cast(MutableMapping[str, object], table), name, value, frozenset(modules)))
 
 
 def _caller() -> str:
