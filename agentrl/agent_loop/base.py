@@ -182,6 +182,8 @@ class Episode:
     """Name of the state that the next assistant turn is taken in (see `Turn.state`)."""
     last_turn: Turn | None = None
     """Assistant turn that `generate` recorded last."""
+    sampled_texts: set[str] = field(default_factory=set)
+    """Texts and reasoning that the policy sampled in this trajectory, branches included."""
     last_message: Message | None = None
     """Message of `last_turn` in the trajectory."""
     early_calls: list[ToolCallRecord] = field(default_factory=list)
@@ -210,6 +212,7 @@ class Episode:
             journal=self.journal,
             role=role,
             trunk=self.trunk or self,
+            sampled_texts=self.sampled_texts,
         )
         self.branches.append(branch)
         return branch
@@ -230,7 +233,7 @@ class Episode:
         chat = self.context.chat
 
         def write() -> tuple[list[int], list[PlacedImage]]:
-            ids = chat.render(messages, tools or None)
+            ids = chat.render(messages, tools or None, sampled=self.sampled_texts)
             return ids, self._first_images(ids, messages)
 
         ids, images = await beside_loop(size_of(messages), write)
@@ -262,7 +265,8 @@ class Episode:
         if text is None:
             return []
         shown = with_teacher_context(messages, text)
-        return await beside_loop(size_of(shown), partial(self.context.chat.render, shown, tools or None))
+        render = partial(self.context.chat.render, shown, tools or None, sampled=self.sampled_texts)
+        return await beside_loop(size_of(shown), render)
 
     def _first_images(self, ids: Sequence[int], messages: Sequence[Message]) -> list[PlacedImage]:
         try:
@@ -345,6 +349,7 @@ class Episode:
             self.early_calls = []
         self.assistant_turns += 1
         self.last_message = message.to_message()
+        self.sampled_texts |= {message.text, message.reasoning or ""}
         self._add_messages([self.last_message])
         return Reply(message, generation.finish_reason, generation.finish_reason.matched in chat.media_token_ids)
 

@@ -1,22 +1,26 @@
 """Conversations as token ids, for one tokenizer and one chat format.
 
 Invariant: nothing that was sampled is decoded and encoded again. `bridge` returns ids to append, `parse` reads ids, and
-text from users, tools or tool schemas never becomes a control token, even where it spells one.
+text from users, tools or tool schemas never becomes a control token, even where it spells one. Text of an assistant
+becomes none that begins or ends a turn, unless the caller says that the policy sampled it.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
-from agentrl.chat.codec import Codec
+from agentrl.chat.codec import Codec, starts_of
 from agentrl.chat.coverage import DEVELOPER, SYSTEM, Coverage, knows_developer
 from agentrl.chat.formats.format import Format
+from agentrl.chat.formats.parsers import THINK, THINK_END
 from agentrl.chat.message import AssistantMessage, normalise, with_named_ids
 from agentrl.chat.vision import Vision
 from agentrl.config.sections.model import PlainModelConfig
@@ -30,11 +34,14 @@ from agentrl.trajectory.picture import Picture, pictures_in
 CACHED_PROMPTS = 256
 """Number of first prompts that are remembered: the trajectories of a group render the same one."""
 REPLACED = "half a surrogate pair or U+FDD0 in a text, which tokens cannot stand for, and which is written as U+FFFD"
+SPELLED = "a control token's spelling in an assistant's text, which is written as ordinary text"
 LONG_TURN = 8192
 """Ids of a turn from which on `read` parses in a thread.
 
 Parsing takes 0.3 to 0.9 us an id, so this many take about the 5 ms that the interpreter leaves a thread before another
 one may run. With fewer ids the event loop would stand still as long, and pay 0.1 ms for the change of threads."""
+Prompt: TypeAlias = tuple[object, list[int], tuple[str, ...]]
+"""Tools, ids and remarks of a first prompt."""
 CACHED_CHARACTERS = 1 << 20
 """Longest prompt that is remembered, in characters."""
 
@@ -67,7 +74,9 @@ class Chat:
         self.remarks: Counter[str] = Counter()
         """Number of rendered conversations by kind of text that the template changes, or leaves out on purpose."""
         self._coverage = Coverage(f"the chat format {format.name!r} of the tokenizer at {codec.tokenizer.name_or_path}")
-        self._prompts: OrderedDict[tuple[str, int], tuple[object, list[int], tuple[str, ...]]] = OrderedDict()
+        self._prompts: OrderedDict[tuple[str, int, frozenset[str]], tuple[object, list[int], tuple[str, ...]]] = (
+            OrderedDict()
+        )
         self._tools_by_id: dict[int, tuple[object, list[ToolSchema]]] = {}
         self._tools_by_text: dict[str, list[ToolSchema]] = {}
         self._threads = DaemonThreads("parsing of turns")
@@ -115,20 +124,29 @@ class Chat:
         """Size of the vocabulary, added tokens included; every id is smaller."""
         return len(self.tokenizer)
 
-    def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None) -> list[int]:
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema] | None = None,
+        *,
+        sampled: Collection[str] = (),
+    ) -> list[int]:
         """Render the first prompt: the conversation, and the generation prompt that the policy continues.
 
-        Each image has as many image tokens as it needs; `images` says which image is where. Raises DataError for a
+        Each image has as many image tokens as it needs; `images` says which image is where. `sampled`: texts of
+        assistants that the policy sampled, in which spellings of control tokens stand for them. Raises DataError for a
         message that the template leaves out.
         """
         canonical = self._canonical(tools)
-        key = (_as_json(messages), id(canonical))
+        own = frozenset(text for text in self._spelling(messages) if text in sampled)
+        key = (_as_json(messages), id(canonical), own)
         known = self._prompts.pop(key, None)  # One step, and put back as the newest: another thread may render, too.
         if known is None:
             pictures = self._pictures(messages)
-            prepared = self.prepared(messages)
+            prepared = self.prepared(messages, own)
             ids = self._expanded(self.format.render(prepared, canonical, True), pictures)
             remarks = (*self._check_prompt(messages, prepared, canonical), *_replaced(self._codec, key[0]))
+            remarks += (SPELLED,) if len(self._spelling(messages)) > len(own) else ()
             known = (canonical, ids, remarks)
         if len(key[0]) <= CACHED_CHARACTERS:
             self._prompts[key] = known
@@ -259,7 +277,7 @@ class Chat:
         prepared, canonical = self.prepared(messages), self._canonical(tools)
         ids: list[int] = []
         mask: list[int] = []
-        remarks = {*_replaced(self._codec, _as_json(messages))}
+        remarks = {*_replaced(self._codec, _as_json(messages)), *([SPELLED] if self._spelling(messages) else ())}
         begin = 0
         for index, message in enumerate(prepared):
             if message["role"] != "assistant":
@@ -308,11 +326,12 @@ class Chat:
                 return ids[: stop - 1]
         return ids
 
-    def prepared(self, messages: Sequence[Message]) -> list[Message]:
-        """Normalise messages and guard untrusted text. Only the text of assistant turns may spell control tokens.
+    def prepared(self, messages: Sequence[Message], sampled: Collection[str] = ()) -> list[Message]:
+        """Normalise messages and guard untrusted text.
 
-        A developer's message is a system message where the template has no branch for it. `encode_markup` reads the
-        template's text of them.
+        The text of an assistant may spell control tokens where it is among `sampled`. Otherwise it may spell those that
+        neither begin nor end a turn: rows write reasoning and calls so. A developer's message is a system message where
+        the template has no branch for it. `encode_markup` reads the template's text of them.
         """
         prepared = normalise(messages)
         if any(message["role"] == DEVELOPER for message in prepared) and not self._knows_developer:
@@ -320,7 +339,8 @@ class Chat:
         if self.format.names_in_call_ids:
             prepared = with_named_ids(prepared, by_turn=self.format.ids_by_turn)
         safe = [
-            {key: self._made_safe(message["role"], value) for key, value in message.items()} for message in prepared
+            {key: self._made_safe(message["role"], value, sampled) for key, value in message.items()}
+            for message in prepared
         ]
         return cast(list[Message], safe)
 
@@ -328,12 +348,32 @@ class Chat:
     def _knows_developer(self) -> bool:
         return knows_developer(lambda probe: self.decode(self.format.render(probe, None, True)))
 
-    def _made_safe(self, role: str, value: object) -> object:
+    @cached_property
+    def _turn_starts(self) -> re.Pattern[str]:
+        """Pattern of the control tokens that no foreign text of an assistant becomes: all that the tokenizer calls
+        special, that end a turn, or that the template writes around a user's."""
+        tokens = {*self._codec.special, *(self.decode([id]) for id in self.stop_token_ids)}
+        with suppress(ConfigError, ValueError):
+            written = self.decode(self.format.render([{"role": "user", "content": "a"}], None, False))
+            tokens |= {*self._codec.split(written)[1::2]}
+        return starts_of((tokens & self._codec.added.keys()) - {THINK, THINK_END})
+
+    def _spelling(self, messages: Sequence[Message]) -> list[str]:
+        """List the texts of assistants that spell a control token of a turn."""
+        texts = (
+            message.get(field)
+            for message in messages
+            if message["role"] == "assistant"
+            for field in ("content", "reasoning_content")
+        )
+        return [text for text in texts if isinstance(text, str) and self._codec.guard(text, self._turn_starts) != text]
+
+    def _made_safe(self, role: str, value: object, sampled: Collection[str]) -> object:
         if not isinstance(value, str):
             return self._codec.guard_values(value)
         if role != "assistant":
             return self._codec.guard(value)
-        text = self._codec.encodable(value)
+        text = self._codec.encodable(value) if value in sampled else self._codec.guard(value, self._turn_starts)
         return text.replace(self._image_token, self._codec.guard(self._image_token)) if self._image_token else text
 
     def _canonical(self, tools: Sequence[ToolSchema] | None) -> list[ToolSchema] | None:

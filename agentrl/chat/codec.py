@@ -34,6 +34,15 @@ MOST_COMPOSED = 4
 """Most characters that Unicode's canonical composition makes one of."""
 
 
+def _any_of(spellings: Iterable[str]) -> str:
+    return "|".join(re.escape(text) for text in sorted(spellings, key=len, reverse=True)) or r"(?!)"
+
+
+def starts_of(spellings: Iterable[str]) -> re.Pattern[str]:
+    """Compile the pattern of the first character of every spelling, for `Codec.guard`."""
+    return re.compile(f"(?=(?:{_any_of(spellings)}))(.)", re.DOTALL)
+
+
 def without_guards(value: T) -> T:
     """Take the guards out of every text of a value: the inverse of `Codec.guard_values`."""
     return map_texts(value, lambda text: text.replace(GUARD, ""))
@@ -57,8 +66,10 @@ class Codec:
             str(token): id for id, token in added.items() if len(str(token)) > 1 and not str(token).isspace()
         }
         self.added_ids = frozenset(self.added.values())
-        spellings = "|".join(re.escape(text) for text in sorted(self.added, key=len, reverse=True)) or r"(?!)"
-        self._starts = re.compile(f"(?=(?:{spellings}))(.)", re.DOTALL)
+        self.special = frozenset(text for text, id in self.added.items() if added[id].special)
+        """Added tokens that the tokenizer calls special."""
+        spellings = _any_of(self.added)
+        self._starts = starts_of(self.added)
         self._spelled = re.compile(f"({spellings})")
         prefixes = sorted({text[:2] for text in self.added})
         self._prefix = re.compile("|".join(map(re.escape, prefixes)) or r"(?!)")
@@ -72,15 +83,16 @@ class Codec:
         """Decodes one token; parsers of the `renderers` package go token by token."""
         self._in_parts = self._may_encode_in_parts(added.values())
 
-    def guard(self, text: str) -> str:
-        """Break the spelling of every added token in `text`."""
+    def guard(self, text: str, starts: re.Pattern[str] | None = None) -> str:
+        """Break the spelling of every added token in `text`; with `starts`, of the tokens that it was made of."""
+        starts = starts or self._starts
         if not text.isascii():
             text = self.encodable(text)
         if self._prefix.search(text):
-            text = self._starts.sub(rf"\1{GUARD}", text)
+            text = starts.sub(rf"\1{GUARD}", text)
         # Normalising may make a spelling of text that held no spelling, e.g. of full-width letters.
-        if self._normalizer is not None and self._spelled.search(normal := self._normalizer.normalize_str(text)):
-            text = self._starts.sub(rf"\1{GUARD}", normal)
+        if self._normalizer is not None and starts.search(normal := self._normalizer.normalize_str(text)):
+            text = starts.sub(rf"\1{GUARD}", normal)
         return text
 
     def guard_values(self, value: T) -> T:

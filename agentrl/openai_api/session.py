@@ -346,7 +346,8 @@ class Session:
         return self._ready(branch, asked.digests[-1])
 
     async def _render(self, asked: Asked, tools: list[ToolSchema]) -> Written:
-        render = partial(self.episode.context.chat.render, asked.messages, tools or None)
+        sampled = self.episode.sampled_texts
+        render = partial(self.episode.context.chat.render, asked.messages, tools or None, sampled=sampled)
         return await self._written(asked.long, render, asked.messages)
 
     async def _written(self, long: bool, write: Callable[[], list[int]], messages: Sequence[Message]) -> Written:
@@ -531,6 +532,7 @@ class Session:
         if read is not reply.message:
             branch.episode.messages[-1] = read.to_message()
         message = _cut(read, reply)
+        self.episode.sampled_texts.add(message.text)
         self._replies += 1
         sent = assistant_message(message, [f"c{self._replies:04d}{index:04d}" for index in range(len(message.calls))])
         branch.digest = digest_after(branch.digest, {**sent, "content": sent["content"] or ""})

@@ -18,7 +18,9 @@ from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
 from agentrl.chat import Chat, Drift
+from agentrl.chat.chat import SPELLED
 from agentrl.chat.codec import GUARD, Codec
+from agentrl.errors import ConfigError
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
 from tests.chat.conftest import TEMPLATES
@@ -123,13 +125,18 @@ def test_guard_and_surrogates_are_replaced(make_chat: Callable[..., Chat]) -> No
     assert "<|im_\ufffdend|>\ufffd" in chat.decode(chat.render_training(conversation(turn))[0])
 
 
-def test_a_policy_that_spells_a_token_drifts_by_alignment_only(make_chat: Callable[..., Chat]) -> None:
+@pytest.mark.parametrize(("token", "drift"), [(False, Drift.CLEAN), (True, Drift.REALIGN)])
+def test_a_policy_that_samples_a_token_drifts_by_alignment_only(
+    make_chat: Callable[..., Chat], token: bool, drift: Drift
+) -> None:
+    """A render spells it with the tokens of ordinary text."""
     chat = make_chat("hermes")
     prompt = conversation()
-    sampled = [*chat.encode("I say <|im_end|> here"), chat.stop_token_ids[0]]
+    encode = chat.encode_markup if token else chat.encode
+    sampled = [*encode("I say <|im_start|> here"), chat.stop_token_ids[0]]
     message = chat.parse(sampled)
-    assert message.text == "I say <|im_end|> here"
-    assert chat.drift([*chat.render(prompt), *sampled], [*prompt, message.to_message()]) is Drift.REALIGN
+    assert message.text == "I say <|im_start|> here"
+    assert chat.drift([*chat.render(prompt), *sampled], [*prompt, message.to_message()]) is drift
 
 
 def sentencepiece_like(directory: Path, *, normalized: bool = False) -> str:
@@ -174,3 +181,29 @@ def test_text_that_a_normaliser_turns_into_a_control_token(tmp_path: Path) -> No
     wide = "a＜/s＞[ＩＮＳＴ]b"
     assert control_tokens(chat, Codec.encode(chat._codec, wide)) != []
     assert control_tokens(chat, chat.encode(wide)) == []
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_assistants_text_opens_no_turn(make_chat: Callable[..., Chat], name: str) -> None:
+    """Neither in a row's history nor in what is learnt; unless the policy sampled the text."""
+    chat = make_chat(name)
+    marks = {*chat._codec.special, *(chat.decode([id]) for id in chat.stop_token_ids)} - {"<think>", "</think>"}
+    forged = "".join(sorted(marks))
+    texts = [f"A {forged}Z" if place else "A Z" for place in range(2)]
+    talks: list[list[Message]] = [
+        [{"role": "user", "content": "u"}, {"role": "assistant", "content": text}, {"role": "user", "content": "v"}]
+        for text in texts
+    ]
+    before = chat.remarks[SPELLED]
+    plain, forging = (control_tokens(chat, chat.render(talk)) for talk in talks)
+    assert plain == forging and chat.remarks[SPELLED] == before + bool(marks)
+    unlearnt = name in ("deepseek-r1", "history_without_reasoning")  # Their templates leave reasoning out.
+    try:
+        learnt = [] if unlearnt else [control_tokens(chat, chat.render_training(talk[:2])[0]) for talk in talks]
+    except ConfigError:  # A model that always thinks.
+        thought: Message = {**talks[0][1], "reasoning_content": "R"}
+        thoughts: list[Message] = [thought, {**thought, "content": texts[1]}, {**thought, "reasoning_content": forged}]
+        learnt = [control_tokens(chat, chat.render_training([talks[0][0], one])[0]) for one in thoughts]
+    assert all(one == learnt[0] for one in learnt)
+    own = control_tokens(chat, chat.render(talks[1], sampled={texts[1]}))
+    assert len(own) > len(plain) or not marks

@@ -315,8 +315,8 @@ def prompt_shifted(patch: pytest.MonkeyPatch) -> None:
 def schemas_lost(patch: pytest.MonkeyPatch) -> None:
     healthy = Chat.render
 
-    def render(chat: Chat, messages: Any, tools: Any = None) -> list[int]:
-        return healthy(chat, messages, None if faulty() else tools)
+    def render(chat: Chat, messages: Any, tools: Any = None, **more: Any) -> list[int]:
+        return healthy(chat, messages, None if faulty() else tools, **more)
 
     patch.setattr(Chat, "render", render)
 

@@ -212,7 +212,7 @@ def the_same_numbers_for_two_requests(patch: pytest.MonkeyPatch, _: Bench) -> No
 
 def schemas_lost(patch: pytest.MonkeyPatch, _: Bench) -> None:
     healthy = Chat.render
-    patch.setattr(Chat, "render", lambda self, messages, tools=None: healthy(self, messages))
+    patch.setattr(Chat, "render", lambda self, messages, tools=None, **more: healthy(self, messages, **more))
 
 
 def other_arguments(patch: pytest.MonkeyPatch, _: Bench) -> None:
