@@ -8,6 +8,7 @@ a template may change, are not compared.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
@@ -32,6 +33,10 @@ REASONING = "reasoning_content of an assistant turn, which the chat template doe
 Write = Callable[[list[Message]], str]
 """Writes messages as text. Raises ConfigError where the template refuses them."""
 Kind = tuple[object, ...]
+
+
+MADE_UP = re.compile("agentrl[tr][a-j]+?end")
+"""Text or reasoning of a probe, as `_probe` makes them."""
 
 
 class Coverage:
@@ -69,6 +74,7 @@ class Coverage:
             written = write(list(map(_with_words, prepared, texts, thoughts))).casefold()
         except ConfigError:
             return ()  # The template reads its texts, and may refuse made-up ones.
+        told = {*MADE_UP.findall(written)}
         found: list[str] = []
         if prepared[0]["role"] == SYSTEM and prepared[-1]["role"] == "user":
             later = [*map(_with_words, prepared, texts, thoughts), REPLY, QUESTION]
@@ -79,9 +85,9 @@ class Coverage:
         for at, (message, one) in enumerate(zip(given, prepared, strict=True)):
             if message["role"] != one["role"]:
                 found.append(AS_SYSTEM)
-            if one.get("reasoning_content") and thoughts[at].casefold() not in written:
+            if one.get("reasoning_content") and thoughts[at].casefold() not in told:
                 found.append(REASONING)
-            if not _is_told(one) or texts[at].casefold() in written:
+            if not _is_told(one) or texts[at].casefold() in told:
                 continue
             if not one.get("tool_calls"):
                 raise DataError(self._unwritten(given, prepared, at, first))

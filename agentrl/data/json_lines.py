@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import io
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, Literal, cast
+from typing import TYPE_CHECKING, BinaryIO, Literal, cast
 
 from agentrl.chat.message import parse_json
 from agentrl.data.columns import IN_EXTRA_INFO, MAPPINGS, TEXT
@@ -18,6 +19,13 @@ from agentrl.data.unread import UnreadColumns
 from agentrl.errors import DataError
 from agentrl.system.json_value import JSON
 from agentrl.trajectory.sample import Sample, row_place
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+MOST_TIMES = 100
+"""Bytes that a gzipped byte may stand for, in files that unpack to more than UNPACKED. Text takes 3 to 30."""
+UNPACKED = 64 << 20
 
 
 def read_rows(file: str) -> Iterator[tuple[int, dict[str, JSON]]]:
@@ -44,7 +52,40 @@ def read_rows(file: str) -> Iterator[tuple[int, dict[str, JSON]]]:
 def _opened(file: str) -> BinaryIO:
     if not Path(file).is_file():
         raise DataError(f"data file {file} does not exist")
-    return cast(BinaryIO, gzip.open(file, "rb")) if file.lower().endswith(".gz") else Path(file).open("rb")
+    return cast(BinaryIO, io.BufferedReader(_Unpacked(file))) if file.lower().endswith(".gz") else Path(file).open("rb")
+
+
+class _Unpacked(io.RawIOBase):
+    """Content of a gzipped file, up to a bound: a small file may hold more than the machine's memory."""
+
+    def __init__(self, file: str) -> None:
+        self._file, self._packed = file, gzip.GzipFile(file, "rb")
+        self._left = self._most = max(UNPACKED, MOST_TIMES * Path(file).stat().st_size)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, place: int, whence: int = 0, /) -> int:
+        place = self._packed.seek(place, whence)
+        self._left = self._most - place
+        return place
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        size = self._packed.readinto(buffer)
+        self._left -= size
+        if self._left < 0:
+            raise DataError(
+                f"{self._file}: expected at most {self._most:,} bytes unpacked ({MOST_TIMES} times the packed ones, or "
+                f"{UNPACKED:,}), found more. If you trust the file, unpack it with gunzip and name the result"
+            )
+        return size
+
+    def close(self) -> None:
+        self._packed.close()
+        super().close()
 
 
 def _lines(file: str, lines: BinaryIO) -> Iterator[JSON]:

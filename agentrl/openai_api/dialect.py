@@ -12,6 +12,7 @@ from typing import ClassVar, Protocol
 from agentrl.openai_api.completion import Completion, encoded
 from agentrl.openai_api.errors import ApiError
 from agentrl.openai_api.request import (
+    MAX_MESSAGES,
     ChatMessage,
     ChatRequest,
     ChosenFunction,
@@ -92,6 +93,10 @@ class Placed:
 
 def checked(request: Translated, placed: Sequence[Placed]) -> Translated:
     """Check a translated request, whose messages are `placed`. Raises ApiError in the client's words."""
+    if len(placed) > MAX_MESSAGES:
+        path = placed[MAX_MESSAGES].path
+        message = f"{path}: expected at most {MAX_MESSAGES:,} messages, each result of a tool counted as one."
+        raise ApiError(400, message, param=path, code="invalid_value")
     check_conversation(request.messages, lambda index, field: placed[index].path)
     check_tools(request, "name")
     check_format(request)

@@ -542,7 +542,7 @@ def check_conversation(messages: Sequence[ChatMessage], place: Place = in_messag
 
     `place`: names a field of the message at an index as the client's request has it.
     """
-    calls: list[str] = []
+    calls: dict[str, None] = {}
     answered: set[str] = set()
     for index, message in enumerate(messages):
         if message.role == "tool":
@@ -557,14 +557,15 @@ def check_conversation(messages: Sequence[ChatMessage], place: Place = in_messag
             raise refuse("content", f"a {message.role} message needs a content")
         if message.role != "user" and isinstance(message.shown, list):
             raise refuse("content", f"a {message.role} message has no image: a user's and a tool's may")
-        calls, answered = [call.id for call in message.tool_calls or ()], set()
-        if len(set(calls)) < len(calls):
-            twice = next(id for place, id in enumerate(calls) if id in calls[:place])
-            raise refuse("tool_calls", f"two calls have the id {_short(twice)}")
+        calls, answered = {}, set()
+        for call in message.tool_calls or ():
+            if call.id in calls:
+                raise refuse("tool_calls", f"two calls have the id {_short(call.id)}")
+            calls[call.id] = None
 
 
 def _check_answer(
-    message: ChatMessage, calls: Sequence[str], answered: set[str], refuse: Callable[[str, str], ApiError]
+    message: ChatMessage, calls: Mapping[str, None], answered: set[str], refuse: Callable[[str, str], ApiError]
 ) -> None:
     if message.tool_calls:
         raise refuse("tool_calls", "a tool message makes no calls")
@@ -576,7 +577,7 @@ def _check_answer(
     if id in answered:
         raise refuse("tool_call_id", f"the call {_short(id)} is answered already")
     if id not in calls:
-        made = ", ".join(map(_short, calls[:8])) or "none"
+        made = ", ".join(map(_short, itertools.islice(calls, 8))) or "none"
         raise refuse("tool_call_id", f"the assistant message before made no call {_short(id)}; its calls: {made}")
     answered.add(id)
 

@@ -28,7 +28,6 @@ from agentrl.openai_api.dialect import (
 from agentrl.openai_api.errors import ApiError
 from agentrl.openai_api.images import Image
 from agentrl.openai_api.request import (
-    MAX_MESSAGES,
     MAX_TOOLS,
     ChatMessage,
     ChatRequest,
@@ -257,10 +256,6 @@ class Responses:
         placed = list(carried)
         if asked.instructions:
             placed.insert(0, Placed(ChatMessage(role="system", content=asked.instructions), "instructions"))
-        if len(placed) > MAX_MESSAGES:
-            raise ApiError(
-                400, f"input: expected at most {MAX_MESSAGES} messages.", param="input", code="invalid_value"
-            )
         request = Translated.model_construct(
             model=asked.model,
             messages=[one.message for one in placed],

@@ -7,7 +7,7 @@ import unicodedata
 from decimal import Decimal, InvalidOperation
 from typing import Literal
 
-from agentrl.reward.statement import final_statement, hedges, is_glued, numbers, other_numerals, relations
+from agentrl.reward.statement import final_statement, hedges, is_glued, is_scaled, numbers, other_numerals, relations
 
 Method = Literal["strict", "flexible"]
 
@@ -22,8 +22,9 @@ _GROUPED = re.compile(r"-?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?")
 def extract(text: str, method: Method = "strict") -> str | None:
     """The answer without dollar signs, commas between thousands and trailing full stops; None without an answer.
 
-    strict: the number right after the last `####`, when it is the only one of its line. `42 or 43`, 3/4 and 4½ are
-    no such numbers. flexible: the last number of the text, whether or not it `is_stated`.
+    strict: the number right after the last `####`, when it is the only one of its line, and no word or sign of the line
+    makes another statement of it. `42 or 43`, 3/4, 4½, `42 million` and `42 is wrong` are no such numbers. flexible:
+    the last number of the text, whether or not it `is_stated`.
     """
     if method == "flexible":
         found = _NUMBER.findall(text)
@@ -34,7 +35,7 @@ def extract(text: str, method: Method = "strict") -> str | None:
     rest = "" if match is None else line[match.end() :].lstrip()
     if match is None or re.search(r"\d", rest) or unicodedata.category(rest[:1] or " ") in ("No", "Nl"):
         return None
-    return _plain(match[0])
+    return None if hedges(line) or relations(line) or is_scaled(line) else _plain(match[0])
 
 
 def is_stated(text: str) -> bool:

@@ -189,3 +189,19 @@ def test_bad_conversations_name_the_fault(make_chat: Callable[..., Chat]) -> Non
         make_chat("hermes").render_training([GO_ON, assistant("a"), assistant("b")])
     with pytest.raises(ValueError, match="assistant turns are sampled"):
         make_chat("hermes").bridge([1], [assistant("a")])
+
+
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}" + "x" * 999 + "{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        (ENDLESS, "writes more than 67,108,864 characters"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "maximum recursion depth"),
+    ],
+)
+def test_a_template_without_end_is_an_error_in_words(tmp_path: Path, template: str, problem: str) -> None:
+    """Templates come with models."""
+    with pytest.raises(ConfigError, match=problem):
+        Chat.from_pretrained(save_tokenizer(tmp_path, QWEN, "<|im_end|>", template), format="none")

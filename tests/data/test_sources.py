@@ -20,6 +20,7 @@ from pyarrow import csv
 
 from agentrl.chat import Chat
 from agentrl.config.sections.sft import SFTDataConfig
+from agentrl.data import json_lines
 from agentrl.data.dataset import ParquetDataset
 from agentrl.data.json_lines import JsonDataset
 from agentrl.data.sft import load_transcripts
@@ -329,3 +330,27 @@ def test_categorical_messages_of_several_row_groups_are_read(tmp_path: Path, cha
     assert "Hello." in chat.decode(found.samples[2].ids.tolist())
     data = ParquetDataset(str(tmp_path / "a.parquet"), prompt_key="messages")
     assert [sample.prompt[1]["content"] for sample in data] == ["Hello."] * 3
+
+
+def test_a_small_file_that_unpacks_to_much_more_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it is in memory: one line, or many."""
+    monkeypatch.setattr(json_lines, "UNPACKED", 1 << 16)
+    monkeypatch.setattr(json_lines, "MOST_TIMES", 2)
+    file = tmp_path / "a.jsonl.gz"
+    for text in (b'{"a": "' + b" " * (1 << 20) + b'"}', b'{"a": 1}\n' * (1 << 17), b"[" + b"1," * (1 << 19)):
+        file.write_bytes(gzip.compress(text))
+        taken, read = 0, gzip.GzipFile.readinto
+
+        def counted(self: gzip.GzipFile, buffer: Any) -> int:
+            nonlocal taken
+            size = read(self, buffer)  # noqa: B023
+            taken += size
+            return size
+
+        monkeypatch.setattr(gzip.GzipFile, "readinto", counted)
+        with pytest.raises(DataError, match=r"a\.jsonl\.gz: expected at most .* bytes unpacked"):
+            list(json_lines.read_rows(str(file)))
+        monkeypatch.setattr(gzip.GzipFile, "readinto", read)
+        assert taken < 3 << 16
+    file.write_bytes(gzip.compress(b'{"a": 1}\n' * 1000))
+    assert len(list(json_lines.read_rows(str(file)))) == 1000

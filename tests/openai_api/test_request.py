@@ -13,8 +13,11 @@ import openai
 import pytest
 
 from agentrl.chat import Chat
+from agentrl.openai_api.dialect import assistant
+from agentrl.openai_api.dialect import call as made_call
 from agentrl.openai_api.errors import ApiError
-from agentrl.openai_api.request import read_request
+from agentrl.openai_api.messages import Messages
+from agentrl.openai_api.request import ChatMessage, check_conversation, read_request
 from agentrl.trajectory import Trajectory
 from tests.agent_loop.conftest import call
 from tests.openai_api.conftest import ADD, scripted
@@ -360,3 +363,39 @@ async def test_an_error_of_our_own_is_a_500_in_openais_shape_and_loses_the_try(
         with pytest.raises(openai.InternalServerError, match="The endpoint failed: KeyError"):
             await open.say([QUESTION])
         assert isinstance(open.session.fault, KeyError) and open.session.turns == 0
+
+
+def many_results(count: int) -> bytes:
+    calls = [{"type": "tool_use", "id": f"c{index}", "name": "add", "input": {}} for index in range(count)]
+    results = [{"type": "tool_result", "tool_use_id": f"c{index}", "content": "x"} for index in range(count)]
+    turns = [("user", "hi"), ("assistant", calls), ("user", results)]
+    return json.dumps({"messages": [{"role": role, "content": content} for role, content in turns]}).encode()
+
+
+def test_results_of_one_turn_are_bounded_as_messages_are(chat: Chat) -> None:
+    dialect = Messages()
+    with pytest.raises(ApiError, match=r"messages\[2\]\.content\[2046\]: expected at most 2,048 messages"):
+        dialect.read(many_results(3000), {})
+    messages = [message.to_message() for message in dialect.read(many_results(200), {}).messages]
+    assert len(messages) == 202 and chat.decode(chat.render(messages)).count("x") >= 200
+
+
+def test_answers_to_calls_are_checked_in_linear_time() -> None:
+    """Twice as many take about twice as long: the work is counted, not timed."""
+    compared = 0
+
+    class Id(str):
+        __slots__ = ()
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    ids = [Id(f"c{index}") for index in range(1000)]
+    made = assistant("", "", [made_call(id, "add", "{}") for id in ids])
+    answers = [ChatMessage.model_construct(role="tool", content="x", tool_call_id=Id(str(id))) for id in reversed(ids)]
+    check_conversation([made, *answers])
+    assert compared < 20 * len(ids)

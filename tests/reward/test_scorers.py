@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from agentrl.reward import final_answer, gsm8k, search_qa
 from agentrl.reward.gsm8k import Method
 from agentrl.reward.sources import kind_of
+from agentrl.reward.statement import hedges, is_scaled, relations
 
 
 @pytest.mark.parametrize(
@@ -65,6 +66,16 @@ def test_data_sources_as_published_sets_name_them(kind: str | None, sources: str
         ("#### 42 \u0664\u0663", "42", 0.0),
         ("#### 42 m\u00b2", "42", 1.0),
         ("#### 42 (or forty-3)", "42", 0.0),
+        ("#### 42 million", "42", 0.0),
+        ("#### 42k", "42", 0.0),
+        ("#### $42 K", "42", 1.0),
+        ("#### 42 dozen", "42", 0.0),
+        ("#### 42 is wrong", "42", 0.0),
+        ("#### 42 is not it", "42", 0.0),
+        ("#### 42?", "42", 0.0),
+        ("#### 42 at least", "42", 0.0),
+        ("#### 42\u2030", "42", 0.0),
+        ("#### 42 km", "42", 1.0),
         ("#### 42\n43 is wrong", "42", 1.0),
         ("#### 4,2", "42", 0.1),
         ("#### 4,200", "42,00", 0.1),
@@ -105,7 +116,9 @@ WORDS = st.text(alphabet=st.characters(exclude_categories=["N", "Cs"], exclude_c
 @given(number=PLAIN, before=WORDS, after=WORDS, more=PLAIN)
 @settings(deadline=None)
 def test_gsm8k_pays_one_number_on_the_last_line_of_the_form(number: str, before: str, after: str, more: str) -> None:
-    assert gsm8k.compute_score("gsm8k", f"{before}#### {number} {after}\n{more}", number) == 1.0
+    line = f"{number} {after}".partition("\n")[0]
+    paid = not (hedges(line) or relations(line) or is_scaled(line))
+    assert gsm8k.compute_score("gsm8k", f"{before}#### {number} {after}\n{more}", number) == paid
     for hedged in (f"{number} or {more}", f"{number}, {more}", f"{number}/{more}", f"{number} {number}", more + "1"):
         assert gsm8k.compute_score("gsm8k", f"{before}#### {hedged}", number) < 1.0
 

@@ -38,6 +38,11 @@ from agentrl.trajectory import FunctionCall, Message, ToolCall
 
 MARK = f"Agentrl{GUARD}TurnMark"
 """The end of a stand-in turn. `Codec.encodable` takes the noncharacter out of every text, so no message can hold it."""
+MOST_WRITTEN = 1 << 26
+"""Characters that a template may write of one conversation."""
+MOST_ROLES = 64
+"""Roles that an error names."""
+ENDLESS = (MemoryError, RecursionError, OverflowError)
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 """Fields of an assistant message that templates read reasoning from."""
 USER: Message = {"role": "user", "content": "AgentrlQuestion"}
@@ -73,6 +78,27 @@ ANY_TOOL: ToolSchema = {
 }
 
 
+def _bound(codec: Codec) -> None:
+    """Have the tokenizer's templates end in an error that write without end: they come with models, as data does."""
+    from transformers.utils import chat_template_utils
+
+    for tools in (None, [TRIED]):
+        with suppress(ValueError):  # of a tokenizer without a template, or without one for this
+            compiled = chat_template_utils._compile_jinja_template(codec.tokenizer.get_chat_template(tools=tools))
+            compiled.environment.concat = _joined
+
+
+def _joined(pieces: Iterable[str]) -> str:
+    """Join what a template writes. Raises TemplateError beyond MOST_WRITTEN characters."""
+    parts, written = [], 0
+    for piece in pieces:
+        written += len(piece)
+        if written > MOST_WRITTEN:
+            raise TemplateError(f"the template writes more than {MOST_WRITTEN:,} characters")
+        parts.append(piece)
+    return "".join(parts)
+
+
 class TemplateFormat:
     """A tokenizer's own template as a `Format`."""
 
@@ -102,6 +128,7 @@ class TemplateFormat:
         self._reads = lru_cache(maxsize=256)(str(codec.tokenizer.chat_template).__contains__)
         """True for a field of messages that the template names; it cannot write any other."""
         self._shapes = Shapes()
+        _bound(codec)
         self._no_tools = self._stand_in_for_no_tools()
         self._find_form_of_arguments()
         self._numbers_calls = calls is not None and calls.numbers_calls
@@ -410,9 +437,10 @@ class TemplateFormat:
                 tokenize=False,
                 **self._kwargs,
             )
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as fault:
-            roles = [message.get("role") for message in messages]
-            raise ConfigError(f"{self._where()} cannot render a conversation of {roles}: {fault}") from fault
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError, *ENDLESS) as fault:
+            roles = [message.get("role") for message in messages[:MOST_ROLES]]
+            said = fault if str(fault) else f"it takes more memory than there is ({type(fault).__name__})"
+            raise ConfigError(f"{self._where()} cannot render a conversation of {roles}: {said}") from fault
         if ESCAPED_GUARD in text:
             given = json.dumps([*messages, tools], ensure_ascii=False, default=str)
             # A template that writes a value as Python does has escaped the guard in it.
