@@ -25,7 +25,7 @@ _TOLERANCE, _HALF_TOLERANCE = 1e-5, 1e-3
 
 @dataclass(frozen=True, slots=True)
 class HeadScale:
-    """Scale and cap of a head's products: products [M, V] -> logits [M, V] float32."""
+    """Scale and cap of a head's products with hidden states: products [M, V] -> logits [M, V] float32."""
 
     factor: float = 1.0
     divisor: float = 1.0
@@ -41,7 +41,8 @@ class HeadScale:
 
     @classmethod
     def measured(cls, config: PretrainedConfig, products: torch.Tensor, logits: torch.Tensor) -> HeadScale:
-        """Find the scale by which a text model's own forward pass made logits [M, V] of its head's products [M, V].
+        """Find the scale by which a text model's own forward pass made logits [M, V] of its head's products with the
+        hidden states [M, V].
 
         Families name the factor differently, and `logits_scaling` divides in one and multiplies in another. A number
         of the config that equals the measured factor, or its inverse, is the exact one. Products that are all zero

@@ -221,11 +221,11 @@ def check_packed_attention(model: PreTrainedModel) -> None:
     with torch.no_grad(), _exact_products():
         select_attention(model, "eager")  # the default, sdpa, leaves out score caps
         own_with_image = None if probe is None else _own_with_image(model, probe)
-        with _recorded_products(head) as products:
+        with _recorded_states(model) as states:
             output = model(input_ids=ids[8:].view(2, 16), use_cache=False)
         own = (output.last_hidden_state if head is None else output.logits).flatten(0, 1)
         if head is not None:
-            made = products[0].flatten(0, 1) if products else own
+            made = head(states[-1].flatten(0, 1))  # not what the head was given, which some models scale before
             keep_scale(model, HeadScale.measured(model.config.get_text_config(), made, own))
         select_attention(model, IMPLEMENTATION)
         run = partial(forward_packed, model, ids[layout.stored], layout.positions, attention)
@@ -249,15 +249,12 @@ def check_packed_attention(model: PreTrainedModel) -> None:
 
 
 @contextlib.contextmanager
-def _recorded_products(head: nn.Module | None) -> Iterator[list[torch.Tensor]]:
-    """Record what a head returns inside the block."""
-    products: list[torch.Tensor] = []
-    if head is None:
-        yield products
-        return
-    handle = head.register_forward_hook(lambda module, given, product: products.append(product))
+def _recorded_states(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
+    """Record the last hidden states [B, L, H] that the backbone returns inside the block."""
+    states: list[torch.Tensor] = []
+    handle = model.base_model.register_forward_hook(lambda module, given, found: states.append(found[0]))
     try:
-        yield products
+        yield states
     finally:
         handle.remove()
 

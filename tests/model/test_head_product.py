@@ -13,7 +13,9 @@ from agentrl.model.head_product import HeadScale, head_products, scale_of
 from agentrl.model.packed import use_packed_attention
 from agentrl.model.vision import auto_class
 from tests.devices import DEVICES
-from tests.model.families import MAMBA, SIZES
+from tests.model.families import LATENT, MAMBA, SIZES
+
+ATTENDS = {name: LATENT[name] for name in LATENT if name.endswith(("_rank", "_head_dim", "_heads"))}
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -61,6 +63,8 @@ def test_float32_and_other_heads_are_as_they_were(rows: int) -> None:
         ("falcon_h1", {"lm_head_multiplier": 0.0390625, "mamba_d_ssm": 64, **MAMBA}, HeadScale(factor=0.0390625)),
         ("hyperclovax", {"logits_scaling": 0.3}, HeadScale(factor=0.3)),  # Granite's name, and no divisor
         ("gemma2", {"final_logit_softcapping": 3.0}, HeadScale(cap=3.0)),
+        # The head's input is divided by hidden_size / dim_model_base.
+        ("minicpm3", {**ATTENDS, "dim_model_base": 4}, HeadScale(divisor=8.0)),
         (
             "muse_glimmer",
             {"text_config": {**SIZES, "final_logit_softcapping": 3.0, "output_multiplier": 0.196}},
