@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import secrets
 import socket
 from collections import Counter
@@ -160,6 +161,13 @@ class Endpoint:
                 session.count(name, number)
             self._strays.clear()
             await session.close()
+            if session.side_calls and self._is_new("side calls"):
+                logger.warning(
+                    "a session has %d transcripts of one turn next to a longer one (models that its calls name: %s). "
+                    "All of them are trained on with the trajectory's score; titles, topics and summaries, too, are "
+                    "not left out yet. trajectory/openai_side_calls counts them",
+                    *(session.side_calls, ", ".join(sorted(session.models))),
+                )
             if not self._sessions:
                 collect_if_due()
 
@@ -227,7 +235,7 @@ class Endpoint:
             asked, task = await session.begin(body, dialect, watched(request.scope))
         except ApiError as error:
             error.message += _elsewhere(body, dialect)
-            session.refused(error)
+            self._refused(session, error, dialect)
             raise
         for name in filter(self._is_new, asked.overruled()):
             logger.warning(
@@ -243,12 +251,21 @@ class Endpoint:
             leaving.cancel()
         return await beside_loop(completion.size, lambda: _json(dialect.answer(completion)))
 
+    def _refused(self, session: Session, error: ApiError, dialect: Dialect) -> None:
+        """Count a refused request, and tell of the first one for each field: programs may go on without it."""
+        session.refused(error)
+        if error.status == 400 and error.code != "context_length_exceeded" and self._is_new(_kind(error, dialect)):
+            logger.warning(
+                "a request of an agent (POST %s) was refused, counted as trajectory/openai_bad_requests: %s",
+                *(dialect.path, error.message),
+            )
+
     async def _count_tokens(self, token: str, request: Request) -> Response:
         session = self._find(token)
         try:
             return _json({"input_tokens": await session.count_tokens(await request.body(), dialect_of(request))})
         except ApiError as error:
-            session.refused(error)
+            self._refused(session, error, dialect_of(request))
             raise
 
     async def _feedback(self, token: str, request: Request) -> Response:
@@ -386,6 +403,11 @@ def dialect_of(request: Request) -> Dialect:
     """Find the dialect of a request's path; Chat Completions for any other path."""
     path = f"{request.url.path}/"
     return next((one for begin, one in DIALECTS.items() if f"/{begin.removeprefix('v1/')}/" in path), CHAT)
+
+
+def _kind(error: ApiError, dialect: Dialect) -> str:
+    """Name a refusal by its field, whatever its place in lists."""
+    return f"refused {dialect.path} {re.sub(r'[0-9]+', '', error.param or '')} {error.code}"
 
 
 def _elsewhere(body: bytes, dialect: Dialect) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -61,6 +61,41 @@ class History(Generic[Owner]):
             if found:
                 return found
         return []
+
+
+def cause_of(
+    messages: Sequence[Message],
+    tools: Sequence[ToolSchema],
+    recorded: Iterable[tuple[Sequence[Message], Sequence[ToolSchema]]],
+) -> str:
+    """Name the difference for which a call continues none of the `recorded` conversations, each with its tools.
+
+    tools: only its tools differ. system: its system message, or its tools, too. edited: it begins as one of them does,
+    and differs later. new: it begins otherwise, as a sub-agent's or a side call's.
+    """
+    causes = set[str]()
+    given = [digest_after(b"", message) for message in messages]
+    for known, their_tools in recorded:
+        theirs = [digest_after(b"", message) for message in known]
+        if _agree(given, theirs):
+            causes.add("tools" if list(their_tools) != list(tools) else "edited")
+            continue
+        ours, own = (_without_system(one, keys) for one, keys in ((messages, given), (known, theirs)))
+        if _agree(ours, own):
+            causes.add("system")
+        elif ours[:1] == own[:1]:
+            causes.add("edited")
+    return next((cause for cause in ("tools", "system", "edited") if cause in causes), "new")
+
+
+def _agree(one: Sequence[Digest], other: Sequence[Digest]) -> bool:
+    """Say whether one conversation begins with the other, and both have a message."""
+    both = min(len(one), len(other))
+    return both > 0 and one[:both] == other[:both]
+
+
+def _without_system(messages: Sequence[Message], keys: list[Digest]) -> list[Digest]:
+    return keys[1:] if messages and messages[0]["role"] in ("system", "developer") else keys
 
 
 def digests_of(messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[Digest]:

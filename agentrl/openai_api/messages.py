@@ -218,6 +218,10 @@ class Messages:
         format, place = asked.output_format or config.format, "output_config.format"
         if asked.output_format is not None:
             place = "output_format"
+        if asked.messages[-1].role == "assistant":
+            place = f"messages[{len(asked.messages) - 1}].role"
+            said = "the last message is the assistant's, and this endpoint continues no answer that is begun for it"
+            raise ApiError(400, f"{place}: {said}; end with a user message.", param=place, code="unsupported_value")
         for index, turn in enumerate(asked.messages):
             placed += _placed(turn, f"messages[{index}]")
         request = Translated.model_construct(

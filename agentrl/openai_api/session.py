@@ -20,6 +20,7 @@ import contextlib
 import itertools
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,7 +35,7 @@ from agentrl.openai_api.agent_task import MOST_NUMBERS
 from agentrl.openai_api.completion import Completion, assistant_message
 from agentrl.openai_api.dialect import Dialect, Kept, Translated
 from agentrl.openai_api.errors import ApiError, unknown_session
-from agentrl.openai_api.history import Checkpoint, Digest, History, digest_after, digests_of
+from agentrl.openai_api.history import Checkpoint, Digest, History, cause_of, digest_after, digests_of
 from agentrl.openai_api.request import ChatMessage, ChatRequest, Promise
 from agentrl.system.delivery import Delivery
 from agentrl.system.threads import OwnThread
@@ -48,8 +49,12 @@ Written = tuple[list[int], list[PlacedImage]]
 """Token ids of messages, and the images in them."""
 
 MAX_TOOL_LISTS = 128
+COMPARED = 16
+"""Newest transcripts with which a call is compared that continues none."""
 LONG_BODY = 64 << 10
 """Bytes of a request from which it is read, rendered and encoded off the event loop."""
+MOST_MODELS = 16
+"""Names of models that are kept."""
 MAX_TRIES = 4
 """Answers that are sampled until one keeps the request's promise."""
 
@@ -117,6 +122,9 @@ class Session:
         """Event that is set when no further call can be served: after a fault or an abort."""
         self.stopped: Status | None = None
         """Status that a stop condition ended the session with."""
+        self.side_calls = 0
+        self.models: Counter[str] = Counter()
+        """Calls by the model that they name."""
         self.undelivered = 0
         """Turns of the policy that were removed, because no client took them."""
         self.turns = 0
@@ -162,16 +170,26 @@ class Session:
         for name in asked.request.overruled():
             self.count(f"openai_ignored_{name}")
         self.count("openai_calls")
+        if len(self.models) < MOST_MODELS:
+            self.models[asked.request.model] += 1
         task = asyncio.create_task(self._answer(call))
         self._tasks.add(task)
         task.add_done_callback(partial(self._ended, call))
         return asked.request, task
 
     async def count_tokens(self, body: bytes, dialect: Dialect) -> int:
-        """Count the tokens of a request's prompt, as a full render; nothing is recorded. Raises ApiError."""
+        """Count the tokens of the prompt that a request would have, where it continues a transcript, too.
+
+        Nothing is recorded. Raises ApiError.
+        """
         asked = await self._read(body, dialect)
         self._check_open()
         self._check_asked(asked)
+        if found := self._found(asked):
+            checkpoint = next((one for one in found if _is_free(one)), found[-1])
+            rest = _new_messages(checkpoint, asked.messages)
+            more = (await self._bridge(checkpoint, rest, asked.long))[0] if rest else []
+            return checkpoint.tokens + len(more)
         return len((await self._render(asked, self._tool_lists.get(asked.digests[0], asked.tools)))[0])
 
     def tell(self, numbers: Mapping[str, float]) -> None:
@@ -202,6 +220,7 @@ class Session:
             if not call.delivery.whole:
                 self._take_back(call.branches)
         self._answered.clear()
+        self._count_side_calls()
         for branch in self._branches:
             branch.tip = None  # Without this circle the record ends when its last user does.
             await self.episode.context.engine.release(branch.episode.session)
@@ -214,6 +233,13 @@ class Session:
                 self.undelivered += 1
                 self.count("openai_undelivered_turns")
                 self.count("openai_undelivered_tokens", tokens)
+
+    def _count_side_calls(self) -> None:
+        """Count the transcripts of one turn next to a longer one: titles, topics, summaries and the like."""
+        turns = Counter(turn.transcript for turn in self.episode.trajectory.turns if turn.role == "assistant")
+        if len(turns) > 1 and max(turns.values()) > 1:
+            self.side_calls = sum(number == 1 for number in turns.values())
+            self.count("openai_side_calls", self.side_calls)
 
     async def _read(self, body: bytes, dialect: Dialect) -> Asked:
         return await self._work(len(body) > LONG_BODY, read, body, dialect, self._kept, self._most_characters)
@@ -246,18 +272,24 @@ class Session:
             self.turns -= 1
             raise
 
-    async def _place(self, asked: Asked) -> Branch:
-        # Found by messages, not by re-rendering: sampled tokens stay as they were sampled, even where the template
-        # would write them otherwise.
+    def _found(self, asked: Asked) -> list[Checkpoint[Branch]]:
+        """Find the places that a call continues."""
+        # By messages, not by re-rendering: sampled tokens stay as they were sampled, even where the template would
+        # write them otherwise.
         found = self._history.find(asked.messages, asked.digests)
         if self.episode.context.roles:
             found = [one for one in found if one.owner.episode.role == asked.request.model]
-        if found and asked.request.carries_reasoning:
-            same = [one for one in found if not _lacks_reasoning(one, asked.messages)]
-            if not same:  # The policy shall see what it would see from a server that renders what it is sent.
-                self.count("openai_reasoning_left_out")
-            found = same
-        free = [one for one in found if one.owner.tip is one and not one.owner.busy]
+        if asked.request.carries_reasoning:
+            # The policy shall see what it would see from a server that renders what it is sent.
+            found = [one for one in found if not _lacks_reasoning(one, asked.messages)]
+        return found
+
+    async def _place(self, asked: Asked) -> Branch:
+        found, opened = self._found(asked), len(self._branches)
+        cause = "branched" if found else self._cause(asked)
+        if cause == "reasoning":
+            self.count("openai_reasoning_left_out")
+        free = [one for one in found if _is_free(one)]
         for checkpoint in free[:1] or found[-1:]:
             self._answered.pop(checkpoint, None)
         if free:
@@ -265,7 +297,18 @@ class Session:
                 return await self._continue(free[0], asked)
         branch = await (self._fork(found[-1], asked) if found else self._rendered(asked))
         branch.busy = True
+        if len(self._branches) > opened > 0:
+            self.count(f"openai_opened_{cause}")
         return branch
+
+    def _cause(self, asked: Asked) -> str:
+        """Name why a call continues no transcript, for a metric."""
+        if not self._branches:
+            return "first"
+        if self._history.find(asked.messages, asked.digests):
+            return "reasoning" if asked.request.carries_reasoning else "role"
+        recorded = ((one.episode.messages, one.episode.tools or ()) for one in self._branches[-COMPARED:])
+        return cause_of(asked.messages, asked.tools, recorded)
 
     def _check_open(self) -> None:
         if self.closed:
@@ -585,6 +628,11 @@ class Session:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception) and not isinstance(error, ApiError):
             self._fail(error)
+
+
+def _is_free(checkpoint: Checkpoint[Branch]) -> bool:
+    """Say whether a call may continue the checkpoint's own transcript."""
+    return checkpoint.owner.tip is checkpoint and not checkpoint.owner.busy
 
 
 def _beginning(transcript: Transcript, tokens: int) -> Written:

@@ -429,3 +429,18 @@ def test_nothing_that_a_policy_samples_raises(make_chat: Callable[..., Chat], na
             assert all((call.error is None) == (call.arguments is not None) for call in message.calls)
             assert all(isinstance(call.name, str) for call in message.calls)
             assert message.to_message()["role"] == "assistant"
+
+
+@pytest.mark.parametrize("name", ["qwen3", "hermes"])
+@pytest.mark.parametrize(("end", "names"), [("</think>", ["b"]), ("", ["a", "b"])])
+def test_a_call_in_a_later_block_of_reasoning_does_not_run(
+    make_chat: Callable[..., Chat], name: str, end: str, names: list[str]
+) -> None:
+    """As none in the first block runs. A block that is never closed ends at its first call."""
+    chat = make_chat(name)
+    made = '<tool_call>\n{"name": "b", "arguments": {}}\n</tool_call>'
+    meant = made.replace('"b"', '"a"')
+    text = f"<think>\nx\n</think>\n\nI begin.<think>perhaps {meant}{end}{made}"
+    message = read(chat, text)
+    assert [call.name for call in message.calls] == names and message.reasoning == "x"
+    assert ("perhaps" in message.text) and ('"a"' in message.text) == bool(end)

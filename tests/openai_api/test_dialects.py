@@ -459,3 +459,37 @@ async def test_no_odd_request_is_an_error_of_the_endpoint(
                 if answer.status_code == 400:
                     assert answer.json()["error"]["message"] and ".:" not in answer.text, (other, answer.text)
     assert min(seen.values()) > 10
+
+
+async def test_tokens_are_counted_of_the_prompt_that_a_call_gets(chat: Chat) -> None:
+    """A transcript keeps reasoning that a template leaves out of its history."""
+    async with scripted(chat, [THOUGHT + "Yes.", "No."]) as (service, _), service.session() as open:
+        talk: list[Any] = [{"role": "user", "content": "Hi"}]
+        async with httpx.AsyncClient(timeout=60) as client:
+
+            async def ask(path: str) -> Any:
+                answer = await client.post(f"{open.base_url}/{path}", json={"messages": talk, "max_tokens": 99})
+                assert answer.status_code == 200, answer.text
+                return answer.json()
+
+            for _ in range(2):
+                counted = (await ask("messages/count_tokens"))["input_tokens"]
+                said = await ask("messages")
+                usage = said["usage"]
+                assert counted == usage["input_tokens"] + usage["cache_read_input_tokens"]
+                talk += [{"role": "assistant", "content": said["content"]}, {"role": "user", "content": "Sure?"}]
+        assert len(open.trajectory.transcripts) == 1
+
+
+async def test_an_answer_that_is_begun_for_the_policy_is_refused(chat: Chat, caplog: pytest.LogCaptureFixture) -> None:
+    """It would be answered by another turn; the refusal is told once."""
+    async with scripted(chat, []) as (service, _), service.session() as open, httpx.AsyncClient() as client:
+        for end in ("Once", [{"type": "text", "text": "Once"}]):
+            talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": end}]
+            body = {"messages": talk, "max_tokens": 9}
+            for path in ("messages", "messages/count_tokens"):
+                answer = await client.post(f"{open.base_url}/{path}", json=body)
+                assert answer.status_code == 400
+                assert "continues no answer that is begun for it" in answer.json()["error"]["message"]
+        assert open.trajectory.metrics == {"openai_bad_requests": 4}
+    assert caplog.text.count("a request of an agent (POST v1/messages) was refused") == 1

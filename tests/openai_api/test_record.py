@@ -333,3 +333,48 @@ async def test_a_clients_assistant_text_opens_no_turn_unless_the_policy_sampled_
         assert added == 2 + 1, "the assistant's turn and the user's, and what the policy sampled"
         assert foreign.count(start) == again.count(start) - 1
         assert "You may do anything." in chat.decode(foreign)
+
+
+OTHER: dict[str, Any] = {**ADD, "function": {**ADD["function"], "name": "subtract"}}  # type: ignore[dict-item]
+SYSTEM: dict[str, Any] = {"role": "system", "content": "Be exact."}
+
+
+@pytest.mark.parametrize(
+    ("cause", "make", "more"),
+    [
+        ("tools", lambda talk: talk, {"tools": [OTHER]}),
+        ("tools", lambda talk: talk[:1], {"tools": [OTHER]}),
+        ("system", lambda talk: [SYSTEM, *talk], {}),
+        ("edited", lambda talk: [talk[0], {"role": "assistant", "content": "other"}, QUESTION], {}),
+        ("branched", lambda talk: talk[:1], {}),
+        ("new", lambda talk: [{"role": "user", "content": "Title?"}], {}),
+        (None, lambda talk: talk, {}),
+    ],
+)
+async def test_a_new_transcript_is_counted_by_its_cause(chat: Chat, cause: str | None, make: Any, more: Any) -> None:
+    async with scripted(chat, lambda session, turn: "Yes.") as (service, _), service.session() as open:
+        said = (await open.say([QUESTION])).choices[0].message
+        await open.say(make([QUESTION, said, QUESTION]), **more)
+        opened = {name: value for name, value in open.trajectory.metrics.items() if name.startswith("openai_opened_")}
+        assert opened == ({f"openai_opened_{cause}": 1} if cause else {})
+        assert len(open.trajectory.transcripts) == 1 + bool(cause)
+
+
+async def test_side_calls_are_counted_and_told_once(chat: Chat, caplog: pytest.LogCaptureFixture) -> None:
+    """They are trained on like the work itself."""
+    async with scripted(chat, lambda session, turn: "Yes.") as (service, _):
+        for _ in range(2):
+            async with service.session() as open:
+                await open.client.chat.completions.create(
+                    model="small", messages=[{"role": "user", "content": "Title?"}], max_tokens=2
+                )
+                said = (await open.say([QUESTION])).choices[0].message
+                await open.say([QUESTION, said, QUESTION])
+            assert open.trajectory.metrics["openai_side_calls"] == 1
+        async with service.session() as open:
+            await open.say([QUESTION])
+        assert "openai_side_calls" not in open.trajectory.metrics
+    assert (
+        caplog.text.count("1 transcripts of one turn next to a longer one (models that its calls name: any, small)")
+        == 1
+    )

@@ -222,14 +222,23 @@ class CallParser:
         return min((at for at in (_index(markers, open, begin) for open in opens) if at is not None), default=None)
 
     def _split_calls(self, pieces: list[tuple[str, str]]) -> tuple[list[str], list[tuple[str, str | None]]]:
-        """Split into texts outside of calls, and (body, error of its markers) of each call."""
+        """Split into texts outside of calls, and (body, error of its markers) of each call.
+
+        A later block of reasoning is text with all that stands in it, if it is closed.
+        """
         assert self._format is not None
         open, close = self._format.open, self._format.close
         texts: list[str] = []
         bodies: list[tuple[str, str | None]] = []
         body: list[str] | None = None
-        for marker, text in pieces:
-            if body is not None and marker == close:
+        last_end = max((at for at, (marker, _) in enumerate(pieces) if marker == self._think_end), default=-1)
+        thinking = False
+        for at, (marker, text) in enumerate(pieces):
+            if body is None and marker in (self._think, self._think_end):
+                thinking = marker == self._think and at < last_end
+            if thinking:
+                texts.append(marker + text)
+            elif body is not None and marker == close:
                 bodies.append(("".join(body), None))
                 body = None
                 texts.append(text)
