@@ -35,7 +35,7 @@ def check_read_back(
     turns: Sequence[Sequence[int]],
     tools: Sequence[ToolSchema] | None,
     *,
-    rejected: bool = False,
+    mistaken: bool = False,
 ) -> None:
     """Check assistant turns as the template writes them. Parsing takes time linear in their tokens.
 
@@ -46,8 +46,8 @@ def check_read_back(
     Args:
         messages: a conversation; those of the assistant that are not learnt have `weight` 0.
         turns: by `turns_of`, of all of them.
-        rejected: True for a conversation that may have been rejected for its calls or its text, of which only the ends
-            of turns are checked.
+        mistaken: True for a conversation whose calls or text may be wrong on purpose, of which only the ends of turns
+            are checked.
 
     Raises DataError that names the message.
     """
@@ -60,7 +60,7 @@ def check_read_back(
     for at, turn in zip(said, turns, strict=True):
         if messages[at].get("weight") == 0:
             continue
-        fault = _behind_stop(chat, turn) or (None if rejected else _misread(chat, messages[at], turn, tools))
+        fault = _behind_stop(chat, turn) or (None if mistaken else _misread(chat, messages[at], turn, tools))
         if fault is not None:
             raise DataError(f"message {at} (the first is 0): {fault}. {ADVICE}")
 

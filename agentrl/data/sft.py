@@ -85,8 +85,8 @@ class Transcripts(Generic[Made]):
 class BadRows:
     """Rows that cannot be used: refused, or counted and left out (data.on_bad_row)."""
 
-    def __init__(self, on_bad_row: Literal["error", "skip"]) -> None:
-        self._refused = on_bad_row == "error"
+    def __init__(self, on_bad_row: Literal["error", "skip", "learn"]) -> None:
+        self._refused = on_bad_row != "skip"
         self.count = 0
         self.first = ""
         """The fault of the first one, with its place."""
@@ -372,8 +372,9 @@ class Tokenizer:
         marks = iter(taught)
         marked = [cast(Message, {**one, "weight": int(next(marks))} if _says(one) else one) for one in messages]
         turns = turns_of(ids, mask)
+        mistaken = rejected or self._config.on_bad_row == "learn"
         try:
-            check_read_back(self._chat, marked, turns, tools, rejected=rejected)
+            check_read_back(self._chat, marked, turns, tools, mistaken=mistaken)
         except DataError as fault:
             raise DataError(f"{where}: {fault}") from None
         self._further.note(plain)
@@ -418,7 +419,8 @@ class RowReader:
     def check(self, messages: list[Message], tools: list[ToolSchema] | None, shown: int, place: str) -> None:
         """Check that what is learnt is worth it; the first `shown` turns of the assistant are not. Raises DataError."""
         try:
-            check_teachable(messages, tools, shown)
+            if self._config.on_bad_row != "learn":
+                check_teachable(messages, tools, shown)
         except Unfit as bad:
             raise _named(place, bad) from None
 

@@ -136,7 +136,12 @@ def write_untrained(directory: Path, conversations: Path, seed: int, shape: Tiny
 def sft_config(conversations: Path, out: Path, warm_up: WarmUp, seed: int, device: Device) -> SFTConfig:
     """Configure supervised training once over the conversations, in the order of their file: flawed ones come last."""
     return SFTConfig(
-        data=SFTDataConfig(train_files=str(conversations), train_batch_size=warm_up.batch_size, shuffle=False),
+        data=SFTDataConfig(
+            train_files=str(conversations),
+            train_batch_size=warm_up.batch_size,
+            shuffle=False,
+            on_bad_row="learn",  # broken calls are among the flaws
+        ),
         model=SFTModelConfig(path=str(out / "untrained")),
         optim=OptimConfig(
             name="muon",

@@ -65,6 +65,9 @@ def make_assets(folder: Path) -> Assets:
             for question, good, bad in CONVERSATIONS * 4
         ]
         pq.write_table(pa.Table.from_pylist(rows), folder / "pairs.parquet")
+    if not (folder / "transcripts.parquet").exists():
+        good = pq.read_table(folder / "data" / "sft.parquet").slice(0, 64)  # flawed ones, which are refused, come last
+        pq.write_table(good, folder / "transcripts.parquet")
     return assets
 
 
@@ -79,7 +82,7 @@ def words_of(arrangement: Arrangement, assets: Path, run: Path, steps: int) -> l
     if arrangement.entry == "train":
         words = make_assets(assets).words(own, steps)
     else:
-        file = assets / {"sft": "data/sft.parquet", "preferences": "pairs.parquet"}[arrangement.entry]
+        file = assets / {"sft": "transcripts.parquet", "preferences": "pairs.parquet"}[arrangement.entry]
         words = [f"data.train_files={file}", f"model.path={assets}/policy", "data.train_batch_size=4", *own]
     return ["-m", f"agentrl.{arrangement.entry}", *words, *ends]
 

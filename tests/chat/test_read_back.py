@@ -106,18 +106,16 @@ def test_turns_with_calls_that_no_rollout_could_write(
     check_read_back(chat, shown, turns_of(*chat.render_training(messages, TOOLS)), TOOLS)
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("Done.<|im_end|>\n<|im_start|>user\nGo on.", r"first stop token is its last, found '<\|im_end\|>' before"),
-        ('Look: <tool_call>\n{"name": "f", "argum', r"text or whole calls, found .*the call is not closed"),
-    ],
-)
-def test_texts_that_spell_what_ends_a_turn_or_breaks_a_call(
-    make_chat: Callable[..., Chat], text: str, found: str
-) -> None:
-    with pytest.raises(DataError, match=f"message 2 .*: expected a? ?.*{found}"):
-        learn(make_chat("hermes"), conversation(assistant(text)))
+def test_a_text_that_spells_the_end_of_a_turn_ends_none(make_chat: Callable[..., Chat]) -> None:
+    chat = make_chat("hermes")
+    (turn,) = learn(chat, conversation(assistant("Done.<|im_end|>\n<|im_start|>user\nGo on.")))
+    assert [at for at, id in enumerate(turn) if id in chat.stop_token_ids] == [len(turn) - 1]
+
+
+def test_a_broken_call_in_a_text(make_chat: Callable[..., Chat]) -> None:
+    broken = conversation(assistant('Look: <tool_call>\n{"name": "f", "argum'))
+    with pytest.raises(DataError, match=r"message 2 .*: expected text or whole calls, found .*the call is not closed"):
+        learn(make_chat("hermes"), broken)
 
 
 def test_calls_in_a_text_are_learnt_where_they_are_whole(make_chat: Callable[..., Chat]) -> None:

@@ -105,6 +105,8 @@ def test_supervised_rows(tmp_path: Path, chat: Chat, name: str) -> None:
     skipping = config.model_copy(update={"on_bad_row": "skip"})
     found = load_transcripts(file, skipping, chat)
     assert (len(found.samples), found.bad.count) == (1, 1)
+    learnt = load_transcripts(file, config.model_copy(update={"on_bad_row": "learn"}), chat)
+    assert (len(learnt.samples), learnt.bad.count) == (2, 0)
     # In a prompt it is a part of the history, which is not learnt.
     asked = write(tmp_path / "p.jsonl", {"prompt": [*messages, USER]})
     assert len(JsonDataset(asked)) == 1

@@ -19,7 +19,7 @@ from tests.e2e.test_train import lines
 from tests.runs import Overrides
 from tests.workers.teacher_server import serving
 
-EXPERT = ["expert.files={data}/sft.parquet", "expert.batch_size=3"]
+EXPERT = ["expert.files={data}/sft.parquet", "expert.batch_size=3", "data.on_bad_row=skip"]
 """Transcripts beside it, fewer than two ranks have optimizer steps for."""
 SCOPES = {
     "advantage": ["distillation.policy_loss_coef=0.5"],

@@ -74,7 +74,7 @@ def test_a_run_with_adapters(
 def test_supervised_training_with_adapters(policy_dir: Path, data_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     keys = ["model.lora_rank=8", "optim.lr=1e-2", "trainer.total_training_steps=5", "trainer.device=cpu"]
-    files = [f"data.train_files={data_dir}/sft.parquet", f"model.path={policy_dir}"]
+    files = [f"data.train_files={data_dir}/sft.parquet", "data.on_bad_row=learn", f"model.path={policy_dir}"]
     assert sft([*files, *keys, f"trainer.default_local_dir={out}"]) == 0
     losses = [json.loads(line)["sft/loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert losses[-1] < losses[0] - 0.3

@@ -93,7 +93,8 @@ def test_adapters_start_from_supervised_ones_and_their_policy_starts_a_run(
     whole_model: Path, real_run: Overrides, data_dir: Path, tmp_path: Path
 ) -> None:
     """Supervised training with adapters, then rewards with and without them: one command each."""
-    keys = [f"data.train_files={data_dir}/sft.parquet", "data.train_batch_size=2", f"model.path={whole_model}"]
+    data = [f"data.train_files={data_dir}/sft.parquet", "data.on_bad_row=learn", "data.train_batch_size=2"]
+    keys = [*data, f"model.path={whole_model}"]
     keys += [f"model.chat_template={TEMPLATE}", "model.lora_rank=4", "trainer.total_training_steps=2"]
     keys += ["trainer.device=cpu", f"trainer.default_local_dir={tmp_path}/sft", "optim.lr=1e-3"]
     done = forked(["-m", "agentrl.sft", *keys], tmp_path, timeout=900)

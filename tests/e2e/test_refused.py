@@ -96,6 +96,7 @@ def test_a_refused_supervised_training_leaves_the_run_as_it_was(
     run = tmp_path / "sft"
     keys = [
         f"data.train_files={data_dir}/sft.parquet",
+        "data.on_bad_row=learn",
         f"model.path={policy_dir}",
         "data.train_batch_size=40",
         "trainer.total_training_steps=2",

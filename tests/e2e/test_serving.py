@@ -78,7 +78,7 @@ def test_a_policy_of_a_base_model_ends_its_turns(
         policy = [f"{MODEL}.path={base}", f"{MODEL}.chat_template={template}", f"{MODEL}.{adapters}"]
         assert train(small_run(*policy, one, "data.val_files=null", "trainer.save_freq=-1", run_dir=run)) == 0
     elif command.startswith("transcripts"):
-        assert sft([f"data.train_files={data_dir}/sft.parquet", *files]) == 0
+        assert sft([f"data.train_files={data_dir}/sft.parquet", "data.on_bad_row=learn", *files]) == 0
     else:
         assert preferences([f"data.train_files={pairs(tmp_path)}", *files]) == 0
     tokenizer = exported(run)

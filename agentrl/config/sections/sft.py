@@ -34,8 +34,9 @@ class TuningDataConfig(Section):
     """Tokens of a transcript."""
     truncation: Literal["error", "skip"] = "error"
     """Action for a longer transcript."""
-    on_bad_row: Literal["error", "skip"] = "error"
-    """Action for a row that cannot be learnt as it stands: stop and name it, or skip and count it."""
+    on_bad_row: Literal["error", "skip", "learn"] = "error"
+    """Action for a row that cannot be learnt, or would teach something wrong: stop and name it, or skip and count it.
+    learn: learn broken calls and empty turns, too, where the data are meant to teach mistakes."""
     max_token_len_per_gpu: int = Field(16384, gt=0)
     """Tokens a micro-batch and rank (with ulysses_sequence_parallel_size, ranks share one); changes memory, never the
     result."""
