@@ -196,7 +196,7 @@ def test_a_wheel_in_an_empty_environment_trains(python: str, wheel: Path, tmp_pa
 
 
 OF_AN_INDEX = re.compile(
-    r"""(?<![\w/.-])agentrl\[\w                                      # a requirement with extras, wherever it stands
+    r"""(?<![\w/.-])agentrl\[[\w{}.,-]+\](?=['"`\s,;:)\]=<>~!@]|$)  # a requirement with extras, wherever it stands
     |\b(?:install|uv\ add|uvx|pipx\ run|--with)\b[^\n`|;&]*?[\s'"](?:agentrl(?:[=<>~!@][^\n'"]*)?)(?=['"`\s,;:)]|$)""",
     re.VERBOSE,
 )
@@ -224,6 +224,7 @@ def texts() -> dict[str, str]:
         "needs: uv add 'agentrl>=0.1'",
         "uvx agentrl view",
         "dependencies: [agentrl[ray]]",
+        "f'pip install agentrl[{extra}], or leave it out'",
     ],
 )
 def test_a_command_that_asks_an_index_is_found(command: str) -> None:
