@@ -12,7 +12,8 @@ import os
 import shlex
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -58,16 +59,40 @@ class RunFolder:
             self._hold()
 
     def clear(self) -> None:
-        """With resume_mode=disable move the run that is there aside, before anything of this one is written there."""
-        if self._is_cleared:
-            return
-        self._is_cleared, path = True, self.path
-        if path.exists():
-            number = next(n for n in range(1, 10**6) if not path.with_name(f"{path.name}.{n}").exists())
-            aside = path.with_name(f"{path.name}.{number}")
-            path.rename(aside)
-            self.close()
-            self._display.note(f"resume_mode=disable: the run that was in {path} is now in {aside}")
+        """With resume_mode=disable move the run that is there aside, before anything of this one is written there.
+
+        Raises ConfigError where another command has begun there since this one was checked.
+        """
+        if not self._is_cleared:
+            self._take()
+
+    def _take(self) -> None:
+        """Make the folder this process's own. Of commands that come at once, one after the other."""
+        with self._one_by_one():
+            path = self.path
+            if not self._is_cleared and path.exists():
+                self._hold()
+                number = next(n for n in range(1, 10**6) if not path.with_name(f"{path.name}.{n}").exists())
+                aside = path.with_name(f"{path.name}.{number}")
+                path.rename(aside)
+                self.close()
+                self._display.note(f"resume_mode=disable: the run that was in {path} is now in {aside}")
+            self._is_cleared = True
+            path.mkdir(parents=True, exist_ok=True)
+            self._hold()
+
+    @contextmanager
+    def _one_by_one(self) -> Iterator[None]:
+        """Lock the folder that holds this one: the lock of a new run's folder can only be taken when it is there."""
+        parent = self.path.absolute().parent
+        parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(parent, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
 
     def begin(self, forget_after: Callable[[int], None], checkpoints: CheckpointManager, after: int | None) -> None:
         """After every check has passed: write the config, forget the reports of steps `after` this one, and remove the
@@ -77,9 +102,7 @@ class RunFolder:
         where one of them cannot be written.
         """
         try:
-            self.clear()
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._hold()
+            self._take()
             self._sign()
             if after is not None:
                 forget_after(after)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -65,16 +66,20 @@ HOLDER = """
 import os, sys, time
 from agentrl.trainer.run_folder import RunFolder
 from tests.trainer.test_run_folder import folder_of, begun
-held = begun(folder_of(sys.argv[1]))
+held = folder_of(sys.argv[1], *sys.argv[2:])
+if sys.argv[2:]:  # checked, and begins when it is told to
+    print("checked", flush=True)
+    sys.stdin.readline()
+begun(held)
 if os.fork():
     print("begun", flush=True)
 time.sleep(60)
 """
 
 
-def folder_of(path: str | Path) -> RunFolder:
+def folder_of(path: str | Path, resume_mode: str = "auto") -> RunFolder:
     config = Config()
-    trainer = config.trainer.model_copy(update={"default_local_dir": str(path)})
+    trainer = config.trainer.model_copy(update={"default_local_dir": str(path), "resume_mode": resume_mode})
     return RunFolder(config.model_copy(update={"trainer": trainer}), None, PlainDisplay("run", io.StringIO()))
 
 
@@ -102,3 +107,65 @@ def test_a_folder_in_which_another_process_trains_is_refused(tmp_path: Path) -> 
         begun(folder_of(path))
     finally:
         os.killpg(holder.pid, signal.SIGKILL)
+
+
+def test_of_two_that_were_checked_at_once_one_begins(tmp_path: Path) -> None:
+    """The other one changes nothing of its folder: in particular it does not move a live run aside."""
+    path = tmp_path / "run"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path), "disable"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        assert holder.stdin is not None and holder.stdout is not None
+        assert holder.stdout.readline() == b"checked\n"
+        others = [folder_of(path, mode) for mode in ("disable", "disable", "auto")]
+        holder.stdin.write(b"\n")
+        holder.stdin.flush()
+        assert holder.stdout.readline() == b"begun\n"
+        before = {file: file.read_bytes() for file in path.iterdir()}
+        for begin in (others[0].clear, *(partial(begun, one) for one in others[1:])):
+            with pytest.raises(ConfigError, match=rf"another command trains there .*process {holder.pid} of "):
+                begin()
+        assert {file: file.read_bytes() for file in path.iterdir()} == before
+        assert [one.name for one in tmp_path.iterdir()] == ["run"]
+    finally:
+        os.killpg(holder.pid, signal.SIGKILL)
+        holder.wait()
+
+
+MANY = """
+import os, sys
+from agentrl.errors import ConfigError
+from tests.trainer.test_run_folder import begun, folder_of
+go, end, told = os.pipe(), os.pipe(), os.pipe()
+for _ in range(8):
+    if os.fork() == 0:
+        folder = folder_of(sys.argv[1], "disable")
+        os.write(told[1], b".")
+        os.read(go[0], 1)
+        try:
+            begun(folder)
+            os.write(told[1], b"B")
+        except ConfigError:
+            os.write(told[1], b"-")
+        os.read(end[0], 1)
+        os._exit(0)
+for _ in range(8):
+    os.read(told[0], 1)
+os.write(go[1], b"." * 8)
+print("".join(sorted(os.read(told[0], 1).decode() for _ in range(8))), flush=True)
+os.write(end[1], b"." * 8)
+"""
+
+
+def test_of_many_that_come_at_once_one_begins_and_the_earlier_run_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text("earlier")
+    done = subprocess.run([sys.executable, "-c", MANY, str(tmp_path / "run")], capture_output=True, text=True)
+    assert done.stdout == "-------B\n", done.stderr[-2000:]
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["run", "run.1"]
+    assert (tmp_path / "run.1" / "metrics.jsonl").read_text() == "earlier"
+    assert (tmp_path / "run" / "config.yaml").is_file()
