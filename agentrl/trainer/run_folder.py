@@ -67,7 +67,7 @@ class RunFolder:
             self._take()
 
     def _take(self) -> None:
-        """Make the folder this process's own. Of commands that come at once, one after the other."""
+        """Make the folder this process's own; commands that come at once take their turns."""
         with self._one_by_one():
             path = self.path
             if not self._is_cleared and path.exists():

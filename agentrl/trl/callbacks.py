@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 from agentrl.errors import ConfigError
 from agentrl.trainer.observer import Step, StepObserver
 from agentrl.trl.names import REWARD
+from agentrl.trl.names_of_trl import advice
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback, TrainerState
@@ -18,6 +20,12 @@ if TYPE_CHECKING:
 
 CALLED = ("on_train_begin", "on_step_begin", "on_step_end", "on_log", "on_evaluate", "on_save", "on_train_end")
 """Events of a callback that are called."""
+ALWAYS = ("self", "args", "state", "control")
+"""Parameters of each event, in their order."""
+GIVEN = {"on_log": ("logs",), "on_evaluate": ("metrics",)}
+"""Further arguments of events."""
+WITHOUT = ("model", "processing_class", "tokenizer", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
+"""Arguments that transformers gives, and that are not here."""
 QUIET = ("on_init_end",)
 """Events that are not called and change no training."""
 NAMES = {
@@ -50,6 +58,11 @@ def in_trls_names(metrics: Mapping[str, float]) -> dict[str, float]:
     return {**metrics, **{name: value for name, value in logged.items() if name not in ("mean", *found)}, **found}
 
 
+def made(callbacks: Sequence[TrainerCallback | type[TrainerCallback]]) -> list[TrainerCallback]:
+    """Make an object of each callback that is a class."""
+    return [one() if isinstance(one, type) else one for one in callbacks]
+
+
 class Callbacks(StepObserver):
     """Calls users' callbacks, keeps `state.log_history`, and ends the run where a callback asks for it."""
 
@@ -71,25 +84,40 @@ class Callbacks(StepObserver):
 
         Raises ConfigError for a callback with an event that is never called.
         """
-        from transformers import TrainerCallback
         from transformers.trainer_callback import TrainerControl
 
-        self._callbacks = [one() if isinstance(one, type) else one for one in callbacks]
+        self._callbacks: list[TrainerCallback] = []
         self._args, self._state, self._control = args, state, TrainerControl()
         self._updates, self._log_every, self._save_every = updates, log_every, save_every
         self._steps_per_epoch = steps_per_epoch
         self._kept: list[Mapping[str, float]] = []
-        for number, one in enumerate(self._callbacks):
-            if not isinstance(one, TrainerCallback):
-                raise ConfigError(f"callbacks[{number}]: expected an object of a TrainerCallback, found {one!r:.100}")
-            for event in dir(TrainerCallback):
-                has_own = getattr(type(one), event) is not getattr(TrainerCallback, event)
-                if event.startswith("on_") and has_own and event not in (*CALLED, *QUIET):
-                    raise ConfigError(
-                        f"callbacks[{number}], {type(one).__name__}.{event}: agentrl calls {', '.join(CALLED)}; for "
-                        "other moments of a step write an observer: overrides={'trainer.observers': [...]} "
-                        "(docs/extending.md)"
-                    )
+        for one in callbacks:
+            self.add(one)
+
+    def add(self, callback: TrainerCallback) -> None:
+        """Add a callback. Raises ConfigError for one that cannot be called here as transformers calls it."""
+        from transformers import TrainerCallback
+
+        where = f"callbacks[{len(self._callbacks)}]"
+        if not isinstance(callback, TrainerCallback):
+            raise ConfigError(f"{where}: expected an object of a TrainerCallback, found {callback!r:.100}")
+        for event in dir(TrainerCallback):
+            own = getattr(type(callback), event)
+            if not event.startswith("on_") or own is getattr(TrainerCallback, event) or event in QUIET:
+                continue
+            where_event = f"{where}, {type(callback).__name__}.{event}"
+            if event not in CALLED:
+                raise ConfigError(
+                    f"{where_event}: agentrl calls {', '.join(CALLED)}; for "
+                    "other moments of a step write an observer: overrides={'trainer.observers': [...]} "
+                    "(docs/extending.md)"
+                )
+            _check_parameters(where_event, inspect.signature(own), GIVEN.get(event, ()))
+        self._callbacks.append(callback)
+
+    def remove(self, callback: TrainerCallback) -> None:
+        """Remove a callback."""
+        self._callbacks.remove(callback)
 
     @property
     def control(self) -> TrainerControl:
@@ -150,6 +178,17 @@ class Callbacks(StepObserver):
         last = max(step, 0) * self._updates
         self._state.log_history = [one for one in self._state.log_history if one.get("step", 0) <= last]
         self._kept = []
+
+
+def _check_parameters(where: str, asked: inspect.Signature, given: Sequence[str]) -> None:
+    """Raise ConfigError where an event asks for what it would not be given, perhaps hours later."""
+    named = [one for one in asked.parameters.values() if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
+    for one in named[len(ALWAYS) :]:
+        if one.name in given:
+            continue
+        if one.name in WITHOUT or one.default is one.empty:
+            instead = advice(one.name) or "it is given args, state and control, and on_log logs, on_evaluate metrics"
+            raise ConfigError(f"{where} asks for {one.name}: {instead}")
 
 
 def _means(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:

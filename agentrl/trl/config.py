@@ -32,6 +32,11 @@ class GRPOConfig:
             self.given["output_dir"] = output_dir
         self.overrides: dict[str, Value] = dict(overrides or {})
 
+    @property
+    def values(self) -> tuple[dict[str, object], dict[str, Value]]:
+        """Return all that was given: arguments, and overrides."""
+        return self.given, self.overrides
+
     def __getattr__(self, name: str) -> object:
         if name.startswith("_") or name not in DEFAULTS:
             raise AttributeError(f"GRPOConfig has no argument {name!r}")

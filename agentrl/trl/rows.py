@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import pyarrow.json
 import pyarrow.parquet as pq
 
 from agentrl.errors import ConfigError, DataError, install_extra
+from agentrl.system.publish import published
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -41,15 +43,17 @@ class DataSet:
     """Environments play the rows, and may add to their prompts."""
 
     def write(self) -> None:
-        """Write the file."""
-        self.file.parent.mkdir(parents=True, exist_ok=True)
+        """Write the file where it is not there: its name tells its contents, and another run may read it."""
+        if self.file.is_file():
+            return
         columns: dict[str, list[object]] = {
             "prompt": [json.dumps(prompt) for prompt in self.prompts],
             "data_source": [SOURCE] * len(self.prompts),
         }
         if self.has_environments:  # a mark for the checks of records
             columns["extra_info"] = [{"environment": SOURCE}] * len(self.prompts)
-        pq.write_table(pyarrow.table(columns), self.file)
+        with published(self.file) as partial:
+            pq.write_table(pyarrow.table(columns), partial)
 
 
 def read_data(given: Rows, argument: str, folder: Path, environments: Environments | None = None) -> DataSet:
@@ -68,7 +72,8 @@ def read_data(given: Rows, argument: str, folder: Path, environments: Environmen
         prompts.append(_prompt(row, place))
     if not prompts:
         raise DataError(f"{argument} has no row")
-    file = folder / f"{argument.partition('_')[0]}.parquet"
+    digest = hashlib.sha256(json.dumps([prompts, environments is not None]).encode()).hexdigest()[:12]
+    file = folder / f"{argument.partition('_')[0]}-{digest}.parquet"
     return DataSet(file, rows, prompts, has_environments=environments is not None)
 
 

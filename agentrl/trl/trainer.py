@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -15,9 +17,10 @@ from agentrl.config.overrides import Value
 from agentrl.errors import ConfigError, TrainingError, install_extra
 from agentrl.trl.adapters import adapter_keys
 from agentrl.trl.arguments import MODEL, ROLLOUT
-from agentrl.trl.callbacks import Callbacks
+from agentrl.trl.callbacks import Callbacks, made
 from agentrl.trl.config import GRPOConfig
 from agentrl.trl.environments import Environments, TrlEnvironmentLoop
+from agentrl.trl.names_of_trl import advice
 from agentrl.trl.rewards import RewardFunction, TrlRewards, named_functions
 from agentrl.trl.rows import EMPTY, read_data
 from agentrl.trl.tools import LOOP, TrlToolLoop, as_tools
@@ -25,7 +28,7 @@ from agentrl.trl.translation import Arguments, batch_sizes, frequency, output_di
 
 if TYPE_CHECKING:
     from peft import PeftConfig
-    from transformers import PreTrainedTokenizerBase, TrainerCallback
+    from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState
     from transformers.trainer_utils import TrainOutput
 
     from agentrl.agent_loop import AgentLoop
@@ -44,12 +47,49 @@ REFUSED = {
 """Arguments of TRL's trainer that agentrl has other ways for."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Arguments of the trainer, as they were given."""
+
+    model: Path
+    reward_funcs: object
+    train_dataset: Rows | None
+    eval_dataset: Rows | None
+    processing_class: PreTrainedTokenizerBase | str | Path | None
+    callbacks: list[TrainerCallback]
+    peft_config: PeftConfig | None
+    tools: list[Callable[..., object]]
+    environment_factory: object
+
+
+class OneProcess:
+    """TRL's `accelerator` in a single process, as far as scripts print and ask by it."""
+
+    is_main_process = is_local_main_process = is_last_process = True
+    num_processes, process_index, local_process_index = 1, 0, 0
+
+    def print(self, *values: object) -> None:
+        """Print, as the only process does."""
+        print(*values)
+
+    def wait_for_everyone(self) -> None:
+        """Return: there is nobody else."""
+
+    def __getattr__(self, name: str) -> object:
+        raise AttributeError(f"GRPOTrainer.accelerator.{name}: {advice('accelerator')}")
+
+
 class GRPOTrainer:
     """Training by GRPO with the arguments of TRL's `GRPOTrainer`.
 
     The config is translated when the trainer is made, and everything of it is refused then that cannot be taken over.
-    Models are loaded by `train` and `evaluate`.
+    Models are loaded by `train` and `evaluate`, which translate again where `args` were changed.
     """
+
+    args: GRPOConfig
+    state: TrainerState
+    """transformers' `TrainerState`, with `global_step`, `epoch` and `log_history`."""
+    output_dir: Path
 
     def __init__(
         self,
@@ -66,47 +106,65 @@ class GRPOTrainer:
         **others: object,
     ) -> None:
         """Raises UserError for what cannot be taken over, with the reason and the remedy."""
-        from transformers import TrainerState
-
+        _check_class(type(self))
+        _check_processes(os.environ)
         for name, value in others.items():
             if name not in REFUSED:
                 raise ConfigError(f"GRPOTrainer: unknown argument {name!r}")
             if value not in (None, (None, None)):
                 raise ConfigError(f"GRPOTrainer: {name}: {REFUSED[name]}")
         self.args = GRPOConfig() if args is None else args
-        if not isinstance(self.args, GRPOConfig):
-            raise ConfigError(
-                f"GRPOTrainer: args is a {type(args).__module__}.{type(args).__name__}: import GRPOConfig from "
-                "agentrl.trl"
-            )
+        _check_config(self.args)
+        self._asked = _Asked(
+            _model_folder(model),
+            reward_funcs,
+            train_dataset,
+            eval_dataset,
+            processing_class,
+            made(callbacks or ()),
+            peft_config,
+            list(tools or ()),
+            environment_factory,
+        )
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """Translate the arguments as they are now. Raises UserError."""
+        from transformers import TrainerState
+
+        _check_config(self.args)
+        asked, folder = self._asked, self._asked.model
+        self._translated = copy.deepcopy(self.args.values)
         arguments = Arguments(self.args.given)
-        folder, self.output_dir = _model_folder(model), Path(output_dir(arguments))
+        self.__dict__["output_dir"] = Path(output_dir(arguments))
         weights = cast("Sequence[float] | None", self.args.reward_weights)
         longest = arguments.count("max_completion_length")
-        self._tools, environments = as_tools(tools or [], longest), None
-        if environment_factory is not None:
-            environments = Environments(environment_factory, self._tools, longest)
+        self._tools, environments = as_tools(asked.tools, longest), None
+        if asked.environment_factory is not None:
+            environments = Environments(asked.environment_factory, self._tools, longest)
             self._tools = environments.tools
-        functions = named_functions(reward_funcs, weights, {} if environments is None else environments.rewards())
+        own = {} if environments is None else environments.rewards()
+        functions = named_functions(asked.reward_funcs, weights, own)
         self._batches = batch_sizes(arguments)
+        train_dataset = asked.train_dataset
         if train_dataset is None:
             train_dataset = _rows_without_data(arguments, environments, self._batches.prompts)
         data = self.output_dir.with_name(f"{self.output_dir.name}.data")
         train = read_data(train_dataset, "train_dataset", data, environments)
-        read = [train]
+        self._data = [train]
         keys = translate(self.args.given, model=folder, rows=len(train.rows))
         keys |= {"data.train_files": str(train.file), "data.val_files": None}
-        if eval_dataset is not None:
-            evaluated = read_data(eval_dataset, "eval_dataset", data, environments)
-            read.append(evaluated)
+        if asked.eval_dataset is not None:
+            evaluated = read_data(asked.eval_dataset, "eval_dataset", data, environments)
+            self._data.append(evaluated)
             keys |= validation(self.args.given)
             keys["data.val_files"] = str(evaluated.file)
             keys["trainer.val_before_train"] = bool(self.args.eval_on_start)
         self._steps = cast(int, keys["trainer.total_training_steps"])
-        keys |= self._validations(arguments, eval_dataset is not None)
-        rows = {str(one.file): one.rows for one in read}
+        keys |= self._validations(arguments, asked.eval_dataset is not None)
+        rows = {str(one.file): one.rows for one in self._data}
         self._loops: dict[str, AgentLoop] = {}
-        if tools or environments is not None:
+        if asked.tools or environments is not None:
             most = arguments["max_tool_calling_iterations"]
             rounds = None if most is None else arguments.count("max_tool_calling_iterations")
             keys[f"{ROLLOUT}.agent.default_agent_loop"] = LOOP
@@ -116,9 +174,9 @@ class GRPOTrainer:
                 self._loops[LOOP] = TrlEnvironmentLoop(rounds, environments, rows)
         if keys["algorithm.adv_estimator"] == "agentrl.trl.advantages:by_reward":
             keys["algorithm.adv_options"] = {"weights": {one.name: one.weight for one in functions}}
-        if peft_config is not None:
-            keys |= adapter_keys(peft_config, _config_of(folder).get("model_type", ""))
-        keys |= _tokenizer_keys(processing_class, folder)
+        if asked.peft_config is not None:
+            keys |= adapter_keys(asked.peft_config, _config_of(folder).get("model_type", ""))
+        keys |= _tokenizer_keys(asked.processing_class, folder)
         engine = self.args.overrides.get(f"{ROLLOUT}.name", keys[f"{ROLLOUT}.name"])
         attached = self.args.overrides.get(f"{ROLLOUT}.server_urls")
         if engine == "vllm" and not attached and not is_installed("vllm"):
@@ -130,8 +188,7 @@ class GRPOTrainer:
         arguments.raise_faults()
         self.keys: dict[str, Value] = {**keys, **self.args.overrides}
         """The run's config, as `agentrl.training` takes it."""
-        self.state = TrainerState(max_steps=self._steps * self._batches.updates)
-        """transformers' `TrainerState`, with `global_step`, `epoch` and `log_history`."""
+        self.__dict__["state"] = TrainerState(max_steps=self._steps * self._batches.updates)
         with_columns = not self.args.remove_unused_columns
         self._rewards = TrlRewards(
             functions,
@@ -145,7 +202,7 @@ class GRPOTrainer:
         save_every = cast(int, keys["trainer.save_freq"])
         per_epoch = max(1.0, len(train.rows) / self._batches.prompts)
         self._callbacks = Callbacks(
-            callbacks or [],
+            asked.callbacks,
             self.args,
             self.state,
             updates=self._batches.updates,
@@ -154,8 +211,103 @@ class GRPOTrainer:
             steps_per_epoch=per_epoch,
         )
         arguments.raise_faults()
-        for one in read:
-            one.write()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Raises ConfigError for a name of TRL's trainer, which nothing here would read."""
+        if name != "args" and (instead := advice(name)) is not None:
+            raise ConfigError(f"GRPOTrainer.{name} is set, and nothing here reads it: {instead}")
+        super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> object:
+        if (instead := advice(name)) is not None:
+            raise AttributeError(f"GRPOTrainer.{name} of TRL is not here: {instead}")
+        raise AttributeError(f"GRPOTrainer has no attribute {name!r}")
+
+    @property
+    def train_dataset(self) -> Rows | None:
+        """The rows, as they were given."""
+        return self._asked.train_dataset
+
+    @property
+    def eval_dataset(self) -> Rows | None:
+        """The rows to validate on, as they were given."""
+        return self._asked.eval_dataset
+
+    @property
+    def reward_funcs(self) -> object:
+        """The reward functions, as they were given."""
+        return self._asked.reward_funcs
+
+    @property
+    def tools(self) -> list[Callable[..., object]]:
+        """The tools, as they were given."""
+        return list(self._asked.tools)
+
+    @property
+    def processing_class(self) -> PreTrainedTokenizerBase:
+        """The policy's tokenizer, with the chat template that the run has."""
+        from agentrl.chat.load import load_tokenizer
+
+        template = self.keys.get(f"{MODEL}.chat_template")
+        trusted = bool(self.keys.get(f"{MODEL}.trust_remote_code"))
+        found: PreTrainedTokenizerBase = load_tokenizer(
+            str(self._asked.model), None if template is None else str(template), trust_remote_code=trusted
+        )
+        return found
+
+    tokenizer = processing_class
+
+    @property
+    def accelerator(self) -> OneProcess:
+        """The only process."""
+        return OneProcess()
+
+    def is_world_process_zero(self) -> bool:
+        """Say so: there is one process."""
+        return True
+
+    is_local_process_zero = is_world_process_zero
+
+    def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
+        """Add a callback, or an object of its class. Raises ConfigError."""
+        (one,) = made([callback])
+        self._callbacks.add(one)
+        self._asked.callbacks.append(one)
+
+    def pop_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> TrainerCallback | None:
+        """Remove a callback, or the first one of a class, and return it; None where there is none."""
+        for one in self._asked.callbacks:
+            if one is callback or (isinstance(callback, type) and isinstance(one, callback)):
+                self._asked.callbacks.remove(one)
+                self._callbacks.remove(one)
+                return one
+        return None
+
+    def remove_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
+        """Remove a callback, or the first one of a class."""
+        self.pop_callback(callback)
+
+    def metrics_format(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Round numbers as transformers does for people."""
+        from transformers.trainer_pt_utils import metrics_format
+
+        return metrics_format(metrics)
+
+    def log_metrics(self, split: str, metrics: dict[str, float]) -> None:
+        """Print numbers as transformers does."""
+        from transformers.trainer_pt_utils import log_metrics
+
+        log_metrics(self, split, metrics)
+
+    def save_metrics(self, split: str, metrics: dict[str, float], combined: bool = True) -> None:
+        """Write numbers into OUTPUT_DIR as transformers does."""
+        from transformers.trainer_pt_utils import save_metrics
+
+        save_metrics(self, split, metrics, combined)
+
+    def save_state(self) -> None:
+        """Write `state` to OUTPUT_DIR/trainer_state.json, as transformers does."""
+        self.state.save_to_json(str(self.output_dir / "trainer_state.json"))
 
     def _validations(self, arguments: Arguments, has_rows: bool) -> dict[str, Value]:
         """Translate when TRL evaluates. Raises ConfigError where nothing is to be evaluated on."""
@@ -174,6 +326,7 @@ class GRPOTrainer:
         """
         from transformers.trainer_utils import TrainOutput
 
+        self._translate_again()
         given = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         keys: dict[str, Value] = {"trainer.resume_mode": "disable"}
         if given is True:
@@ -192,6 +345,7 @@ class GRPOTrainer:
 
         Returns the numbers under TRL's prefix `eval_`. Raises UserError.
         """
+        self._translate_again()
         if self.keys["data.val_files"] is None:
             raise ConfigError("GRPOTrainer.evaluate: there is no eval_dataset: give one to the trainer")
         keys: dict[str, Value] = {"trainer.val_only": True, "trainer.resume_mode": "auto"}
@@ -210,17 +364,61 @@ class GRPOTrainer:
             raise TrainingError(f"GRPOTrainer.save_model: {policy} is not there yet: train() writes it at its end")
         shutil.copytree(policy, self.output_dir if output_dir is None else Path(output_dir), dirs_exist_ok=True)
 
+    def _translate_again(self) -> None:
+        """Translate `args` where they were changed after the trainer was made."""
+        if self.args.values != self._translated:
+            self._set_up()
+
     def _open(
         self, keys: Mapping[str, Value], observers: Sequence[Callbacks]
     ) -> AbstractContextManager[TrainingRun[Config]]:
         import agentrl
 
+        for one in self._data:
+            one.write()
         return agentrl.training(
             {**self.keys, **keys},
             loops=self._loops,
             tools=self._tools,
             reward=copy.copy(self._rewards),
             observers=observers,
+        )
+
+
+_DEFINED = dict(vars(GRPOTrainer))
+"""The trainer's class as it is written here: what a script puts into it later is not called."""
+
+
+def _check_class(kind: type[GRPOTrainer]) -> None:
+    """Raise ConfigError for names of TRL's trainer that a subclass, or a script, overrides."""
+    faults = []
+    for one in kind.__mro__[:-1]:
+        own = {name for name, value in vars(one).items() if one is not GRPOTrainer or value is not _DEFINED.get(name)}
+        faults += [f"  {one.__name__}.{name}: {advice(name)}" for name in sorted(own) if advice(name) is not None]
+    if faults:
+        lines = "\n".join(faults)
+        raise ConfigError(
+            f"GRPOTrainer: {len(faults)} names of TRL's trainer are overridden, and nothing here would call them. Only "
+            f"__init__ may be:\n{lines}"
+        )
+
+
+def _check_config(args: object) -> None:
+    if not isinstance(args, GRPOConfig):
+        kind = type(args)
+        raise ConfigError(
+            f"GRPOTrainer: args is a {kind.__module__}.{kind.__name__}: import GRPOConfig from agentrl.trl"
+        )
+
+
+def _check_processes(environment: Mapping[str, str]) -> None:
+    """Raise ConfigError where the script was started as several processes, each of which would be a training."""
+    size = environment.get("WORLD_SIZE", "1")
+    if size.isdigit() and int(size) > 1:
+        raise ConfigError(
+            f"GRPOTrainer: WORLD_SIZE={size}: {size} processes of this script would be {size} trainings. Start it "
+            "once, as `python SCRIPT`, without torchrun and `accelerate launch`; devices are keys: "
+            f"overrides={{'trainer.n_gpus_per_node': {size}}} (docs/scale.md)"
         )
 
 

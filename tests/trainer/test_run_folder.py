@@ -126,7 +126,8 @@ def test_of_two_that_were_checked_at_once_one_begins(tmp_path: Path) -> None:
         holder.stdin.flush()
         assert holder.stdout.readline() == b"begun\n"
         before = {file: file.read_bytes() for file in path.iterdir()}
-        for begin in (others[0].clear, *(partial(begun, one) for one in others[1:])):
+        begins: list[Callable[[], object]] = [others[0].clear, *(partial(begun, one) for one in others[1:])]
+        for begin in begins:
             with pytest.raises(ConfigError, match=rf"another command trains there .*process {holder.pid} of "):
                 begin()
         assert {file: file.read_bytes() for file in path.iterdir()} == before

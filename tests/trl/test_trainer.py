@@ -75,7 +75,7 @@ def test_the_pages_script_gives_the_numbers_of_the_same_run_by_yaml(taught: Path
     by_yaml = {
         "defaults": ["train", "_self_"],
         "data": {
-            "train_files": str(tmp_path / "multiply.data" / "train.parquet"),
+            "train_files": str(next((tmp_path / "multiply.data").iterdir())),
             "val_files": None,
             "train_batch_size": 4,
             "max_prompt_length": 300,
@@ -333,8 +333,10 @@ def test_rows_come_from_files_and_datasets(policy_dir: Path, at_home: Path) -> N
     (at_home / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     for rows in (datasets.Dataset.from_list(ROWS), "rows.jsonl"):
         trainer = trainer_of(policy_dir, rows=rows)
-        assert trainer.keys["data.train_files"] == "run.data/train.parquet"
-        assert trainer._rewards._rows["run.data/train.parquet"][3]["number"] == 3
+        file = str(trainer.keys["data.train_files"])
+        assert file.startswith("run.data/train-") and trainer._rewards._rows[file][3]["number"] == 3
+    others = trainer_of(policy_dir, rows=[*ROWS[1:], ROWS[0]])
+    assert others.keys["data.train_files"] != file, "no run changes the rows that another one reads"
     with pytest.raises(DataError, match="no row"):
         trainer_of(policy_dir, rows=[])
 
