@@ -339,6 +339,8 @@ class Play:
 
     async def close(self) -> None:
         """End the episode; a fault here changes no result, as the sidecar closes what nobody asks for."""
+        if self.address is not self.sidecar._address:  # its process has ended, and the episode with it
+            return
         with contextlib.suppress(InfrastructureError, TimeoutError, UserError):
             await self._ask("close", {})
 

@@ -219,7 +219,8 @@ class RemoteClient:
         return f"; the environment's proxy ({named}) is not used: the key `proxy` names one"
 
     async def _send(self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], most: int) -> Answer:
-        assert self._connections is not None
+        if self._connections is None:  # closed between two attempts, at the end of a run
+            raise RemoteFault(FaultKind.CONNECT, "the client is closed", ran=False, again=False)
         try:
             async with self._connections.request(
                 method, url, data=body, headers=headers, allow_redirects=False

@@ -232,6 +232,18 @@ async def test_cancellation_is_not_swallowed(server: Start) -> None:
             await asking
 
 
+async def test_a_client_that_is_closed_between_two_attempts_raises_a_fault(server: Start) -> None:
+    """At the end of a run, when calls of cancelled trajectories are still asked again."""
+    here = await server(*[says(503)] * 9)
+    client = RemoteClient("the server", RemoteOptions())
+    asking = asyncio.create_task(ask(client, here))
+    while not here.asked:
+        await asyncio.sleep(0.01)
+    await client.close()
+    with pytest.raises(RemoteUnavailable, match=r"status 503|the client is closed"):
+        await asking
+
+
 def test_one_client_in_two_event_loops_one_after_the_other() -> None:
     client = RemoteClient("the server", RemoteOptions())
 

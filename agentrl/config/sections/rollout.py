@@ -220,7 +220,8 @@ class AgentConfig(Section):
     on_code_error: Literal["error", "count"] = "error"
     """Action when code of yours (a loop, an interaction, a scorer, an agent, a tool that answers no call) raises
     what is no fault of the infrastructure, or gives what it must not: stop and name file, line and row, or leave the
-    trajectory out and count it. The sample that is left is biased then."""
+    trajectory out and count it. The sample that is left is biased then. An environment's error at a turn of the policy,
+    whose text may be the cause, is always counted."""
     max_failed_fraction: float = Field(0.5, ge=0, le=1)
     """A step stops the run when a larger part of its trajectories failed or passed the deadline."""
     observers: Annotated[
