@@ -61,6 +61,10 @@ class Dataset(ABC):
     def fingerprint(self) -> str:
         """Changes when the samples change, or when other ones are left out."""
 
+    def is_of(self, fingerprint: str) -> bool:
+        """Check whether a fingerprint, which an earlier version may have made, is of these samples."""
+        return fingerprint == self.fingerprint
+
     @abstractmethod
     def check(
         self, *, agent_names: Collection[str], tool_names: Collection[str], interaction_names: Collection[str]

@@ -17,11 +17,14 @@ from agentrl.data.columns import BadValue, bad_rows, check_types, names_in, rows
 from agentrl.data.contract import UNKNOWN_HINT, Dataset, unknown_name
 from agentrl.data.filling import Filling, holds_filling
 from agentrl.data.rows import read_prompt, to_sample
-from agentrl.data.sources import expand, open_table
+from agentrl.data.sources import Table, expand, open_table
 from agentrl.data.store import ROW_NUMBER, RowStore, numbered
 from agentrl.data.unread import UnreadColumns
 from agentrl.errors import DataError
 from agentrl.trajectory.sample import AGENT_ALIASES, Sample, row_place
+
+CONTENT = "content:"
+"""Beginning of a fingerprint that goes over the content of files, not their sizes."""
 
 
 class ParquetDataset(Dataset):
@@ -52,6 +55,7 @@ class ParquetDataset(Dataset):
         """By file, where arguments of calls in prompts are structs."""
         self._ends: list[int] = []
         self._sizes: list[tuple[int, int]] = []
+        self._contents: list[str] = []
         total = 0
         for file in self.files:
             store = self._read(file, None if max_samples is None else max_samples - total)
@@ -75,8 +79,16 @@ class ParquetDataset(Dataset):
 
     @property
     def fingerprint(self) -> str:
-        """Hash that changes when a file's size or rows change, or when other rows are left out. Names don't count."""
-        text = repr((self._sizes, hashlib.sha256(self._kept.tobytes()).hexdigest()))
+        """Hash that changes when a file's content changes, or when other rows are left out. Names don't count."""
+        return f"{CONTENT}{self._hashed(self._contents)}"
+
+    def is_of(self, fingerprint: str) -> bool:
+        # Until November 2026 checkpoints had a hash of the files' sizes.
+        known = self.fingerprint if fingerprint.startswith(CONTENT) else self._hashed(self._sizes)
+        return fingerprint == known
+
+    def _hashed(self, files: Sequence[object]) -> str:
+        text = repr((files, hashlib.sha256(self._kept.tobytes()).hexdigest()))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def check(
@@ -109,6 +121,7 @@ class ParquetDataset(Dataset):
         table, store = open_table(file), RowStore(file)
         check_types(table.schema, self.prompt_key, self.image_key, file)
         self._sizes.append((table.rows, table.bytes))
+        self._contents.append(_content(table, file))
         if holds_filling(table.schema.field(self.prompt_key).type):
             self._filled[file] = Filling()
         columns = wanted_columns(table.schema, self.prompt_key, self.image_key)
@@ -185,3 +198,10 @@ class ParquetDataset(Dataset):
             file=file,
             number=number,
         )
+
+
+def _content(table: Table, file: str) -> str:
+    try:
+        return table.content()
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read: {error}") from error

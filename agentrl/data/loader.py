@@ -82,7 +82,7 @@ class Loader:
 
     def load_state_dict(self, state: Mapping[str, JSON]) -> None:
         """Continue where the state was taken. Raises DataError when it belongs to other data or another order."""
-        if state["fingerprint"] != self.dataset.fingerprint:
+        if not self.dataset.is_of(str(state["fingerprint"])):
             raise DataError(
                 "the checkpoint was made with other data: the files, their rows or the rows left out have changed. "
                 "Give the data it was made with, start anew with trainer.resume_mode=disable, or train on from its "

@@ -94,10 +94,11 @@ class OwnDataset(Dataset):
         self, *, agent_names: Collection[str], tool_names: Collection[str], interaction_names: Collection[str]
     ) -> list[str]:
         known = {"agent_name": agent_names, "tools_kwargs": tool_names, "interaction_kwargs": interaction_names}
-        sources, bad, fault = set(), [], ""
-        for index, place, make in self._rows():
+        sources, bad, fault, self.without_loop = set(), [], "", 0
+        for index, place, _ in self._rows():
             try:
-                sample = make()
+                made = self._made(index)
+                sample = self._placed(made, index)
                 self._check_names(sample, place, known)
             except DataError as error:
                 if self.on_bad_row == "error":
@@ -106,6 +107,7 @@ class OwnDataset(Dataset):
                 bad.append(index)
             else:
                 sources.add(sample.data_source)
+                self.without_loop += not made.agent_name
         if isinstance(self._samples, NotedSamples):
             self.notes = self._samples.notes
         if bad:
@@ -132,12 +134,19 @@ class OwnDataset(Dataset):
         return f"{self._what}, sample {index}"
 
     def _sample(self, index: int) -> Sample:
+        return self._placed(self._made(index), index)
+
+    def _made(self, index: int) -> Sample:
         with user_code(self._what, self._samples.__getitem__):
             sample: object = self._samples[index]
         if not isinstance(sample, Sample):
             raise contract_error(
                 self._what, self._samples.__getitem__, f"it must give Sample objects, found {sample!r:.200}"
             )
+        return sample
+
+    def _placed(self, sample: Sample, index: int) -> Sample:
+        """Return a sample with its loop and its place."""
         agent = sample.agent_name or self._default_agent_loop
         file, row = (sample.file, sample.row) if sample.file else (self._what, index)
         return replace(sample, agent_name=AGENT_ALIASES.get(agent, agent), index=index, file=file, row=row)

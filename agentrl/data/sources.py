@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,8 @@ class Table:
     """On the disk."""
     batches: Callable[[list[str], int], Iterator[pa.RecordBatch]]
     """Reads the columns of these names in batches of at most so many rows. Raises the errors of reading."""
+    content: Callable[[], str]
+    """Hashes the content on the disk. Raises OSError."""
 
 
 def expand(files: str | Sequence[str]) -> list[str]:
@@ -116,9 +119,18 @@ def open_table(file: str) -> Table:
             for some in apart:
                 yield from parquet.iter_batches(rows, row_groups=some, columns=columns)
 
-        return Table(schema, parquet.metadata.num_rows, path.stat().st_size, batches)
+        return Table(schema, parquet.metadata.num_rows, path.stat().st_size, batches, lambda: hashed([path]))
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(no_parquet(file, error)) from error
+
+
+def hashed(paths: Sequence[Path], *words: str) -> str:
+    """Hash the content of files, and further words."""
+    found = hashlib.sha256(repr(words).encode())
+    for path in paths:
+        with path.open("rb") as opened:
+            found.update(hashlib.file_digest(opened, "sha256").digest())
+    return found.hexdigest()
 
 
 def no_parquet(file: str, error: Exception) -> str:
@@ -179,4 +191,5 @@ def _open_hub(name: str) -> Table:
             yield from table.select(columns).combine_chunks().to_batches()
 
     schema: pa.Schema = arrow.features.arrow_schema.remove_metadata()
-    return Table(schema, len(arrow), int(arrow.data.nbytes), batches)
+    files = [Path(one["filename"]) for one in saved.cache_files]
+    return Table(schema, len(arrow), int(arrow.data.nbytes), batches, lambda: hashed(files, split))

@@ -29,7 +29,7 @@ from agentrl.data.json_lines import JsonDataset
 from agentrl.data.messages import FurtherFields, digest_of, further_with_reasoning, told_fields
 from agentrl.data.own import load_own
 from agentrl.data.sources import expand, is_json
-from agentrl.errors import ConfigError, DataError
+from agentrl.errors import ConfigError, DataError, UserError
 from agentrl.interaction import Interaction, load_interactions
 from agentrl.interaction.recorded import RecordedInteraction
 from agentrl.observe.display import Display, note_of_files, warn_of_counts
@@ -277,7 +277,11 @@ def open_rows(config: RolloutsConfig, files: str | list[str], max_samples: int |
 def fit_prompts(
     rows: Sequence[Dataset], config: RolloutsConfig, chat: Chat, context: RunContext, display: Display
 ) -> None:
-    """Render every prompt of the data sets; leave out (or refuse) prompts that are too long. Raises DataError."""
+    """Render every prompt of the data sets; leave out (or refuse) prompts that are too long.
+
+    Raises DataError, and ConfigError for a template that cannot be used, before the other rows are rendered.
+    """
+    check_template(rows[0], chat, context)
     warned: set[str] = set()
     most, teacher_context = config.data.max_prompt_length, load_teacher_context(config)
     for data in rows:
@@ -359,6 +363,19 @@ def fit_prompts(
             if kind not in warned:
                 warned.add(kind)
                 display.warn(remark)
+
+
+def check_template(data: Dataset, chat: Chat, context: RunContext) -> None:
+    """Raise ConfigError where the template cannot be used with the first row's tools.
+
+    A first row that cannot be used itself is left to the pass over all rows, which names its place.
+    """
+    try:
+        prompt, tools = context.first_prompt(data[0])
+        chat.render(prompt, tools)
+    except (ValueError, TypeError, LookupError, RuntimeError, UserError):
+        return
+    start_up_check(chat, prompt, tools)
 
 
 def _note_lengths(config: RolloutsConfig, dropped: int, cut: Sequence[int], display: Display) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -82,6 +85,30 @@ def test_a_state_of_other_data_is_refused(ten: ParquetDataset, tmp_path: Path) -
     moved.filter_overlong(tokens, 8)
     with pytest.raises(DataError, match="made with other data"):
         loader_of(moved, 2).load_state_dict(state)
+
+
+def test_a_state_is_of_the_content_of_files(tmp_path: Path) -> None:
+    """Other rows of the same number and size are other data; an earlier version compared number and size alone."""
+    plain: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    file = write(tmp_path / "a.parquet", [row(i) for i in range(4)], **plain)
+    data, size = ParquetDataset(file), Path(file).stat().st_size
+    state = loader_of(data, 2).state_dict()
+    old = {**state, "fingerprint": data._hashed(data._sizes)}
+    assert (
+        old["fingerprint"]
+        == hashlib.sha256(repr(([(4, size)], hashlib.sha256(np.arange(4).tobytes()).hexdigest())).encode()).hexdigest()[
+            :16
+        ]
+    ), "as version 0.1.0 of October 2026 wrote it"
+    write(tmp_path / "a.parquet", [row(i) for i in (0, 1, 3, 2)], **plain)
+    assert Path(file).stat().st_size == size
+    changed = loader_of(ParquetDataset(file), 2)
+    with pytest.raises(DataError, match="made with other data"):
+        changed.load_state_dict(state)
+    changed.load_state_dict(old)
+    write(tmp_path / "a.parquet", [row(i) for i in range(5)], **plain)
+    with pytest.raises(DataError, match="made with other data"):
+        loader_of(ParquetDataset(file), 2).load_state_dict(old)
 
 
 @pytest.mark.parametrize(

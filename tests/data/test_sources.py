@@ -266,6 +266,8 @@ def test_a_data_set_saved_to_disk(tmp_path: Path) -> None:
         ParquetDataset(f"hf:{tmp_path / 'two'}:dev")
     before = ParquetDataset(name).fingerprint
     assert ParquetDataset(f"hf:{tmp_path / 'two'}").fingerprint != before == ParquetDataset(name).fingerprint
+    datasets.Dataset.from_list([row(0), row(2)]).save_to_disk(tmp_path / "other")
+    assert ParquetDataset(f"hf:{tmp_path / 'other'}").fingerprint != before, "as many rows of the same size"
 
 
 def test_a_folder_as_the_hub_has_it(tmp_path: Path) -> None:
