@@ -42,6 +42,7 @@ import json
 import os
 import queue
 import re
+import resource
 import secrets
 import select
 import signal
@@ -455,6 +456,11 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
+def most_connections() -> int:
+    """Return three quarters of the files that this process may have open, 8,192 at most."""
+    return min(resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // 4, 8192)
+
+
 class Server(ThreadingHTTPServer):
     """Server with a thread for each connection."""
 
@@ -463,9 +469,31 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._limits: dict[socket.socket, float] = {}
-        """Times at which connections are cut, unless their requests have arrived."""
+        """Times at which connections are cut, unless their requests have arrived: the next one first."""
+        self._open: dict[socket.socket, str] = {}
+        """Connections, each with its address."""
         super().__init__(address, handler)
         threading.Thread(target=self._cut_late, daemon=True).start()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Begin a connection. Without room for it, the one ends that has waited for a request of its address longest,
+        else this one: each connection is a file and a thread."""
+        client = str(client_address[0])
+        self._open[request] = client
+        addresses = list(self._open.values())
+        if len(addresses) + addresses.count(client) > most_connections():  # of one address as many as are still free
+            ending = next((one for one in list(self._limits) if self._open.get(one) == client), request)
+            self._limits.pop(ending, None)
+            with suppress(OSError):
+                ending.shutdown(socket.SHUT_RDWR)
+            if ending is request:
+                self.shutdown_request(request)
+                return
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._open.pop(request, None)
+        super().shutdown_request(request)
 
     def limit(self, connection: socket.socket, seconds: float | None) -> None:
         """Cut a connection in so many seconds, or no more."""

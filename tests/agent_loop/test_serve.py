@@ -125,3 +125,23 @@ def test_started_by_hand_it_prints_a_key(tmp_path: Path, monkeypatch: pytest.Mon
             assert said(told["port"], request(Authorization=None)).startswith(b"HTTP/1.1 401")
         finally:
             process.kill()
+
+
+def test_silent_connections_give_way_to_a_new_one(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They need no key, and each is a file and a thread."""
+    monkeypatch.setattr(serve, "REQUEST_SECONDS", 60.0)
+    monkeypatch.setattr(serve, "most_connections", lambda: 20)
+    before = threading.active_count()
+    silent = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(60)]
+    for _ in range(3):
+        assert b" 200 " in said(port, request(Connection="close"))
+    ended = 0
+    for connection in silent:
+        connection.settimeout(20 if ended < 50 else 0.2)
+        try:
+            ended += connection.recv(1) == b""
+        except TimeoutError:
+            break
+    assert ended >= 50 and threading.active_count() <= before + 12
+    for connection in silent:
+        connection.close()
