@@ -23,6 +23,10 @@ UNKNOWN_HINT = {
 }
 
 
+CONTENT = "content:"
+"""Beginning of a fingerprint over content alone; earlier ones went over sizes of files, or places of samples, too."""
+
+
 class Dataset(ABC):
     """A fixed sequence of samples; some may be left out. `skipped` counts samples left out by on_bad_row=skip.
 

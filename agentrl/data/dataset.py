@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from agentrl.data.columns import BadValue, bad_rows, check_types, names_in, rows_without_loop, wanted_columns
-from agentrl.data.contract import UNKNOWN_HINT, Dataset, unknown_name
+from agentrl.data.contract import CONTENT, UNKNOWN_HINT, Dataset, unknown_name
 from agentrl.data.filling import Filling, holds_filling
 from agentrl.data.rows import read_prompt, to_sample
 from agentrl.data.sources import Table, expand, open_table
@@ -22,9 +22,6 @@ from agentrl.data.store import ROW_NUMBER, RowStore, numbered
 from agentrl.data.unread import UnreadColumns
 from agentrl.errors import DataError
 from agentrl.trajectory.sample import AGENT_ALIASES, Sample, row_place
-
-CONTENT = "content:"
-"""Beginning of a fingerprint that goes over the content of files, not their sizes."""
 
 
 class ParquetDataset(Dataset):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Literal, Protocol, runtime_checkable
@@ -12,7 +12,7 @@ import numpy as np
 
 from agentrl.config.sections.data import CustomDatasetConfig
 from agentrl.config.sections.rollouts import RolloutsConfig
-from agentrl.data.contract import Dataset, unknown_name
+from agentrl.data.contract import CONTENT, Dataset, unknown_name
 from agentrl.errors import ConfigError, DataError
 from agentrl.system.plugin import adapted
 from agentrl.system.registry import configured
@@ -79,14 +79,24 @@ class OwnDataset(Dataset):
 
     @property
     def fingerprint(self) -> str:
-        text = repr((self._digest, hashlib.sha256(self._kept.tobytes()).hexdigest()))
+        return f"{CONTENT}{self._hashed(self._digest)}"
+
+    def is_of(self, fingerprint: str) -> bool:
+        known = self.fingerprint if fingerprint.startswith(CONTENT) else self._hashed(self._digest_over(self))
+        return fingerprint == known
+
+    def _hashed(self, digest: str) -> str:
+        text = repr((digest, hashlib.sha256(self._kept.tobytes()).hexdigest()))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @cached_property
     def _digest(self) -> str:
-        """Over the samples that are left at its first use."""
+        """Over the samples that are left at its first use, wherever they lie."""
+        return self._digest_over(replace(sample, file="", row=0) for sample in self)
+
+    def _digest_over(self, samples: Iterable[Sample]) -> str:
         digest = hashlib.sha256()
-        for sample in self:
+        for sample in samples:
             digest.update(repr(sample).encode())
         return digest.hexdigest()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import re
 import shlex
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -175,6 +177,14 @@ def test_json_lines_are_rows(tmp_path: Path, name: str) -> None:
     known: dict[str, list[str]] = {"agent_names": ["react", "tool_agent"], "tool_names": ["f"], "interaction_names": []}
     assert data.check(**known) == ["made/up"]
     before = data.fingerprint
+    moved = JsonDataset(lines(tmp_path / f"moved-{name}", rows), default_agent_loop="react")
+    assert moved.fingerprint == before, "the places of files may change"
+    old = hashlib.sha256()
+    for sample in data:
+        old.update(repr(sample).encode())
+    kept = hashlib.sha256(np.arange(3).tobytes()).hexdigest()
+    earlier = hashlib.sha256(repr((old.hexdigest(), kept)).encode()).hexdigest()[:16]
+    assert (data.is_of(earlier), moved.is_of(earlier)) == (True, False), "as October 2026 wrote it"
     lines(tmp_path / name, [*rows[:2], row(3)])
     assert JsonDataset(file, default_agent_loop="react").fingerprint != before
 

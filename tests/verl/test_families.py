@@ -111,5 +111,6 @@ def test_the_defaults_of_a_family_are_those_of_its_own_yaml(family: str, switch:
 
 def test_every_family_is_compared() -> None:
     assert set(THEIRS) == {path.stem for path in CONFIGS.glob("*.yaml")}
+    assert translate({FAMILY: "no_such_trainer"}, Config).strangers == [FAMILY]
     for family in THEIRS:
         assert composed(family).get(FAMILY, family) == family

@@ -119,7 +119,8 @@ def translate(values: Values, schema: type[Section]) -> Translation:
 
 def _translated(values: Values, schema: type[Section]) -> Translation:
     found, leaves = Translation(is_whole=True, given=families.given(values)), leaf_keys(schema)
-    entries = {key: entry_of(key) for key in values if key not in (DIALECT, families.FAMILY)}
+    ours = {DIALECT, families.FAMILY} if families.own_defaults(values.get(families.FAMILY)) else {DIALECT}
+    entries = {key: entry_of(key) for key in values if key not in ours}
     for key, entry in entries.items():
         if entry is None and key in leaves:
             found.same.append(key)
