@@ -20,7 +20,7 @@ from agentrl.chat.chat import write_again
 from agentrl.checks.finding import Finding
 from agentrl.checks.report import Report
 from agentrl.data.messages import digest_of
-from agentrl.reward.manager import turns_text
+from agentrl.reward.manager import response_text, turns_text
 from agentrl.system.user_code import is_agentrl_code
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message, Status, Trajectory, Transcript, Turn
@@ -54,9 +54,12 @@ class Origins:
         """True for the names of agentrl's loops: a loop of a user's may show and record anything."""
         self._loops, self._every = scheduler.loops, every
         context.tools.on_answer = self.answered
+        self._whole = False
+        """Scorers are given all text after the prompt."""
         # A manager of a user's may give scorers another text, and pay something else than they return.
         if scheduler.reward is not None and type(scheduler.reward).__module__.startswith("agentrl.reward."):
             scheduler.reward.on_verdict = self.scored
+            self._whole = scheduler.reward.config.solution_str == "response"
         self._answers: defaultdict[str, list[tuple[str, str, str | None]]] = defaultdict(list)
         """By the session of a try: tool, arguments, and the text that it answered; None: it answered images, too."""
         self._verdicts: defaultdict[str, list[tuple[object, object, float]]] = defaultdict(list)
@@ -98,7 +101,8 @@ class Origins:
             if one.status not in ENDED or (request.journal is not None and request.journal.resumes):
                 continue  # answers that are given again come from no tool and no scorer of this process
             if verdicts:
-                wrong = _wrong_score(one, sample, verdicts)
+                text = response_text(one, self._chat.tokenizer) if self._whole else turns_text(one)
+                wrong = _wrong_score(one, sample, verdicts, text)
                 report.add_check("scores", [Finding("scores", what, one.uid) for what in wrong])
             if one.tool_calls and self._tools.cassette is None:
                 report.add_check("answers", self._called(one, calls, is_ours=is_ours, by_template=loop.calls is None))
@@ -212,12 +216,14 @@ class Origins:
                 yield f"tokens {turn.start} to {turn.end} are not what the template writes of the {turn.role} turn"
 
 
-def _wrong_score(one: Trajectory, sample: Sample, verdicts: Sequence[tuple[object, object, float]]) -> Iterator[str]:
-    """Say how the score is not the scorer's last verdict on the policy's text and the row's ground truth."""
+def _wrong_score(
+    one: Trajectory, sample: Sample, verdicts: Sequence[tuple[object, object, float]], said: str
+) -> Iterator[str]:
+    """Say how the score is not the scorer's last verdict on the text that was said and the row's ground truth."""
     text, truth, score = verdicts[-1]
     if len(verdicts) > 1:
         yield f"its answer was scored {len(verdicts)} times"
-    if one.turns and text != turns_text(one):
+    if one.turns and text != said:
         yield f"the scored text, {text!r:.60}, is not the policy's"
     if truth is not sample.ground_truth and repr(truth) != repr(sample.ground_truth):
         yield f"the ground truth was {truth!r:.60}, and its row has {sample.ground_truth!r:.60}"

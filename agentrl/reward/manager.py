@@ -6,7 +6,7 @@ import asyncio
 import fnmatch
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
-from typing import cast
+from typing import Any, cast
 
 from agentrl.config.registries import SCORERS
 from agentrl.config.sections.reward import (
@@ -85,6 +85,7 @@ class NaiveRewardManager(RewardManager):
             for kind, judge in self._judges.items()
         }
         self._own = {pattern: self._named(pattern, entry) for pattern, entry in self.config.scorers.items()}
+        self._tokenizer: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._places: dict[int | None, asyncio.Semaphore] = {}
 
@@ -132,6 +133,9 @@ class NaiveRewardManager(RewardManager):
         scorer = self._custom or self._scorer(data_source)
         return scorer not in self._asking.values() and not (isinstance(scorer, Scorer) and scorer.asks_model)
 
+    def bind(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
     def serve(self, servers: ServerAccess) -> None:
         if (model := generative(self.config)) is not None:
             self._model = AskedModel(model, servers)
@@ -169,7 +173,7 @@ class NaiveRewardManager(RewardManager):
         return await self.judge(
             {
                 "data_source": sample.data_source,
-                "solution_str": policy_text(trajectory, sample),
+                "solution_str": solution_of(self.config, trajectory, sample, self._tokenizer),
                 "ground_truth": sample.ground_truth,
                 "extra_info": self.extra_info(trajectory, sample),
                 "trajectory": trajectory,
@@ -277,6 +281,19 @@ def shown_info(trajectory: Trajectory, sample: Sample) -> dict[str, object]:
         "tool_rewards": [reward for rewards in by_tool.values() for reward in rewards],
         **trajectory.for_scorers,
     }
+
+
+def solution_of(config: RewardConfig, trajectory: Trajectory, sample: Sample, tokenizer: Any) -> str:
+    """Return what `reward_model.solution_str` asks for; of a record without tokens, the turns."""
+    if config.solution_str == "response" and trajectory.transcripts and tokenizer is not None:
+        return response_text(trajectory, tokenizer)
+    return policy_text(trajectory, sample)
+
+
+def response_text(trajectory: Trajectory, tokenizer: Any) -> str:
+    """Decode all tokens after each transcript's prompt, special tokens left out."""
+    responses = (one.ids[one.prompt_length :] for one in trajectory.transcripts)
+    return "\n".join(tokenizer.decode(ids, skip_special_tokens=True) for ids in responses)
 
 
 def policy_text(trajectory: Trajectory, sample: Sample) -> str:

@@ -18,7 +18,7 @@ from agentrl.config.sections.reward import CustomRewardConfig, RewardConfig
 from agentrl.errors import ConfigError
 from agentrl.remote.router import ServerAccess
 from agentrl.reward import GroupRewardManager, NaiveRewardManager, RewardManager, Verdict
-from agentrl.reward.manager import policy_text, shown_info
+from agentrl.reward.manager import shown_info, solution_of
 from agentrl.reward.scorer import as_verdict, load_function
 from agentrl.system.deadline import within
 from agentrl.system.metrics import Metrics
@@ -90,11 +90,15 @@ class BatchRewardManager(GroupRewardManager):
                 f"the lists {', '.join(BATCH_ARGUMENTS)}, and what reward_kwargs sets"
             ) from error
         self._threads = DaemonThreads("reward manager batch")
+        self._tokenizer: Any = None
+
+    def bind(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
 
     async def score_group(self, trajectories: Sequence[Trajectory], sample: Sample) -> Sequence[Verdict]:
         given = {
             "data_sources": [sample.data_source for _ in trajectories],
-            "solution_strs": [policy_text(one, sample) for one in trajectories],
+            "solution_strs": [solution_of(self.config, one, sample, self._tokenizer) for one in trajectories],
             "ground_truths": [sample.ground_truth for _ in trajectories],
             "extra_infos": [shown_info(one, sample) for one in trajectories],
             **self.custom.reward_kwargs,

@@ -13,6 +13,7 @@ import pytest
 import agentrl.verl
 from agentrl.agent_loop.registry import instantiate, load_agent_loops
 from agentrl.chat import Chat
+from agentrl.config import load_config
 from agentrl.config.registries import AGENT_LOOPS
 from agentrl.config.sections.reward import CustomRewardConfig, RewardConfig
 from agentrl.config.sections.rollouts import RolloutsConfig
@@ -164,6 +165,45 @@ async def test_a_loop_is_recorded_as_what_it_is(bench: MakeBench, folder: Path) 
     assert (infos[0]["num_turns"], infos[0]["text"]) == (4, "5, I think\nyes, 5")
     assert infos[0]["answer"].startswith("5, I think")
     assert b.engine.released == ["t/0.0"]
+
+
+@pytest.mark.parametrize("manager", ["naive", "batch"])
+async def test_functions_of_a_verl_command_are_given_verls_text(bench: MakeBench, folder: Path, manager: str) -> None:
+    """All text after the prompt, special tokens left out: a format reward finds `<think>`, and calls their marks."""
+    asked = (folder / "asked.py").absolute()
+    asked.write_text(
+        "seen = []\n"
+        "def compute_score(solution_str, **_):\n    seen.append(solution_str)\n    return 1.0\n"
+        "def batched(data_sources, solution_strs, ground_truths, extra_infos):\n"
+        "    seen.extend(solution_strs)\n    return [1.0 for _ in solution_strs]\n"
+    )
+    custom = CustomRewardConfig(path=str(asked), name="batched" if manager == "batch" else "compute_score")
+
+    def add(numbers: list[int]) -> int:
+        """Add.
+
+        Args:
+            numbers: All of them.
+        """
+        return sum(numbers)
+
+    turns = ["<think>\nI add.\n</think>\n\n" + call("add", numbers=[2, 3]), "<think>\nSo.\n</think>\n\nIt is 5."]
+    texts = {}
+    for name in ("ppo_trainer", "train"):
+        config = load_config(["actor_rollout_ref.rollout.name=embedded"], name).reward_model
+        b = bench(turns, [add])
+        b.scheduler.reward = make_reward_manager(config.model_copy(update={"reward_manager": manager}), custom)
+        b.scheduler.reward.bind(b.chat.tokenizer)
+        (t,) = await b.run(sample())
+        assert (t.status, t.score) == (Status.COMPLETED, 1.0), t.failure
+        loaded = b.scheduler.reward._function if manager == "batch" else b.scheduler.reward._custom.function  # type: ignore[attr-defined]
+        texts[name] = loaded.__globals__["seen"][-1]
+        (transcript,) = t.transcripts
+    whole = b.chat.tokenizer.decode(transcript.ids[transcript.prompt_length :], skip_special_tokens=True)
+    assert texts["ppo_trainer"] == whole and texts["train"] == "It is 5."
+    assert (
+        whole.startswith("<think>\nI add.\n</think>\n\n<tool_call>") and "\n5" in whole and whole.endswith("It is 5.")
+    )
 
 
 @pytest.mark.parametrize("name", ["one_turn", "rendering"])

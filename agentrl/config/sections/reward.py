@@ -137,6 +137,10 @@ class RewardConfig(Section):
     """Scorers by data source (* stands for anything), before ours; the first that fits holds. A name or target, or
     {name: ..., kwargs: {...}}, e.g. {my/*: rewards.py:score}."""
 
+    solution_str: Literal["turns", "response"] = "turns"
+    """Text that scorers of the managers naive, prime, dapo, gdpo and batch are given as solution_str: turns, the text
+    of the policy's turns without reasoning and calls; response, all text after the prompt as the tokenizer decodes it,
+    with reasoning, calls and answers of tools and without special tokens, as verl gives it."""
     timeout: float = Field(60.0, gt=0)
     """Deadline of scoring one trajectory; waiting for one of max_concurrent places, for the sandbox's queue or for a
     math worker does not count."""
