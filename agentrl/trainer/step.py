@@ -22,6 +22,7 @@ correction are then taken over the tokens of the update:
 | `actor/entropy` | mean over all policy tokens of the entropy before the update (that of `proximal`), in nats |
 | `actor/reward_kl_penalty`, `actor/reward_kl_penalty_coeff` | KL in the reward: by trajectory; its coefficient |
 | `actor/entropy_coeff` | weight of the entropy bonus, with `actor.target_entropy` |
+| `actor/loss` | the whole loss, each term times its coefficient: mean over the taken optimizer steps |
 | `actor/pg_loss`, `actor/kl_loss` | that term of the loss, without coefficient: mean over the taken optimizer steps |
 | `actor/success_nll` | likewise: negative log-likelihood of the policy tokens of trajectories that succeed |
 | `actor/observation_nll` | likewise: of what the policy read after its first token |

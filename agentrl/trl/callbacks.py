@@ -33,7 +33,7 @@ NAMES = {
     "reward_std": "reward/std",
     "learning_rate": "actor/lr",
     "grad_norm": "actor/grad_norm",
-    "loss": "actor/pg_loss",
+    "loss": "actor/loss",
     "kl": "actor/kl_loss",
     "entropy": "actor/entropy",
     "frac_reward_zero_std": "group/zero_variance",

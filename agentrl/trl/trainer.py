@@ -335,7 +335,7 @@ class GRPOTrainer:
             keys = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": str(given)}
         with self._open(keys, [self._callbacks]) as run:
             self._callbacks.call("on_train_begin")
-            losses = [metrics["actor/pg_loss"] for metrics in run if "actor/pg_loss" in metrics]
+            losses = [metrics["actor/loss"] for metrics in run if "actor/loss" in metrics]
         self._callbacks.call("on_train_end")
         mean = sum(losses) / len(losses) if losses else 0.0
         return TrainOutput(self.state.global_step, mean, {"train_loss": mean, "epoch": self.state.epoch or 0.0})

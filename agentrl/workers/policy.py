@@ -232,9 +232,10 @@ class PolicyWorker(TrainableWorker[TokenScores]):
             entropy_coeff: weight of the entropy bonus; None: the config's.
             by_token: keep the loss's results for each token for `of_update`.
 
-        Returns actor/pg_loss, actor/ppo_kl, the loss's own metrics (clip_frac, clip_frac_lower), actor/grad_norm
-        (before clipping), actor/lr, actor/skipped_updates, with these losses actor/kl_loss, actor/success_nll,
-        actor/observation_nll, actor/teacher_loss, actor/expert_loss, actor/moe_aux_loss and actor/moe_z_loss (see
+        Returns actor/loss, actor/pg_loss, actor/ppo_kl, the loss's own metrics (clip_frac, clip_frac_lower),
+        actor/grad_norm (before clipping), actor/lr, actor/skipped_updates, with these losses actor/kl_loss,
+        actor/success_nll, actor/observation_nll, actor/teacher_loss, actor/expert_loss, actor/moe_aux_loss and
+        actor/moe_z_loss (see
         `agentrl.trainer.step`); train/filtered_fraction, the part of the sequences that was not computed;
         perf/update_tokens, all tokens that the updates went over; train/policy_tokens, the tokens among them that the
         policy sampled, in the steps taken; train/loss_weight; `correction_metrics` where the proximal policy is
@@ -374,7 +375,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         names = list(report.taken[0].sums) if report.taken else []
         terms = [*self._terms, self._expert] if with_expert else self._terms
         means = {one.name: one.name for one in terms if one.name is not None}
-        means |= {name: name for name in (AUX_LOSS, Z_LOSS) if name in names}
+        means |= {name: name for name in ("loss", AUX_LOSS, Z_LOSS) if name in names}
         by_token = {name.removeprefix(BY_TOKEN): name for name in names if name.startswith(BY_TOKEN)}
         found = report.metrics("actor", means, by_token)
         corrections = [name for name in names if name.startswith(CORRECTION)]

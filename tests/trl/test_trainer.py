@@ -182,11 +182,17 @@ def test_several_optimizer_steps_a_generation_have_falling_rates(policy_dir: Pat
         "epsilon": 3e-4,
         "epsilon_high": 4e-4,
         "steps_per_generation": 4,
+        "beta": 0.1,
+        "use_bias_correction_kl": False,
     }
     trainer = trainer_of(policy_dir, per_device_train_batch_size=4, max_steps=8, logging_steps=3, **gspo)
-    assert trainer.train().global_step == 8
+    result = trainer.train()
+    assert result.global_step == 8
     history = trainer.state.log_history
     assert [entry["step"] for entry in history] == [4, 8]
+    for entry in history:  # the whole loss, as TRL's
+        assert entry["kl"] > 1e-3 and entry["loss"] == pytest.approx(entry["actor/pg_loss"] + 0.1 * entry["kl"])
+    assert result.training_loss == pytest.approx(sum(entry["loss"] for entry in history) / 2)
     rates = [1e-3 * (1 - place / 8) for place in range(8)]
     assert [entry["learning_rate"] for entry in history] == pytest.approx([sum(rates[:4]) / 4, sum(rates[4:]) / 4])
 
