@@ -57,6 +57,7 @@ class Watched(asyncio.Protocol):
 
     def watch(self) -> Delivery:
         """Follow the answer to the current request."""
+        self._settle(True)  # The answer before, of a client that asked before it had read it.
         self._delivery = Delivery(self)
         return self._delivery
 

@@ -340,9 +340,10 @@ class AgentLoopBase(ABC):
         tools: Sequence[Mapping[str, object]] | None,
         generation: bool,
     ) -> list[int]:
-        chat = self.server_manager.episode.context.chat
+        episode = self.server_manager.episode
+        chat = episode.context.chat
         text: str = self.tokenizer.apply_chat_template(
-            chat.prepared(cast(Sequence[Message], messages)),
+            chat.prepared(cast(Sequence[Message], messages), episode.sampled_texts),
             tools=tools,
             add_generation_prompt=generation,
             tokenize=False,

@@ -133,10 +133,10 @@ def test_a_long_prompt_for_the_teacher_is_rendered_in_a_thread(
     made.scheduler.context = replace(made.scheduler.context, teacher_context=lambda _: told)
     render, loops_thread = made.chat.render, threading.get_ident()
 
-    def noting(messages: list[Message], *tools: Any) -> list[int]:
+    def noting(messages: list[Message], *tools: Any, **more: Any) -> list[int]:
         if told in str(messages):
             seen.append(threading.get_ident() != loops_thread)
-        return render(messages, *tools)
+        return render(messages, *tools, **more)
 
     monkeypatch.setattr(made.chat, "render", noting)
     (trajectory,) = asyncio.run(made.run(row(agent_name="one")))
