@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import time
+import signal
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import forked_command
+from tests.e2e.kills import ends_at
 from tests.e2e.test_ray import actors_of, start, wait_for
 from tests.e2e.test_resume import SLOW, THIRDS, slow_loop
 from tests.e2e.test_train import lines
@@ -134,15 +135,11 @@ def test_engines_whose_memory_is_freed_keep_trajectories_over_updates(apart: Ove
 @pytest.mark.timeout(600)
 def test_a_killed_run_takes_the_recorded_batches_again(apart: Overrides, tmp_path: Path) -> None:
     """SIGKILL of the driver when the fifth batch is taken; the checkpoint is of step 3."""
-    process, ledger = start(apart("trainer.save_freq=3"), tmp_path), tmp_path / "run" / "ledger.jsonl"
-    try:
-        while process.poll() is None and (not ledger.exists() or len(ledger.read_bytes().splitlines()) < 5):
-            time.sleep(0.01)
-    finally:
-        process.kill()
-    process.communicate()
+    ledger = tmp_path / "run" / "ledger.jsonl"
+    killed = forked_command([*apart("trainer.save_freq=3"), ends_at(tmp_path, 5, "on_rollout")], tmp_path)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
     before = ledger.read_text().splitlines()
-    assert 5 <= len(before) < STEPS, "it was killed too late"
+    assert len(before) == 5 < STEPS
     resumed = forked_command(apart("trainer.save_freq=3"), tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert f"steps 4 to {len(before)} were begun before: their batches are taken again" in resumed.stdout
@@ -157,13 +154,9 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(apart: Overrides, 
     arguments = [
         one for one in apart("trainer.total_training_steps=2", "data.val_files=null") if "test_freq" not in one
     ]
-    process, ledger = start(arguments, tmp_path), tmp_path / "run" / "ledger.jsonl"
-    try:
-        wait_for(process, ledger)
-    finally:
-        process.kill()
-    process.communicate()
-    assert len(ledger.read_bytes().splitlines()) == 1, "it was killed too late"
+    killed = forked_command([*arguments, ends_at(tmp_path, 1, "on_rollout")], tmp_path)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert len((tmp_path / "run" / "ledger.jsonl").read_bytes().splitlines()) == 1
     again = start(arguments, tmp_path)
     try:
         said, _ = again.communicate(timeout=400)
