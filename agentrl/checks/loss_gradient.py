@@ -47,9 +47,9 @@ class Counts:
     policy_tokens: Tensor  # [members] int64, policy tokens of each of its sequences
     owners: Sequence[Owner]
     """By member."""
-    successful: int
-    read: int
-    entropy_coeff: float
+    successful: int = 0
+    read: int = 0
+    entropy_coeff: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

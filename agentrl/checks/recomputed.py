@@ -49,11 +49,16 @@ class Twice:
 
 
 def pick(batch: Sequences, step: int) -> int | None:
-    """Choose a sequence of a step's batch: another in each step of those that are short enough, else the shortest."""
+    """Choose a sequence of a step's batch: another in each step, of the shorter half of those of at most MOST tokens.
+
+    Where all are longer, the shortest. None where nothing was sampled.
+    """
     lengths = batch.lengths.tolist()
     known = [row for row, count in enumerate(batch.policy_tokens.tolist()) if count]
-    short = [row for row in known if lengths[row] <= MOST]
-    return short[step % len(short)] if short else min(known, key=lengths.__getitem__, default=None)
+    known.sort(key=lengths.__getitem__)
+    short = [row for row in known if lengths[row] <= MOST] or known[:1]
+    half = short[: (len(short) + 1) // 2]
+    return half[step % len(half)] if half else None
 
 
 def cut(batch: RaggedBatch) -> RaggedBatch | None:
@@ -65,37 +70,39 @@ def cut(batch: RaggedBatch) -> RaggedBatch | None:
     return RaggedBatch(torch.tensor([0, end]), tokens, batch.sequences, batch.policies)
 
 
-def compare(one: Twice, micro: RaggedBatch) -> Report:
-    """Compare the column, and the gradients of a model that learns, with a second computation of them.
+def compare(one: Twice, micro: RaggedBatch, *, gradients: bool) -> Report:
+    """Compare the column, and perhaps the gradients, with a second computation of them.
 
     micro: a sequence of `cut`, on the model's device.
     """
-    report = Report()
-    column: Tensor | None = getattr(micro, one.column)
-    fixed = {name: weight.detach() for name, weight in one.weights.items()}
-    silent = micro.num_tokens < 2
-    if column is not None and column.ndim > 1:
-        column = column[:, 0]
-    if column is not None and not silent:
+    report, learns = Report(), {name: param for name, param in one.weights.items() if param.requires_grad}
+    leaves = {name: param.detach() for name, param in one.weights.items()}
+    if one.trained is None or not gradients:
         with torch.no_grad():
-            again = one.plain(fixed, micro.ids)
-        found = list(_scores(one, column[micro.mask].double(), again[micro.mask].double()))
-        silent = not one.exact and int(micro.mask.sum()) < FEWEST
-        if not silent:
-            report.findings += found
-    if one.trained is not None and micro.num_tokens > 1:
-        report.findings += _gradients(one, micro)
+            again = one.plain(leaves, micro.ids)
+    else:
+        trained = one.trained
+        tried = {name: leaves[name].requires_grad_() for name in learns}
+        again, wanted = _backward(lambda: one.plain(leaves, micro.ids), micro.mask, tried)
+        _, found = _backward(lambda: trained(micro), micro.mask, learns)
+        report.findings += _gradients(one, found, wanted)
+    column: Tensor | None = getattr(micro, one.column)
+    few = not one.exact and int(micro.mask.sum()) < FEWEST
+    if column is not None and not few:
+        column = column[:, 0] if column.ndim > 1 else column
+        report.findings += _scores(one, column[micro.mask].double(), again[micro.mask].double())
+    silent = few and not gradients
     report.evaluated.update({"recomputed/silent": 1} if silent else {"recomputed": 1, f"recomputed/{one.role}": 1})
     return report
 
 
-def recompute(one: Twice | None, sequence: Sequences, device: torch.device) -> Report:
+def recompute(one: Twice | None, sequence: Sequences, device: torch.device, *, gradients: bool = False) -> Report:
     """Cut a sequence, and compare it. one: None where the model cannot be computed again."""
     begun = time.thread_time()
     micro = None if one is None else cut(sequence.load())
     if one is None or micro is None:
         return Report(evaluated=Counter({"recomputed/silent": 1}))
-    report = compare(one, micro.mapped(lambda values: values.to(device)))
+    report = compare(one, micro.mapped(lambda values: values.to(device)), gradients=gradients)
     report.seconds = time.thread_time() - begun
     return report
 
@@ -112,29 +119,23 @@ def _scores(one: Twice, column: Tensor, again: Tensor) -> Iterator[Finding]:
         yield Finding("recomputed", what, f"the {one.role}")
 
 
-def _gradients(one: Twice, micro: RaggedBatch) -> Iterator[Finding]:
-    """Compare the gradients of a weighted sum of scores by each tensor that learns."""
-    trained_scores = one.trained
-    assert trained_scores is not None
-    weight = torch.cos(torch.arange(micro.num_tokens, device=micro.ids.device)) * micro.mask
-    weight[0] = 0.0  # nothing predicts the first token
-    learns = [name for name, param in one.weights.items() if param.requires_grad]
-    live = {name: one.weights[name] for name in learns}
-    trained = _backward(lambda: (trained_scores(micro) * weight).sum(), live)
-    leaves = {name: param.detach().requires_grad_(param.requires_grad) for name, param in one.weights.items()}
-    plain = _backward(lambda: (one.plain(leaves, micro.ids) * weight).sum(), {name: leaves[name] for name in learns})
-    wanted = torch.stack([plain[name].norm() for name in learns])
-    off = torch.stack([(trained[name] - plain[name]).norm() for name in learns])
-    wrong = ~(off <= PART[one.exact] * wanted + FLOOR[one.exact] * wanted.max() + 1e-30)
+def _gradients(one: Twice, found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Iterator[Finding]:
+    """Compare the gradients of each tensor that learns."""
+    norms = torch.stack([gradient.norm() for gradient in wanted.values()])
+    off = torch.stack([(found[name] - gradient).norm() for name, gradient in wanted.items()])
+    wrong = ~(off <= PART[one.exact] * norms + FLOOR[one.exact] * norms.max() + 1e-30)
+    names = list(wanted)
     for index in wrong.nonzero()[:, 0].tolist():
         what = f"its gradient of one trajectory is {float(off[index]):.3g} from a second computation's, whose norm is "
-        yield Finding("recomputed", f"{what}{float(wanted[index]):.3g}", learns[index])
+        yield Finding("recomputed", f"{what}{float(norms[index]):.3g}", f"{one.role}: {names[index]}")
 
 
-def _backward(loss: Callable[[], Tensor], params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return some elements of each parameter's gradient; whole gradients are dropped as soon as they are there.
+def _backward(
+    scores: Callable[[], Tensor], mask: Tensor, params: Mapping[str, Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Compute scores [T], and some elements of each parameter's gradient of a weighted sum of them.
 
-    Gradients that parameters have stay as they are.
+    Whole gradients are dropped as soon as they are there; those that parameters have already stay as they are.
     """
     found: dict[str, Tensor] = {}
     before = {name: param.grad for name, param in params.items()}
@@ -143,20 +144,27 @@ def _backward(loss: Callable[[], Tensor], params: Mapping[str, Tensor]) -> dict[
 
     def keep(param: Tensor, name: str) -> None:
         assert param.grad is not None
-        flat = param.grad.detach().reshape(-1)
-        found[name] = flat[:: max(1, len(flat) // ELEMENTS)].double()
+        found[name] = _some(param.grad).double()
         param.grad = None
 
     hooks = [param.register_post_accumulate_grad_hook(partial(keep, name=name)) for name, param in params.items()]
     try:
         with torch.enable_grad():
-            loss().backward()
+            result = scores()
+            weight = torch.cos(torch.arange(len(result), device=result.device)) * mask
+            (result * weight).sum().backward()
     finally:
         for hook in hooks:
             hook.remove()
-    for name, param in params.items():
-        param.grad = before[name]
-        if name not in found:
-            flat = param.detach().reshape(-1)
-            found[name] = torch.zeros_like(flat[:: max(1, len(flat) // ELEMENTS)], dtype=torch.float64)
-    return found
+        for name, param in params.items():
+            param.grad = before[name]
+    return result.detach(), {
+        name: found[name] if name in found else torch.zeros_like(_some(param), dtype=torch.float64)
+        for name, param in params.items()
+    }
+
+
+def _some(tensor: Tensor) -> Tensor:
+    """Take up to about ELEMENTS elements, spread over the tensor."""
+    flat = tensor.detach().reshape(-1)
+    return flat[:: max(1, len(flat) // ELEMENTS)]

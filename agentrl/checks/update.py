@@ -14,7 +14,7 @@ from torch import Tensor
 
 from agentrl.algorithms.ragged import segment_ids
 from agentrl.checks.finding import Finding
-from agentrl.checks.loss_gradient import Counts, LossKeys, Slopes, slopes
+from agentrl.checks.loss_gradient import Counts, LossKeys, Slopes, Term, slopes
 from agentrl.checks.optimizer_step import Stepped, StepWatch
 from agentrl.checks.report import Report
 from agentrl.checks.value_gradient import value_slopes
@@ -75,6 +75,21 @@ def of_policy(keys: LossKeys) -> Learnt[TokenScores]:
         lambda micro, logprobs, counts: slopes(micro, logprobs, keys, counts),
         "old_logprobs" if keys.correction.proximal == "recomputed" else None,
     )
+
+
+def of_transcripts() -> Learnt[TokenScores]:
+    """Describe the update of supervised training: the mean negative log-likelihood of its tokens."""
+
+    def slopes(micro: RaggedBatch, logprobs: Tensor, counts: Counts) -> Slopes:
+        share = torch.where(micro.mask, 1.0 / max(int(counts.policy_tokens.sum()), 1), 0.0).double()
+        return Slopes({"policy": Term(1.0, -share, share)}, torch.zeros_like(share), torch.zeros_like(micro.mask))
+
+    return Learnt("policy", "log-prob", lambda found: {"score": found.logprobs}, slopes, None)
+
+
+def of_pairs(scores_of: Callable[[Found], Tensor]) -> Learnt[Found]:
+    """Describe the update of training on preferences, whose loss has no closed form here."""
+    return Learnt("policy", "score", lambda found: {"score": scores_of(found)}, lambda *_: None, None)
 
 
 def of_critic(config: CriticConfig, unit: LossUnit, norm_length: int | None) -> Learnt[Tensor]:

@@ -97,16 +97,20 @@ class StepChecks(StepObserver):
         self._recompute(step)
 
     def _recompute(self, step: Step) -> None:
-        """Have each model compute one short sequence of the batch again, before any of them learns."""
+        """Have each model compute one short sequence of the batch again, before any of them learns.
+
+        Gradients take most of it: the policy's are compared in each even step, and the critic's in each odd one.
+        """
         row = pick(step.batch, step.number)
         if row is None:
             return
         one, temperature = step.batch.select([row]), self.config.actor_rollout_ref.rollout.temperature
-        step.found.add(self.policy.recompute(one, temperature))
+        even = step.number % 2 == 0
+        step.found.add(self.policy.recompute(one, temperature, gradients=even))
         if self.reference is not None:
             step.found.add(self.reference.recompute(one, temperature))
         if self.critic is not None:
-            step.found.add(self.critic.recompute(one))
+            step.found.add(self.critic.recompute(one, gradients=not even))
         if self.teacher is not None:
             step.found.add(self.teacher.recompute(one))
 

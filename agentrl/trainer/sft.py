@@ -10,10 +10,13 @@ import itertools
 import random
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
+from agentrl.checks.runner import Alarms
 from agentrl.config import TuningConfig
+from agentrl.config.sections.checks import ChecksConfig
 from agentrl.data.pairs import Pair
 from agentrl.data.sft import SFTSample
 from agentrl.runtime.executor import Executor
@@ -42,6 +45,8 @@ class SupervisedTrainer(Training[TuningConfig], Generic[SampleT]):
         super().__init__(setting, executor, {"policy": group}, group.export)
         self.policy, self.to_batch, self.train, self.validation = group, to_batch, train, validation
         self.batches = batches(self.config, train)
+        self.alarms = Alarms(ChecksConfig(), self.dir, self.display.warn)
+        self.evaluated: Counter[str] = Counter()
 
     def take_step(self, *, validates: bool) -> StepDone:
         """Take an optimizer step."""
@@ -49,6 +54,9 @@ class SupervisedTrainer(Training[TuningConfig], Generic[SampleT]):
         batch = self.to_batch(next(self.batches))
         with self.timed("update", shown=False):
             metrics = self.policy.update(self.executor.keep(batch), step=self.step)
+            reports = [one.report for one in self.policy.checked()]
+        self.evaluated.update(sum((report.evaluated for report in reports), Counter()))
+        self.alarms.raise_for(self.step, [finding for report in reports for finding in report.findings])
         seconds = time.perf_counter() - began
         metrics |= {"time/step": seconds, "perf/tokens_per_second": batch.num_tokens / seconds}
         named = [(name.partition("/")[2], value) for name, value in metrics.items()]
@@ -69,6 +77,7 @@ class SupervisedTrainer(Training[TuningConfig], Generic[SampleT]):
 
     def restore(self, state: Mapping[str, JSON]) -> None:
         super().restore(state)
+        self.alarms.forget_after(self.step)
         self.batches = batches(self.config, self.train, self.step)
 
     def tell_end(self) -> None:
@@ -76,6 +85,8 @@ class SupervisedTrainer(Training[TuningConfig], Generic[SampleT]):
         taken = min(rows, steps * self.config.data.train_batch_size)
         share = f"{taken} of {rows}" if taken < rows else str(rows)
         self.display.note(f"{self.dir / 'policy'}: trained on {share} rows in {steps} steps")
+        if (text := self.alarms.text()) is not None:
+            self.display.warn(text)
 
 
 def order_of(config: TuningConfig, samples: Sequence[SFTSample | Pair]) -> dict[str, JSON]:

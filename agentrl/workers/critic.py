@@ -75,12 +75,12 @@ class CriticWorker(TrainableWorker[torch.Tensor]):
         """Return ([T] float32 on the CPU: the value of the state before each token, see `ValueModel.forward`; {})."""
         return self.backend.values(batch), {}
 
-    def recompute(self, sequence: Sequences) -> Report:
+    def recompute(self, sequence: Sequences, *, gradients: bool) -> Report:
         """Compute one sequence of a step's batch again, by transformers' own model (see `checks.recomputed`)."""
         if not isinstance(self.backend, FSDPCritic):
             return recompute(None, sequence, torch.device("cpu"))
         with self.backend.on_device():
-            return recompute(self.backend.second(), sequence, self.backend.device)
+            return recompute(self.backend.second(), sequence, self.backend.device, gradients=gradients)
 
     def update(self, batch: Sequences, *, step: int) -> Numbers:
         """Fit the values to `batch.returns`, in mini-batches of whole prompts; `step` counts from 1.
@@ -104,15 +104,7 @@ class CriticWorker(TrainableWorker[torch.Tensor]):
                 f"step {step}, {where} of the critic",
                 batch.select(rows),
                 self._loss(LossScale.from_policy_tokens(tokens[rows], mode, self._max_response_length, units[rows])),
-                watch=self._watch.mini(
-                    Counts(
-                        policy_tokens=tokens[rows],
-                        owners=owners_of(batch, rows),
-                        successful=0,
-                        read=0,
-                        entropy_coeff=0.0,
-                    )
-                ),
+                watch=self._watch.mini(Counts(tokens[rows], owners_of(batch, rows))),
             )
             for where, rows in plan
         )

@@ -100,9 +100,9 @@ class PolicyGroup(TrainableGroup):
             PolicyWorker.update, batch, step=step, expert=expert, entropy_coeff=entropy_coeff, by_token=by_token
         )
 
-    def recompute(self, sequence: Sequences, temperature: float) -> Report:
+    def recompute(self, sequence: Sequences, temperature: float, *, gradients: bool) -> Report:
         """Compute one sequence of a step's batch again, without packing (see `PolicyWorker.recompute`)."""
-        return self._ranks.broadcast(PolicyWorker.recompute, sequence, temperature)[0]
+        return self._ranks.broadcast(PolicyWorker.recompute, sequence, temperature, gradients=gradients)[0]
 
     def of_update(self, batch: Batch, correction: RolloutCorrectionConfig) -> Batch:
         """Add to the batch of the last `update`, which was called with `by_token`, the columns of its loss."""
@@ -183,9 +183,9 @@ class CriticGroup(TrainableGroup):
         """Add the column values [T] float32."""
         return self._ranks.add_columns(("values",), CriticWorker.compute_values, batch)[0]
 
-    def recompute(self, sequence: Sequences) -> Report:
+    def recompute(self, sequence: Sequences, *, gradients: bool) -> Report:
         """Compute one sequence of a step's batch again, without packing."""
-        return self._ranks.broadcast(CriticWorker.recompute, sequence)[0]
+        return self._ranks.broadcast(CriticWorker.recompute, sequence, gradients=gradients)[0]
 
     def update(self, batch: Sequences, *, step: int) -> Numbers:
         """Take the optimizer steps of training step `step` (see `CriticWorker.update`)."""

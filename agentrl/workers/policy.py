@@ -176,21 +176,22 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         """
         return self.backend.reference_log_probs(batch), {}
 
-    def recompute(self, sequence: Sequences, temperature: float) -> Report:
+    def recompute(self, sequence: Sequences, temperature: float, *, gradients: bool) -> Report:
         """Compute one sequence of a step's batch again, by transformers' own model (see `checks.recomputed`)."""
         if self._correction.proximal != "recomputed":
             sequence = sequence.with_fields(old_logprobs=None)
-        return self._recompute(sequence, temperature, adapted=True)
+        return self._recompute(sequence, temperature, adapted=True, gradients=gradients)
 
     def recompute_reference(self, sequence: Sequences, temperature: float) -> Report:
         """Do the same without the adapters, for the column ref_logprobs."""
-        return self._recompute(sequence, temperature, adapted=False)
+        return self._recompute(sequence, temperature, adapted=False, gradients=False)
 
-    def _recompute(self, sequence: Sequences, temperature: float, *, adapted: bool) -> Report:
+    def _recompute(self, sequence: Sequences, temperature: float, *, adapted: bool, gradients: bool) -> Report:
         if not isinstance(self.backend, FSDPPolicy):
             return recompute(None, sequence, torch.device("cpu"))
         with self.backend.on_device():
-            return recompute(self.backend.second(temperature, adapted=adapted), sequence, self.backend.device)
+            one = self.backend.second(temperature, adapted=adapted)
+            return recompute(one, sequence, self.backend.device, gradients=gradients)
 
     def compute_teacher_scores(self, batch: RaggedBatch) -> tuple[torch.Tensor, Numbers]:
         """Do as `TeacherWorker.compute_teacher_scores` for the teacher that is the policy as it is now.

@@ -18,6 +18,8 @@ from transformers import PreTrainedTokenizerBase
 
 from agentrl.algorithms.pair_losses import PairLoss, Pairs, SigmoidOptions, pair_weights, sigmoid
 from agentrl.algorithms.ragged import masked_sum, segment_ids, segment_sum
+from agentrl.checks.loss_gradient import Counts, owners_of
+from agentrl.checks.update import of_pairs
 from agentrl.config.registries import PAIR_LOSSES
 from agentrl.config.sections.sft import PreferencesConfig
 from agentrl.data.pairs import Pair
@@ -27,7 +29,7 @@ from agentrl.system.registry import configured
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 from agentrl.workers.backend import Backend, Loss, MiniBatch
 from agentrl.workers.fsdp import FSDPPolicy, FSDPScores
-from agentrl.workers.sft import TuningWorker, policy_settings
+from agentrl.workers.sft import TuningWorker, policy_settings, watch_of
 from agentrl.workers.trainable import Found_co
 
 Found = TypeVar("Found")
@@ -50,13 +52,16 @@ class PairWorker(TuningWorker[Found_co]):
         loss: PairLoss,
         score: Callable[[RaggedBatch], torch.Tensor],
         scores_of: Callable[[Found_co], torch.Tensor],
+        config: PreferencesConfig,
+        total_steps: int,
     ) -> None:
         """Args:
         score: computes for the T tokens of a rank's share, without gradient, [T] float32 on the CPU: the numbers whose
             sum over the mask is a conversation's.
         scores_of: takes the same numbers, with gradient, out of the result of a forward pass.
         """
-        super().__init__(backend)
+        self._watch = watch_of(of_pairs(scores_of), config, total_steps)
+        super().__init__(backend, self._watch)
         self.backend, self._loss, self._score, self._scores_of = backend, loss, score, scores_of
 
     def compute_scores(self, batch: RaggedBatch) -> tuple[torch.Tensor, Numbers]:
@@ -75,7 +80,8 @@ class PairWorker(TuningWorker[Found_co]):
         weights = torch.stack([chosen, rejected], dim=1).flatten().float() / len(losses)
         shares = (losses / len(losses) / 2).repeat_interleave(2).float()
         loss = linear_loss(self._scores_of, weights, shares)
-        report = self._learn([MiniBatch(f"step {step}", batch, loss)], step=step)
+        counts = Counts(batch.policy_tokens, owners_of(batch, range(len(batch))))
+        report = self._learn([MiniBatch(f"step {step}", batch, loss, watch=self._watch.mini(counts))], step=step)
         found = report.metrics("preferences", {"loss": "loss"}, {})
         return found | {f"preferences/{name}": value for name, value in figures(pairs).items()}
 
@@ -111,7 +117,12 @@ class PolicyPairWorker(PairWorker[TokenScores]):
         found = cast(PairLoss, PAIR_LOSSES.get(config.loss))
         loss = configured(found, config.loss_options, "loss_options")
         super().__init__(
-            policy, loss, lambda batch: policy.log_probs(batch, frozenset()).logprobs, lambda found: found.logprobs
+            policy,
+            loss,
+            lambda batch: policy.log_probs(batch, frozenset()).logprobs,
+            lambda found: found.logprobs,
+            config,
+            total_steps,
         )
 
 
@@ -121,7 +132,8 @@ class RewardPairWorker(PairWorker[torch.Tensor]):
     def __init__(self, config: PreferencesConfig, *, device: str | torch.device, total_steps: int) -> None:
         """Do as `PolicyPairWorker`."""
         model = FSDPScores(policy_settings(config, device, total_steps))
-        super().__init__(model, partial(sigmoid, options=SigmoidOptions(beta=1.0)), model.scores, lambda found: found)
+        loss = partial(sigmoid, options=SigmoidOptions(beta=1.0))
+        super().__init__(model, loss, model.scores, lambda found: found, config, total_steps)
 
 
 def linear_loss(scores_of: Callable[[Found], torch.Tensor], weights: torch.Tensor, shares: torch.Tensor) -> Loss[Found]:

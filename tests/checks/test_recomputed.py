@@ -83,8 +83,8 @@ def teacher_one_off(patch: pytest.MonkeyPatch) -> None:
 FAULTS: dict[str, tuple[Inject, str, tuple[str, ...]]] = {
     "the reference is one token off": (reference_one_off, "the reference", KL),
     "the reference has another temperature": (reference_of_another_temperature, "the reference", (*KL, WARM)),
-    "the tied head is detached": (head_detached, "model.embed_tokens.weight", ()),
-    "a norm has no gradient": (norm_without_gradient, "model.norm.weight", ()),
+    "the tied head is detached": (head_detached, "policy: model.embed_tokens.weight", ()),
+    "a norm has no gradient": (norm_without_gradient, "policy: model.norm.weight", ()),
     "the critic gives the neighbour's values": (values_of_the_neighbour, "the critic", CRITIC),
     "the teacher is one token off": (teacher_one_off, "the teacher", ("distillation.coef=0.1",)),
 }
@@ -116,8 +116,8 @@ def batch_of(*lengths: int, prompt: int = 4) -> RaggedBatch:
 
 
 def test_each_step_takes_another_of_the_short_sequences() -> None:
-    batch = batch_of(600, 30, 3, 512, 700)  # the third has no sampled token
-    assert [pick(batch, step) for step in range(4)] == [1, 3, 1, 3]
+    batch = batch_of(600, 300, 30, 3, 512, 700)  # the fourth has no sampled token
+    assert [pick(batch, step) for step in range(4)] == [2, 1, 2, 1], "the shorter half of three"
     assert pick(batch_of(900, 700), 5) == 1, "none is short: the shortest"
     assert pick(batch_of(3, 2), 1) is None
 
