@@ -104,7 +104,7 @@ class CriticWorker(TrainableWorker[torch.Tensor]):
                 f"step {step}, {where} of the critic",
                 batch.select(rows),
                 self._loss(LossScale.from_policy_tokens(tokens[rows], mode, self._max_response_length, units[rows])),
-                watch=self._watch.mini(Counts(tokens[rows], owners_of(batch, rows))),
+                watch=self._watch.mini(Counts(policy_tokens=tokens[rows], owners=owners_of(batch, rows))),
             )
             for where, rows in plan
         )

@@ -80,7 +80,7 @@ class PairWorker(TuningWorker[Found_co]):
         weights = torch.stack([chosen, rejected], dim=1).flatten().float() / len(losses)
         shares = (losses / len(losses) / 2).repeat_interleave(2).float()
         loss = linear_loss(self._scores_of, weights, shares)
-        counts = Counts(batch.policy_tokens, owners_of(batch, range(len(batch))))
+        counts = Counts(policy_tokens=batch.policy_tokens, owners=owners_of(batch, range(len(batch))))
         report = self._learn([MiniBatch(f"step {step}", batch, loss, watch=self._watch.mini(counts))], step=step)
         found = report.metrics("preferences", {"loss": "loss"}, {})
         return found | {f"preferences/{name}": value for name, value in figures(pairs).items()}

@@ -68,7 +68,7 @@ class SupervisedWorker(TuningWorker[TokenScores]):
             mean = aggregate(-found.logprobs, micro.mask, micro.offsets, scale)
             return mean, {"nll": mean.detach()}
 
-        counts = Counts(batch.policy_tokens, owners_of(batch, range(len(batch))))
+        counts = Counts(policy_tokens=batch.policy_tokens, owners=owners_of(batch, range(len(batch))))
         report = self._learn([MiniBatch(f"step {step}", batch, loss, watch=self._watch.mini(counts))], step=step)
         of_routers = {name: name for one in report.taken for name in (AUX_LOSS, Z_LOSS) if name in one.sums}
         return report.metrics("sft", {"loss": "nll", **of_routers}, {})
