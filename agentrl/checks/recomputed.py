@@ -91,7 +91,7 @@ def compare(one: Twice, micro: RaggedBatch, *, gradients: bool) -> Report:
     if column is not None and not few:
         column = column[:, 0] if column.ndim > 1 else column
         report.findings += _scores(one, column[micro.mask].double(), again[micro.mask].double())
-    silent = few and not gradients
+    silent = not gradients and (few or column is None)
     report.evaluated.update({"recomputed/silent": 1} if silent else {"recomputed": 1, f"recomputed/{one.role}": 1})
     return report
 

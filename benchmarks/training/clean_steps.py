@@ -53,6 +53,7 @@ ARRANGEMENTS: dict[str, tuple[str, ...]] = {
     "sequence weights": (f"{CORRECTION}.rollout_is=sequence", f"{CORRECTION}.rollout_is_batch_normalize=true"),
     "the engine is proximal": (f"{CORRECTION}.proximal=rollout",),
     "half precision": (f"{ROLES}.model.dtype=bfloat16",),
+    "half precision, gae, kl": (f"{ROLES}.model.dtype=bfloat16", "algorithm.adv_estimator=gae", KL),
     "adapters": (f"{ROLES}.model.lora_rank=4", KL),
     "a constant length": (f"{ROLES}.actor.loss_agg_mode=seq-mean-token-sum-norm",),
     "sequence means": (f"{ROLES}.actor.loss_agg_mode=seq-mean-token-mean",),
