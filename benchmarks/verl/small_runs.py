@@ -244,7 +244,7 @@ FAMILIES = {
             ("on<|im_end|>",) * 3,
             tuple(f"\n<|im_start|>user\nplace {one}<|im_end|>\n<|im_start|>assistant\n" for one in (1, 0)),
             lessons=12,
-            counted={f"{ROLLOUT}.n": 4},
+            counted={f"{ROLLOUT}.n": 4, f"{ACTOR}.entropy_coeff": 0.001},
         )
         for mode in ("mean_std_norm", "mean_norm")
     },
