@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--out", type=Path, default=Path("docs/images"))
     options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
     with serving(options.run, replay=True) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS.split())
         for name, place, theme, width, height in pictures(options.run):

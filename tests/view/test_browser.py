@@ -111,6 +111,8 @@ def test_curves_against_the_time_that_the_run_worked(watched: Watched, address: 
     expect(button).to_have_attribute("aria-pressed", "false")
     across = "() => [...document.querySelector('.plot').chart.data[0]]"
     steps = page.evaluate(across)
+    ticks = page.evaluate("() => document.querySelector('.plot').chart.axes[0]._splits")
+    assert len(ticks) > 1 and all(float(tick).is_integer() for tick in ticks), "steps have no halves"
     button.click()
     expect(button).to_have_attribute("aria-pressed", "true")
     assert "over=minutes" in page.url
@@ -119,6 +121,22 @@ def test_curves_against_the_time_that_the_run_worked(watched: Watched, address: 
     button.click()
     expect(button).to_have_attribute("aria-pressed", "false")
     assert page.evaluate(across) == steps
+
+
+TWINS = """async () => {
+  const { curves } = await import("/static/charts.js");
+  const lines = [[1, 2], [1, 2], [1, 3]].map((values, place) => ({ name: `${place}`, values }));
+  const figure = curves({ title: "twins", steps: [1, 2], lines, range: null });
+  document.querySelector("main").append(figure);
+  while (!figure.lastChild.chart) await new Promise(requestAnimationFrame);
+  return figure.lastChild.chart.series.slice(1).map((one) => Boolean(one.dash));
+}"""
+
+
+def test_a_line_that_would_hide_an_equal_one_is_dashed(watched: Watched, address: str) -> None:
+    page = watched.open(address)
+    expect(page.locator(".chart canvas").first).to_be_visible()
+    assert page.evaluate(TWINS) == [False, True, False]
 
 
 def test_search_and_the_same_prompt_at_two_steps(watched: Watched, address: str) -> None:

@@ -9,10 +9,13 @@ export function color(name) {
 
 export const LINES = ["line1", "line2", "line3", "line4", "line5", "line6", "line7", "line8"];
 
-function axes(format) {
+const WHOLE = [0, 1, 2, 3, 4, 5, 6, 7, 8].flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power));
+
+/** Axes of a chart; `places`: the numbers along the lower one, which has whole ticks where all of them are whole. */
+function axes(places, format) {
   const common = { stroke: color("soft"), grid: { stroke: color("grid"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
   return [
-    { ...common, size: 22, gap: 2, space: 60 },
+    { ...common, size: 22, gap: 2, space: 60, ...(places.every(Number.isInteger) ? { incrs: WHOLE } : {}) },
     { ...common, size: 52, gap: 4, space: 26, values: (_, values) => values.map(format ?? ((value) => number(value))) },
   ];
 }
@@ -69,7 +72,7 @@ export function curves({ title, steps, lines, range, zoomed, opened, stacked, ma
       legend: { show: false },
       cursor: { drag: { x: true, y: false, setScale: false }, points: { size: 5 }, sync: { key: "steps" } },
       scales: { x: { time: false, range: () => range ?? bounds(steps) }, y: { range: (_, low, high) => room(low, high, stacked) } },
-      axes: axes(),
+      axes: axes(steps),
       series: [
         {},
         ...lines.map((line, place) => ({
@@ -78,6 +81,7 @@ export function curves({ title, steps, lines, range, zoomed, opened, stacked, ma
           width: stacked ? 1 : 1.5,
           fill: stacked ? mix(color(colors[place])) : undefined,
           spanGaps: true,
+          dash: !stacked && values.slice(0, place).some((one) => same(one, values[place])) ? [6, 6] : undefined,
           points: { show: steps.length < 40 && !stacked, size: 4 },
         })),
       ],
@@ -105,6 +109,11 @@ export function curves({ title, steps, lines, range, zoomed, opened, stacked, ma
     },
   }));
   return figure;
+}
+
+/** Whether one line would hide the other. */
+function same(one, other) {
+  return one.length === other.length && one.every((value, index) => value === other[index]);
 }
 
 function flags(chart, marks) {
@@ -194,7 +203,7 @@ export function scatter({ title, xs, ys, names, opened }) {
       legend: { show: false },
       cursor: { drag: { x: false, y: false }, points: { size: 8 }, focus: { prox: 16 } },
       scales: { x: { time: false, range: (_, low, high) => room(low, high) }, y: { range: (_, low, high) => room(low - spread, high + spread) } },
-      axes: axes(),
+      axes: axes(order.map((index) => xs[index])),
       series: [{}, { paths: () => null, points: { show: true, size: 5, fill: mix(color("line1")), stroke: color("line1"), width: 1 } }],
       hooks: {
         setCursor: [
