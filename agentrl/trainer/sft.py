@@ -54,7 +54,7 @@ class SupervisedTrainer(Training[TuningConfig], Generic[SampleT]):
         batch = self.to_batch(next(self.batches))
         with self.timed("update", shown=False):
             metrics = self.policy.update(self.executor.keep(batch), step=self.step)
-            reports = [one.report for one in self.policy.checked()]
+        reports = [one.report for one in self.policy.checked()]
         self.evaluated.update(sum((report.evaluated for report in reports), Counter()))
         self.alarms.raise_for(self.step, [finding for report in reports for finding in report.findings])
         seconds = time.perf_counter() - began
