@@ -130,10 +130,10 @@ async def test_a_session_that_ends_meanwhile_is_not_begun(chat: Chat, monkeypatc
     begun, go_on = threading.Event(), threading.Event()
     render = chat.render
 
-    def slow(*args: Any) -> list[int]:
+    def slow(*args: Any, **more: Any) -> list[int]:
         begun.set()
         assert go_on.wait(60)
-        return render(*args)
+        return render(*args, **more)
 
     async with scripted(chat, ["ok"], max_model_len=200_000) as (service, engine), service.session() as open:
         monkeypatch.setattr(chat, "render", slow)
@@ -154,12 +154,12 @@ async def test_others_are_answered_while_a_teachers_prompt_is_rendered(
     begun, go_on, told = threading.Event(), threading.Event(), "word " * 5_000
     loop_thread, render = threading.get_ident(), chat.render
 
-    def slow(messages: list[Any], *tools: Any) -> list[int]:
+    def slow(messages: list[Any], *tools: Any, **more: Any) -> list[int]:
         if told in str(messages):
             assert threading.get_ident() != loop_thread
             begun.set()
             assert go_on.wait(60)
-        return render(messages, *tools)
+        return render(messages, *tools, **more)
 
     monkeypatch.setattr(chat, "render", slow)
     async with scripted(chat, lambda session, turn: "ok") as (service, engine), service.session() as open:
