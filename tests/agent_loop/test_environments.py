@@ -29,7 +29,7 @@ from agentrl.system.call_journal import CallJournal, Entry
 from agentrl.tool import ErrorKind
 from agentrl.trajectory import Status, Trajectory
 from agentrl.trajectory.sample import Sample
-from data_prep.environment import rows
+from data_prep.environment import content_of, rows
 from tests.agent_loop.conftest import Bench, call, sample
 from tests.agent_loop.recorded_environments import (
     COUNTING,
@@ -831,6 +831,7 @@ async def test_a_task_folder_of_harbor_in_the_sandbox(bench: MakeBench, tmp_path
         assert [len(tasks) for tasks in listed] == [9, 2]
         (task, *_) = listed[0]
         assert task["prompt"] == "Write hello into /home/sandbox/app/out.txt.\n"
+        assert len({content_of(one) for tasks in listed for one in tasks}) == 11  # with the same instruction
         scripts = [
             [call("bash", command="echo hello > out.txt; pwd; false"), call("bash", command="sleep 9"), "Done."],
             [call("bash", command=forged), "Done."],

@@ -67,9 +67,9 @@ NOWHERE = "http://127.0.0.1:9"
 CASES = {
     "harbor": Case(
         {"folder": "tasks", "sandbox": NOWHERE},
-        {"id": "t00"},
+        {"id": "t00", "name": "t00"},
         {"folder": "tasks/t00", "sandbox": NOWHERE, "command_timeout": 60},
-        [{"folder": "/etc"}, {"id": "../tasks/t00"}, {"id": "/etc"}, {"sandbox": "http://evil"}, {"id": ["t00"]}],
+        [{"folder": "/etc"}, {"name": "../tasks/t00"}, {"name": "/etc"}, {"sandbox": "http://evil"}, {"name": ["t"]}],
     ),
     "nemo_gym": Case(
         {"url": NOWHERE, "file": "tasks.jsonl"},

@@ -28,13 +28,14 @@ def tasks(split, seed, count, folder, sandbox, command_timeout=60):
     random.Random(seed).shuffle(found)
     for one in found[:count]:
         tools = [{"type": "function", "function": BASH}]
-        yield {"id": one.name, "prompt": _read(one)["instruction"], "tools": tools}
+        yield {"id": one.name, "name": one.name, "prompt": _read(one)["instruction"], "tools": tools}
 
 
 def configured(task, folder, sandbox, command_timeout=60):
     """Return the entry's sandbox, and the folder of the task, which must be one of the entry's."""
-    if (found := Path(folder) / task["id"]) not in [one.parent for one in Path(folder).glob("*/task.toml")]:
-        raise ValueError(f"{folder} has no task {task['id']!r:.80}")
+    name = task.get("name", task["id"])  # earlier rows have the id alone
+    if (found := Path(folder) / name) not in [one.parent for one in Path(folder).glob("*/task.toml")]:
+        raise ValueError(f"{folder} has no task {name!r:.80}")
     return {"folder": str(found), "sandbox": sandbox, "command_timeout": command_timeout}
 
 
