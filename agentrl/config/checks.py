@@ -278,6 +278,11 @@ def check_scorer_timeouts(config: RolloutsConfig | EvaluateConfig) -> Iterator[s
             )
 
 
+def even_sizes(batch: int) -> list[int]:
+    """List the sizes of the largest mini-batch of a batch that is split as evenly as whole prompts can be, from 1."""
+    return sorted({-(-batch // steps) for steps in range(1, batch + 1)})
+
+
 def check_batches(config: Config) -> Iterator[str]:
     """Check that a batch splits into mini-batches of that many prompts, as even as whole prompts can be."""
     batch = config.data.train_batch_size
@@ -286,7 +291,7 @@ def check_batches(config: Config) -> Iterator[str]:
         "critic.ppo_mini_batch_size": config.critic.ppo_mini_batch_size,
     }
     for key, size in minis.items():
-        sizes = sorted({-(-batch // steps) for steps in range(1, batch + 1)})
+        sizes = even_sizes(batch)
         if size is not None and size not in sizes:
             near = [*[n for n in sizes if n < size][-1:], *[n for n in sizes if n > size][:1]]
             yield (

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import yaml
 from hydra import compose, initialize_config_dir
@@ -20,7 +20,7 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from agentrl.config.checks import ACTOR, CORRECTION, check, idle_keys, remarks
+from agentrl.config.checks import ACTOR, CORRECTION, check, even_sizes, idle_keys, remarks
 from agentrl.config.command_line import CommandLine, parse_command_line
 from agentrl.config.dialect import DIALECT, Reading, advice, all_dialects, dialect_of
 from agentrl.config.hydra_section import (
@@ -65,6 +65,7 @@ RECIPES = {"recipe/data": "data.train_files", "recipe/policy": "actor_rollout_re
 """Config groups that hold only while their key says `quickstart`: values for the tiny policy suit no other."""
 FOLDER = "trainer.default_local_dir"
 STALENESS = "async_training.max_staleness"
+MINI_BATCH = f"{ACTOR}.ppo_mini_batch_size"
 IDLE = "without_effect"
 """The list of the keys of such a file that have no effect with the others, as a dialect allows: not given, too."""
 
@@ -494,7 +495,15 @@ class Override:
             return Override(key, deletes=key, fault=None if known else unknown_keys([key], list(leaf_keys(schema))))
         if is_section(key, leaves):
             return Override(key, fault=no_section(key, override.value(), leaves))
+        if isinstance(override.value(), float) and key in leaves and is_text(leaves[key].annotation):
+            text = f"{key}={quoted(text.partition('=')[2].strip())}"  # experiment_name=1e-3 is a name, not 0.001
         return Override(key, "++" + text.lstrip("+"))
+
+
+def is_text(annotation: object) -> bool:
+    """Check whether a key takes texts, and no numbers."""
+    kinds = set(get_args(annotation)) or {annotation}
+    return str in kinds and kinds.isdisjoint((int, float))
 
 
 def long_key(text: str, schema: type[Section]) -> str:
@@ -509,7 +518,7 @@ def long_key(text: str, schema: type[Section]) -> str:
 def checked(keys: Keys, schema: type[SchemaT]) -> SchemaT:
     """Make the config of the schema's defaults and `keys`. Raises ConfigError as `load_config` does."""
     values = resolve(keys, schema)
-    values |= corrected(values, keys)
+    values |= corrected(values, keys) | fitting(values, keys)
     config = validate(values, schema, [*keys.faults, *faults_of_names(keys, schema)])
     check(config, keys.given, lambda: set_by_us(keys, schema))
     say(remarks(config))
@@ -536,6 +545,16 @@ def corrected(values: Mapping[str, JSON], keys: Keys) -> dict[str, JSON]:
     if m2po or chosen:
         return {}
     return {f"{CORRECTION}.rollout_is": OF_STALE_TOKENS}
+
+
+def fitting(values: Mapping[str, JSON], keys: Keys) -> dict[str, JSON]:
+    """Return a size of mini-batches that fits the batch, at most the default, where the user gave none."""
+    batch, size = values.get("data.train_batch_size"), values.get(MINI_BATCH)
+    if keys.is_whole or keys.is_translated or MINI_BATCH in keys.given:
+        return {}
+    if not (isinstance(batch, int) and isinstance(size, int)) or batch < 1:  # the schema says what is wrong
+        return {}
+    return {MINI_BATCH: max(one for one in even_sizes(batch) if one <= size)}
 
 
 def faults_of_names(keys: Keys, schema: type[Section]) -> list[str]:

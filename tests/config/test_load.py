@@ -132,6 +132,16 @@ def test_grammar() -> None:
     assert config.trainer.logger == ["console"]
 
 
+@pytest.mark.parametrize("name", ["1e-3", "1e3", "0x10", "nan", ".5"])
+def test_a_name_stays_as_it_was_written(name: str) -> None:
+    assert load_config([f"trainer.experiment_name={name}"]).trainer.experiment_name == name
+
+
+@pytest.mark.parametrize(("batch", "size"), [(1, 1), (4, 4), (16, 16), (20, 10), (32, 16)])
+def test_a_batch_needs_no_size_of_mini_batches(batch: int, size: int) -> None:
+    assert load_config([f"data.train_batch_size={batch}"]).actor_rollout_ref.actor.ppo_mini_batch_size == size
+
+
 def test_group_choice_and_later_override() -> None:
     config = load_config([MODEL, "algorithm=ppo", "algorithm.lam=0.95", "critic.optim.lr=2e-5"])
     assert (config.algorithm.adv_estimator, config.algorithm.lam) == ("gae", 0.95)

@@ -45,7 +45,8 @@ class ActorConfig(Section):
     """Options of a backend of yours. With fsdp2 they weigh losses of a mixture's routers: moe_aux_loss_coeff, of the
     balance of experts, and moe_z_loss_coeff, of large logits (docs/models.md); all else has keys of its own."""
     ppo_mini_batch_size: int = Field(16, gt=0)
-    """The most prompts of an optimizer step; a batch is split into mini-batches as evenly as whole prompts can be."""
+    """The most prompts of an optimizer step; a batch is split into mini-batches as evenly as whole prompts can be. Not
+    given, it is the largest even size up to the default."""
     ppo_epochs: int = Field(1, gt=0)
     """Passes over each batch."""
     ppo_max_token_len_per_gpu: int = Field(16384, gt=0)
