@@ -77,6 +77,8 @@ class Learner(Generic[Found]):
         self._root = root
         self._kept: list[torch.Tensor] = []
         self._saved: Mapping[str, int] = {}
+        self._unwritten: tuple[Path, Mapping[str, int]] | None = None
+        """Folder and checksums of a save that other files are still written of."""
         """Checksums of the checkpoint that was loaded, until `not_restored` has read them."""
 
     @abstractmethod
@@ -164,13 +166,22 @@ class Learner(Generic[Found]):
             files = self.state.save(dir, self.mark(), background=background)
         if rank() > 0:
             return files
-        dir.mkdir(parents=True, exist_ok=True)
-        (dir / CHECKSUMS).write_text(json.dumps(sums, indent=1) + "\n", encoding="utf-8")
-        flush_to_disk(dir / CHECKSUMS)
+        self._unwritten = dir, sums
+        if not background:
+            self.finish_save(wait=True)
         return [*files, CHECKSUMS]
 
     def finish_save(self, *, wait: bool) -> bool:
-        return self.state.finish(wait=wait)
+        unwritten, self._unwritten = self._unwritten, None
+        done = self.state.finish(wait=wait)  # an error of the other files ends the save
+        if unwritten is not None and done:
+            dir, sums = unwritten
+            dir.mkdir(parents=True, exist_ok=True)
+            (dir / CHECKSUMS).write_text(json.dumps(sums, indent=1) + "\n", encoding="utf-8")
+            flush_to_disk(dir / CHECKSUMS)
+        elif not done:
+            self._unwritten = unwritten
+        return done
 
     def load(self, dir: Path) -> None:
         self._saved = read_checksums(dir / CHECKSUMS)

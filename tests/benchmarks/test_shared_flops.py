@@ -10,6 +10,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from agentrl.model.attend import Rule
 from agentrl.model.attention import BLOCK, IMPLEMENTATION, PackedAttention
+from agentrl.model.head_product import HeadScale, keep_scale
 from agentrl.model.layout import flat_layout
 from agentrl.model.packed import forward_packed, token_logits
 from agentrl.model.tree_layout import tree_layout
@@ -41,6 +42,7 @@ def test_operations_of_matrices_are_those_that_torch_counts() -> None:
             num_key_value_heads=shape.kv_heads,
         )
         model = Qwen2ForCausalLM._from_config(config, attn_implementation=IMPLEMENTATION)
+        keep_scale(model, HeadScale())
         places = torch.zeros(len(tree.stored), dtype=torch.int64)
         hidden = forward_packed(model, places, places, NoAttention(tree))
         token_logits(model, hidden[:1].expand(answers, -1)).sum().backward()

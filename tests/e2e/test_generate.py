@@ -142,7 +142,7 @@ def test_the_config_of_a_training_run_serves(
     write_config(training, tmp_path / "run" / "config.yaml")
     mine = [f"data.path={data_dir}/val.parquet", f"data.output_path={tmp_path}/out.parquet", "data.max_samples=2"]
     greedy = ["rollout.n=1", "rollout.do_sample=false"]
-    assert main(["--config-path", f"{tmp_path}/run", "--config-name", "config", *mine, *greedy]) == 0
+    assert main(["--config-path", f"{tmp_path}/run", "--config-name", "config", "--trust", *mine, *greedy]) == 0
     table = pq.read_table(tmp_path / "out.parquet")
     assert [len(responses) for responses in table["responses"].to_pylist()] == [1, 1]
     assert max(tokens[0] for tokens in table["response_tokens"].to_pylist()) <= 24

@@ -83,8 +83,8 @@ def test_two_steps(overrides: list[str], tmp_path: Path, vision_policy: Path, fr
             assert (tmp_path / "run" / "images" / image["digest"]).read_bytes() in map(encoded, range(4))
             if not replayed:
                 replayed.append(row["uid"])
-                assert replay([str(tmp_path / "run"), "--uid", row["uid"]]) == 0
+                assert replay([str(tmp_path / "run"), "--trust", "--uid", row["uid"]]) == 0
                 (tmp_path / "run" / "images" / image["digest"]).rename(tmp_path / "away")
-                assert replay([str(tmp_path / "run"), "--uid", row["uid"]]) == 2
+                assert replay([str(tmp_path / "run"), "--trust", "--uid", row["uid"]]) == 2
                 (tmp_path / "away").rename(tmp_path / "run" / "images" / image["digest"])
     assert replayed
