@@ -301,7 +301,9 @@ def test_a_fault_of_the_update_is_named_within_two_steps(
     FAULTS[fault](monkeypatch)
     main(small_run(*KEYS, *SHORT))
     found = alarms(tmp_path / "run")
-    assert found and {one["check"] for one in found} == {"update"}
+    # A temperature of the forward pass changes the gradients below the log-probs, too.
+    others = {"recomputed"} if fault == "the update has another temperature" else set()
+    assert {one["check"] for one in found} == {"update"} | others
     assert min(one["step"] for one in found) >= BEGINS
 
 
