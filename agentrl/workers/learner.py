@@ -77,9 +77,9 @@ class Learner(Generic[Found]):
         self._root = root
         self._kept: list[torch.Tensor] = []
         self._saved: Mapping[str, int] = {}
-        self._unwritten: tuple[Path, Mapping[str, int]] | None = None
-        """Folder and checksums of a save that other files are still written of."""
         """Checksums of the checkpoint that was loaded, until `not_restored` has read them."""
+        self._unwritten: tuple[Path, Mapping[str, int]] | None = None
+        """Folder and checksums of a save whose other files are still being written."""
 
     @abstractmethod
     def forward(
