@@ -20,7 +20,7 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from agentrl.config.checks import ACTOR, CORRECTION, check, even_sizes, idle_keys, remarks
+from agentrl.config.checks import check, idle_keys
 from agentrl.config.command_line import CommandLine, parse_command_line
 from agentrl.config.dialect import DIALECT, Reading, advice, all_dialects, dialect_of
 from agentrl.config.hydra_section import (
@@ -51,7 +51,7 @@ from agentrl.config.section import Section
 from agentrl.config.sections.algorithm import OF_STALE_TOKENS
 from agentrl.config.sections.offline import EvaluateConfig, GenerateConfig
 from agentrl.config.sections.sft import PreferencesConfig, SFTConfig
-from agentrl.config.sections.training import Config
+from agentrl.config.sections.training import ACTOR, CORRECTION, Config, even_sizes
 from agentrl.errors import ConfigError
 from agentrl.system.config_files import PACKAGE, configs_dir, find_file
 from agentrl.system.json_value import JSON, as_list
@@ -520,8 +520,7 @@ def checked(keys: Keys, schema: type[SchemaT]) -> SchemaT:
     values = resolve(keys, schema)
     values |= corrected(values, keys) | fitting(values, keys)
     config = validate(values, schema, [*keys.faults, *faults_of_names(keys, schema)])
-    check(config, keys.given, lambda: set_by_us(keys, schema))
-    say(remarks(config))
+    say(check(config, keys.given, lambda: set_by_us(keys, schema)))
     for reading in keys.readings:
         say(reading.notes(config, keys.typed))
     for path, key in all_keys(schema).items():

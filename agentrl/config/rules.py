@@ -9,13 +9,15 @@ from __future__ import annotations
 import itertools
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import yaml
 
 from agentrl.config.declaration import Declaration, declaration_of
+from agentrl.config.section import Finding
 from agentrl.errors import ConfigError
 from agentrl.system.config_files import configs_dir, find_file
 from agentrl.system.json_value import JSON, as_mapping
@@ -60,6 +62,9 @@ class Values:
 class Rule(ABC):
     """One rule of a key, or of every key of a section."""
 
+    looks_up: ClassVar[bool] = False
+    """True when the rule looks for the files or the code that a value names."""
+
     def text(self, place: Place) -> str:
         """Write the rule as a sentence for the page of keys; empty where it does not apply to this config."""
         return ""
@@ -67,6 +72,10 @@ class Rule(ABC):
     @abstractmethod
     def faults(self, key: str, values: Values, place: Place) -> list[str]:
         """Write the messages for `key`; empty where it keeps the rule."""
+
+    def findings(self, key: str, values: Values, place: Place) -> list[Finding]:
+        """Judge `key`."""
+        return [Finding(fault, key=key) for fault in self.faults(key, values, place)]
 
     def uses(self, value: JSON, home: Path) -> str:
         """Name what a value other than the default makes a command use besides data; empty where there is nothing.
@@ -83,7 +92,7 @@ _CONDITION = re.compile(r"([\w.]+)(?:=(.+)| above (\d+))?")
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """`key` (is set), `key=value or value` or `key above number`."""
+    """`key` (is set, and no off switch), `key=value or value` or `key above number`."""
 
     name: str
     values: tuple[JSON, ...] | None
@@ -108,13 +117,19 @@ class Condition:
             return value in self.values
         if self.above is not None:
             return isinstance(value, int | float) and value > self.above
-        return value is not None and value != {}
+        return value not in (None, False, {}, [])
 
     def text(self, key: str) -> str:
         """Write the condition with the key's full path."""
         if self.values is not None:
             return f"{key}={' or '.join(map(shown, self.values))}"
         return key if self.above is None else f"{key} above {self.above}"
+
+
+def found(conditions: Iterable[Condition], place: Place) -> list[tuple[str, Condition]]:
+    """Pair the conditions with the full paths of their keys, without those on keys that this config does not have."""
+    keys = ((place.find(condition.name), condition) for condition in conditions)
+    return [(key, condition) for key, condition in keys if key is not None]
 
 
 class OnlyWith(Rule):
@@ -131,25 +146,24 @@ class OnlyWith(Rule):
         self.conditions = tuple(map(Condition.parse, conditions))
         self.because, self.off = because, off
 
-    def _found(self, place: Place) -> list[tuple[str, Condition]]:
-        found = ((place.find(condition.name), condition) for condition in self.conditions)
-        return [(key, condition) for key, condition in found if key is not None]
-
     def _needed(self, place: Place) -> str:
-        needed = " or ".join(condition.text(key) for key, condition in self._found(place))
+        needed = " or ".join(condition.text(key) for key, condition in found(self.conditions, place))
         return needed + (f", as {self.because}" if self.because else "")
 
     def text(self, place: Place) -> str:
-        return f"Only with {self._needed(place)}." if self._found(place) else ""
+        return f"Only with {self._needed(place)}." if found(self.conditions, place) else ""
 
     def faults(self, key: str, values: Values, place: Place) -> list[str]:
-        found = self._found(place)
         if key not in values.given or values.all[key] in self.off:
             return []
-        if not found or any(condition.holds(values.all[other]) for other, condition in found):
+        here = found(self.conditions, place)
+        if not here or any(condition.holds(values.all[other]) for other, condition in here):
             return []
-        needed = self._needed(place)
-        return [f"{key}={shown(values.all[key])} has no effect: it needs {needed}. Set that, or leave {key} out"]
+        return [f"{key}={shown(values.all[key])} has no effect: it needs {self._needed(place)}"]
+
+    def findings(self, key: str, values: Values, place: Place) -> list[Finding]:
+        remedy = f"Set that, or leave {key} out"
+        return [Finding(fault, "no effect", key, remedy) for fault in self.faults(key, values, place)]
 
 
 class ReadBy(OnlyWith):
@@ -178,53 +192,66 @@ class ReadBy(OnlyWith):
         return f"{super()._needed(place)}, or an algorithm of yours that declares it"
 
     def faults(self, key: str, values: Values, place: Place) -> list[str]:
-        found = super().faults(key, values, place)
-        for registry in self.registries if found else ():
+        faults = super().faults(key, values, place)
+        for registry in self.registries if faults else ():
             name = str(values.all[registry.key])
             try:
                 if not registry.is_built_in(name) and self.declares(declaration_of(registry.get(name))):
                     return []
             except ConfigError:
                 return []  # a choice that does not exist is reported at its own key
-        return found
+        return faults
+
+
+def itself(of: str) -> Condition:
+    """Read a condition on a key's own value: "value or value", "above number", or nothing: it is set."""
+    return Condition.parse(f"it {of}" if of.startswith("above") else f"it={of}" if of else "it")
 
 
 class Needs(Rule):
-    """If the key has the value `of` (None: any but null and false), `other` must be set; `what` describes it."""
+    """While the key holds `of` (by itself: while it is set), a condition must hold.
 
-    def __init__(self, other: str, what: str = "", *, of: JSON = None) -> None:
-        self.other, self.what, self.of = other, what, of
+    A condition on a key that the config does not have is left out. `what` describes it, or says why.
+    """
 
-    def _needed(self, place: Place) -> str:
-        return f"{place.find(self.other)}" + (f", {self.what}" if self.what else "")
+    def __init__(self, condition: str, what: str = "", *, of: str = "") -> None:
+        self.condition, self.what, self.of, self._while = Condition.parse(condition), what, of, itself(of)
+
+    def _needed(self, key: str) -> str:
+        return self.condition.text(key) + (f", {self.what}" if self.what else "")
 
     def text(self, place: Place) -> str:
-        return f"{'Needs' if self.of is None else f'{shown(self.of)} needs'} {self._needed(place)}."
+        key = place.find(self.condition.name)
+        return f"{f'{self.of}: needs' if self.of else 'Needs'} {self._needed(key)}." if key is not None else ""
 
     def faults(self, key: str, values: Values, place: Place) -> list[str]:
-        value, other = values.all[key], place.find(self.other)
-        applies = value == self.of if self.of is not None else value is not None and value is not False
-        if not applies or other is None or values.all[other] is not None:
+        other = place.find(self.condition.name)
+        if other is None or not self._while.holds(values.all[key]) or self.condition.holds(values.all[other]):
             return []
-        return [f"{key}={shown(value)} needs {self._needed(place)}"]
+        return [f"{key}={shown(values.all[key])} needs {self._needed(other)}"]
 
 
 class ConflictsWith(Rule):
-    """The key and the others must not be set at once; `why` gives reason and remedy. An off switch counts as unset."""
+    """While the key holds `of` (by itself: while it is set), no condition may hold.
 
-    def __init__(self, *others: str, why: str) -> None:
-        self.others, self.why = others, why
+    Conditions on keys that the config does not have are left out. `why` gives reason and remedy.
+    """
+
+    def __init__(self, *conditions: str, why: str, of: str = "") -> None:
+        self.conditions, self.why = tuple(map(Condition.parse, conditions)), why
+        self.of, self._while = of, itself(of)
 
     def text(self, place: Place) -> str:
-        return f"Not with {' or '.join(self.others)}."
+        others = " or ".join(condition.text(key) for key, condition in found(self.conditions, place))
+        return f"{f'{self.of}: not' if self.of else 'Not'} with {others}." if others else ""
 
     def faults(self, key: str, values: Values, place: Place) -> list[str]:
-        others = [other for other in map(place.find, self.others) if other is not None]
-        unset = (None, False)
-        given = [f"{other}={shown(values.all[other])}" for other in others if values.all[other] not in unset]
-        if values.all[key] in unset or not given:
+        here = found(self.conditions, place)
+        holding = [other for other, condition in here if condition.holds(values.all[other])]
+        if not holding or not self._while.holds(values.all[key]):
             return []
-        return [f"{key}={shown(values.all[key])} conflicts with {' and '.join(given)}: {self.why}"]
+        others = " and ".join(f"{other}={shown(values.all[other])}" for other in holding)
+        return [f"{key}={shown(values.all[key])} conflicts with {others}: {self.why}"]
 
 
 class NotAmong(Rule):
@@ -247,6 +274,8 @@ class NamesFile(Rule):
     Args:
         unless: beginnings of tags; a value in which one stands is the text itself, and no file's name.
     """
+
+    looks_up = True
 
     def __init__(self, unless: Collection[str] = ()) -> None:
         self.unless = unless
@@ -311,6 +340,8 @@ class Names(Rule):
 
     `options`: the key of the named object's options, a mapping; None: it takes no options.
     """
+
+    looks_up = True
 
     def __init__(self, registry: Registry, options: str | None = None) -> None:
         self.registry, self.options = registry, options

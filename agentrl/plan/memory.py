@@ -15,7 +15,6 @@ from transformers import PreTrainedConfig
 
 from agentrl.algorithms.declared import declared_by_estimator, needs_reference
 from agentrl.config import Config
-from agentrl.config.adapters import frees_weights
 from agentrl.config.sections.parallel import Parallel
 from agentrl.engines.embedded import blocked
 from agentrl.engines.embedded.cache import COLUMNS
@@ -211,7 +210,7 @@ class MemoryPlan:
             if not rollout.free_cache_engine:
                 return held, held
             weights = {"engine's weights": shape.params * bytes_each / rollout.tensor_model_parallel_size}
-            return held, {} if frees_weights(self.config) else weights
+            return held, {} if self.config.frees_weights else weights
         weights = {"engine's weights": float(shape.params * bytes_each)}
         working = {"engine's cache": float(self._cells * sizing.kv_bytes(shape, dtype=bytes_each))}
         linear = shape.layers * shape.layer_params

@@ -17,7 +17,6 @@ from time import perf_counter
 import torch
 
 from agentrl.config import Config
-from agentrl.config.adapters import served_adapters
 from agentrl.errors import ConfigError
 from agentrl.model.packed import CHUNK_LOGITS, CHUNK_LOGITS_ON_GPU
 from agentrl.plan.many_steps import Draw, Simulation, Trajectories, Way, drawn
@@ -113,7 +112,7 @@ class TimePlan:
             micro_tokens=actor.ppo_max_token_len_per_gpu,
             dtype="bfloat16" if model.dtype == "bfloat16" else "float32",
             lora_rank=model.lora_rank,
-            serves_adapters=served_adapters(config) is not None,
+            serves_adapters=config.served_adapters is not None,
             recompute=model.enable_gradient_checkpointing,
             fsdp_size=actor.parallel.shards or 0,
             sequence_parallel=actor.parallel.sequence,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from agentrl.config.checks import is_installed
+from agentrl.config.installed import is_installed
 from agentrl.config.overrides import Value
 from agentrl.errors import ConfigError, TrainingError, install_extra
 from agentrl.trl.adapters import adapter_keys

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agentrl.config import Config
-from agentrl.config.checks import check_together, idle_keys
+from agentrl.config.checks import findings, idle_keys
 from agentrl.config.command_line import parse_command_line
 from agentrl.config.keys import differing
 from agentrl.config.load import compose_keys, resolve, told_as_config_errors, validate
@@ -114,9 +114,9 @@ def judge(launch: Launch) -> Report:
     try:
         with told_as_config_errors():
             config = validate(resolve(keys, Config), Config)
-        together = list(check_together(config))
-        missing = [fault for fault in together if "is not installed here" in fault]
-        faults += [fault for fault in together if fault not in missing]
+        found = list(findings(config, (), look_up=False))
+        missing = [finding.text for finding in found if finding.kind == "not installed"]
+        faults += [finding.text for finding in found if finding.kind == "fault"]
         idle = without_effect(read, config, given)
         equivalent = words_of(config)
     except ConfigError as error:

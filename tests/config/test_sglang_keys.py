@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config import RolloutConfig, load_config
-from agentrl.config.checks import is_installed
+from agentrl.config.installed import is_installed
 from agentrl.errors import ConfigError, install_extra
 from tests.config.loading import OWN, load
 

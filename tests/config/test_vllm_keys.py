@@ -14,19 +14,19 @@ MODEL = ["reward_model.enable=true", "reward_model.model.path=/rm", "reward_mode
 
 @pytest.fixture
 def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.config.checks.is_installed", lambda package: False)
+    monkeypatch.setattr("agentrl.config.installed.is_installed", lambda package: False)
 
 
 @pytest.fixture
 def all_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.config.checks.is_installed", lambda package: True)
+    monkeypatch.setattr("agentrl.config.installed.is_installed", lambda package: True)
 
 
 @pytest.mark.usefixtures("nothing_installed")
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([f"{ROLLOUT}.name=mixed"], "attaches to servers that run already.*server_urls"),
+        ([f"{ROLLOUT}.name=mixed"], "name=mixed needs .*server_urls.*servers that run already"),
         ([f"{ROLLOUT}.name=mixed", ATTACHED, f"{ROLLOUT}.num_servers=2"], "num_servers=2 has no effect"),
         (
             [f"{ROLLOUT}.name=mixed", ATTACHED, f"{ROLLOUT}.update_weights_checksum=true"],

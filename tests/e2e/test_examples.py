@@ -168,7 +168,7 @@ def test_the_full_recipe_is_a_valid_config(example: str, tmp_path: Path, monkeyp
     (tmp_path / "examples").symlink_to(PROJECT / "examples")
     (tmp_path / "alfworld.yaml").write_text("interaction: []")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("agentrl.config.checks.is_installed", lambda package: True)  # it is not where tests run
+    monkeypatch.setattr("agentrl.config.installed.is_installed", lambda package: True)  # it is not where tests run
     config = load_config(training.split()[3:])
     assert config.trainer.project_name == example
 

@@ -12,7 +12,6 @@ import pytest
 from transformers import PreTrainedModel
 
 from agentrl.config import load_config
-from agentrl.config.adapters import served_adapters
 from agentrl.engines.sglang.client import SGLangClient
 from agentrl.engines.sglang.engine import SGLangEngine
 from agentrl.engines.sglang.options import SGLangArguments
@@ -98,8 +97,8 @@ def test_a_frozen_adapter_plays_a_role(model_dir: Path, reference: PreTrainedMod
     ],
 )
 def test_adapters_that_cannot_be_served_are_refused(keys: list[str], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.config.checks.is_installed", lambda _: True)
+    monkeypatch.setattr("agentrl.config.installed.is_installed", lambda _: True)
     given = ["trainer.device=cpu", *(f"actor_rollout_ref.{key}" for key in ("model.lora_rank=8", *keys))]
-    assert served_adapters(load_config(given)) is None
+    assert load_config(given).served_adapters is None
     with pytest.raises(ConfigError, match=f"lora_merge=false: .*{why}"):
         load_config([*given, f"{MODEL}.lora_merge=false"])

@@ -32,7 +32,7 @@ def test_a_logger_that_is_missing_moves_no_older_run(
     name: str,
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    monkeypatch.setattr("agentrl.config.checks.is_installed", lambda name: True)  # SGLang, which is not started
+    monkeypatch.setattr("agentrl.config.installed.is_installed", lambda name: True)  # SGLang, which is not started
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
     more = ["trainer.logger=[jsonl,wandb]", "trainer.resume_mode=disable", f"actor_rollout_ref.rollout.name={name}"]

@@ -146,7 +146,7 @@ def test_a_published_config_is_translated_or_refused_in_words(
 ) -> None:
     """Sizes, length and rates of those that are translated are TRL's; what TRL refuses is refused here, too."""
     (model / "config.json").write_text('{"max_position_embeddings": 65536}')
-    monkeypatch.setattr("agentrl.config.checks.is_installed", lambda package: True)
+    monkeypatch.setattr("agentrl.config.installed.is_installed", lambda package: True)
     config, recorded = CONFIGS[name], RECORDED["published"][name]
     assert ("divisible by num_generations" in recorded.get("error", "")) == (name in TOO_FEW)
     if config.refused:

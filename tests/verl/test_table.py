@@ -1038,7 +1038,7 @@ def test_servers_of_a_reward_model_run_the_software_that_verl_names(
     asked = [*words, f"custom_reward_function.path={tmp_path}/f.py"]
 
     def read(words: list[str], installed: set[str]) -> tuple[Config, str]:
-        for module in ("agentrl.config.checks", "agentrl.verl.keys.rewrites"):
+        for module in ("agentrl.config.installed", "agentrl.verl.keys.rewrites"):
             monkeypatch.setattr(f"{module}.is_installed", installed.__contains__)
         caplog.clear()
         with caplog.at_level(logging.WARNING, "agentrl.config"):
@@ -1169,7 +1169,7 @@ def test_experts_are_replayed_where_the_engine_tells_them(backend: str) -> None:
     assert config.actor_rollout_ref.actor.router_replay.mode == "R3"
     off = load_config([f"+{REPLAY}=disabled", f"{ROLLOUT}.enable_rollout_routing_replay=False"], "ppo_trainer")
     assert off.actor_rollout_ref.actor.router_replay.mode == "disabled"
-    with pytest.raises(ConfigError, match=r"router_replay.mode=R3 needs an engine that tells .* ask servers for them"):
+    with pytest.raises(ConfigError, match=r"router_replay.mode=R3 conflicts with .*name=sglang: .* engine that tells"):
         load_config([*command, f"{ROLLOUT}.name=vllm"], "ppo_trainer")
     own = load_config([command[0].replace("R3", "R2"), f"{ROLLOUT}.name=vllm"], "ppo_trainer")
     assert own.actor_rollout_ref.actor.router_replay.mode == "R2"

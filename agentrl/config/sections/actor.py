@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from agentrl.config.registries import ADVANTAGE_ESTIMATORS, CRITIC_BACKENDS, POLICY_BACKENDS, POLICY_LOSSES
 from agentrl.config.rules import ConflictsWith, Names, OnlyWith, ReadBy
-from agentrl.config.section import Section
+from agentrl.config.section import Finding, Section
 from agentrl.config.sections.algorithm import KLLossType, LossAggMode, LossUnit, PolicyLossConfig
 from agentrl.config.sections.model import PolicyModelConfig
 from agentrl.config.sections.optim import OptimConfig
@@ -30,7 +31,25 @@ def clips(name: str) -> ReadBy:
 class RouterReplayConfig(Section):
     """`actor_rollout_ref.actor.router_replay.*`"""
 
-    mode: Literal["disabled", "R2", "R3"] = "disabled"
+    mode: Annotated[
+        Literal["disabled", "R2", "R3"],
+        ConflictsWith(
+            "algorithm.rollout_correction.proximal=rollout or interpolated",
+            of="R2",
+            why="it replays the experts that the policy chose as its log-probs were computed, and then they are not. "
+            "Set proximal=recomputed, or mode=R3",
+        ),
+        ConflictsWith(
+            "actor_rollout_ref.rollout.name=sglang or vllm or mixed",
+            of="R3",
+            why="it needs an engine that tells which experts it chose, and agentrl does not ask servers for them. Set "
+            "mode=R2, and bound what their routers change by algorithm.rollout_correction.rollout_is=token, or use "
+            "actor_rollout_ref.rollout.name=embedded",
+        ),
+        ConflictsWith(
+            "actor_rollout_ref.actor.use_torch_compile=true", of="R2 or R3", why="compiled routers cannot be steered"
+        ),
+    ] = "disabled"
     """In a mixture of experts, train each token through the experts that it was sent to before the update, while gate
     values stay the router's own. R2: those that the policy chose as its log-probs were computed; R3: those that the
     engine chose as it sampled (arXiv:2510.11370), with the embedded engine, or one of yours that tells them."""
@@ -85,7 +104,13 @@ class ActorConfig(Section):
     transcripts, and with roles those of each role; transcript: a trajectory weighs by its number of transcripts."""
     entropy_coeff: float = 0.0
     """Weight of the entropy bonus in the loss; with target_entropy its start."""
-    target_entropy: float | None = Field(None, gt=0)
+    target_entropy: Annotated[
+        float | None,
+        ConflictsWith(
+            "algorithm.rollout_correction.proximal=published or rollout or interpolated",
+            why="the entropy must be known before the update. Set proximal=recomputed",
+        ),
+    ] = Field(None, gt=0)
     """Give the bonus only while the entropy, nats a token, is at most this, with a weight that grows by 0.005 in each
     step below it and falls by as much above it (adaptive entropy control, arXiv:2505.22312); null: the weight stays."""
     use_kl_loss: bool = False
@@ -108,7 +133,15 @@ class ActorConfig(Section):
     """Shuffle the prompts over the mini-batches."""
     freeze_vision_tower: bool = False
     """Train nothing of a vision-language model's vision tower, in the critic neither; adapters stay out of it, too."""
-    use_torch_compile: bool = False
+    use_torch_compile: Annotated[
+        bool,
+        ConflictsWith(
+            "fsdp_config.tensor_parallel_size above 1",
+            "ref.fsdp_config.tensor_parallel_size above 1",
+            "critic.model.fsdp_config.tensor_parallel_size above 1",
+            why="layers whose matrices are split cannot be compiled. Use fsdp_size and ulysses_sequence_parallel_size",
+        ),
+    ] = False
     """Compile the decoder layers of policy, reference and critic by torch.compile, in the first steps."""
     ulysses_sequence_parallel_size: Annotated[int, RANKS] = Field(1, gt=0)
     """Ranks that split each micro-batch's tokens (arXiv:2309.14509); they exchange them for heads in attention."""
@@ -117,6 +150,17 @@ class ActorConfig(Section):
     optim: OptimConfig = OptimConfig()
     fsdp_config: ActorFSDPConfig = ActorFSDPConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+
+    def findings(self) -> Iterator[Finding]:
+        for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high"):
+            distance = getattr(self, name)
+            if distance is not None and distance >= 1:
+                bound = f"[{1 - distance:g}, ...]" if name == "clip_ratio_low" else f"[..., {1 + distance:g}]"
+                yield Finding(
+                    f"actor_rollout_ref.actor.{name}={distance:g} is the distance of the ratio's bound from 1, so that "
+                    f"ratios are clipped to {bound}; for the bound {distance:g} set {abs(distance - 1):.3g}",
+                    "remark",
+                )
 
     @property
     def parallel(self) -> Parallel:

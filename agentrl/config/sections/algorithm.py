@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
 from agentrl.config.registries import ADVANTAGE_ESTIMATORS, GROUP_FILTERS, POLICY_LOSSES
-from agentrl.config.rules import Names, OnlyWith, ReadBy
-from agentrl.config.section import Section
+from agentrl.config.rules import ConflictsWith, Names, Needs, OnlyWith, ReadBy
+from agentrl.config.section import Finding, Section
 
 LossAggMode = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 LossUnit = Literal["trajectory", "transcript"]
@@ -57,10 +58,12 @@ class FilterGroupsConfig(Section):
     """Skip the policy's update on sequences without advantage, such as groups whose rewards are all equal.
     It changes no weight: mini-batches, denominators and the number of optimizer steps are those of the whole batch, and
     with KL loss or entropy bonus nothing is left out. `refill` samples other prompts in their place."""
-    refill: bool = False
+    refill: Annotated[
+        bool, Needs("actor_rollout_ref.rollout.n above 1", "16 say: it compares the trajectories of a prompt")
+    ] = False
     """Dynamic sampling (DAPO, arXiv:2503.14476, section 3.2): a step draws generation batches of prompts until
     data.train_batch_size of them teach by `rule`, and trains on these, the first ones drawn. What is left over is
-    dropped. Needs rollout.n above 1."""
+    dropped."""
     rule: Annotated[str, REFILL, Names(GROUP_FILTERS, options="options")] = "differ"
     """Rule by which `refill` chooses the prompts that teach, of those with two trajectories or more that can be trained
     on. differ: their trajectories differ in `metric`."""
@@ -91,6 +94,7 @@ Criterion = Literal[
 RATIOS = ("token", "sequence", "geometric")
 """The criteria with a lower and an upper bound."""
 WEIGHED = OnlyWith("rollout_is=tempered or token or sequence or geometric")
+MEAN_UNKNOWN = "the mean over the batch must be known before the update. Set proximal=recomputed"
 OF_STALE_TOKENS = "tempered"
 """The weight of stale tokens where the user chose none."""
 
@@ -98,12 +102,23 @@ OF_STALE_TOKENS = "tempered"
 class RolloutCorrectionConfig(Section):
     """`algorithm.rollout_correction.*`"""
 
-    proximal: Literal["recomputed", "published", "rollout", "interpolated"] = "recomputed"
+    proximal: Annotated[
+        Literal["recomputed", "published", "rollout", "interpolated"],
+        Needs(
+            "async_training.publish_every above 1",
+            "otherwise the published policy is the one before the update. Set proximal=recomputed",
+            of="published",
+        ),
+        Needs("async_training.max_staleness above 0", "which weights are published for", of="published"),
+    ] = "recomputed"
     """The policy that the loss's ratio is taken to. recomputed: the one before the update, by a pass over the batch;
     published: the one that was last published (async_training.publish_every above 1), likewise; rollout: the one that
     sampled, by the engine's log-probs, without that pass; interpolated: between that one and the policy that is
     trained, the nearer to the latter the older a token is, without that pass."""
-    rollout_is: Literal["tempered", "token", "sequence", "geometric"] | None = None
+    rollout_is: Annotated[
+        Literal["tempered", "token", "sequence", "geometric"] | None,
+        ConflictsWith("proximal=rollout or interpolated", of="tempered", why=MEAN_UNKNOWN),
+    ] = None
     """Weigh each token's loss by its importance, the ratio of the proximal policy to the engine (with proximal=rollout,
     of the policy that is trained): of the token; of all policy tokens of its sequence; or their geometric mean.
     tempered: of the token times that of its sequence's other tokens to a power, the largest up to 1 that leaves an
@@ -116,9 +131,12 @@ class RolloutCorrectionConfig(Section):
     """Lower bound of the weights."""
     rollout_is_outside: Annotated[Literal["truncate", "mask"], WEIGHED] = "truncate"
     """Treatment of a weight out of bounds. truncate: the bound (TIS); mask: 0 (IcePop, arXiv:2510.18855)."""
-    rollout_is_batch_normalize: Annotated[bool, OnlyWith("rollout_is=token or sequence or geometric")] = False
-    """Divide the weights by their mean over the batch (by sequence: over sequences). With proximal=recomputed
-    or published."""
+    rollout_is_batch_normalize: Annotated[
+        bool,
+        OnlyWith("rollout_is=token or sequence or geometric"),
+        ConflictsWith("proximal=rollout or interpolated", why=MEAN_UNKNOWN),
+    ] = False
+    """Divide the weights by their mean over the batch (by sequence: over sequences)."""
     reject: dict[Criterion, float | tuple[float, float]] = Field(default_factory=dict)
     """Bounds; tokens outside weigh 0 in the loss, and stay in its denominators. token=[0.5,2], sequence and geometric:
     of the ratio, as of rollout_is; veto=1e-4: the least ratio that no token of a sequence may be under. token_k3=0.01,
@@ -140,6 +158,13 @@ class RolloutCorrectionConfig(Section):
             elif isinstance(bounds, tuple) or bounds <= 0:
                 raise ValueError(f"{name} expects one number above 0, found {bounds}")
         return reject
+
+    def findings(self) -> Iterator[Finding]:
+        if self.rollout_is_lower is not None and self.rollout_is_lower > self.rollout_is_threshold:
+            yield Finding(
+                f"algorithm.rollout_correction.rollout_is_lower={self.rollout_is_lower:g} is above "
+                f"rollout_is_threshold={self.rollout_is_threshold:g}; they are the bounds of the weights"
+            )
 
     @property
     def needs_pass(self) -> bool:
@@ -171,7 +196,11 @@ class RolloutCorrectionConfig(Section):
 class AlgorithmConfig(Section):
     """`algorithm.*`"""
 
-    adv_estimator: Annotated[str, Names(ADVANTAGE_ESTIMATORS, options="adv_options")] = "grpo"
+    adv_estimator: Annotated[
+        str,
+        Names(ADVANTAGE_ESTIMATORS, options="adv_options"),
+        Needs("actor_rollout_ref.rollout.n above 1", "whose trajectories it compares", of="online_dpo"),
+    ] = "grpo"
     """Estimator of the advantages; docs/algorithms.md compares all."""
     adv_options: dict[str, Any] = Field(default_factory=dict)
     """Options of an estimator that takes some: gigpo, gdpo, bi_level_gae, decoupled_gae, online_dpo, rlsd,

@@ -30,6 +30,8 @@ class SamplerConfig(Section):
 class NamesDataset(Rule):
     """The value names, alone or with `name`, a class that takes `options`."""
 
+    looks_up = True
+
     def faults(self, key: str, values: Values, place: Place) -> list[str]:
         options_key = f"{place.section}.options"
         try:

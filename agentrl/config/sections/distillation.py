@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from agentrl.config.registries import DIVERGENCES
 from agentrl.config.rules import ConflictsWith, Names, Needs, OnlyWith, Place, Rule, Uses, Values
-from agentrl.config.section import Section
+from agentrl.config.section import Finding, Section
 from agentrl.config.sections.parallel import RANKS, FSDPConfig
 from agentrl.system.json_value import as_mapping
 
@@ -43,8 +44,7 @@ class TeacherConfig(Section):
     api: Annotated[
         Literal["sglang", "prompt_logprobs", "echo"],
         SERVED,
-        Needs("model", of="prompt_logprobs"),
-        Needs("model", of="echo"),
+        Needs("model", of="prompt_logprobs or echo"),
     ] = "sglang"
     """Request that is sent: sglang, its own /generate; prompt_logprobs, completions with that field (vLLM); echo,
     completions with echo, which gives the sampled tokens' log-probs alone."""
@@ -119,6 +119,36 @@ class DistillationConfig(Section):
     ulysses_sequence_parallel_size: Annotated[int | None, TAUGHT, RANKS] = Field(None, gt=0)
     """null: the actor's."""
     fsdp_config: Annotated[FSDPConfig, TAUGHT] = FSDPConfig()
+
+    def findings(self) -> Iterator[Finding]:
+        if not self.teachers:
+            return
+        if self.scope == "sampled" and self.use == "loss" and self.estimator == "k1":
+            yield Finding(
+                "distillation.estimator=k1 conflicts with distillation.use=loss: the gradient of log p_S - log p_T is "
+                "0 on average, whoever teaches. Set distillation.estimator=k2, or distillation.use=advantage"
+            )
+        served = [teacher for _, teacher in self.teachers if teacher.base_url is not None]
+        if served and self.scope == "full":
+            yield Finding(
+                f"distillation.scope=full needs the weights of the teacher, and {served[0].name} is a server: take "
+                "distillation.teacher.path, or distillation.scope=top_k"
+            )
+        if self.coef == 0:
+            yield Finding(
+                "distillation.coef=0 lets the teacher teach nothing: raise it, or leave out distillation.teacher"
+            )
+        own = [teacher for _, teacher in self.teachers if teacher.is_policy]
+        if any(teacher.privileged is None for teacher in own):
+            yield Finding(
+                "distillation.teacher.path=policy is shown what the policy is shown, and so teaches nothing: set "
+                "distillation.teacher.privileged, 'The answer is {ground_truth}.' say"
+            )
+        if own and self.scope != "sampled":
+            yield Finding(
+                f"distillation.scope={self.scope} conflicts with distillation.teacher.path=policy, which gives "
+                "log-probs of sampled tokens. Take scope=sampled, or the path of the model that the policy begins as"
+            )
 
     @property
     def teachers(self) -> list[tuple[str, TeacherConfig]]:

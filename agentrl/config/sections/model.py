@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from agentrl.config.rules import NamesFile, OnlyWith, Uses
+from agentrl.config.rules import ConflictsWith, NamesFile, OnlyWith, Uses
 from agentrl.config.section import Section
 from agentrl.config.sections.parallel import DEVICE
 
@@ -28,7 +28,14 @@ class PlainModelConfig(Section):
     with the policy. E.g. {rope_scaling: {rope_type: yarn, factor: 4.0, original_max_position_embeddings: 32768}}."""
     chat_template: Annotated[str | None, NamesFile(unless=JINJA)] = None
     """A Jinja file that replaces the tokenizer's chat template, or the template itself."""
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    chat_template_kwargs: Annotated[
+        dict[str, Any],
+        ConflictsWith(
+            "trains=reward_model",
+            why="where it scores, its template is given messages alone. Set what it needs in a template, as "
+            "model.chat_template",
+        ),
+    ] = Field(default_factory=dict)
     """Further variables for the chat template or renderer, e.g. enable_thinking."""
 
 
@@ -39,7 +46,16 @@ class ModelConfig(PlainModelConfig):
     """Keep only the input of each decoder layer for the backward pass, and compute the layer again."""
     enable_activation_offload: Annotated[bool, OnlyWith("enable_gradient_checkpointing=true"), DEVICE] = False
     """Keep these inputs in host memory."""
-    lora_rank: int = Field(0, ge=0)
+    lora_rank: Annotated[
+        int,
+        ConflictsWith(
+            "actor.fsdp_config.tensor_parallel_size above 1",
+            "fsdp_config.tensor_parallel_size above 1",
+            of="above 0",
+            why="adapters are not split. Use fsdp_size and ulysses_sequence_parallel_size",
+        ),
+        ConflictsWith("trains=reward_model", of="above 0", why="it trains the whole model. Leave lora_rank out"),
+    ] = Field(0, ge=0)
     """Rank of LoRA's adapters (arXiv:2106.09685), which are then all that is trained; 0: no adapters."""
     lora_alpha: Annotated[int, WITH_LORA] = Field(16, gt=0)
     """Adapters are scaled by lora_alpha / lora_rank."""

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from agentrl.config.rules import Uses, Writes
+from agentrl.config.rules import ConflictsWith, Uses, Writes
 from agentrl.config.section import Section
 from agentrl.config.sections.data import RowsConfig
 from agentrl.config.sections.model import PlainModelConfig
@@ -56,8 +56,11 @@ class GenerateModelConfig(PlainModelConfig):
 class GenerateRolloutConfig(RolloutConfig):
     """`actor_rollout_ref.rollout.*` of `python -m agentrl.generate`."""
 
-    do_sample: bool = True
-    """False: greedily, which needs n=1."""
+    do_sample: Annotated[
+        bool,
+        ConflictsWith("n above 1", of="false", why="greedily every response of a prompt is the same. Set rollout.n=1"),
+    ] = True
+    """False: greedily."""
 
 
 class GeneratePolicyConfig(PolicyConfig):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from agentrl.config.installed import not_installed
 from agentrl.config.registries import REWARD_MANAGERS, SCORERS
 from agentrl.config.rules import Names, NamesFile, Needs, NotAmong, OnlyWith, Place, Uses, Values
-from agentrl.config.section import Section
+from agentrl.config.section import Finding, Section
 from agentrl.config.sections.rollout import ARGUMENTS, STARTED, ServerURLs, SGLangKwargs
 from agentrl.config.sglang_arguments import plain_name
 from agentrl.config.vllm_arguments import SET_BY as SET_BY_VLLM
@@ -153,6 +155,17 @@ class RewardConfig(Section):
     sandbox_fusion: SandboxFusionConfig = SandboxFusionConfig()
     judge: JudgeConfig = JudgeConfig()
 
+    def findings(self) -> Iterator[Finding]:
+        for name, url, timeout in (
+            ("sandbox_fusion", self.sandbox_fusion.url, self.sandbox_fusion.timeout),
+            ("judge", self.judge.base_url, self.judge.timeout),
+        ):
+            if url is not None and timeout >= self.timeout:
+                yield Finding(
+                    f"reward_model.{name}.timeout={timeout:g} must be below reward_model.timeout={self.timeout:g}, "
+                    "within which the server has to answer"
+                )
+
 
 class ScoreModelConfig(Section):
     """`reward_model.model.*`"""
@@ -216,6 +229,13 @@ class RewardModelConfig(RewardConfig):
     """Machines of these."""
     n_gpus_per_node: Annotated[int, POOL] = Field(1, gt=0)
     """Devices on each of them."""
+
+    def findings(self) -> Iterator[Finding]:
+        yield from super().findings()
+        if self.generates and self.rollout.server_urls is None:
+            key = "rollout.name" if self.rollout.name == "vllm" else "model.generative"
+            value = "vllm" if self.rollout.name == "vllm" else "true"
+            yield from not_installed(self.rollout.name, f"reward_model.{key}={value}", "reward_model.rollout")
 
     @property
     def classifies(self) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from agentrl.config.formats import unknown_format
+from agentrl.config.installed import not_installed
 from agentrl.config.registries import (
     AGENT_STARTERS,
     CALL_FORMATS,
@@ -21,6 +24,7 @@ from agentrl.config.rules import (
     Names,
     NamesEach,
     NamesFile,
+    Needs,
     NotAmong,
     OnlyWith,
     Place,
@@ -28,7 +32,7 @@ from agentrl.config.rules import (
     UsesFile,
     Values,
 )
-from agentrl.config.section import Section
+from agentrl.config.section import Finding, Section
 from agentrl.config.sections.parallel import DEVICE
 from agentrl.config.sections.roles import HoldsRoles, RoleConfig
 from agentrl.config.sglang_arguments import SET_BY, plain_name
@@ -270,7 +274,16 @@ class EngineKwargs(SGLangKwargs):
 class RolloutConfig(Section):
     """`actor_rollout_ref.rollout.*`, as far as running trajectories reads it."""
 
-    name: Annotated[str, Names(ENGINES, options="engine_options")] = "embedded"
+    name: Annotated[
+        str,
+        Names(ENGINES, options="engine_options"),
+        Needs(
+            "server_urls",
+            "[http://node1:30000,http://node2:8000] say, as no environment holds both softwares: it attaches to "
+            "servers that run already. Or start servers of one software with name=sglang or vllm",
+            of="mixed",
+        ),
+    ] = "embedded"
     """embedded: generates inside the trainer's process, for small models; sglang, vllm: servers, for all others;
     mixed: servers of both, named by server_urls (docs/engines.md)."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
@@ -341,6 +354,25 @@ class RolloutConfig(Section):
     """Who plays the roles of an episode, by role, e.g. {white: {}, black: {policy: small, base_url: URL}}. Environments
     with several players name roles, and agents name them as models (docs/self_play.md)."""
     agent: AgentConfig = AgentConfig()
+
+    def findings(self) -> Iterator[Finding]:
+        if self.name in ("vllm", "mixed") and self.update_weights_checksum and not self.update_weights_delta:
+            yield Finding(
+                "actor_rollout_ref.rollout.update_weights_checksum=true with vLLM's servers needs "
+                "actor_rollout_ref.rollout.update_weights_delta=true: without it they keep no weights as they were "
+                "sent, and their own checksums are of another layout"
+            )
+        if self.server_urls is None:
+            section = "actor_rollout_ref.rollout"
+            instead = f". A small model needs no servers: {section}.name=embedded"
+            yield from not_installed(self.name, f"{section}.name={self.name}", section, instead)
+
+    @property
+    def frozen_adapters(self) -> dict[str, str]:
+        """Adapters that servers serve next to the policy's: their folders, absolute, by name."""
+        return {
+            role.policy: str(Path(role.adapter).absolute()) for role in self.roles.values() if role.adapter is not None
+        }
 
     @property
     def serves(self) -> bool:

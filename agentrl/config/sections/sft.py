@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from agentrl.config.registries import PAIR_LOSSES, ROW_FORMATS
 from agentrl.config.rules import Names, OnlyWith
-from agentrl.config.section import Section
+from agentrl.config.section import Finding, Section
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.config.sections.parallel import RANKS, ActorFSDPConfig, Parallel
@@ -108,6 +109,10 @@ class TuningConfig(Section):
     """Ranks that split each micro-batch's tokens (arXiv:2309.14509); they exchange them for heads in attention."""
     trainer: SFTTrainerConfig = SFTTrainerConfig()
     ray_init: Annotated[RayInitConfig, RAY] = RayInitConfig()
+
+    def findings(self) -> Iterator[Finding]:
+        ranks = self.trainer.nnodes * self.trainer.n_gpus_per_node
+        yield from map(Finding, self.parallel.faults(ranks, "", "model.fsdp_config"))
 
     @property
     def parallel(self) -> Parallel:

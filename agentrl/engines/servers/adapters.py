@@ -7,7 +7,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from agentrl.config.adapters import SERVED_LAYERS, frozen_adapters, most_adapters, served_adapters, unserved
+from agentrl.config.adapters import SERVED_LAYERS, most_adapters, unserved
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.servers.client import ServerClient, ServerInfo
 from agentrl.engines.servers.model import ModelFacts
@@ -20,9 +20,9 @@ def find_frozen_adapters(config: RolloutsConfig, facts: ModelFacts, notify: Call
 
     Raises ConfigError for files that cannot be read, a rank above the policy's, and layers of another model.
     """
-    served = served_adapters(config)
+    served = config.served_adapters
     found: dict[str, Path] = {}
-    for name, text in frozen_adapters(config).items():
+    for name, text in config.actor_rollout_ref.rollout.frozen_adapters.items():
         folder, at = Path(text).absolute(), f"actor_rollout_ref.rollout.roles: adapter={text}"
         theirs = read_plain_lora(folder, at)
         rank = theirs.get("r")
@@ -49,11 +49,11 @@ def check_rank(info: ServerInfo, url: str, config: RolloutsConfig, flags: Callab
 
     `flags` writes the arguments that such a server needs, of the rank and the number of adapters at once.
     """
-    adapters = served_adapters(config)
+    adapters, at_once = config.served_adapters, most_adapters(config.actor_rollout_ref.rollout.frozen_adapters)
     if adapters is not None and info.max_lora_rank < adapters.lora_rank:
         raise ConfigError(
             f"actor_rollout_ref.model.lora_merge=false: {url} serves no adapters of rank {adapters.lora_rank}. Start "
-            f"it with {flags(adapters.lora_rank, most_adapters(frozen_adapters(config)))} --lora-target-modules "
+            f"it with {flags(adapters.lora_rank, at_once)} --lora-target-modules "
             f"{' '.join(SERVED_LAYERS)}, or set lora_merge=true"
         )
 

@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 import aiohttp
 import torch
 
-from agentrl.config.adapters import frees_weights, served_adapters
 from agentrl.config.registries import WEIGHT_TRANSPORTS
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.config.sections.training import Config
@@ -162,7 +161,7 @@ async def start_engine(
             ),
             max_model_len=max_model_len,
             deterministic=all(info.deterministic for info in infos),
-            free_weights=frees_weights(config),
+            free_weights=config.frees_weights,
             notify=notify,
             timings=timings,
             keep_kv_cache=keeps(config),
@@ -306,7 +305,7 @@ def weight_sender(
         sender = build(setting)
     if rollout.update_weights_delta:
         sender = DeltaSender(sender, checksums if rollout.update_weights_checksum else None, notify)
-    if served_adapters(config) is not None:
+    if config.served_adapters is not None:
         sender = AdapterSender(sender, folder / "adapters", notify, frozen)
     return sender
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agentrl.config.adapters import frozen_adapters, served_adapters
 from agentrl.config.sections.model import PlainModelConfig
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.config.vllm_arguments import EXTRA_KEY
@@ -44,12 +43,12 @@ def check_family(model: PlainModelConfig, device: str) -> None:
 
 def server_arguments(config: RolloutsConfig, device: str, max_model_len: int, number: int) -> VLLMArguments:
     """Make the arguments of server `number`, which has the next tensor_model_parallel_size GPUs of this machine."""
-    rollout, adapters = config.actor_rollout_ref.rollout, served_adapters(config)
+    rollout, adapters = config.actor_rollout_ref.rollout, config.served_adapters
     arguments = VLLMArguments.from_config(config, device, max_model_len)
     return replace(
         arguments.at(number * rollout.tensor_model_parallel_size),
         lora_rank=adapters.lora_rank if adapters is not None else 0,
-        frozen=frozen_adapters(config),
+        frozen=config.actor_rollout_ref.rollout.frozen_adapters,
         extra=rollout.engine_kwargs.vllm,
     )
 

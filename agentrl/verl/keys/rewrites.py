@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from agentrl.config.checks import is_installed
 from agentrl.config.dialect import DIALECT
+from agentrl.config.installed import is_installed
 from agentrl.config.registries import ADVANTAGE_ESTIMATORS, LOGGERS, POLICY_LOSSES, REWARD_MANAGERS
 from agentrl.system.json_value import JSON, as_object
 from agentrl.system.registry import Registry

@@ -41,7 +41,7 @@ def adapter(folder: Path, rank: int = 2, layer: str = LAYER, wide: int = 8, **ke
 
 
 def config_of(*folders: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    monkeypatch.setattr("agentrl.config.checks.is_installed", lambda _: True)
+    monkeypatch.setattr("agentrl.config.installed.is_installed", lambda _: True)
     players = ", ".join(f"r{number}: {{policy: p{number}, adapter: {path}}}" for number, path in enumerate(folders))
     config = load_config(
         [
