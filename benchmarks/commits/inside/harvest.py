@@ -96,7 +96,7 @@ def main() -> int:
             (folder / file).write_text(text)
         folder.mkdir(parents=True, exist_ok=True)
         os.chdir(folder)
-        of_launch(case.module, case.arguments)
+        of_launch("verl.trainer.main_ppo", case.arguments)
     OUT.write_text(json.dumps(list(found.values()), indent=1))
     return int(status)
 
