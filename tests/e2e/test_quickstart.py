@@ -11,6 +11,7 @@ from tests.e2e.conftest import command
 from tests.e2e.test_train import lines
 
 
+@pytest.mark.slice(0, "long run")  # .ci/run trains its first steps with a new seed: `make seed`
 @pytest.mark.timeout(1200)
 def test_the_main_job_with_its_defaults(tmp_path: Path) -> None:
     done = command([], cwd=tmp_path, timeout=1100)

@@ -62,6 +62,7 @@ def trained(run: Path) -> list[list[int]]:
     return [[one for first, end in batch["trained"] for one in range(first, end)] for batch in batches]
 
 
+@pytest.mark.slice(0, "kill")  # in the slice: ranks and workers killed without a run, runtime/test_ray.py
 @pytest.mark.timeout(600)
 def test_each_prompt_is_trained_once_though_a_worker_and_a_rank_are_killed(apart: Overrides, tmp_path: Path) -> None:
     process = start(apart("trainer.max_worker_restarts=3"), tmp_path)

@@ -15,6 +15,7 @@ from agentrl.model.vision import auto_class
 from tests.devices import DEVICES
 from tests.model.families import LATENT, MAMBA, SIZES
 
+TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2}
 ATTENDS = {name: LATENT[name] for name in LATENT if name.endswith(("_rank", "_head_dim", "_heads"))}
 
 
@@ -67,7 +68,13 @@ def test_float32_and_other_heads_are_as_they_were(rows: int) -> None:
         ("minicpm3", {**ATTENDS, "dim_model_base": 4}, HeadScale(divisor=8.0)),
         (
             "muse_glimmer",
-            {"text_config": {**SIZES, "final_logit_softcapping": 3.0, "output_multiplier": 0.196}},
+            {
+                "text_config": {**SIZES, "final_logit_softcapping": 3.0, "output_multiplier": 0.196},
+                # The family's own tower has 1.9 billion parameters, and its projections 42 million.
+                "vision_config": {**TOWER, "layer_types": ["window_attention", "full_attention"]},
+                "out_hidden_size": 32,
+                "projector_hidden_size": 32,
+            },
             HeadScale(0.196, 1.0, 3.0),
         ),
     ],

@@ -47,6 +47,7 @@ class TestAdapters(AdapterContract):
         return await start_server(**adapters)
 
 
+@pytest.mark.slice(1, "matrix")
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("keys", [(), ("async_training.max_staleness=1",)], ids=["in turn", "in flight"])
 def test_a_run_sends_the_base_once_and_adapters_after_each_step(
@@ -65,6 +66,7 @@ def test_a_run_sends_the_base_once_and_adapters_after_each_step(
     check_sent(lines(tmp_path / "run"), 1, in_flight=bool(keys))
 
 
+@pytest.mark.slice(0, "long run")  # in the slice: TestAdapters, whose policies play
 @pytest.mark.timeout(400)
 def test_a_frozen_adapter_plays_a_role(model_dir: Path, reference: PreTrainedModel, tmp_path: Path) -> None:
     folder = Policy(reference, model_dir).learn(10).write(tmp_path / "older")
