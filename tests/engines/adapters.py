@@ -212,6 +212,7 @@ class AdapterContract:
             ):
                 await check_held(client, wrong)
 
+    @pytest.mark.slice(0, "kill")
     async def test_a_server_that_was_started_again_gets_base_and_adapters(
         self,
         own_server: ServerProcess,

@@ -179,6 +179,7 @@ async def test_a_server_whose_scheduler_dies_ends_and_is_started_again(start_ser
     assert process.exited == -signal.SIGKILL
 
 
+@pytest.mark.slice(0, "matrix")  # servers of the slice are started by the same code, with the words of a CPU
 def test_sglang_understands_the_command_line_of_a_server_on_gpus(tmp_path: Path) -> None:
     arguments = SGLangArguments(
         "/m",

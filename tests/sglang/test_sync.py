@@ -159,6 +159,7 @@ async def test_a_server_that_is_sent_only_changes_has_all_weights(
     await sender.close()
 
 
+@pytest.mark.slice(0, "kill")  # in the slice, a server that lost its weights: the test above
 async def test_a_killed_server_that_comes_back_is_sent_all_weights_and_one_without_a_loader_always(
     start_server: StartServer, http: aiohttp.ClientSession, reference: PreTrainedModel
 ) -> None:
