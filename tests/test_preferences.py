@@ -178,7 +178,7 @@ def test_tools_may_answer_differently(tmp_path: Path, chat: Chat) -> None:
             [{"chosen": [*guess("a"), *transcript(*QUESTIONS[0])], "rejected": guess("a")}],
             r"row 0 .*, column \w+: no assistant turn is behind what both conversations begin with",
         ),
-        ([{"chosen": guess("a")}], "no column 'rejected' with messages; its columns are chosen.*data.rejected_key"),
+        ([{"chosen": guess("a")}], "no column 'rejected'; its columns are chosen.*data.rejected_key"),
     ],
 )
 def test_a_row_that_is_no_pair_is_named(tmp_path: Path, chat: Chat, rows: list[dict[str, Any]], said: str) -> None:

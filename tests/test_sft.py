@@ -362,7 +362,7 @@ def test_overlong_transcripts(chat: Chat, tmp_path: Path) -> None:
             TOOLS,
             r"row 1 .*message 0 is an assistant turn with nothing before",
         ),
-        (TRANSCRIPTS[1], "{not json", r"row 1 .*column tools: expected JSON, found '\{not json'"),
+        (TRANSCRIPTS[1], "{not json", r"row 1 .*column tools: expected JSON \(.*\), found '\{not json'"),
         (TRANSCRIPTS[1], '{"name": "calculator"}', r"row 1 .*column tools: expected a list of .*in JSON text"),
     ],
 )

@@ -1,24 +1,21 @@
-"""Rows of JSON lines, or of one JSON array; gzipped where the name ends in .gz."""
+"""Values of JSON lines, or of one JSON array; gzipped where the name ends in .gz."""
 
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Literal, cast
+from typing import TYPE_CHECKING
 
 from agentrl.chat.message import parse_json
-from agentrl.data.columns import IN_EXTRA_INFO, MAPPINGS, TEXT
-from agentrl.data.messages import short
-from agentrl.data.own import OwnDataset
-from agentrl.data.rows import read_prompt, to_sample
-from agentrl.data.sources import expand, is_json
-from agentrl.data.unread import UnreadColumns
+from agentrl.data.bad_rows import BadRow
+from agentrl.data.messages import Unfit, short
 from agentrl.errors import DataError
 from agentrl.system.json_value import JSON
-from agentrl.trajectory.sample import Sample, row_place
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -28,31 +25,38 @@ MOST_TIMES = 100
 UNPACKED = 64 << 20
 
 
-def read_rows(file: str) -> Iterator[tuple[int, dict[str, JSON]]]:
-    """Iterate over row numbers, counted from 0, and rows. Blank lines are no rows.
+def read_objects(file: str) -> Iterator[dict[str, JSON] | BadRow]:
+    """Iterate over the rows of a file; blank lines are no rows. A row that is no JSON object is given as its fault.
 
-    Raises DataError, naming file and row, when the file cannot be read or a row is no JSON object.
+    Raises DataError when the file cannot be read, or is a JSON array that is broken.
     """
+    with _opened(file) as lines:
+        first = lines.read(1024).lstrip(b"\xef\xbb\xbf \t\r\n")
+        lines.seek(0)
+        values: Iterable[JSON | BadRow] = (_parsed(line) for line in lines if line.strip())
+        if first.startswith(b"["):
+            whole = _parsed(lines.read())
+            if isinstance(whole, BadRow):
+                raise DataError(f"{file}: {whole}")
+            values = whole if isinstance(whole, list) else [whole]
+        for value in values:
+            yield value if isinstance(value, dict | BadRow) else Unfit("", "a JSON object", value)
+
+
+def hash_unpacked(file: str) -> str:
+    """Hash the content of a file as it is read, so that packing it again changes nothing. Raises DataError."""
+    with _opened(file) as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+@contextmanager
+def _opened(file: str) -> Iterator[io.BufferedReader[io.RawIOBase]]:
     try:
-        with _opened(file) as lines:
-            first = lines.read(1024).lstrip(b"\xef\xbb\xbf \t\r\n")
-            lines.seek(0)
-            values: Iterable[JSON] = _lines(file, lines)
-            if first.startswith(b"["):
-                whole = _parsed(lines.read(), file)
-                values = whole if isinstance(whole, list) else [whole]
-            for number, value in enumerate(values):
-                if not isinstance(value, dict):
-                    raise DataError(f"{row_place(file, number)}: expected a JSON object, found {short(value)}")
-                yield number, value
+        raw: io.RawIOBase = _Unpacked(file) if file.lower().endswith(".gz") else io.FileIO(file)
+        with raw, io.BufferedReader(raw) as opened:
+            yield opened
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{file}: cannot be read: {error}") from error
-
-
-def _opened(file: str) -> BinaryIO:
-    if not Path(file).is_file():
-        raise DataError(f"data file {file} does not exist")
-    return cast(BinaryIO, io.BufferedReader(_Unpacked(file))) if file.lower().endswith(".gz") else Path(file).open("rb")
 
 
 class _Unpacked(io.RawIOBase):
@@ -88,111 +92,10 @@ class _Unpacked(io.RawIOBase):
         super().close()
 
 
-def _lines(file: str, lines: BinaryIO) -> Iterator[JSON]:
-    number = 0
-    for line in lines:
-        if line.strip():
-            yield _parsed(line, row_place(file, number))
-            number += 1
-
-
-def _parsed(line: bytes, where: str) -> JSON:
+def _parsed(line: bytes) -> JSON | BadRow:
     try:
         return parse_json(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        found = error.object[max(0, error.start - 20) : error.end + 20]
-        raise DataError(f"{where}: expected UTF-8 text, found {found!r}") from error
+        return Unfit("", "UTF-8 text", error.object[max(0, error.start - 20) : error.end + 20])
     except ValueError as error:
-        raise DataError(f"{where}: expected JSON ({error}), found {short(line[:80])}") from error
-
-
-class JsonRows:
-    """Samples of JSON files, which are held in memory as they were read."""
-
-    def __init__(self, files: Sequence[str], prompt_key: str, image_key: str | None) -> None:
-        self.rows = [(file, number, row) for file in files for number, row in read_rows(file)]
-        self._prompt_key, self._image_key = prompt_key, image_key
-        unread = {file: UnreadColumns({prompt_key, image_key or prompt_key, *TEXT, *MAPPINGS}) for file in files}
-        for file, _, row in self.rows:
-            unread[file].note_row(row)
-        self.notes = {file: note for file, columns in unread.items() if (note := columns.told())}
-        """By file, in words: the columns that are not read."""
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> Sample:
-        """Raises DataError for a row that cannot be used."""
-        file, number, row = self.rows[index]
-        try:
-            check_row(row, self._prompt_key, self._image_key)
-            return to_sample(
-                row,
-                prompt=read_prompt(row, self._prompt_key),
-                image_key=self._image_key,
-                default_agent_loop="",
-                index=index,
-                file=file,
-                number=number,
-            )
-        except DataError as error:
-            raise DataError(f"{row_place(file, number)}, {error}") from error
-
-
-class JsonDataset(OwnDataset):
-    """The rows of JSON files as a run's data set."""
-
-    def __init__(
-        self,
-        files: str | Sequence[str],
-        *,
-        prompt_key: str = "prompt",
-        image_key: str | None = "images",
-        default_agent_loop: str = "single_turn",
-        max_samples: int | None = None,
-        on_bad_row: Literal["error", "skip"] = "error",
-    ) -> None:
-        """Read all files. Raises DataError for a file that cannot be read, and for files without a row."""
-        names = expand(files)
-        if other := next((name for name in names if not is_json(name)), None):
-            raise DataError(f"{other} is no JSON file, and others of one list are: give files of one kind")
-        self._json = JsonRows(names, prompt_key, image_key)
-        super().__init__(
-            self._json, names, default_agent_loop=default_agent_loop, max_samples=max_samples, on_bad_row=on_bad_row
-        )
-
-    def _place(self, index: int) -> str:
-        file, number, _ = self._json.rows[index]
-        return row_place(file, number)
-
-
-def check_row(row: Mapping[str, JSON], prompt_key: str, image_key: str | None) -> None:
-    """Raise DataError, naming the column, for a value that no row can have there."""
-    if prompt_key not in row:
-        raise DataError(
-            f"column {prompt_key}: expected messages, and the row has only {', '.join(row)}. Name the right one with "
-            "data.prompt_key"
-        )
-    if row.get("data_source", "") is None:
-        raise DataError("column data_source: expected text, found null")
-    extra = row.get("extra_info")
-    inside = extra if isinstance(extra, dict) else {}
-    columns = [*row.items(), *((f"extra_info.{name}", inside.get(name)) for name in IN_EXTRA_INFO)]
-    for name, value in columns:
-        expected = "a list of images" if name == image_key and not isinstance(value, list) else _expected(name, value)
-        if value is not None and expected is not None:
-            raise DataError(f"column {name}: expected {expected}, found {short(value)}")
-
-
-def _expected(name: str, value: JSON) -> str | None:
-    """Describe the value that a column must hold instead of `value`; None where it may hold that."""
-    base = name.removeprefix("extra_info.")
-    if base in TEXT:
-        return None if isinstance(value, str) else "text"
-    if base not in MAPPINGS:
-        return None
-    if not isinstance(value, dict):
-        return "an object"
-    if base == "tools_kwargs" and not all(isinstance(own, dict | None) for own in value.values()):
-        return "objects such as {create_kwargs: {...}}"
-    return None
+        return BadRow("", f"expected JSON ({error}), found {short(line[:80])}")

@@ -10,6 +10,7 @@ from hashlib import blake2b
 from typing import cast
 
 from agentrl.chat.message import content_text, parse_json
+from agentrl.data.bad_rows import BadRow
 from agentrl.errors import UserError
 from agentrl.system.json_value import JSON
 from agentrl.trajectory import Message, ToolCall
@@ -40,13 +41,13 @@ IN_CALLS, IN_FUNCTIONS, IN_PARTS = {"id", "type", "function"}, {"name", "argumen
 EMPTY: tuple[object, ...] = (None, "", [], {})
 
 
-class Unfit(Exception):
-    """Messages that cannot be used: the place in them, the expected and the found value."""
+class Unfit(BadRow):
+    """A value of a row that cannot be used: the place in it, the expected and the found value."""
 
     def __init__(self, place: str, expected: str, found: object) -> None:
         """`place`: empty for the whole, else e.g. `message 2`, counted from 0."""
-        self.place, self.expected, self.found = place, expected, short(found)
-        super().__init__(f"{place}: expected {expected}, found {self.found}".removeprefix(": "))
+        self.expected, self.found = expected, short(found)
+        super().__init__(place, f"expected {expected}, found {self.found}")
 
 
 def read_messages(value: object) -> list[Message]:
@@ -212,7 +213,7 @@ def without_nulls(value: object) -> object:
 
 def short(value: object) -> str:
     """Shorten a value for a message."""
-    text = repr(value)
+    text = "null" if value is None else repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 

@@ -14,22 +14,13 @@ import numpy.typing as npt
 from agentrl.chat import Chat
 from agentrl.chat.message import content_text
 from agentrl.config.sections.sft import PairDataConfig
+from agentrl.data.bad_rows import BadRow, Overlong, placed
 from agentrl.data.messages import FurtherFields, further_with_reasoning, short, told_fields, without_flag
 from agentrl.data.row_formats.choose import UNPAIRED, unpaired
 from agentrl.data.row_formats.format import PlainText
 from agentrl.data.row_formats.trl import is_text
-from agentrl.data.sft import (
-    Made,
-    OverlongError,
-    Plan,
-    Row,
-    RowReader,
-    SFTSample,
-    Tokenizer,
-    Transcripts,
-    common_beginning,
-    read_files,
-)
+from agentrl.data.sft import Plan, RowReader, SFTSample, Tokenizer, Transcripts, common_beginning, read_files
+from agentrl.data.table import Made, Row
 from agentrl.errors import DataError
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
@@ -64,7 +55,7 @@ class PairReader:
         self._config = config
         self._rows = RowReader(config)
 
-    def plan(self, file: str, names: Sequence[str], read: Callable[[Row, str], Made | None]) -> Plan[Made]:
+    def plan(self, file: str, names: Sequence[str], read: Callable[[Row], Made | None]) -> Plan[Made]:
         """Choose the columns of a file. Raises DataError for completions that are marked as good or bad."""
         config = self._config
         if set(names) >= UNPAIRED and config.chosen_key not in names:
@@ -73,7 +64,7 @@ class PairReader:
         further = (config.tools_key, *((PROMPT,) if config.prompt_key is None else ()))
         return Plan((*begun, config.chosen_key, config.rejected_key), further, config.tools_key, read)
 
-    def read(self, row: Row, where: str) -> tuple[Side, Side, list[ToolSchema] | None]:
+    def read(self, row: Row) -> tuple[Side, Side, list[ToolSchema] | None]:
         """Return (chosen, rejected, tools), both with the prompt, and both messages or both text.
 
         Raises DataError: no such rows, both are the same, or they answer different prompts.
@@ -81,42 +72,42 @@ class PairReader:
         config = self._config
         key = config.prompt_key or PROMPT
         prompt, *both = row.get(key), row[config.chosen_key], row[config.rejected_key]
-        places = [f"{where}, column {column}" for column in (config.chosen_key, config.rejected_key)]
+        places = [f"column {config.chosen_key}", f"column {config.rejected_key}"]
         if all(map(is_text, both)) and (prompt is None or is_text(prompt)):
             chosen, rejected = (PlainText(str(text), str(prompt or "")) for text in both)
             if chosen == rejected:
-                raise DataError(f"{where}: chosen and rejected are the same text, of which none can be preferred")
+                raise DataError("chosen and rejected are the same text, of which none can be preferred")
             return chosen, rejected, None
         sides = [self._rows.messages(value, place) for value, place in zip(both, places, strict=True)]
-        place = f"{where}, column {key}"
+        place = f"column {key}"
         if config.prompt_key:
             begun = self._rows.messages(prompt, place)
             sides = [_behind(begun, side, place) for side, place in zip(sides, places, strict=True)]
         elif prompt is not None:
             begun = [] if is_text(prompt) else self._rows.messages(prompt, place)
             sides = [_begun(side, prompt, begun, place) for side in sides]
-        self._check_prompts(sides[0], sides[1], where)
-        tools = self._rows.tools(row.get(config.tools_key), where)
+        self._check_prompts(sides[0], sides[1])
+        tools = self._rows.tools(row.get(config.tools_key))
         # The other one may be rejected for such a turn.
         self._rows.check(sides[0], tools, shared_turns(sides[0], sides[1]), places[0])
         return sides[0], sides[1], tools
 
-    def _check_prompts(self, chosen: list[Message], rejected: list[Message], where: str) -> None:
+    def _check_prompts(self, chosen: list[Message], rejected: list[Message]) -> None:
         difference = next((at for at, both in enumerate(zip(chosen, rejected, strict=False)) if _differ(*both)), None)
         if difference is None and len(chosen) == len(rejected):
-            raise DataError(f"{where}: chosen and rejected are the same conversation, of which none can be preferred")
+            raise DataError("chosen and rejected are the same conversation, of which none can be preferred")
         if difference is not None and ASKING & {chosen[difference]["role"], rejected[difference]["role"]}:
             raise DataError(
-                f"{where}: expected chosen and rejected to answer the same messages, found message {difference} (the "
-                f"first is 0) to be {short(chosen[difference])} in one and {short(rejected[difference])} in the "
-                "other. Give both the same prompt, or leave the row out"
+                f"expected chosen and rejected to answer the same messages, found message {difference} (the first is "
+                f"0) to be {short(chosen[difference])} in one and {short(rejected[difference])} in the other. Give "
+                "both the same prompt, or leave the row out"
             )
 
 
-def _begun(side: list[Message], prompt: object, begun: list[Message], where: str) -> list[Message]:
+def _begun(side: list[Message], prompt: object, begun: list[Message], place: str) -> list[Message]:
     """Put messages of the column `prompt` before an answer that does not begin with them yet.
 
-    Raises DataError for a conversation that is no answer to the prompt and does not begin with it.
+    Raises BadRow for a conversation that is no answer to the prompt and does not begin with it.
     """
     plain = without_flag(side)
     if plain[0]["role"] in ASKING:
@@ -125,25 +116,27 @@ def _begun(side: list[Message], prompt: object, begun: list[Message], where: str
             return side
     elif begun:
         return [*begun, *side]
-    raise DataError(
-        f"{where}: expected the messages before chosen and rejected, or the prompt that both begin with, found "
+    raise BadRow(
+        place,
+        "expected the messages before chosen and rejected, or the prompt that both begin with, found "
         f"{short(prompt)} where a conversation begins with {short(side[0])}. Set data.prompt_key=false where chosen "
-        "and rejected are whole conversations; else give the prompt as messages"
+        "and rejected are whole conversations; else give the prompt as messages",
     )
 
 
-def _behind(prompt: list[Message], answer: list[Message], where: str) -> list[Message]:
-    """Join a prompt and an answer, which may begin with the prompt or with the end of it. Raises DataError."""
+def _behind(prompt: list[Message], answer: list[Message], place: str) -> list[Message]:
+    """Join a prompt and an answer, which may begin with the prompt or with the end of it. Raises BadRow."""
     plain, plain_answer = without_flag(prompt), without_flag(answer)
     most = min(len(prompt), len(answer))
     repeated = next((size for size in range(most, 0, -1) if plain[-size:] == plain_answer[:size]), 0)
     rest = answer[repeated:]
     follows = rest[0]["role"] if rest and prompt else "assistant"
     if follows in ("system", "developer") or (follows == "user" and prompt[-1]["role"] == "user"):
-        raise DataError(
-            f"{where}: expected an answer to the prompt, or the prompt and an answer, found messages that begin with "
+        raise BadRow(
+            place,
+            "expected an answer to the prompt, or the prompt and an answer, found messages that begin with "
             f"{short(rest[0])}, while the prompt ends with {short(prompt[-1])}. Mend the row, or leave data.prompt_key "
-            "out where the conversations are whole"
+            "out where the conversations are whole",
         )
     return [*prompt, *rest]
 
@@ -176,20 +169,18 @@ def load_pairs(
     """
     reader, tokenizer = PairReader(config), Tokenizer(config, chat)
 
-    def read(row: Row, where: str) -> Pair | None:
+    def read(row: Row) -> Pair | None:
         """Tokenise a row."""
-        chosen, rejected, tools = reader.read(row, where)
+        chosen, rejected, tools = reader.read(row)
         if isinstance(chosen, PlainText) or isinstance(rejected, PlainText):
-            return _text_pair(tokenizer, [one for one in (chosen, rejected) if isinstance(one, PlainText)], where)
+            return _text_pair(tokenizer, [one for one in (chosen, rejected) if isinstance(one, PlainText)])
         turns = shared_turns(chosen, rejected)
-        columns = {f"{where}, column {config.chosen_key}": chosen, f"{where}, column {config.rejected_key}": rejected}
-        for place, messages in columns.items():
-            if sum(message["role"] == "assistant" for message in messages) == turns:
-                raise DataError(f"{place}: no assistant turn is behind what both conversations begin with")
-        samples = [
-            tokenizer.sample(messages, tools, place, shown=turns, rejected=messages is rejected)
-            for place, messages in columns.items()
-        ]
+        samples = []
+        for column, messages in {config.chosen_key: chosen, config.rejected_key: rejected}.items():
+            with placed(f"column {column}"):
+                if sum(message["role"] == "assistant" for message in messages) == turns:
+                    raise DataError("no assistant turn is behind what both conversations begin with")
+                samples.append(tokenizer.sample(messages, tools, shown=turns, rejected=messages is rejected))
         return None if any(sample is None for sample in samples) else _pair([one for one in samples if one is not None])
 
     found = read_files(files, lambda file, names: reader.plan(file, names, read), progress, config)
@@ -209,34 +200,37 @@ def load_scored_pairs(
     """
     reader, further, remarks = PairReader(config), FurtherFields(further_with_reasoning), Counter[str]()
 
-    def conversation(messages: list[Message], where: str) -> SFTSample | None:
+    def conversation(messages: list[Message]) -> SFTSample | None:
         plain = without_flag(messages)
         try:
             ids, cut = tokenise(plain)
         except ValueError as error:
-            raise DataError(f"{where}: {error}") from error
+            raise DataError(str(error)) from error
         too_long = cut or len(ids) > config.max_length
         if too_long and config.truncation == "error":
-            raise OverlongError(
-                f"{where}: a conversation is longer than data.max_length={config.max_length} tokens, or than the model "
-                "reads. Raise it, or leave such rows out with data.truncation=skip"
+            problem = (
+                f"a conversation is longer than data.max_length={config.max_length} tokens, or than the model reads"
             )
+            raise Overlong("", f"{problem}. Raise it, or leave such rows out with data.truncation=skip")
         further.note(plain)
         if plain != messages:
             remarks["weight, train or loss in messages: a reward model learns to score whole conversations"] += 1
         mask = np.arange(len(ids)) == len(ids) - 1
         return None if too_long else SFTSample(np.asarray(ids, dtype=np.int32), mask)
 
-    def read(row: Row, where: str) -> Pair | None:
+    def read(row: Row) -> Pair | None:
         """Tokenise a row."""
-        chosen, rejected, _ = reader.read(row, where)
+        chosen, rejected, _ = reader.read(row)
         if isinstance(chosen, PlainText) or isinstance(rejected, PlainText):
             raise DataError(
-                f"{where}: expected messages as {config.chosen_key} and {config.rejected_key}, found text: a reward "
-                "model reads conversations by its chat template"
+                f"expected messages as {config.chosen_key} and {config.rejected_key}, found text: a reward model reads "
+                "conversations by its chat template"
             )
         columns = {config.chosen_key: chosen, config.rejected_key: rejected}
-        samples = [conversation(messages, f"{where}, column {key}") for key, messages in columns.items()]
+        samples = []
+        for column, messages in columns.items():
+            with placed(f"column {column}"):
+                samples.append(conversation(messages))
         return None if any(sample is None for sample in samples) else _pair([one for one in samples if one is not None])
 
     found = read_files(files, lambda file, names: reader.plan(file, names, read), progress, config)
@@ -244,9 +238,9 @@ def load_scored_pairs(
     return found
 
 
-def _text_pair(tokenizer: Tokenizer, sides: Sequence[PlainText], where: str) -> Pair | None:
+def _text_pair(tokenizer: Tokenizer, sides: Sequence[PlainText]) -> Pair | None:
     """Tokenise two texts; learnt is the rest after the prompt, or without one after the common beginning."""
-    made = [tokenizer.text(side, where) for side in sides]
+    made = [tokenizer.text(side) for side in sides]
     samples = [one for one in made if one is not None]
     if len(samples) < len(made):
         return None

@@ -1,4 +1,4 @@
-"""Conversion of one row of a file to a `Sample`, and placement of its images in its messages.
+"""One row of a file as a `Sample`: its columns, the check of its values, and the places of its images in its messages.
 
 A row's `images` column has, as verl's, a list of {bytes, path}, of paths or of bytes; in a message `<image>` marks the
 place of the next image. A content may also be a list of parts {"type": "text", "text": ...} and {"type": "image"}. An
@@ -11,54 +11,92 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentrl.data.bad_rows import located
 from agentrl.data.messages import Unfit, read_messages, without_nulls
 from agentrl.errors import DataError
 from agentrl.trajectory import Message, Part
 from agentrl.trajectory.picture import Picture, image_part
-from agentrl.trajectory.sample import AGENT_ALIASES, Sample
+from agentrl.trajectory.sample import Sample
 
 PLACEHOLDER = "<image>"
 
 
-def read_prompt(row: Mapping[str, object], prompt_key: str) -> list[Message]:
-    """Read the messages of a row's prompt. Raises DataError, naming the column."""
-    try:
-        return read_messages(row[prompt_key])
-    except Unfit as bad:
-        place = f"column {prompt_key}, {bad.place}".removesuffix(", ")
-        raise DataError(f"{place}: expected {bad.expected}, found {bad.found}") from None
+class Columns:
+    """The columns of a row that a sample is made of, by a file's names for them."""
+
+    def __init__(
+        self,
+        prompt: str = "prompt",
+        images: str | None = "images",
+        data_source: str = "data_source",
+        reward_model: str = "reward_model",
+    ) -> None:
+        self.prompt, self.images, self.data_source, self.reward_model = prompt, images, data_source, reward_model
+        self._texts = (data_source, "ability", "agent_name")
+        self._mappings = (reward_model, "tools_kwargs", "interaction_kwargs", "extra_info")
+        self._but_prompt = [name for name in (images, *self._texts, *self._mappings) if name is not None]
+        self.names = [prompt, *self._but_prompt]
+        """All columns that are read."""
+
+    def check(self, row: Mapping[str, object]) -> None:
+        """Raise Unfit, naming the column, for a value that no row can have there; the prompt has a check of its own."""
+        if row.get(self.data_source, "") is None:
+            raise Unfit(f"column {self.data_source}", "text", None)
+        if self.images is not None and not isinstance(row.get(self.images), list | None):
+            expected = "a list of images (if it holds something else, set data.image_key=null)"
+            raise Unfit(f"column {self.images}", expected, row[self.images])
+        extra = row.get("extra_info")
+        inside = extra if isinstance(extra, Mapping) else {}
+        for name in self._texts:
+            _check_text(row.get(name), name)
+        _check_text(inside.get("agent_name"), "extra_info.agent_name")
+        for name in self._mappings:
+            _check_mapping(row.get(name), name)
+        _check_mapping(inside.get("interaction_kwargs"), "extra_info.interaction_kwargs")
+        _check_mapping(inside.get("tools_kwargs"), "extra_info.tools_kwargs")
+        for name, kwargs in (
+            ("tools_kwargs", row.get("tools_kwargs")),
+            ("extra_info.tools_kwargs", inside.get("tools_kwargs")),
+        ):
+            for tool, own in kwargs.items() if isinstance(kwargs, Mapping) else ():
+                _check_mapping(own, f"{name}.{tool}", "a mapping such as {create_kwargs: {...}}")
+
+    def messages(self, row: Mapping[str, object]) -> list[Message]:
+        """Read the messages of a row's prompt. Raises Unfit, naming the column."""
+        try:
+            return read_messages(row[self.prompt])
+        except Unfit as bad:
+            raise located(f"column {self.prompt}", bad) from None
+
+    def sample(self, row: Mapping[str, object], prompt: list[Message]) -> tuple[Sample, list[object]]:
+        """Make a Sample of a prompt and the rest of its `row`, and list the images, which are not yet in the prompt.
+
+        Its `agent_name` is as the row has it, "" without one. Raises Unfit for a row that does not pass `check`.
+        """
+        self.check(row)
+        values: Any = without_nulls({name: row[name] for name in self._but_prompt if name in row})
+        extra = values.get("extra_info", {})
+        sample = Sample(
+            prompt=prompt,
+            data_source=values.get(self.data_source, "unknown"),
+            agent_name=values.get("agent_name") or extra.get("agent_name") or "",
+            ground_truth=values.get(self.reward_model, {}).get("ground_truth"),
+            ability=values.get("ability"),
+            tools_kwargs=values.get("tools_kwargs") or extra.get("tools_kwargs", {}),
+            interaction_kwargs=values.get("interaction_kwargs") or extra.get("interaction_kwargs", {}),
+            extra_info=extra,
+        )
+        return sample, (values.get(self.images) if self.images else None) or []
 
 
-def to_sample(
-    row: Mapping[str, object],
-    *,
-    prompt: list[Message],
-    image_key: str | None,
-    default_agent_loop: str,
-    index: int,
-    file: str,
-    number: int,
-) -> Sample:
-    """Make a Sample of a prompt and the rest of its `row`, which has passed the checks of `columns`.
+def _check_text(value: object, name: str) -> None:
+    if value is not None and not isinstance(value, str):
+        raise Unfit(f"column {name}", "text", value)
 
-    number: its row in the file. Raises DataError for images that cannot be read, or not put into the messages.
-    """
-    values: Any = without_nulls(row)
-    extra = values.get("extra_info", {})
-    agent = values.get("agent_name") or extra.get("agent_name") or default_agent_loop
-    return Sample(
-        prompt=with_images(prompt, (values.get(image_key) if image_key else None) or [], Path(file).parent),
-        data_source=values.get("data_source", "unknown"),
-        agent_name=AGENT_ALIASES.get(agent, agent),
-        ground_truth=values.get("reward_model", {}).get("ground_truth"),
-        ability=values.get("ability"),
-        tools_kwargs=values.get("tools_kwargs") or extra.get("tools_kwargs", {}),
-        interaction_kwargs=values.get("interaction_kwargs") or extra.get("interaction_kwargs", {}),
-        extra_info=extra,
-        index=index,
-        file=file,
-        row=number,
-    )
+
+def _check_mapping(value: object, name: str, expected: str = "a mapping") -> None:
+    if value is not None and not isinstance(value, Mapping):
+        raise Unfit(f"column {name}", expected, value)
 
 
 def with_images(messages: list[Message], images: Sequence[object], folder: Path) -> list[Message]:

@@ -8,27 +8,23 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import Generic, Literal, TypeAlias, TypeGuard, TypeVar, cast
+from typing import Generic, TypeAlias, TypeGuard, cast
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from agentrl.chat import Chat
 from agentrl.chat.check import training_check
 from agentrl.chat.message import content_text, parse_json
 from agentrl.chat.read_back import check_read_back, letters, reasoning_marks, turns_of
 from agentrl.config.sections.sft import SFTDataConfig, TuningDataConfig
-from agentrl.data.columns import check_names, unreadable
-from agentrl.data.filling import Filling, holds_filling
-from agentrl.data.json_lines import read_rows
+from agentrl.data.bad_rows import BadRows, Overlong, placed
 from agentrl.data.messages import (
     FurtherFields,
     Unfit,
     calls_in_text,
     has_images,
     read_messages,
-    short,
     told_fields,
     with_one_flag,
     with_wrapped_tools,
@@ -37,18 +33,14 @@ from agentrl.data.messages import (
 )
 from agentrl.data.row_formats.choose import Reading, reading_of
 from agentrl.data.row_formats.format import PlainText
-from agentrl.data.sources import Table, expand, is_json, open_table
+from agentrl.data.sources import expand
+from agentrl.data.table import Made, Row, open_table
 from agentrl.data.teachable import check_teachable
-from agentrl.data.unread import UnreadColumns
 from agentrl.errors import DataError, UserError
-from agentrl.system.json_value import JSON
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
-from agentrl.trajectory.sample import row_place
 
-_BATCH_ROWS = 1024
-Row = dict[str, object]
-Made = TypeVar("Made")
+NAMES_COLUMN = "data.messages_key, or for pairs data.chosen_key, data.rejected_key and data.prompt_key"
 ReadRow: TypeAlias = "PlainText | tuple[list[Message], list[ToolSchema] | None, int]"
 """Text of a row; or its messages, its tools, and the number of its assistant turns at the beginning that are shown."""
 
@@ -82,31 +74,6 @@ class Transcripts(Generic[Made]):
         return len(self.samples) + self.too_long + self.bad.count
 
 
-class BadRows:
-    """Rows that cannot be used: refused, or counted and left out (data.on_bad_row)."""
-
-    def __init__(self, on_bad_row: Literal["error", "skip", "learn"]) -> None:
-        self._refused = on_bad_row != "skip"
-        self.count = 0
-        self.first = ""
-        """The fault of the first one, with its place."""
-
-    def add(self, fault: DataError) -> None:
-        """Count a row. Raises DataError where such rows are refused."""
-        if self._refused:
-            raise DataError(f"{fault}. Or leave such rows out, counted, with data.on_bad_row=skip") from fault
-        self.count += 1
-        self.first = self.first or str(fault)
-
-    def told(self) -> str:
-        """Write the warning; empty without such rows."""
-        return f"{self.count} rows cannot be used, and are left out. The first: {self.first}" if self.count else ""
-
-
-class OverlongError(DataError):
-    """A transcript that is too long, which data.truncation judges, not data.on_bad_row."""
-
-
 def load_transcripts(
     files: str | Sequence[str], config: SFTDataConfig, chat: Chat, progress: Callable[[int], object] = lambda rows: None
 ) -> Transcripts[SFTSample]:
@@ -126,9 +93,9 @@ def load_transcripts(
         """Choose how the rows of a file are read."""
         reading = reading_of(config, names, file)
 
-        def read(row: Row, where: str) -> SFTSample | None:
+        def read(row: Row) -> SFTSample | None:
             """Tokenise a row."""
-            return tokenizer.transcript(reader.transcript(reading, row, where), where)
+            return tokenizer.transcript(reader.transcript(reading, row))
 
         return Plan(reading.needed, reading.further, config.tools_key, read, reading.note)
 
@@ -150,7 +117,7 @@ def check_transcripts(
         """Choose how the rows of a file are read."""
         reading = reading_of(config, names, file)
         return Plan(
-            reading.needed, reading.further, config.tools_key, lambda row, where: reader.transcript(reading, row, where)
+            reading.needed, reading.further, config.tools_key, lambda row: reader.transcript(reading, row), reading.note
         )
 
     return read_files(files, plan, progress, config).rows
@@ -166,15 +133,10 @@ class Plan(Generic[Made]):
     """Columns that are read, too, where they are there."""
     tools: str
     """Column with the tools."""
-    read: Callable[[Row, str], Made | None]
-    """Function of a row and its place; None: the row is left out as too long. Raises DataError for a bad row."""
+    read: Callable[[Row], Made | None]
+    """Function of a row; None: the row is left out as too long. Raises DataError for a bad row."""
     note: str = ""
     """The form of the rows in words, where it was found by the columns."""
-
-    @property
-    def columns(self) -> list[str]:
-        """All columns that are read."""
-        return list(dict.fromkeys((*self.needed, *self.further)))
 
 
 def read_files(
@@ -190,96 +152,23 @@ def read_files(
     """
     found: Transcripts[Made] = Transcripts([], 0, BadRows(config.on_bad_row), {})
     for file in expand(files):
-        for one in _read_file(file, plan, found):
+        table = open_table(file)
+        # Without a row, or with no JSON object among them, there is no form to find.
+        chosen: Plan[Made] = plan(file, table.names) if table.names else Plan((), (), "", lambda row: None)
+        needed = dict.fromkeys(chosen.needed, NAMES_COLUMN)
+        for _, one in table.read(chosen.further, chosen.read, found.bad, needed=needed, tools=chosen.tools):
             if one is None:
                 found.too_long += 1
             else:
                 found.samples.append(one)
             progress(1)
+        if note := "; ".join(filter(None, [chosen.note, table.unread])):
+            found.notes[file] = note
     if not found.samples:
         longer = f"all {found.too_long} are longer than max_length={config.max_length}" if found.too_long else ""
         why = "; ".join(filter(None, [longer, found.bad.told()])) or "there are no rows"
         raise DataError(f"no transcript in {files}: {why}")
     return found
-
-
-def _read_file(
-    file: str, choose: Callable[[str, Sequence[str]], Plan[Made]], found: Transcripts[Made]
-) -> Iterator[Made | None]:
-    """Iterate over the results of the rows that can be used; note in `found` the others, and columns not read."""
-    plan: Plan[Made] | None = None
-    unread = UnreadColumns(())
-    if is_json(file):
-        for number, row in read_rows(file):
-            if plan is None:
-                plan = choose(file, list(row))
-                unread = UnreadColumns(plan.columns)
-            unread.note_row(row)
-            where = row_place(file, number)
-            try:
-                check_columns(where, plan.needed, list(row))
-                one = plan.read({key: row.get(key) for key in plan.columns}, where)
-            except OverlongError:
-                raise
-            except DataError as fault:
-                found.bad.add(fault)
-            else:
-                yield one
-    else:
-        table = open_table(file)
-        plan = choose(file, table.schema.names)
-        unread = UnreadColumns(plan.columns)
-        unread.note_schema(table.schema)
-        yield from _read_table(file, table, plan, found.bad)
-    if note := "; ".join(filter(None, ["" if plan is None else plan.note, unread.told()])):
-        found.notes[file] = note
-
-
-def _read_table(file: str, table: Table, plan: Plan[Made], bad: BadRows) -> Iterator[Made | None]:
-    """Iterate over the results of the rows that can be used, read a batch at a time."""
-    check_columns(file, plan.needed, table.schema.names)
-    columns = [name for name in plan.columns if name in table.schema.names]
-    check_names(table.schema, columns, file)
-    filled = {name: Filling() for name in columns if holds_filling(table.schema.field(name).type)}
-    number = 0
-    try:
-        for batch in table.batches(list(filled), _BATCH_ROWS) if filled else ():
-            for name, filling in filled.items():
-                for messages in batch.column(name).to_pylist(maps_as_pydicts="lossy"):
-                    filling.note(messages)
-        for batch in table.batches(columns, _BATCH_ROWS):
-            faults = {one.row: one for one in unreadable(batch)}
-            readable = pa.array([at for at in range(batch.num_rows) if at not in faults], pa.int64())
-            rows = iter((batch.take(readable) if faults else batch).to_pylist(maps_as_pydicts="strict"))
-            for at in range(batch.num_rows):
-                where = row_place(file, number)
-                number += 1
-                try:
-                    if at in faults:
-                        expected, shown = faults[at].expected, faults[at].found
-                        raise DataError(f"{where}, column {faults[at].column}: expected {expected}, found {shown:.200}")
-                    row = next(rows)
-                    for name, filling in filled.items():
-                        filling.without(row[name], row.get(plan.tools))
-                    one = plan.read(row, where)
-                except OverlongError:
-                    raise
-                except DataError as fault:
-                    bad.add(fault)
-                else:
-                    yield one
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{file}: it is damaged after row {number}: {error}") from error
-
-
-def check_columns(where: str, needed: Sequence[str], found: Sequence[str]) -> None:
-    """Raise DataError when a column is missing."""
-    for name in needed:
-        if name not in found:
-            raise DataError(
-                f"{where}: there is no column {name!r} with messages; its columns are {', '.join(found)}. Name the "
-                "right one with data.messages_key, or for pairs data.chosen_key, data.rejected_key and data.prompt_key"
-            )
 
 
 class Tokenizer:
@@ -293,14 +182,14 @@ class Tokenizer:
         self._checked: set[bool] = set()
         """Kinds of transcripts that the chat format is known to write well: without calls (False), and with (True)."""
 
-    def transcript(self, read: ReadRow, where: str) -> SFTSample | None:
+    def transcript(self, read: ReadRow) -> SFTSample | None:
         """Tokenise a row; None for a transcript that is too long and may be skipped. Raises DataError."""
         if isinstance(read, PlainText):
-            return self.text(read, where)
+            return self.text(read)
         messages, tools, shown = read
-        return self.sample(messages, tools, where, shown=shown)
+        return self.sample(messages, tools, shown=shown)
 
-    def text(self, plain: PlainText, where: str) -> SFTSample | None:
+    def text(self, plain: PlainText) -> SFTSample | None:
         """Tokenise a text as it is, as `transcript` does.
 
         The whole text is tokenised, with the tokenizer's begin token where it writes one, and its end token. Learnt are
@@ -309,7 +198,7 @@ class Tokenizer:
         ids, prompt = self._text_ids(plain.prompt + plain.text), self._text_ids(plain.prompt)
         if (end := self._chat.tokenizer.eos_token_id) is not None and ids[-1:] != [end]:
             ids.append(end)
-        if self._too_long(len(ids), where):
+        if self._too_long(len(ids)):
             return None
         shown = common_beginning(ids, prompt) if plain.prompt else len(self._begin)
         if plain.prompt and shown < len(prompt):
@@ -326,29 +215,26 @@ class Tokenizer:
         begin = self._chat.tokenizer.bos_token_id
         return [begin] if begin is not None and self._chat.tokenizer.encode("")[:1] == [begin] else []
 
-    def _too_long(self, tokens: int, where: str) -> bool:
+    def _too_long(self, tokens: int) -> bool:
         """Check for a transcript that is left out. Raises DataError with truncation=error."""
         if tokens <= self._config.max_length:
             return False
         if self._config.truncation == "error":
-            raise OverlongError(
-                f"{where}: the transcript is {tokens} tokens long, data.max_length is {self._config.max_length}. "
-                "Raise it, or leave such rows out with data.truncation=skip"
-            )
+            problem = f"the transcript is {tokens} tokens long, data.max_length is {self._config.max_length}"
+            raise Overlong("", f"{problem}. Raise it, or leave such rows out with data.truncation=skip")
         return True
 
     def sample(
         self,
         messages: list[Message],
         tools: list[ToolSchema] | None,
-        where: str,
         *,
         shown: int = 0,
         rejected: bool = False,
     ) -> SFTSample | None:
         """Tokenise a transcript; None for a transcript that is too long and may be skipped.
 
-        Raises DataError that names the place. The first `shown` turns of the assistant are not learnt, and neither are
+        Raises DataError. The first `shown` turns of the assistant are not learnt, and neither are
         turns with `weight` 0 (see `with_one_flag`). `rejected`: of a pair, this is the
         conversation that is not preferred.
         """
@@ -360,23 +246,20 @@ class Tokenizer:
         try:
             ids, mask = self._chat.render_training(plain, tools)
         except (UserError, ValueError, TypeError, LookupError, RecursionError) as error:
-            raise DataError(f"{where}: the transcript cannot be rendered: {error}") from error
+            raise DataError(f"the transcript cannot be rendered: {error}") from error
         taught = [number >= shown and turn.get("weight") != 0 for number, turn in enumerate(filter(_says, messages))]
         if not any(taught):
             raise DataError(
-                f"{where}: every assistant turn that could be learnt is marked as not to be (weight, train or loss is "
-                "0 or false). Leave the row out, or mark a turn of it"
+                "every assistant turn that could be learnt is marked as not to be (weight, train or loss is 0 or "
+                "false). Leave the row out, or mark a turn of it"
             )
-        if self._too_long(len(ids), where):
+        if self._too_long(len(ids)):
             return None
         marks = iter(taught)
         marked = [cast(Message, {**one, "weight": int(next(marks))} if _says(one) else one) for one in messages]
         turns = turns_of(ids, mask)
         mistaken = rejected or self._config.on_bad_row == "learn"
-        try:
-            check_read_back(self._chat, marked, turns, tools, mistaken=mistaken)
-        except DataError as fault:
-            raise DataError(f"{where}: {fault}") from None
+        check_read_back(self._chat, marked, turns, tools, mistaken=mistaken)
         self._further.note(plain)
         self._unlearnt.update(unlearnt(self._chat, marked, turns))
         learnt = np.asarray(mask, dtype=np.bool_)
@@ -399,67 +282,54 @@ class RowReader:
         self._config = config
         self._tools: dict[str, list[ToolSchema]] = {}
 
-    def transcript(self, reading: Reading, row: Row, where: str) -> ReadRow:
+    def transcript(self, reading: Reading, row: Row) -> ReadRow:
         """Read a row by its format. Raises DataError."""
-        try:
-            made = reading.read(row)
-        except Unfit as bad:
-            raise _named(where, bad) from None
+        made = reading.read(row)
         if isinstance(made, PlainText):
             return made
-        place = f"{where}, column {reading.needed[0]}" if len(reading.needed) == 1 else where
+        place = f"column {reading.needed[0]}" if len(reading.needed) == 1 else ""
         messages = self.messages(made.messages, place)
         shown = sum(message["role"] == "assistant" for message in messages[: made.shown])
         if made.shown and shown == sum(message["role"] == "assistant" for message in messages):
-            raise DataError(f"{where}: no assistant turn is in the completion, so nothing of the row can be learnt")
-        tools = self.tools(made.tools, where)
+            raise DataError("no assistant turn is in the completion, so nothing of the row can be learnt")
+        tools = self.tools(made.tools)
         self.check(messages, tools, shown, place)
         return messages, tools, shown
 
     def check(self, messages: list[Message], tools: list[ToolSchema] | None, shown: int, place: str) -> None:
-        """Check that what is learnt is worth it; the first `shown` turns of the assistant are not. Raises DataError."""
-        try:
-            if self._config.on_bad_row != "learn":
+        """Check that what is learnt is worth it; the first `shown` turns of the assistant are not. Raises Unfit."""
+        if self._config.on_bad_row != "learn":
+            with placed(place):
                 check_teachable(messages, tools, shown)
-        except Unfit as bad:
-            raise _named(place, bad) from None
 
     def messages(self, value: object, place: str) -> list[Message]:
-        """Read messages, in which `weight` is the only allowed field about learning. Raises DataError."""
-        try:
+        """Read messages, in which `weight` is the only allowed field about learning. Raises Unfit."""
+        with placed(place):
             messages = with_one_flag(read_messages(value))
             if has_images(messages):
                 raise Unfit("", "messages without images: supervised training is on text only", value)
-        except Unfit as bad:
-            raise _named(place, bad) from None
         return messages
 
-    def tools(self, value: object, where: str) -> list[ToolSchema] | None:
-        """Read the row's tools. Raises DataError."""
-        where = f"{where}, column {self._config.tools_key}"
+    def tools(self, value: object) -> list[ToolSchema] | None:
+        """Read the row's tools. Raises Unfit."""
+        place = f"column {self._config.tools_key}"
         if value is None or value == "":
             return None
         if isinstance(value, list):
             value = json.dumps(without_nulls(value))
         if not isinstance(value, str):
-            raise DataError(
-                f"{where}: expected a list of OpenAI tool schemas, or it in JSON text, found {short(value)}"
-            )
+            raise Unfit(place, "a list of OpenAI tool schemas, or it in JSON text", value)
         if value not in self._tools:
-            tools = with_wrapped_tools(_json(value, where))
+            try:
+                tools = with_wrapped_tools(parse_json(value))
+            except ValueError as error:
+                raise Unfit(place, f"JSON ({error})", value) from error
             schemas = [tool for tool in tools if _is_schema(tool)] if isinstance(tools, list) else []
             if not isinstance(tools, list) or len(schemas) < len(tools):
-                raise DataError(
-                    f'{where}: expected a list of {{"type": "function", "function": {{"name": ...}}}} in JSON text, '
-                    f"found {short(value)}"
-                )
+                expected = 'a list of {"type": "function", "function": {"name": ...}} in JSON text'
+                raise Unfit(place, expected, value)
             self._tools[value] = schemas
         return self._tools[value] or None
-
-
-def _named(where: str, bad: Unfit) -> DataError:
-    place = f"{where}, {bad.place}".removesuffix(", ")
-    return DataError(f"{place}: expected {bad.expected}, found {bad.found}")
 
 
 def common_beginning(one: Sequence[int], other: Sequence[int]) -> int:
@@ -507,10 +377,3 @@ def _lost(turn: Message, text: str, marks: Sequence[str]) -> Iterator[str]:
         yield "text beside tool calls, which the chat template writes behind the calls, and which is learnt there"
     if letters(turn.get("reasoning_content", "")) not in text:
         yield "reasoning_content, which the chat template does not write"
-
-
-def _json(text: str, where: str) -> JSON:
-    try:
-        return parse_json(text)
-    except ValueError as error:
-        raise DataError(f"{where}: expected JSON, found {short(text)} ({error})") from error

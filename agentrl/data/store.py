@@ -1,84 +1,54 @@
-"""Rows of one parquet file, laid out so that any of them can be read alone.
+"""Rows laid out so that any of them can be read alone.
 
 Parquet is compressed by column and row group, so one row costs a row group, and many writers make row groups of a
-million rows. The file is therefore read once, in small batches. The columns that rows need are written as Arrow IPC to
-a temporary file (in TMPDIR), which is memory-mapped and has no name. Memory stays flat for a file of any size; a row
-read in a random order touches its own bytes only.
+million rows. Files are therefore read once, in small batches. Their rows go to a temporary file (in TMPDIR) that has no
+name, so memory stays flat for files of any size, and nobody but this process reads the file.
 """
 
 from __future__ import annotations
 
-import bisect
+import os
+import pickle
 import tempfile
-from collections.abc import Iterator
+from array import array
 
-import pyarrow as pa
-
-from agentrl.data.sources import Table
 from agentrl.errors import DataError
-
-BATCH_ROWS = 4096
-ROW_NUMBER = "__row_in_file__"
-
-
-def numbered(table: Table, columns: list[str], file: str) -> Iterator[pa.RecordBatch]:
-    """Read columns of `file` in batches of bounded size; the rows' numbers in the file are one more, the last.
-
-    Raises DataError when the file is damaged.
-    """
-    done = 0
-    try:
-        for batch in table.batches(columns, BATCH_ROWS):
-            numbers = pa.array(range(done, done + batch.num_rows), pa.int64())
-            done += batch.num_rows
-            yield batch.append_column(ROW_NUMBER, numbers)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{file}: it is damaged after row {done}: {error}") from error
 
 
 class RowStore:
-    """Rows for random access: `append` batches, then `finish`, then read."""
+    """Python values by number: `append` them all, then `finish`, then read."""
 
-    def __init__(self, file: str) -> None:
-        self.file = file
-        self._temporary = tempfile.NamedTemporaryFile(prefix="agentrl-rows-", suffix=".arrow")  # noqa: SIM115
-        self._writer: pa.ipc.RecordBatchStreamWriter | None = None
-        self._batches: list[pa.RecordBatch] = []
-        self._ends: list[int] = []
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile(prefix="agentrl-rows-")  # noqa: SIM115
+        self._ends = array("q", [0])
 
     def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
+        return len(self._ends) - 1
 
-    def append(self, batch: pa.RecordBatch) -> None:
-        """Write a batch. Raises DataError when the temporary folder is full."""
-        if batch.num_rows == 0:
-            return
+    def append(self, row: object) -> None:
+        """Write a row. Raises DataError when the temporary folder is full."""
+        text = pickle.dumps(row, protocol=5)
         try:
-            if self._writer is None:
-                self._writer = pa.ipc.new_stream(self._temporary, batch.schema)
-            self._writer.write_batch(batch)
+            self._file.write(text)
         except OSError as error:
-            raise DataError(
-                f"{self.file}: cannot write a working copy of its rows to {tempfile.gettempdir()} ({error}); "
-                "set TMPDIR to a folder with room for the uncompressed rows"
-            ) from error
-        self._ends.append(len(self) + batch.num_rows)
+            raise _full(error) from error
+        self._ends.append(self._ends[-1] + len(text))
 
     def finish(self) -> None:
-        """Map the written file; the temporary file loses its name and is freed with this object."""
-        if self._writer is not None:
-            self._writer.close()
-            self._temporary.flush()
-            # The batches point into the mapping: nothing is read here but their headers.
-            self._batches = list(pa.ipc.open_stream(pa.memory_map(self._temporary.name)))
-        self._temporary.close()
+        """Write what is still in memory. Raises DataError when the temporary folder is full."""
+        try:
+            self._file.flush()
+        except OSError as error:
+            raise _full(error) from error
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Iterate over the batches."""
-        yield from self._batches
+    def __getitem__(self, index: int) -> object:
+        start, end = self._ends[index], self._ends[index + 1]
+        # Written by this process to a file that no other can open.
+        return pickle.loads(os.pread(self._file.fileno(), end - start, start))
 
-    def __getitem__(self, index: int) -> dict[str, object]:
-        which = bisect.bisect_right(self._ends, index)
-        start = self._ends[which - 1] if which else 0
-        rows: list[dict[str, object]] = self._batches[which].slice(index - start, 1).to_pylist(maps_as_pydicts="strict")
-        return rows[0]
+
+def _full(error: OSError) -> DataError:
+    return DataError(
+        f"cannot write a working copy of the rows to {tempfile.gettempdir()} ({error}); set TMPDIR to a folder with "
+        "room for the uncompressed rows"
+    )

@@ -80,7 +80,7 @@ def evaluate(config: EvaluateConfig, display: Display) -> dict[str, Summary]:
     rows = ResponseFiles(expand(config.data.path), config)
     note_of_files(display, rows.notes)
     reward = make_reward_manager(config.reward_model, config.custom_reward_function)
-    check_sources(reward, rows.sources())
+    check_sources(reward, rows.sources)
 
     def summary() -> Summary:
         return Summary(PromptScores(config.reward_model.success_threshold))

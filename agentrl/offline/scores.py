@@ -7,16 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-
 from agentrl.config.sections.offline import EvaluateConfig
-from agentrl.data.columns import is_struct, is_text
-from agentrl.data.messages import without_nulls
-from agentrl.data.rows import to_sample
-from agentrl.data.sources import no_parquet
-from agentrl.data.unread import UnreadColumns
+from agentrl.data.bad_rows import BadRows
+from agentrl.data.messages import Unfit, without_nulls
+from agentrl.data.rows import Columns
+from agentrl.data.table import Row, open_table
 from agentrl.errors import CodeError, DataError, UserError
 from agentrl.offline.responses import ADDED
 from agentrl.reward import RewardManager, score_all
@@ -24,7 +19,7 @@ from agentrl.reward.scorer import Verdict
 from agentrl.system.quota import run_concurrently
 from agentrl.trajectory import Message, Status, Trajectory, Turn
 from agentrl.trajectory.parquet import from_row
-from agentrl.trajectory.sample import Sample, row_place
+from agentrl.trajectory.sample import AGENT_ALIASES, Sample
 
 T = TypeVar("T")
 CHUNK_ROWS = 256
@@ -63,127 +58,62 @@ class Scores:
 
 
 class ResponseFiles:
-    """The rows of parquet files, checked, a chunk at a time."""
+    """The rows of files, checked, a chunk at a time."""
 
     def __init__(self, files: Sequence[str], config: EvaluateConfig) -> None:
-        """Check all files. Raises DataError for a file that cannot be read, or whose columns cannot be scored."""
+        """Read all rows once. Raises DataError for a file that cannot be read, or a row that cannot be scored."""
+        keys = config.data
         self.files = files
-        self.keys = config.data
-        self.has_function = config.custom_reward_function.path is not None
         self.rows = 0
         self.notes: dict[str, str] = {}
         """By file, in words: the columns that are not read."""
-        for file in files:
-            try:
-                parquet = pq.ParquetFile(file)
-            except (pa.ArrowException, OSError) as error:
-                raise DataError(no_parquet(file, error)) from error
-            self._check(file, parquet.schema_arrow)
-            unread = UnreadColumns({*self._columns, *ADDED})
-            unread.note_schema(parquet.schema_arrow)
-            if note := unread.told():
-                self.notes[file] = note
-            self.rows += parquet.metadata.num_rows
+        self.sources: dict[str, str] = {}
+        """The data sources, each with the place of its first row."""
+        self._columns = Columns(keys.prompt_key, None, keys.data_source_key, keys.reward_model_key)
+        self._response_key = keys.response_key
+        self._needed = {keys.response_key: "data.response_key"}
+        if config.custom_reward_function.path is None:
+            self._needed |= {
+                keys.data_source_key: "data.data_source_key",
+                keys.reward_model_key: "data.reward_model_key",
+            }
+        for row in self._rows():
+            self.rows += 1
+            self.sources.setdefault(row.sample.data_source, row.sample.place)
         if not self.rows:
             raise DataError(f"there is no row in {', '.join(files)}")
 
-    def sources(self) -> dict[str, str]:
-        """Return each data source with the place of its first row. Raises DataError for a row without one."""
-        key, found = self.keys.data_source_key, dict[str, str]()
-        for file, first, batch in self._batches([key]):
-            if key not in batch.schema.names:
-                found.setdefault("unknown", f"{file}, row {first}")
-                continue
-            column = batch.column(key).cast(pa.string())
-            for source in pc.unique(column).to_pylist():
-                place = pc.index(column.is_null() if source is None else pc.equal(column, source), True).as_py()
-                where = row_place(file, first + place)
-                if source is None:
-                    raise DataError(f"{where}, column {key}: expected text, found null")
-                found.setdefault(source, where)
-        return found
-
     def __iter__(self) -> Iterator[list[Responses]]:
         """Yield chunks of rows. Raises DataError for a row whose records do not fit its responses."""
-        index = 0
-        for file, first, batch in self._batches(self._columns):
-            chunk = []
-            for number, row in enumerate(batch.to_pylist(maps_as_pydicts="strict"), first):
-                chunk.append(self._responses(row, index, file, number))
-                index += 1
+        rows = self._rows(RECORDS)
+        while chunk := list(itertools.islice(rows, CHUNK_ROWS)):
             yield chunk
 
-    @property
-    def _columns(self) -> list[str]:
-        keys = self.keys
-        named = [keys.prompt_key, keys.response_key, keys.data_source_key, keys.reward_model_key]
-        return [*named, "extra_info", "agent_name", RECORDS]
-
-    def _batches(self, columns: Sequence[str]) -> Iterator[tuple[str, int, pa.RecordBatch]]:
-        """Yield record batches, each with its file and the number of its first row there."""
+    def _rows(self, *further: str) -> Iterator[Responses]:
+        """Iterate over the rows; records are read where `further` names their column."""
+        columns, index = (*self._columns.names, *further), itertools.count()
         for file in self.files:
-            parquet, first = pq.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False), 0
-            known = [name for name in dict.fromkeys(columns) if name in parquet.schema_arrow.names]
-            try:
-                for batch in parquet.iter_batches(CHUNK_ROWS, columns=known):
-                    yield file, first, batch
-                    first += batch.num_rows
-            except (pa.ArrowException, OSError) as error:
-                raise DataError(f"{file}: the parquet file is damaged after row {first}: {error}") from error
+            table = open_table(file)
+            rows = table.read(columns, self._responses, BadRows(None), needed=self._needed, known=ADDED)
+            for number, row in rows:
+                sample = replace(row.sample, index=next(index), file=file, row=number)
+                yield replace(row, sample=sample)
+            if table.unread:
+                self.notes[file] = table.unread
 
-    def _check(self, file: str, schema: pa.Schema) -> None:
-        keys = {
-            "response_key": (self.keys.response_key, True),
-            "data_source_key": (self.keys.data_source_key, not self.has_function),
-            "reward_model_key": (self.keys.reward_model_key, not self.has_function),
-        }
-        for key, (column, needed) in keys.items():
-            if needed and column not in schema.names:
-                raise DataError(
-                    f"{file}: there is no column {column!r}; its columns are {', '.join(schema.names)}. "
-                    f"Name the right one with data.{key}"
-                )
-
-        def expect(column: str, fits: bool, what: str) -> None:
-            if not fits:
-                raise DataError(f"{file}, column {column}: expected {what}, found {schema.field(column).type}")
-
-        column = self.keys.response_key
-        kind = schema.field(column).type
-        is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-        expect(column, is_text(kind.value_type if is_list else kind), "text, or a list of texts")
-        if (column := self.keys.data_source_key) in schema.names:
-            expect(column, is_text(schema.field(column).type), "text")
-        if (column := self.keys.reward_model_key) in schema.names:
-            expect(column, is_struct(schema.field(column).type), "a struct with ground_truth")
-        if "extra_info" in schema.names:
-            expect("extra_info", is_struct(schema.field("extra_info").type), "a struct (a mapping)")
-
-    def _responses(self, row: Mapping[str, object], index: int, file: str, number: int) -> Responses:
-        keys, found = self.keys, row[self.keys.response_key]
-        records = row.get(RECORDS)
-        # `_check` has seen that they are texts.
-        texts: list[str | None] = (found or [None]) if isinstance(found, list) else [cast(str | None, found)]
+    def _responses(self, row: Row) -> Responses:
+        """Check a row. Raises Unfit."""
+        found, records = row[self._response_key], row.get(RECORDS)
+        texts = (found or [None]) if isinstance(found, list) else [found]
+        if not all(isinstance(text, str | None) for text in texts):
+            raise Unfit(f"column {self._response_key}", "text, or a list of texts", found)
         if isinstance(records, list) and len(records) != len(texts):
-            raise DataError(
-                f"{row_place(file, number)}: {len(texts)} responses in the column {keys.response_key}, and "
-                f"{len(records)} records in {RECORDS}"
-            )
-        sample = to_sample(
-            {
-                "data_source": row.get(keys.data_source_key),
-                "reward_model": row.get(keys.reward_model_key),
-                "extra_info": row.get("extra_info"),
-                "agent_name": row.get("agent_name"),
-            },
-            prompt=messages(without_nulls(row.get(keys.prompt_key))),
-            image_key=None,
-            default_agent_loop="single_turn",
-            index=index,
-            file=file,
-            number=number,
-        )
-        return Responses(sample, texts, records if isinstance(records, list) else None)
+            expected = f"a record for each of the {len(texts)} responses in the column {self._response_key}"
+            raise Unfit(f"column {RECORDS}", expected, f"{len(records)} records")
+        sample, _ = self._columns.sample(row, messages(without_nulls(row.get(self._columns.prompt))))
+        agent = sample.agent_name or "single_turn"
+        sample = replace(sample, agent_name=AGENT_ALIASES.get(agent, agent))
+        return Responses(sample, cast(list[str | None], texts), records if isinstance(records, list) else None)
 
 
 def messages(prompt: object) -> list[Message]:

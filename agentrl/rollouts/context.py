@@ -24,11 +24,9 @@ from agentrl.config.sections.data import DataConfig
 from agentrl.config.sections.reward import CustomRewardConfig, ScorerConfig
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.data.contract import Dataset
-from agentrl.data.dataset import ParquetDataset
-from agentrl.data.json_lines import JsonDataset
+from agentrl.data.dataset import FileDataset
 from agentrl.data.messages import FurtherFields, digest_of, further_with_reasoning, told_fields
 from agentrl.data.own import load_own
-from agentrl.data.sources import expand, is_json
 from agentrl.errors import ConfigError, DataError, UserError
 from agentrl.interaction import Interaction, load_interactions
 from agentrl.interaction.recorded import RecordedInteraction
@@ -255,8 +253,7 @@ def open_rows(config: RolloutsConfig, files: str | list[str], max_samples: int |
         custom = config.data.custom_cls
         data = load_own(custom, files, config, max_samples)
     else:
-        kind = JsonDataset if any(map(is_json, expand(files))) else ParquetDataset
-        data = kind(
+        data = FileDataset(
             files,
             prompt_key=config.data.prompt_key,
             image_key=config.data.image_key,
@@ -335,11 +332,8 @@ def fit_prompts(
                 progress=stage.advance,
             )
         note_of_files(display, data.notes)
-        if data.skipped:
-            display.warn(
-                f"{data.skipped} rows of {', '.join(data.files)} cannot be used, and are left out. The first: "
-                f"{data.first_skipped}"
-            )
+        if data.bad.count:
+            display.warn(data.bad.told(", ".join(data.files)))
         _note_lengths(config, dropped, cut, display)
         found_twice, counts = np.unique(digests, return_counts=True)
         data.repeated = frozenset(found_twice[counts > 1].tolist())

@@ -164,7 +164,7 @@ def score(suite: Suite, config: GenerateConfig, responses: Path, tasks: Tasks, d
     )
     files = ResponseFiles(expand(keys.data.path), keys)
     reward = make_reward_manager(keys.reward_model, keys.custom_reward_function)
-    check_sources(reward, files.sources())
+    check_sources(reward, files.sources)
     found: list[report.Scored] = []
     names: list[tuple[str, str]] = []
 

@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 from omegaconf import DictConfig, OmegaConf
 
 from agentrl.chat.load import load_tokenizer
 from agentrl.config.sections.rollouts import RolloutsConfig
-from agentrl.data.messages import Unfit, read_messages, without_nulls
-from agentrl.data.rows import to_sample
+from agentrl.data.messages import without_nulls
+from agentrl.data.rows import Columns, with_images
 from agentrl.data.unread import UnreadColumns
-from agentrl.errors import ConfigError, DataError, install_extra
+from agentrl.errors import ConfigError, install_extra
 from agentrl.system.user_code import contract_error, user_code
 from agentrl.trajectory.sample import Sample
 from agentrl.verl.agent_loop import as_verl_config
 from agentrl.verl.calling import fitting, stand_in
 from agentrl.verl.tokenizer import verl_tokenizer
 
-KINDS = {
-    "data_source": str,
-    "agent_name": str,
-    "ability": str,
-    "extra_info": Mapping,
-    "reward_model": Mapping,
-    "tools_kwargs": Mapping,
-    "interaction_kwargs": Mapping,
-}
-"""Fields of a row that are read, in addition to messages and images."""
+COLUMNS = Columns(prompt="raw_prompt")
+"""Fields of a row that are read."""
 MADE = (
-    *("raw_prompt", "prompt", "images", "index", "raw_prompt_ids", "full_prompts", "input_ids", "attention_mask"),
+    *("prompt", "index", "raw_prompt_ids", "full_prompts", "input_ids", "attention_mask"),
     *("position_ids", "multi_modal_data", "multi_modal_inputs", "dummy_tensor"),
 )
 """Fields that hold messages and images, or that verl's classes make of them."""
@@ -133,7 +127,7 @@ class AdaptedSamples:
             "max_samples": -1 if max_samples is None else max_samples,
         }
         self._image_key = config.data.image_key
-        self._unread = UnreadColumns({*KINDS, *MADE, config.data.prompt_key, str(self._image_key)})
+        self._unread = UnreadColumns({*COLUMNS.names, *MADE, config.data.prompt_key, str(self._image_key)})
         with user_code(self._what, self.wrapped):
             self._rows = self.wrapped(**fitting(self.wrapped, offered))
 
@@ -149,7 +143,7 @@ class AdaptedSamples:
         if not isinstance(row, Mapping):
             raise contract_error(self._what, self.wrapped.__getitem__, f"a row must be a mapping, found {row!r:.200}")
         self._unread.note(map(str, row))
-        return sample_of(row, f"{self._what}, row {index}", index, self._image_key)
+        return sample_of(row, self._image_key)
 
     @property
     def notes(self) -> dict[str, str]:
@@ -167,29 +161,13 @@ class AdaptedSamples:
         return self._rows
 
 
-def sample_of(row: Mapping[str, Any], place: str, index: int, image_key: str | None) -> Sample:
-    """Make a sample of a row as verl's data sets give it. Raises DataError that begins with `place`."""
-    for name, kind in KINDS.items():
-        if row.get(name) is not None and not isinstance(row[name], kind):
-            wanted = "text" if kind is str else "a mapping"
-            raise DataError(f"{place}, {name}: expected {wanted}, found {row[name]!r:.200}")
-    prompt = row.get("raw_prompt", row.get("prompt"))
-    try:
-        messages, pictures = _without_pictures(prompt)
-        checked = read_messages(without_nulls(messages))
-    except Unfit as bad:
-        raise DataError(f"{place}, raw_prompt: {bad}") from None
+def sample_of(row: Mapping[str, Any], image_key: str | None) -> Sample:
+    """Make a sample of a row as verl's data sets give it. Raises DataError."""
+    messages, pictures = _without_pictures(row.get("raw_prompt", row.get("prompt")))
     images = pictures or (row.get(image_key) if image_key is not None else None) or []
-    fields = {name: row[name] for name in KINDS if row.get(name) is not None}
-    return to_sample(
-        {**fields, "images": images},
-        prompt=checked,
-        image_key="images",
-        default_agent_loop="",
-        index=index,
-        file="",
-        number=index,
-    )
+    fields = {**row, "raw_prompt": without_nulls(messages), "images": [*images]}
+    sample, images = COLUMNS.sample(fields, COLUMNS.messages(fields))
+    return replace(sample, prompt=with_images(sample.prompt, images, Path()))
 
 
 def _without_pictures(messages: object) -> tuple[object, list[object]]:

@@ -11,7 +11,7 @@ import pytest
 
 from agentrl.config.sections.data import DataConfig
 from agentrl.data.curriculum import Curriculum
-from agentrl.data.dataset import ParquetDataset
+from agentrl.data.dataset import FileDataset
 from agentrl.data.loader import Loader, make_loader
 from agentrl.errors import ConfigError, DataError
 from agentrl.trajectory import Outline, Status
@@ -21,13 +21,13 @@ SIZES = {"easy": 12, "hard": 4, "nq": 24}
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> ParquetDataset:
+def data(tmp_path_factory: pytest.TempPathFactory) -> FileDataset:
     sources = [name for name, size in SIZES.items() for _ in range(size)]
     rows = [row(number, data_source=source) for number, source in enumerate(sources)]
-    return ParquetDataset(write(tmp_path_factory.mktemp("data") / "a.parquet", rows))
+    return FileDataset(write(tmp_path_factory.mktemp("data") / "a.parquet", rows))
 
 
-def loader_of(data: ParquetDataset, batch: int = 10, seed: int = 1, **options: Any) -> Loader:
+def loader_of(data: FileDataset, batch: int = 10, seed: int = 1, **options: Any) -> Loader:
     sampler = {"name": "curriculum", "options": options}
     return make_loader(data, DataConfig.model_validate({"train_batch_size": batch, "seed": seed, "sampler": sampler}))
 
@@ -65,7 +65,7 @@ def learn(loader: Loader, rates: dict[int, float]) -> None:
     ],
 )
 def test_sources_are_drawn_by_their_shares(
-    data: ParquetDataset, options: dict[str, Any], shares: dict[str, float]
+    data: FileDataset, options: dict[str, Any], shares: dict[str, float]
 ) -> None:
     """After each batch, to a slot: so the least batch and many batches are right at once."""
     loader, found = loader_of(data, **options), Counter[str]()
@@ -75,7 +75,7 @@ def test_sources_are_drawn_by_their_shares(
             assert abs(found[name] - shares.get(name, 0.0) * batches / 4) < 1.1
 
 
-def test_rows_of_a_source_come_in_rounds_and_in_another_order_each_time(data: ParquetDataset) -> None:
+def test_rows_of_a_source_come_in_rounds_and_in_another_order_each_time(data: FileDataset) -> None:
     loader = loader_of(data, batch=40)
     rounds = [drawn(loader) for _ in range(3)]
     assert all(sorted(one) == list(range(40)) for one in rounds)
@@ -86,7 +86,7 @@ def test_rows_of_a_source_come_in_rounds_and_in_another_order_each_time(data: Pa
     assert Counter(drawn(small)) + Counter(drawn(small)) == dict.fromkeys(range(12, 16), 5)
 
 
-def test_sources_that_neither_fail_nor_succeed_are_drawn_most(data: ParquetDataset) -> None:
+def test_sources_that_neither_fail_nor_succeed_are_drawn_most(data: FileDataset) -> None:
     loader = loader_of(data, weights="success")
     assert loader.learns and not loader_of(data, weights="equal").learns
     learn(loader, {0: 1.0, 1: 1.0, 12: 0.0, 16: 0.5, 17: 0.5})
@@ -97,7 +97,7 @@ def test_sources_that_neither_fail_nor_succeed_are_drawn_most(data: ParquetDatas
     assert loader.metrics()["sampler/success/nq"] == pytest.approx(0.55), "a tenth of it is of the last step"
 
 
-def test_rows_are_drawn_by_pool(data: ParquetDataset) -> None:
+def test_rows_are_drawn_by_pool(data: FileDataset) -> None:
     loader = loader_of(data, pools=True, weights={"easy": 0, "hard": 0, "nq": 1})
     learn(loader, {row: 1.0 if row < 24 else 0.0 if row < 32 else 0.5 for row in range(16, 40)})
     found = Counter(row for _ in range(10) for row in drawn(loader))
@@ -112,7 +112,7 @@ def test_rows_are_drawn_by_pool(data: ParquetDataset) -> None:
     assert len(again) == 24 and set(again.values()) <= {1, 2, 3}, "rows that come from another pool need not catch up"
 
 
-def test_a_pool_with_few_rows_gives_none_twice_while_others_have_some(data: ParquetDataset) -> None:
+def test_a_pool_with_few_rows_gives_none_twice_while_others_have_some(data: FileDataset) -> None:
     loader = loader_of(data, batch=20, pools=True, weights={"easy": 0, "hard": 0, "nq": 1}, hard_share=0.5)
     learn(loader, {16: 0.0})
     for _ in range(5):
@@ -120,7 +120,7 @@ def test_a_pool_with_few_rows_gives_none_twice_while_others_have_some(data: Parq
         assert len(set(rows)) == 20 and 16 in rows
 
 
-def test_sources_without_a_row_to_draw_give_their_slots_away(data: ParquetDataset) -> None:
+def test_sources_without_a_row_to_draw_give_their_slots_away(data: FileDataset) -> None:
     loader = loader_of(data, pools=True, weights="equal", easy_share=0.0, hard_share=0.0)
     learn(loader, dict.fromkeys(range(12), 1.0))
     assert sources(loader, 4) == {"hard": 20, "nq": 20}
@@ -129,7 +129,7 @@ def test_sources_without_a_row_to_draw_give_their_slots_away(data: ParquetDatase
         next(loader)
 
 
-def test_a_restored_sampler_continues_exactly(data: ParquetDataset) -> None:
+def test_a_restored_sampler_continues_exactly(data: FileDataset) -> None:
     def other() -> Loader:
         return loader_of(data, batch=7, pools=True, weights="success", temperature=1.5)
 
@@ -169,13 +169,13 @@ def test_a_restored_sampler_continues_exactly(data: ParquetDataset) -> None:
     ],
 )
 def test_options_that_cannot_be_are_refused(
-    data: ParquetDataset, options: dict[str, Any], error: type[Exception], problem: str
+    data: FileDataset, options: dict[str, Any], error: type[Exception], problem: str
 ) -> None:
     with pytest.raises(error, match=problem):
         loader_of(data, **options)
 
 
-def test_orders_without_numbers_have_none(data: ParquetDataset, tmp_path: Path) -> None:
+def test_orders_without_numbers_have_none(data: FileDataset, tmp_path: Path) -> None:
     assert not make_loader(data, DataConfig(train_batch_size=4)).has_metrics
     loader = loader_of(data)
     assert loader.has_metrics and isinstance(loader.sampler, Curriculum)

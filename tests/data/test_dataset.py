@@ -13,8 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from agentrl.data.dataset import ParquetDataset
-from agentrl.data.json_lines import JsonDataset
+from agentrl.data.dataset import FileDataset
 from agentrl.errors import CodeError, DataError
 from agentrl.trajectory.sample import Sample
 
@@ -38,11 +37,11 @@ def write(path: Path, rows: list[Row], **options: Any) -> str:
 
 def refused(*args: Any, **kwargs: Any) -> str:
     with pytest.raises(DataError) as error:
-        ParquetDataset(*args, **kwargs)
+        FileDataset(*args, **kwargs)
     return str(error.value)
 
 
-def questions(dataset: ParquetDataset) -> list[str]:
+def questions(dataset: FileDataset) -> list[str]:
     return [str(sample.prompt[-1]["content"]).removeprefix("question ") for sample in dataset]
 
 
@@ -63,7 +62,7 @@ def test_every_field_of_a_row(tmp_path: Path) -> None:
             ),
         ],
     )
-    assert ParquetDataset(file)[1] == Sample(
+    assert FileDataset(file)[1] == Sample(
         prompt=[{"role": "system", "content": "Help."}, {"role": "user", "content": "question 7"}],
         data_source="made/up",
         agent_name="tool_agent",
@@ -80,7 +79,7 @@ def test_every_field_of_a_row(tmp_path: Path) -> None:
 
 def test_a_row_of_a_prompt_alone(tmp_path: Path) -> None:
     file = write(tmp_path / "a.parquet", [{"prompt": [{"role": "user", "content": "hi"}]}])
-    sample = ParquetDataset(file, default_agent_loop="react")[0]
+    sample = FileDataset(file, default_agent_loop="react")[0]
     assert (sample.agent_name, sample.data_source, sample.ground_truth) == ("react", "unknown", None)
     assert (sample.tools_kwargs, sample.interaction_kwargs, sample.extra_info) == ({}, {}, {})
 
@@ -98,7 +97,7 @@ def test_fields_inside_extra_info_and_the_top_level_before_them(tmp_path: Path) 
             row(1, extra_info=inside, agent_name="single_turn_agent", interaction_kwargs={"name": "outside"}),
         ],
     )
-    first, second = ParquetDataset(file)
+    first, second = FileDataset(file)
     assert (first.agent_name, first.interaction_kwargs) == ("react", {"name": "inside"})
     assert (second.agent_name, second.interaction_kwargs) == ("single_turn", {"name": "outside"})
     assert first.tools_kwargs == second.tools_kwargs == {"search": {"create_kwargs": {"k": 1}}}
@@ -110,7 +109,7 @@ def test_keys_that_parquet_filled_with_nulls_are_gone(tmp_path: Path) -> None:
         row(1, tools_kwargs={"search": {"create_kwargs": {"b": [1, None]}}}, extra_info={"split": "x"}),
     ]
     rows[1]["prompt"] = [{"role": "user", "content": "q", "name": "bob"}]
-    first, second = ParquetDataset(write(tmp_path / "a.parquet", rows))
+    first, second = FileDataset(write(tmp_path / "a.parquet", rows))
     assert first.tools_kwargs == {"calculator": {"create_kwargs": {"a": 1}}}
     assert second.tools_kwargs == {"search": {"create_kwargs": {"b": [1, None]}}}
     assert (first.extra_info, second.extra_info) == ({"index": 0}, {"split": "x"})
@@ -121,7 +120,7 @@ def test_keys_that_parquet_filled_with_nulls_are_gone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("truth", ["72", 72, 0.5, True, ["a", "b"], [[1, 2], [3]], {"target": ["x"]}, '{"json": 1}'])
 def test_ground_truth_of_any_type(tmp_path: Path, truth: Any) -> None:
     file = write(tmp_path / "a.parquet", [row(0, reward_model={"style": "rule", "ground_truth": truth})])
-    found = ParquetDataset(file)[0].ground_truth
+    found = FileDataset(file)[0].ground_truth
     assert found == truth and type(found) is type(truth)
 
 
@@ -132,14 +131,14 @@ def test_columns_as_pandas_and_other_writers_lay_them_out(tmp_path: Path) -> Non
     table = table.set_column(0, "prompt", table.column("prompt").cast(prompt))
     table = table.set_column(4, "agent_name", table.column("agent_name").dictionary_encode())
     pq.write_table(table, tmp_path / "a.parquet")
-    dataset = ParquetDataset(str(tmp_path / "a.parquet"))
+    dataset = FileDataset(str(tmp_path / "a.parquet"))
     assert [(s.data_source, s.agent_name) for s in dataset] == [("made/up", "tool_agent"), ("made/up", "single_turn")]
     assert dataset.check(agent_names=["single_turn", "tool_agent"], tool_names=[], interaction_names=[]) == ["made/up"]
 
 
 def test_another_prompt_column(tmp_path: Path) -> None:
     file = write(tmp_path / "a.parquet", [{"messages": [{"role": "user", "content": "hi"}], "prompt": 3}])
-    assert ParquetDataset(file, prompt_key="messages")[0].prompt == [{"role": "user", "content": "hi"}]
+    assert FileDataset(file, prompt_key="messages")[0].prompt == [{"role": "user", "content": "hi"}]
 
 
 # --- many files
@@ -148,7 +147,7 @@ def test_another_prompt_column(tmp_path: Path) -> None:
 def test_files_and_patterns_in_order(tmp_path: Path) -> None:
     for name, start in (("b", 2), ("a", 0), ("c", 4)):
         write(tmp_path / f"{name}.parquet", [row(start), row(start + 1)])
-    dataset = ParquetDataset([f"{tmp_path}/c.parquet", f"{tmp_path}/[ab].parquet"])
+    dataset = FileDataset([f"{tmp_path}/c.parquet", f"{tmp_path}/[ab].parquet"])
     assert questions(dataset) == ["4", "5", "0", "1", "2", "3"]
     assert [(Path(s.file).name, s.row, s.index) for s in dataset][2:4] == [("a.parquet", 0, 2), ("a.parquet", 1, 3)]
 
@@ -156,20 +155,20 @@ def test_files_and_patterns_in_order(tmp_path: Path) -> None:
 def test_files_may_differ_in_their_columns(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", [row(0, tools_kwargs={"search": {"create_kwargs": {"k": 1}}})])
     write(tmp_path / "b.parquet", [row(1, reward_model={"style": "rule", "ground_truth": [1]})])
-    first, second = ParquetDataset(f"{tmp_path}/*.parquet")
+    first, second = FileDataset(f"{tmp_path}/*.parquet")
     assert (first.ground_truth, second.ground_truth, second.tools_kwargs) == ("0", [1], {})
 
 
 def test_max_samples_counts_over_files_and_reads_no_further(tmp_path: Path) -> None:
     a = write(tmp_path / "a.parquet", [row(i) for i in range(3)])
     b = write(tmp_path / "b.parquet", [row(3), row(4), row(5, data_source=None)])
-    assert questions(ParquetDataset([a, b], max_samples=5)) == ["0", "1", "2", "3", "4"]
-    assert questions(ParquetDataset([a, b], max_samples=2)) == ["0", "1"]
+    assert questions(FileDataset([a, b], max_samples=5)) == ["0", "1", "2", "3", "4"]
+    assert questions(FileDataset([a, b], max_samples=2)) == ["0", "1"]
 
 
 def test_rows_over_many_batches_and_row_groups(tmp_path: Path) -> None:
     file = write(tmp_path / "a.parquet", [row(i) for i in range(10_000)], row_group_size=3_000)
-    dataset = ParquetDataset(file)
+    dataset = FileDataset(file)
     assert len(dataset) == 10_000
     for index in (0, 2_999, 3_000, 4_095, 4_096, 8_192, 9_999):
         assert (dataset[index].ground_truth, dataset[index].row) == (str(index), index)
@@ -202,7 +201,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    dataset = ParquetDataset(str(tmp_path / "a.parquet"))
+    dataset = FileDataset(str(tmp_path / "a.parquet"))
     for index in range(0, 150_000, 1_501):
         assert str(dataset[index].prompt[0]["content"]).endswith(str(index))
     done.set()
@@ -214,7 +213,7 @@ def test_the_working_copy_is_freed_with_the_data_set(tmp_path: Path, monkeypatch
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
-    dataset = ParquetDataset(write(tmp_path / "a.parquet", [row(0)]))
+    dataset = FileDataset(write(tmp_path / "a.parquet", [row(0)]))
     assert list(temporary.iterdir()) == [], "the file must have no name, so that a killed run leaves nothing"
     assert dataset[0].ground_truth == "0"
 
@@ -263,35 +262,35 @@ def test_an_empty_data_set(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "column", "found"),
     [
-        ({"prompt": 3}, "prompt", "int64"),
-        ({"prompt": ["text"]}, "prompt", "a list of string"),
-        ({"prompt": [{"content": "x"}]}, "prompt", "messages without role"),
-        ({"prompt": [{"role": "user", "content": [["x"]]}]}, "prompt", "content of type"),
-        ({"data_source": 3}, "data_source", "int64"),
-        ({"agent_name": ["a"]}, "agent_name", "list"),
-        ({"reward_model": "x"}, "reward_model", "string"),
-        ({"tools_kwargs": '{"calculator": {}}'}, "tools_kwargs", "string"),
-        ({"tools_kwargs": {"calculator": "x"}}, "tools_kwargs.calculator", "string"),
-        ({"extra_info": {"interaction_kwargs": "gsm8k"}}, "extra_info.interaction_kwargs", "string"),
+        ({"prompt": 3}, "prompt", "3"),
+        ({"prompt": ["text"]}, "prompt, message 0", "text"),
+        ({"prompt": [{"content": "x"}]}, "prompt, message 0", "'content'"),
+        ({"prompt": [{"role": "user", "content": [["x"]]}]}, "prompt, message 0", "['x']"),
+        ({"data_source": 3}, "data_source", "3"),
+        ({"agent_name": ["a"]}, "agent_name", "['a']"),
+        ({"reward_model": "x"}, "reward_model", "'x'"),
+        ({"tools_kwargs": '{"calculator": {}}'}, "tools_kwargs", "calculator"),
+        ({"tools_kwargs": {"calculator": "x"}}, "tools_kwargs.calculator", "'x'"),
+        ({"extra_info": {"interaction_kwargs": "gsm8k"}}, "extra_info.interaction_kwargs", "gsm8k"),
     ],
 )
 def test_a_column_of_a_wrong_type(tmp_path: Path, change: Row, column: str, found: str) -> None:
     message = refused(write(tmp_path / "a.parquet", [row(0, **change)]))
-    assert message.startswith(f"{tmp_path}/a.parquet, column {column}: expected ")
+    assert message.startswith(f"{tmp_path}/a.parquet, row 0 (the first is 0), column {column}: expected ")
     assert found in message.partition("found")[2]
 
 
 # --- rows that cannot be used
 
 BAD = [
-    ({"prompt": None}, "prompt: expected at least one message, found None"),
-    ({"prompt": []}, "prompt: expected at least one message, found []"),
-    ({"prompt": [{"role": "human", "content": "x"}]}, "prompt.role: expected one of system"),
+    ({"prompt": None}, "prompt: expected a list of messages, found null"),
+    ({"prompt": []}, "prompt: expected a list of messages, found []"),
+    ({"prompt": [{"role": "human", "content": "x"}]}, "prompt, message 0: expected one of system"),
     (
         {"prompt": [{"role": "user", "content": "x"}, {"role": "user", "content": None}]},
-        "prompt.content: expected text",
+        "prompt, message 1: expected text as content",
     ),
-    ({"prompt": [{"role": "user", "content": "x"}, None]}, "prompt.role: expected one of"),
+    ({"prompt": [{"role": "user", "content": "x"}, None]}, "prompt, message 1: expected {role, content}"),
     ({"data_source": None}, "data_source: expected text, found null"),
 ]
 
@@ -306,8 +305,8 @@ def test_a_bad_row_is_named_or_skipped(tmp_path: Path, change: Row, says: str) -
     message = refused([other, file])
     assert message.startswith(f"{file}, row 4200 (the first is 0), column {says}")
     assert "data.on_bad_row=skip" in message
-    dataset = ParquetDataset([other, file], on_bad_row="skip")
-    assert (len(dataset), dataset.skipped) == (4500, 1)
+    dataset = FileDataset([other, file], on_bad_row="skip")
+    assert (len(dataset), dataset.bad.count) == (4500, 1)
     assert (dataset[4200].row, dataset[4201].row, dataset[4201].ground_truth) == (4199, 4201, "4201")
 
 
@@ -319,7 +318,7 @@ def test_interaction_kwargs_without_a_name_ask_for_none_where_none_is_configured
     known: dict[str, list[str]] = {"agent_names": ["single_turn"], "tool_names": []}
     lines = tmp_path / "a.jsonl"
     lines.write_text("".join(json.dumps(one) + "\n" for one in rows))
-    for dataset in (ParquetDataset(write(tmp_path / "a.parquet", rows)), JsonDataset(str(lines))):
+    for dataset in map(FileDataset, (write(tmp_path / "a.parquet", rows), str(lines))):
         dataset.check(**known, interaction_names=[])
         assert [sample.interaction for sample in dataset] == [None, None]
         with pytest.raises(DataError, match=r"row 0 .*interaction_kwargs\.name: expected the name .* known: it"):
@@ -328,13 +327,13 @@ def test_interaction_kwargs_without_a_name_ask_for_none_where_none_is_configured
 
 def test_max_samples_counts_good_rows(tmp_path: Path) -> None:
     rows = [row(i, data_source=None if i % 2 else "s") for i in range(10)]
-    dataset = ParquetDataset(write(tmp_path / "a.parquet", rows), on_bad_row="skip", max_samples=3)
-    assert (questions(dataset), dataset.skipped) == (["0", "2", "4"], 2)
+    dataset = FileDataset(write(tmp_path / "a.parquet", rows), on_bad_row="skip", max_samples=3)
+    assert (questions(dataset), dataset.bad.count) == (["0", "2", "4"], 2)
 
 
 def test_nothing_but_bad_rows(tmp_path: Path) -> None:
     file = write(tmp_path / "a.parquet", [row(0), row(1, data_source=None)])
-    assert len(ParquetDataset(file, on_bad_row="skip")) == 1
+    assert len(FileDataset(file, on_bad_row="skip")) == 1
     file = write(tmp_path / "b.parquet", [row(0, prompt=[]), row(1, data_source=None)])
     pq.write_table(pq.read_table(file).slice(1), file)
     assert "the data set is empty" in refused(file, on_bad_row="skip")
@@ -347,7 +346,7 @@ def test_an_assistant_message_with_calls_needs_no_content(tmp_path: Path) -> Non
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "content": "4"},
     ]
-    sample = ParquetDataset(write(tmp_path / "a.parquet", [row(0, prompt=prompt)]))[0]
+    sample = FileDataset(write(tmp_path / "a.parquet", [row(0, prompt=prompt)]))[0]
     assert sample.prompt[1] == {"role": "assistant", "tool_calls": [call]}
 
 
@@ -372,7 +371,7 @@ NAMES: dict[str, list[str]] = {
 
 
 def test_check_gives_the_data_sources(tmp_path: Path) -> None:
-    assert ParquetDataset(named(tmp_path)).check(**NAMES) == ["a", "b", "made/up"]
+    assert FileDataset(named(tmp_path)).check(**NAMES) == ["a", "b", "made/up"]
 
 
 @pytest.mark.parametrize(
@@ -391,24 +390,24 @@ def test_an_unknown_name_is_named_or_skipped(
 ) -> None:
     file = named(tmp_path)
     with pytest.raises(DataError) as error:
-        ParquetDataset(file).check(**{**NAMES, kind: known})
+        FileDataset(file).check(**{**NAMES, kind: known})
     assert str(error.value).startswith(f"{file}, {place}")
     assert says in str(error.value)
-    dataset = ParquetDataset(file, on_bad_row="skip")
+    dataset = FileDataset(file, on_bad_row="skip")
     if place == "row 0 ":
         assert dataset.check(**{**NAMES, kind: known})
         assert [sample.row for sample in dataset] == [17, 4500]
-        assert dataset.skipped == 4998
+        assert dataset.bad.count == 4998
     else:
         dataset.check(**{**NAMES, kind: known})
         gone = int(place.split()[1])
-        assert dataset.skipped == 1
+        assert dataset.bad.count == 1
         assert gone not in [sample.row for sample in dataset] and len(dataset) == 4999
 
 
 def test_skipping_every_row_is_an_error(tmp_path: Path) -> None:
-    dataset = ParquetDataset(write(tmp_path / "a.parquet", [row(0)]), on_bad_row="skip")
-    with pytest.raises(DataError, match="names only known"):
+    dataset = FileDataset(write(tmp_path / "a.parquet", [row(0)]), on_bad_row="skip")
+    with pytest.raises(DataError, match=r"no row of .* is left: .*row 0 .*unknown name 'single_turn'"):
         dataset.check(agent_names=["react"], tool_names=[], interaction_names=[])
 
 
@@ -421,7 +420,7 @@ def tokens(sample: Sample) -> int:
 
 def test_overlong_prompts_are_left_out(tmp_path: Path) -> None:
     file = write(tmp_path / "a.parquet", [row(i) for i in (5, 3, 9, 4, 7, 4)])
-    dataset = ParquetDataset(file)
+    dataset = FileDataset(file)
     seen: list[int] = []
     assert dataset.filter_overlong(tokens, 4, progress=seen.append) == 3
     assert questions(dataset) == ["3", "4", "4"]
@@ -433,7 +432,7 @@ def test_overlong_prompts_are_left_out(tmp_path: Path) -> None:
 
 def test_overlong_prompts_are_refused(tmp_path: Path) -> None:
     file = write(tmp_path / "a.parquet", [row(i) for i in (1, 3, 9, 4, 7)])
-    dataset = ParquetDataset(file)
+    dataset = FileDataset(file)
     with pytest.raises(DataError) as error:
         dataset.filter_overlong(tokens, 4, refuse=True)
     assert str(error.value).startswith(f"{file}, row 2 (the first is 0): the prompt is 9 tokens long, ")
@@ -442,7 +441,7 @@ def test_overlong_prompts_are_refused(tmp_path: Path) -> None:
 
 
 def test_only_overlong_prompts(tmp_path: Path) -> None:
-    dataset = ParquetDataset(write(tmp_path / "a.parquet", [row(5), row(6)]))
+    dataset = FileDataset(write(tmp_path / "a.parquet", [row(5), row(6)]))
     with pytest.raises(DataError, match="nothing is left"):
         dataset.filter_overlong(tokens, 4)
 
@@ -455,10 +454,10 @@ def test_a_prompt_that_cannot_be_rendered(tmp_path: Path) -> None:
 
     file = write(tmp_path / "a.parquet", [row(i) for i in range(4)])
     with pytest.raises(DataError, match=r"row 2 .*cannot be rendered: roles must alternate"):
-        ParquetDataset(file).filter_overlong(length, 4)
-    dataset = ParquetDataset(file, on_bad_row="skip")
+        FileDataset(file).filter_overlong(length, 4)
+    dataset = FileDataset(file, on_bad_row="skip")
     assert dataset.filter_overlong(length, 4) == 0
-    assert (questions(dataset), dataset.skipped) == (["0", "1", "3"], 1)
+    assert (questions(dataset), dataset.bad.count) == (["0", "1", "3"], 1)
 
 
 def test_an_error_of_a_users_code_is_no_fault_of_the_row(tmp_path: Path) -> None:
@@ -467,5 +466,5 @@ def test_an_error_of_a_users_code_is_no_fault_of_the_row(tmp_path: Path) -> None
 
     file = write(tmp_path / "a.parquet", [row(0)])
     with pytest.raises(CodeError, match=r"agent loop mine: TypeError: x\n  in .*a\.parquet, row 0 ") as told:
-        ParquetDataset(file, on_bad_row="skip").filter_overlong(length, 100)
+        FileDataset(file, on_bad_row="skip").filter_overlong(length, 100)
     assert told.value.place == "mine.py:7"

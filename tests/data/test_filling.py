@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentrl.config.sections.sft import PairDataConfig, SFTDataConfig
-from agentrl.data.dataset import ParquetDataset
-from agentrl.data.json_lines import JsonDataset
+from agentrl.data.dataset import FileDataset
 from agentrl.data.pairs import PairReader
 from agentrl.data.sft import Plan, RowReader, read_files
 
@@ -41,14 +40,14 @@ def arguments(messages: list[Any]) -> dict[str, Any]:
 
 
 def rl(file: Path) -> list[Any]:
-    data = (JsonDataset if file.suffix == ".jsonl" else ParquetDataset)(str(file), prompt_key="messages")
+    data = FileDataset(str(file), prompt_key="messages")
     return [arguments(sample.prompt) for sample in data]
 
 
 def sft(file: Path) -> list[Any]:
     config = SFTDataConfig(train_files="unused")
     reader = RowReader(config)
-    read = lambda row, where: arguments(reader.messages(row["messages"], where))  # noqa: E731
+    read = lambda row: arguments(reader.messages(row["messages"], ""))  # noqa: E731
     plan = Plan(("messages",), ("tools",), "tools", read)
     return read_files(str(file), lambda name, columns: plan, lambda rows: None, config).samples
 

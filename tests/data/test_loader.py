@@ -15,18 +15,18 @@ from hypothesis import strategies as st
 
 from agentrl.config import load_config
 from agentrl.config.sections.data import DataConfig
-from agentrl.data.dataset import ParquetDataset
+from agentrl.data.dataset import FileDataset
 from agentrl.data.loader import Loader, make_loader
 from agentrl.errors import CodeError, ConfigError, DataError
 from tests.data.test_dataset import row, tokens, write
 
 
 @pytest.fixture(scope="module")
-def ten(tmp_path_factory: pytest.TempPathFactory) -> ParquetDataset:
-    return ParquetDataset(write(tmp_path_factory.mktemp("data") / "a.parquet", [row(i) for i in range(10)]))
+def ten(tmp_path_factory: pytest.TempPathFactory) -> FileDataset:
+    return FileDataset(write(tmp_path_factory.mktemp("data") / "a.parquet", [row(i) for i in range(10)]))
 
 
-def loader_of(data: ParquetDataset, batch: int, *, shuffle: bool = True, seed: int = 1) -> Loader:
+def loader_of(data: FileDataset, batch: int, *, shuffle: bool = True, seed: int = 1) -> Loader:
     return make_loader(data, DataConfig(train_batch_size=batch, shuffle=shuffle, seed=seed))
 
 
@@ -34,26 +34,26 @@ def take(loader: Loader, count: int) -> list[list[int]]:
     return [[sample.index for sample in next(loader)] for _ in range(count)]
 
 
-def test_an_epoch_holds_every_row_once(ten: ParquetDataset) -> None:
+def test_an_epoch_holds_every_row_once(ten: FileDataset) -> None:
     loader = loader_of(ten, 5, seed=3)
     first, second = list(chain(*take(loader, 2))), list(chain(*take(loader, 2)))
     assert sorted(first) == sorted(second) == list(range(10))
     assert first != second and first != list(range(10))
 
 
-def test_what_is_less_than_a_batch_is_dropped(ten: ParquetDataset) -> None:
+def test_what_is_less_than_a_batch_is_dropped(ten: FileDataset) -> None:
     loader = loader_of(ten, 4, shuffle=False)
     assert (loader.steps_per_epoch, loader.passed_over, loader_of(ten, 5).passed_over) == (2, 2, 0)
     assert take(loader, 3) == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3]]
     assert loader.state_dict()["state"] == {"epoch": 1, "position": 4, "seed": 1}
 
 
-def test_the_order_depends_on_the_seed_alone(ten: ParquetDataset) -> None:
+def test_the_order_depends_on_the_seed_alone(ten: FileDataset) -> None:
     assert take(loader_of(ten, 5, seed=1), 6) == take(loader_of(ten, 5, seed=1), 6)
     assert take(loader_of(ten, 5, seed=1), 6) != take(loader_of(ten, 5, seed=2), 6)
 
 
-def test_the_order_is_the_same_in_every_version(ten: ParquetDataset) -> None:
+def test_the_order_is_the_same_in_every_version(ten: FileDataset) -> None:
     """A resumed run may have newer packages; these numbers may never change."""
     assert take(loader_of(ten, 10, seed=1), 2) == [
         [2, 0, 1, 4, 5, 6, 7, 8, 3, 9],
@@ -63,9 +63,7 @@ def test_the_order_is_the_same_in_every_version(ten: ParquetDataset) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(steps=st.integers(0, 12), batch=st.integers(1, 10), seed=st.integers(0, 2**40), shuffle=st.booleans())
-def test_a_restored_loader_goes_on_exactly(
-    ten: ParquetDataset, steps: int, batch: int, seed: int, shuffle: bool
-) -> None:
+def test_a_restored_loader_goes_on_exactly(ten: FileDataset, steps: int, batch: int, seed: int, shuffle: bool) -> None:
     loader = loader_of(ten, batch, seed=seed, shuffle=shuffle)
     take(loader, steps)
     state = json.loads(json.dumps(loader.state_dict()))
@@ -75,12 +73,12 @@ def test_a_restored_loader_goes_on_exactly(
     assert take(restored, 5) == take(loader, 5)
 
 
-def test_a_state_of_other_data_is_refused(ten: ParquetDataset, tmp_path: Path) -> None:
+def test_a_state_of_other_data_is_refused(ten: FileDataset, tmp_path: Path) -> None:
     state = loader_of(ten, 2).state_dict()
-    longer = ParquetDataset(write(tmp_path / "a.parquet", [row(i) for i in range(11)]))
+    longer = FileDataset(write(tmp_path / "a.parquet", [row(i) for i in range(11)]))
     with pytest.raises(DataError, match="made with other data"):
         loader_of(longer, 2).load_state_dict(state)
-    moved = ParquetDataset(write(tmp_path / "b.parquet", [row(i) for i in range(10)]))
+    moved = FileDataset(write(tmp_path / "b.parquet", [row(i) for i in range(10)]))
     loader_of(moved, 2).load_state_dict(state)
     moved.filter_overlong(tokens, 8)
     with pytest.raises(DataError, match="made with other data"):
@@ -91,7 +89,7 @@ def test_a_state_is_of_the_content_of_files(tmp_path: Path) -> None:
     """Other rows of the same number and size are other data; an earlier version compared number and size alone."""
     plain: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_statistics": False}
     file = write(tmp_path / "a.parquet", [row(i) for i in range(4)], **plain)
-    data, size = ParquetDataset(file), Path(file).stat().st_size
+    data, size = FileDataset(file), Path(file).stat().st_size
     state = loader_of(data, 2).state_dict()
     old = {**state, "fingerprint": data._hashed(data._sizes)}
     assert (
@@ -102,26 +100,26 @@ def test_a_state_is_of_the_content_of_files(tmp_path: Path) -> None:
     ), "as version 0.1.0 of October 2026 wrote it"
     write(tmp_path / "a.parquet", [row(i) for i in (0, 1, 3, 2)], **plain)
     assert Path(file).stat().st_size == size
-    changed = loader_of(ParquetDataset(file), 2)
+    changed = loader_of(FileDataset(file), 2)
     with pytest.raises(DataError, match="made with other data"):
         changed.load_state_dict(state)
     changed.load_state_dict(old)
     write(tmp_path / "a.parquet", [row(i) for i in range(5)], **plain)
     with pytest.raises(DataError, match="made with other data"):
-        loader_of(ParquetDataset(file), 2).load_state_dict(old)
+        loader_of(FileDataset(file), 2).load_state_dict(old)
 
 
 @pytest.mark.parametrize(
     ("seed", "shuffle", "key"),
     [(2, True, "made with data.seed=1"), (1, False, "made by the sampler Shuffled, found Sequential")],
 )
-def test_a_state_of_another_order_is_refused(ten: ParquetDataset, seed: int, shuffle: bool, key: str) -> None:
+def test_a_state_of_another_order_is_refused(ten: FileDataset, seed: int, shuffle: bool, key: str) -> None:
     state = loader_of(ten, 2, seed=1, shuffle=True).state_dict()
     with pytest.raises(DataError, match=f"was {key}"):
         loader_of(ten, 2, seed=seed, shuffle=shuffle).load_state_dict(state)
 
 
-def test_a_batch_larger_than_the_data_is_refused(ten: ParquetDataset) -> None:
+def test_a_batch_larger_than_the_data_is_refused(ten: FileDataset) -> None:
     assert len(next(loader_of(ten, 10))) == 10
     with pytest.raises(DataError, match=r"train_batch_size=11 is more than the 10 rows"):
         loader_of(ten, 11)
@@ -156,7 +154,7 @@ class Wild(Strided):
 """
 
 
-def test_a_users_sampler_is_gone_on_with(ten: ParquetDataset, tmp_path: Path) -> None:
+def test_a_users_sampler_is_gone_on_with(ten: FileDataset, tmp_path: Path) -> None:
     file = tmp_path / "curriculum.py"
     file.write_text(CURRICULUM)
 

@@ -13,7 +13,7 @@ import pytest
 
 from agentrl.chat import Chat
 from agentrl.config.sections.sft import SFTDataConfig
-from agentrl.data.dataset import ParquetDataset
+from agentrl.data.dataset import FileDataset
 from agentrl.data.sft import load_transcripts
 from agentrl.errors import DataError
 from tests.chat.templates import HERMES
@@ -112,7 +112,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Chat:
 
 
 def rl(file: Path, chat: Chat) -> object:
-    return [sample.prompt for sample in ParquetDataset(str(file), prompt_key="messages")]
+    return [sample.prompt for sample in FileDataset(str(file), prompt_key="messages")]
 
 
 def sft(file: Path, chat: Chat) -> object:
@@ -215,19 +215,19 @@ def test_values_that_python_cannot_hold_are_told_or_skipped(tmp_path: Path) -> N
     pq.write_table(table, tmp_path / "a.parquet")
     file = str(tmp_path / "a.parquet")
     with pytest.raises(DataError, match=r"row 1 .*, column extra_info: expected a value .*in a map no key twice"):
-        ParquetDataset(file)
-    left = ParquetDataset(file, on_bad_row="skip")
-    assert left.skipped == 2
+        FileDataset(file)
+    left = FileDataset(file, on_bad_row="skip")
+    assert left.bad.count == 2
     assert [sample.extra_info["counts"] for sample in left] == [{"a": 1}]
     pq.write_table(table.slice(2), tmp_path / "b.parquet")
     with pytest.raises(DataError, match=r"b\.parquet, row 0 .*, column extra_info: expected a value that Python can h"):
-        ParquetDataset(str(tmp_path / "b.parquet"))
+        FileDataset(str(tmp_path / "b.parquet"))
 
 
 def test_bad_messages_are_skipped(tmp_path: Path) -> None:
     rows = [json.dumps([USER]), "no JSON", json.dumps([USER, answer()]), json.dumps([USER, REPLY, USER])]
-    left = ParquetDataset(str(write(tmp_path / "a.parquet", rows)), prompt_key="messages", on_bad_row="skip")
-    assert (left.skipped, [sample.row for sample in left]) == (2, [0, 3])
+    left = FileDataset(str(write(tmp_path / "a.parquet", rows)), prompt_key="messages", on_bad_row="skip")
+    assert (left.bad.count, [sample.row for sample in left]) == (2, [0, 3])
 
 
 def test_what_is_in_the_rows_and_not_learnt_is_counted(tmp_path: Path, chat: Chat) -> None:

@@ -71,7 +71,7 @@ def test_names_that_nobody_knows(tmp_path: Path) -> None:
         own(tmp_path).check(agent_names=["single_turn"], **NAMES)
     data = own(tmp_path, on_bad_row="skip")
     assert data.check(agent_names=["single_turn"], **NAMES) == ["sums"]
-    assert (len(data), data.skipped) == (2, 1)
+    assert (len(data), data.bad.count) == (2, 1)
 
 
 def test_what_a_class_must_give(tmp_path: Path) -> None:

@@ -23,8 +23,7 @@ from pyarrow import csv
 from agentrl.chat import Chat
 from agentrl.config.sections.sft import SFTDataConfig
 from agentrl.data import json_lines
-from agentrl.data.dataset import ParquetDataset
-from agentrl.data.json_lines import JsonDataset
+from agentrl.data.dataset import FileDataset
 from agentrl.data.sft import load_transcripts
 from agentrl.data.sources import expand
 from agentrl.errors import DataError, install_extra
@@ -125,10 +124,10 @@ def test_tables_of_another_kind_are_named_with_the_command_that_converts_them(
 ) -> None:
     write(tmp_path / name)
     with pytest.raises(DataError, match=rf"{name}: expected a parquet file, found {found}") as fault:
-        ParquetDataset(str(tmp_path / name))
+        FileDataset(str(tmp_path / name))
     command = shlex.split(str(fault.value).partition("python ")[2])
     subprocess.run([sys.executable, *command], check=True, timeout=100)
-    (sample,) = ParquetDataset(str((tmp_path / name).with_suffix(".parquet")))
+    (sample,) = FileDataset(str((tmp_path / name).with_suffix(".parquet")))
     assert sample.prompt == [{"role": "user", "content": "Hi."}]
     with pytest.raises(DataError, match=f"found {found}"):
         InputRows([str(tmp_path / name)], ())
@@ -147,7 +146,7 @@ def test_tables_of_another_kind_are_named_with_the_command_that_converts_them(
 def test_files_by_another_name(tmp_path: Path, text: bytes, found: str) -> None:
     (tmp_path / "a.parquet").write_bytes(text)
     with pytest.raises(DataError, match=rf"a\.parquet: expected a parquet file, found {found}"):
-        ParquetDataset(str(tmp_path / "a.parquet"))
+        FileDataset(str(tmp_path / "a.parquet"))
 
 
 def test_responses_are_written_next_to_rows_of_parquet_alone(tmp_path: Path) -> None:
@@ -166,7 +165,7 @@ def test_json_lines_are_rows(tmp_path: Path, name: str) -> None:
     truth = [12345678901234567890, "2024-01-02 10:00:00"]
     rows = [row(0), row(1, reward_model={"ground_truth": truth}, agent_name="tool_agent", ability=None)]
     rows += [row(2, prompt=json.dumps(row(2)["prompt"]), tools_kwargs={"f": {"create_kwargs": {"x": 1}}})]
-    data = JsonDataset(file := lines(tmp_path / name, rows), default_agent_loop="react")
+    data = FileDataset(file := lines(tmp_path / name, rows), default_agent_loop="react")
     first, second, third = data
     assert (first.prompt, first.ground_truth, first.agent_name) == (row(0)["prompt"], "0", "react")
     assert (second.ground_truth, second.agent_name, second.ability) == (truth, "tool_agent", None)
@@ -177,7 +176,7 @@ def test_json_lines_are_rows(tmp_path: Path, name: str) -> None:
     known: dict[str, list[str]] = {"agent_names": ["react", "tool_agent"], "tool_names": ["f"], "interaction_names": []}
     assert data.check(**known) == ["made/up"]
     before = data.fingerprint
-    moved = JsonDataset(lines(tmp_path / f"moved-{name}", rows), default_agent_loop="react")
+    moved = FileDataset(lines(tmp_path / f"moved-{name}", rows), default_agent_loop="react")
     assert moved.fingerprint == before, "the places of files may change"
     old = hashlib.sha256()
     for sample in data:
@@ -186,53 +185,23 @@ def test_json_lines_are_rows(tmp_path: Path, name: str) -> None:
     earlier = hashlib.sha256(repr((old.hexdigest(), kept)).encode()).hexdigest()[:16]
     assert (data.is_of(earlier), moved.is_of(earlier)) == (True, False), "as October 2026 wrote it"
     lines(tmp_path / name, [*rows[:2], row(3)])
-    assert JsonDataset(file, default_agent_loop="react").fingerprint != before
+    assert FileDataset(file, default_agent_loop="react").fingerprint != before
 
 
 def test_one_array_and_parquet_are_the_same_rows(tmp_path: Path) -> None:
     rows = [row(0), row(1)]
     (tmp_path / "a.json").write_text(json.dumps(rows, indent=1))
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
-    of_json, of_parquet = JsonDataset(str(tmp_path / "a.json")), ParquetDataset(str(tmp_path / "a.parquet"))
+    of_json, of_parquet = FileDataset(str(tmp_path / "a.json")), FileDataset(str(tmp_path / "a.parquet"))
     assert [(s.prompt, s.ground_truth, s.extra_info) for s in of_json] == [
         (s.prompt, s.ground_truth, s.extra_info) for s in of_parquet
     ]
 
 
-BAD_ROWS: list[tuple[Any, str]] = [
-    (["x"], r": expected a JSON object, found \['x'\]"),
-    ({"question": "x"}, r", column prompt: expected messages, and the row has only question"),
-    (row(1, prompt="x"), r", column prompt: expected a list of messages, or one in JSON text"),
-    (
-        row(1, prompt=[{"role": "x", "content": ""}]),
-        r", column prompt, message 0: expected one of .* as role",
-    ),
-    (row(1, data_source=None), r", column data_source: expected text, found null"),
-    (row(1, data_source=3), r", column data_source: expected text, found 3"),
-    (row(1, reward_model="x"), r", column reward_model: expected an object, found 'x'"),
-    (row(1, tools_kwargs={"f": 1}), r", column tools_kwargs: expected objects such as"),
-    (row(1, extra_info={"tools_kwargs": [1]}), r", column extra_info\.tools_kwargs: expected an object, found \[1\]"),
-    (row(1, images="x"), r", column images: expected a list of images"),
-    (row(1, tools_kwargs={"nobody": {}}), r", column tools_kwargs: unknown name 'nobody'"),
-]
-
-
-@pytest.mark.parametrize(("bad", "said"), BAD_ROWS)
-def test_a_bad_json_row_is_named_or_skipped(tmp_path: Path, bad: Any, said: str) -> None:
-    file = lines(tmp_path / "a.jsonl", [row(0), bad, row(2)])
-    known: dict[str, list[str]] = {"agent_names": ["single_turn"], "tool_names": [], "interaction_names": []}
-    with pytest.raises(DataError, match=r"a\.jsonl, row 1 \(the first is 0\)" + said):
-        JsonDataset(file).check(**known)
-    if isinstance(bad, dict):
-        data = JsonDataset(file, on_bad_row="skip")
-        data.check(**known)
-        assert (data.skipped, [sample.row for sample in data]) == (1, [0, 2])
-
-
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b'{"a": 1}\n{"a"\n', r"row 1 .*: expected JSON \(Expecting ':' delimiter"),
+        (json.dumps(row(0)).encode() + b'\n{"a"\n', r"row 1 .*: expected JSON \(Expecting ':' delimiter"),
         (b'{"a": "\xc3"}', r"row 0 .*: expected UTF-8 text, found b'"),
         (b'{"a":' * 100_000, r"row 0 .*: expected JSON \(nested too deeply"),
         (b"[1, 2", r"a\.jsonl: expected JSON"),
@@ -242,21 +211,22 @@ def test_a_bad_json_row_is_named_or_skipped(tmp_path: Path, bad: Any, said: str)
 def test_text_that_is_no_json(tmp_path: Path, content: bytes, said: str) -> None:
     (tmp_path / "a.jsonl").write_bytes(content)
     with pytest.raises(DataError, match=said):
-        JsonDataset(str(tmp_path / "a.jsonl"))
+        FileDataset(str(tmp_path / "a.jsonl"))
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"a": 1}' * 1000)[:-20])
     with pytest.raises(DataError, match=r"a\.jsonl\.gz: cannot be read"):
-        JsonDataset(str(tmp_path / "a.jsonl.gz"))
+        FileDataset(str(tmp_path / "a.jsonl.gz"))
     with pytest.raises(DataError, match=r"b\.jsonl does not exist"):
-        JsonDataset(str(tmp_path / "b.jsonl"))
-    with pytest.raises(DataError, match=r"b\.parquet is no JSON file, and others of one list are"):
-        JsonDataset([lines(tmp_path / "a.jsonl", [row(0)]), str(tmp_path / "b.parquet")])
+        FileDataset(str(tmp_path / "b.jsonl"))
+    pq.write_table(pa.Table.from_pylist([row(1)]), tmp_path / "b.parquet")
+    both = FileDataset([lines(tmp_path / "a.jsonl", [row(0)]), str(tmp_path / "b.parquet")])
+    assert [(sample.ground_truth, sample.row) for sample in both] == [("0", 0), ("1", 0)]
 
 
 def test_overlong_json_rows_are_named(tmp_path: Path) -> None:
-    data = JsonDataset(lines(tmp_path / "a.jsonl", [row(0)]))
+    data = FileDataset(lines(tmp_path / "a.jsonl", [row(0)]))
     with pytest.raises(DataError, match=r"a\.jsonl, row 0 .*the prompt is 9 tokens long"):
         data.filter_overlong(lambda sample: 9, 5, refuse=True)
 
@@ -267,17 +237,17 @@ def test_overlong_json_rows_are_named(tmp_path: Path) -> None:
 def test_a_data_set_saved_to_disk(tmp_path: Path) -> None:
     datasets.Dataset.from_list([row(0), row(1)]).save_to_disk(tmp_path / "one")
     name = f"hf:{tmp_path / 'one'}"
-    assert [(s.ground_truth, s.file, s.row) for s in ParquetDataset(name)] == [("0", name, 0), ("1", name, 1)]
+    assert [(s.ground_truth, s.file, s.row) for s in FileDataset(name)] == [("0", name, 0), ("1", name, 1)]
     splits = {"train": datasets.Dataset.from_list([row(0)]), "test": datasets.Dataset.from_list([row(5)])}
     datasets.DatasetDict(splits).save_to_disk(tmp_path / "two")
-    assert [s.ground_truth for s in ParquetDataset(f"hf:{tmp_path / 'two'}")] == ["0"]
-    assert [s.ground_truth for s in ParquetDataset(f"hf:{tmp_path / 'two'}:test")] == ["5"]
+    assert [s.ground_truth for s in FileDataset(f"hf:{tmp_path / 'two'}")] == ["0"]
+    assert [s.ground_truth for s in FileDataset(f"hf:{tmp_path / 'two'}:test")] == ["5"]
     with pytest.raises(DataError, match=r"two:dev: the data set cannot be loaded: .*dev"):
-        ParquetDataset(f"hf:{tmp_path / 'two'}:dev")
-    before = ParquetDataset(name).fingerprint
-    assert ParquetDataset(f"hf:{tmp_path / 'two'}").fingerprint != before == ParquetDataset(name).fingerprint
+        FileDataset(f"hf:{tmp_path / 'two'}:dev")
+    before = FileDataset(name).fingerprint
+    assert FileDataset(f"hf:{tmp_path / 'two'}").fingerprint != before == FileDataset(name).fingerprint
     datasets.Dataset.from_list([row(0), row(2)]).save_to_disk(tmp_path / "other")
-    assert ParquetDataset(f"hf:{tmp_path / 'other'}").fingerprint != before, "as many rows of the same size"
+    assert FileDataset(f"hf:{tmp_path / 'other'}").fingerprint != before, "as many rows of the same size"
 
 
 def test_a_folder_as_the_hub_has_it(tmp_path: Path) -> None:
@@ -287,7 +257,7 @@ def test_a_folder_as_the_hub_has_it(tmp_path: Path) -> None:
         table = pa.Table.from_pylist([row(number) for number in numbers])
         pq.write_table(table, tmp_path / "set" / "data" / f"{split}-00000-of-00001.parquet")
     truths = [
-        [s.ground_truth for s in ParquetDataset(f"hf:{tmp_path / 'set'}{part}")] for part in ("", ":test", ":train[2:]")
+        [s.ground_truth for s in FileDataset(f"hf:{tmp_path / 'set'}{part}")] for part in ("", ":test", ":train[2:]")
     ]
     assert truths == [["0", "1", "2", "3"], ["7", "8"], ["2", "3"]]
 
@@ -295,17 +265,19 @@ def test_a_folder_as_the_hub_has_it(tmp_path: Path) -> None:
 def test_what_is_wrong_with_its_rows_is_named(tmp_path: Path) -> None:
     bad = row(1, prompt=[{"role": "nobody", "content": "x"}])
     datasets.Dataset.from_list([row(0), bad]).save_to_disk(tmp_path / "one")
-    with pytest.raises(DataError, match=r"hf:.*one, row 1 \(the first is 0\), column prompt\.role: expected one of"):
-        ParquetDataset(f"hf:{tmp_path / 'one'}")
-    assert ParquetDataset(f"hf:{tmp_path / 'one'}", on_bad_row="skip").skipped == 1
+    with pytest.raises(
+        DataError, match=r"hf:.*one, row 1 \(the first is 0\), column prompt, message 0: expected one of"
+    ):
+        FileDataset(f"hf:{tmp_path / 'one'}")
+    assert FileDataset(f"hf:{tmp_path / 'one'}", on_bad_row="skip").bad.count == 1
 
 
 def test_without_the_package_and_without_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match=r"hf:nobody/nothing: the data set cannot be loaded: "):
-        ParquetDataset("hf:nobody/nothing")
+        FileDataset("hf:nobody/nothing")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(DataError, match=f"hf:nobody/nothing: .*{re.escape(install_extra('hub'))}"):
-        ParquetDataset("hf:nobody/nothing")
+        FileDataset("hf:nobody/nothing")
 
 
 # --- supervised training
@@ -340,7 +312,7 @@ def test_categorical_messages_of_several_row_groups_are_read(tmp_path: Path, cha
     found = load_transcripts(str(tmp_path / "a.parquet"), SFTDataConfig(train_files="unused"), chat)
     assert len(found.samples) == 3
     assert "Hello." in chat.decode(found.samples[2].ids.tolist())
-    data = ParquetDataset(str(tmp_path / "a.parquet"), prompt_key="messages")
+    data = FileDataset(str(tmp_path / "a.parquet"), prompt_key="messages")
     assert [sample.prompt[1]["content"] for sample in data] == ["Hello."] * 3
 
 
@@ -361,8 +333,8 @@ def test_a_small_file_that_unpacks_to_much_more_is_refused(tmp_path: Path, monke
 
         monkeypatch.setattr(gzip.GzipFile, "readinto", counted)
         with pytest.raises(DataError, match=r"a\.jsonl\.gz: expected at most .* bytes unpacked"):
-            list(json_lines.read_rows(str(file)))
+            list(json_lines.read_objects(str(file)))
         monkeypatch.setattr(gzip.GzipFile, "readinto", read)
         assert taken < 3 << 16
     file.write_bytes(gzip.compress(b'{"a": 1}\n' * 1000))
-    assert len(list(json_lines.read_rows(str(file)))) == 1000
+    assert len(list(json_lines.read_objects(str(file)))) == 1000

@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.chat import Chat
 from agentrl.config.sections.sft import PairDataConfig, SFTDataConfig
-from agentrl.data.json_lines import JsonDataset
+from agentrl.data.dataset import FileDataset
 from agentrl.data.pairs import check_pairs, load_pairs
 from agentrl.data.sft import check_transcripts, load_transcripts
 from agentrl.errors import DataError
@@ -109,7 +109,7 @@ def test_supervised_rows(tmp_path: Path, chat: Chat, name: str) -> None:
     assert (len(learnt.samples), learnt.bad.count) == (2, 0)
     # In a prompt it is a part of the history, which is not learnt.
     asked = write(tmp_path / "p.jsonl", {"prompt": [*messages, USER]})
-    assert len(JsonDataset(asked)) == 1
+    assert len(FileDataset(asked)) == 1
 
 
 @pytest.mark.parametrize("name", GOOD)

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentrl.config.sections.reward import SandboxFusionConfig
-from agentrl.data.dataset import ParquetDataset
+from agentrl.data.dataset import FileDataset
 from agentrl.reward.code import CodeJudge, StdioTests, read_tests
 from data_prep.code_tests import main
 from tests.sandbox.servers import running
@@ -92,7 +92,7 @@ def test_rows_of_each_kind(tmp_path: Path) -> None:
     assert truth(sanitised)["setup"] == "import math\nimport re" and sanitised["extra_info"]["name"] == "MBPP/902"
     assert truth(stdio)["tests"][8] == {"input": "8 1\n", "output": "9\n"}
     assert truth(lines)["tests"] == [{"input": "", "output": "a\nb"}]
-    sample = ParquetDataset(str(tmp_path / "out" / "train.parquet"))[3]
+    sample = FileDataset(str(tmp_path / "out" / "train.parquet"))[3]
     assert isinstance(read_tests(sample.ground_truth), StdioTests)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from agentrl.data.dataset import ParquetDataset
+from agentrl.data.dataset import FileDataset
 from agentrl.reward import search_qa
 from agentrl.reward.sources import kind_of
 from data_prep.nq_open import main
@@ -72,7 +72,7 @@ def test_the_real_data_set(shared_data: Path, tmp_path: Path) -> None:
     made = rows(shared_data / "data" / "nq_open", tmp_path)
     assert len(made["test"]) == 500 and len(made["train"]) > 3000
     assert all(question.endswith("?") for question in questions(made["train"]))
-    data = ParquetDataset(str(tmp_path / "train.parquet"))
+    data = FileDataset(str(tmp_path / "train.parquet"))
     sample = data[0]
     target = sample.ground_truth["target"][0]
     assert search_qa.compute_score("nq", f"<answer>{target}</answer>", sample.ground_truth)["score"] == 1.0

@@ -173,7 +173,7 @@ def test_bad_input_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
     fails([f"data.path={nulls}", out], capsys, "nulls.parquet, row 1", "column data_source", "null")
     fails([f"data.path={stranger}", out], capsys, "stranger.parquet, row 1", "nobody/knows", "custom_reward_function")
     fails([f"data.path={truthless}", out], capsys, "truthless.parquet, row 1", "no reward_model.ground_truth", "gsm8k")
-    fails([f"data.path={number}", out], capsys, "number.parquet, column responses", "list of texts", "double")
+    fails([f"data.path={number}", out], capsys, "number.parquet, row 0", "column responses", "list of texts", "1.5")
     fails([f"data.path={bare}", out], capsys, "bare.parquet", "'reward_model'", "data.reward_model_key")
     fails([f"data.path={nothing}", out], capsys, "no response could be scored", "no response")
     fails([f"data.path={good}", f"data.output_path={text}/scores.json"], capsys, "data.output_path", "text.parquet")

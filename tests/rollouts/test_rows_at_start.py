@@ -75,7 +75,7 @@ def test_a_template_that_cannot_be_used_is_refused_before_all_rows_are_rendered(
     data, picky = opened("{% if messages[-1].content == 'refuse me' %}{{ raise_exception('no') }}{% endif %}" + HERMES)
     with open_display("test") as display:
         fit_prompts([data], config, picky, context, display)
-        assert (len(data), data.skipped) == (2, 1), "a fault of the first row is not the template's"
+        assert (len(data), data.bad.count) == (2, 1), "a fault of the first row is not the template's"
         data, blind = opened(IGNORES_TOOLS)
         monkeypatch.setattr(type(data), "filter_overlong", None)
         with pytest.raises(ConfigError, match=r"tools are configured, but .* has no tool parser"):

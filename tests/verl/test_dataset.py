@@ -116,7 +116,7 @@ def test_rows_of_verls_preparation(tmp_path: Path, policy: Path) -> None:
 
 
 def test_whose_fault_it_is(tmp_path: Path, policy: Path) -> None:
-    with pytest.raises(DataError, match="data set Wrong, row 0, data_source: expected text, found 3"):
+    with pytest.raises(DataError, match="data set Wrong, sample 0, column data_source: expected text, found 3"):
         list(opened(tmp_path, policy, "Wrong", [row(0)]))
     with pytest.raises(CodeError, match="no such row"):
         list(opened(tmp_path, policy, "Broken", [row(0)]))

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentrl.config.sections.data import DataConfig
-from agentrl.data.dataset import ParquetDataset
+from agentrl.data.dataset import FileDataset
 from agentrl.data.loader import Loader, make_loader
 from agentrl.errors import CodeError, DataError
 from agentrl.train import main
@@ -94,16 +94,16 @@ class Opaque(NoState):
 
 
 @pytest.fixture
-def rows(tmp_path: Path) -> ParquetDataset:
+def rows(tmp_path: Path) -> FileDataset:
     prompt = [{"role": "user", "content": "?"}]
     table = [{"prompt": prompt, "data_source": "x", "extra_info": {"index": n}} for n in range(10)]
     pq.write_table(pa.Table.from_pylist(table), tmp_path / "rows.parquet")
     (tmp_path / "samplers.py").write_text(changed_imports(SAMPLERS))
-    return ParquetDataset(str(tmp_path / "rows.parquet"))
+    return FileDataset(str(tmp_path / "rows.parquet"))
 
 
 @pytest.fixture
-def own(rows: ParquetDataset, tmp_path: Path) -> Callable[[str], Loader]:
+def own(rows: FileDataset, tmp_path: Path) -> Callable[[str], Loader]:
     def make(name: str) -> Loader:
         sampler = {"name": f"{tmp_path}/samplers.py:{name}"}
         return make_loader(rows, DataConfig.model_validate({"train_batch_size": 4, "sampler": sampler}))
@@ -164,7 +164,7 @@ def test_a_curriculum_is_told_of_each_step_and_resumes(own: Callable[[str], Load
 
 
 def test_a_resumed_run_draws_the_rows_of_the_undisturbed_one(
-    small_run: Callable[..., list[str]], rows: ParquetDataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    small_run: Callable[..., list[str]], rows: FileDataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = [f"data.sampler.name={tmp_path}/samplers.py:Hardest", "data.val_files=null"]
 

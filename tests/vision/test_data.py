@@ -14,7 +14,7 @@ import pytest
 from PIL import Image as Pillow
 
 from agentrl.chat import Chat
-from agentrl.data.dataset import ParquetDataset
+from agentrl.data.dataset import FileDataset
 from agentrl.errors import DataError
 from agentrl.quickstart.tiny_policy import make_tiny_policy
 from agentrl.trajectory import Message
@@ -35,7 +35,7 @@ def written(folder: Path, *rows: dict[str, Any]) -> str:
 
 
 def parts(file: str, number: int = 0, **options: Any) -> list[Any]:
-    content = ParquetDataset(file, **options)[number].prompt[0]["content"]
+    content = FileDataset(file, **options)[number].prompt[0]["content"]
     assert isinstance(content, list)
     return [part.get("text", part.get("image")) for part in content]
 
@@ -47,7 +47,7 @@ def test_placeholders_take_the_images_in_order(tmp_path: Path) -> None:
         row(None, "1 <image> is text where there is no image"),
     )
     assert parts(file) == ["a", Picture(PNG), "b", Picture(OTHER)]
-    assert ParquetDataset(file)[1].prompt[0]["content"] == "1 <image> is text where there is no image"
+    assert FileDataset(file)[1].prompt[0]["content"] == "1 <image> is text where there is no image"
 
 
 @pytest.mark.parametrize("images", [[{"path": "shots/a.png"}], ["shots/a.png"], [PNG]])
@@ -98,18 +98,18 @@ def test_what_is_wrong_with_images_is_said_with_file_and_row(
     )
     (tmp_path / "x.png").write_bytes(PNG)
     with pytest.raises(DataError) as error:
-        ParquetDataset(file).filter_overlong(lambda sample: len(chat.render(sample.prompt)), 500)
-    assert str(error.value).startswith(f"{file}, row 1 (the first is 0): ") and said in str(error.value)
-    dataset = ParquetDataset(file, on_bad_row="skip")
+        FileDataset(file).filter_overlong(lambda sample: len(chat.render(sample.prompt)), 500)
+    assert str(error.value).startswith(f"{file}, row 1 (the first is 0)") and said in str(error.value)
+    dataset = FileDataset(file, on_bad_row="skip")
     dataset.filter_overlong(lambda sample: len(chat.render(sample.prompt)), 500)
-    assert len(dataset) == dataset.skipped == 1
+    assert len(dataset) == dataset.bad.count == 1
 
 
 def test_a_column_of_something_else(tmp_path: Path) -> None:
     file = written(tmp_path, row(3, "hi"))
     with pytest.raises(DataError, match=r"column images: expected a list of images.*set data.image_key=null"):
-        ParquetDataset(file)
-    assert ParquetDataset(file, image_key=None)[0].prompt[0]["content"] == "hi"
+        FileDataset(file)
+    assert FileDataset(file, image_key=None)[0].prompt[0]["content"] == "hi"
 
 
 def test_a_model_without_images_refuses_them(tmp_path: Path) -> None:
@@ -117,12 +117,12 @@ def test_a_model_without_images_refuses_them(tmp_path: Path) -> None:
     assert text.vision is None
     file = written(tmp_path, row([PNG]))
     with pytest.raises(DataError, match=r"row 0 .*: a message has an image, and the model of .*/text takes none"):
-        ParquetDataset(file).filter_overlong(lambda sample: len(text.render(sample.prompt)), 500)
+        FileDataset(file).filter_overlong(lambda sample: len(text.render(sample.prompt)), 500)
 
 
 def test_a_prompts_length_counts_image_tokens(tmp_path: Path, chat: Chat) -> None:
     file = written(tmp_path, row([PNG]))
-    sample = ParquetDataset(file)[0]
+    sample = FileDataset(file)[0]
     ids = chat.render(sample.prompt)
     without = chat.render([{"role": "user", "content": "What is it?"}])
     assert len(ids) == len(without) + 2 + 6
