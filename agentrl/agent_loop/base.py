@@ -19,7 +19,7 @@ from typing import ClassVar, Literal, TypeAlias
 from agentrl.agent_loop.limits import LoopLimits, seed_of
 from agentrl.agent_loop.observer import Observers
 from agentrl.agent_loop.teacher_context import TeacherContext, with_teacher_context
-from agentrl.agent_loop.tool_calls import answer_to, record_calls, record_of, run_calls
+from agentrl.agent_loop.tool_calls import answer_to, record_calls, run_calls
 from agentrl.chat import AssistantMessage, Chat, Drift, ParsedCall
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.contract import (
@@ -39,10 +39,20 @@ from agentrl.system.json_value import JSON
 from agentrl.system.threads import beside_loop
 from agentrl.system.user_code import Code
 from agentrl.tool import ToolSchema
-from agentrl.tool.session import ToolResult, ToolSession
+from agentrl.tool.session import ToolSession
 from agentrl.tool.toolset import ToolSet
 from agentrl.tool.truncation import fit_budget
-from agentrl.trajectory import FROZEN, Message, PlacedImage, Status, ToolCallRecord, Trajectory, Transcript, Turn
+from agentrl.trajectory import (
+    FROZEN,
+    Message,
+    PlacedImage,
+    Status,
+    ToolAnswer,
+    ToolCallRecord,
+    Trajectory,
+    Transcript,
+    Turn,
+)
 from agentrl.trajectory.picture import size_of, text_of
 from agentrl.trajectory.sample import Sample
 
@@ -502,39 +512,38 @@ class Episode:
             for reward in await self.tool_session.close():
                 self.add_turn_reward(reward)
 
-    async def call(self, name: str, arguments: Mapping[str, JSON]) -> ToolResult:
+    async def call(self, name: str, arguments: Mapping[str, JSON]) -> ToolAnswer:
         """Call a tool, and record the call with the assistant turn before it (without one, with the first).
 
         The result's `text` is the answer as a model would see it, cut to the tool's limit; `error` is the kind of error
         in it, or None. Raises ToolInfrastructureError for a tool with `on_error: fail`; the trajectory is tried again.
         """
         call = ParsedCall(id="call_0", name=name, arguments=dict(arguments), raw="", error=None)
-        _, (result,) = await self._run_calls([call])
-        return result
+        (record,) = await self._run_calls([call])
+        return record.answer
 
     async def answer_calls(self, calls: Sequence[ParsedCall]) -> tuple[list[ToolCallRecord], list[Message]]:
         """Run the calls of a message concurrently; return their records and the messages that answer them, in order.
 
         The records are added to the turn that made the calls, and the messages are for `observe`.
         """
-        records, results = await self._run_calls(calls)
-        return records, [answer_to(call, result) for call, result in zip(calls, results, strict=True)]
+        records = await self._run_calls(calls)
+        return records, [answer_to(call, record) for call, record in zip(calls, records, strict=True)]
 
-    async def _run_calls(self, calls: Sequence[ParsedCall]) -> tuple[list[ToolCallRecord], list[ToolResult]]:
+    async def _run_calls(self, calls: Sequence[ParsedCall]) -> list[ToolCallRecord]:
         session, limit, turn = await self.open_tools(), self.context.limits.max_parallel_calls, self.last_turn
         self.waiting_for = "tools: " + ", ".join(call.name or "?" for call in calls[:limit])
         begun = time.monotonic()
-        results = await run_calls(session, calls, limit)
+        records = await run_calls(session, calls, limit)
         self.tool_seconds += time.monotonic() - begun
-        records = [record_of(call, result) for call, result in zip(calls, results, strict=True)]
-        for result in results:
-            for measured, value in result.metrics.items():
+        for record in records:
+            for measured, value in record.answer.metrics.items():
                 self.trajectory.metrics[measured] = self.trajectory.metrics.get(measured, 0.0) + value
         if turn is None:
             self.early_calls.extend(records)
         else:
             record_calls(turn, records)
-        return records, results
+        return records
 
     def add_turn_reward(self, reward: float) -> None:
         """Add to the reward of the trajectory's last assistant turn."""

@@ -6,45 +6,29 @@ from collections.abc import Sequence
 
 from agentrl.chat import ParsedCall
 from agentrl.system.quota import run_concurrently
-from agentrl.tool import ErrorKind
-from agentrl.tool.session import ToolResult, ToolSession
+from agentrl.tool.answers import over_limit
+from agentrl.tool.session import ToolSession
 from agentrl.trajectory import Message, Part, ToolCallRecord, Turn
 from agentrl.trajectory.picture import image_part
 
 FINAL_ANSWER_REQUEST = "No more tool calls are possible. Give your final answer now."
 
 
-async def run_calls(session: ToolSession, calls: Sequence[ParsedCall], limit: int) -> list[ToolResult]:
-    """Run the first `limit` calls concurrently, and answer the rest with an error; the results are in call order."""
-    if len(calls) == 1:
-        return [await session.call(calls[0].name, calls[0].arguments, parse_error=calls[0].error)]
-    results = await run_concurrently(
-        session.call(call.name, call.arguments, parse_error=call.error) for call in calls[:limit]
-    )
-    text = f"Error (limit): only the first {limit} tool calls of a message are run; call again."
-    return [*results, *[ToolResult(text=text, error=ErrorKind.LIMIT)] * (len(calls) - len(results))]
+async def run_calls(session: ToolSession, calls: Sequence[ParsedCall], limit: int) -> list[ToolCallRecord]:
+    """Run the first `limit` calls concurrently, and answer the rest with an error; the records are in call order."""
+    asked = [session.call(call.name, call.arguments, parse_error=call.error) for call in calls[:limit]]
+    answers = [await asked[0]] if len(asked) == 1 else await run_concurrently(asked)  # one needs no task of its own
+    if len(calls) > limit:
+        answers += [await session.shown(over_limit(limit))] * (len(calls) - limit)
+    return [ToolCallRecord(call.name, call.arguments, answer) for call, answer in zip(calls, answers, strict=True)]
 
 
-def answer_to(call: ParsedCall, result: ToolResult) -> Message:
+def answer_to(call: ParsedCall, record: ToolCallRecord) -> Message:
     """Make the message that answers a call."""
-    content: str | list[Part] = result.text
-    if result.images:
-        content = [*map(image_part, result.images), {"type": "text", "text": result.text}]
+    content: str | list[Part] = record.response
+    if record.answer.images:
+        content = [*map(image_part, record.answer.images), {"type": "text", "text": record.response}]
     return {"role": "tool", "content": content, "tool_call_id": call.id, "name": call.name}
-
-
-def record_of(call: ParsedCall, result: ToolResult) -> ToolCallRecord:
-    """Make the record of a call and its result."""
-    return ToolCallRecord(
-        name=call.name,
-        arguments=call.arguments,
-        response=result.text,
-        error=result.error,
-        reward=result.reward,
-        seconds=result.seconds,
-        truncated=result.truncated,
-        files=result.files,
-    )
 
 
 def record_calls(turn: Turn, records: Sequence[ToolCallRecord]) -> None:

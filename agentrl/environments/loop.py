@@ -8,25 +8,24 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentrl.agent_loop.base import AgentLoop, Episode
 from agentrl.agent_loop.dialogue import with_opening
 from agentrl.agent_loop.roles import add_role_scores, problem_of
 from agentrl.agent_loop.stopping import after_calls, after_turn
-from agentrl.agent_loop.tool_calls import answer_to, record_calls, record_of
+from agentrl.agent_loop.tool_calls import answer_to, record_calls
 from agentrl.chat import ParsedCall
 from agentrl.config.sections.roles import RoleConfig
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.environments.sidecar import EnvironmentOptions, Fields, Play, RefusedRow, Sidecar
 from agentrl.errors import ConfigError, DataError, UserError
 from agentrl.system.json_value import JSON, as_list, as_object
-from agentrl.system.plugin import nearest
 from agentrl.system.throttle import ThrottledWarnings
-from agentrl.tool import ErrorKind, ToolSchema
+from agentrl.tool import ToolSchema
+from agentrl.tool.answers import over_limit, refusal
 from agentrl.tool.arguments import ArgumentCheck
-from agentrl.tool.session import ToolResult
-from agentrl.trajectory import FROZEN, Message, Status
+from agentrl.trajectory import FROZEN, Message, Status, ToolAnswer, ToolCallRecord
 from agentrl.trajectory.sample import Sample
 
 warnings = ThrottledWarnings(logging.getLogger(__name__))
@@ -140,7 +139,7 @@ class EnvironmentLoop(AgentLoop):
             except RefusedRow as error:
                 raise self._refusal(sample, str(error)) from error
             if opening is not None:
-                opening, _ = self._cut(episode, play, opening)
+                opening = (await self._cut(episode, play, opening)).text
             if task.roles:
                 status, numbers = await self._play_roles(episode, play, task, opening)
             else:
@@ -254,12 +253,13 @@ class EnvironmentLoop(AgentLoop):
         self, episode: Episode, play: Play, task: Task, text: str, calls: Sequence[ParsedCall]
     ) -> list[Message]:
         """Make one step of the policy's turn, and record its calls and reward; return what answers it."""
-        results = [_refused(call, task) for call in calls]
-        limit = episode.context.limits.max_parallel_calls
-        results[limit:] = [_error(ErrorKind.LIMIT, f"only the first {limit} calls of a message are run")] * (
-            len(calls) - limit
-        )
-        sent = [at for at, result in enumerate(results) if result is None]
+        limit, shown = episode.context.limits.max_parallel_calls, episode.context.tools.shown
+        answers = [
+            refusal(call.name, call.arguments, call.error, task.checks) if at < limit else over_limit(limit)
+            for at, call in enumerate(calls)
+        ]
+        sent = [at for at, answer in enumerate(answers) if answer is None]
+        answers = [None if answer is None else await shown(answer) for answer in answers]
         found: Fields = {}
         turn = episode.trajectory.turns[-1]
         if sent or not calls:
@@ -271,19 +271,22 @@ class EnvironmentLoop(AgentLoop):
             found = await play.step(text, wire)
             seconds = time.monotonic() - begun
             episode.tool_seconds += seconds
-            for at, answer in zip(sent, as_list(found["answers"]), strict=True):
-                cut, truncated = self._cut(episode, play, str(answer))
-                results[at] = ToolResult(cut, seconds=seconds, truncated=truncated)
+            for at, said in zip(sent, as_list(found["answers"]), strict=True):
+                answers[at] = replace(await self._cut(episode, play, str(said)), seconds=seconds)
             if isinstance(reward := found["reward"], float):
                 turn.reward = reward + (turn.reward or 0.0)
             metrics = as_object(found.get("metrics"))
             episode.trajectory.score_extra |= {name: play.number(metrics, name) for name in metrics}
-        answered = [(call, result) for call, result in zip(calls, results, strict=True) if result is not None]
-        record_calls(turn, [record_of(call, result) for call, result in answered])
-        messages = [answer_to(call, result) for call, result in answered]
+        records = [
+            ToolCallRecord(call.name, call.arguments, answer)
+            for call, answer in zip(calls, answers, strict=True)
+            if answer is not None
+        ]
+        record_calls(turn, records)
+        messages = [answer_to(call, record) for call, record in zip(calls, records, strict=True)]
         observation = found.get("observation")
         if isinstance(observation, str) and not play.done:
-            messages.append({"role": "user", "content": self._cut(episode, play, observation)[0]})
+            messages.append({"role": "user", "content": (await self._cut(episode, play, observation)).text})
             episode.state = observation
         return messages
 
@@ -304,36 +307,18 @@ class EnvironmentLoop(AgentLoop):
         again = f"python -m data_prep.environment --config {self._file} --name {sample.agent_name} --out DIR"
         return DataError(f"{sample.place}: extra_info.{COLUMN}: {problem}. Make the rows again: {again}")
 
-    def _cut(self, episode: Episode, play: Play, text: str) -> tuple[str, bool]:
+    async def _cut(self, episode: Episode, play: Play, text: str) -> ToolAnswer:
         """Cut an observation as answers of tools are cut, and warn of it."""
         tools = episode.context.tools
-        cut, truncated = tools.truncation.text(text, tools.default_max_tokens)
-        if truncated:
+        answer = await tools.shown(ToolAnswer(text))
+        if answer.truncated:
             warnings.warn(
                 f"environment {play.sidecar.name}",
                 f"the observation of step {play.steps} of {play.place} is cut to {tools.default_max_tokens} tokens "
                 "(actor_rollout_ref.rollout.multi_turn.max_tool_response_length)",
             )
-        return cut, truncated
+        return answer
 
 
 def _no_room(play: Play) -> NoScore:
     return NoScore(f"{play.place}: prompt and first observation leave no room for a turn (data.max_response_length)")
-
-
-def _refused(call: ParsedCall, task: Task) -> ToolResult | None:
-    """Return the answer to a call that no environment is asked about; None for a well-formed one."""
-    if call.error is not None or call.arguments is None:
-        return _error(ErrorKind.PARSE, call.error or "the call has no arguments")
-    if (check := task.checks.get(call.name)) is None:
-        known = list(task.checks)
-        shown = call.name[:64]
-        return _error(
-            ErrorKind.UNKNOWN_TOOL, f"no tool {shown!r}{nearest(shown, known)}; available: {', '.join(known) or 'none'}"
-        )
-    problem = check(call.arguments)
-    return None if problem is None else _error(ErrorKind.ARGUMENTS, problem)
-
-
-def _error(kind: ErrorKind, problem: str) -> ToolResult:
-    return ToolResult(f"Error ({kind.value}): {problem}", kind)

@@ -40,7 +40,7 @@ from agentrl.openai_api.request import ChatMessage, ChatRequest, Promise
 from agentrl.system.delivery import Delivery
 from agentrl.system.threads import OwnThread
 from agentrl.tool import ErrorKind, ToolSchema
-from agentrl.trajectory import Message, PlacedImage, Status, ToolCallRecord, Transcript
+from agentrl.trajectory import Message, PlacedImage, Status, ToolAnswer, ToolCallRecord, Transcript
 from agentrl.trajectory.picture import pictures_in
 
 P = ParamSpec("P")
@@ -581,7 +581,7 @@ class Session:
         branch.digest = digest_after(branch.digest, {**sent, "content": sent["content"] or ""})
         self._set_checkpoint(branch, replied=True)
         records = [
-            ToolCallRecord(call.name, call.arguments, "", ErrorKind.PARSE if call.error else None)
+            ToolCallRecord(call.name, call.arguments, ToolAnswer(error=ErrorKind.PARSE if call.error else None))
             for call in message.calls
         ]
         branch.calls = {call.id: record for call, record in zip(message.calls, records, strict=True)}
@@ -595,7 +595,7 @@ class Session:
         for message in messages:
             record = branch.calls.pop(message.get("tool_call_id", ""), None)
             if record is not None and message["role"] == "tool":
-                record.response, record.seconds = content_text(message["content"]), seconds
+                record.answer = replace(record.answer, text=content_text(message["content"]), seconds=seconds)
 
     def count(self, name: str, number: int = 1) -> None:
         """Add to a number of the trajectory's metrics."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from agentrl.agent_loop.limits import LoopLimits, seed_of
 from agentrl.agent_loop.stopping import CUT
-from agentrl.agent_loop.tool_calls import FINAL_ANSWER_REQUEST, answer_to, record_calls, record_of, run_calls
+from agentrl.agent_loop.tool_calls import FINAL_ANSWER_REQUEST, answer_to, record_calls, run_calls
 from agentrl.chat import Chat
 from agentrl.engines.contract import Generation, RolloutEngine, SamplingParams
 from agentrl.errors import DataError
@@ -89,16 +89,16 @@ async def _converse(
         start = len(window)
         window.append_sampled(generated.ids, generated.logprobs, parts.version)
         turns.append(Turn("assistant", message.text, 0, start, len(window), finish_reason=kind, seed=seed))
-        results = await run_calls(session, message.calls, limits.max_parallel_calls) if kind == "stop" else []
-        pairs = list(zip(message.calls, results, strict=False))
-        record_calls(turns[-1], [record_of(call, result) for call, result in pairs])
+        records = await run_calls(session, message.calls, limits.max_parallel_calls) if kind == "stop" else []
+        record_calls(turns[-1], records)
         told(turns[-1])
-        if not pairs:
+        if not records:
             return CUT[kind] or Status.COMPLETED
-        answers, start = [answer_to(call, result) for call, result in pairs], len(window)
+        answers = [answer_to(call, record) for call, record in zip(message.calls, records, strict=True)]
+        start = len(window)
         ids = chat.bridge(window.ids, answers, parts.tools.schemas)
         window.append_observed(ids, chat.images(ids, answers))
-        turns.append(Turn("tool", "\n".join(result.text for _, result in pairs), 0, start, len(window)))
+        turns.append(Turn("tool", "\n".join(record.response for record in records), 0, start, len(window)))
         told(turns[-1])
     return Status.TURN_LIMIT
 

@@ -1,90 +1,39 @@
 """One trajectory's use of the run's tools.
 
-Invariant: every call ends in a `ToolResult` that can be shown to the model, or raises ToolInfrastructureError,
+Invariant: every call ends in a `ToolAnswer` that can be shown to the model, or raises ToolInfrastructureError,
 CancelledError or, from `create` alone, CodeError. Every instance that was created is released exactly once.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import functools
 import inspect
-import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
 
 from agentrl.errors import CodeError, DataError, InfrastructureError
-from agentrl.system.call_journal import CallJournal, Codec, answered, fields_as_json
+from agentrl.system.call_journal import CallJournal, answered
 from agentrl.system.cassette import MethodCall
 from agentrl.system.deadline import within
 from agentrl.system.json_value import JSON, as_object
-from agentrl.system.numbers import finite, number_of
+from agentrl.system.numbers import finite
 from agentrl.system.plugin import nearest
-from agentrl.system.threads import beside_loop
 from agentrl.system.throttle import ThrottledWarnings
 from agentrl.system.user_code import await_user_code, contract_error, is_fault
-from agentrl.tool import ErrorKind, ToolError, ToolResponse
-from agentrl.tool.shared import SharedTools, Slot
-from agentrl.tool.truncation import NOT_SHOWN
-from agentrl.trajectory.picture import Picture, as_picture
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from agentrl.tool import ErrorKind, ToolError
+from agentrl.tool.answers import ANSWERS, WrongResponse, answer_of, from_outcome, refusal, to_outcome
+from agentrl.tool.shared import SharedTools, Slot, one_line
+from agentrl.trajectory import ToolAnswer
 
 warnings = ThrottledWarnings(logging.getLogger(__name__))
 T = TypeVar("T")
 
-_ERROR_CHARACTERS = 500
-"""Characters of an exception's text that are kept before tokens are counted: a library may put a whole document into
-it."""
-
 
 class ToolInfrastructureError(InfrastructureError):
     """A tool failed for a reason that is not the policy's: the trajectory may be retried, and has no reward."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolResult:
-    """Result of one call as the model is shown it."""
-
-    text: str
-    """Text that the model is shown."""
-    error: ErrorKind | None = None
-    reward: float | None = None
-    seconds: float = 0.0
-    """Duration of the call itself, without waiting for its turn (metric `tool/<name>/queue_seconds`)."""
-    truncated: bool = False
-    metrics: dict[str, float] = field(default_factory=dict)
-    files: dict[str, str] = field(default_factory=dict)
-    """Path: base64, as in ToolResponse."""
-    images: tuple[Picture, ...] = ()
-    """Images that the model is shown before the text."""
-
-
-@dataclass(slots=True)
-class HookOutcome:
-    """Outcome of one hook of a tool: an answer, an error to show to the model, or an infrastructure fault."""
-
-    text: str = ""
-    reward: float | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    error: str | None = None
-    """ErrorKind of an error to show to the model, whose message is `text`."""
-    is_fault: bool = False
-    """True for an infrastructure fault; `text` says what failed."""
-    is_code_error: bool = False
-    """True for an error of the tool's code; `text` describes it."""
-    seconds: float = field(default=0.0, compare=False)
-    files: dict[str, str] = field(default_factory=dict)
-    images: list[str] = field(default_factory=list)
-    """Image files in base64."""
-
-
-OUTCOMES: Codec[HookOutcome] = Codec(fields_as_json, lambda content: HookOutcome(**json.loads(content)))
 
 
 class ToolSession:
@@ -138,88 +87,82 @@ class ToolSession:
                 return
             kwargs = self._create_kwargs.get(name, {})
 
-            async def create() -> HookOutcome:
+            async def create() -> ToolAnswer:
                 await _hook(slot, slot.tool.create, self.instance_id, **kwargs)
-                return HookOutcome()
+                return ToolAnswer()
 
             await self._via_cassette(slot, "create", kwargs, create)
             self._created[name] = slot
 
-    async def call(self, name: str, arguments: dict[str, JSON] | None, parse_error: str | None = None) -> ToolResult:
-        """Run one call, as the policy wrote it. `parse_error`: why it could not be read.
+    async def call(self, name: str, arguments: dict[str, JSON] | None, parse_error: str | None = None) -> ToolAnswer:
+        """Run one call, as the policy wrote it; return its answer as the model is shown it.
 
-        Raises ToolInfrastructureError when the tool is configured with `on_error: fail`, or its `create` failed for a
-        fault of the infrastructure; CodeError when `create` failed for any other reason.
+        parse_error: why the call could not be read. Raises ToolInfrastructureError when the tool is configured with
+        `on_error: fail`, or its `create` failed for a fault of the infrastructure; CodeError when `create` failed for
+        any other reason.
         """
         if self._closing is not None:
             raise RuntimeError(f"tool session {self.instance_id} is closed")
-        if parse_error is not None or arguments is None:
-            return self._error(ErrorKind.PARSE, parse_error or "the call has no arguments")
         slot = self._tools.slots.get(name)
-        if slot is None:
-            shown, known = name[:64], self._tools.names
-            message = f"no tool {shown!r}{nearest(shown, known)}; available: {', '.join(known) or 'none'}"
-            return self._error(ErrorKind.UNKNOWN_TOOL, message)
-        problem = slot.check(arguments)
-        if problem is not None:
-            return self._error(ErrorKind.ARGUMENTS, problem, slot.limits.max_response_tokens)
+        limit = None if slot is None else slot.limits.max_response_tokens
+        refused = refusal(name, arguments, parse_error, self._tools.checks)
+        if refused is not None:
+            return await self.shown(refused, limit)
+        assert slot is not None and arguments is not None
         await self._create(slot)
         # Recorded before it is cut, so that a cassette can be replayed under another tokenizer.
         execute = functools.partial(self._execute, slot, arguments)
-        outcome = await self._answered(slot, "execute", arguments, execute)
-        limit, seconds, metrics = slot.limits.max_response_tokens, outcome.seconds, dict(outcome.metrics)
-        if outcome.error is not None:
-            return self._error(ErrorKind(outcome.error), outcome.text, limit, seconds, metrics)
-        if not outcome.images:
-            cut = functools.partial(self._tools.truncation.text, outcome.text, limit)
-            text, truncated = await beside_loop(len(outcome.text), cut)
-            return ToolResult(text, None, outcome.reward, seconds, truncated, metrics, outcome.files)
-        pictures = [Picture(base64.b64decode(image)) for image in outcome.images]
-        fit = functools.partial(self._tools.truncation.with_images, outcome.text, pictures, limit, images=self._images)
-        text, kept, truncated = await beside_loop(len(outcome.text), fit)
-        return ToolResult(text, None, outcome.reward, seconds, truncated, metrics, outcome.files, tuple(kept))
+        return await self.shown(await self._answered(slot, "execute", arguments, execute), limit)
+
+    async def shown(self, answer: ToolAnswer, limit: int | None = None) -> ToolAnswer:
+        """Cut an answer to what the model is shown of it (see `SharedTools.shown`)."""
+        return await self._tools.shown(answer, limit, images=self._images)
 
     async def _answered(
-        self, slot: Slot, hook: str, arguments: dict[str, JSON], perform: Callable[[], Awaitable[HookOutcome]]
-    ) -> HookOutcome:
-        """Run `perform` via the cassette; or give its outcome again, in a run that continues after a kill."""
+        self, slot: Slot, hook: str, arguments: dict[str, JSON], perform: Callable[[], Awaitable[ToolAnswer]]
+    ) -> ToolAnswer:
+        """Run `perform` via the cassette; or give its answer again, in a run that continues after a kill."""
         ask = functools.partial(self._via_cassette, slot, hook, arguments, perform)
-        return await answered(self._journal, f"tool {slot.tool.name}", hook, arguments, ask, OUTCOMES)
+        return await answered(self._journal, f"tool {slot.tool.name}", hook, arguments, ask, ANSWERS)
 
     async def _via_cassette(
-        self, slot: Slot, hook: str, arguments: dict[str, JSON], perform: Callable[[], Awaitable[HookOutcome]]
-    ) -> HookOutcome:
-        """Run `perform` and record its outcome, or replay the recorded one.
+        self, slot: Slot, hook: str, arguments: dict[str, JSON], perform: Callable[[], Awaitable[ToolAnswer]]
+    ) -> ToolAnswer:
+        """Run `perform` and record its answer or fault, or replay the recorded one.
 
         Raises ToolInfrastructureError for a fault, CodeError for an error of the tool's code.
         """
-        name, cassette = slot.tool.name, self._tools.cassette
-        cause: BaseException | None = None
-        if cassette is not None:
-            asked = MethodCall(name, hook, self.instance_id, arguments, self._state_keys.get(name, ""))
-            if slot.stateful:
-                self._state_keys[name] = asked.key
-        if cassette is not None and cassette.mode == "replay":
-            outcome = HookOutcome(**cassette.replay(asked))
-        else:
-            try:
-                outcome = await perform()
-            except _Fault as fault:
-                outcome, cause = HookOutcome(str(fault), is_fault=True), fault.__cause__
-            except CodeError as error:
-                if cassette is not None:
-                    cassette.record(asked, asdict(HookOutcome(error.summary, is_fault=True, is_code_error=True)))
-                raise
-            if cassette is not None:
-                cassette.record(asked, asdict(outcome))
-        if outcome.is_code_error:
-            raise CodeError(outcome.text)
-        if outcome.is_fault:
+        cassette, asked = self._tools.cassette, self._asked(slot, hook, arguments)
+        try:
+            if cassette is not None and cassette.mode == "replay":
+                answer = _replayed(cassette.replay(asked))
+            else:
+                answer = await perform()
+        except _Fault as fault:
             slot.faults += 1
-            raise ToolInfrastructureError(f"tool {name}: {outcome.text}") from cause
-        return outcome
+            self._record(asked, ToolAnswer(str(fault)), is_fault=True)
+            raise ToolInfrastructureError(f"tool {slot.tool.name}: {fault}") from fault.__cause__
+        except CodeError as error:
+            self._record(asked, ToolAnswer(error.summary), is_fault=True, is_code_error=True)
+            raise
+        self._record(asked, answer)
+        return answer
 
-    async def _execute(self, slot: Slot, arguments: dict[str, JSON]) -> HookOutcome:
+    def _asked(self, slot: Slot, hook: str, arguments: dict[str, JSON]) -> MethodCall:
+        """Name a call for the cassette, by the calls before it where the tool keeps state."""
+        name = slot.tool.name
+        asked = MethodCall(name, hook, self.instance_id, arguments, self._state_keys.get(name, ""))
+        if slot.stateful and self._tools.cassette is not None:
+            self._state_keys[name] = asked.key
+        return asked
+
+    def _record(
+        self, asked: MethodCall, answer: ToolAnswer, *, is_fault: bool = False, is_code_error: bool = False
+    ) -> None:
+        if self._tools.cassette is not None and not self._tools.is_replay:
+            self._tools.cassette.record(asked, to_outcome(answer, is_fault=is_fault, is_code_error=is_code_error))
+
+    async def _execute(self, slot: Slot, arguments: dict[str, JSON]) -> ToolAnswer:
         async with slot.quota as first, self._tools.quota as second:
             slot.queued.append(first + second)
             # From here, since a call must not lose its time to those before it in the queue.
@@ -228,11 +171,10 @@ class ToolSession:
             try:
                 async with deadline as timeout:
                     response = await awaited(slot.tool.execute(self.instance_id, arguments))
-                check_response(response)
-                images = [_encoded(one) for one in response.images] if self._tools.takes_images else []
+                answer = answer_of(response, begun, images=self._tools.takes_images)
             except ToolError as error:
                 slot.answered = True
-                return HookOutcome(str(error), error=error.kind, seconds=time.perf_counter() - begun)
+                return ToolAnswer(str(error), ErrorKind(error.kind), seconds=time.perf_counter() - begun)
             except ToolInfrastructureError as error:
                 raise _Fault(str(error)) from error
             except (Exception, SystemExit) as error:
@@ -242,30 +184,11 @@ class ToolSession:
                 elif not is_fault(error):
                     self._tools.report(slot, error, self.instance_id)
                 if slot.limits.on_error == "fail":
-                    raise _Fault(_one_line(text)) from error
-                return HookOutcome(text, error=kind, seconds=time.perf_counter() - begun)
+                    raise _Fault(one_line(text)) from error
+                return ToolAnswer(text, kind, seconds=time.perf_counter() - begun)
             slot.answered = True
-            unseen = len(response.images) - len(images)
-            text = response.text + (NOT_SHOWN.format(unseen) if unseen else "")
-            self._tools.on_answer(self.instance_id, slot.tool.name, arguments, None if images else text)
-            seconds, files = time.perf_counter() - begun, response.files
-            reward = None if response.reward is None else float(response.reward)
-            metrics = {str(name): float(value) for name, value in response.metrics.items()}
-            return HookOutcome(text, reward, metrics, seconds=seconds, files=files, images=images)
-
-    def _error(
-        self,
-        kind: ErrorKind,
-        message: str,
-        limit: int | None = None,
-        seconds: float = 0.0,
-        metrics: dict[str, float] | None = None,
-    ) -> ToolResult:
-        word = ErrorKind.EXECUTION if kind is ErrorKind.REFUSED else kind  # one word for the model, as ever
-        text, truncated = self._tools.truncation.text(
-            f"Error ({word.value}): {_one_line(message)}", limit or self._tools.default_max_tokens
-        )
-        return ToolResult(text, kind, None, seconds, truncated, metrics or {})
+            self._tools.on_answer(self.instance_id, slot.tool.name, arguments, None if answer.images else answer.text)
+            return answer
 
     async def close(self) -> list[float]:
         """Ask every created tool for its reward, then release it; return the rewards that were given.
@@ -307,20 +230,25 @@ class ToolSession:
             raise fault
         return rewards
 
-    async def _reward(self, slot: Slot) -> HookOutcome:
+    async def _reward(self, slot: Slot) -> ToolAnswer:
         reward = await _hook(slot, slot.tool.calc_reward, self.instance_id)
         if reward is not None and finite(reward) is None:
             problem = f"it must return a finite number or None, found {reward!r:.100}"
             raise contract_error(f"tool {slot.tool.name}", slot.tool.calc_reward, problem)
-        return HookOutcome(reward=None if reward is None else float(reward))
+        return ToolAnswer(reward=None if reward is None else float(reward))
 
 
 class _Fault(Exception):
     """A tool failed, and not through the policy's fault."""
 
 
-class WrongResponse(TypeError):
-    """A tool's `execute` returned a value that its contract forbids."""
+def _replayed(outcome: Mapping[str, Any]) -> ToolAnswer:
+    """Read the answer on a cassette. Raises the _Fault or the CodeError that was recorded in its place."""
+    if outcome.get("is_code_error"):
+        raise CodeError(outcome["text"])
+    if outcome.get("is_fault"):
+        raise _Fault(outcome["text"])
+    return from_outcome(outcome)
 
 
 async def awaited(answer: Awaitable[T]) -> T:
@@ -328,34 +256,6 @@ async def awaited(answer: Awaitable[T]) -> T:
     if not inspect.isawaitable(answer):
         raise WrongResponse("execute must be a coroutine function (`async def`)")
     return await answer
-
-
-def check_response(response: object) -> None:
-    """Raise WrongResponse for a value that is no ToolResponse, or one with a part of another type."""
-    if not isinstance(response, ToolResponse):
-        raise WrongResponse(f"execute must return a ToolResponse, found {type(response).__name__} {response!r:.100}")
-    if not isinstance(response.text, str):
-        raise _wrong_part("text", "a text", response.text)
-    if response.reward is not None and finite(response.reward) is None:
-        raise _wrong_part("reward", "a finite number or None", response.reward)
-    # The builtin class stands first because it answers at once, and an abstract one takes a microsecond.
-    if not isinstance(response.metrics, (dict, Mapping)) or None in map(number_of, response.metrics.values()):
-        raise _wrong_part("metrics", "a mapping of names to numbers", response.metrics)
-    if not isinstance(response.files, (dict, Mapping)):
-        raise _wrong_part("files", "a mapping of paths to base64", response.files)
-    if not isinstance(response.images, (list, Sequence)) or isinstance(response.images, (str, bytes)):
-        raise _wrong_part("images", "a list", response.images)
-
-
-def _wrong_part(name: str, kind: str, found: object) -> WrongResponse:
-    return WrongResponse(f"the {name} of its ToolResponse must be {kind}, found {found!r:.100}")
-
-
-def _encoded(image: bytes | Picture | Image) -> str:
-    """Encode an image file in base64. Raises DataError for a value that is no image, or a damaged one."""
-    picture = as_picture(image)
-    picture.decode()
-    return base64.b64encode(picture.data).decode()
 
 
 async def _hook(slot: Slot, hook: Callable[..., Awaitable[T]], /, *arguments: object, **kwargs: object) -> T:
@@ -371,11 +271,7 @@ async def _hook(slot: Slot, hook: Callable[..., Awaitable[T]], /, *arguments: ob
     except CodeError:
         raise
     except Exception as error:
-        problem = f"{type(error).__name__}: {_one_line(str(error))}"
+        problem = f"{type(error).__name__}: {one_line(str(error))}"
         if timeout.expired():
             problem = f"not done within {slot.limits.timeout:g} s"
         raise _Fault(f"{hook.__name__}: {problem}") from error
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text[:_ERROR_CHARACTERS].split()) + (" ..." if len(text) > _ERROR_CHARACTERS else "")

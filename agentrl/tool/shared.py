@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 import pydantic
@@ -15,11 +16,13 @@ from agentrl.system.call_journal import OnResume
 from agentrl.system.cassette import Cassette
 from agentrl.system.json_value import JSON
 from agentrl.system.quota import Quota
+from agentrl.system.threads import beside_loop
 from agentrl.system.throttle import OncePerKey
 from agentrl.system.user_code import code_error
-from agentrl.tool import Tool
+from agentrl.tool import ErrorKind, Tool
 from agentrl.tool.arguments import ArgumentCheck
 from agentrl.tool.truncation import Decode, Encode, Side, Truncation, Unit
+from agentrl.trajectory import ToolAnswer
 from agentrl.trajectory.picture import Picture
 
 logger = logging.getLogger(__name__)
@@ -27,6 +30,9 @@ logger = logging.getLogger(__name__)
 CODE_ERRORS = (TypeError, AttributeError, NameError, ImportError, SyntaxError, NotImplementedError)
 """Errors of a tool's code rather than of the policy's arguments; an answer of another type than ToolResponse is a
 TypeError."""
+_ERROR_CHARACTERS = 500
+"""Characters of an exception's text that are kept before tokens are counted: a library may put a whole document into
+it."""
 MIN_FAILED_CALLS = 8
 MIN_FAILED_TRAJECTORIES = 4
 """Failed calls of a tool, and trajectories that made them, from which on the tool itself is taken to be in error.
@@ -62,7 +68,6 @@ class Slot:
 
     tool: Tool
     limits: CallLimits
-    check: ArgumentCheck
     stateful: bool
     quota: Quota
     queued: list[float] = field(default_factory=list)
@@ -88,6 +93,8 @@ class SharedTools:
 
     def __init__(self, default_max_tokens: int, truncate_side: Side, unit: Unit) -> None:
         self.slots: dict[str, Slot] = {}
+        self.checks: dict[str, ArgumentCheck] = {}
+        """Checks of the arguments, by tool."""
         self.default_max_tokens = default_max_tokens
         """Limit of an error's text where no tool's own limit applies."""
         self.cassette: Cassette | None = None
@@ -137,6 +144,24 @@ class SharedTools:
         """True when the model can be shown images; False before `bind`."""
         return self._truncation is not None and self._truncation.image_tokens is not None
 
+    async def shown(self, answer: ToolAnswer, limit: int | None = None, *, images: bool = True) -> ToolAnswer:
+        """Cut an answer to the part that the model is shown: at most `limit` tokens (None: the default).
+
+        An error's text begins with its kind. Without `images` a note takes their place. Whoever shows the model an
+        answer calls this once.
+        """
+        text, limit = answer.text, limit or self.default_max_tokens
+        if answer.error is not None:
+            # The model reads one word for both; the record says which one it was.
+            kind = ErrorKind.EXECUTION if answer.error == ErrorKind.REFUSED else answer.error
+            text = f"Error ({kind}): {one_line(text)}"
+        if not answer.images:
+            text, truncated = await beside_loop(len(text), partial(self.truncation.text, text, limit))
+            return replace(answer, text=text, truncated=truncated)
+        fit = partial(self.truncation.with_images, text, answer.images, limit, images=images)
+        text, kept, truncated = await beside_loop(len(text), fit)
+        return replace(answer, text=text, truncated=truncated, images=tuple(kept))
+
     def report(self, slot: Slot, error: BaseException, instance_id: str) -> None:
         """Show the user, once a place, where an exception of `execute` was raised; the model sees its text.
 
@@ -169,3 +194,8 @@ class SharedTools:
                     "actor_rollout_ref.rollout.agent.on_code_error=count",
                     slot.broken.place,
                 )
+
+
+def one_line(text: str) -> str:
+    """Write an error's text in one line, and cut what exceeds a few hundred characters."""
+    return " ".join(text[:_ERROR_CHARACTERS].split()) + (" ..." if len(text) > _ERROR_CHARACTERS else "")

@@ -54,7 +54,7 @@ class ToolSet(SharedTools):
             raise ConfigError(f"two tools are called {tool.name!r}: give one of them another name in its schema")
         limits = _limits(tool, defaults)
         quota = Quota(limits.max_concurrent, limits.max_rate)
-        self.slots[tool.name] = Slot(tool, limits, check, tool.is_stateful, quota)
+        self.slots[tool.name], self.checks[tool.name] = Slot(tool, limits, tool.is_stateful, quota), check
         self.schemas.append(tool.schema)
 
     @staticmethod

@@ -1,6 +1,7 @@
 """The record of sampled text, and the data made of it."""
 
 from agentrl.trajectory.message import Content, FunctionCall, Message, Part, ToolCall
+from agentrl.trajectory.tool_answer import ToolAnswer
 from agentrl.trajectory.trajectory import (
     COUNTED,
     FROZEN,
@@ -36,6 +37,7 @@ __all__ = [
     "Part",
     "PlacedImage",
     "Status",
+    "ToolAnswer",
     "ToolCall",
     "ToolCallRecord",
     "Trajectory",

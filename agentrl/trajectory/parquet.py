@@ -24,6 +24,7 @@ from agentrl.trajectory import (
     Message,
     Outline,
     Status,
+    ToolAnswer,
     ToolCallRecord,
     Trajectory,
     Transcript,
@@ -315,7 +316,8 @@ def from_row(row: dict[str, Any]) -> Trajectory:
     turns = [Turn(**turn) for turn in row["turns"]]
     for call in row["calls"]:
         arguments = None if call["arguments"] is None else json.loads(call["arguments"])
-        turns[call.pop("turn")].calls.append(ToolCallRecord(**call | {"arguments": arguments}))
+        answer = ToolAnswer(call["response"], call["error"], call["reward"], call["seconds"], call["truncated"])
+        turns[call["turn"]].calls.append(ToolCallRecord(call["name"], arguments, answer))
     return Trajectory(
         uid=row["uid"],
         group=row["group"],

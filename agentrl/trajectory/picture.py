@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from agentrl.errors import ConfigError, DataError, install_extra
-from agentrl.trajectory import Content, Message, Part
+from agentrl.trajectory.message import Content, Message, Part
 
 if TYPE_CHECKING:
     from PIL import Image as Pillow

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from agentrl.system.json_value import JSON
 from agentrl.trajectory.message import Message
+from agentrl.trajectory.tool_answer import ToolAnswer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -221,15 +222,35 @@ class ToolCallRecord:
     """The name the policy wrote; empty when it was unreadable."""
     arguments: dict[str, JSON] | None
     """None when they could not be parsed."""
-    response: str
-    """The text the model was shown."""
-    error: str | None = None
-    """A `tool.ErrorKind` value, or None when the call succeeded."""
-    reward: float | None = None
-    seconds: float = 0.0
-    truncated: bool = False
-    files: dict[str, str] = field(default_factory=dict)
-    """Files for the reward function, path: base64; not stored with the trajectory."""
+    answer: ToolAnswer = field(default_factory=ToolAnswer)
+    """Answer as the model was shown it. Its metrics, files and images are not stored with the trajectory."""
+
+    @property
+    def response(self) -> str:
+        """Text that the model was shown."""
+        return self.answer.text
+
+    @property
+    def error(self) -> str | None:
+        """A `tool.ErrorKind` value, or None when the call succeeded."""
+        return self.answer.error
+
+    @property
+    def reward(self) -> float | None:
+        return self.answer.reward
+
+    @property
+    def seconds(self) -> float:
+        return self.answer.seconds
+
+    @property
+    def truncated(self) -> bool:
+        return self.answer.truncated
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Files for the reward function, path: base64; not stored with the trajectory."""
+        return self.answer.files
 
 
 @dataclass(slots=True)
@@ -343,10 +364,7 @@ class Trajectory:
             score_extra=self.score_extra,
             turn_reward=self.turn_reward,
             metrics=self.metrics,
-            calls=[
-                ToolCallRecord(call.name, None, "", call.error, call.reward, call.seconds, call.truncated)
-                for call in self.tool_calls
-            ],
+            calls=[ToolCallRecord(call.name, None, call.answer.outline()) for call in self.tool_calls],
             assistant_turns=sum(turn.role == "assistant" for turn in self.turns),
             prompt_length=self.transcripts[0].prompt_length if self.transcripts else 0,
             response_length=sum(transcript.response_length for transcript in self.transcripts),

@@ -18,7 +18,7 @@ from agentrl.system.json_value import JSON
 from agentrl.system.numbers import finite_numbers
 from agentrl.tool import Tool, ToolSchema
 from agentrl.tool import ToolResponse as Response
-from agentrl.tool.session import WrongResponse
+from agentrl.tool.answers import WrongResponse
 from agentrl.verl.calling import call, fitting, stand_in
 
 

@@ -26,7 +26,7 @@ from tokenizers.decoders import ByteLevel as ByteDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from agentrl.trajectory import ToolCallRecord, Trajectory, Transcript, Turn
+from agentrl.trajectory import ToolAnswer, ToolCallRecord, Trajectory, Transcript, Turn
 from agentrl.trajectory.files import update_file
 from agentrl.trajectory.parquet import rows_together, write_trajectories
 from tests.view.served import ARGUMENTS, BEARER, CHROMIUM, TOKEN, serving
@@ -86,7 +86,11 @@ def synthetic(uid: str, group: int, tokens: int, generator: np.random.Generator)
             one.turns.append(Turn("tool", text, 0, start, len(window)))
         else:
             window.append_sampled(ids, (-generator.exponential(0.5, count)).round(4).tolist(), 1)
-            calls = [ToolCallRecord("search", {"query": text[:40]}, text[:200], seconds=float(generator.random()))]
+            calls = [
+                ToolCallRecord(
+                    "search", {"query": text[:40]}, ToolAnswer(text[:200], seconds=float(generator.random()))
+                )
+            ]
             one.turns.append(Turn("assistant", text, 0, start, len(window), calls, "stop", seconds=0.5))
     one.metrics = {"generate_seconds": 1.0, "retries": 0.0}
     return one

@@ -15,7 +15,7 @@ from agentrl.plan.rollout_times import simulate
 from agentrl.plan.simulated_servers import Session, Speed
 from agentrl.plan.sizing import ModelShape, Work, attention_flops, forward_flops, update_flops
 from agentrl.plan.step_times import Cluster, Plan, Training, gpu_memory, host_memory
-from agentrl.trajectory import ToolCallRecord, Trajectory, Transcript, Turn
+from agentrl.trajectory import ToolAnswer, ToolCallRecord, Trajectory, Transcript, Turn
 from agentrl.trajectory.parquet import write_trajectories
 from benchmarks.cluster import step_simulation
 
@@ -72,7 +72,10 @@ def test_sessions_are_read_from_a_runs_trajectories(tmp_path: Path) -> None:
     transcript.append_observed([3] * 4)
     transcript.append_sampled([2] * 6, [-1.0] * 6, 0)
     transcript.append_observed([3] * 2)  # a tool's answer that came too late to be answered
-    calls = [ToolCallRecord("search", {}, "", seconds=0.5), ToolCallRecord("search", {}, "", seconds=2.0)]
+    calls = [
+        ToolCallRecord("search", {}, ToolAnswer(seconds=0.5)),
+        ToolCallRecord("search", {}, ToolAnswer(seconds=2.0)),
+    ]
     turns = [Turn("assistant", "", 0, 11, 16, calls), Turn("tool", "", 0, 16, 20), Turn("assistant", "", 0, 20, 26)]
     write_trajectories(
         tmp_path,

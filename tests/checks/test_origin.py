@@ -14,6 +14,7 @@ import numpy
 import pytest
 
 import agentrl.agent_loop.base
+import agentrl.agent_loop.tool_calls
 import agentrl.reward.manager
 from agentrl.agent_loop import Scheduler
 from agentrl.agent_loop.base import Episode
@@ -83,7 +84,7 @@ async def test_a_loop_of_a_users_may_answer_calls_of_its_own_tools(
     requests = b.requests(row, 1)
     (found,) = await b.scheduler.run(requests)
     for one in found.tool_calls:
-        one.name, one.response = name, "by the agent"
+        one.name, one.answer = name, replace(one.answer, text="by the agent")
     report = origins.check([(one, row) for one in requests], [found])
     assert len(report.findings) == told
 
@@ -263,7 +264,7 @@ def shifted(ids: list[int], *_: Any) -> list[int]:
 
 FAULTS: dict[str, tuple[Inject, str]] = {
     "answers of tools are swapped": (
-        patched(agentrl.agent_loop.base, "run_calls", lambda found, *_: found[::-1]),
+        patched(agentrl.agent_loop.tool_calls, "run_concurrently", lambda found, *_: found[::-1]),
         "answers",
     ),
     "an answer is emptied": (patched(ToolSession, "call", lambda found, *_: replace(found, text="")), "answers"),

@@ -18,7 +18,7 @@ from agentrl.config import load_config
 from agentrl.config.sections.checks import ChecksConfig
 from agentrl.replay import __main__ as replay
 from agentrl.tool import ErrorKind
-from agentrl.trajectory import Status, ToolCallRecord, Trajectory, Transcript, Turn
+from agentrl.trajectory import Status, ToolAnswer, ToolCallRecord, Trajectory, Transcript, Turn
 from benchmarks.training import clean_steps
 from tests.forked import forked
 from tests.trajectory.written import VOCAB_SIZE, Writer, decode, tool_trajectory
@@ -74,7 +74,9 @@ def test_signs_are_told_against_the_first_steps() -> None:
 
 def test_a_tool_that_fails_by_its_own_fault_is_named() -> None:
     def outline(errors: int, kind: ErrorKind) -> Trajectory:
-        calls = [ToolCallRecord("search", {}, "x", error=kind if one < errors else None) for one in range(10)]
+        calls = [
+            ToolCallRecord("search", {}, ToolAnswer("x", error=kind if one < errors else None)) for one in range(10)
+        ]
         return Writer("p").says("a", *calls).ends(1.0)
 
     assert said(history().check({}, [outline(6, ErrorKind.TIMEOUT).outline()], learnt=True)) == [

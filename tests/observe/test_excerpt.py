@@ -11,7 +11,7 @@ from agentrl.agent_loop import ReactLoop, SearchR1Loop
 from agentrl.chat.formats.parsers import CallFormat
 from agentrl.config.registries import CALL_FORMATS
 from agentrl.observe.excerpt import Piece, Reading, cut, headline, pieces, visible
-from agentrl.trajectory import Status, ToolCallRecord, Trajectory
+from agentrl.trajectory import Status, ToolAnswer, ToolCallRecord, Trajectory
 from tests.trajectory.written import Writer, decode, tool_trajectory
 
 
@@ -96,7 +96,7 @@ def test_calls_are_found_as_formats_and_loops_write_them(calls: re.Pattern[str],
 
 
 def test_a_call_in_an_unknown_format_is_found_by_the_tools_name() -> None:
-    record = ToolCallRecord("lookup", {"x": 1}, "y")
+    record = ToolCallRecord("lookup", {"x": 1}, ToolAnswer("y"))
     trajectory = Writer("p").says("So:\n@@lookup{x: 1}", record).says("nothing").ends(0.0)
     assert kinds(trajectory)[1:] == [
         ("policy", "So:\n"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.observe.invariants import check_trajectory
-from agentrl.trajectory import Status, ToolCallRecord, Trajectory, Turn, VersionSpan
+from agentrl.trajectory import Status, ToolAnswer, ToolCallRecord, Trajectory, Turn, VersionSpan
 from agentrl.trajectory.parquet import read_trajectories, write_trajectories
 from tests.trajectory.written import VOCAB_SIZE, Writer, tool_trajectory
 
@@ -82,8 +82,8 @@ VIOLATIONS: list[tuple[Callable[[Trajectory], object], str]] = [
     (lambda t: put(t, transcripts=[], turns=[]), "the policy sampled nothing"),
     (lambda t: put(t, score=math.nan), "its score is nan"),
     (lambda t: put(t.turns[0], reward=math.inf), "its reward is inf"),
-    (lambda t: t.turns[1].calls.append(ToolCallRecord("t", {}, "")), "a tool turn has tool calls"),
-    (lambda t: put(t.turns[0].calls[0], error="oops"), "unknown error kind 'oops'"),
+    (lambda t: t.turns[1].calls.append(ToolCallRecord("t", {})), "a tool turn has tool calls"),
+    (lambda t: put(t.turns[0].calls[0], answer=ToolAnswer(error="oops")), "unknown error kind 'oops'"),
 ]
 
 

@@ -14,7 +14,7 @@ from agentrl.algorithms.groups import Groups
 from agentrl.observe import metrics as module
 from agentrl.reward.prompt_scores import pass_at_k
 from agentrl.tool import ErrorKind
-from agentrl.trajectory import Cause, Status, ToolCallRecord, Trajectory
+from agentrl.trajectory import Cause, Status, ToolAnswer, ToolCallRecord, Trajectory
 from agentrl.trajectory.collate import from_trajectories
 from tests.trajectory.written import Writer, tool_trajectory
 
@@ -124,11 +124,11 @@ def test_lengths_split_sampled_from_observed() -> None:
 
 def test_tools_by_name_and_kind() -> None:
     calls = [
-        ToolCallRecord("search", {"q": "x"}, "y", seconds=0.5),
-        ToolCallRecord("search", {"q": 1}, "bad", error=ErrorKind.ARGUMENTS, seconds=0.1),
-        ToolCallRecord("calculator", {}, "z", error=ErrorKind.TIMEOUT, seconds=2.0, truncated=True),
-        ToolCallRecord("", None, "no JSON", error=ErrorKind.PARSE),
-        ToolCallRecord("clculator", {}, "unknown", error=ErrorKind.UNKNOWN_TOOL),
+        ToolCallRecord("search", {"q": "x"}, ToolAnswer("y", seconds=0.5)),
+        ToolCallRecord("search", {"q": 1}, ToolAnswer("bad", error=ErrorKind.ARGUMENTS, seconds=0.1)),
+        ToolCallRecord("calculator", {}, ToolAnswer("z", error=ErrorKind.TIMEOUT, seconds=2.0, truncated=True)),
+        ToolCallRecord("", None, ToolAnswer("no JSON", error=ErrorKind.PARSE)),
+        ToolCallRecord("clculator", {}, ToolAnswer("unknown", error=ErrorKind.UNKNOWN_TOOL)),
     ]
     metrics = step_metrics([Writer("p").says("a", *calls).ends(0.0), scored(1.0)])
     assert (metrics["tool/calls_mean"], metrics["tool/calls_max"]) == (2.5, 5)
@@ -144,7 +144,7 @@ def test_tools_by_name_and_kind() -> None:
 
 
 def test_p99_is_the_smallest_value_that_99_percent_do_not_exceed() -> None:
-    calls = [ToolCallRecord("t", {}, "", seconds=float(place)) for place in range(1, 201)]
+    calls = [ToolCallRecord("t", {}, ToolAnswer(seconds=float(place))) for place in range(1, 201)]
     assert step_metrics([Writer("p").says("a", *calls).ends(0.0)])["tool/seconds_p99"] == 198.0
 
 
@@ -174,7 +174,7 @@ def test_no_cause_is_read_out_of_a_message() -> None:
 
 def test_calls_and_turns_are_taken_over_the_same_trajectories() -> None:
     unbegun = Trajectory("u", 0, status=Status.TIMEOUT, failure="timeout: 1 s passed waiting for start")
-    metrics = step_metrics([Writer("p").says("a", ToolCallRecord("t", {}, "")).ends(0.0), unbegun])
+    metrics = step_metrics([Writer("p").says("a", ToolCallRecord("t", {})).ends(0.0), unbegun])
     assert metrics["tool/calls_mean"] == metrics["turns/mean"] == 1.0
 
 
@@ -276,7 +276,7 @@ def test_each_name_is_defined_once() -> None:
     whole = tool_trajectory()
     whole.data_source, whole.score_extra = "words", {"f1": 0.5}
     whole.metrics = {"retries": 1.0, "drift/fork": 0.5, "tool_seconds": 1.0}
-    whole.tool_calls[0].error = ErrorKind.TIMEOUT
+    whole.tool_calls[0].answer = ToolAnswer(error=ErrorKind.TIMEOUT)
     failed = Writer("p", source="words").ends(None, Status.FAILED, "EngineError: gone")
     for name in step_metrics([whole, whole, failed]) | validation_metrics([whole], [whole]):
         literal = re.escape(name) in patterns

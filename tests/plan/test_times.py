@@ -16,7 +16,7 @@ from agentrl.plan.many_steps import Way
 from agentrl.plan.memory import MemoryPlan
 from agentrl.plan.step_times import Cluster
 from agentrl.plan.times import TimePlan, advice, best, cluster_of, only_generate
-from agentrl.trajectory import ToolCallRecord, Trajectory, Transcript, Turn
+from agentrl.trajectory import ToolAnswer, ToolCallRecord, Trajectory, Transcript, Turn
 from agentrl.trajectory.parquet import write_trajectories
 from tests.plan.test_memory import SHAPE
 
@@ -171,7 +171,7 @@ def recorded_trajectory(*, answer: int, observed: int, seconds: float) -> Trajec
     transcript.append_observed([3] * observed)
     transcript.append_sampled([2] * answer, [-1.0] * answer, 0)
     ends = 20 + answer, 20 + answer + observed, 20 + 2 * answer + observed
-    calls = [ToolCallRecord("search", {}, "", seconds=seconds)]
+    calls = [ToolCallRecord("search", {}, ToolAnswer(seconds=seconds))]
     turns = [
         Turn("assistant", "", 0, 20, ends[0], calls),
         Turn("tool", "", 0, ends[0], ends[1]),

@@ -20,7 +20,7 @@ from agentrl.replay.edited import Edit, _messages
 from agentrl.replay.recorded import Stretch
 from agentrl.replay.report import line_of
 from agentrl.train import main
-from agentrl.trajectory import ToolCallRecord, Trajectory, Turn
+from agentrl.trajectory import ToolAnswer, ToolCallRecord, Trajectory, Turn
 from agentrl.trajectory.parquet import read_trajectories, trajectory_files
 from tests.config.hostile_run import Hostile, hostile_run
 from tests.runs import Overrides
@@ -198,7 +198,7 @@ def test_another_tool_answer_is_gone_on_from(
 
 def test_one_of_several_answers_is_another() -> None:
     """The others, and the request for a final answer behind them, stay as they were."""
-    calls = [ToolCallRecord(name, {}, text) for name, text in (("add", "1"), ("look", "2"))]
+    calls = [ToolCallRecord(name, {}, ToolAnswer(text)) for name, text in (("add", "1"), ("look", "2"))]
     answered = Turn("assistant", "", 0, 5, 9, calls)
     names = [("a", "add"), ("b", "look")]
     tool = Turn("tool", f"1\n2\n{FINAL_ANSWER_REQUEST}", 0, 9, 12)

@@ -12,9 +12,10 @@ import pytest
 from agentrl.errors import CodeError, ConfigError
 from agentrl.system.cassette import Cassette, Mode, NotOnCassette
 from agentrl.tool import Schema, Tool, ToolError, ToolResponse, ToolSchema, ToolSource
-from agentrl.tool.session import ToolInfrastructureError, ToolResult
+from agentrl.tool.session import ToolInfrastructureError
 from agentrl.tool.shared import CallLimits
 from agentrl.tool.toolset import ToolSet
+from agentrl.trajectory import ToolAnswer
 
 Bind = Callable[[ToolSet], ToolSet]
 NUMBER: Schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
@@ -84,7 +85,7 @@ def on(tmp_path: Path, bound: Bind) -> Callable[[Mode], ToolSet]:
     return make
 
 
-async def roll(tools: ToolSet, instance: str, *numbers: int, name: str = "dice") -> list[ToolResult]:
+async def roll(tools: ToolSet, instance: str, *numbers: int, name: str = "dice") -> list[ToolAnswer]:
     session = await tools.open(instance, {})
     results = [await session.call(name, {"n": number}) for number in numbers]
     await session.close()

@@ -18,8 +18,9 @@ from aiohttp import web
 from agentrl.errors import ConfigError, DataError
 from agentrl.remote import RemoteUnavailable
 from agentrl.tool import ToolSchema
-from agentrl.tool.session import ToolInfrastructureError, ToolResult, ToolSession
+from agentrl.tool.session import ToolInfrastructureError, ToolSession
 from agentrl.tool.toolset import ToolSet
+from agentrl.trajectory import ToolAnswer
 from tests.remote.conftest import Faulty, Handler, says
 from tests.sandbox.servers import PROJECT, Server, running
 from tools.code_interpreter import CodeInterpreterTool, unfenced
@@ -206,7 +207,7 @@ async def test_files_that_the_row_names_are_collected(trajectory: Open, session:
 
 async def test_empty_code_is_the_policys_mistake(trajectory: Open) -> None:
     async with trajectory() as t:
-        result: ToolResult = await t.call("code_interpreter", {"code": "```python\n```"})
+        result: ToolAnswer = await t.call("code_interpreter", {"code": "```python\n```"})
         assert (result.error, result.text) == ("arguments", "Error (arguments): code is empty")
 
 

@@ -17,8 +17,9 @@ import yaml
 
 from agentrl.errors import ConfigError
 from agentrl.tool import ErrorKind
-from agentrl.tool.session import ToolInfrastructureError, ToolResult
+from agentrl.tool.session import ToolInfrastructureError
 from agentrl.tool.toolset import ToolSet
+from agentrl.trajectory import ToolAnswer
 
 SECRET = "s3cr3t-t0ken/+x"
 Call = Callable[..., Any]
@@ -92,7 +93,7 @@ async def asking(tools: ToolSet, **create_kwargs: Any) -> AsyncIterator[Call]:
     await tools.start("a-run")
     session = await tools.open("one", {"ask": {"create_kwargs": create_kwargs}} if create_kwargs else {})
 
-    async def ask(**arguments: Any) -> ToolResult:
+    async def ask(**arguments: Any) -> ToolAnswer:
         return await session.call("ask", arguments)
 
     try:

@@ -20,7 +20,8 @@ from aiohttp import web
 pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
 
 from agentrl.errors import ConfigError
-from agentrl.tool.session import ToolInfrastructureError, ToolResult
+from agentrl.tool.session import ToolInfrastructureError
+from agentrl.trajectory import ToolAnswer
 from tests.remote.conftest import Faulty, Handler, breaks, says
 from tests.tools.test_mcp_stdio import load, running, told
 
@@ -71,7 +72,7 @@ async def test_a_server_that_is_restarted_in_mid_call(tmp_path: Path, sdk: SdkSe
         await asyncio.to_thread(sdk.kill)
         await asyncio.to_thread(sdk.start)
         *answers, slow = await working
-        assert [answer.text for answer in answers if isinstance(answer, ToolResult)] == [str(n) for n in range(40)]
+        assert [answer.text for answer in answers if isinstance(answer, ToolAnswer)] == [str(n) for n in range(40)]
         assert isinstance(slow, ToolInfrastructureError)
         assert "the connection broke" in str(slow)
         assert await told(session, "add", a=2, b=3) == "5"

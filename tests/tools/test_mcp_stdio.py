@@ -22,8 +22,9 @@ pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
 
 from agentrl.errors import ConfigError
 from agentrl.tool import ErrorKind
-from agentrl.tool.session import ToolInfrastructureError, ToolResult, ToolSession
+from agentrl.tool.session import ToolInfrastructureError, ToolSession
 from agentrl.tool.toolset import ToolSet
+from agentrl.trajectory import ToolAnswer
 from tools.mcp import connection
 
 SDK = [sys.executable, "-m", "tests.tools.mcp_server"]
@@ -67,7 +68,7 @@ async def gone(pid: int, seconds: float = 20.0) -> bool:
 
 
 async def told(session: ToolSession, name: str, **arguments: Any) -> str:
-    result: ToolResult = await session.call(name, arguments)
+    result: ToolAnswer = await session.call(name, arguments)
     assert result.error is None, result
     return result.text
 
@@ -97,7 +98,7 @@ async def test_a_server_of_the_sdk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         await asyncio.sleep(0.3)
         os.killpg(process_group(tools), signal.SIGKILL)
         *answers, slow = await working
-        assert [answer.text for answer in answers if isinstance(answer, ToolResult)] == [str(n) for n in range(20)]
+        assert [answer.text for answer in answers if isinstance(answer, ToolAnswer)] == [str(n) for n in range(20)]
         assert isinstance(slow, ToolInfrastructureError)
         assert await told(session, "my_count") == "1"
 

@@ -22,8 +22,9 @@ pytest.importorskip("tantivy", reason="the extra `retriever` is not installed")
 
 from agentrl.errors import ConfigError
 from agentrl.tool import ErrorKind
-from agentrl.tool.session import ToolInfrastructureError, ToolResult
+from agentrl.tool.session import ToolInfrastructureError
 from agentrl.tool.toolset import ToolSet
+from agentrl.trajectory import ToolAnswer
 from tests.remote.conftest import Faulty, says
 from tests.tools.retriever_process import RetrieverProcess
 from tools.remote_search import RemoteSearchTool
@@ -41,7 +42,7 @@ FACTS = [
 async def searching(tools: ToolSet) -> AsyncIterator[Callable[[str], Any]]:
     session = await tools.open("trajectory", {})
 
-    async def search(query: str) -> ToolResult:
+    async def search(query: str) -> ToolAnswer:
         return await session.call("search", {"query": query})
 
     try:
@@ -80,7 +81,7 @@ async def test_a_server_that_is_restarted_is_not_noticed(tmp_path: Path, bound: 
             )
             ended = 0
 
-            async def keep_searching(query: str) -> list[ToolResult]:
+            async def keep_searching(query: str) -> list[ToolAnswer]:
                 nonlocal ended
                 results = []
                 for _ in range(10):
@@ -218,7 +219,7 @@ async def test_search_r1s_own_server_and_several_queries_a_call(bound: Bind, fau
     async with searching(tools):
         session = await tools.open("another", {})
 
-        async def call(*queries: Any) -> ToolResult:
+        async def call(*queries: Any) -> ToolAnswer:
             return await session.call("search", {"query_list": list(queries)})
 
         assert (await call("Bo", "Zed")).text == (

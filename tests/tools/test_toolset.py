@@ -16,8 +16,9 @@ from tokenizers import Tokenizer
 from agentrl.errors import ConfigError, DataError
 from agentrl.observe.error_summary import TOOL_FAILED
 from agentrl.tool import ErrorKind, Tool, ToolError, ToolFailed, ToolResponse, tool
-from agentrl.tool.session import ToolInfrastructureError, ToolResult
+from agentrl.tool.session import ToolInfrastructureError
 from agentrl.tool.toolset import ToolSet
+from agentrl.trajectory import ToolAnswer
 from tests.virtual_time import virtual_time
 from tools.calculator import CalculatorTool
 
@@ -34,7 +35,7 @@ async def multiply(a: int) -> int:
     return a
 
 
-async def call(toolset: ToolSet, name: str, arguments: Any, **kwargs: Any) -> ToolResult:
+async def call(toolset: ToolSet, name: str, arguments: Any, **kwargs: Any) -> ToolAnswer:
     session = await toolset.open("i", {})
     try:
         return await session.call(name, arguments, **kwargs)
@@ -292,7 +293,7 @@ async def test_a_tool_set_serves_one_event_loop_after_another(bound: Bind) -> No
 
     toolset = bound(ToolSet.from_tools([wait]))
 
-    async def several() -> list[ToolResult]:
+    async def several() -> list[ToolAnswer]:
         session = await toolset.open("i", {})
         return await asyncio.gather(*(session.call("wait", {}) for _ in range(3)))
 

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentrl.errors import DataError
-from agentrl.trajectory import Status, ToolCallRecord, Trajectory, Transcript, Turn, parquet
+from agentrl.trajectory import Status, ToolAnswer, ToolCallRecord, Trajectory, Transcript, Turn, parquet
 from agentrl.trajectory.parquet import read_trajectories, write_trajectories
 from tests.trajectory.written import Writer, tool_trajectory
 
@@ -20,7 +20,7 @@ def full_trajectory() -> Trajectory:
     second.append_prompt([5, 6])
     second.append_sampled([7, 8, 9], [-0.5, -1.5, 0.0], 4)
     trajectory.transcripts.append(second)
-    parse_error = ToolCallRecord("", None, "error: no JSON", error="parse", reward=-0.25, truncated=True)
+    parse_error = ToolCallRecord("", None, ToolAnswer("error: no JSON", error="parse", reward=-0.25, truncated=True))
     trajectory.turns.append(Turn("assistant", "…", 1, 2, 5, [parse_error], "length", seconds=0.5))
     trajectory.messages += [
         {
@@ -106,7 +106,7 @@ def test_no_trajectories_is_a_table_without_rows(tmp_path: Path) -> None:
 
 
 def test_text_that_is_not_unicode_is_made_so(tmp_path: Path) -> None:
-    call = ToolCallRecord("t", {"x": "\udc80"}, "\ud83d\ude00 and \ud83d alone")
+    call = ToolCallRecord("t", {"x": "\udc80"}, ToolAnswer("\ud83d\ude00 and \ud83d alone"))
     trajectory = Writer("p").says("a", call).ends(0.0)
     trajectory.messages[0]["content"] = "\udfff"
     trajectory.metrics = {"\ud800": 1.0}

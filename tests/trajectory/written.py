@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentrl.trajectory import Status, ToolCallRecord, Trajectory, Transcript, Turn
+from agentrl.trajectory import Status, ToolAnswer, ToolCallRecord, Trajectory, Transcript, Turn
 
 VOCAB_SIZE = 0x110000
 
@@ -62,7 +62,7 @@ class Writer(Ending):
 
 def tool_trajectory() -> Trajectory:
     """Prompt, a call, its answer, a final answer; one turn reward of 0.5 and the score 1."""
-    call = ToolCallRecord("calculator", {"expression": "17*3"}, "51", seconds=0.125)
+    call = ToolCallRecord("calculator", {"expression": "17*3"}, ToolAnswer("51", seconds=0.125))
     writer = Writer("What is 17*3?", uid="train/1/0/0", source="quickstart/calculator")
     writer.says('<tool_call>{"name": "calculator"}</tool_call>', call, reward=0.5).hears("51").says("It is 51.")
     return writer.ends(1.0)

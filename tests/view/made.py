@@ -16,7 +16,7 @@ from tokenizers.decoders import ByteLevel as ByteDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from agentrl.trajectory import Status, ToolCallRecord, Trajectory, Transcript, Turn
+from agentrl.trajectory import Status, ToolAnswer, ToolCallRecord, Trajectory, Transcript, Turn
 from agentrl.trajectory.parquet import write_trajectories
 from agentrl.view.record import to_json
 from tests.trajectory.written import Ending
@@ -97,9 +97,11 @@ class Player(Ending):
 def played(step: int, group: int, k: int) -> Trajectory:
     """A conversation of two turns with one call; the last of a group of four fails its call."""
     good = k < 3
-    call = ToolCallRecord("calculator", {"expression": f"{group}*{k}"}, str(group * k), seconds=0.01 * (k + 1) * step)
+    call = ToolCallRecord(
+        "calculator", {"expression": f"{group}*{k}"}, ToolAnswer(str(group * k), seconds=0.01 * (k + 1) * step)
+    )
     if not good:
-        call = ToolCallRecord("calculator", None, "no JSON", error="parse", seconds=0.5, truncated=True)
+        call = ToolCallRecord("calculator", None, ToolAnswer("no JSON", error="parse", seconds=0.5, truncated=True))
     player = Player(f"train/{step}/{group}/{k}", group, f"How much is {group} times {k % 1}?")
     player.says(f'<tool_call>{{"k": {k if k > 1 else 0}}}</tool_call>', call, version=step - 1)
     player.hears(call.response).says(f"#### {group * k} é")
@@ -110,7 +112,7 @@ def hostile() -> list[Trajectory]:
     """Trajectories in which every text is one of HOSTILE."""
     found = []
     for number, text in enumerate(HOSTILE):
-        call = ToolCallRecord(text, {text: text}, text, error="execution")
+        call = ToolCallRecord(text, {text: text}, ToolAnswer(text, error="execution"))
         player = Player(f"{text}/{number}", number // 4, text, text).says(text, call).hears(text).says(text)
         player.trajectory.agent_name = text
         player.trajectory.score_extra = {text: 1.0}
