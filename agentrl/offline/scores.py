@@ -9,7 +9,7 @@ from typing import TypeVar, cast
 
 from agentrl.config.sections.offline import EvaluateConfig
 from agentrl.data.bad_rows import BadRows
-from agentrl.data.messages import Unfit, without_nulls
+from agentrl.data.messages import Unfit, read_messages, without_nulls
 from agentrl.data.rows import Columns
 from agentrl.data.table import Row, open_table
 from agentrl.errors import CodeError, DataError, UserError
@@ -110,17 +110,20 @@ class ResponseFiles:
         if isinstance(records, list) and len(records) != len(texts):
             expected = f"a record for each of the {len(texts)} responses in the column {self._response_key}"
             raise Unfit(f"column {RECORDS}", expected, f"{len(records)} records")
-        sample, _ = self._columns.sample(row, messages(without_nulls(row.get(self._columns.prompt))))
+        sample, _ = self._columns.sample(row, messages(row.get(self._columns.prompt)))
         agent = sample.agent_name or "single_turn"
         sample = replace(sample, agent_name=AGENT_ALIASES.get(agent, agent))
         return Responses(sample, cast(list[str | None], texts), records if isinstance(records, list) else None)
 
 
 def messages(prompt: object) -> list[Message]:
-    """Return the prompt's messages; a text becomes a message of the user."""
-    if isinstance(prompt, list):
-        return prompt
-    return [{"role": "user", "content": str(prompt)}] if prompt else []
+    """Return the prompt's messages as training reads them. Others stay as they are; a text is a message of the user."""
+    try:
+        return read_messages(prompt)
+    except Unfit:
+        if isinstance(prompt, list):
+            return cast(list[Message], without_nulls(prompt))
+        return [{"role": "user", "content": str(prompt)}] if prompt else []
 
 
 def check_sources(reward: RewardManager, sources: Mapping[str, str]) -> None:

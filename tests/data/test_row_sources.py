@@ -312,7 +312,7 @@ class TestRowsOfSamples:
         assert not other.is_of(data.fingerprint)
 
 
-def evaluated(file: str, on_bad_row: str) -> int:
+def evaluated(file: str) -> int:
     config = EvaluateConfig.model_validate({"data": {"path": file}})
     rows = ResponseFiles([file], config)
     assert rows.rows == len([row for chunk in rows for row in chunk])
@@ -340,7 +340,7 @@ class TestReaders:
         if reader == "pairs":
             pairs = PairDataConfig(train_files="x", on_bad_row=on_bad_row)
             return len(load_pairs(file, pairs, chat, lambda rows: None).samples)
-        return evaluated(file, on_bad_row)
+        return evaluated(file)
 
     NEEDED = {"prompts": "prompt", "transcripts": "messages", "pairs": "rejected", "responses": "responses"}
 
@@ -348,6 +348,27 @@ class TestReaders:
     @pytest.mark.parametrize("reader", NEEDED)
     def test_every_kind_of_file_is_read(self, tmp_path: Path, chat: Chat, reader: str, kind: str) -> None:
         assert self.read(reader, WRITERS[kind](tmp_path / "rows", [self.ROW] * 3), chat) == 3
+
+    @pytest.mark.parametrize("kind", WRITERS)
+    def test_a_response_is_scored_with_the_sample_of_training(self, tmp_path: Path, kind: str) -> None:
+        for number, (row, expected) in enumerate(GOOD.values()):
+            if "reward_model" in row:
+                file = WRITERS[kind](tmp_path / str(number), [{**row, "responses": "7"}])
+                (chunk,) = ResponseFiles([file], EvaluateConfig.model_validate({"data": {"path": file}}))
+                assert [one.sample for one in chunk] == [replace(expected, file=file)] == list(FileDataset(file))
+
+    @pytest.mark.parametrize("kind", WRITERS)
+    def test_a_response_is_refused_as_the_row_of_training_is(self, tmp_path: Path, kind: str) -> None:
+        for number, (change, column, expected, found) in enumerate(BAD.values()):
+            if column.startswith("prompt") or "mean" in expected or "inter" in expected:
+                continue  # any prompt can be scored, and no name is used
+            file = WRITERS[kind](tmp_path / str(number), [{**self.ROW, **change}])
+            with pytest.raises(DataError) as error:
+                evaluated(file)
+            place = f"{file}, row 0 (the first is 0), column {column}: "
+            said = str(error.value).removeprefix(place)
+            assert str(error.value).startswith(place) and expected in said and found in said
+            assert "on_bad_row" not in said, "a key that agentrl.evaluate has not"
 
     @pytest.mark.parametrize("kind", WRITERS)
     @pytest.mark.parametrize("reader", NEEDED)

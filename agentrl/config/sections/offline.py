@@ -90,7 +90,7 @@ class EvaluateDataConfig(Section):
     """`data.*` of `python -m agentrl.evaluate`."""
 
     path: str | list[str]
-    """Parquet files or glob patterns, one row a prompt."""
+    """Parquet files, JSON lines, folders, glob patterns or Hugging Face data sets (docs/data.md), one row a prompt."""
     prompt_key: str = "prompt"
     """The column that holds the messages; it may be absent."""
     response_key: str = "responses"
