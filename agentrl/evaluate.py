@@ -7,11 +7,14 @@ scores. `--compare FOLDER FOLDER`: two such runs in one table.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import cast
 
 from agentrl.config import load_config
 from agentrl.config.sections.offline import EvaluateConfig
 from agentrl.system.command import exit_status
+from agentrl.system.parts import parts
+from agentrl.system.targets import load_target
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,11 +23,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
 
     def work() -> None:
-        if any(word.partition("=")[0] in ("--suite", "--compare") for word in words):
-            from agentrl.suites.run import main as run_suite
-
-            run_suite(words)
-            return
+        for flag, part in parts("evaluate").items():
+            if any(word.partition("=")[0] == flag for word in words):
+                cast(Callable[[Sequence[str]], None], load_target(part, flag))(words)
+                return
         config = load_config(words, "evaluate", EvaluateConfig)
         # Imported late, so that --help and config errors wait for nothing.
         from agentrl.observe.open import open_display

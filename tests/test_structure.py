@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.structure.counts import ANNEXES, files_in_circles
+from tests.structure.counts import files_in_circles
 from tests.structure.files import File, read
 
 PROJECT = Path(__file__).resolve().parent.parent
+BROUGHT = ("verl", "trl", "view", "replay", "environments", "suites")
+"""Annexes that the core does without, and finds by their entry points."""
 ENTRANCES = {"__init__", "__main__"}
 """Modules of the package itself, which may import every room."""
 WORDED = ("agentrl", "sandbox", "tools", "interactions", "data_prep", "benchmarks", "examples")
@@ -58,14 +60,22 @@ def test_arrows_go_one_way(files: dict[Path, File]) -> None:
     assert not upwards, "\n".join(upwards)
 
 
-def test_the_core_never_imports_the_annexes_that_configs_name(files: dict[Path, File]) -> None:
-    """Not even for types: a config names what is in it, and registries hold the names as text."""
+def test_the_core_names_no_annex(files: dict[Path, File]) -> None:
+    """No import, not even for types, and no text: an annex's entry points bring what the core asks for by name."""
+    core = {path: file for path, file in files.items() if room_of(path) not in (*BROUGHT, "quickstart")}
     found = [
         f"{path} imports {other}"
-        for path, file in files.items()
+        for path, file in core.items()
         for other in sorted(file.imports | file.types)
-        if room_of(other) in ("verl", "environments") and room_of(path) not in ANNEXES
+        if room_of(other) in BROUGHT
     ]
+    target = re.compile(rf"agentrl\.({'|'.join(BROUGHT)})(\.\w+)*(:\w+)?")
+    for path in core:
+        for node in ast.walk(ast.parse((PROJECT / path).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and target.fullmatch(node.value):
+                found.append(f"{path}:{node.lineno} names {node.value}")
+    for file in sorted((PROJECT / "configs").rglob("*.yaml")):
+        found += [f"{file.relative_to(PROJECT)} names {one[0]}" for one in target.finditer(file.read_text("utf-8"))]
     assert not found, "\n".join(found)
 
 

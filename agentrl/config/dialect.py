@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from agentrl.config.registries import DIALECTS, PACKAGES
+from agentrl.config.registries import DIALECTS
 from agentrl.config.section import Section
 from agentrl.errors import ConfigError
 from agentrl.system.entries import Entry
 from agentrl.system.json_value import JSON
+from agentrl.system.parts import parts
 
 DIALECT = "dialect"
 """The key by which a YAML file names the dialect of all its keys."""
@@ -79,5 +80,5 @@ def translated(entry: Entry) -> Entry:
     """Return an entry of tools, interactions or loops with our class in the place of another trainer's."""
     name = entry.values.get("_target_" if "_target_" in entry.values else "class_name")
     package = name.partition(".")[0] if isinstance(name, str) else ""
-    dialect = PACKAGES.get(package, package)
+    dialect = parts("packages").get(package, package)
     return dialect_of(dialect).entry(entry) if dialect in DIALECTS.names() else entry

@@ -53,7 +53,7 @@ from agentrl.config.sections.offline import EvaluateConfig, GenerateConfig
 from agentrl.config.sections.sft import PreferencesConfig, SFTConfig
 from agentrl.config.sections.training import ACTOR, CORRECTION, Config, even_sizes
 from agentrl.errors import ConfigError
-from agentrl.system.config_files import PACKAGE, configs_dir, find_file
+from agentrl.system.config_files import configs_dir, find_file, our_folders
 from agentrl.system.json_value import JSON, as_list
 from agentrl.system.publish import published
 
@@ -338,11 +338,6 @@ def set_by_us(keys: Keys, schema: type[Section]) -> set[str]:
 def is_ours(file: Path) -> bool:
     """Check whether a YAML file came with the package."""
     return any(file.is_relative_to(folder) for folder in our_folders())
-
-
-def our_folders() -> list[Path]:
-    """List the folders of our own YAML files, those of the annexes last."""
-    return [configs_dir(), *sorted(PACKAGE.glob("*/configs"))]
 
 
 def folders_of(command: CommandLine) -> list[Path]:

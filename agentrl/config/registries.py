@@ -1,7 +1,7 @@
 """Everything that configs choose by name, and where the built-in choices are.
 
 Users add their own as `module:object` or `path/to/file.py:object`, or by the decorator `register` of a registry.
-Nothing is imported from here before it is chosen.
+A registry with a group takes entry points, too (`agentrl.system.parts`). Nothing is imported before it is chosen.
 """
 
 from __future__ import annotations
@@ -152,6 +152,7 @@ AGENT_LOOPS = Registry(
         "tool_agent": "agentrl.agent_loop.tool_agent:ToolAgentLoop",
     },
     base="agentrl.agent_loop.base:AgentLoop",
+    group="agent_loops",
     targets=False,  # rows choose, and data sets come from anywhere
 )
 """How the policy acts on a row. Users' own are named in the YAML of `rollout.agent.agent_loop_config_path`."""
@@ -183,6 +184,7 @@ TURN_OBSERVERS = Registry(
     "actor_rollout_ref.rollout.agent.observers",
     {},
     base="agentrl.agent_loop.observer:TurnObserver",
+    group="turn_observers",
 )
 """Observers of each turn of a trajectory as it is recorded."""
 
@@ -191,6 +193,7 @@ STEP_OBSERVERS = Registry(
     "trainer.observers",
     {},
     base="agentrl.trainer.observer:StepObserver",
+    group="step_observers",
 )
 """Observers of each training step."""
 
@@ -214,34 +217,29 @@ SCORERS = Registry(
     "scorer",
     "reward_model.scorers",
     {
-        "bfcl": "agentrl.suites.bfcl:compute_score",
         "code": "agentrl.reward.code:CodeJudge.compute_score",
         "final_answer": "agentrl.reward.final_answer:compute_score",
         "gsm8k": "agentrl.reward.gsm8k:compute_score",
         "interaction": "agentrl.reward.interaction:compute_score",
         "judge": "agentrl.reward.judge:ModelJudge.compute_score",
         "math": "agentrl.reward.math:compute_score",
-        "reasoning_gym": "agentrl.suites.reasoning_gym:compute_score",
         "reported": "agentrl.reward.reported:compute_score",
         "search_qa": "agentrl.reward.search_qa:compute_score",
-        "verl": "agentrl.verl.reward_score:compute_score",
     },
+    group="scorers",
 )
 """Functions that score a trajectory; see `agentrl.reward.scorer.ARGUMENTS`. `agentrl.reward.sources` has the data
 sources of ours; `code` and `judge` are methods of objects that ask servers, which the manager makes."""
 
-_NAIVE, _VERL = "agentrl.reward.manager:NaiveRewardManager", "agentrl.verl.reward"
 REWARD_MANAGERS = Registry(
     "reward manager",
     "reward_model.reward_manager",
     {
-        "batch": f"{_VERL}:BatchRewardManager",
         "dapo": "agentrl.reward.dapo:DapoRewardManager",
-        "gdpo": f"{_VERL}:GdpoRewardManager",
-        "naive": _NAIVE,
-        "prime": f"{_VERL}:PrimeRewardManager",
+        "naive": "agentrl.reward.manager:NaiveRewardManager",
     },
     base="agentrl.reward.contract:RewardManager",
+    group="reward_managers",
 )
 """Reward managers: they score trajectories one at a time, or all of a prompt."""
 
@@ -256,26 +254,9 @@ SAMPLERS = Registry(
 )
 """The order in which a training takes its rows."""
 
-SUITES = Registry(
-    "suite",
-    "--suite",
-    {
-        "bfcl": "agentrl.suites.bfcl:BFCL",
-        "gsm8k": "agentrl.suites.gsm8k:GSM8K",
-        "reasoning_gym": "agentrl.suites.reasoning_gym:SUITE",
-    },
-)
-"""`Suite` objects of `python -m agentrl.evaluate --suite` (see `agentrl.suites.contract`)."""
+SUITES = Registry("suite", "--suite", {}, group="suites")
+"""Benchmarks of `python -m agentrl.evaluate --suite`."""
 
-DIALECTS = Registry(
-    "dialect",
-    "dialect",
-    {
-        "areal": "agentrl.verl.areal:AREAL",
-        "verl": "agentrl.verl.dialect:VERL",
-        "verl-0.2": "agentrl.verl.dialect:VERL",
-    },
-)
-"""Other trainers' ways to write configs (see `agentrl.config.dialect`)."""
-PACKAGES = {"recipe": "verl"}
-"""The dialect that knows a package's classes, where it has another name than the package."""
+DIALECTS = Registry("dialect", "dialect", {}, group="dialects")
+"""Other trainers' ways to write configs (see `agentrl.config.dialect`). The entry points `agentrl.packages` name the
+dialect that knows a package's classes, where it has another name than the package."""

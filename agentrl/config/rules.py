@@ -19,7 +19,7 @@ import yaml
 from agentrl.config.declaration import Declaration, declaration_of
 from agentrl.config.section import Finding
 from agentrl.errors import ConfigError
-from agentrl.system.config_files import configs_dir, find_file
+from agentrl.system.config_files import find_file, our_folders
 from agentrl.system.json_value import JSON, as_mapping
 from agentrl.system.plugin import nearest
 from agentrl.system.registry import Registry
@@ -310,14 +310,15 @@ class Uses(Rule):
 
 
 class UsesFile(Uses):
-    """The value names a file that names code. Files in our own `configs/` are trusted."""
+    """The value names a file that names code. Files in our own folders are trusted."""
 
     def uses(self, value: JSON, home: Path) -> str:
         try:
             file = Path(find_file("", str(value))).resolve()
         except ConfigError:
             return super().uses(value, home)
-        return "" if file.is_relative_to(configs_dir().resolve()) else super().uses(value, home)
+        ours = any(file.is_relative_to(folder.resolve()) for folder in our_folders())
+        return "" if ours else super().uses(value, home)
 
 
 class Writes(Uses):

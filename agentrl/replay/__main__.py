@@ -1,4 +1,5 @@
-"""Entry point: `python -m agentrl.replay RUN --uid U [--checkpoint DIR] [--turn K --tool-answer FILE|--message TEXT]`.
+"""`python -m agentrl.replay RUN --uid U [--checkpoint DIR] [--turn K --tool-answer FILE|--message TEXT]`: sample
+recorded trajectories again, from a turn or whole.
 
 Samples a recorded trajectory again, in this process, by the weights that sampled it, and prints the first difference:
 exit status 0 without a difference, 1 with one. With --turn it continues from another tool answer or message.

@@ -12,6 +12,7 @@ from typing import TypeVar, cast
 import pydantic
 
 from agentrl.errors import ConfigError
+from agentrl.system.parts import of_annexes, of_distributions
 from agentrl.system.plugin import adapted, describe, nearest
 from agentrl.system.registrations import enter
 from agentrl.system.targets import is_target, load_target, plain_name
@@ -36,6 +37,7 @@ class Registry:
         needing_options: the built-in choices with an option that has no default.
         targets: allow `module:object` and `path/to/file.py:object` next to names. False where names come from data,
             which nobody trusts with an import.
+        group: entry points that are choices, too: `agentrl.<group>`.
     """
 
     def __init__(
@@ -48,9 +50,10 @@ class Registry:
         functions: bool = False,
         needing_options: Collection[str] = (),
         targets: bool = True,
+        group: str | None = None,
     ) -> None:
-        self.what, self.key = what, key
-        self._built_in = dict(built_in)
+        self.what, self.key, self._group = what, key, group
+        self._built_in = {**built_in, **(of_annexes(group) if group is not None else {})}
         self._needing_options = frozenset(needing_options)
         self._base, self._functions, self.takes_targets = base, functions, targets
         self._registered: dict[str, object] = {}
@@ -79,7 +82,11 @@ class Registry:
 
     def names(self) -> list[str]:
         """All short names, sorted."""
-        return sorted({*self._built_in, *self._registered})
+        return sorted({*self._built_in, *self._installed(), *self._registered})
+
+    def _installed(self) -> Mapping[str, str]:
+        """Choices that other distributions bring. They are looked for where a name is not ours."""
+        return of_distributions(self._group) if self._group is not None else {}
 
     def get(self, name: str, key: str | None = None) -> object:
         """The object of a short name or a target; `key` names the config key where it is not `self.key`.
@@ -146,9 +153,12 @@ class Registry:
         return made
 
     def _target(self, name: str, key: str) -> str:
-        target = self._built_in.get(name, name)
-        if name in self._built_in or (self.takes_targets and is_target(name)):
-            return target
+        if name in self._built_in:
+            return self._built_in[name]
+        if self.takes_targets and is_target(name):
+            return name
+        if name in (installed := self._installed()):
+            return installed[name]
         yours = (
             ", or name one of yours as package.module:object or path/to/file.py:object" if self.takes_targets else ""
         )

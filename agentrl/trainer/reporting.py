@@ -80,7 +80,8 @@ class Reports(StepObserver):
             self.display.note(f"Ray's timeline is written to {ray_init.timeline_json_file}")
         for text in filter(None, [self.errors.text(), alarms]):
             self.display.warn(text)
-        self.display.note(f"to look at it: {view_command(self.folder)}")
+        if (command := view_command(self.folder)) is not None:
+            self.display.note(f"to look at it: {command}")
 
     def _write_texts(self, files: Sequence[Path], folder: str, step: int) -> None:
         """Write trajectories as text into the folder."""

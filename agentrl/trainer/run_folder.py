@@ -24,6 +24,7 @@ from agentrl.config import Config, TuningConfig, write_config
 from agentrl.errors import CheckpointError, ConfigError
 from agentrl.observe.display import Display
 from agentrl.rollouts.saving import Retention
+from agentrl.system.parts import parts
 from agentrl.system.publish import is_disk_full
 
 LOCK = "running.lock"
@@ -160,9 +161,11 @@ class RunFolder:
         )
 
 
-def view_command(dir: Path) -> str:
-    """Write the command that shows the run in `dir` in a browser, with this interpreter."""
+def view_command(dir: Path) -> str | None:
+    """Write the command that shows the run in `dir` in a browser, with this interpreter; None where it has none."""
+    if (viewer := parts("commands").get("view")) is None:
+        return None
     python = Path(sys.executable)
     if python.is_relative_to(Path.cwd()):
         python = python.relative_to(Path.cwd())
-    return shlex.join([str(python), "-m", "agentrl.view", str(dir)])
+    return shlex.join([str(python), "-m", viewer.partition(":")[0].removesuffix(".__main__"), str(dir)])

@@ -1,4 +1,4 @@
-"""`python -m agentrl.verl check SCRIPT_OR_COMMAND`."""
+"""`python -m agentrl.verl check SCRIPT_OR_COMMAND`: judge launch scripts made for verl."""
 
 from __future__ import annotations
 

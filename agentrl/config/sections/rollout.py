@@ -37,7 +37,7 @@ from agentrl.config.sections.parallel import DEVICE
 from agentrl.config.sections.roles import HoldsRoles, RoleConfig
 from agentrl.config.sglang_arguments import SET_BY, plain_name
 from agentrl.config.vllm_arguments import SET_BY as SET_BY_VLLM
-from agentrl.system.config_files import configs_dir
+from agentrl.system.config_files import our_folders
 from agentrl.system.targets import is_target
 
 TOOLS = OnlyWith("tool_config_path")
@@ -114,8 +114,7 @@ REGISTERING = ("multi_turn.tool_config_path", "multi_turn.interaction_config_pat
 
 def is_ours(path: str) -> bool:
     """Say whether a YAML file is one of this package's."""
-    found = configs_dir() / path
-    return found.is_relative_to(configs_dir()) and found.is_file()
+    return any((found := folder / path).is_relative_to(folder) and found.is_file() for folder in our_folders())
 
 
 NAMES_FORMAT = NamesFormat(CALL_FORMATS)
