@@ -48,6 +48,13 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert sorted(pages(SITE["nav"])) == sorted(there)
 
 
+def test_each_decision_has_a_number_of_its_own() -> None:
+    """Two that were written at the same time took the same."""
+    files = sorted((PROJECT / "docs" / "decisions").glob("[0-9]*.md"))
+    titles = [file.read_text(encoding="utf-8").partition(".")[0].removeprefix("# ") for file in files]
+    assert titles == [str(int(file.name[:3])) for file in files] and len({*titles}) == len(titles)
+
+
 def test_the_site_is_whole_and_loads_nothing_from_elsewhere(site: Path) -> None:
     for page in pages(SITE["nav"]):
         html = (site / page.replace("README", "index")).with_suffix(".html").read_text(encoding="utf-8")
