@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.again import keep_status
+from tests.cpu import CPUTable
 from tests.runs import data_dir, policy_dir, reward_file, small_run
 from tests.tiers import (
     pytest_addoption,
@@ -37,6 +38,11 @@ PROJECT = Path(__file__).resolve().parent.parent
 # An assertion in a module of helpers tells its values, as one in a test does.
 pytest.register_assert_rewrite(*({f"tests.{path.stem}" for path in Path(__file__).parent.iterdir()} - set(sys.modules)))
 SHARED = next((path for path in (PROJECT.parent / "shared", PROJECT / "shared") if (path / "data").is_dir()), None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("cpu"):
+        config.pluginmanager.register(CPUTable())
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

@@ -34,6 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tiers")
     group.addoption("--whole", action="store_true", help="run all tests, also those that `slice` marks leave out")
     group.addoption("--families", action="store_true", help="with --collect-only -q: print them as a table")
+    group.addoption("--cpu", action="store_true", help="print CPU-seconds by folder and by file")
     group.addoption("--slice-seed", default="0", help="draws the tests of a family that run without --whole")
     default = TESTS.parent / ".venv-sglang" / "bin" / "python"
     group.addoption("--sglang-python", default=default, help="SGLang's interpreter, for runs over both softwares")

@@ -573,10 +573,9 @@ def faults_of_names(keys: Keys, schema: type[Section]) -> list[str]:
 def resolve(keys: Keys, schema: type[Section]) -> dict[str, JSON]:
     """Return the values of the schema's keys by dotted path, interpolations resolved, without those still missing."""
     leaves, known = leaf_keys(schema), known_by(schema)
-    tree = OmegaConf.create(defaults(schema.ignored) if schema.ignored is not None else {})
-    for key, value in {**flatten(defaults(schema), leaves), **keys.values}.items():
-        if key in known:
-            OmegaConf.update(tree, key, value, merge=False)
+    ignored = flatten(defaults(schema.ignored), known) if schema.ignored is not None else {}
+    unresolved = {**ignored, **flatten(defaults(schema), leaves), **keys.values}
+    tree = OmegaConf.create(nested({key: value for key, value in unresolved.items() if key in known}))
     values = flatten(OmegaConf.to_container(tree, resolve=True), known)  # type: ignore[arg-type]
     return {key: value for key, value in values.items() if key in leaves and value != MISSING}
 

@@ -475,6 +475,7 @@ def one_of_another_parameter(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Optim, "load_state", load_state)
 
 
+@pytest.mark.slice(1, "matrix")
 @pytest.mark.parametrize("inject", [not_loaded, lost_after_loading, one_of_another_parameter])
 def test_moments_that_a_resume_does_not_restore_are_named_in_its_first_step(
     inject: Inject, small_run: Overrides, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -433,6 +433,7 @@ def test_ranks_that_do_not_answer_are_told_apart_and_ended(
         assert not [pid for pid in pids if psutil.pid_exists(pid)]
 
 
+@pytest.mark.slice(0, "cluster")  # without Ray: parallel/test_arrangements.py; the command without ranks: test_sft.py
 @pytest.mark.timeout(400)
 def test_supervised_training_on_ranks_equals_one_process(
     cluster: None, tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -183,6 +183,7 @@ def test_a_step_without_a_policy_token_changes_nothing(
     assert not [name for name in step if name.startswith("actor/grad") or name.startswith("critic/")]
 
 
+@pytest.mark.slice(1, "matrix")
 @pytest.mark.parametrize("equal", [3, 4])
 def test_filtering_groups_changes_no_weight_and_no_metric(small_run: Overrides, tmp_path: Path, equal: int) -> None:
     """Where so many of four groups are equal: one of two mini-batches, or both of them, have nothing else in them."""
