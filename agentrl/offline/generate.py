@@ -129,9 +129,10 @@ def run(
 def respond(config: GenerateConfig, rollouts: RolloutRunner, samples: Sequence[Sample], first: int) -> list[Trajectory]:
     """Run the trajectories of all samples, n a sample, in order. Raises TrainingError when too many failed."""
     from agentrl.rollouts.contract import responses
+    from agentrl.rollouts.rounds import run_round
 
     agent, greedy = config.actor_rollout_ref.rollout.agent, not config.actor_rollout_ref.rollout.do_sample
-    trajectories = rollouts.run(responses(config, greedy=greedy), samples, first).whole
+    trajectories = run_round(rollouts, responses(config, greedy=greedy), samples, first).whole
     failed = [trajectory for trajectory in trajectories if trajectory.status in UNANSWERED]
     if len(failed) > agent.max_failed_fraction * len(trajectories):
         causes = sorted({trajectory.failure or trajectory.status for trajectory in failed})

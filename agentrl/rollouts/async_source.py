@@ -1,17 +1,19 @@
-"""The source of a training's trajectories, at every bound.
+"""The source of a training's trajectories, at every bound of their staleness.
 
-`agentrl.rollouts.staleness_scheduler` decides which prompts may begin and which batch takes them. Only the rollouts
-know where they run: in this process or in workers under Ray.
+The training loop knows an `AsyncSource` and no lower layer. The source owns the stream of prompts, because only it
+knows which prompts have begun. `agentrl.rollouts.staleness_scheduler` decides which may begin and which batch takes
+them. Only the runner (`agentrl.rollouts.contract`) knows where they run: in this process or in workers under Ray.
 
-With `async_training.max_staleness=0` rollouts and updates take turns (`agentrl.rollouts.dynamic_sampling`). Nothing
-outlives a step, so no ledger and no journal is written.
+Groups are tasks on an event loop, and the whole schedule runs on the loop's thread, so nothing is locked. With
+`async_training.max_staleness=0` the schedule admits nothing ahead. The groups of a step begin together, and all have
+ended when the batch is taken: rollouts and updates take turns. Nothing outlives a step then, so no ledger and no
+journal is written.
 
-With a bound above 0 trajectories continue while the policy is updated. Groups are tasks on an event loop then, and the
-whole schedule runs on the loop's thread, so nothing is locked. An engine with devices of its own samples while the
-policy is updated, and takes new weights while its requests run. Any other engine shares its processor, or its memory,
-with the update. It is held, and its KV cache is dropped, from taking a batch until the next one is asked for. Tools
-continue meanwhile. The samples of an embedded engine depend on the order of events on the loop alone, not on how long
-updates take. Where tools answer on the loop, too, the numbers of a run replay.
+With a bound above 0 groups continue while the policy is updated. An engine with devices of its own samples meanwhile,
+and takes new weights while its requests run. Any other engine shares its processor, or its memory, with the update. It
+is held, and its KV cache is dropped, from taking a batch until the next one is asked for. Tools continue. The samples
+of an embedded engine depend on the order of events on the loop alone, not on how long updates take. Where tools answer
+on the loop, too, the numbers of a run replay.
 
 docs/async.md lists its metrics `async/*`, and docs/algorithms.md `refill/*` (dynamic sampling).
 """
@@ -23,7 +25,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,15 +34,15 @@ from agentrl.config import Config
 from agentrl.data.loader import Loader
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import DataError, TrainingError
-from agentrl.rollouts.contract import Log, PromptTask, Rollout, RolloutRunner, Task, training, validation
-from agentrl.rollouts.dynamic_sampling import fill_batch, most_failed, replaced, shortage
-from agentrl.rollouts.journal import identity, validity
+from agentrl.rollouts.contract import PromptTask, Rollout, RolloutRunner, Task, check_failures, training, validation
+from agentrl.rollouts.dynamic_sampling import cannot_be_filled, filled, replaced, shortage
+from agentrl.rollouts.journal import validity
 from agentrl.rollouts.prompts import Prompts
 from agentrl.rollouts.record import Record
+from agentrl.rollouts.rounds import run_round
 from agentrl.rollouts.staleness_scheduler import Batch, NotReady, PromptStatus, Settings, StalenessScheduler
-from agentrl.system.call_journal import Entry
 from agentrl.system.cancellation import leaked_cancellation_fails
-from agentrl.system.json_value import JSON, as_list, as_mapping, as_object
+from agentrl.system.json_value import JSON, as_mapping
 from agentrl.system.metrics import Metrics, Numbers
 from agentrl.system.reporter import Progress
 from agentrl.trajectory import Outline
@@ -81,16 +83,22 @@ def settings_of(config: Config, total_steps: int) -> Settings:
     """Return the bounds that the config asks for."""
     keys, filters, batch = config.async_training, config.algorithm.filter_groups, config.data.train_batch_size
     if not keys.max_staleness:  # nothing begins for later steps, so that no step has to be the last one
-        draw_size = config.data.draw_size if filters.refill else None
-        return Settings(batch, sys.maxsize, replaces=filters.refill, draw_size=draw_size)
+        if not filters.refill:
+            return Settings(batch, sys.maxsize)
+        most = filters.max_num_gen_batches or None
+        return Settings(batch, sys.maxsize, replaces=True, draw_size=config.data.draw_size, most_draws=most)
     drawn = filters.max_num_gen_batches * config.data.draw_size
     left = max(drawn - batch, 0) if filters.refill and drawn else None
     return Settings(batch, total_steps, keys.max_staleness, keys.depth, keys.publish_every, filters.refill, left)
 
 
 class AsyncSource:
-    """`TrajectorySource` that begins trajectories of later steps before a step's update has ended, as far as the bound
-    allows: with 0 it takes turns.
+    """Source of the trajectories of each step.
+
+    One step calls, in this order: `next_batch`, `metrics`, `sleep`, then, when the update is done, `publish` (if it
+    made weights, or the source `needs_weights`) and `updated`. Validation and checkpoints fall between two steps;
+    `state` may be called at any time. All calls come from one thread; each raises the errors of `RolloutRunner`. An
+    error of a call ends all that was begun.
     """
 
     def __init__(
@@ -99,10 +107,13 @@ class AsyncSource:
         """`settings`: see `settings_of`; None: the settings of a bound of 0."""
         settings = settings_of(config, 0) if settings is None else settings
         self.config, self.loader, self.rollouts, self.loop = config, loader, rollouts, rollouts.loop
-        self.schedule, self.max_staleness = StalenessScheduler(settings), settings.max_staleness
+        self.schedule = StalenessScheduler(settings)
         self.prompts = Prompts(loader)
+        overlaps = settings.max_staleness > 0
         fsync = config.async_training.journal_fsync
-        self.record = Record(rollouts.run_dir, validity(config), rollouts.reporter.note, fsync=fsync)
+        self.record = Record(
+            rollouts.run_dir, validity(config), rollouts.reporter.note, fsync=fsync, outlives_steps=overlaps
+        )
         self._running: dict[int, asyncio.Task[None] | None] = {}
         """Groups that were begun; None: it had ended in a process before."""
         self._changed = asyncio.Event()
@@ -112,11 +123,12 @@ class AsyncSource:
         self._is_paused = self._loaded = False
         self._is_locked = False
         """An engine that samples on may not read the weights: an update may have changed them."""
-        self._idle = _Idle(rollouts)
+        self._idle = _Idle(rollouts) if overlaps else None
+        """None where rollouts and updates take turns."""
         self._weights: Weights | None = None
         """Weights that `publish` was last given."""
         self._numbers: Numbers = {}
-        self._ordinals: Sequence[int] = ()
+        self._ordinals: list[int] = []
         """Prompts of the step, in the order of the groups of its outlines."""
         self._on_end: Callable[[], None] | None = None
         """Called when a trajectory of training has ended, while a batch is waited for."""
@@ -125,19 +137,39 @@ class AsyncSource:
         """The rollouts' own line on the display, next to the trainer's stages."""
 
     @property
+    def _in_flight(self) -> bool:
+        """The engine samples while the policy is updated."""
+        return self._idle is not None and self.rollouts.in_flight_updates
+
+    @property
+    def max_staleness(self) -> int:
+        """Versions that a token of a batch may be older than the policy."""
+        return self.schedule.settings.max_staleness
+
+    @property
+    def served(self) -> int:
+        """Version of the policy that the engine has."""
+        return self.schedule.served
+
+    @property
     def needs_weights(self) -> bool:
+        """No trajectory continues before the next `publish`, also if the step changed no weight."""
         return self.rollouts.needs_weights
 
     def fill_rewards(self, files: Sequence[tuple[Path, int]], outlines: Sequence[Outline]) -> None:
+        """Write the reward model's part of rewards into the files of a rollout, whose outlines these are now."""
         self.rollouts.fill_rewards(files, outlines)
 
     def sleep(self) -> None:
+        """Give up, until `publish`, the memory that the engine shares with the policy."""
         self.rollouts.sleep()
 
     def checked(self) -> Report:
+        """Take the findings of checks about trajectories and the engine's weights since the last call."""
         return self.rollouts.checked()
 
     def updated(self, outlines: Sequence[Outline]) -> None:
+        """Take note that a step's update has ended, whether or not it made weights; its step had these trajectories."""
         if self.loader.learns:
             self.prompts.update(self._ordinals, outlines)
         if self.schedule.updating:  # it made no weights
@@ -146,21 +178,22 @@ class AsyncSource:
     def next_batch(self, step: int, *, show: bool = False) -> Rollout:
         """Wait for the batch of `step`: groups that are due first, in the order of their prompts.
 
-        Raises TrainingError when too many groups were replaced.
+        The policy that is updated with them is the policy that `publish` was last given. With `show`, one of the
+        trajectories is in the result whole. Raises TrainingError when too many groups were replaced.
         """
-        task, settings = training(self.config, step), self.schedule.settings
-        if not settings.max_staleness:
-            if self.schedule.updating:  # no update came, and another batch is asked for
-                self.loop.run(self._end_update())
-            first = self.schedule.next_ordinal
-            self.schedule, rollout, self._numbers = fill_batch(
-                self.config, self.schedule, self.prompts, self.rollouts, task, show=show
-            )
-            self._ordinals = range(first, self.schedule.next_ordinal)
-            return rollout
+        try:
+            return self._next_batch(training(self.config, step), show=show)
+        except Exception:
+            self.loop.run(self._cancel())
+            raise
+
+    def _next_batch(self, task: Task, *, show: bool) -> Rollout:
+        settings, first = self.schedule.settings, self.schedule.next_ordinal
         self.record.begin()
+        self._numbers, self._ordinals = {}, []
         # In flight, others begin when this batch is taken.
-        ahead = settings.batch_size if self.rollouts.in_flight_updates and step < settings.last_step else 0
+        ahead = settings.batch_size if self._in_flight and task.step < settings.last_step else 0
+        parts: list[Rollout] = []
         batch: Batch | None = None
         while batch is None:
             # Here, not on the loop: a data set of a user's, and processes that are made, belong to this thread.
@@ -170,27 +203,47 @@ class AsyncSource:
                 self.loop.run(self._unlock())
                 self.rollouts.replace_dead_workers()
             batch = self.loop.run(self._next(task))
-        version, self._ordinals = self.schedule.version, batch.ordinals
-        rollout = self.rollouts.pack(task, batch.ordinals, self.record.journal, show=show)
+            if ended := self._unpacked(batch, first):
+                part = replace(task, part=f"_{len(parts):03d}") if parts else task
+                shows, group = show and not parts, len(self._ordinals)
+                parts.append(self.rollouts.pack(part, ended, self.record.journal, group, show=shows))
+                self._ordinals += ended
+                if settings.draw_size is not None:  # else the step checks, when they are recorded
+                    check_failures(self.config, task.step, [one for one in parts[-1].outlines if not one.baseline])
+            if batch is None and cannot_be_filled(self.config, self.schedule):
+                raise TrainingError(shortage(self.config, self.schedule, task.step, parts, first))
+        rollout, version = parts[0], self.schedule.version
+        if settings.draw_size is not None:
+            rollout, numbers = filled(parts, batch, first)
+            self._numbers |= numbers
         if rollout.versions and staleness(min(rollout.versions), version) > settings.max_staleness:
             oldest = min(rollout.versions)
             raise RuntimeError(f"a token of version {oldest} is too old for version {version}: {settings}")
-        self._numbers |= measured(self.schedule, self.record, rollout.versions, version)
+        if self._idle is not None:
+            self._numbers |= measured(self.schedule, self.record, rollout.versions, version)
         return rollout
+
+    def _unpacked(self, batch: Batch | None, first: int) -> Sequence[int]:
+        """Return the prompts of the batch, or of a generation batch that has ended; `first`: the first of the step."""
+        if self.schedule.settings.draw_size is None:
+            return () if batch is None else batch.ordinals
+        return () if self.schedule.is_open else range(first + len(self._ordinals), self.schedule.next_ordinal)
 
     def validate(
         self, samples: Sequence[Sample], step: int, *, greedy: bool, show: bool = False, first: int = 0
     ) -> Rollout:
-        """See `TrajectorySource`. Training trajectories continue during the call; no trajectory begins."""
+        """Run trajectories of `samples`, whose prompts are numbered from `first`, all by the weights of `step`.
+
+        Training trajectories continue during the call; no trajectory begins.
+        """
         task = validation(self.config, step, greedy=greedy, first=first)
         self.loop.run(self._end_update())
         if self.schedule.served != self.schedule.version and self._weights is not None:
             self._send(self._weights)
         self.loop.run(self._unlock())
+        before, after = self._begin_validation, self._end_validation
         try:
-            return self.rollouts.run(
-                task, samples, first, show=show, before=self._begin_validation, after=self._end_validation
-            )
+            return run_round(self.rollouts, task, samples, first, show=show, before=before, after=after)
         except BaseException:
             self.loop.run(self._cancel())
             raise
@@ -203,11 +256,8 @@ class AsyncSource:
         self.loop.run(self._unlock())
         return SyncReport(0, 0.0)
 
-    @property
-    def served(self) -> int:
-        return self.schedule.served
-
     def metrics(self) -> Metrics:
+        """Take the numbers of engine, tools, interactions and scorers since they were last taken."""
         metrics = self.rollouts.metrics()
         metrics.add(self._numbers)
         if self.loader.has_metrics:
@@ -215,44 +265,35 @@ class AsyncSource:
         return metrics
 
     def state(self) -> dict[str, JSON]:
-        """Return schedule and ledger, and the position in the data before the oldest prompt that no batch has taken.
+        """Return, as JSON values, what a run continued after the current step needs of its prompts.
 
-        With a bound of 0 that is the loader's: between two steps nothing is begun.
+        These are schedule and ledger, and the position in the data before the oldest prompt that no batch has taken. A
+        checkpoint holds these keys next to its own. The call changes no state, also while an update is under way.
         """
-        if not self.max_staleness:
-            return {"loader": self.prompts.state()["loader"]}
         return self.loop.run(self._state())
 
     def load_state(self, state: Mapping[str, JSON]) -> None:
         """Resume where the state was taken, with the records made after it (see `agentrl.rollouts.record`).
 
-        Prompts that had begun and not ended continue with the weights of `publish`. Raises DataError when the data
-        differ, the ledger disagrees with them, or more prompts had begun than the settings allow.
+        Other keys of a checkpoint are ignored; `publish` follows. Prompts that had begun and not ended continue with
+        its weights. Raises DataError when the data differ, the ledger disagrees with them, or more prompts had begun
+        than the settings allow.
         """
-        if not self.max_staleness:
-            if begun := as_list(as_object(state.get("flow")).get("groups")):
-                raise DataError(
-                    "the checkpoint was made with async_training.max_staleness above 0 and holds "
-                    f"{len(begun)} prompts that were begun and not trained on: go on with "
-                    "async_training.max_staleness=1 or more, or start anew with trainer.resume_mode=disable"
-                )
-            self.schedule, self._loaded = StalenessScheduler(self.schedule.settings), True
-            self.prompts.load({"loader": state["loader"]}, 0)
-            return
         self.loop.run(self._load(state))
         if not self.loader.learns:  # such a sampler draws later rows once it has learnt again
             self.prompts.draw_to(max(self.schedule.next_ordinal, self.record.end))
         self.record.check_prompts(self.prompts.__getitem__, self.prompts.end)
 
     def saved(self) -> None:
-        if self.max_staleness:
-            self.loop.run(self._saved())
+        """Take note that a checkpoint with the last `state` is saved, or is being written."""
+        self.loop.run(self._saved())
 
     def report(self) -> str | None:
-        """See `TrajectorySource`; None with a bound of 0, where a step's prompts end within it."""
-        return self.record.text() if self.max_staleness else None
+        """Report the prompts by status at the run's end; None with a bound of 0, where each ends within its step."""
+        return self.record.text()
 
     def restart_workers(self) -> None:
+        """Replace workers that died; `load_state` and `publish` follow."""
         self.loop.run(self._stop())
         self.rollouts.restart_workers()
 
@@ -265,44 +306,52 @@ class AsyncSource:
             self._shown.close()
 
     async def _next(self, task: Task) -> Batch | None:
-        """Take the batch; None: more prompts must be drawn, or processes replaced, before it can be filled."""
+        """Take the batch; None: it lacks prompts, which must be drawn, processes, or groups that teach."""
         await self._end_update()
         await self._unlock()
-        self._numbers = {}
         if (batch := self.record.again(self.schedule)) is not None:
             self._take(batch, again=True)
             await self._lock()
             return batch
-        task = replace(task, name="wait for a batch")
-        if self._lane is None:
-            self._lane = self._shown.enter_context(self.rollouts.reporter.stage("rollouts"))
         try:
-            with self.rollouts.observed(task, None) as self._on_end:
+            with self._waiting(task) as self._on_end:
                 await self._resume()
                 self._admit()
-                await self._idle.waits()
+                if self._idle is not None:
+                    await self._idle.waits()
                 while isinstance(found := self._found(), NotReady):
                     is_short = self.schedule.can_admit and self.schedule.next_ordinal >= self.prompts.end
                     if self.rollouts.is_broken or (is_short and not self._is_paused):
                         return None
                     self._changed.clear()
                     await self._changed.wait()
-                self._numbers |= await self._idle.shares()
+                if found is None:
+                    return None
+                if self._idle is not None:
+                    self._numbers |= await self._idle.shares()
                 self._take(found)
                 await self._begin_update()
-        except BaseException:
+        except BaseException:  # here, so that an interrupt waits for the end of all in this call
             await self._cancel()
             raise
         finally:
             self._on_end = None
         return found
 
-    def _found(self) -> Batch | NotReady:
+    def _found(self) -> Batch | NotReady | None:
+        """Return the batch, if it is ready; None: too many groups were replaced. Raises the error of a group."""
         if self._error is not None:
             raise self._error
-        if self.schedule.is_exhausted or most_failed(self.config, self.schedule):
-            raise TrainingError(shortage(self.config, self.schedule, self.schedule.step + 1))
-        return self.schedule.take()
+        return None if cannot_be_filled(self.config, self.schedule) else self.schedule.take()
+
+    def _waiting(self, task: Task) -> AbstractContextManager[Callable[[], None]]:
+        """Show the trajectories that a batch is waited for: of the step alone, or next to others."""
+        if self._idle is None:
+            open_ones = sum(group.outcome is None for group in self.schedule.groups)
+            return self.rollouts.observed(task, (open_ones + self.schedule.room) * task.each)
+        if self._lane is None:
+            self._lane = self._shown.enter_context(self.rollouts.reporter.stage("rollouts"))
+        return self.rollouts.observed(replace(task, name="wait for a batch"), None)
 
     def _take(self, batch: Batch, *, again: bool = False) -> None:
         """Go over to the state after the batch."""
@@ -321,23 +370,22 @@ class AsyncSource:
         await self._resume()
 
     async def _end_validation(self) -> None:
-        if self.max_staleness and not self.rollouts.in_flight_updates:
+        if not self._in_flight:
             await self._pause()
         self.schedule = self.schedule.resume()
-        if self.rollouts.in_flight_updates and self._running:
+        if self._in_flight and self._running:
             self._admit()
 
     def _send(self, weights: Weights) -> SyncReport:
         """Have the engine, which is held or can do it in flight, sample by `weights`."""
-        in_flight = self.max_staleness > 0
-        report = self.rollouts.update_weights(weights, self.schedule.version, in_flight=in_flight)
+        report = self.rollouts.update_weights(weights, self.schedule.version, in_flight=self._in_flight)
         self._is_locked = False
         self.loop.run(self._published())
         return report
 
     async def _published(self) -> None:
         self.schedule = self.schedule.publish()
-        if self.rollouts.in_flight_updates and self._running:
+        if self._in_flight and self._running:
             self._admit()
 
     async def _unlock(self) -> None:
@@ -360,7 +408,7 @@ class AsyncSource:
 
     async def _begin_update(self) -> None:
         """Have the policy's weights changed from now on."""
-        if self.rollouts.in_flight_updates:
+        if self._in_flight:
             self._admit()
             await self._lock()
         else:
@@ -368,13 +416,15 @@ class AsyncSource:
 
     async def _lock(self) -> None:
         """Have an engine that samples on read the policy's weights no more."""
-        if self.rollouts.in_flight_updates:
+        if self._in_flight:
             await self.rollouts.lock_weights()
             self._is_locked = True
 
     async def _pause(self) -> None:
-        self._is_paused = True
-        await self.rollouts.pause()
+        """Hold an engine that has requests of groups that continue."""
+        if self.schedule.is_open:
+            self._is_paused = True
+            await self.rollouts.pause()
 
     async def _resume(self) -> None:
         self._is_paused = False
@@ -395,7 +445,7 @@ class AsyncSource:
             self._begin(ordinal)
 
     def _begin(self, ordinal: int) -> None:
-        sample, size = self.prompts[ordinal], self.schedule.settings.batch_size
+        sample = self.prompts[ordinal]
         if (ended := self.record.journal.ended.get(ordinal)) is not None:  # in a process before
             self.schedule = self.schedule.restore(ordinal, ended.outcome, ended.oldest)
             if all(one.ordinal != ordinal for one in self.schedule.groups if one.outcome is None):
@@ -404,27 +454,18 @@ class AsyncSource:
                 return
             self.record.forget(ordinal)
         self.schedule = self.record.resumed(self.schedule, ordinal)
-        # Names and seeds are those with a bound of 0, where the step's batch is the next one of the data.
-        work = PromptTask(ordinal, sample, training(self.config, ordinal // size + 1), ordinal % size)
+        step, number = self.schedule.place(ordinal)
+        work = PromptTask(ordinal, sample, training(self.config, step), number)
         self._running[ordinal] = asyncio.create_task(self._run(work))
 
     async def _run(self, work: PromptTask) -> None:
-        journal, prompt = self.record.journal, identity(work.sample)
-
-        def add(entry: Entry) -> None:
-            try:
-                journal.answered(work.ordinal, prompt, entry)
-            except Exception as error:  # a full disk ends the run, and not the trajectory that meets it first
-                self._fail(error)
-                raise
-
         def on_begin(version: int) -> None:
             if not self.record.has_turns(work.ordinal):
                 self.schedule = self.schedule.begin(work.ordinal, version)
 
         try:
             with leaked_cancellation_fails(f"prompt {work.ordinal}"):
-                log = Log(lambda: journal.entries(work.ordinal), add)
+                log = self.record.log(work, self._fail)
                 ended = await self.rollouts.run_group(work, on_begin, self._trajectory_ended, log)
             self.schedule, _ = self.schedule.finish(ended.ordinal, ended.outcome, ended.oldest)
             self.record.ended(ended)
@@ -457,6 +498,7 @@ class AsyncSource:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.rollouts.stop_groups()
+        self._error = None
 
     async def _state(self) -> dict[str, JSON]:
         return self.prompts.state() | {
@@ -476,15 +518,24 @@ class AsyncSource:
             self.schedule = StalenessScheduler(settings, step=taken, next_ordinal=taken * settings.batch_size)
         else:
             self.schedule = StalenessScheduler.load(settings, as_mapping(schedule))
-        most = (1 + settings.depth) * settings.batch_size
-        if len(self.schedule.groups) > most:
+        begun, most = len(self.schedule.groups), (1 + settings.depth) * settings.batch_size
+        if begun and not settings.depth:
             raise DataError(
-                f"the checkpoint holds {len(self.schedule.groups)} prompts that were begun and not trained on, and "
+                f"the checkpoint was made with async_training.max_staleness above 0 and holds {begun} prompts that "
+                "were begun and not trained on: go on with async_training.max_staleness=1 or more, or start anew with "
+                "trainer.resume_mode=disable"
+            )
+        if begun > most:
+            raise DataError(
+                f"the checkpoint holds {begun} prompts that were begun and not trained on, and "
                 f"with async_training.depth={settings.depth} at most {most} may be: set async_training.depth and "
                 "max_staleness as they were when it was made, or higher"
             )
         self.prompts.load(state, self.schedule.next_ordinal)
         self.record.load(state, self.schedule)
+        if not settings.depth:  # a step counts the prompts that it began alone
+            self.schedule, statuses = self.schedule.cancel()
+            self.record.ledger.settle(statuses)
         self._loaded = True
 
 

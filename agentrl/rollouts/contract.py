@@ -1,18 +1,18 @@
 """Tasks and results of rollouts, and the contract of a runner of trajectories.
 
 A group is the trajectories of one prompt. It is requested once, and may outlive a call; when it has ended, a few
-numbers describe it. Its tokens stay in the process that runs it until they are packed into a batch: in one process as
-they are, under Ray in the journal (`agentrl.rollouts.journal`).
+numbers describe it. Its tokens stay in the process that runs it until they are packed into a batch. Under Ray those of
+a group that has a log go to the journal (`agentrl.rollouts.journal`), so that they outlive that process.
 
-A `RolloutRunner` says where trajectories run: in this process (`agentrl.rollouts.local`) or
-in workers under Ray (`agentrl.rollouts.ray`). When they begin, and in which batch they end, is a `TrajectorySource`'s
-(`agentrl.rollouts.source`).
+A `RolloutRunner` says where trajectories run: in this process (`agentrl.rollouts.local`) or in workers under Ray
+(`agentrl.rollouts.ray`). When they begin, and in which batch they end, is the source's
+(`agentrl.rollouts.async_source`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -116,8 +116,6 @@ class Rollout:
     """Files that they were written to, and of how many of the outlines, in order, each holds some or all."""
     whole: list[Trajectory] = field(default_factory=list)
     """All of them, whole and not in outline, where they are generated for their texts (`Task.split`)."""
-    outcomes: list[GroupStatus] = field(default_factory=list)
-    """How each prompt's group ended, in their order, where whole groups were run to train on."""
     versions: Counter[int] = field(default_factory=Counter)
     """Sampled tokens that are trained on, by version, where the batch was packed of groups that had ended."""
 
@@ -133,7 +131,6 @@ class Rollout:
             read[0].joined(read[1:]) if read else None,
             list(chain.from_iterable(part.files for part in parts)),
             list(chain.from_iterable(part.whole for part in parts)),
-            list(chain.from_iterable(part.outcomes for part in parts)),
             sum((part.versions for part in parts), Counter()),
         )
 
@@ -198,11 +195,10 @@ def judge_group(
     return GroupStatus.SCORED if teaches(compared) else GroupStatus.FILTERED
 
 
-Hook = Callable[[], Coroutine[object, None, None]] | None
-
-
 class RolloutRunner(Protocol):
-    """Runs the trajectories of prompts: a round of prompts to its end, or single groups concurrently with updates.
+    """Runs the trajectories of prompts, each prompt's as a group, and makes batches of groups that have ended.
+
+    A step's groups, those of later steps and those of a validation are all run by `run_group`.
 
     Coroutines are called on `loop`, everything else from one other thread, while no update is under way; other calls
     return when they are done. A call raises the error that ended it (UserError for errors that the user can fix), and
@@ -219,21 +215,6 @@ class RolloutRunner(Protocol):
     @property
     def needs_weights(self) -> bool:
         """The engine's memory is lent (`sleep`): it generates nothing before the next `update_weights`."""
-
-    def run(
-        self,
-        task: Task,
-        samples: Sequence[Sample],
-        first: int = 0,
-        *,
-        show: bool = False,
-        before: Hook = None,
-        after: Hook = None,
-    ) -> Rollout:
-        """Run, score and record the trajectories of `samples`, whose prompts are numbered from `first`.
-
-        Groups that are under way continue meanwhile. `before` and `after` are awaited on `loop` around them.
-        """
 
     def fill_rewards(self, files: Sequence[tuple[Path, int]], outlines: Sequence[Outline]) -> None:
         """Write the reward model's part of rewards into the files of a rollout, whose outlines these are now."""
@@ -269,9 +250,11 @@ class RolloutRunner(Protocol):
     ) -> EndedGroup:
         """Run and score a prompt's trajectories. Raises the error of tools that answer no call any more.
 
+        Groups that are begun in one turn of the loop begin together, so that a step's numbers repeat.
         `on_begin(version)`: the first trajectory began, by weights no older than `version`; called again where a
-        process died and they begin in another. `on_end()`: one has ended. `log` records the answers they are given;
-        recorded answers are given again.
+        process died and they begin in another. `on_end()`: one has ended. `log` records the answers they are given, and
+        the group's record outlives its process; recorded answers are given again. Without a log nothing is written,
+        and the group runs again where its process dies before the group is packed.
         """
 
     async def stop_groups(self) -> None:
@@ -295,8 +278,13 @@ class RolloutRunner(Protocol):
     def observed(self, task: Task, total: int | None) -> AbstractContextManager[Callable[[], None]]:
         """Show, watch and profile a coroutine on `loop`; it calls the yielded function for each end."""
 
-    def pack(self, task: Task, ordinals: Sequence[int], journal: Journal, *, show: bool = False) -> Rollout:
-        """Make the batch of groups that have ended, numbered from 0; groups that ended elsewhere are in the journal."""
+    def pack(
+        self, task: Task, ordinals: Sequence[int], journal: Journal | None, first: int = 0, *, show: bool = False
+    ) -> Rollout:
+        """Make a rollout of groups that have ended, numbered from `first`, and write their trajectories down.
+
+        Groups that ended in an earlier process are in the journal.
+        """
 
     def replace_dead_workers(self) -> None:
         """Replace processes that died. Raises WorkerDied when that is not allowed any more."""

@@ -1,8 +1,8 @@
-"""Batches: how one is filled within a step where rollouts and updates take turns, and the error where it cannot be.
+"""Dynamic sampling: which groups of a step's batch were replaced, and the error where it cannot be filled.
 
-A step draws one generation batch of prompts after another, until enough groups teach; without dynamic sampling the
-first one is the batch. All generation batches are recorded and counted in the step's metrics; only the batch is trained
-on.
+With a bound of 0 a step draws one generation batch of prompts after another, until enough groups teach. All of them are
+recorded and counted in the step's metrics; only the batch is trained on. With a higher bound each group that leaves is
+replaced by the next prompt, and leaves no record.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ from operator import attrgetter
 from statistics import mean
 
 from agentrl.config import Config
-from agentrl.errors import TrainingError
-from agentrl.rollouts.contract import Rollout, RolloutRunner, Task, check_failures
-from agentrl.rollouts.prompts import Prompts
-from agentrl.rollouts.staleness_scheduler import GroupStatus, NotReady, PromptStatus, StalenessScheduler
+from agentrl.rollouts.contract import Rollout
+from agentrl.rollouts.staleness_scheduler import Batch, PromptStatus, StalenessScheduler
 from agentrl.system.metrics import Numbers
 
 ADVICE = (
@@ -28,41 +26,11 @@ ADVICE = (
 )
 
 
-def fill_batch(
-    config: Config,
-    schedule: StalenessScheduler,
-    prompts: Prompts,
-    runner: RolloutRunner,
-    task: Task,
-    *,
-    show: bool,
-) -> tuple[StalenessScheduler, Rollout, Numbers]:
-    """Begin prompts together, and wait for their end, until their groups fill the batch of a step.
+def filled(parts: Sequence[Rollout], batch: Batch, first: int) -> tuple[Rollout, Numbers]:
+    """Join the generation batches of a step, whose prompts begin with `first`, and leave others than `batch` untrained.
 
-    Returns the state after it, the rollout, and the metrics of dynamic sampling. Raises TrainingError when they do not
-    after `max_num_gen_batches`, when too many trajectories failed, and for a trajectory without the metric.
+    Returns the rollout with the metrics of the drawing.
     """
-    parts, first, most = list[Rollout](), schedule.next_ordinal, config.algorithm.filter_groups.max_num_gen_batches
-    refills = schedule.settings.replaces
-    while isinstance(batch := schedule.take(), NotReady):
-        if refills and len(parts) == most > 0:
-            raise TrainingError(shortage(config, schedule, task.step, rewards_left_out(config, schedule, parts, first)))
-        begun = range(schedule.next_ordinal, schedule.next_ordinal + schedule.room)
-        prompts.draw_to(begun.stop)
-        schedule = schedule.admit(len(begun))
-        samples, part = [prompts[one] for one in begun], f"_{len(parts):03d}" if parts else task.part
-        parts.append(runner.run(replace(task, part=part), samples, begun.start - first, show=show and not parts))
-        if refills:  # else the step checks, when they are recorded
-            check_failures(config, task.step, [outline for outline in parts[-1].outlines if not outline.baseline])
-        # A prompt that came back without trajectories has failed; the check `fates` names it.
-        outcomes = dict(zip(begun, parts[-1].outcomes, strict=False))
-        for ordinal in begun:
-            schedule, _ = schedule.finish(ordinal, outcomes.get(ordinal, GroupStatus.FAILED), None)
-    prompts.forget_before(schedule.next_ordinal)
-    if not refills:
-        return batch.schedule, parts[0], {}
-    surplus = sum(status is PromptStatus.CANCELLED for status in batch.statuses.values())
-    numbers = {"refill/gen_batches": float(len(parts)), **replaced(schedule), "refill/groups_surplus": float(surplus)}
     taken = {ordinal - first for ordinal in batch.ordinals}
     kept = []
     for one in parts:
@@ -70,7 +38,8 @@ def fill_batch(
             rows = [row for row, group in enumerate(one.batch.group.tolist()) if group in taken]
             one = replace(one, batch=one.batch.select(rows))
         kept.append(one)
-    return batch.schedule, Rollout.joined(kept), numbers
+    surplus = sum(status is PromptStatus.CANCELLED for status in batch.statuses.values())
+    return Rollout.joined(kept), {"refill/gen_batches": float(len(parts)), "refill/groups_surplus": float(surplus)}
 
 
 def left_out(schedule: StalenessScheduler) -> tuple[int, int]:
@@ -85,8 +54,10 @@ def replaced(schedule: StalenessScheduler) -> Numbers:
     return {"refill/groups_equal": float(equal), "refill/groups_failed": float(failed)}
 
 
-def most_failed(config: Config, schedule: StalenessScheduler) -> bool:
-    """Say whether a batch's worth of groups was replaced as they failed, too large a part of all."""
+def cannot_be_filled(config: Config, schedule: StalenessScheduler) -> bool:
+    """Say whether more groups were replaced than may be, or a batch's worth as they failed, too large a part of all."""
+    if schedule.is_exhausted or schedule.settings.draw_size is not None:  # of which failed trajectories are counted
+        return schedule.is_exhausted
     _, failed = left_out(schedule)
     allowed = config.actor_rollout_ref.rollout.agent.max_failed_fraction
     return failed >= schedule.settings.batch_size and failed > allowed * (len(schedule.left) + len(schedule.ready))
@@ -104,9 +75,13 @@ def rewards_left_out(config: Config, schedule: StalenessScheduler, parts: Sequen
     return ", ".join(f"{count} of mean reward {value:g}" for value, count in rewards.most_common(3))
 
 
-def shortage(config: Config, schedule: StalenessScheduler, step: int, rewards: str = "") -> str:
-    """Write which groups were found where the batch of a step cannot be filled, and how to fix it."""
+def shortage(config: Config, schedule: StalenessScheduler, step: int, parts: Sequence[Rollout], first: int) -> str:
+    """Write which groups were found where the batch of a step cannot be filled, and how to fix it.
+
+    `parts`: as of `rewards_left_out`.
+    """
     keys, (equal, failed) = config.algorithm.filter_groups, left_out(schedule)
+    rewards = rewards_left_out(config, schedule, parts, first)
     return (
         f"step {step}: {len(schedule.left)} groups were replaced since the step before, more than "
         f"algorithm.filter_groups.max_num_gen_batches={keys.max_num_gen_batches} or rollout.agent.max_failed_fraction "

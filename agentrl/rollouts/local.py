@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from hashlib import blake2b
-from itertools import groupby
-from operator import attrgetter
 from pathlib import Path
 from typing import cast
 
@@ -38,7 +36,7 @@ from agentrl.errors import CodeError, ConfigError, TrainingError
 from agentrl.interaction import Interaction
 from agentrl.reward.model_input import ModelInput, conversations
 from agentrl.rollouts.context import RunContext, run_name, uses_reward_model
-from agentrl.rollouts.contract import GREEDY, EndedGroup, Hook, Log, PromptTask, Rollout, Task, judge_group
+from agentrl.rollouts.contract import GREEDY, EndedGroup, Log, PromptTask, Rollout, Task, judge_group
 from agentrl.rollouts.journal import Journal, record_of, trajectories_in
 from agentrl.rollouts.saving import Saving
 from agentrl.rollouts.staleness_scheduler import GroupStatus
@@ -248,47 +246,10 @@ class LocalRollouts:
         self._sent: tuple[Mapping[str, torch.Tensor], int] | None = None
         """Tensors that are to be compared with the engine's, and their version; no update changes them before."""
         self._watch_weights = WeightWatch(0.0 if self._checks is None else self._checks.weights_mb)
-        self._going_on: asyncio.Task[object] | None = None
         self._once = OncePerKey()
         self.idle = IdleWatch(engine)
         self.delay = DelayWatch()
         loop.call_soon(self.delay.begin)
-
-    def run(
-        self,
-        task: Task,
-        samples: Sequence[Sample],
-        first: int = 0,
-        *,
-        show: bool = False,
-        before: Hook = None,
-        after: Hook = None,
-    ) -> Rollout:
-        """See `RolloutRunner.run`. All of it is one coroutine, so that the engine's order repeats."""
-        requests = [one for group, sample in enumerate(samples, first) for one in self.requests(task, group, sample)]
-
-        async def work() -> list[Trajectory]:
-            if before is not None:
-                await before()
-            try:
-                with self.observed(task, len(requests)) as on_end:
-                    trajectories = await self.scheduler.run(requests, lambda _: on_end())
-            except BaseException:
-                self.forget_origins()
-                raise
-            self.check()
-            if self.origins is not None:
-                asked = [(one, samples[one.group - first]) for one in requests]
-                self._report.add(self.origins.check(asked, trajectories, trained=task.split == "train"))
-            if after is not None:
-                await after()
-            return trajectories
-
-        made = self.pack_trajectories(task, self.loop.run(work()), first * task.each, show=show)
-        if task.split != "train":
-            return made
-        groups = groupby(made.outlines, attrgetter("group"))
-        return replace(made, outcomes=[judge_group(list(group), self.teaches) for _, group in groups])
 
     def pack_trajectories(
         self, task: Task, trajectories: list[Trajectory], first: int = 0, *, show: bool = False
@@ -351,9 +312,8 @@ class LocalRollouts:
                 is_begun = True
                 on_begin(self.version)
 
-        assert isinstance(self.config, Config)
-        # The oldest first, which are due first. Where rollouts and updates take turns a step waits for all of them.
-        priority = work.ordinal if self.config.async_training.max_staleness else 0
+        # The oldest first, which are due first. Without a log a step waits for all of them.
+        priority = 0 if log is None else work.ordinal
         requests = [
             replace(request, group=work.ordinal, on_begin=begins, params=replace(request.params, priority=priority))
             for request in self.requests(work.task, work.number, work.sample)
@@ -368,13 +328,17 @@ class LocalRollouts:
         trajectories = await self.scheduler.run(requests, lambda _: on_end())
         self.check()
         if self.origins is not None:
-            self._report.add(self.origins.check([(one, work.sample) for one in requests], trajectories))
-        outcome = judge_group(trajectories, self.teaches)
+            asked = [(one, work.sample) for one in requests]
+            self._report.add(self.origins.check(asked, trajectories, trained=work.task.split == "train"))
+        teaches = self.teaches if work.task.split == "train" else None
+        outcome = judge_group(trajectories, teaches)
         oldest = oldest_version(one for one in trajectories if exclusion(one) is None)
-        is_replaced = outcome is not GroupStatus.SCORED and self.teaches is not None
+        is_replaced = outcome is not GroupStatus.SCORED and teaches is not None and log is not None
         if not is_replaced:
             self._ended[work.ordinal] = trajectories
-        record = record_of(work.ordinal, work.sample, outcome, oldest, trajectories, whole=not is_replaced)
+        record = None
+        if log is not None:
+            record = record_of(work.ordinal, work.sample, outcome, oldest, trajectories, whole=not is_replaced)
         return EndedGroup(work.ordinal, outcome, oldest, record)
 
     def _logged(self, requests: Sequence[Request], log: Log) -> list[Request]:
@@ -430,11 +394,16 @@ class LocalRollouts:
         self.idle.begin()
         return self.idle.total
 
-    def pack(self, task: Task, ordinals: Sequence[int], journal: Journal, *, show: bool = False) -> Rollout:
-        groups = [
-            self._ended.pop(one) if one in self._ended else trajectories_in(journal.record(one)) for one in ordinals
-        ]
-        return self.pack_groups(task, groups, show=show)
+    def pack(
+        self, task: Task, ordinals: Sequence[int], journal: Journal | None, first: int = 0, *, show: bool = False
+    ) -> Rollout:
+        groups = []
+        for one in ordinals:
+            if (group := self.pop_group(one)) is None:
+                assert journal is not None
+                group = trajectories_in(journal.record(one))
+            groups.append(group)
+        return self.pack_groups(task, groups, first, show=show)
 
     def pack_groups(
         self, task: Task, groups: Sequence[list[Trajectory]], first: int = 0, *, show: bool = False
@@ -490,12 +459,6 @@ class LocalRollouts:
 
     def metrics(self) -> Metrics:
         return self.loop.run(self._take_metrics())
-
-    def stop(self) -> None:
-        """Cancel the trajectories that run: who waits for them gets CancelledError. Safe from any thread."""
-        task = self._going_on
-        if task is not None:
-            self.loop.call_soon(task.cancel)
 
     def restart_workers(self) -> None:
         """Drop the findings of a step that is done again: in one process no rollout worker can die."""
@@ -583,13 +546,7 @@ class LocalRollouts:
 
     @contextmanager
     def observed(self, task: Task, total: int | None) -> Iterator[Callable[[], None]]:
-        """Show, watch and profile a coroutine, which calls the yielded function for each end of `total`.
-
-        `stop` cancels the coroutine.
-        """
-        profile = None
-        if task.split == "train" and isinstance(self.config, Config):
-            profile = rollout_profile(self.config.trainer, self.run_dir, task.step)
+        """Show, watch and profile a coroutine, which calls the yielded function for each end of `total`."""
         with self.reporter.stage(task.name, total=total) as stage:
             ended = 0
 
@@ -599,13 +556,20 @@ class LocalRollouts:
                 stage.advance(1)
 
             watch = asyncio.create_task(self.watch(lambda: ended, task.name))
-            self._going_on = asyncio.current_task()
             try:
-                with profiled(profile, self.share[0] - 1), nvtx_range(task.name):
+                with self.profiled(task):
                     yield on_end
             finally:
-                self._going_on = None
                 watch.cancel()
+
+    @contextmanager
+    def profiled(self, task: Task) -> Iterator[None]:
+        """Profile the trajectories of a step, if the config asks for it."""
+        profile = None
+        if task.split == "train" and isinstance(self.config, Config):
+            profile = rollout_profile(self.config.trainer, self.run_dir, task.step)
+        with profiled(profile, self.share[0] - 1), nvtx_range(task.name):
+            yield
 
     def check(self) -> None:
         """Raise the error of tools that answer no call any more, or of a call that is on no cassette."""

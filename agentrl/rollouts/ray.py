@@ -15,19 +15,18 @@ from agentrl.checks.report import Report
 from agentrl.config import Config
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.observe.display import Display
-from agentrl.rollouts.contract import EndedGroup, Hook, Log, PromptTask, Rollout, Task
+from agentrl.rollouts.contract import EndedGroup, Log, PromptTask, Rollout, Task
 from agentrl.rollouts.journal import Journal
 from agentrl.rollouts.local import LocalRollouts
 from agentrl.rollouts.ray_groups import RayGroups
 from agentrl.rollouts.ray_placing import WorkerMaker
-from agentrl.rollouts.ray_worker import RolloutPart, pack_part, run_part
+from agentrl.rollouts.ray_worker import Held, RolloutPart, pack_part
 from agentrl.rollouts.ray_workers import RolloutWorkers
 from agentrl.runtime.ray.pool import WeightReader
 from agentrl.system.loop_thread import LoopThread
 from agentrl.system.metrics import Metrics
 from agentrl.system.reporter import Reporter
-from agentrl.trajectory import Outline, Trajectory
-from agentrl.trajectory.sample import Sample
+from agentrl.trajectory import Outline
 
 
 class RayRunner:
@@ -56,58 +55,55 @@ class RayRunner:
         except BaseException:
             self.loop.close()
             raise
-        self.groups = RayGroups(self.workers, lambda: self.on_loss(), follows=overlaps)
+        self.groups = RayGroups(self.workers, lambda: self.on_loss())
         self.loop.run(self.groups.follow())
 
     @property
     def is_broken(self) -> bool:
         return self.groups.is_broken
 
-    def run(
-        self,
-        task: Task,
-        samples: Sequence[Sample],
-        first: int = 0,
-        *,
-        show: bool = False,
-        before: Hook = None,
-        after: Hook = None,
+    def pack(
+        self, task: Task, ordinals: Sequence[int], journal: Journal | None, first: int = 0, *, show: bool = False
     ) -> Rollout:
-        """See `RolloutRunner.run`. The batches are stored ones."""
-        if before is not None:
-            self.loop.run(before())
+        """Each worker makes the part of the groups that it holds; of others, which ran anywhere, some."""
+        stored: list[Held] = []
+        for one in ordinals:
+            if (its := self.groups.pop(one)) is None:
+                assert journal is not None
+                its = ray.put(journal.record(one))
+            stored.append(its)
+        places = self._parts(ordinals)
         calls = [
             (
                 number,
-                partial(
-                    run_part,
-                    task=replace(task, share=share),
-                    samples=samples[start:end],
-                    first=first + start,
-                    show=show,
-                ),
+                partial(pack_part, task=replace(task, share=share), groups=stored[a:b], first=first + a, show=show),
             )
-            for number, share, start, end in self.workers.parts(len(samples))
+            for number, share, a, b in places
         ]
-        with self.display.stage(task.name, total=len(samples) * task.each) as stage:
-            made = self._joined(self.workers.call(calls, what=task.name, stage=stage))
-        if after is not None:
-            self.loop.run(after())
-        return made
+        made: dict[int, RolloutPart] = {}
+        while left := [place for place in range(len(calls)) if place not in made]:
+            while lost := self.groups.lost(ordinals):
+                self.replace_dead_workers()
+                self.loop.run(self.groups.run_again(lost))
+            answers = self.workers.call([calls[place] for place in left], what="packing a batch")
+            for place, part in zip(left, answers, strict=True):
+                if part is not None:
+                    made[place] = part
+                    self.groups.packed(ordinals[places[place][2] : places[place][3]])
+        parts = [made[place] for place in range(len(calls))]
+        return self._joined(parts, more=first > 0)
 
-    def pack(self, task: Task, ordinals: Sequence[int], journal: Journal, *, show: bool = False) -> Rollout:
-        """Each worker makes the part of some groups, wherever they ran."""
-        stored: list[ray.ObjectRef[bytes] | ray.ObjectRef[list[Trajectory]]] = [
-            self.groups.pop(one) or ray.put(journal.record(one)) for one in ordinals
+    def _parts(self, ordinals: Sequence[int]) -> list[tuple[int, tuple[int, int], int, int]]:
+        """Divide a batch's groups among the workers, as `RolloutWorkers.parts`: neighbours that one of them holds."""
+        if (holders := self.groups.holders(ordinals)) is None:  # the journal has them
+            return list(self.workers.parts(len(ordinals)))
+        begins = [place for place, one in enumerate(holders) if not place or holders[place - 1] != one]
+        ends = [*begins[1:], len(holders)]
+        count = len(begins)
+        return [
+            (holders[begin], (part, count), begin, end)
+            for part, (begin, end) in enumerate(zip(begins, ends, strict=True), start=1)
         ]
-        calls = [
-            (
-                number,
-                partial(pack_part, task=replace(task, share=share), groups=stored[start:end], first=start, show=show),
-            )
-            for number, share, start, end in self.workers.parts(len(ordinals))
-        ]
-        return self._joined(self.workers.call(calls, what="packing a batch"))
 
     def fill_rewards(self, files: Sequence[tuple[Path, int]], outlines: Sequence[Outline]) -> None:
         """Every worker fills in the files that it wrote."""
@@ -199,9 +195,10 @@ class RayRunner:
         self.workers.close()
         self.loop.close()
 
-    def _joined(self, parts: Sequence[RolloutPart]) -> Rollout:
-        """Join the workers' parts of a rollout, and note who wrote its files."""
-        self._wrote = {path: worker for rollout, worker in parts for path, _ in rollout.files}
+    def _joined(self, parts: Sequence[RolloutPart], *, more: bool = False) -> Rollout:
+        """Join the workers' parts of a rollout, and note who wrote its files; `more`: of others of the step, too."""
+        before = self._wrote if more else {}
+        self._wrote = before | {path: worker for rollout, worker in parts for path, _ in rollout.files}
         return Rollout.joined([rollout for rollout, _ in parts])
 
     def _join(self) -> None:

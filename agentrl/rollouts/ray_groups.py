@@ -1,11 +1,15 @@
 """Groups in rollout workers under Ray: each begins in one worker, and continues in another one where that dies.
 
 StalenessScheduler, ledger and journal lie with the driver, on whose event loop the coroutines here run. A worker is
-asked for single groups and reports their events. The tokens of a group that has ended lie in the journal, in the run's
-folder on the driver's machine, until a batch takes them. Then workers read them and put them into the object store. So
-ended groups survive the loss of any worker and any machine but the driver's, and the driver's memory holds a few
-numbers of each. Trajectories that the journal leaves out (images, experts, teachers' prompts) lie in the object store,
-owned by the driver.
+asked for groups, those that begin together in one call, and reports their events.
+
+The tokens of a group that has a log, and has ended, lie in the journal, in the run's folder on the driver's machine,
+until a batch takes them. Then workers read them and put them into the object store. So ended groups survive the loss of
+any worker and any machine but the driver's, and the driver's memory holds a few numbers of each. Trajectories that the
+journal leaves out (images, experts, teachers' prompts) lie in the object store, owned by the driver.
+
+The tokens of a group without a log stay in the worker that ran it, which packs them: they never pass through the
+driver. Where that worker dies first, its replacement runs the group again.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -21,9 +25,9 @@ from typing import TYPE_CHECKING, TypeVar
 import ray
 
 from agentrl.rollouts.contract import EndedGroup, Log, PromptTask
-from agentrl.rollouts.ray_worker import RolloutWorker, Work
+from agentrl.rollouts.ray_worker import Held, RolloutWorker, Work
 from agentrl.rollouts.ray_workers import SILENT, SILENT_FOR, SILENT_TOLD, RolloutWorkers
-from agentrl.rollouts.worker_groups import GroupEvent, TrajectoryEnded
+from agentrl.rollouts.worker_groups import GroupBegin, GroupEvent, TrajectoryEnded
 from agentrl.runtime.ray.pool import ask, end, raised
 from agentrl.runtime.ray.session import death_of
 from agentrl.runtime.ray.watch import GONE
@@ -45,13 +49,31 @@ class _Lost(Exception):
 
 @dataclass(slots=True)
 class _Open:
-    """A group that a worker runs."""
+    """A group that is to run in a worker."""
 
-    actor: ActorProxy[RolloutWorker]
-    outcome: asyncio.Future[EndedGroup]
+    work: PromptTask
     on_begin: Callable[[int], None]
     on_end: Callable[[], None]
     log: Log | None
+    number: int | None
+    """Number of the worker; None: it has yet to be chosen."""
+    outcome: asyncio.Future[EndedGroup]
+    actor: ActorProxy[RolloutWorker] | None = None
+    """Process of the worker; None: it was not asked yet."""
+
+    @property
+    def entries(self) -> Sequence[Entry] | None:
+        """Entries of the log."""
+        return None if self.log is None else self.log.read()
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """A group that has ended and whose tokens its worker holds."""
+
+    work: PromptTask
+    number: int
+    actor: ActorProxy[RolloutWorker]
 
 
 @dataclass(slots=True)
@@ -77,15 +99,18 @@ class RayGroups:
     Args:
         loop: the event loop on which coroutines run.
         on_loss: called on it when groups cannot continue until `replace_dead_workers` is called.
-        follows: groups are run singly, and workers are followed for events. Otherwise each worker is asked for its part
-            of a step alone.
     """
 
-    def __init__(self, workers: RolloutWorkers, on_loss: Callable[[], object], *, follows: bool) -> None:
-        self._workers, self._on_loss, self._follows = workers, on_loss, follows
+    def __init__(self, workers: RolloutWorkers, on_loss: Callable[[], object]) -> None:
+        self._workers, self._on_loss = workers, on_loss
         self._keys = itertools.count()
         self._begun: dict[int, _Open] = {}
         """By the key that names a group to its worker."""
+        self._placing: asyncio.Task[None] | None = None
+        """Asks workers for the groups that none was asked for yet."""
+        self._asking: set[asyncio.Task[None]] = set()
+        self._held: dict[int, _Ended] = {}
+        """Groups whose trajectories are in their workers, by the prompt's ordinal."""
         self.idle_seconds = 0.0
         """Seconds in which engines had nothing to do, on average, as far as workers have reported it."""
         self._followed: dict[int, _Followed] = {}
@@ -105,39 +130,113 @@ class RayGroups:
             if one.error is not None:
                 raise one.error
             if one.death is not None:
-                self._workers.replace(number, f"rollout worker {number + 1} died: {one.death}")
+                self._workers.replace(number, f"rollout worker {number + 1} died in rollout: {one.death}")
 
     async def run(
         self, work: PromptTask, on_begin: Callable[[int], None], on_end: Callable[[], None], log: Log | None
     ) -> EndedGroup:
-        """The group runs in the worker that has fewest."""
+        """Run a group: groups that begin in one turn of the loop are divided among the workers, by what these run.
+
+        Where its worker dies, a group without a log restarts in the worker that takes its place: a step's parts stay
+        with their workers.
+        """
+        number = None
         while True:
-            key, actor = next(self._keys), await self._least_busy()
-            outcome = asyncio.get_running_loop().create_future()
-            one = self._begun[key] = _Open(actor, outcome, on_begin, on_end, log)
-            asking = asyncio.create_task(_ask(one, key, work))
+            one = _Open(work, on_begin, on_end, log, number, asyncio.get_running_loop().create_future())
             try:
-                return await outcome
+                return await self._run(one)
             except _Lost:
-                continue
-            finally:
-                asking.cancel()
-                del self._begun[key]
+                number = one.number if log is None else None
+
+    async def _run(self, one: _Open) -> EndedGroup:
+        """Run a group in one worker. Raises _Lost where that dies."""
+        key = next(self._keys)
+        self._begun[key] = one
+        if self._placing is None:
+            self._placing = asyncio.create_task(self._place())
+        try:
+            return await one.outcome
+        finally:
+            del self._begun[key]
+
+    async def _place(self) -> None:
+        """Ask workers for the groups that none was asked for, each for neighbours; wait for one where all have died."""
+        while not (ready := self._ready()):
+            await asyncio.sleep(ASKED_FOR / 10)
+        self._placing = None
+        begun = Counter(one.number for one in self._begun.values() if one.actor is not None)
+        asked = {key: one for key, one in self._begun.items() if one.actor is None}
+        free = [one for one in asked.values() if one.number not in self._workers.living]
+        shares = Counter[int]()
+        for _ in free:
+            shares[min(ready, key=lambda number: (begun[number] + shares[number], -number))] += 1
+        for one, number in zip(free, sorted(shares.elements()), strict=True):
+            one.number = number
+        for number, actor in ready.items():
+            groups = [GroupBegin(key, one.work, one.entries) for key, one in asked.items() if one.number == number]
+            for group in groups:
+                asked[group.key].actor = actor
+            if groups:
+                asking = asyncio.create_task(self._ask(actor, groups))
+                self._asking.add(asking)
+                asking.add_done_callback(self._asking.discard)
+        if any(one.actor is None for one in asked.values()):  # their worker starts in another's place
+            self._placing = asyncio.create_task(self._place_later())
+
+    async def _place_later(self) -> None:
+        await asyncio.sleep(ASKED_FOR / 10)
+        await self._place()
+
+    async def _ask(self, actor: ActorProxy[RolloutWorker], groups: Sequence[GroupBegin]) -> None:
+        """Have the worker begin groups; a worker that cannot (e.g. it cannot unpickle a row) ends them."""
+        try:
+            await actor.begin_groups.remote(groups)
+        except GONE:
+            return  # told where its groups are followed
+        except Exception as error:
+            for group in groups:
+                one = self._begun.get(group.key)
+                if one is not None and not one.outcome.done():
+                    one.outcome.set_exception(error)
 
     async def stop(self) -> None:
         """End all groups in all workers, and forget groups that had ended."""
         self._unrecorded.clear()
-        for call in [actor.stop_groups.remote() for actor in self._ready()]:
+        self._held.clear()
+        for call in [actor.stop_groups.remote() for actor in self._ready().values()]:
             with suppress(*GONE):  # told where its groups are followed
                 await call
 
-    def pop(self, ordinal: int) -> ray.ObjectRef[list[Trajectory]] | None:
+    def holders(self, ordinals: Sequence[int]) -> list[int] | None:
+        """Return the numbers of the workers that hold the groups; None where they do not."""
+        return None if ordinals[0] not in self._held else [self._held[one].number for one in ordinals]
+
+    def lost(self, ordinals: Sequence[int]) -> list[int]:
+        """Return the groups whose trajectories died with their worker."""
+        held = ((one, self._held[one]) for one in ordinals if one in self._held)
+        return [ordinal for ordinal, its in held if self._workers.actors[its.number] is not its.actor]
+
+    async def run_again(self, ordinals: Sequence[int]) -> None:
+        """Run groups again whose trajectories are lost, until all have ended or their worker has died."""
+        again = (self._held[one] for one in ordinals)
+        loop = asyncio.get_running_loop()
+        groups = [_Open(one.work, _ignore, _ignore, None, one.number, loop.create_future()) for one in again]
+        for outcome in await asyncio.gather(*map(self._run, groups), return_exceptions=True):
+            if isinstance(outcome, BaseException) and not isinstance(outcome, _Lost):
+                raise outcome
+
+    def packed(self, ordinals: Sequence[int]) -> None:
+        """Forget groups that were packed."""
+        for one in ordinals:
+            self._held.pop(one, None)
+
+    def pop(self, ordinal: int) -> Held | None:
         """Give up the trajectories of a group that has ended; None where the journal has them."""
-        return self._unrecorded.pop(ordinal, None)
+        return ordinal if ordinal in self._held else self._unrecorded.pop(ordinal, None)
 
     async def follow(self) -> None:
         """Follow the groups of each worker, new workers included."""
-        for number in self._workers.living if self._follows else ():
+        for number in self._workers.living:
             actor = self._workers.actors[number]
             if number not in self._followed or self._followed[number].actor is not actor:
                 one = self._followed[number] = _Followed(actor)
@@ -215,6 +314,9 @@ class RayGroups:
             case TrajectoryEnded():
                 one.on_end()
             case EndedGroup() as group:
+                if one.log is None:
+                    assert one.number is not None and one.actor is not None
+                    self._held[group.ordinal] = _Ended(one.work, one.number, one.actor)
                 if event.trajectories is not None:
                     self._unrecorded[group.ordinal] = ray.put(event.trajectories)
                 one.outcome.set_result(group)
@@ -227,25 +329,11 @@ class RayGroups:
         """Say whether it is the worker of that number, and has not been replaced."""
         return self._workers.actors[number] is one.actor
 
-    async def _least_busy(self) -> ActorProxy[RolloutWorker]:
-        """Return the worker that runs fewest groups; wait for one where all have died."""
-        while not (ready := self._ready()):
-            await asyncio.sleep(ASKED_FOR / 10)
-        running = Counter(id(one.actor) for one in self._begun.values())
-        return min(ready, key=lambda actor: running[id(actor)])
-
-    def _ready(self) -> list[ActorProxy[RolloutWorker]]:
-        """Return the workers that live and are followed: a replacement is followed once it has opened."""
-        found = self._followed.items()
-        return [one.actor for number, one in found if self._is_of(number, one) and not one.has_ended]
+    def _ready(self) -> dict[int, ActorProxy[RolloutWorker]]:
+        """Return the workers that live and are followed, by number: a replacement is followed once it has opened."""
+        found = sorted(self._followed.items())
+        return {number: one.actor for number, one in found if self._is_of(number, one) and not one.has_ended}
 
 
-async def _ask(one: _Open, key: int, work: PromptTask) -> None:
-    """Have the worker begin the group; a worker that cannot (e.g. it cannot unpickle a row) ends the group."""
-    try:
-        await one.actor.begin_group.remote(key, work, None if one.log is None else one.log.read())
-    except GONE:
-        return  # told where its groups are followed
-    except Exception as error:
-        if not one.outcome.done():
-            one.outcome.set_exception(error)
+def _ignore(version: int = 0) -> None:
+    """Take no note of an event."""

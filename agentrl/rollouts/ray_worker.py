@@ -18,19 +18,17 @@ import ray
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.remote.router import ServerAccess
 from agentrl.rollouts.context import FirstRows, load_chat, load_context
-from agentrl.rollouts.contract import PromptTask, Rollout, Task
+from agentrl.rollouts.contract import Rollout, Task
 from agentrl.rollouts.journal import trajectories_in
 from agentrl.rollouts.local import LocalRollouts, open_local_rollouts
 from agentrl.rollouts.objects import UserObjects
-from agentrl.rollouts.worker_groups import GroupEvent, WorkerGroups
+from agentrl.rollouts.worker_groups import GroupBegin, GroupEvent, WorkerGroups
 from agentrl.runtime.ray.rank import Failure, Place
 from agentrl.runtime.ray.session import Surroundings
 from agentrl.runtime.ray.stored import put_batch
-from agentrl.system.call_journal import Entry
 from agentrl.system.garbage import frozen
 from agentrl.system.reporter import Reporter
 from agentrl.trajectory import Trajectory
-from agentrl.trajectory.sample import Sample
 
 T = TypeVar("T")
 Work = Callable[[LocalRollouts], T]
@@ -39,12 +37,10 @@ Work = Callable[[LocalRollouts], T]
 
 @dataclass(slots=True)
 class StatusUpdate:
-    """Notes, warnings and progress of a worker since the driver last asked."""
+    """Notes and warnings of a worker since the driver last asked."""
 
     notes: list[str]
     warnings: list[str]
-    done: int
-    """Units of all stages so far."""
 
     def show(self, reporter: Reporter) -> None:
         """Show notes and warnings to the user."""
@@ -59,15 +55,14 @@ class StatusBuffer:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._update = StatusUpdate([], [], 0)
+        self._update = StatusUpdate([], [])
 
     @contextmanager
     def stage(self, name: str, total: int | None = None) -> Iterator[StatusBuffer]:
         yield self
 
-    def advance(self, count: int = 1, **values: float) -> None:  # values: of the driver's own stages
-        with self._lock:
-            self._update.done += count
+    def advance(self, count: int = 1, **values: float) -> None:
+        """Say nothing: the driver hears of each trajectory's end (`WorkerGroups`)."""
 
     def note(self, text: str) -> None:
         with self._lock:
@@ -79,7 +74,7 @@ class StatusBuffer:
 
     def take(self) -> StatusUpdate:
         with self._lock:
-            update, self._update = self._update, StatusUpdate([], [], self._update.done)
+            update, self._update = self._update, StatusUpdate([], [])
         return update
 
 
@@ -133,18 +128,13 @@ class RolloutWorker:
 
     @ray.method(concurrency_group="status")
     def status_update(self) -> StatusUpdate:
-        """Take notes, warnings and progress since the last call."""
+        """Take notes and warnings since the last call."""
         return self.status.take()
 
     @ray.method(concurrency_group="status")
-    def stop(self) -> None:
-        """End the rollouts that are going on, if there are any."""
-        self.rollouts.stop()
-
-    @ray.method(concurrency_group="status")
-    def begin_group(self, key: int, work: PromptTask, entries: Sequence[Entry] | None) -> None:
-        """Begin a group, which runs next to all other calls. `entries`: of its log, where it has one."""
-        self.groups.begin(key, work, entries)
+    def begin_groups(self, groups: Sequence[GroupBegin]) -> None:
+        """Begin groups, which run next to all other calls."""
+        self.groups.begin(groups)
 
     @ray.method(concurrency_group="groups")
     def group_events(self, seconds: float) -> tuple[list[GroupEvent], float]:
@@ -161,25 +151,29 @@ class RolloutWorker:
         self.stack.close()
 
 
+Held = int | ray.ObjectRef[bytes] | ray.ObjectRef[list[Trajectory]]
+"""A group that has ended: its record of the journal, its trajectories, or its ordinal, in the worker that ran it."""
 RolloutPart = tuple[Rollout, int]
 """A worker's part of a rollout, with its batches in the object store, and the worker's number from 0."""
-
-
-def run_part(rollouts: LocalRollouts, task: Task, samples: Sequence[Sample], first: int, show: bool) -> RolloutPart:
-    """Run a task as `RolloutRunner.run`, and put its batches into the object store."""
-    return _stored(rollouts.run(task, samples, first, show=show), rollouts)
 
 
 def pack_part(
     rollouts: LocalRollouts,
     task: Task,
-    groups: Sequence[ray.ObjectRef[bytes] | ray.ObjectRef[list[Trajectory]]],
+    groups: Sequence[Held],
     first: int,
     show: bool,
-) -> RolloutPart:
-    """Make a part of a batch of groups, numbered from `first`: records of the journal, or trajectories as they are."""
-    found = (ray.get(one) for one in groups)
-    read = [trajectories_in(one) if isinstance(one, bytes) else one for one in found]
+) -> RolloutPart | None:
+    """Make a part of a batch of groups, numbered from `first`: records of the journal, or trajectories as they are.
+
+    None: this worker took the place of another, in which a group had ended.
+    """
+    read = []
+    for one in groups:
+        found = rollouts.pop_group(one) if isinstance(one, int) else ray.get(one)
+        if found is None:
+            return None
+        read.append(trajectories_in(found) if isinstance(found, bytes) else found)
     return _stored(rollouts.pack_groups(task, read, first, show=show), rollouts)
 
 

@@ -16,7 +16,7 @@ import ray
 
 from agentrl.engines.weights import Weights
 from agentrl.errors import WorkerDied
-from agentrl.observe.display import Display, Stage
+from agentrl.observe.display import Display
 from agentrl.rollouts.local import LocalRollouts
 from agentrl.rollouts.ray_placing import WorkerMaker
 from agentrl.rollouts.ray_worker import RolloutWorker, StatusUpdate, Work
@@ -77,7 +77,6 @@ class RolloutWorkers:
         self.actors: list[ActorProxy[RolloutWorker]] = []
         self._starting: dict[int, Starting] = {}
         """By number: idle workers, which get no call yet while others continue."""
-        self._done = [0] * self.count
         self._asked: dict[ray.ObjectRef[StatusUpdate], tuple[int, Stall]] = {}
         """Unanswered calls, by worker: a worker hands out messages with an answer, so no call may be dropped."""
         try:
@@ -106,15 +105,13 @@ class RolloutWorkers:
         what = getattr(work, "func", work).__name__
         return self.call([(number, work) for number in self.living], what=what, moves=False)
 
-    def call(
-        self, works: Sequence[tuple[int, Work[T]]], *, what: str, stage: Stage | None = None, moves: bool = True
-    ) -> list[T]:
+    def call(self, works: Sequence[tuple[int, Work[T]]], *, what: str, moves: bool = True) -> list[T]:
         """Have workers, by number, do their work, and return the answers. A worker that dies is replaced, and its
         replacement is asked. While the replacement starts, another worker is asked if the work `moves`; otherwise the
         work waits.
 
-        Raises the error of a worker, and WorkerDied when one died once more than trainer.max_worker_restarts allows;
-        the others' work is ended then.
+        Raises the error of a worker, and WorkerDied when one died once more than trainer.max_worker_restarts allows,
+        once the others' work has ended.
         """
         answers: dict[int, T] = {}
         running: dict[ray.ObjectRef[T | Failure], tuple[int, int, ActorProxy[RolloutWorker]]] = {}
@@ -142,9 +139,10 @@ class RolloutWorkers:
                         if self.actors[number] is actor:  # else another of its calls has told of it
                             self.replace(number, f"rollout worker {number + 1} died in {what}: {death_of(error)}")
                         begin(place)
-                self._poll(stage)
+                self._poll()
         except BaseException:  # Ctrl-C among them
-            self._stop([actor for _, _, actor in running.values()], list(running))
+            if running:
+                ray.wait(list(running), num_returns=len(running), timeout=CLOSED_WITHIN)
             raise
         return [answers[place] for place in range(len(works)) if place in answers]
 
@@ -171,7 +169,7 @@ class RolloutWorkers:
         self.weights = None
         for number in self.living:
             try:
-                self._show(number, ray.get(self.actors[number].status_update.remote()), None)
+                ray.get(self.actors[number].status_update.remote()).show(self.display)
             except GONE as error:
                 self.replace(number, f"rollout worker {number + 1} died: {death_of(error)}")
 
@@ -206,15 +204,8 @@ class RolloutWorkers:
         self.actors = []
         self.maker.close()
 
-    def _stop(self, busy: Sequence[ActorProxy[RolloutWorker]], calls: list[ray.ObjectRef[T | Failure]]) -> None:
-        """Cancel the work of the workers that still do it, and wait for them."""
-        for actor in busy:
-            actor.stop.remote()
-        if calls:
-            ray.wait(calls, num_returns=len(calls), timeout=CLOSED_WITHIN)
-
-    def _poll(self, stage: Stage | None) -> None:
-        """Ask the workers for messages and progress, and show them."""
+    def _poll(self) -> None:
+        """Ask the workers for messages, and show them."""
         busy = {number for number, _ in self._asked.values()}
         for number in self.living:
             if number not in busy:
@@ -224,7 +215,7 @@ class RolloutWorkers:
         for call in ready:
             number, _ = self._asked.pop(call)
             try:
-                self._show(number, ray.get(call), stage)
+                ray.get(call).show(self.display)
             except GONE:
                 continue  # told where its answer is waited for
         for number, stall in self._asked.values():
@@ -232,12 +223,6 @@ class RolloutWorkers:
                 self.display.warn(f"rollout worker {number + 1} has not answered for {stall.seconds:.0f} s: {SILENT}")
             if stall.over:
                 end(self.actors[number])
-
-    def _show(self, number: int, update: StatusUpdate, stage: Stage | None) -> None:
-        update.show(self.display)
-        if stage is not None:
-            stage.advance(update.done - self._done[number])
-        self._done[number] = update.done
 
     def _remake(self, number: int, death: str, meanwhile: str = "") -> None:
         """Make a new process for a worker that died, and warn the user. Raises WorkerDied where that is not allowed.
@@ -256,7 +241,7 @@ class RolloutWorkers:
                 raise WorkerDied(death)
         self.display.warn(f"{death}; a new one takes its place{meanwhile}")
         end(self.actors[number])  # an answer that is lost with its machine does not say that the process is dead
-        self.actors[number], self._done[number] = self.maker.make(number), 0
+        self.actors[number] = self.maker.make(number)
         self._asked = {call: other for call, other in self._asked.items() if other[0] != number}
 
     def _begin_replacement(self, number: int, death: str) -> None:
@@ -308,7 +293,7 @@ class RolloutWorkers:
                     self._finish_start(number, call)
                 except GONE as error:
                     self.replace(number, f"rollout worker {number + 1} died in its start: {death_of(error)}")
-            self._poll(None)
+            self._poll()
 
     def _finish_start(self, number: int, opening: ray.ObjectRef[object]) -> None:
         """Wait until a worker has opened. Raises the error that it met, or one of `GONE`."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from agentrl.errors import DataError
-from agentrl.rollouts.contract import EndedGroup
+from agentrl.rollouts.contract import EndedGroup, Log, PromptTask
 from agentrl.rollouts.journal import Journal, identity
 from agentrl.rollouts.ledger import MOST, Ledger, LedgerFile, RecordedBatch, named
 from agentrl.rollouts.staleness_scheduler import Batch, PromptStatus, StalenessScheduler
@@ -24,9 +24,21 @@ from agentrl.trajectory.sample import Sample
 
 
 class Record:
-    """Ledger and journal of a run in `folder`. `key`, `fsync`: see `Journal`; `note` shows the user a line."""
+    """Ledger and journal of a run in `folder`. `key`, `fsync`: see `Journal`; `note` shows the user a line.
 
-    def __init__(self, folder: Path, key: str, note: Callable[[str], None], *, fsync: bool = False) -> None:
+    `outlives_steps`: prompts do. Otherwise a checkpoint, which is made between two steps, says all, and neither is
+    written: the ledger is in memory and in checkpoints alone.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        key: str,
+        note: Callable[[str], None],
+        *,
+        fsync: bool = False,
+        outlives_steps: bool = True,
+    ) -> None:
         self.ledger = Ledger()
         self.journal = Journal(folder, key, fsync=fsync)
         self.plan: deque[RecordedBatch] = deque()
@@ -37,7 +49,8 @@ class Record:
         """Turns of prompts that had not ended which were taken from it."""
         self._file = LedgerFile(folder, fsync=fsync)
         self._note = note
-        self._is_begun = False
+        self._is_written = outlives_steps
+        self._is_begun = not outlives_steps
         self._begun: dict[int, str] = {}
         """Identities of prompts that were begun before, and are not checked yet."""
 
@@ -60,6 +73,8 @@ class Record:
             Ledger(schedule.next_ordinal, schedule.next_ordinal) if found is None else Ledger.load(as_mapping(found))
         )
         self.ledger.check([*(group.ordinal for group in schedule.groups), *dict(schedule.left)], schedule.next_ordinal)
+        if not self._is_written:
+            return
         removed = self.journal.read()
         if far := [
             one for one in (*self.journal.ended, *self.journal.unfinished) if one >= schedule.next_ordinal + MOST
@@ -175,6 +190,21 @@ class Record:
         its = self.journal.unfinished.get(ordinal)
         return its is not None and its.oldest is not None
 
+    def log(self, work: PromptTask, on_error: Callable[[Exception], None]) -> Log | None:
+        """Make the log of a prompt's answers; None where they are not written. `on_error`: called on a full disk."""
+        if not self._is_written:
+            return None
+        prompt = identity(work.sample)
+
+        def add(entry: Entry) -> None:
+            try:
+                self.journal.answered(work.ordinal, prompt, entry)
+            except Exception as error:  # a full disk ends the run, and not the trajectory that meets it first
+                on_error(error)
+                raise
+
+        return Log(lambda: self.journal.entries(work.ordinal), add)
+
     def ended(self, group: EndedGroup) -> None:
         """Take down that a prompt's trajectories have ended. Raises TrainingError on a full disk."""
         if group.record is not None:
@@ -182,19 +212,23 @@ class Record:
 
     def taken(self, step: int, version: int, statuses: Mapping[int, PromptStatus], *, again: bool = False) -> None:
         """Take down a batch, before the policy is updated with it. Raises TrainingError on a full disk."""
-        if not again:
+        if self._is_written and not again:
             self._file.add(RecordedBatch(step, version, dict(statuses)))
         self.ledger.settle(statuses)
 
     def drop(self, newest: int | None = None) -> None:
         """Drop records that no checkpoint needs, now that one is being saved; `newest`: as in `Journal.keep`."""
+        if not self._is_written:
+            return
         unseen: dict[int, str] = {}
         if newest is not None:  # a sampler that learns may now draw other rows for them
             unseen, self._begun = self._begun, {}
         self.journal.keep(lambda ordinal: not self.ledger.has(ordinal) and ordinal not in unseen, newest=newest)
 
-    def text(self) -> str:
-        """Report the number of prompts by status, and the file that lists them."""
+    def text(self) -> str | None:
+        """Report the number of prompts by status, and the file that lists them; None where it is not written."""
+        if not self._is_written:
+            return None
         found = f"; {self.found} of them came from the journal" if self.found else ""
         found += f"; {self.turns} turns of others, too" if self.turns else ""
         return f"{self.ledger.text()}{found} ({self._file.path.name} names them by step)"

@@ -9,7 +9,7 @@ for v if each is taken before its deadline has passed. A group is admitted only 
 next batch. A batch is taken only if the rest is in time for the batch after it. The second half alone could leave the
 trainer waiting for ever. During an update, and with publish_every above 1, the engine serves an older version than the
 one at which the next batch is taken. Groups admitted by their number alone may then be due sooner than batches of B can
-take them.
+take them. With a bound of 0 the rule admits nothing ahead of the next batch: rollouts and updates take turns.
 """
 
 from __future__ import annotations
@@ -79,6 +79,9 @@ class Settings:
     draw_size: int | None = None
     """Prompts that begin together, while no group is open, with a bound of 0. A batch takes the first of them that it
     has a place for. None: as many as the batch has places."""
+    most_draws: int | None = None
+    """Times that `draw_size` prompts may begin for a batch; None: any number. Where the batch is still not full the
+    schedule `is_exhausted`."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.max_staleness < 0:
@@ -163,8 +166,11 @@ class StalenessScheduler:
 
         Near the last step they are as many as the remaining steps take.
         """
-        if self.settings.draw_size is not None:
-            return 0 if any(group.outcome is None for group in self.groups) else self.settings.draw_size
+        if (size := self.settings.draw_size) is not None:
+            begun = len(self.drawn) % size
+            if not begun and (self.is_open or len(self.groups) >= self.settings.batch_size or self._is_drawn_out):
+                return 0
+            return size - begun
         batches = min(1 + self.settings.depth, self.settings.last_step - self.step)
         return batches * self.settings.batch_size - len(self.groups)
 
@@ -174,15 +180,35 @@ class StalenessScheduler:
         if self.paused or self.room <= 0:
             return False
         another = Group(self.next_ordinal, self.served)
-        is_in_time = self.late((*self.groups, another), self.version + self.updating) is None
-        return is_in_time or self.settings.draw_size is not None  # then the batch takes some, and the others leave
+        # The batch takes some of the groups that are drawn together, and the others leave.
+        before = self.groups if self.settings.draw_size is None else ()
+        return self.late((*before, another), self.version + self.updating) is None
 
-    def admit(self, count: int = 1) -> StalenessScheduler:
-        """Begin `count` prompts from `next_ordinal` on; several only with a bound of 0, where all have one version."""
-        if not self.can_admit or count > (1 if self.settings.max_staleness else self.room):
-            raise RuntimeError(f"{count} prompts from {self.next_ordinal} on may not begin yet")
-        begun = (Group(self.next_ordinal + ahead, self.served) for ahead in range(count))
-        return replace(self, groups=(*self.groups, *begun), next_ordinal=self.next_ordinal + count)
+    def admit(self) -> StalenessScheduler:
+        """Begin the prompt `next_ordinal`."""
+        if not self.can_admit:
+            raise RuntimeError(f"prompt {self.next_ordinal} may not begin yet")
+        begun = Group(self.next_ordinal, self.served)
+        return replace(self, groups=(*self.groups, begun), next_ordinal=self.next_ordinal + 1)
+
+    @property
+    def is_open(self) -> bool:
+        """The trajectories of a group have not all ended."""
+        return any(group.outcome is None for group in self.groups)
+
+    @property
+    def drawn(self) -> range:
+        """Prompts that began since the last batch was taken, where nothing begins ahead."""
+        return range(self.next_ordinal - len(self.groups) - len(self.left), self.next_ordinal)
+
+    def place(self, ordinal: int) -> tuple[int, int]:
+        """Return the step and the number in it by which a group's trajectories are named and seeded.
+
+        A group that begins ahead has the names that it would have if nothing did: so they depend on its ordinal alone.
+        """
+        if self.settings.max_staleness:
+            return ordinal // self.settings.batch_size + 1, ordinal % self.settings.batch_size
+        return self.step + 1, ordinal - self.drawn.start
 
     def begin(self, ordinal: int, version: int | None = None) -> StalenessScheduler:
         """Let the first trajectory of an open group begin: its tokens are no older than the version served now.
@@ -277,8 +303,15 @@ class StalenessScheduler:
 
     @property
     def is_exhausted(self) -> bool:
-        """More groups have left since the last batch was taken than may."""
-        return self.settings.most_left is not None and len(self.left) > self.settings.most_left
+        """More groups have left since the last batch was taken than may, or more were drawn for the next one."""
+        if self.settings.most_left is not None and len(self.left) > self.settings.most_left:
+            return True
+        return self._is_drawn_out and not self.is_open and len(self.groups) < self.settings.batch_size
+
+    @property
+    def _is_drawn_out(self) -> bool:
+        size, most = self.settings.draw_size, self.settings.most_draws
+        return size is not None and most is not None and len(self.drawn) >= size * most
 
     def updated(self, version: int) -> StalenessScheduler:
         """End the update: the policy is `version` now, one more than before or, where it did not change, the same."""

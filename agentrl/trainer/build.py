@@ -19,7 +19,6 @@ from agentrl.rollouts.context import (
     show_first_prompts,
 )
 from agentrl.rollouts.contract import RolloutRunner
-from agentrl.rollouts.source import TrajectorySource
 from agentrl.runtime.device import note_precision, resolve_device
 from agentrl.runtime.ray.session import ray_session
 from agentrl.runtime.room import room
@@ -96,9 +95,7 @@ def build(
 
 
 @contextmanager
-def open_source(
-    config: Config, loader: Loader, rollouts: RolloutRunner, total_steps: int
-) -> Iterator[TrajectorySource]:
+def open_source(config: Config, loader: Loader, rollouts: RolloutRunner, total_steps: int) -> Iterator[AsyncSource]:
     """Make the source of trajectories that the config asks for; at the end, cancel the prompts that it has begun."""
     bound = config.async_training.max_staleness
     if bound and loader.learns and config.algorithm.filter_groups.refill:

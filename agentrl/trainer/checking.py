@@ -21,8 +21,8 @@ from agentrl.config import Config
 from agentrl.data.sampler import EpochSampler
 from agentrl.observe.display import Display
 from agentrl.observe.gap_alarm import ESS, GapAlarm
+from agentrl.rollouts.async_source import AsyncSource
 from agentrl.rollouts.contract import training
-from agentrl.rollouts.source import TrajectorySource
 from agentrl.system.json_value import JSON, as_object
 from agentrl.trainer.observer import Step, StepDone, StepObserver
 from agentrl.trajectory import exclusion
@@ -51,7 +51,7 @@ class StepChecks(StepObserver):
         config: Config,
         folder: Path,
         display: Display,
-        source: TrajectorySource,
+        source: AsyncSource,
         workers: Workers,
     ) -> None:
         self.config, self.source, self.policy, self.reference = config, source, workers.policy, workers.reference

@@ -12,8 +12,8 @@ from agentrl.algorithms.declared import declared_by_estimator
 from agentrl.config import Config
 from agentrl.config.columns import OF_SCORER
 from agentrl.config.sections.reward import RewardModelConfig
+from agentrl.rollouts.async_source import AsyncSource
 from agentrl.rollouts.contract import Rollout
-from agentrl.rollouts.source import TrajectorySource
 from agentrl.system.numbers import fits_float32
 from agentrl.trajectory import Cause, Outline, Status
 from agentrl.trajectory.batch import RaggedBatch, Sequences
@@ -24,7 +24,7 @@ SCORE = "reward_model"
 
 
 def with_model_scores(
-    config: RewardModelConfig, workers: Workers, source: TrajectorySource, rollout: Rollout, first: int = 0
+    config: RewardModelConfig, workers: Workers, source: AsyncSource, rollout: Rollout, first: int = 0
 ) -> list[Outline]:
     """Add the reward model's part of rewards to the outlines of a rollout, which are numbered from `first`.
 

@@ -70,8 +70,8 @@ from agentrl.algorithms.running_returns import RunningReturns
 from agentrl.checks.report import Report
 from agentrl.config import Config
 from agentrl.data.contract import Dataset
+from agentrl.rollouts.async_source import AsyncSource
 from agentrl.rollouts.contract import check_failures
-from agentrl.rollouts.source import TrajectorySource
 from agentrl.system.json_value import JSON, as_mapping
 from agentrl.system.metrics import Numbers
 from agentrl.system.termination import defer
@@ -95,7 +95,7 @@ class Trainer(Training[Config]):
     def __init__(
         self,
         setting: RunSetting[Config],
-        source: TrajectorySource,
+        source: AsyncSource,
         workers: Workers,
         *,
         validation: Dataset | None,

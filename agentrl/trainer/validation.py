@@ -7,7 +7,7 @@ from pathlib import Path
 
 from agentrl.config import Config
 from agentrl.observe.metrics import validation_metrics
-from agentrl.rollouts.source import TrajectorySource
+from agentrl.rollouts.async_source import AsyncSource
 from agentrl.trainer.model_scores import with_model_scores
 from agentrl.trajectory import Outline, Trajectory
 from agentrl.trajectory.sample import Sample
@@ -15,7 +15,7 @@ from agentrl.workers.roles import Workers
 
 
 def validate(
-    config: Config, samples: Sequence[Sample], source: TrajectorySource, workers: Workers, step: int, *, show: bool
+    config: Config, samples: Sequence[Sample], source: AsyncSource, workers: Workers, step: int, *, show: bool
 ) -> tuple[dict[str, float], Trajectory | None, list[Path]]:
     """Run all `samples` by the policy as the engine has it.
 

@@ -1,4 +1,4 @@
-"""Weights of twelve small trainings after three steps, by a hash of each tensor."""
+"""Weights of thirteen small trainings after three steps, by a hash of each tensor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from agentrl.system.json_value import JSON, as_object
 from benchmarks.commits.compare import differences
 from benchmarks.commits.sides import Side
-from benchmarks.training.clean_steps import ROLES, SGLANG, Assets, ahead
+from benchmarks.training.clean_steps import REFILLED, ROLES, SGLANG, Assets, ahead
 
 STEPS = 3
 
@@ -37,6 +37,7 @@ ARRANGEMENTS = {
     "lora": Arrangement((f"{ROLES}.model.lora_rank=4",)),
     "supervised": Arrangement(entry="sft"),
     "pairs": Arrangement(entry="preferences"),
+    "refilled": Arrangement(REFILLED),
     "bound-1": Arrangement(ahead(1)),
     "bound-2": Arrangement(ahead(2, depth=2)),
     "ranks": Arrangement(TWO_RANKS),
@@ -46,7 +47,7 @@ ARRANGEMENTS = {
     "gigpo": Arrangement(("algorithm.adv_estimator=gigpo",)),
     "resumed": Arrangement(("trainer.resume_mode=auto",), stops=(2, STEPS)),
 }
-"""The twelve, and one that is resumed after its second step."""
+"""The thirteen, and one that is resumed after its second step."""
 CONVERSATIONS = [("How much is 12 times 3?", "36", "35"), ("Add 40 and 2.", "42", "24"), ("Say hi.", "Hi.", "No.")]
 
 

@@ -137,7 +137,7 @@ def test_groups_that_find_no_place_are_dropped_and_the_data_go_on_behind_all_tha
         assert numbers(source)["refill/groups_surplus"] == 1, "row 6"
         again = make_loader(source.prompts.loader.dataset, source.config.data)
         next(again)
-        assert source.state() == {"loader": again.state_dict()}
+        assert source.state()["loader"] == again.state_dict() and source.state()["first_prompt"] == 9
 
 
 def test_a_metric_of_the_scorers_decides(opened: Opened) -> None:
@@ -229,7 +229,7 @@ def test_too_many_failures_end_a_step_before_its_batch_is_full(opened: Opened) -
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ("actor_rollout_ref.rollout.n=1", r"rollout\.n=1: set it to 2 or more"),
+        ("actor_rollout_ref.rollout.n=1", r"refill=true needs actor_rollout_ref\.rollout\.n above 1"),
         ("reward_model.enable=true", r"needs algorithm\.filter_groups\.metric=score"),
         ("algorithm.filter_groups.rule=diffr", r"unknown filter of groups 'diffr'; did you mean 'differ'"),
         ("algorithm.filter_groups.options.least=1", r"options: least set, and .*differ has no options"),

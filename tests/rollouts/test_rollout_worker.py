@@ -8,9 +8,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
 import pyarrow.parquet as pq
@@ -24,6 +23,7 @@ from agentrl.interaction import Interaction, InteractionResponse
 from agentrl.rollouts.contract import EndedGroup, PromptTask, training, validation
 from agentrl.rollouts.journal import trajectories_in
 from agentrl.rollouts.local import LocalRollouts
+from agentrl.rollouts.rounds import run_round
 from agentrl.rollouts.staleness_scheduler import GroupStatus
 from agentrl.system.loop_thread import LoopThread
 from agentrl.system.reporter import Reporter
@@ -36,11 +36,10 @@ from agentrl.trajectory.sample import Sample
 from tests.trajectory.written import Writer
 
 pytest.importorskip("ray")
-from agentrl.rollouts.ray_worker import RolloutWorker, StatusBuffer
-from agentrl.rollouts.worker_groups import GroupEvent, TrajectoryEnded, WorkerGroups
+from agentrl.rollouts.ray_worker import StatusBuffer
+from agentrl.rollouts.worker_groups import GroupBegin, GroupEvent, TrajectoryEnded, WorkerGroups
 from agentrl.runtime.ray.pool import raised
 from agentrl.runtime.ray.rank import Failure
-from agentrl.runtime.ray.session import Surroundings
 
 
 class EndlessScheduler:
@@ -74,30 +73,25 @@ def loop() -> Iterator[LoopThread]:
         yield loop
 
 
+SAMPLE = Sample([], "test", "single_turn")
+
+
+def without_log(ordinal: int = 0) -> GroupBegin:
+    return GroupBegin(ordinal, PromptTask(ordinal, SAMPLE, training(Config(), 1), ordinal), None)
+
+
 @pytest.mark.timeout(60)
-def test_rollouts_that_nobody_wants_any_more_are_ended(
-    loop: LoopThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)  # a worker goes to the folder it is given
-    worker, scheduler = RolloutWorker(Surroundings(str(tmp_path), {})), EndlessScheduler()
-    worker.rollouts = LocalRollouts(
-        Config(), cast(Scheduler, scheduler), cast(RolloutEngine, None), loop, worker.status, tmp_path
+def test_rollouts_that_nobody_wants_any_more_are_ended(loop: LoopThread, tmp_path: Path) -> None:
+    scheduler = EndlessScheduler()
+    rollouts = LocalRollouts(
+        Config(), cast(Scheduler, scheduler), cast(RolloutEngine, None), loop, StatusBuffer(), tmp_path
     )
-    worker.rollouts.stop()  # nothing is going on
-
-    def stop() -> None:
-        scheduler.begun.wait()
-        worker.rollouts.stop()
-
-    stopping = threading.Thread(target=stop)
-    stopping.start()
-    answer = worker.call(
-        partial(LocalRollouts.run, task=training(Config(), 1), samples=[Sample([], "test", "single_turn")])
-    )
-    stopping.join()
-    assert isinstance(answer, Failure)
-    assert answer.message.startswith("CancelledError")
-    assert scheduler.cancelled
+    groups = WorkerGroups(rollouts)
+    groups.stop()  # nothing is going on
+    groups.begin([without_log()])
+    scheduler.begun.wait()
+    groups.stop()
+    assert scheduler.cancelled and groups.events(0.01)[0] == []
 
 
 class OneTrajectory(EmptyScheduler):
@@ -105,6 +99,8 @@ class OneTrajectory(EmptyScheduler):
 
     The prompt of ordinal 7 meets a cancellation that nobody asked for.
     """
+
+    loops = MappingProxyType({"single_turn": SimpleNamespace(on_resume="none")})
 
     async def run(self, requests: Any, on_end: Any) -> list[Any]:
         for request in requests:
@@ -128,8 +124,11 @@ def test_a_worker_tells_what_becomes_of_its_groups(loop: LoopThread, tmp_path: P
     groups, task = WorkerGroups(rollouts), training(Config(), 1)
     n = task.each
     told: list[GroupEvent] = []
-    for key, ordinal in ((1, 3), (2, 8), (3, 9), (5, 7)):
-        groups.begin(key, PromptTask(ordinal, Sample([], "test", "single_turn"), task, ordinal), None)
+
+    def begun(key: int, ordinal: int) -> GroupBegin:
+        return GroupBegin(key, PromptTask(ordinal, Sample([], "test", "single_turn"), task, ordinal), ())
+
+    groups.begin([begun(1, 3), begun(2, 8), begun(3, 9), begun(5, 7)])
     while sum(isinstance(event.what, EndedGroup | Failure) for event in told) < 3:
         told += groups.events(10)[0]
     of_the_first = [event for event in told if event.key == 1]
@@ -144,9 +143,15 @@ def test_a_worker_tells_what_becomes_of_its_groups(loop: LoopThread, tmp_path: P
     assert [event for event in told if event.key == 3] in ([], [GroupEvent(3, 4)])
     groups.stop()
     assert groups.events(0.01)[0] == []
-    groups.begin(4, PromptTask(3, Sample([], "test", "single_turn"), task, 3), None)
+    groups.begin([begun(4, 3)])
     while not isinstance(told[-1].what, EndedGroup) or told[-1].key != 4:
         told += groups.events(10)[0]
+    assert rollouts.pop_group(3) is None, "the driver has it"
+    groups.begin([replace(begun(6, 4), entries=None)])
+    while not isinstance(told[-1].what, EndedGroup) or told[-1].key != 6:
+        told += groups.events(10)[0]
+    assert told[-1].what.record is None and told[-1].trajectories is None
+    assert len(rollouts.pop_group(4) or []) == n, "it stays in the worker, which packs it"
 
 
 class CarelessScheduler(EmptyScheduler):
@@ -156,15 +161,13 @@ class CarelessScheduler(EmptyScheduler):
         raise CodeError("agent loop mine: TypeError: x\n  /home/me/mine.py:7 in run: 1 + None", "/home/me/mine.py:7")
 
 
-def test_a_workers_error_of_a_users_code_reaches_the_driver_with_its_place(
-    loop: LoopThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    worker, scheduler = RolloutWorker(Surroundings(str(tmp_path), {})), cast(Scheduler, CarelessScheduler())
-    worker.rollouts = LocalRollouts(Config(), scheduler, cast(RolloutEngine, None), loop, worker.status, tmp_path)
-    failure = worker.call(partial(LocalRollouts.run, task=training(Config(), 1), samples=[]))
-    assert isinstance(failure, Failure)
-    error = raised(pickle.loads(pickle.dumps(failure)), "rollout worker 1 of 2")
+def test_a_workers_error_of_a_users_code_reaches_the_driver_with_its_place(loop: LoopThread, tmp_path: Path) -> None:
+    scheduler = cast(Scheduler, CarelessScheduler())
+    groups = WorkerGroups(LocalRollouts(Config(), scheduler, cast(RolloutEngine, None), loop, StatusBuffer(), tmp_path))
+    groups.begin([without_log()])
+    ((event,), _) = groups.events(10)
+    assert isinstance(event.what, Failure)
+    error = raised(pickle.loads(pickle.dumps(event.what)), "rollout worker 1 of 2")
     assert isinstance(error, CodeError) and "/home/me/mine.py:7 in run" in str(error) and "Traceback" not in str(error)
 
 
@@ -194,7 +197,7 @@ def test_a_tool_that_answers_no_call_ends_the_run_with_the_batch(
         pytest.raises(CodeError, match=rf"{__file__}:\d+ in broken: return str") if on_code_error == "error" else None
     )
     with ends or nullcontext():
-        rollouts.run(validation(config, 3, greedy=True), [])
+        run_round(rollouts, validation(config, 3, greedy=True), [SAMPLE])
 
 
 class Counting(Tool):
@@ -266,7 +269,7 @@ def test_all_workers_parts_of_a_validation_have_one_name(loop: LoopThread, tmp_p
         reporter = cast(Reporter, StatusBuffer())
         rollouts = LocalRollouts(Config(), scheduler, engine, loop, reporter, tmp_path)
         task = replace(validation(Config(), 3, greedy=True, first=file), share=(number, count))
-        rollouts.run(task, [], first)
+        rollouts.pack(task, [], None, first)
 
     for number in (1, 2):
         validate(number, 2, 48 * (number - 1), 0)

@@ -222,7 +222,8 @@ def test_prompts_that_begin_together_fill_a_batch_and_what_it_has_no_place_for_l
         schedule = StalenessScheduler(Settings(size, ENDLESS, replaces=True, draw_size=drawn), version=4, served=4)
         ended: list[GroupStatus] = []
         while len(ended) < len(outcomes) and isinstance(schedule.take(), NotReady):
-            schedule = schedule.admit(schedule.room)
+            for _ in range(schedule.room):
+                schedule = schedule.admit()
             assert len(schedule.groups) <= size - 1 + drawn
             for ordinal in range(len(ended), len(ended) + drawn):
                 assert schedule.take() == NotReady(tuple(range(ordinal, schedule.next_ordinal))), "until all have ended"
@@ -272,8 +273,7 @@ def test_what_cannot_happen_is_refused() -> None:
     schedule = StalenessScheduler(Settings(1, 1)).admit()
     for wrong in (
         schedule.admit,
-        lambda: StalenessScheduler(Settings(2, 9, 1, 1)).admit(2),
-        lambda: StalenessScheduler(Settings(2, 9)).admit(3),
+        StalenessScheduler(Settings(2, 9)).admit().admit().admit,
         lambda: schedule.finish(3, GroupStatus.SCORED, 0),
         lambda: schedule.finish(0, GroupStatus.SCORED, 1),
         lambda: schedule.updated(1),
