@@ -19,6 +19,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from agentrl.checks.optimizer_step import Stepped
+from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.config.sections.parallel import Parallel
@@ -179,22 +180,49 @@ class CriticBackend(Backend[torch.Tensor], Protocol):
 class Settings:
     """How a model learns. A backend refuses with a ConfigError every option that it does not support."""
 
+    section: ActorConfig
+    """Keys by which it learns: the config's own section of the policy. A critic has its own keys in their place
+    (`CriticConfig.over`), a model that learns from files its own (`agentrl.workers.sft.section_of`)."""
     model: ModelConfig
-    optim: OptimConfig
-    parallel: Parallel
     device: str | torch.device
     total_steps: int
     """Training steps in which the model learns, for the learning rate."""
-    grad_clip: float
-    """Largest gradient norm."""
-    max_tokens: int
-    """Tokens of a micro-batch and rank, at most."""
-    freeze_vision_tower: bool = False
-    param_offload: bool = False
-    """Parameters, and the optimizer's state between steps, lie in host memory while they are not needed."""
-    use_torch_compile: bool = False
-    checkpoint_writer: str = "safetensors"
-    """Name of a `StateWriterFactory`."""
+
+    @property
+    def optim(self) -> OptimConfig:
+        return self.section.optim
+
+    @property
+    def parallel(self) -> Parallel:
+        return self.section.parallel
+
+    @property
+    def grad_clip(self) -> float:
+        """Largest gradient norm."""
+        return self.section.grad_clip
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of a micro-batch and rank, at most."""
+        return self.section.ppo_max_token_len_per_gpu
+
+    @property
+    def freeze_vision_tower(self) -> bool:
+        return self.section.freeze_vision_tower
+
+    @property
+    def param_offload(self) -> bool:
+        """Parameters, and the optimizer's state between steps, lie in host memory while they are not needed."""
+        return self.section.fsdp_config.param_offload
+
+    @property
+    def use_torch_compile(self) -> bool:
+        return self.section.use_torch_compile
+
+    @property
+    def checkpoint_writer(self) -> str:
+        """Name of a `StateWriterFactory`."""
+        return self.section.checkpoint.writer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,9 +235,12 @@ class PolicySettings(Settings):
     """Log-probs are of softmax(logits / temperature)."""
     log_prob_max_tokens: int | None = None
     """Same as `max_tokens`, for forward passes without gradient; None: the same."""
-    replays_experts: bool = False
-    """Tokens with `RaggedBatch.experts` are sent to these experts, log-probs before the update included. Forward passes
-    return the experts where they are needed."""
+
+    @property
+    def replays_experts(self) -> bool:
+        """Tokens with `RaggedBatch.experts` are sent to these experts, log-probs before the update included. Forward
+        passes return the experts where they are needed."""
+        return self.section.router_replay.mode != "disabled"
 
 
 PolicyBackendFactory = Callable[[PolicySettings], PolicyBackend]

@@ -14,8 +14,7 @@ from agentrl.checks.recomputed import recompute
 from agentrl.checks.report import Report
 from agentrl.checks.update import UpdateWatch, of_critic
 from agentrl.config.registries import CRITIC_BACKENDS
-from agentrl.config.sections.actor import ActorConfig, CriticConfig
-from agentrl.config.sections.model import ModelConfig
+from agentrl.config.sections.training import Config
 from agentrl.system.metrics import Numbers
 from agentrl.system.registry import configured
 from agentrl.trajectory.batch import RaggedBatch, Sequences
@@ -28,47 +27,24 @@ from agentrl.workers.trainable import TrainableWorker
 class CriticWorker(TrainableWorker[torch.Tensor]):
     """Values of the states that policy tokens were sampled in: the algorithm, over a `CriticBackend`.
 
-    Starts from `critic.path`, else from the policy's model. Settings that `critic.*` leaves open are taken from the
-    actor's config. The other arguments are the same as for `PolicyWorker`.
+    Starts from `critic.path`, else from the policy's model. Keys that `critic.*` leaves open are the actor's.
     """
 
-    def __init__(
-        self,
-        model_config: ModelConfig,
-        critic_config: CriticConfig,
-        actor_config: ActorConfig,
-        *,
-        device: str | torch.device,
-        total_steps: int,
-        seed: int,
-        max_response_length: int | None = None,
-    ) -> None:
-        self.config = critic_config
-        self.seed = seed
-        self._mini_batch_size = critic_config.ppo_mini_batch_size or actor_config.ppo_mini_batch_size
-        self._epochs = critic_config.ppo_epochs or actor_config.ppo_epochs
-        self._shuffle, self._loss_unit = actor_config.shuffle, actor_config.loss_unit
-        self._max_response_length = max_response_length
-        if critic_config.path not in (None, model_config.path):  # another model's config.json
-            model_config = model_config.model_copy(update={"path": critic_config.path, "override_config": {}})
-        settings = Settings(
-            model=model_config,
-            optim=critic_config.optim,
-            parallel=critic_config.parallel,
-            device=device,
-            total_steps=total_steps,
-            grad_clip=critic_config.grad_clip,
-            max_tokens=critic_config.ppo_max_token_len_per_gpu,
-            freeze_vision_tower=actor_config.freeze_vision_tower,
-            param_offload=actor_config.fsdp_config.param_offload,
-            use_torch_compile=actor_config.use_torch_compile,
-            checkpoint_writer=actor_config.checkpoint.writer,
-        )
-        make = cast(CriticBackendFactory, CRITIC_BACKENDS.get(critic_config.strategy))
-        self.backend = configured(make, critic_config.strategy_options, f"{CRITIC_BACKENDS.key}_options")(settings)
-        steps = StepWatch(critic_config.optim, critic_config.grad_clip, total_steps)
-        learnt = of_critic(critic_config, self._loss_unit, max_response_length)
-        self._watch = UpdateWatch(learnt, steps, model_config.dtype)
+    def __init__(self, config: Config, *, device: str | torch.device, total_steps: int) -> None:
+        """Make the backend of the critic's strategy. Raises ConfigError. total_steps: as `PolicyWorker`'s."""
+        critic, model = config.critic, config.actor_rollout_ref.model
+        self.config = section = critic.over(config.actor_rollout_ref.actor)
+        self._clip = critic.cliprange_value
+        self.seed = config.trainer.seed
+        self._max_response_length = config.data.max_response_length
+        if critic.path not in (None, model.path):  # another model's config.json
+            model = model.model_copy(update={"path": critic.path, "override_config": {}})
+        settings = Settings(section=section, model=model, device=device, total_steps=total_steps)
+        make = cast(CriticBackendFactory, CRITIC_BACKENDS.get(section.strategy))
+        self.backend = configured(make, section.strategy_options, f"{CRITIC_BACKENDS.key}_options")(settings)
+        steps = StepWatch(section.optim, section.grad_clip, total_steps)
+        learnt = of_critic(critic, section.loss_unit, self._max_response_length)
+        self._watch = UpdateWatch(learnt, steps, model.dtype)
         super().__init__(self.backend, self._watch)
 
     def compute_values(self, batch: RaggedBatch) -> tuple[torch.Tensor, Numbers]:
@@ -91,14 +67,14 @@ class CriticWorker(TrainableWorker[torch.Tensor]):
         Raises ValueError when values or returns are missing or there is no policy token, and TrainingError when loss
         or gradient were not finite for too long (see `agentrl.workers.trainable`).
         """
-        batch = with_loss_units(batch.select(with_policy_tokens(batch)), self._loss_unit)
+        batch = with_loss_units(batch.select(with_policy_tokens(batch)), self.config.loss_unit)
         if len(batch) == 0:
             raise ValueError("CriticWorker.update: the batch has no policy token")
         if not (batch.has("values") and batch.has("returns")):
             raise ValueError("CriticWorker.update: batch.values and batch.returns are needed; compute them first")
-        key = f"{self.seed}/{step}" if self._shuffle else None
+        key = f"{self.seed}/{step}" if self.config.shuffle else None
         tokens, units, mode = batch.policy_tokens, batch.sequences["loss_unit"], self.config.loss_agg_mode
-        plan = update_plan(batch.group, self._mini_batch_size, self._epochs, key)
+        plan = update_plan(batch.group, self.config.ppo_mini_batch_size, self.config.ppo_epochs, key)
         minis = (
             MiniBatch(
                 f"step {step}, {where} of the critic",
@@ -117,7 +93,7 @@ class CriticWorker(TrainableWorker[torch.Tensor]):
         def loss(values: torch.Tensor, micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             """Compute (loss, a scalar; sums for metrics, scalars) from the values [T] float32 of a micro-batch."""
             assert micro.values is not None and micro.returns is not None
-            by_token, clipped = value_loss(values, micro.values, micro.returns, micro.mask, self.config.cliprange_value)
+            by_token, clipped = value_loss(values, micro.values, micro.returns, micro.mask, self._clip)
             seen = {"tokens": micro.mask.sum(), "clipped": clipped, "values": values.detach()[micro.mask].sum()}
             return aggregate(by_token, micro.mask, micro.offsets, scale, micro.unit_tokens), seen
 

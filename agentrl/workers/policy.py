@@ -13,7 +13,6 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from agentrl.algorithms.aggregate import LossScale, Scored, Term, add_up, aggregate, with_loss_units
-from agentrl.algorithms.distillation import Head
 from agentrl.algorithms.policy_loss import BY_TOKEN, CORRECTION, loss_columns
 from agentrl.algorithms.rollout_correction import correction_metrics
 from agentrl.algorithms.terms import EntropyBonus, ExpertNLL, loss_terms
@@ -24,10 +23,8 @@ from agentrl.checks.report import Report
 from agentrl.checks.update import UpdateWatch, of_policy
 from agentrl.config.declaration import Computed
 from agentrl.config.registries import POLICY_BACKENDS
-from agentrl.config.sections.actor import ActorConfig
-from agentrl.config.sections.algorithm import AlgorithmConfig, RolloutCorrectionConfig
-from agentrl.config.sections.distillation import POLICY, DistillationConfig
-from agentrl.config.sections.model import ModelConfig
+from agentrl.config.sections.distillation import POLICY
+from agentrl.config.sections.training import Config
 from agentrl.errors import TrainingError
 from agentrl.model.scores import Needs, TokenScores
 from agentrl.runtime.ranks import CachedColumns, RankWeights
@@ -53,88 +50,61 @@ EXPERTS: Needs = frozenset({"experts"})
 class PolicyWorker(TrainableWorker[TokenScores]):
     """The trained policy on one device, or one rank's part of it: the algorithm, over a `PolicyBackend`.
 
-    Args:
-        temperature: the engine's sampling temperature; log-probs are of softmax(logits / temperature).
-        log_prob_max_tokens: tokens a micro-batch of `compute_log_probs` and rank.
-        total_steps: training steps of the whole run.
-        critic_warmup: training steps at its start in which only the critic learns; the learning rate's schedule begins
-            after them.
-        seed: of the order of mini-batches, and of the start of adapters.
-        max_response_length: the constant of loss_agg_mode=seq-mean-token-sum-norm, needed only there.
-        further_scores: scores that `compute_log_probs` gives in addition to log-probs.
-        algorithm: the correction for the engine's samples, and whether sequences without advantage may be left out;
-            None: no correction, and they may.
-        distillation: the teachers, if there are any.
-        expert_coef: weight of an expert's transcripts in the loss.
+    The learning rate's schedule begins after the training steps in which only the critic learns.
     """
 
     def __init__(
         self,
-        model_config: ModelConfig,
-        actor_config: ActorConfig,
+        config: Config,
         *,
         device: str | torch.device,
-        temperature: float,
-        log_prob_max_tokens: int,
         total_steps: int,
-        seed: int,
-        critic_warmup: int = 0,
-        max_response_length: int | None = None,
         further_scores: Sequence[Computed] = (),
-        algorithm: AlgorithmConfig | None = None,
-        distillation: DistillationConfig | None = None,
-        expert_coef: float = 0.0,
     ) -> None:
-        """Make the backend of `actor_config.strategy`. Raises ConfigError."""
-        self.config = actor_config
-        self._correction = RolloutCorrectionConfig() if algorithm is None else algorithm.rollout_correction
-        self._expert = ExpertNLL(expert_coef)
-        self._teaches = [
-            index for index, (_, one) in enumerate(distillation.teachers if distillation else ()) if one.is_policy
-        ]
+        """Make the backend of the actor's strategy. Raises ConfigError.
+
+        total_steps: training steps of the whole run. further_scores: scores that `compute_log_probs` gives in addition
+        to log-probs.
+        """
+        roles, distillation = config.actor_rollout_ref, config.distillation
+        model, actor, temperature = roles.model, roles.actor, roles.rollout.temperature
+        self.config = actor
+        self._correction = config.algorithm.rollout_correction
+        self._expert = ExpertNLL(config.expert.coef)
+        self._teaches = [index for index, (_, one) in enumerate(distillation.teachers) if one.is_policy]
         """Indices among the teachers that mean the policy itself."""
-        heads: Sequence[Head] = ()
-        if distillation is not None:
-            heads = read_heads(distillation, model_config, device=device, temperature=temperature)
-        self._terms = loss_terms(actor_config, algorithm, distillation, heads)
+        heads = read_heads(distillation, model, device=device, temperature=temperature)
+        self._terms = loss_terms(actor, config.algorithm, distillation, heads)
         self._needs: Needs = frozenset(score for term in self._terms for score in term.scores())
         self._compare = next(filter(None, (term.comparison() for term in self._terms)), None)
         self._reads = next(filter(None, (term.reads() for term in self._terms)), None)
         self._further_scores = tuple(further_scores)
-        self.seed = seed
-        self._critic_warmup = critic_warmup
-        self._max_response_length = max_response_length
+        self.seed = config.trainer.seed
+        self._critic_warmup = config.trainer.critic_warmup
+        self._max_response_length = config.data.max_response_length
         self._kept: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         """Rows [n], offsets [n + 1] and columns [T, F] of the last update's micro-batches."""
         self._experts: CachedColumns | None = None
         """Experts [T, L, k] that the last `compute_log_probs` sent tokens to, with router_replay.mode=R2."""
         settings = PolicySettings(
-            model=model_config,
-            optim=actor_config.optim,
-            parallel=actor_config.parallel,
+            section=actor,
+            model=model,
             device=device,
-            total_steps=total_steps - critic_warmup,
-            grad_clip=actor_config.grad_clip,
-            max_tokens=actor_config.ppo_max_token_len_per_gpu,
-            freeze_vision_tower=actor_config.freeze_vision_tower,
-            replays_experts=actor_config.router_replay.mode != "disabled",
-            param_offload=actor_config.fsdp_config.param_offload,
-            use_torch_compile=actor_config.use_torch_compile,
-            checkpoint_writer=actor_config.checkpoint.writer,
-            seed=seed,
+            total_steps=total_steps - self._critic_warmup,
+            seed=self.seed,
             temperature=temperature,
-            log_prob_max_tokens=log_prob_max_tokens,
+            log_prob_max_tokens=roles.rollout.log_prob_max_token_len_per_gpu,
         )
-        make = cast(PolicyBackendFactory, POLICY_BACKENDS.get(actor_config.strategy))
-        self.backend = configured(make, actor_config.strategy_options, f"{POLICY_BACKENDS.key}_options")(settings)
+        make = cast(PolicyBackendFactory, POLICY_BACKENDS.get(actor.strategy))
+        self.backend = configured(make, actor.strategy_options, f"{POLICY_BACKENDS.key}_options")(settings)
         keys = LossKeys(
-            actor=actor_config,
+            actor=actor,
             correction=self._correction,
-            distillation=distillation if distillation is not None and distillation.in_loss else None,
-            norm_length=max_response_length,
+            distillation=distillation if distillation.in_loss else None,
+            norm_length=self._max_response_length,
         )
-        steps = StepWatch(actor_config.optim, actor_config.grad_clip, total_steps - critic_warmup)
-        self._watch = UpdateWatch(of_policy(keys), steps, model_config.dtype)
+        steps = StepWatch(actor.optim, actor.grad_clip, settings.total_steps)
+        self._watch = UpdateWatch(of_policy(keys), steps, model.dtype)
         super().__init__(self.backend, self._watch)
 
     def keep(self) -> None:

@@ -155,25 +155,11 @@ def policy_is_reference(config: Config) -> bool:
 
 def policy_role(config: Config, device: str, total_steps: int) -> Role[PolicyWorker]:
     """The policy. Raises ConfigError for a strategy that there is not; making it raises ConfigError, too."""
-    roles = config.actor_rollout_ref
-    POLICY_BACKENDS.get(roles.actor.strategy)
-    make = partial(
-        PolicyWorker,
-        roles.model,
-        roles.actor,
-        device=device,
-        temperature=roles.rollout.temperature,
-        log_prob_max_tokens=roles.rollout.log_prob_max_token_len_per_gpu,
-        total_steps=total_steps,
-        critic_warmup=config.trainer.critic_warmup,
-        seed=config.trainer.seed,
-        max_response_length=config.data.max_response_length,
-        further_scores=computed_scores(config),
-        algorithm=config.algorithm,
-        distillation=config.distillation,
-        expert_coef=config.expert.coef,
-    )
-    return Role("policy", make, roles.actor.parallel.copies)
+    actor = config.actor_rollout_ref.actor
+    POLICY_BACKENDS.get(actor.strategy)
+    scores = computed_scores(config)
+    make = partial(PolicyWorker, config, device=device, total_steps=total_steps, further_scores=scores)
+    return Role("policy", make, actor.parallel.copies)
 
 
 def reference_role(config: Config, device: str) -> Role[ReferenceWorker] | None:
@@ -218,16 +204,7 @@ def teacher_role(config: Config, device: str) -> Role[TeacherWorker] | None:
 def critic_role(config: Config, device: str, total_steps: int) -> Role[CriticWorker]:
     """The critic. Raises ConfigError for a strategy that there is not; making it raises ConfigError, too."""
     CRITIC_BACKENDS.get(config.critic.strategy)
-    make = partial(
-        CriticWorker,
-        config.actor_rollout_ref.model,
-        config.critic,
-        config.actor_rollout_ref.actor,
-        device=device,
-        total_steps=total_steps,
-        seed=config.trainer.seed,
-        max_response_length=config.data.max_response_length,
-    )
+    make = partial(CriticWorker, config, device=device, total_steps=total_steps)
     return Role("critic", make, config.critic.parallel.copies)
 
 

@@ -15,6 +15,7 @@ from agentrl.algorithms.aggregate import LossScale, aggregate
 from agentrl.checks.loss_gradient import Counts, owners_of
 from agentrl.checks.optimizer_step import StepWatch
 from agentrl.checks.update import Learnt, UpdateWatch, of_transcripts
+from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.sft import SFTConfig, TuningConfig
 from agentrl.data.sft import SFTSample
 from agentrl.model.scores import TokenScores
@@ -93,16 +94,19 @@ def watch_of(learnt: Learnt[Found], config: TuningConfig, total_steps: int) -> U
 def policy_settings(config: TuningConfig, device: str | torch.device, total_steps: int) -> PolicySettings:
     """Say how a model learns from transcripts."""
     return PolicySettings(
-        model=config.model,
+        section=section_of(config), model=config.model, device=device, total_steps=total_steps, seed=config.data.seed
+    )
+
+
+def section_of(config: TuningConfig) -> ActorConfig:
+    """Write the keys of a training from files as the policy's section has them; its other keys are the defaults."""
+    return ActorConfig(
         optim=config.optim,
-        parallel=config.parallel,
-        device=device,
-        total_steps=total_steps,
         grad_clip=config.grad_clip,
-        max_tokens=config.data.max_token_len_per_gpu,
-        param_offload=config.model.fsdp_config.param_offload,
-        checkpoint_writer=config.trainer.checkpoint.writer,
-        seed=config.data.seed,
+        ppo_max_token_len_per_gpu=config.data.max_token_len_per_gpu,
+        ulysses_sequence_parallel_size=config.ulysses_sequence_parallel_size,
+        fsdp_config=config.model.fsdp_config,
+        checkpoint=config.trainer.checkpoint,
     )
 
 

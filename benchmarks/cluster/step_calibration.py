@@ -32,8 +32,8 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from agentrl.config import load_config
-from agentrl.config.sections.actor import ActorConfig
-from agentrl.config.sections.model import ModelConfig
+from agentrl.config.sections.actor import ActorRolloutRefConfig
+from agentrl.config.sections.model import PolicyModelConfig
 from agentrl.config.sections.training import Config
 from agentrl.engines.contract import SamplingParams
 from agentrl.engines.embedded.engine import EmbeddedEngine
@@ -146,15 +146,8 @@ def measured_cluster(policy: Path, shape: ModelShape) -> Cluster:
 
     A pass over short and one over long sequences tell the time of linear layers and of attention apart.
     """
-    worker = PolicyWorker(
-        ModelConfig(path=str(policy)),
-        ActorConfig(),
-        device="cpu",
-        temperature=1.0,
-        log_prob_max_tokens=16384,
-        total_steps=100,
-        seed=1,
-    )
+    roles = ActorRolloutRefConfig(model=PolicyModelConfig(path=str(policy)))
+    worker = PolicyWorker(Config(actor_rollout_ref=roles), device="cpu", total_steps=100)
     forwards, updates, by_linear, by_attention = [], [], [], []
     for groups, answer in BATCHES:
         batch = made_up_batch(shape.vocab, groups, answer)

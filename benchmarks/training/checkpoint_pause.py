@@ -19,8 +19,9 @@ import torch
 
 from agentrl.checkpoint.manager import CheckpointManager
 from agentrl.checkpoint.manifest import name_of
-from agentrl.config.sections.actor import ActorConfig
-from agentrl.config.sections.model import ModelConfig
+from agentrl.config.sections.actor import ActorConfig, ActorRolloutRefConfig
+from agentrl.config.sections.model import PolicyModelConfig
+from agentrl.config.sections.training import Config
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.runtime.ranks import LocalRanks
 from agentrl.trajectory.batch import RaggedBatch
@@ -55,15 +56,9 @@ def made_up_batch() -> RaggedBatch:
 class Run:
     def __init__(self, folder: Path) -> None:
         path = make_tiny_policy(folder / "policy", seed=0, shape=SHAPE)
-        self.worker = PolicyWorker(
-            ModelConfig(path=str(path)),
-            ActorConfig(ppo_mini_batch_size=SEQUENCES),
-            device="cpu",
-            temperature=1.0,
-            log_prob_max_tokens=4096,
-            total_steps=10**6,
-            seed=1,
-        )
+        model, actor = PolicyModelConfig(path=str(path)), ActorConfig(ppo_mini_batch_size=SEQUENCES)
+        config = Config(actor_rollout_ref=ActorRolloutRefConfig(model=model, actor=actor))
+        self.worker = PolicyWorker(config, device="cpu", total_steps=10**6)
         self.group = PolicyGroup(LocalRanks(self.worker))
         self.batch = made_up_batch()
         self.managers = {

@@ -20,10 +20,11 @@ import torch
 from agentrl.algorithms.estimate import corrected
 from agentrl.algorithms.policy_loss import PolicyLoss, select_tokens
 from agentrl.config.registries import POLICY_LOSSES
-from agentrl.config.sections.actor import ActorConfig
+from agentrl.config.sections.actor import ActorConfig, ActorRolloutRefConfig
 from agentrl.config.sections.algorithm import AlgorithmConfig, RolloutCorrectionConfig
-from agentrl.config.sections.model import ModelConfig
+from agentrl.config.sections.model import PolicyModelConfig
 from agentrl.config.sections.optim import OptimConfig
+from agentrl.config.sections.training import Config
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.system.json_value import JSON
 from agentrl.trajectory.batch import RaggedBatch
@@ -79,15 +80,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = make_tiny_policy(Path(folder) / "policy", seed=0, shape=SHAPE)
         actor = ActorConfig(optim=OptimConfig(lr=1e-6))
-        worker = PolicyWorker(
-            ModelConfig(path=str(path)),
-            actor,
-            device="cpu",
-            temperature=1.0,
-            log_prob_max_tokens=16384,
-            total_steps=10,
-            seed=1,
-        )
+        roles = ActorRolloutRefConfig(model=PolicyModelConfig(path=str(path)), actor=actor)
+        worker = PolicyWorker(Config(actor_rollout_ref=roles), device="cpu", total_steps=10)
         passes = seconds(lambda: worker.compute_log_probs(batch))
         batch = batch.with_fields(old_logprobs=worker.compute_log_probs(batch)[0])
         assert batch.old_logprobs is not None

@@ -23,10 +23,12 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from agentrl.config.sections.actor import ActorConfig
-from agentrl.config.sections.model import ModelConfig
+from agentrl.config.sections.actor import ActorConfig, ActorRolloutRefConfig
+from agentrl.config.sections.model import PolicyModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.config.sections.parallel import ActorFSDPConfig
+from agentrl.config.sections.rollout import TrainingRolloutConfig
+from agentrl.config.sections.training import Config
 from agentrl.plan.sizing import ModelShape, Work, forward_flops, update_flops
 from agentrl.plan.times import CARDS
 from agentrl.runtime.device import resolve_device
@@ -131,26 +133,22 @@ def make_worker(
     offload_activations: bool = False,
 ) -> PolicyWorker:
     """A policy whose updates are one optimizer step, in micro-batches of `tokens`."""
-    return PolicyWorker(
-        ModelConfig(
-            path=str(folder),
-            dtype="bfloat16" if dtype == "bfloat16" else "float32",
-            enable_gradient_checkpointing=checkpointing,
-            enable_activation_offload=offload_activations,
-        ),
-        ActorConfig(
-            ppo_mini_batch_size=1_000_000,
-            ppo_max_token_len_per_gpu=tokens,
-            use_torch_compile=compiled,
-            optim=OptimConfig(lr=1e-6),
-            fsdp_config=ActorFSDPConfig(param_offload=offload_params),
-        ),
-        device=device,
-        temperature=1.0,
-        log_prob_max_tokens=tokens,
-        total_steps=100,
-        seed=1,
+    model = PolicyModelConfig(
+        path=str(folder),
+        dtype="bfloat16" if dtype == "bfloat16" else "float32",
+        enable_gradient_checkpointing=checkpointing,
+        enable_activation_offload=offload_activations,
     )
+    actor = ActorConfig(
+        ppo_mini_batch_size=1_000_000,
+        ppo_max_token_len_per_gpu=tokens,
+        use_torch_compile=compiled,
+        optim=OptimConfig(lr=1e-6),
+        fsdp_config=ActorFSDPConfig(param_offload=offload_params),
+    )
+    rollout = TrainingRolloutConfig(log_prob_max_token_len_per_gpu=tokens)
+    roles = ActorRolloutRefConfig(model=model, actor=actor, rollout=rollout)
+    return PolicyWorker(Config(actor_rollout_ref=roles), device=device, total_steps=100)
 
 
 def fsdp(worker: PolicyWorker) -> FSDPPolicy:

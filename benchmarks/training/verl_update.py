@@ -108,17 +108,8 @@ class Step:
 
 def our_step(config: Config, batch: RaggedBatch) -> tuple[Step, dict[str, Tensor] | None]:
     """Take a step as the trainer does; beside it the critic's weights before it."""
-    model, actor, rollout = (getattr(config.actor_rollout_ref, name) for name in ("model", "actor", "rollout"))
-    policy = PolicyWorker(
-        model,
-        actor,
-        device="cpu",
-        temperature=rollout.temperature,
-        log_prob_max_tokens=rollout.log_prob_max_token_len_per_gpu,
-        total_steps=10,
-        seed=config.trainer.seed,
-        max_response_length=config.data.max_response_length,
-    )
+    model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+    policy = PolicyWorker(config, device="cpu", total_steps=10)
     reference = ReferenceWorker(
         config.actor_rollout_ref.ref.path or model.path,
         dtype="float32",
@@ -130,7 +121,7 @@ def our_step(config: Config, batch: RaggedBatch) -> tuple[Step, dict[str, Tensor
     batch = batch.with_fields(old_logprobs=old, ref_logprobs=reference.compute_reference_log_probs(batch)[0])
     critic, critic_weights = None, None
     if config.algorithm.adv_estimator == "gae":
-        critic = CriticWorker(model, config.critic, actor, device="cpu", total_steps=10, seed=config.trainer.seed)
+        critic = CriticWorker(config, device="cpu", total_steps=10)
         with torch.no_grad():  # it starts at zero, where values and advantages would say little
             head: nn.Linear = critic.backend.model.value_head  # type: ignore[attr-defined]
             head.weight.normal_(std=0.2, generator=torch.Generator().manual_seed(3))

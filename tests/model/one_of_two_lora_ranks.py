@@ -15,8 +15,8 @@ from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.runtime.ranks import shares
 from agentrl.trajectory.batch import RaggedBatch
-from agentrl.workers import PolicyWorker
 from tests.workers.conftest import fsdp
+from tests.workers.made import policy_worker
 
 
 def main(rank: int, ranks: int, work: Path) -> None:
@@ -24,7 +24,7 @@ def main(rank: int, ranks: int, work: Path) -> None:
     settings = json.loads((work / "settings.json").read_text())
     model, actor = ModelConfig(**settings["model"]), ActorConfig(**settings["actor"])
     batch = RaggedBatch(**torch.load(work / "batch.pt", weights_only=True))
-    worker = PolicyWorker(model, actor, device="cpu", temperature=1.0, log_prob_max_tokens=128, total_steps=10, seed=1)
+    worker = policy_worker(model, actor, device="cpu", temperature=1.0, log_prob_max_tokens=128, total_steps=10, seed=1)
     part = batch.select(shares(batch.lengths.tolist(), ranks)[rank])
     reference, _ = worker.compute_reference_log_probs(part)  # before anything with a gradient
     metrics = [worker.update(batch, step=step) for step in (1, 2)]

@@ -20,11 +20,11 @@ from agentrl.engines.servers.model import ModelFacts
 from agentrl.model.packed import token_logprobs, use_packed_attention
 from agentrl.model.stateful import unbound_time_steps
 from agentrl.trajectory.batch import RaggedBatch
-from agentrl.workers import PolicyWorker
 from tests.conftest import PROJECT
 from tests.model.families import FAMILIES, HYBRIDS, SIZES, batch, make_model, one_by_one
 from tests.trained import trained_batch
 from tests.workers.conftest import fsdp
+from tests.workers.made import policy_worker
 
 
 def test_the_docs_name_them() -> None:
@@ -112,7 +112,7 @@ async def test_generated_trained_and_saved(name: str, tmp_path: Path) -> None:
     engine = EmbeddedEngine(make_model(name), max_num_seqs=8, max_model_len=128)
     assert_sampled_from(own, await dialogues(engine))
 
-    worker = PolicyWorker(
+    worker = policy_worker(
         ModelConfig(path=str(tmp_path / "model")),
         ActorConfig(optim=OptimConfig(name="muon", lr=1e-2, adamw_lr=1e-2)),
         device="cpu",

@@ -15,11 +15,12 @@ from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.model.packed import load_model, token_logprobs
 from agentrl.parallel import gradients
-from agentrl.workers import PolicyWorker, learner
+from agentrl.workers import learner
 from tests.model.families import one_by_one
 from tests.real_model import cut_model, find_model
 from tests.trained import trained_batch
 from tests.workers.conftest import fsdp
+from tests.workers.made import policy_worker
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +88,7 @@ def test_the_gradient_of_an_update_is_that_of_float64(
     rewards = torch.randn(len(prompts), generator=torch.Generator().manual_seed(1))
     advantages = torch.repeat_interleave(rewards, offsets.diff()) * mask
     batch = trained_batch(offsets, ids, mask, torch.arange(len(prompts)) // 2, advantages=advantages)
-    worker = PolicyWorker(
+    worker = policy_worker(
         ModelConfig(path=str(cut)),
         ActorConfig(ppo_mini_batch_size=4, ppo_max_token_len_per_gpu=600, optim=OptimConfig(lr=1e-6)),
         device="cpu",

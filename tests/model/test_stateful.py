@@ -25,6 +25,7 @@ from agentrl.workers.learner import checkpoint_layers
 from tests.model.families import HYBRIDS, SIZES, batch, make_model, one_by_one
 from tests.model.test_families import NoTokenizer, assert_packed_is_one_by_one, grouped_batch
 from tests.workers.conftest import fsdp
+from tests.workers.made import policy_worker
 
 OPTIM = OptimConfig(name="muon", lr=1e-2, adamw_lr=1e-2)
 
@@ -124,7 +125,7 @@ def test_compiled_layers_are_refused() -> None:
 
 
 def make_worker(path: Path, **model: Any) -> PolicyWorker:
-    return PolicyWorker(
+    return policy_worker(
         ModelConfig(path=str(path), **model),
         ActorConfig(optim=OPTIM, ppo_max_token_len_per_gpu=100),
         device="cpu",

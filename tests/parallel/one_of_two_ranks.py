@@ -16,10 +16,10 @@ from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.reward import RewardModelConfig
 from agentrl.runtime.ranks import shares
 from agentrl.trajectory.batch import RaggedBatch
-from agentrl.workers import CriticWorker, PolicyWorker
 from agentrl.workers.reward_model import RewardModelWorker
 from tests.vision.sharded import updated
 from tests.workers.conftest import fsdp
+from tests.workers.made import critic_worker, policy_worker
 
 
 def main(rank: int, ranks: int, work: Path) -> None:
@@ -27,11 +27,11 @@ def main(rank: int, ranks: int, work: Path) -> None:
     settings = json.loads((work / "settings.json").read_text())
     model, actor = ModelConfig(**settings["model"]), ActorConfig(**settings["actor"])
     batch = RaggedBatch(**torch.load(work / "batch.pt", weights_only=True))
-    worker = PolicyWorker(model, actor, device="cpu", temperature=1.0, log_prob_max_tokens=64, total_steps=10, seed=1)
+    worker = policy_worker(model, actor, device="cpu", temperature=1.0, log_prob_max_tokens=64, total_steps=10, seed=1)
     part = batch.select(shares(batch.lengths.tolist(), ranks)[rank])
     logprobs, seen = worker.compute_log_probs(part)
     critic_config = CriticConfig(**settings["critic"])
-    critic = CriticWorker(model, critic_config, actor, device="cpu", total_steps=10, seed=1)
+    critic = critic_worker(model, critic_config, actor, device="cpu", total_steps=10, seed=1)
     metrics = [seen, *(worker.update(batch, step=step) for step in (1, 2))]
     metrics.append(critic.update(batch, step=1))
     metrics.append(critic.update(batch, step=2))
@@ -49,7 +49,7 @@ def main(rank: int, ranks: int, work: Path) -> None:
     (work / f"after-{rank}.json").write_text(json.dumps(after))
 
     model = ModelConfig(**settings["experts"])
-    experts = PolicyWorker(model, actor, device="cpu", temperature=1.0, log_prob_max_tokens=64, total_steps=10, seed=1)
+    experts = policy_worker(model, actor, device="cpu", temperature=1.0, log_prob_max_tokens=64, total_steps=10, seed=1)
     metrics = [experts.update(batch, step=step) for step in (1, 2)]
     (work / f"experts-{rank}.json").write_text(json.dumps(metrics))
     weights = dict(fsdp(experts).named_tensors())  # every rank reads; the first one writes

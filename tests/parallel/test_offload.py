@@ -21,6 +21,7 @@ from agentrl.optim.optimizer import Optim
 from agentrl.parallel import offload
 from agentrl.parallel.offload import Offload
 from tests.workers.conftest import BatchMaker, WorkerMaker, fsdp, same_weights
+from tests.workers.made import policy_worker
 
 
 class NotedOffload(Offload):
@@ -132,12 +133,11 @@ def test_offloaded_activations_are_the_inputs_of_the_layers_and_change_nothing(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_offloading_frees_the_device_and_changes_nothing(make_batch: BatchMaker, tiny_policy: Path) -> None:
-    from agentrl.workers import PolicyWorker
 
     batch, results = make_batch(), []
     for away in (False, True):
         away_from = ActorFSDPConfig(param_offload=away)
-        worker = PolicyWorker(
+        worker = policy_worker(
             ModelConfig(path=str(tiny_policy)),
             ActorConfig(ppo_mini_batch_size=4, optim=OptimConfig(lr=1e-2), fsdp_config=away_from),
             device="cuda",

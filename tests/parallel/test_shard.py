@@ -19,7 +19,6 @@ from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.config.sections.reward import RewardModelConfig
 from agentrl.runtime.ranks import join_tokens, shares
-from agentrl.workers import CriticWorker
 from agentrl.workers.fsdp import FSDPCritic
 from agentrl.workers.plan import update_plan
 from agentrl.workers.reward_model import RewardModelWorker
@@ -29,6 +28,7 @@ from tests.reward.tiny_reward_model import make_reward_model
 from tests.vision.sharded import updated
 from tests.vision.tiny import make_tiny_vision_policy
 from tests.workers.conftest import BatchMaker, WorkerMaker, fsdp
+from tests.workers.made import critic_worker
 
 RANKS = 2
 
@@ -89,7 +89,7 @@ def test_two_ranks_equal_one(
     make_tiny_vision_policy(tmp_path / "vision")
     run_ranks(tmp_path)
 
-    values = CriticWorker(model, critic, actor, device="cpu", total_steps=10, seed=1)
+    values = critic_worker(model, critic, actor, device="cpu", total_steps=10, seed=1)
     metrics = [seen, *(worker.update(batch, step=step) for step in (1, 2))]
     metrics += [values.update(batch, step=step) for step in (1, 2)]
     parts = shares(batch.lengths.tolist(), RANKS)

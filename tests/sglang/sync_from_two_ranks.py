@@ -18,8 +18,8 @@ from agentrl.engines.sglang.checksums import Expectation
 from agentrl.engines.sglang.client import SGLangClient
 from agentrl.engines.weights import Weights
 from agentrl.system.http import http_client
-from agentrl.workers import PolicyWorker
 from tests.workers.conftest import fsdp
+from tests.workers.made import policy_worker
 
 
 async def send(kind: str, weights: Weights, url: str, version: int) -> None:
@@ -37,7 +37,7 @@ async def send(kind: str, weights: Weights, url: str, version: int) -> None:
 
 def main(rank: int, work: Path, url: str, kind: str, version: int) -> None:
     dist.init_process_group("gloo", init_method=f"file://{work / 'rendezvous'}", rank=rank, world_size=2)
-    worker = PolicyWorker(
+    worker = policy_worker(
         ModelConfig(path=str(work / "model")),
         ActorConfig(),
         device="cpu",

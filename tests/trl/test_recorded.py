@@ -27,7 +27,6 @@ from agentrl.trl.adapters import adapter_keys
 from agentrl.trl.arguments import BY_NAME
 from agentrl.trl.order import RepeatOrder
 from agentrl.trl.translation import translate
-from agentrl.workers import PolicyWorker
 from benchmarks.trl.page import table
 from benchmarks.trl.published import CONFIGS
 from benchmarks.trl.record import (
@@ -45,6 +44,7 @@ from tests.algorithms.batches import Row, batch_of
 from tests.conftest import PROJECT
 from tests.trained import trained_batch
 from tests.workers.conftest import fsdp
+from tests.workers.made import policy_worker
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "recorded.json").read_text())
 RUN = {"per_device_train_batch_size": 8, "num_generations": TRAJECTORIES, "learning_rate": 1e-4, "bf16": False}
@@ -222,7 +222,7 @@ def test_weights_after_updates_are_trls(name: str, tmp_path: Path) -> None:
     config = as_config({**keys, "data.train_files": "rows.parquet", "data.val_files": None})
     steps = config.trainer.total_training_steps
     assert steps is not None and steps == given["max_steps"]
-    worker = PolicyWorker(
+    worker = policy_worker(
         config.actor_rollout_ref.model,
         config.actor_rollout_ref.actor,
         device="cpu",

@@ -14,10 +14,10 @@ from agentrl.trajectory import Message
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.trajectory.images import Images
 from agentrl.trajectory.picture import image_part
-from agentrl.workers import PolicyWorker
 from tests.trained import trained_batch
 from tests.vision.tiny import picture
 from tests.workers.conftest import fsdp
+from tests.workers.made import policy_worker
 
 
 def updated(policy: Path) -> dict[str, torch.Tensor]:
@@ -25,7 +25,7 @@ def updated(policy: Path) -> dict[str, torch.Tensor]:
     batch = images_for_one(Chat.from_pretrained(str(policy)))
     actor = ActorConfig(ppo_mini_batch_size=2, optim=OptimConfig(lr=1e-3))
     model = ModelConfig(path=str(policy))
-    worker = PolicyWorker(model, actor, device="cpu", temperature=1.0, log_prob_max_tokens=64, total_steps=1, seed=1)
+    worker = policy_worker(model, actor, device="cpu", temperature=1.0, log_prob_max_tokens=64, total_steps=1, seed=1)
     worker.update(batch, step=1)
     return {name: tensor.clone() for name, tensor in fsdp(worker).named_tensors()}
 

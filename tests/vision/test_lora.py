@@ -16,12 +16,13 @@ from agentrl.quickstart.tiny_policy import make_tiny_policy
 from agentrl.workers import PolicyWorker
 from tests.vision.sharded import images_for_one
 from tests.workers.conftest import fsdp
+from tests.workers.made import policy_worker
 
 
 def worker_of(path: Path, *, freeze: bool, rank: int = 4) -> PolicyWorker:
     actor = ActorConfig(ppo_mini_batch_size=2, freeze_vision_tower=freeze, optim=OptimConfig(lr=1e-2))
     model = ModelConfig(path=str(path), lora_rank=rank)
-    return PolicyWorker(model, actor, device="cpu", temperature=1.0, log_prob_max_tokens=64, total_steps=2, seed=1)
+    return policy_worker(model, actor, device="cpu", temperature=1.0, log_prob_max_tokens=64, total_steps=2, seed=1)
 
 
 @pytest.mark.parametrize("freeze", [False, True])

@@ -17,6 +17,7 @@ from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers import PolicyWorker
 from agentrl.workers.fsdp import FSDPPolicy
 from tests.trained import trained_batch
+from tests.workers.made import policy_worker
 
 SHAPE = TinyShape(vocab=320, hidden=32, layers=2, heads=2, kv_heads=1, intermediate=64)
 
@@ -82,7 +83,7 @@ def make_worker(tiny_policy: Path) -> WorkerMaker:
 
     def make(actor: ActorConfig | None = None, model: ModelConfig | None = None, **arguments: object) -> PolicyWorker:
         defaults = {"temperature": 1.0, "log_prob_max_tokens": 4096, "total_steps": 10, "seed": 1}
-        return PolicyWorker(
+        return policy_worker(
             model or ModelConfig(path=str(tiny_policy)),
             actor or ActorConfig(optim=OptimConfig(lr=1e-2)),
             device="cpu",

@@ -29,10 +29,11 @@ from agentrl.model.vision import sample_image
 from agentrl.trajectory import PlacedImage
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.trajectory.images import Images
-from agentrl.workers import CriticWorker, PolicyWorker
+from agentrl.workers import PolicyWorker
 from tests.trained import trained_batch
 from tests.vision.tiny import make_tiny_vision_policy
 from tests.workers.conftest import fsdp
+from tests.workers.made import critic_worker, policy_worker
 
 OPTIM = OptimConfig(lr=1e-2)
 
@@ -49,7 +50,7 @@ def batch_of(vocab: int) -> RaggedBatch:
 
 
 def policy(path: str, dtype: str, model: dict[str, Any] | None = None, **actor: Any) -> PolicyWorker:
-    return PolicyWorker(
+    return policy_worker(
         ModelConfig(path=path, dtype=dtype, **(model or {})),
         ActorConfig(**{"ppo_mini_batch_size": 2, "ppo_max_token_len_per_gpu": 80, "optim": OPTIM} | actor),
         device=pretend_device.NAME,
@@ -113,7 +114,7 @@ def update_of_adapters(path: str, batch: RaggedBatch) -> None:
 
 
 def critic(path: str, batch: RaggedBatch) -> None:
-    worker = CriticWorker(
+    worker = critic_worker(
         ModelConfig(path=path, dtype="bfloat16"),
         CriticConfig(optim=OPTIM, ppo_max_token_len_per_gpu=200),
         ActorConfig(ppo_mini_batch_size=2),

@@ -16,11 +16,12 @@ from agentrl.workers.fsdp import FSDPCritic
 from agentrl.workers.trainable import MAX_SKIPPED
 from tests.config.loading import load
 from tests.workers.conftest import BatchMaker
+from tests.workers.made import critic_worker
 
 
 def critic(tiny_policy: Path, **config: object) -> CriticWorker:
     settings = {"optim": OptimConfig(lr=1e-2), "cliprange_value": 100.0} | config
-    return CriticWorker(
+    return critic_worker(
         ModelConfig(path=str(tiny_policy)),
         CriticConfig(**settings),
         ActorConfig(ppo_mini_batch_size=2),

@@ -13,8 +13,9 @@ from agentrl.config.sections.actor import ActorConfig, CriticConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.trajectory.batch import RaggedBatch
-from agentrl.workers import CriticWorker, PolicyWorker
+from agentrl.workers import PolicyWorker
 from tests.workers.conftest import BatchMaker, WorkerMaker, same_weights
+from tests.workers.made import critic_worker
 
 
 def cut(batch: RaggedBatch, seed: int) -> RaggedBatch:
@@ -75,7 +76,7 @@ def test_cutting_a_session_into_transcripts_changes_no_step(
 
 def test_the_critic_is_fitted_by_trajectory_too(tiny_policy: Path, make_batch: BatchMaker) -> None:
     def norm(batch: RaggedBatch, unit: str = "trajectory") -> float:
-        worker = CriticWorker(
+        worker = critic_worker(
             ModelConfig(path=str(tiny_policy)),
             CriticConfig(ppo_max_token_len_per_gpu=90, loss_agg_mode="seq-mean-token-mean", optim=OptimConfig(lr=1e-3)),
             ActorConfig.model_validate({"loss_unit": unit}),

@@ -20,6 +20,7 @@ from agentrl.errors import TrainingError
 from agentrl.model.scores import TokenScores
 from agentrl.trajectory.batch import RaggedBatch
 from tests.workers.conftest import BatchMaker, WorkerMaker, fsdp, same_weights
+from tests.workers.made import policy_worker
 
 EQUAL_PROMPTS = [0, 1, 2, 4]
 """Their rewards are all equal. Of each epoch's three mini-batches of two prompts some have no other prompt."""
@@ -170,7 +171,6 @@ def test_a_batch_without_any_advantage_is_a_step_of_gradient_zero(make_worker: W
 def test_images_of_sequences_that_are_left_out_change_nothing(tmp_path: Path) -> None:
     """The vision tower takes its step, too: of the two sequences one has an image, and no advantage."""
     from agentrl.chat import Chat
-    from agentrl.workers import PolicyWorker
     from tests.vision.sharded import images_for_one
     from tests.vision.tiny import make_tiny_vision_policy
 
@@ -178,7 +178,7 @@ def test_images_of_sequences_that_are_left_out_change_nothing(tmp_path: Path) ->
     batch = images_for_one(Chat.from_pretrained(path))
     actor = ActorConfig(ppo_mini_batch_size=2, optim=ADAMW)
     some, every = (
-        PolicyWorker(
+        policy_worker(
             ModelConfig(path=path), actor, device="cpu", temperature=1.0, log_prob_max_tokens=64, total_steps=2, seed=1
         )
         for _ in range(2)

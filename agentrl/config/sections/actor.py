@@ -259,6 +259,16 @@ class CriticConfig(Section):
     optim: OptimConfig = OptimConfig(lr=1e-5)
     model: CriticModelConfig = CriticModelConfig()
 
+    def over(self, actor: ActorConfig) -> ActorConfig:
+        """Return the keys that the critic learns by: the actor's, with the critic's own in their place.
+
+        A key that is null here stays the actor's.
+        """
+        found = {name: getattr(self, name) for name in ActorConfig.model_fields if name in CriticConfig.model_fields}
+        own = {name: value for name, value in found.items() if value is not None}
+        fsdp_config = actor.fsdp_config.model_copy(update=dict(self.model.fsdp_config))
+        return actor.model_copy(update={**own, "fsdp_config": fsdp_config})
+
     @property
     def parallel(self) -> Parallel:
         """Arrangement of the ranks."""
