@@ -81,13 +81,17 @@ def tool_set(folder: Path, class_name: str, config: Mapping[str, object], timeou
     return ToolSet.from_yaml(folder / "tools.yaml", timeout=timeout, max_response_tokens=LIMIT)
 
 
+SLOW = ToolAnswer("Error (timeout): do gave no answer within 0.5 s", ErrorKind.TIMEOUT)
+
+
 class Answers:
     """The contract. A maker answers `fine`, `long`, `refused` and `rich`, and never `slow`."""
 
     gives: ClassVar[frozenset[str]] = frozenset()
     """Parts of an answer, its text aside, that the maker can give: reward, metrics, files, images."""
     refused = ToolAnswer("Error (execution): not this", ErrorKind.REFUSED)
-    slow = ToolAnswer("Error (timeout): do gave no answer within 0.5 s", ErrorKind.TIMEOUT)
+    slow: ClassVar[tuple[ToolAnswer, ...]] = (SLOW,)
+    """Answers to a call that gets none in time."""
     on_resume = "answers"
 
     @abstractmethod
@@ -154,8 +158,9 @@ class Answers:
 
     async def test_a_maker_that_is_too_slow(self, bench: MakeBench, tmp_path: Path, url: str) -> None:
         one = await self.play(bench, self.make(tmp_path, url, 0.5), [call("do", what="slow"), "done"], [])
-        assert one.tool_calls == [ToolCallRecord("do", {"what": "slow"}, self.slow)]
-        assert one.tool_calls[0].seconds > 0.4
+        (record,) = one.tool_calls
+        assert (record.name, record.arguments) == ("do", {"what": "slow"}) and record.answer in self.slow
+        assert record.seconds > 0.4
 
     async def test_after_a_kill_the_record_is_the_same(self, bench: MakeBench, tmp_path: Path, url: str) -> None:
         entries: list[Entry] = []
@@ -252,11 +257,11 @@ ANSWERED = {"fine": "fine done", "long": LONG, "refused": "not this", "rich": "r
 
 
 LATE = ToolAnswer("Error (execution): RemoteUnavailable: tool do: no answer within 0.475 s", ErrorKind.EXECUTION)
-"""A remote client gives up by itself, right before the call's own deadline."""
+"""A remote client gives up by itself, right before the call's own deadline, which may pass first on a busy machine."""
 
 
 class TestHttpTool(Answers):
-    slow = LATE
+    slow = (LATE, SLOW)
     refused = ToolAnswer("Error (execution): status 400: not this", ErrorKind.REFUSED)
 
     @pytest.fixture
@@ -302,7 +307,7 @@ for line in sys.stdin:
 
 class TestMcpTool(Answers):
     gives = frozenset({"images"})
-    slow = LATE
+    slow = (LATE, SLOW)
     refused = ToolAnswer("Error (execution): not this", ErrorKind.EXECUTION)
 
     def make(self, folder: Path, url: str, timeout: float) -> Made:
