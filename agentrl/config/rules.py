@@ -217,8 +217,8 @@ class Needs(Rule):
     def __init__(self, condition: str, what: str = "", *, of: str = "") -> None:
         self.condition, self.what, self.of, self._while = Condition.parse(condition), what, of, itself(of)
 
-    def _needed(self, key: str) -> str:
-        return self.condition.text(key) + (f", {self.what}" if self.what else "")
+    def _needed(self, key: str, found: str = "") -> str:
+        return self.condition.text(key) + found + (f", {self.what}" if self.what else "")
 
     def text(self, place: Place) -> str:
         key = place.find(self.condition.name)
@@ -228,7 +228,9 @@ class Needs(Rule):
         other = place.find(self.condition.name)
         if other is None or not self._while.holds(values.all[key]) or self.condition.holds(values.all[other]):
             return []
-        return [f"{key}={shown(values.all[key])} needs {self._needed(other)}"]
+        found = values.all[other]
+        told = f" (found {shown(found)})" if found is not None else ""
+        return [f"{key}={shown(values.all[key])} needs {self._needed(other, told)}"]
 
 
 class ConflictsWith(Rule):

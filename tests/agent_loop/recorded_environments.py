@@ -91,7 +91,7 @@ class Sums(vf.Taskset[Sum, vf.TasksetConfig]):
         for number in range(40):
             yield Sum(Numbers(prompt=f"What is {number} + 1?", system_prompt="Be brief.", number=number))
 """
-"""Task set of verifiers 0.4, as `my_taskset.py` of the entry in configs/environments."""
+"""Task set of verifiers 0.4, as `my_taskset.py` of the entry in environments/."""
 
 REPLAY = """
 def tasks(split, seed, count):

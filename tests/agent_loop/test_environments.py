@@ -714,7 +714,7 @@ async def test_real_packages_answer_as_recorded(family: str, tmp_path: Path, mon
 @pytest.mark.timeout(1800)
 async def test_what_a_policy_writes_neither_ends_a_run_of_reasoning_gym_nor_is_run_as_code(bench: MakeBench) -> None:
     """A scorer that cannot read an answer raises; others evaluate it."""
-    (given,) = yaml.safe_load((PROJECT / "configs" / "environments" / "reasoning_gym.yaml").read_text())
+    (given,) = yaml.safe_load((PROJECT / "agentrl/environments/configs/environments" / "reasoning_gym.yaml").read_text())
     given["options"]["task_options"] = {"datasets": ["prime_factorization"]}
     options = EnvironmentOptions.model_validate(given["options"])
     sidecar = Sidecar(options)
@@ -758,7 +758,7 @@ async def test_rewards_that_see_a_group_are_refused_where_rows_are_made(
     family: str, environment: object, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (given,) = yaml.safe_load((PROJECT / "configs" / "environments" / f"{family}.yaml").read_text())
+    (given,) = yaml.safe_load((PROJECT / "agentrl/environments/configs/environments" / f"{family}.yaml").read_text())
     options = EnvironmentOptions.model_validate({**given["options"], "task_options": {"environment": environment}})
     make_files(family, options)
     (tmp_path / "grouped.py").write_text(GROUP_RUBRIC)

@@ -18,6 +18,7 @@ from aiohttp import web
 
 from agentrl.algorithms import declare
 from agentrl.config.overrides import as_config
+from agentrl.system.config_files import find_file
 from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory.parquet import SCHEMA
 from agentrl.trl import GRPOTrainer
@@ -172,7 +173,7 @@ def of_a_paper(columns: object, config: object) -> None: ...
 
 def open_entries(config: str) -> list[dict[str, object]]:
     """Read one of the YAML files that come with the package."""
-    found: list[dict[str, object]] = yaml.safe_load((PROJECT / "configs" / config).read_text(encoding="utf-8"))
+    found: list[dict[str, object]] = yaml.safe_load(Path(find_file("", config)).read_text(encoding="utf-8"))
     return found
 
 

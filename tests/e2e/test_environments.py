@@ -90,7 +90,7 @@ def test_the_pages_environment_is_trained_with(
     assert {one.score_extra["guesses"] for one in trained_on} <= {0.0, 1.0, 2.0, 3.0}
 
 
-FAMILIES = sorted(path.stem for path in (PROJECT / "configs" / "environments").glob("*.yaml"))
+FAMILIES = sorted(path.stem for path in (PROJECT / "agentrl/environments/configs/environments").glob("*.yaml"))
 INSTALLED = [one for one in FAMILIES if one not in ("harbor", "nemo_gym")]  # which need a server that runs
 
 
@@ -116,7 +116,7 @@ def test_task_folders_of_harbor_are_trained_two_steps(two_steps: Run, tmp_path: 
         harbor_task(tmp_path / "tasks" / f"t{number:02}")
     config = tmp_path / "harbor.yaml"
     with running(None) as server:
-        (given,) = yaml.safe_load((PROJECT / "configs" / "environments" / "harbor.yaml").read_text())
+        (given,) = yaml.safe_load((PROJECT / "agentrl/environments/configs/environments" / "harbor.yaml").read_text())
         given["options"]["task_options"] = {"folder": str(tmp_path / "tasks"), "sandbox": server.url}
         config.write_text(yaml.safe_dump([given]))
         assert prepare(["--config", str(config), "--out", str(tmp_path / "rows")]) == 0
@@ -133,7 +133,7 @@ def test_a_public_task_of_nemo_gym_is_trained_two_steps(
     config = tmp_path / "nemo_gym.yaml"
     with nemo_gym_server() as served:
         monkeypatch.setenv("PIP_NO_INDEX", "1")
-        (given,) = yaml.safe_load((PROJECT / "configs" / "environments" / "nemo_gym.yaml").read_text())
+        (given,) = yaml.safe_load((PROJECT / "agentrl/environments/configs/environments" / "nemo_gym.yaml").read_text())
         given["options"]["task_options"] = served
         config.write_text(yaml.safe_dump([given]))
         assert prepare(["--config", str(config), "--out", str(tmp_path / "rows")]) == 0
@@ -144,7 +144,7 @@ def test_every_family_has_an_entry_that_pins_its_package() -> None:
     adapters = {path.stem for path in (PROJECT / "agentrl" / "environments" / "adapters").glob("*.py")}
     assert adapters == set(FAMILIES)
     for family in FAMILIES:
-        (entry,) = yaml.safe_load((PROJECT / "configs" / "environments" / f"{family}.yaml").read_text())
+        (entry,) = yaml.safe_load((PROJECT / "agentrl/environments/configs/environments" / f"{family}.yaml").read_text())
         assert entry["name"] == entry["options"]["environment"] == family
         assert all("==" in package for package in entry["options"].get("packages", []))
         assert ("packages" in entry["options"]) == (family in INSTALLED)
