@@ -714,7 +714,9 @@ async def test_real_packages_answer_as_recorded(family: str, tmp_path: Path, mon
 @pytest.mark.timeout(1800)
 async def test_what_a_policy_writes_neither_ends_a_run_of_reasoning_gym_nor_is_run_as_code(bench: MakeBench) -> None:
     """A scorer that cannot read an answer raises; others evaluate it."""
-    (given,) = yaml.safe_load((PROJECT / "agentrl/environments/configs/environments" / "reasoning_gym.yaml").read_text())
+    (given,) = yaml.safe_load(
+        (PROJECT / "agentrl/environments/configs/environments" / "reasoning_gym.yaml").read_text()
+    )
     given["options"]["task_options"] = {"datasets": ["prime_factorization"]}
     options = EnvironmentOptions.model_validate(given["options"])
     sidecar = Sidecar(options)

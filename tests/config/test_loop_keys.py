@@ -54,7 +54,7 @@ def read_by(loop: type[AgentLoop]) -> set[str]:
     modules += [session] if loop is OpenAIProxyLoop else []  # which it imports late
     sources = [inspect.getsource(one) for one in {*modules, *(one for each in modules for one in imported(each))}]
     read = re.findall(r"\b(?:limits|tools)\.(\w+)", "\n".join(sources))
-    if re.search(r"\bopen_tools\b|\brun_calls\b|\.call_tools\b|\bcall_tool\b", "\n".join(sources)):
+    if re.search(r"\bopen_tools\b|\brun_calls\b|\.call_tools\b|\bcall_tool\b|\btools\.shown\b", "\n".join(sources)):
         read += ["truncation", "max_parallel_calls", "call_timeout"]
     return set(read) & set(KEYS)
 

@@ -144,7 +144,9 @@ def test_every_family_has_an_entry_that_pins_its_package() -> None:
     adapters = {path.stem for path in (PROJECT / "agentrl" / "environments" / "adapters").glob("*.py")}
     assert adapters == set(FAMILIES)
     for family in FAMILIES:
-        (entry,) = yaml.safe_load((PROJECT / "agentrl/environments/configs/environments" / f"{family}.yaml").read_text())
+        (entry,) = yaml.safe_load(
+            (PROJECT / "agentrl/environments/configs/environments" / f"{family}.yaml").read_text()
+        )
         assert entry["name"] == entry["options"]["environment"] == family
         assert all("==" in package for package in entry["options"].get("packages", []))
         assert ("packages" in entry["options"]) == (family in INSTALLED)
