@@ -8,6 +8,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.again import keep_status
 from tests.cpu import CPUTable
@@ -33,6 +34,10 @@ os.environ.update(
     MPLBACKEND="Agg",
     RAY_worker_niceness="0",  # for tests that start Ray themselves
 )
+
+# No test depends on the machine's speed.
+settings.register_profile("agentrl", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("agentrl")
 
 PROJECT = Path(__file__).resolve().parent.parent
 # An assertion in a module of helpers tells its values, as one in a test does.
