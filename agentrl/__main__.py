@@ -56,13 +56,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0 if words else 2
     name, *rest = words
     try:
-        further = parts("commands") if name not in COMMANDS else {}
-        if name not in COMMANDS and name not in further:
-            known = [*COMMANDS, *further]
-            print(f"error: no command {name!r}{nearest(name, known)}\n{usage()}", end="", file=sys.stderr)
-            return 2
+        further = {} if name in COMMANDS else parts("commands")
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    known = [*COMMANDS, *further]
+    if name not in known:
+        print(f"error: no command {name!r}{nearest(name, known)}\n{usage()}", end="", file=sys.stderr)
         return 2
     # As `python -m` does, so that a user's own modules are found from the folder that the command starts in.
     if "" not in sys.path:

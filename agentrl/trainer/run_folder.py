@@ -24,7 +24,7 @@ from agentrl.config import Config, TuningConfig, write_config
 from agentrl.errors import CheckpointError, ConfigError
 from agentrl.observe.display import Display
 from agentrl.rollouts.saving import Retention
-from agentrl.system.parts import parts
+from agentrl.system.parts import of_annexes
 from agentrl.system.publish import is_disk_full
 
 LOCK = "running.lock"
@@ -163,7 +163,7 @@ class RunFolder:
 
 def view_command(dir: Path) -> str | None:
     """Write the command that shows the run in `dir` in a browser, with this interpreter; None where it has none."""
-    if (viewer := parts("commands").get("view")) is None:
+    if (viewer := of_annexes("commands").get("view")) is None:
         return None
     python = Path(sys.executable)
     if python.is_relative_to(Path.cwd()):

@@ -56,7 +56,7 @@ def server_arguments(config: RolloutsConfig, device: str, max_model_len: int, nu
         plans_ahead=not keeps(config),
         takes_deltas=rollout.update_weights_delta,
         lora_rank=adapters.lora_rank if adapters is not None else 0,
-        frozen=config.actor_rollout_ref.rollout.frozen_adapters,
+        frozen=rollout.frozen_adapters,
         extra=rollout.engine_kwargs.sglang,
     )
 

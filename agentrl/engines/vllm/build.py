@@ -48,7 +48,7 @@ def server_arguments(config: RolloutsConfig, device: str, max_model_len: int, nu
     return replace(
         arguments.at(number * rollout.tensor_model_parallel_size),
         lora_rank=adapters.lora_rank if adapters is not None else 0,
-        frozen=config.actor_rollout_ref.rollout.frozen_adapters,
+        frozen=rollout.frozen_adapters,
         extra=rollout.engine_kwargs.vllm,
     )
 
