@@ -45,6 +45,9 @@ def failures(cache: Path) -> list[str]:
         return []
     if status != 1 or not isinstance(failed, dict) or not failed:
         raise SystemExit(f"{cache}: pytest did not run to its end (exit status {status}): no test is run once more")
+    nameless = sorted(node for node in failed if not node.partition("::")[0].endswith(".py"))
+    if nameless:  # a worker of pytest-xdist that collected other tests than the first one
+        raise SystemExit(f"{cache}: {nameless[0]} failed before its tests (pytest says why): no test is run once more")
     return sorted(failed)
 
 

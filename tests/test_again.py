@@ -134,6 +134,17 @@ def test_a_run_that_did_not_end_by_its_tests_has_failed(checkout: Checkout, word
     assert "pytest did not run to its end" in done.stderr
 
 
+def test_processes_that_collect_different_tests_have_failed(checkout: Checkout) -> None:
+    (checkout.folder / "checks" / "test_drawn.py").write_text(
+        "import os\nimport pytest\n@pytest.mark.parametrize('n', [os.getpid()])\ndef test_it(n):\n    pass\n"
+    )
+    assert checkout.first(False, "-p", "xdist", "-n", "2") == 1
+    done = checkout.again()
+    assert done.returncode == 1
+    assert "failed before its tests" in done.stderr
+    assert "once more, alone" not in done.stdout
+
+
 def test_a_run_that_left_nothing_has_failed(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="did not run to its end"):
         failures(tmp_path)

@@ -138,7 +138,7 @@ def test_tables_of_another_kind_are_named_with_the_command_that_converts_them(
     [
         (b'{"prompt": "x"}\n', "JSON lines by another name: let it end in .jsonl"),
         (b'[{"prompt": "x"}]', "JSON by another name"),
-        (gzip.compress(b"x"), "a gzip archive"),
+        (gzip.compress(b"x", mtime=0), "a gzip archive"),
         (b"version https://git-lfs.github.com/spec/v1\n", "the pointer of Git LFS"),
         (b"PAR1\x15\x04", "a parquet file that is cut or damaged"),
     ],
