@@ -19,9 +19,11 @@ from tests.tiers import (
     pytest_ignore_collect,
     pytest_report_header,
 )
+from tests.wheel import agentrl_wheel, installed, run_wheel, shared_folder
 
 __all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_ignore_collect", "pytest_report_header"]
 __all__ += ["data_dir", "policy_dir", "reward_file", "small_run"]  # fixtures
+__all__ += ["agentrl_wheel", "installed", "run_wheel", "shared_folder"]
 
 # Before torch is imported by any test: the test machine has two cores, and spinning OpenMP threads would eat them.
 os.environ.update(

@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from tests.conftest import PROJECT
-
+PROJECT = Path(__file__).resolve().parent.parent
+PRELOADED = ("agentrl.trainer.step", "agentrl.workers.roles", "agentrl.parallel.tensor_parallel")
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["agentrl.trainer.step", "agentrl.workers.roles", "agentrl.parallel.tensor_parallel"])
+_context.set_forkserver_preload(list(PRELOADED))
 
 
 class ForkedPython:

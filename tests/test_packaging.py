@@ -20,24 +20,6 @@ from agentrl.errors import install_extra
 PROJECT = Path(__file__).resolve().parent.parent
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("wheel")
-    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir"]
-    done = subprocess.run([*pip, str(out), str(PROJECT)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return next(out.glob("agentrl-*.whl"))
-
-
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("site")
-    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target"]
-    done = subprocess.run([*pip, str(target), str(wheel)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return target
-
-
 def run(program: str, installed: Path, cwd: Path) -> str:
     """Run in `cwd` with the installed wheel before, and the checkout off, the import path."""
     guard = f"import sys; sys.path = [p for p in sys.path if p != {str(PROJECT)!r}]\n"
@@ -52,8 +34,8 @@ def run(program: str, installed: Path, cwd: Path) -> str:
     return done.stdout
 
 
-def test_every_source_and_config_file_is_in_the_wheel(wheel: Path) -> None:
-    inside = set(zipfile.ZipFile(wheel).namelist())
+def test_every_source_and_config_file_is_in_the_wheel(agentrl_wheel: Path) -> None:
+    inside = set(zipfile.ZipFile(agentrl_wheel).namelist())
     for folder, place in [(name, name) for name in ("agentrl", "data_prep", "sandbox", "tools", "interactions")] + [
         ("configs", "agentrl/_configs")
     ]:
@@ -121,12 +103,12 @@ def test_the_retriever_runs_from_the_wheel(installed: Path, tmp_path: Path) -> N
 
 
 @pytest.fixture(scope="module")
-def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bare(agentrl_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the commands of an environment that has the wheel, and beneath it the packages that it depends on."""
     home = tmp_path_factory.mktemp("bare")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
     pip = [sys.executable, "-m", "pip", "--python", str(home / "bin" / "python"), "install", "--no-deps", "--no-index"]
-    subprocess.run([*pip, str(wheel)], check=True, capture_output=True)
+    subprocess.run([*pip, str(agentrl_wheel)], check=True, capture_output=True)
     ours = next((home / "lib").glob("python*/site-packages"))
     (ours / "dependencies.pth").write_text(
         str(Path(pytest.__file__).parent.parent) + "\n"
@@ -180,14 +162,14 @@ def test_a_users_package_that_hides_one_of_ours_is_named(bare: Path, tmp_path: P
 @pytest.mark.slice(0, "long run")
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("python", ["python3.11", "python3.12"])
-def test_a_wheel_in_an_empty_environment_trains(python: str, wheel: Path, tmp_path: Path) -> None:
+def test_a_wheel_in_an_empty_environment_trains(python: str, agentrl_wheel: Path, tmp_path: Path) -> None:
     """Every package comes from the index, as a user's does."""
     if shutil.which(python) is None or subprocess.run([python, "--version"], capture_output=True).returncode:
         pytest.skip(f"{python} is not on this machine")
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     subprocess.run([python, "-m", "venv", str(tmp_path / "venv")], check=True)
     pip = [str(tmp_path / "venv" / "bin" / "python"), "-m", "pip", "install", "-q", "-c", "constraints/cpu.txt"]
-    done = subprocess.run([*pip, str(wheel)], cwd=PROJECT, env=environment, capture_output=True, text=True)
+    done = subprocess.run([*pip, str(agentrl_wheel)], cwd=PROJECT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     words = ["train", "trainer.total_training_steps=2", "data.train_batch_size=4"]
     trained = command(tmp_path / "venv" / "bin", tmp_path, *words, "actor_rollout_ref.actor.ppo_mini_batch_size=4")

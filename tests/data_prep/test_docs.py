@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shlex
 from pathlib import Path
@@ -16,10 +15,12 @@ from tests.data_prep.test_tool_conversations import GLAIVE, HERMES, SHAREGPT, TO
 from tests.e2e.test_docs import commands, scaled
 from tests.e2e.test_train import lines
 from tests.sandbox.servers import running
+from tests.wheel import Run
 
 
+@pytest.mark.slice(0, "documents")
 @pytest.mark.timeout(600)
-def test_the_pages_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pages_commands_run(run_wheel: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     policy = make_tiny_policy(tmp_path / "policy", seed=3)
     questions = [{"question": f"who is number {n}", "answer": [str(n)]} for n in range(320)]
@@ -42,9 +43,7 @@ def test_the_pages_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
                 continue  # they need the package index: tests/data_prep/test_model.py
             words = shlex.split(line.replace("http://127.0.0.1:8080", sandbox.url).replace("hf:owner/name", "hf:hub"))
             arguments = [word for word in scaled(words[1:], policy) if not word.startswith("data.val_max_samples")]
-            assert arguments[0] == "-m"
-            # In this process: five interpreters that import torch would take longer than all else.
-            assert importlib.import_module(arguments[1]).main(arguments[2:]) == 0, line
+            run_wheel(arguments, tmp_path)
     assert len(commands("docs/data.md")) == 10
     judged = lines(tmp_path / "runs" / "mbpp")[-1]
     assert judged["left_out/failed"] == 0

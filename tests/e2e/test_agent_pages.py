@@ -10,16 +10,22 @@ from pathlib import Path
 import pytest
 
 from benchmarks.packages import install
-from tests.e2e.test_docs import SMALL, blocks, commands, run, write_files
+from tests.e2e.test_docs import SMALL, blocks, commands, write_files
 from tests.e2e.test_train import lines
 from tests.openai_api.test_sdks import PAGES, packages_of
+from tests.wheel import Run
 
 
 @pytest.mark.slice(0, "documents")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", PAGES)
 def test_the_page_trains_its_agent(
-    policy_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config, page: str
+    run_wheel: Run,
+    policy_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    pytestconfig: pytest.Config,
+    page: str,
 ) -> None:
     document = f"docs/agents/{page}.md"
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # as where a venv is active
@@ -37,7 +43,7 @@ def test_the_page_trains_its_agent(
         folder = install(packages, pytestconfig.cache.mkdir("clients"))
         python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
         python.chmod(0o755)
-    run(rows[1:], tmp_path)
+    run_wheel(rows[1:], tmp_path)
     words = [word.replace("Qwen/Qwen3-0.6B", str(policy_dir)) for word in train[1:]]
     more = [
         *SMALL,
@@ -49,7 +55,7 @@ def test_the_page_trains_its_agent(
         "algorithm.filter_groups.enable=false",
         f"trainer.default_local_dir={tmp_path / 'run'}",
     ]
-    run([*words, *more], tmp_path)
+    run_wheel([*words, *more], tmp_path)
     metrics = lines(tmp_path / "run")[-1]
     assert metrics["left_out/failed"] == 0 and metrics["trajectory/openai_calls"] >= 1
     assert metrics.get("trajectory/openai_bad_requests", 0) == 0

@@ -24,8 +24,8 @@ from agentrl.trajectory.parquet import SCHEMA
 from agentrl.trl import GRPOTrainer
 from tests.e2e.conftest import PROJECT
 from tests.e2e.test_train import lines
-from tests.forked import forked
 from tests.runs import Overrides
+from tests.wheel import Run
 
 SMALL = [
     "data.train_batch_size=4",
@@ -62,11 +62,6 @@ def commands(document: str) -> list[str]:
     return [line.split("  #")[0].strip() for line in joined.splitlines() if line.split("#")[0].strip()]
 
 
-def run(arguments: list[str], cwd: Path) -> None:
-    done = forked(arguments, cwd, timeout=240)
-    assert done.returncode == 0, f"{' '.join(arguments)}\n{done.stdout[-2000:]}\n{done.stderr}"
-
-
 def scaled(words: list[str], policy_dir: Path) -> list[str]:
     """The command's arguments as a test runs it: the tiny policy for the model, and few steps."""
     words = [word.replace("Qwen/Qwen3-0.6B", str(policy_dir)) for word in words]
@@ -78,7 +73,7 @@ def scaled(words: list[str], policy_dir: Path) -> list[str]:
 
 
 @pytest.mark.timeout(900)
-def test_the_commands_of_a_first_run(tmp_path: Path, policy_dir: Path, gsm8k_excerpt: Path) -> None:
+def test_the_commands_of_a_first_run(run_wheel: Run, tmp_path: Path, policy_dir: Path, gsm8k_excerpt: Path) -> None:
     assert set(write_files("docs/first_run.md", tmp_path)) == {
         "my_data.py",
         "my_tools.py",
@@ -91,7 +86,7 @@ def test_the_commands_of_a_first_run(tmp_path: Path, policy_dir: Path, gsm8k_exc
     for line in commands("docs/first_run.md"):
         words = shlex.split(line)
         assert words[0] == "python", line
-        run(scaled(words[1:], policy_dir), tmp_path)
+        run_wheel(scaled(words[1:], policy_dir), tmp_path)
         ran.append(words[:3])
     assert len(ran) == 5
     assert [line["step"] for line in lines(tmp_path / "runs" / "lengths")] == [0, 1]
@@ -189,11 +184,11 @@ def gsm8k_excerpt(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_quickstart_pages_code_runs(small_run: Overrides, tmp_path: Path) -> None:
-    run(["-m", "agentrl.train", *small_run(*SMALL, run_dir=tmp_path / "runs" / "quickstart")], tmp_path)
+def test_the_quickstart_pages_code_runs(run_wheel: Run, small_run: Overrides, tmp_path: Path) -> None:
+    run_wheel(["-m", "agentrl.train", *small_run(*SMALL, run_dir=tmp_path / "runs" / "quickstart")], tmp_path)
     assert write_files("docs/quickstart.md", tmp_path) == ["look.py", "look_closer.py"]
-    run(["look.py"], tmp_path)
-    run(["look_closer.py"], tmp_path)
+    run_wheel(["look.py"], tmp_path)
+    run_wheel(["look_closer.py"], tmp_path)
 
 
 def test_the_quickstart_page_names_every_column_of_trajectories() -> None:
@@ -252,7 +247,7 @@ def test_every_link_and_picture_of_the_documents_is_there() -> None:
     ids=["tool class", "agent loop and observer", "tags", "calls of a loop"],
 )
 def test_the_examples_of_docs_tools_run(
-    small_run: Overrides, tmp_path: Path, row: dict[str, object], keys: list[str]
+    run_wheel: Run, small_run: Overrides, tmp_path: Path, row: dict[str, object], keys: list[str]
 ) -> None:
     write_files("docs/tools.md", tmp_path)
     base = {
@@ -264,7 +259,7 @@ def test_the_examples_of_docs_tools_run(
     overrides = [word for word in small_run() if "tool_config_path" not in word]
     files = ["data.train_files=rows.parquet", "data.val_files=rows.parquet"]
     room = ["data.max_response_length=90", "actor_rollout_ref.rollout.multi_turn.max_tokens_per_turn=8"]
-    run(["-m", "agentrl.train", *overrides, *SMALL, *room, *files, *keys], tmp_path)
+    run_wheel(["-m", "agentrl.train", *overrides, *SMALL, *room, *files, *keys], tmp_path)
     metrics = lines(tmp_path / "run")[-1]
     assert metrics["left_out/failed"] == 0
     assert metrics["turns/mean"] == (2.0 if "ask_twice" in str(row) else 1.0)

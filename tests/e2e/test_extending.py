@@ -10,9 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentrl.trajectory.parquet import trajectory_files
-from tests.e2e.test_docs import SMALL, blocks, commands, run, write_files
+from tests.e2e.test_docs import SMALL, blocks, commands, write_files
 from tests.e2e.test_train import lines
 from tests.forked import forked
+from tests.wheel import Run
 
 pytestmark = pytest.mark.slice(3, "documents")
 
@@ -64,14 +65,14 @@ def test_every_command_is_accepted(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_parts_train_together(folder: Path, policy_dir: Path) -> None:
+def test_the_parts_train_together(run_wheel: Run, folder: Path, policy_dir: Path) -> None:
     """Every key of the page in one run, but SGLang's and the loop's, which takes the place of tools and interaction."""
     others = ("agent_loop_config_path", "agent_name", "name=sglang", "server_urls", "update_weights_transport")
     together = [word for words in trainings() for word in words[6:] if not any(other in word for other in others)]
     head = ["-m", "agentrl.train", "--config-path", ".", "--config-name", "my_logged_run"]
     room = ["data.max_response_length=120", "actor_rollout_ref.rollout.multi_turn.max_tokens_per_turn=16"]
     room += ["actor_rollout_ref.rollout.n=4", "trainer.show_trajectory_freq=1"]
-    run([*head, *together, *small(policy_dir), *room], folder)
+    run_wheel([*head, *together, *small(policy_dir), *room], folder)
     done = folder / "runs" / "lengths"
     step = lines(done)[-1]
     assert step["left_out/failed"] == 0 and step["actor/grad_norm"] > 0
@@ -87,19 +88,19 @@ def test_the_parts_train_together(folder: Path, policy_dir: Path) -> None:
     assert written == {"all.safetensors", "checksums.json"}, "the writer"
 
 
-def test_the_loop_trains(folder: Path, policy_dir: Path) -> None:
+def test_the_loop_trains(run_wheel: Run, folder: Path, policy_dir: Path) -> None:
     (words,) = (words for words in trainings() if "my_loops.yaml" in str(words))
-    run([*words, *small(policy_dir), "actor_rollout_ref.rollout.multi_turn.max_tokens_per_turn=8"], folder)
+    run_wheel([*words, *small(policy_dir), "actor_rollout_ref.rollout.multi_turn.max_tokens_per_turn=8"], folder)
     step = lines(folder / "runs" / "lengths")[-1]
     assert step["turns/mean"] == 2.0
 
 
-def test_the_source_is_a_step_late_and_goes_on(folder: Path, policy_dir: Path) -> None:
+def test_the_source_is_a_step_late_and_goes_on(run_wheel: Run, folder: Path, policy_dir: Path) -> None:
     (folder / "late.py").write_text(LATE)
     words = [*trainings()[0][2:], *(word for word in small(policy_dir) if "total_training_steps" not in word)]
     words += ["trainer.save_freq=1"]
     for steps in (2, 4):
-        run(["late.py", *words, f"trainer.total_training_steps={steps}"], folder)
+        run_wheel(["late.py", *words, f"trainer.total_training_steps={steps}"], folder)
     done = folder / "runs" / "lengths"
     assert [step["step"] for step in lines(done)] == [1, 2, 3, 4]
     assert versions(done) == {1: 0, 2: 0, 3: 2, 4: 2, 5: 3}, "the second process begins with trajectories of its own"

@@ -9,17 +9,18 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tests.e2e.test_docs import SMALL, commands, run, scaled, write_files
+from tests.e2e.test_docs import SMALL, commands, scaled, write_files
+from tests.wheel import Run
 
 
 @pytest.mark.timeout(400)
-def test_the_commands_of_the_page_run_after_the_first_run(tmp_path: Path, policy_dir: Path) -> None:
+def test_the_commands_of_the_page_run_after_the_first_run(run_wheel: Run, tmp_path: Path, policy_dir: Path) -> None:
     """Of the data of the first run, which lies in runs/lengths."""
     write_files("docs/first_run.md", tmp_path)
     for line in commands("docs/first_run.md"):
         words = shlex.split(line)
         if words[1] == "my_data.py" or "trainer.experiment_name=lengths" in words:
-            run(scaled(words[1:], policy_dir), tmp_path)
+            run_wheel(scaled(words[1:], policy_dir), tmp_path)
     shutil.copy(tmp_path / "my_data.parquet", tmp_path / "test.parquet")
     shutil.copy(tmp_path / "my_tools.yaml", tmp_path / "tools.yaml")
     for line in commands("docs/generate.md"):
@@ -30,6 +31,6 @@ def test_the_commands_of_the_page_run_after_the_first_run(tmp_path: Path, policy
             words += [*lengths, "data.max_samples=2"]
         else:
             words.append("custom_reward_function.path=my_reward.py")
-        run(words, tmp_path)
+        run_wheel(words, tmp_path)
         assert pq.read_table(tmp_path / "out.parquet").num_rows == 2
     assert (tmp_path / "scores.json").exists()

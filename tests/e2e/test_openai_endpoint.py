@@ -18,11 +18,12 @@ import pytest
 
 from tests.agent_loop.test_agent_pool import pool
 from tests.e2e.conftest import forked_command
-from tests.e2e.test_docs import SMALL, commands, run, write_files
+from tests.e2e.test_docs import SMALL, commands, write_files
 from tests.e2e.test_train import lines
 from tests.forked import ForkedPython
 from tests.runs import Overrides
 from tests.waiting import wait_for
+from tests.wheel import Run
 
 PAGE = "docs/openai_endpoint.md"
 ROW = {
@@ -36,7 +37,12 @@ ROW = {
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("number", [0, 1, 2, 4], ids=["function", "command", "pool", "remote"])
 def test_the_pages_agents_are_trained(
-    policy_dir: Path, reward_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    run_wheel: Run,
+    policy_dir: Path,
+    reward_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
 ) -> None:
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # as where a venv is active
     assert write_files(PAGE, tmp_path) == ["my_agent.py", "my_command.py", "my_pool.py"]
@@ -66,7 +72,7 @@ def test_the_pages_agents_are_trained(
         monkeypatch.setenv("AGENT_TOKEN", exports[0].partition("=")[2].strip())
         words = [word.replace("8011", port) for word in words]
         agent = subprocess.Popen(["bash", "-c", "".join(exports).replace("8011", port)], cwd=tmp_path)
-    run([*words, *more], tmp_path)
+    run_wheel([*words, *more], tmp_path)
     assert agent is None or agent.wait(60) == 0, "it ends with the run"
     metrics = lines(tmp_path / "run")[-1]
     assert metrics["left_out/failed"] == 0
@@ -76,11 +82,11 @@ def test_the_pages_agents_are_trained(
     assert ("trajectory/agent_start_cpu_seconds" in metrics) == (number in (1, 2))
 
 
-def test_a_run_without_an_agent_ends_before_its_first_step(policy_dir: Path, tmp_path: Path) -> None:
+def test_a_run_without_an_agent_ends_before_its_first_step(run_wheel: Run, policy_dir: Path, tmp_path: Path) -> None:
     pq.write_table(pyarrow.Table.from_pylist([{**ROW, "agent_name": "openai_proxy"}] * 4), tmp_path / "rows.parquet")
     files = [f"data.train_files={tmp_path}/rows.parquet", f"data.val_files={tmp_path}/rows.parquet"]
     with pytest.raises(AssertionError, match="set either openai_proxy"):
-        run(["-m", "agentrl.train", *files, f"actor_rollout_ref.model.path={policy_dir}", *SMALL], tmp_path)
+        run_wheel(["-m", "agentrl.train", *files, f"actor_rollout_ref.model.path={policy_dir}", *SMALL], tmp_path)
     assert not (tmp_path / "runs").exists()
 
 

@@ -8,19 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.evaluate import main
 from agentrl.suites import reasoning_gym
 from tests.e2e.test_docs import commands, write_files
 from tests.suites.test_bfcl import wheel
 from tests.suites.test_reasoning_gym import package
+from tests.wheel import Run
 
 __all__ = ["package", "wheel"]
+MODULE = ["-m", "agentrl.evaluate"]
 
 
 @pytest.mark.slice(0, "long run")
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("wheel", "package")
-def test_the_commands_of_the_page_run(policy_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_the_page_run(
+    run_wheel: Run, policy_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert write_files("docs/evaluate.md", tmp_path) == ["my_suite.py"]
     (tmp_path / "data/gsm8k").mkdir(parents=True)
@@ -36,8 +39,10 @@ def test_the_commands_of_the_page_run(policy_dir: Path, tmp_path: Path, monkeypa
             words += ["--limit", "1", "data.max_prompt_length=2000", "data.max_response_length=8"]
             if "bfcl" in words:
                 words += ["--parts", "simple_python,irrelevance"]
-                assert main(["runs/bfcl-trained" if word == "runs/bfcl" else word for word in words]) == 0
-        assert main(words) == 0, line
+                run_wheel(
+                    [*MODULE, *("runs/bfcl-trained" if word == "runs/bfcl" else word for word in words)], tmp_path
+                )
+        run_wheel([*MODULE, *words], tmp_path)
         ran.append(words)
     assert len(ran) == 5
     numbers = json.loads(Path("runs/bfcl/report.json").read_text())["numbers"]
