@@ -105,6 +105,7 @@ def to_outcome(answer: ToolAnswer, *, is_fault: bool = False, is_code_error: boo
         "seconds": answer.seconds,
         "files": answer.files,
         "images": [base64.b64encode(image.data).decode() for image in answer.images],
+        **({"pieces": answer.pieces} if answer.pieces else {}),
     }
 
 
@@ -118,6 +119,7 @@ def from_outcome(outcome: Mapping[str, Any]) -> ToolAnswer:
         metrics=outcome.get("metrics", {}),
         files=outcome.get("files", {}),
         images=tuple(Picture(base64.b64decode(image)) for image in outcome.get("images", ())),
+        pieces=outcome.get("pieces", ""),
     )
 
 

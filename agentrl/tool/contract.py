@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, overload
 
 import pydantic
 import pydantic_core
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 CALL_KEYS = frozenset({"type", "timeout", "max_concurrent", "max_rate", "max_response_tokens", "on_error", "on_resume"})
-"""Config keys that every tool has and the tool set reads; see `agentrl.tool.session.CallLimits`."""
+"""Config keys that every tool has and the tool set reads; see `agentrl.tool.shared.CallLimits`."""
 
 
 class ErrorKind(StrEnum):
@@ -91,6 +91,10 @@ class ToolResponse:
     """Images shown to the model before the text: bytes of image files, Pillow images or `Picture`s."""
 
 
+Pieces: TypeAlias = AsyncGenerator[str | ToolResponse, None]
+"""Texts of an answer as they come. The last one may be a ToolResponse, whose text ends the answer."""
+
+
 class Tool(ABC):
     """Base class of a tool. One object serves all trajectories; per-trajectory state is kept by `instance_id`.
 
@@ -105,10 +109,10 @@ class Tool(ABC):
     """Model that checks the tool's own config keys, where it has any, and becomes `options`."""
 
     default_on_error: ClassVar[Literal["tell", "fail"]] = "tell"
-    """`on_error` where the YAML does not say; see `agentrl.tool.session.CallLimits`."""
+    """`on_error` where the YAML does not say; see `agentrl.tool.shared.CallLimits`."""
 
     def __init__(self, config: dict[str, Any] | None = None, schema: ToolSchema | None = None) -> None:
-        """Take the YAML's config: the keys of `agentrl.tool.session.CallLimits`, and the tool's own (`own_config`).
+        """Take the YAML's config: the keys of `agentrl.tool.shared.CallLimits`, and the tool's own (`own_config`).
 
         Raises TypeError when there is no schema, pydantic.ValidationError when `config_model` refuses the own keys.
         """
@@ -167,8 +171,13 @@ class Tool(ABC):
         return None
 
     @abstractmethod
-    async def execute(self, instance_id: str, arguments: dict[str, Any]) -> ToolResponse:
-        """Answer one call. `arguments` have been validated against the schema.
+    def execute(
+        self, instance_id: str, arguments: dict[str, Any]
+    ) -> Awaitable[ToolResponse] | Pieces | Awaitable[ToolResponse | Pieces]:
+        """Answer one call: a coroutine function, or an asynchronous generator of the answer's pieces.
+
+        `arguments` have been validated against the schema. Of a generator that does not end within `timeout`, or
+        fails, the model reads the pieces that came before.
 
         Raises ToolError for errors that the model should see. Any other exception is shown as `execution` too, and the
         user is shown where it was raised, once a place; with `on_error: fail` it fails the trajectory as an
@@ -224,7 +233,7 @@ class FunctionTool(Tool):
 
     It may return str, ToolResponse, or anything that has a JSON form (None, numbers, lists, dicts, dataclasses,
     pydantic models). A sync function runs in a thread of its own, unless `in_loop` says that it never waits and takes
-    microseconds.
+    microseconds. An asynchronous generator yields the answer's pieces, which are texts.
     """
 
     def __init__(
@@ -270,21 +279,37 @@ class FunctionTool(Tool):
             problems = (f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
             raise ToolArgumentsError("; ".join(problems)) from error
 
-    async def execute(self, instance_id: str, arguments: dict[str, Any]) -> ToolResponse:
+    async def execute(self, instance_id: str, arguments: dict[str, Any]) -> ToolResponse | Pieces:
         checked = self.checked(arguments)
         if self._is_async or self._in_loop:
             answer = self.function(**checked)
-            return as_response(await answer if inspect.isawaitable(answer) else answer)
-        return as_response(await self._threads.run(self.function, **checked))
+            answer = await answer if inspect.isawaitable(answer) else answer
+        else:
+            answer = await self._threads.run(self.function, **checked)
+        return answer if isinstance(answer, AsyncGenerator) else as_response(answer)
 
 
 def as_response(value: object) -> ToolResponse:
-    """Convert a function's return value to a response: text as it is, anything else as JSON."""
+    """Convert a function's return value to a response: text as it is, anything else as JSON.
+
+    Raises TypeError for an object that has neither a JSON form nor a text of its own.
+    """
     if isinstance(value, ToolResponse):
         return value
     if isinstance(value, str):
         return ToolResponse(value)
-    return ToolResponse(pydantic_core.to_json(value, inf_nan_mode="constants", fallback=str).decode())
+    try:
+        return ToolResponse(pydantic_core.to_json(value, inf_nan_mode="constants", fallback=_text).decode())
+    except pydantic_core.PydanticSerializationError as error:
+        raise TypeError(f"a tool's answer must be a text or have a JSON form: {error}") from error
+
+
+def _text(value: object) -> str:
+    """Write an object without a JSON form. A text with its address says nothing, and another one in each run."""
+    text = str(value)
+    if hex(id(value)) in text:
+        raise TypeError(f"found {type(value).__name__}")
+    return text
 
 
 @overload
@@ -306,7 +331,7 @@ def tool(
     in_loop: bool = False,
     **config: object,
 ) -> FunctionTool | Callable[[Callable[..., object]], FunctionTool]:
-    """Make a tool of a function (decorator). `config` takes the keys of `agentrl.tool.session.CallLimits`.
+    """Make a tool of a function (decorator). `config` takes the keys of `agentrl.tool.shared.CallLimits`.
 
     @tool(timeout=5)
     async def weather(city: str) -> str:

@@ -11,7 +11,9 @@ import functools
 import inspect
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from agentrl.errors import CodeError, DataError, InfrastructureError
@@ -23,7 +25,7 @@ from agentrl.system.numbers import finite
 from agentrl.system.plugin import nearest
 from agentrl.system.throttle import ThrottledWarnings
 from agentrl.system.user_code import await_user_code, contract_error, is_fault
-from agentrl.tool import ErrorKind, ToolError
+from agentrl.tool import ErrorKind, ToolError, ToolResponse
 from agentrl.tool.answers import ANSWERS, WrongResponse, answer_of, from_outcome, refusal, to_outcome
 from agentrl.tool.shared import SharedTools, Slot, one_line
 from agentrl.trajectory import ToolAnswer
@@ -167,25 +169,27 @@ class ToolSession:
             slot.queued.append(first + second)
             # From here, since a call must not lose its time to those before it in the queue.
             begun = time.perf_counter()
-            deadline = within(slot.limits.timeout)
+            deadline, pieces = within(slot.limits.timeout), list[str]()
             try:
                 async with deadline as timeout:
-                    response = await awaited(slot.tool.execute(self.instance_id, arguments))
+                    response = await gathered(slot.tool.execute(self.instance_id, arguments), pieces)
                 answer = answer_of(response, begun, images=self._tools.takes_images)
             except ToolError as error:
                 slot.answered = True
-                return ToolAnswer(str(error), ErrorKind(error.kind), seconds=time.perf_counter() - begun)
+                return _failed(str(error), ErrorKind(error.kind), begun, pieces)
             except ToolInfrastructureError as error:
                 raise _Fault(str(error)) from error
             except (Exception, SystemExit) as error:
                 kind, text = ErrorKind.EXECUTION, f"{type(error).__name__}: {error}"
                 if isinstance(error, TimeoutError) and timeout.expired():
-                    kind, text = ErrorKind.TIMEOUT, f"{slot.tool.name} gave no answer within {slot.limits.timeout:g} s"
+                    no = "no whole" if pieces else "no"
+                    text = f"{slot.tool.name} gave {no} answer within {slot.limits.timeout:g} s"
+                    kind = ErrorKind.TIMEOUT
                 elif not is_fault(error):
                     self._tools.report(slot, error, self.instance_id)
                 if slot.limits.on_error == "fail":
                     raise _Fault(one_line(text)) from error
-                return ToolAnswer(text, kind, seconds=time.perf_counter() - begun)
+                return _failed(text, kind, begun, pieces)
             slot.answered = True
             self._tools.on_answer(self.instance_id, slot.tool.name, arguments, None if answer.images else answer.text)
             return answer
@@ -251,11 +255,33 @@ def _replayed(outcome: Mapping[str, Any]) -> ToolAnswer:
     return from_outcome(outcome)
 
 
-async def awaited(answer: Awaitable[T]) -> T:
-    """Await the result of `execute`. Raises WrongResponse when it is no coroutine function."""
-    if not inspect.isawaitable(answer):
+async def gathered(answer: object, pieces: list[str]) -> object:
+    """Await the result of `execute`, or join its pieces, which are put into `pieces` as they come.
+
+    Raises WrongResponse when `execute` is neither a coroutine function nor a generator of texts.
+    """
+    if inspect.isawaitable(answer):
+        answer = await answer
+    elif not isinstance(answer, AsyncGenerator):
         raise WrongResponse("execute must be a coroutine function (`async def`)")
-    return await answer
+    if not isinstance(answer, AsyncGenerator):
+        return answer
+    last: ToolResponse | None = None
+    async with aclosing(answer):
+        async for piece in answer:
+            if last is not None or not isinstance(piece, str | ToolResponse):
+                what = f"found {type(piece).__name__} {piece!r:.100}"
+                raise WrongResponse(f"execute must yield texts, and perhaps a ToolResponse as the last; {what}")
+            if isinstance(piece, ToolResponse):
+                last = piece
+            else:
+                pieces.append(piece)
+    last = last or ToolResponse("")
+    return replace(last, text="".join(pieces) + last.text) if isinstance(last.text, str) else last
+
+
+def _failed(text: str, kind: ErrorKind, begun: float, pieces: Sequence[str]) -> ToolAnswer:
+    return ToolAnswer(text, kind, seconds=time.perf_counter() - begun, pieces="".join(pieces))
 
 
 async def _hook(slot: Slot, hook: Callable[..., Awaitable[T]], /, *arguments: object, **kwargs: object) -> T:

@@ -155,6 +155,8 @@ class SharedTools:
             # The model reads one word for both; the record says which one it was.
             kind = ErrorKind.EXECUTION if answer.error == ErrorKind.REFUSED else answer.error
             text = f"Error ({kind}): {one_line(text)}"
+            if answer.pieces:
+                text, answer = f"{text}; before that it said:\n{answer.pieces}", replace(answer, pieces="")
         if not answer.images:
             text, truncated = await beside_loop(len(text), partial(self.truncation.text, text, limit))
             return replace(answer, text=text, truncated=truncated)

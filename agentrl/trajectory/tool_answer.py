@@ -25,7 +25,9 @@ class ToolAnswer:
     """Path: base64, as in `tool.ToolResponse`."""
     images: tuple[Picture, ...] = ()
     """Images that the model is shown before the text."""
+    pieces: str = ""
+    """Part of an answer that came before the error, which `ToolSet.shown` puts behind the error's message."""
 
     def outline(self) -> ToolAnswer:
         """Return the answer without the parts that grow with its content."""
-        return replace(self, text="", metrics={}, files={}, images=())
+        return replace(self, text="", metrics={}, files={}, images=(), pieces="")

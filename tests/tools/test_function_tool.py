@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 import pytest
 
-from agentrl.tool import ErrorKind, FunctionTool, tool
+from agentrl.tool import ErrorKind, FunctionTool, ToolResponse, tool
 from agentrl.tool.toolset import ToolSet
 
 Bind = Callable[[ToolSet], ToolSet]
@@ -103,10 +103,15 @@ def test_schema_of_a_sphinx_docstring() -> None:
     }
 
 
+async def text_of(made: FunctionTool, arguments: dict[str, Any]) -> str:
+    answer = await made.execute("i", arguments)
+    assert isinstance(answer, ToolResponse)
+    return answer.text
+
+
 async def test_arguments_arrive_as_their_types() -> None:
     arguments = {"a": 1, "kind": "y", "at": {"x": 5}, "points": [{"x": 2}, {"x": 3}], "json": "j"}
-    answer = await FunctionTool(google).execute("i", arguments)
-    assert answer.text == "1 y 5 none 5 1.5 j"
+    assert await text_of(FunctionTool(google), arguments) == "1 y 5 none 5 1.5 j"
 
 
 async def test_an_enum_is_shown_by_its_values_and_given_as_itself() -> None:
@@ -115,7 +120,7 @@ async def test_an_enum_is_shown_by_its_values_and_given_as_itself() -> None:
         return colour is Colour.BLUE
 
     assert parameters(paint)["properties"]["colour"]["enum"] == ["red", "blue"]
-    assert (await FunctionTool(paint).execute("i", {"colour": "blue"})).text == "true"
+    assert await text_of(FunctionTool(paint), {"colour": "blue"}) == "true"
 
 
 @dataclasses.dataclass
@@ -144,7 +149,17 @@ async def test_what_a_function_returns_is_shown_as_text_or_json(value: Any, text
         """Give."""
         return value
 
-    assert (await FunctionTool(give).execute("i", {})).text == text
+    assert await text_of(FunctionTool(give), {}) == text
+
+
+@pytest.mark.parametrize("value", [object(), {"a": [object()]}, lambda: 1], ids=["object", "inside", "function"])
+async def test_an_object_without_a_text_of_its_own_is_no_answer(value: Any) -> None:
+    def give() -> Any:
+        """Give."""
+        return value
+
+    with pytest.raises(TypeError, match=r"must be a text or have a JSON form: .*found (object|function)"):
+        await FunctionTool(give).execute("i", {})
 
 
 async def test_sync_functions_leave_the_loop_unless_marked() -> None:
@@ -152,8 +167,8 @@ async def test_sync_functions_leave_the_loop_unless_marked() -> None:
         """Where."""
         return threading.current_thread() is threading.main_thread()
 
-    assert (await FunctionTool(where).execute("i", {})).text == "false"
-    assert (await tool(in_loop=True)(where).execute("i", {})).text == "true"
+    assert await text_of(FunctionTool(where), {}) == "false"
+    assert await text_of(tool(in_loop=True)(where), {}) == "true"
 
 
 async def test_many_blocking_calls_run_at_once() -> None:
@@ -164,8 +179,8 @@ async def test_many_blocking_calls_run_at_once() -> None:
         return together.wait()
 
     waiting = FunctionTool(wait)
-    answers = await asyncio.gather(*(waiting.execute(str(k), {}) for k in range(40)))
-    assert sorted(int(answer.text) for answer in answers) == list(range(40))
+    answers = await asyncio.gather(*(text_of(waiting, {}) for _ in range(40)))
+    assert sorted(map(int, answers)) == list(range(40))
 
 
 def test_the_decorator_leaves_a_callable() -> None:

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from agentrl.errors import ConfigError, DataError
 from agentrl.observe.error_summary import TOOL_FAILED
-from agentrl.tool import ErrorKind, Tool, ToolError, ToolFailed, ToolResponse, tool
+from agentrl.tool import ErrorKind, FunctionTool, Tool, ToolError, ToolFailed, ToolResponse, tool
 from agentrl.tool.session import ToolInfrastructureError
 from agentrl.tool.toolset import ToolSet
 from agentrl.trajectory import ToolAnswer
@@ -112,6 +112,80 @@ async def test_a_hanging_call_is_a_timeout_and_frees_its_place(bound: Bind, monk
     assert (first.error, first.text) == (ErrorKind.TIMEOUT, "Error (timeout): sometimes gave no answer within 0.1 s")
     assert first.seconds == pytest.approx(0.1)
     assert (second.error, second.text) == (None, "done")
+
+
+class Lines(Tool):
+    """Streams an answer as a class does."""
+
+    async def execute(self, instance_id: str, arguments: dict[str, Any]) -> AsyncGenerator[str | ToolResponse, None]:
+        async for piece in lines(**arguments):
+            yield piece
+        yield ToolResponse("end", reward=0.5, metrics={"lines": 2})
+
+
+async def lines(then: str) -> AsyncGenerator[Any, None]:
+    """Say two lines, and then something else."""
+    yield "one\n"
+    await asyncio.sleep(0.05)
+    yield "two\n"
+    if then == "hang":
+        await asyncio.sleep(60)
+    elif then == "raise":
+        raise RuntimeError("no more")
+    elif then == "refuse":
+        raise ToolError("enough")
+    elif then == "number":
+        yield 3
+
+
+SAID = "; before that it said:\none\ntwo\n"
+
+
+@pytest.mark.parametrize("kind", ["function", "class"])
+@pytest.mark.parametrize(
+    ("then", "error", "text"),
+    [
+        ("end", None, "one\ntwo\n"),
+        ("hang", ErrorKind.TIMEOUT, "Error (timeout): lines gave no whole answer within 0.2 s" + SAID),
+        ("raise", ErrorKind.EXECUTION, "Error (execution): RuntimeError: no more" + SAID),
+        ("refuse", ErrorKind.REFUSED, "Error (execution): enough" + SAID),
+        ("number", ErrorKind.EXECUTION, "yield texts, and perhaps a ToolResponse as the last; found int 3" + SAID),
+    ],
+)
+@virtual_time
+async def test_pieces_of_an_answer_outlast_its_end(
+    bound: Bind, kind: str, then: str, error: ErrorKind | None, text: str
+) -> None:
+    function = FunctionTool(lines, {"timeout": 0.2})
+    made = function if kind == "function" else Lines({"timeout": 0.2}, function.schema)
+    session = await bound(ToolSet.from_tools([made])).open("i", {})
+    answer = await session.call("lines", {"then": then})
+    ended = kind == "class" and then == "end"
+    assert answer.error == error
+    assert answer.text.endswith(text + "end" * ended)
+    assert (answer.reward, answer.metrics) == ((0.5, {"lines": 2.0}) if ended else (None, {}))
+
+
+async def test_a_run_that_ends_closes_the_generator(bound: Bind) -> None:
+    begun, closed = asyncio.Event(), asyncio.Event()
+
+    async def endless() -> AsyncGenerator[str, None]:
+        """Never end."""
+        try:
+            while True:
+                begun.set()
+                yield "."
+                await asyncio.sleep(0)
+        finally:
+            closed.set()
+
+    session = await bound(ToolSet.from_tools([FunctionTool(endless)])).open("i", {})
+    call = asyncio.create_task(session.call("endless", {}))
+    await begun.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert closed.is_set()
 
 
 async def test_a_hanging_sync_function_blocks_nothing(bound: Bind) -> None:
