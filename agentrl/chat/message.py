@@ -89,7 +89,7 @@ def parse_json(text: str) -> JSON:
     try:
         value: JSON = DECODER.decode(text)
     except json.JSONDecodeError as fault:
-        raise ValueError(f"{fault.msg} at character {fault.pos}") from None
+        raise ValueError(f"{fault.msg.removesuffix(' at')} at character {fault.pos}") from None
     except RecursionError:
         raise ValueError("nested too deeply") from None
     return value

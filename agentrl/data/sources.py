@@ -5,12 +5,16 @@ from __future__ import annotations
 import glob
 import hashlib
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl.errors import DataError
+from agentrl.system.parts import parts
 
 HUB = "hf:"
+TABLES = "tables"
+"""Group of entry points: file name endings, each with a `table.RowTable` that reads such files."""
 _JSON = (".jsonl", ".json", ".ndjson", ".jsonl.gz", ".json.gz", ".ndjson.gz")
 _CSV = (
     'comma-separated values. Convert them: python -c "import pyarrow.csv, pyarrow.parquet; '
@@ -59,24 +63,37 @@ def expand(files: str | Sequence[str]) -> list[str]:
 
 def is_json(file: str) -> bool:
     """Check whether a file is named as JSON lines or JSON are."""
-    return not file.startswith(HUB) and file.lower().endswith(_JSON)
+    return kind_of(file) == ".json"
+
+
+def kind_of(file: str) -> str:
+    """Return `hf:`, `.json`, `.parquet`, or the ending that a distribution's entry point names; else an empty text."""
+    if file.startswith(HUB):
+        return HUB
+    name = file.lower()
+    ending = max((one for one in parts(TABLES) if name.endswith(one)), key=len, default="")
+    return ending or (".json" if name.endswith(_JSON) else ".parquet" if name.endswith(".parquet") else "")
 
 
 def _files_in(folder: Path) -> list[str]:
-    files = sorted(str(path) for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
-    parquet, json_lines = [file for file in files if file.endswith(".parquet")], [*filter(is_json, files)]
+    kinds = defaultdict[str, list[str]](list)
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and not path.name.startswith(".") and (kind := kind_of(str(path))):
+            kinds[kind].append(str(path))
     if (folder / "dataset_info.json").exists() or (folder / "dataset_dict.json").exists():
         raise DataError(f"{folder} is a Hugging Face data set that was saved to disk: name it as {HUB}{folder}")
-    if bool(parquet) == bool(json_lines):
-        what = "parquet files and JSON files" if parquet else "no *.parquet, *.jsonl, *.json, and none with .gz behind"
+    if len(kinds) != 1:
+        known = ", ".join(f"*{ending}" for ending in (".parquet", ".jsonl", ".json", *parts(TABLES)))
+        what = " and ".join(f"*{kind} files" for kind in kinds) or f"no {known}, and none with .gz behind"
         raise DataError(f"data folder {folder} holds {what}: name the files, e.g. with a pattern {folder}/**/*.parquet")
-    names = [Path(file).name for file in parquet or json_lines]
+    (found,) = kinds.values()
+    names = [Path(file).name for file in found]
     if any(map(_TRAIN.search, names)) and any(map(_TEST.search, names)):
         raise DataError(
             f"data folder {folder} holds files to train on and to test on ({', '.join(names[:8])}): name those "
             f"meant, e.g. with a pattern {folder}/train*"
         )
-    return parquet or json_lines
+    return found
 
 
 def hash_files(paths: Sequence[Path], *words: str) -> str:
@@ -101,6 +118,7 @@ def no_parquet(file: str, error: Exception) -> str:
     if not found and Path(file).suffix.lower() in (".csv", ".tsv"):
         found = _CSV
     if not found:
-        return f"{file}: expected a parquet file, but it cannot be read as one: {error}"
+        own = "a format of yours: docs/data.md, A data set and an order of your own"
+        return f"{file}: expected a parquet file, but it cannot be read as one ({own}): {error}"
     made = str(Path(file).with_suffix(".parquet"))
     return f"{file}: expected a parquet file, found {found.format(file=repr(file), made=repr(made))}"

@@ -1,6 +1,7 @@
 """The rows of one file, which are the same whatever the file is: mappings by column.
 
-A file is parquet, JSON lines, one JSON array, or a data set of Hugging Face. A row that cannot be decoded is a bad row
+A file is parquet, JSON lines, one JSON array, or a data set of Hugging Face; or of a format that a distribution reads
+(`RowTable`). A row that cannot be decoded is a bad row
 like any other. What makes the file no file of such rows raises DataError.
 """
 
@@ -20,9 +21,12 @@ from agentrl.data.bad_rows import BadRow, BadRows, located
 from agentrl.data.filling import Filling, holds_filling
 from agentrl.data.json_lines import hash_unpacked, read_objects
 from agentrl.data.messages import Unfit
-from agentrl.data.sources import HUB, hash_files, is_json, no_parquet
+from agentrl.data.sources import HUB, TABLES, hash_files, kind_of, no_parquet
 from agentrl.data.unread import UnreadColumns
-from agentrl.errors import DataError, first_line, install_extra
+from agentrl.errors import ConfigError, DataError, first_line, install_extra
+from agentrl.system.parts import GROUP, parts
+from agentrl.system.targets import load_target
+from agentrl.system.user_code import contract_error, user_code
 from agentrl.trajectory.sample import row_place
 
 _HUB_NAME = re.compile(r"hf:(?P<path>[^:]+)(?::(?P<split>.+))?")
@@ -90,24 +94,57 @@ class Table(ABC):
         """Iterate over all rows, each a mapping of those columns that it has."""
 
 
-class JsonTable(Table):
-    """JSON lines, or one JSON array."""
+class RowTable(Table):
+    """Rows that are read one after the other, each with columns of its own.
+
+    A class for another format has `rows`. An entry point of the group `agentrl.tables` names it by a file's ending.
+    """
 
     def __init__(self, file: str) -> None:
-        first = next((row for row in read_objects(file) if isinstance(row, dict)), {})
-        super().__init__(file, list(first))
+        """Read the first row. Raises DataError."""
+        super().__init__(file, [])
+        self.names = list(next((row for row in self._checked() if isinstance(row, dict)), {}))
+
+    @abstractmethod
+    def rows(self) -> Iterator[Row | BadRow]:
+        """Iterate over all rows of `file`, always the same: a mapping, or a BadRow with the reason.
+
+        Raises DataError, or an OSError, for a file that cannot be read.
+        """
 
     def content(self) -> str:
-        return hash_unpacked(self.file)
+        return hash_files([Path(self.file)])
+
+    def _checked(self) -> Iterator[Row | BadRow]:
+        what, number = f"{self.file}: {type(self).__name__}", 0
+        try:
+            with user_code(what, self.rows):
+                for row in self.rows():
+                    if not isinstance(row, dict | BadRow):
+                        raise contract_error(what, self.rows, f"row {number}: expected a mapping, found {row!r:.100}")
+                    yield row
+                    number += 1
+        except OSError as error:
+            raise DataError(f"{row_place(self.file, number)}: cannot be read: {error}") from error
 
     def _rows(self, columns: Collection[str], needed: Mapping[str, str], tools: str) -> Iterator[Row | BadRow]:
-        for row in read_objects(self.file):
+        for row in self._checked():
             if isinstance(row, dict):
                 self._unread.note_row(row)
                 problem = missing(row, needed)
                 yield BadRow("", problem) if problem else {name: row[name] for name in columns if name in row}
             else:
                 yield row
+
+
+class JsonTable(RowTable):
+    """JSON lines, or one JSON array."""
+
+    def rows(self) -> Iterator[Row | BadRow]:
+        return cast(Iterator[Row | BadRow], read_objects(self.file))
+
+    def content(self) -> str:
+        return hash_unpacked(self.file)
 
 
 class ArrowTable(Table):
@@ -171,7 +208,14 @@ def open_table(file: str) -> Table:
         return _open_hub(file)
     if not Path(file).is_file():
         raise DataError(f"data file {file} {'is a folder' if Path(file).is_dir() else 'does not exist'}")
-    return JsonTable(file) if is_json(file) else _open_parquet(file)
+    kind = kind_of(file)
+    if (target := parts(TABLES).get(kind)) is None:
+        return JsonTable(file) if kind == ".json" else _open_parquet(file)
+    key = f"entry point {GROUP}{TABLES}: {kind}"
+    made = load_target(target, key)
+    if not (isinstance(made, type) and issubclass(made, RowTable)):
+        raise ConfigError(f"{key}: {target} is no subclass of agentrl.data.table.RowTable, found {made!r:.100}")
+    return made(file)
 
 
 def _open_parquet(file: str) -> Table:

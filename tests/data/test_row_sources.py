@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,17 @@ from agentrl.chat import Chat
 from agentrl.config import Config
 from agentrl.config.sections.offline import EvaluateConfig
 from agentrl.config.sections.sft import PairDataConfig, SFTDataConfig
+from agentrl.data.bad_rows import BadRow
 from agentrl.data.contract import Dataset
 from agentrl.data.dataset import FileDataset
+from agentrl.data.messages import Unfit
 from agentrl.data.own import load_own
 from agentrl.data.pairs import load_pairs
 from agentrl.data.sft import load_transcripts
-from agentrl.data.table import values_of
-from agentrl.errors import DataError
+from agentrl.data.table import RowTable, open_table, values_of
+from agentrl.errors import CodeError, ConfigError, DataError
 from agentrl.offline.scores import ResponseFiles
+from agentrl.system.parts import of_distributions
 from agentrl.trajectory import Message
 from agentrl.trajectory.sample import Sample
 from tests.chat.templates import HERMES
@@ -91,12 +95,42 @@ def as_saved(path: Path, rows: list[Any]) -> str:
     return f"hf:{path}"
 
 
+class Rows(RowTable):
+    """A format of a distribution: the repr of one row after the other."""
+
+    def rows(self) -> Iterator[dict[str, object] | BadRow]:
+        for row in Path(self.file).read_text().split("\x1e")[:-1]:
+            value = ast.literal_eval(row)
+            yield value if isinstance(value, dict) else Unfit("", "a JSON object", value)
+
+
+def as_own_format(path: Path, rows: list[Any]) -> str:
+    path.with_suffix(".py.rows").write_text("".join(f"{row!r}\x1e" for row in rows))
+    return str(path.with_suffix(".py.rows"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def distribution(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A distribution that says which class reads `*.rows`."""
+    folder = tmp_path_factory.mktemp("site")
+    info = folder / "of_rows-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: of_rows\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(f"[agentrl.tables]\n.rows = {__name__}:Rows\n.wrong = {__name__}:Sources\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        of_distributions.cache_clear()
+        yield
+    of_distributions.cache_clear()
+
+
 WRITERS: dict[str, Callable[[Path, list[Any]], str]] = {
     "parquet": as_parquet,
     "JSON lines": as_lines,
     "gzipped": as_packed,
     "JSON array": as_array,
     "hf": as_saved,
+    "a distribution's": as_own_format,
 }
 OF_CLASSES = {"own class": as_lines, "verl's class": as_parquet}
 
@@ -466,3 +500,24 @@ def test_values_are_those_of_arrow() -> None:
     for array in arrays:
         for part in (array, array.slice(1), array.slice(1, 1), array.slice(0, 0)):
             assert values_of(part) == part.to_pylist(maps_as_pydicts="strict"), array.type
+
+
+def test_a_format_of_a_distribution_that_fails_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.rows").write_text("{'prompt': \x1e")
+    problem = r"a\.rows: Rows \(.*rows\): SyntaxError: (?s:.*)test_row_sources\.py:\d+ in rows"
+    with pytest.raises(CodeError, match=problem):
+        FileDataset(str(tmp_path / "a.rows"))
+    (tmp_path / "a.rows").write_bytes(b"\xff\x1e")
+    with pytest.raises(CodeError, match="UnicodeDecodeError"):
+        FileDataset(str(tmp_path / "a.rows"))
+    (tmp_path / "a.wrong").touch()
+    with pytest.raises(ConfigError, match=r"entry point agentrl\.tables: \.wrong: .* is no subclass of .*RowTable"):
+        open_table(str(tmp_path / "a.wrong"))
+
+
+def test_a_folder_holds_files_of_one_kind(tmp_path: Path) -> None:
+    as_own_format(tmp_path / "a", [PLAIN])
+    assert len(FileDataset(str(tmp_path))) == 1
+    as_lines(tmp_path / "b", [PLAIN])
+    with pytest.raises(DataError, match=r"holds \*\.json files and \*\.rows files|\*\.rows files and \*\.json files"):
+        FileDataset(str(tmp_path))

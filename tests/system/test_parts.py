@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -32,6 +35,8 @@ terse = "strangers.terse:TERSE"
 strangers_loop = "strangers.loop:Loop"
 [project.entry-points."agentrl.step_observers"]
 teller = "strangers.teller:Teller"
+[project.entry-points."agentrl.tables"]
+".db" = "strangers.database:Database"
 """,
     "strangers/__init__.py": "",
     "strangers/greet.py": '''"""`agentrl greet NAME`: say hello. Nothing else."""
@@ -50,6 +55,17 @@ TERSE = Dialect(whole=lambda values, schema: Reading({"trainer.total_training_st
 
 class Loop(AgentLoop):
     async def run(self, episode): ...
+""",
+    "strangers/database.py": """import json
+import sqlite3
+
+from agentrl.data.table import RowTable
+
+
+class Database(RowTable):
+    def rows(self):
+        for (row,) in sqlite3.connect(f"file:{self.file}?mode=ro", uri=True).execute("select row from rows"):
+            yield json.loads(row)
 """,
     "strangers/teller.py": """from agentrl.trainer.observer import StepObserver
 
@@ -138,6 +154,20 @@ assert load_config(["trainer.observers=[teller]"]).trainer.observers == ["teller
 print(STEP_OBSERVERS.get("teller").__name__, AGENT_LOOPS.get("strangers_loop").__name__)
 """
     assert (found := run(["-c", code], tmp_path, path)).stdout == "Teller Loop\n", found.stderr
+
+
+def test_a_strangers_distribution_reads_files_of_its_own(site: Path, tmp_path: Path) -> None:
+    rows = [{"prompt": [{"role": "user", "content": text}], "remark": text} for text in "ab"]
+    with closing(sqlite3.connect(tmp_path / "mine.db")) as database, database:
+        database.execute("create table rows (row text)")
+        database.executemany("insert into rows values (?)", [(json.dumps(row),) for row in rows])
+    code = """
+from agentrl.data.dataset import FileDataset
+data = FileDataset("mine.db")
+print([data[row].prompt[0]["content"] for row in range(len(data))], data.notes)
+"""
+    found = run(["-c", code], tmp_path, Path(f"{site}:{PROJECT}"))
+    assert found.stdout == "['a', 'b'] {'mine.db': 'columns that are not read: remark'}\n", found.stdout + found.stderr
 
 
 def test_two_distributions_with_one_name_are_refused_by_both_names(site: Path, tmp_path: Path) -> None:
