@@ -176,8 +176,8 @@ class Tool(ABC):
     ) -> Awaitable[ToolResponse] | Pieces | Awaitable[ToolResponse | Pieces]:
         """Answer one call: a coroutine function, or an asynchronous generator of the answer's pieces.
 
-        `arguments` have been validated against the schema. Of a generator that does not end within `timeout`, or
-        fails, the model reads the pieces that came before.
+        `arguments` have been validated against the schema. The model reads the pieces that came before a
+        generator failed, or did not end within `timeout`.
 
         Raises ToolError for errors that the model should see. Any other exception is shown as `execution` too, and the
         user is shown where it was raised, once a place; with `on_error: fail` it fails the trajectory as an
