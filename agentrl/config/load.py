@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -513,16 +513,12 @@ def long_key(text: str, schema: type[Section]) -> str:
 def checked(keys: Keys, schema: type[SchemaT]) -> SchemaT:
     """Make the config of the schema's defaults and `keys`. Raises ConfigError as `load_config` does."""
     values = resolve(keys, schema)
-    values |= corrected(values, keys) | fitting(values, keys)
+    values |= corrected(values, keys) | fitting(values, keys) | found_files(values, schema)
     config = validate(values, schema, [*keys.faults, *faults_of_names(keys, schema)])
     say(check(config, keys.given, lambda: set_by_us(keys, schema)))
     for reading in keys.readings:
         say(reading.notes(config, keys.typed))
-    for path, key in all_keys(schema).items():
-        name = values.get(path)
-        if isinstance(name, str) and any(isinstance(rule, NamesFile) and rule.is_name(name) for rule, _ in key.rules):
-            values[path] = find_file(path, name)
-    return validate(values, schema)
+    return config
 
 
 def corrected(values: Mapping[str, JSON], keys: Keys) -> dict[str, JSON]:
@@ -549,6 +545,17 @@ def fitting(values: Mapping[str, JSON], keys: Keys) -> dict[str, JSON]:
     if not (isinstance(batch, int) and isinstance(size, int)) or batch < 1:  # the schema says what is wrong
         return {}
     return {MINI_BATCH: max(one for one in even_sizes(batch) if one <= size)}
+
+
+def found_files(values: Mapping[str, JSON], schema: type[Section]) -> dict[str, JSON]:
+    """Return the places of the files that keys name; a file that no folder has is a fault of `check`."""
+    found: dict[str, JSON] = {}
+    for path, key in all_keys(schema).items():
+        name = values.get(path)
+        if isinstance(name, str) and any(isinstance(rule, NamesFile) and rule.is_name(name) for rule, _ in key.rules):
+            with suppress(ConfigError):
+                found[path] = find_file(path, name)
+    return found
 
 
 def faults_of_names(keys: Keys, schema: type[Section]) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import agentrl.config.load as loading
 from agentrl.config import Config, SFTConfig, config_to_dict, load_config, write_config
 from agentrl.config.keys import defaults, flatten, leaf_keys, nearest
 from agentrl.config.sections.offline import GenerateConfig
@@ -92,6 +93,31 @@ def test_without_arguments_it_is_the_quickstart() -> None:
     )
     assert config.actor_rollout_ref.actor.optim.lr > 1e-5
     assert config.trainer.default_local_dir == "runs/quickstart"
+
+
+def test_one_pass_makes_the_whole_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One composition where no recipe applies, two where one may, and one validation, after which no value changes."""
+    loading.hydras_own()  # composed once a process
+    passes: list[str] = []
+
+    def counted(name: str) -> None:
+        healthy = getattr(loading, name)
+
+        def once_more(*given: object) -> object:
+            passes.append(name)
+            return healthy(*given)
+
+        monkeypatch.setattr(loading, name, once_more)
+
+    counted("hydra_compose")
+    counted("validate")
+    tools = f"{ROLLOUT}.multi_turn.tool_config_path"
+    config = load_config([MODEL, DATA, f"{tools}=tools/quickstart.yaml"])
+    assert sorted(passes) == ["hydra_compose", "validate"]
+    assert config.actor_rollout_ref.rollout.multi_turn.tool_config_path == str(configs_dir() / "tools/quickstart.yaml")
+    passes.clear()
+    load_config([])
+    assert sorted(passes) == ["hydra_compose", "hydra_compose", "validate"]
 
 
 def test_the_quickstart_values_do_not_reach_another_model_or_other_data() -> None:
