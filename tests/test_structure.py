@@ -79,6 +79,18 @@ def test_the_core_names_no_annex(files: dict[Path, File]) -> None:
     assert not found, "\n".join(found)
 
 
+def test_checks_are_subscribers(files: dict[Path, File]) -> None:
+    """Workers, rollouts, engines and algorithms tell watches (`observe/watch.py`), and name no check."""
+    found = [
+        f"{path} imports {other}"
+        for path, file in files.items()
+        if room_of(path) in ("workers", "rollouts", "engines", "algorithms")
+        for other in sorted(file.imports | file.types)
+        if room_of(other) == "checks"
+    ]
+    assert not found, "\n".join(found)
+
+
 def test_no_file_is_in_a_circle(files: dict[Path, File]) -> None:
     assert not files_in_circles(files).found
 

@@ -13,10 +13,9 @@ from agentrl.algorithms.advantages import compute_advantages
 from agentrl.algorithms.kl import kl_penalty
 from agentrl.algorithms.ragged import segment_sum
 from agentrl.algorithms.rollout_correction import ages, correct
-from agentrl.checks.finding import Finding
-from agentrl.checks.report import Report
 from agentrl.config.sections.algorithm import AlgorithmConfig
 from agentrl.observe.invariants import LOGPROB_SLACK
+from agentrl.observe.report import Finding, Report
 from agentrl.system.metrics import Numbers
 from agentrl.trajectory.batch import RaggedBatch
 

@@ -1,27 +1,14 @@
-"""Findings of checks: the fault, its place, why it matters and how to fix it."""
+"""Alarms of findings: the fault, its place, why it matters and how to fix it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
-Kind = Literal["fault", "sign"]
+from agentrl.observe.report import Finding, Kind
+
 SHOWN = 3
 """Findings of one check that an alarm names."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that a check found."""
-
-    check: str
-    """Name of the check; docs/reliability.md lists them."""
-    what: str
-    where: str
-    """Name of the trajectory, tensor, tool or server."""
-    kind: Kind = "fault"
-    """fault: it cannot be in a sound run; sign: it may be right, and seldom is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +141,11 @@ MEANINGS: dict[str, tuple[str, str]] = {
     ),
 }
 """By check: why a finding matters, and how to fix it."""
+OF_USERS = (
+    "A watch of trainer.checks.watches found it",
+    "Look at the watch, and at the place that it names",
+)
+"""The same for checks of a user's own."""
 
 
 def alarms_of(findings: Iterable[Finding]) -> list[Alarm]:
@@ -163,7 +155,7 @@ def alarms_of(findings: Iterable[Finding]) -> list[Alarm]:
         groups.setdefault((one.check, one.kind), []).append(one)
     found = []
     for (check, kind), members in groups.items():
-        why, action = MEANINGS[check]
+        why, action = MEANINGS.get(check, OF_USERS)
         where = list(dict.fromkeys(one.where for one in members))[:SHOWN]
         found.append(Alarm(check, kind, members[0].what, where, why, action, len(members)))
     return found

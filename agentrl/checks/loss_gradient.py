@@ -7,7 +7,7 @@ the gradient that entered the backward pass.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,15 +18,13 @@ from agentrl.algorithms.rollout_correction import correct
 from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.algorithm import LossAggMode, LossUnit, RolloutCorrectionConfig
 from agentrl.config.sections.distillation import DistillationConfig
-from agentrl.trajectory.batch import RaggedBatch, Sequences
+from agentrl.observe.watch import Counts, Owner, owners_of
+from agentrl.trajectory.batch import RaggedBatch
 
 MOST = 20.0
 """Log-ratios are cut off at this on both sides, and have no gradient further out."""
 EDGE = 1e-5
 """Tokens closer than this to a bound may lie on either side of it."""
-
-Owner = tuple[int, int]
-"""Trajectory and role of a sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,18 +36,6 @@ class LossKeys:
     distillation: DistillationConfig | None
     """None: no teacher is in the loss."""
     norm_length: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
-    """Numbers of one mini-batch, over all ranks."""
-
-    policy_tokens: Tensor  # [members] int64, policy tokens of each of its sequences
-    owners: Sequence[Owner]
-    """By member."""
-    successful: int = 0
-    read: int = 0
-    entropy_coeff: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +57,7 @@ class Slopes:
     unsure: Tensor  # [T] bool, tokens at a bound
 
 
-def slopes(micro: RaggedBatch, logprobs: Tensor, keys: LossKeys, counts: Counts) -> Slopes | None:
+def slopes(micro: RaggedBatch, logprobs: Tensor, counts: Counts, keys: LossKeys) -> Slopes | None:
     """Compute the derivatives; None where the policy loss has no closed form here. logprobs [T] float32."""
     actor, mask = keys.actor, micro.mask
     weight = token_weights(micro, actor.loss_agg_mode, actor.loss_unit, counts, keys.norm_length)
@@ -148,12 +134,6 @@ def _tokens(micro: RaggedBatch, p: Tensor, keys: LossKeys) -> _Tokens:
         rollout=rollout,
         selected=selected,
     )
-
-
-def owners_of(batch: Sequences, rows: Sequence[int]) -> list[Owner]:
-    """List trajectory and role of the sequences `rows`; 0 without roles."""
-    roles = batch.sequences["role"][rows].tolist() if batch.has("role") else [0] * len(rows)
-    return list(zip(batch.trajectory[rows].tolist(), roles, strict=True))
 
 
 def token_weights(

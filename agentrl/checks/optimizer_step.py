@@ -6,18 +6,16 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from agentrl.checks.finding import Finding
 from agentrl.config.sections.optim import OptimConfig
-from agentrl.optim.optimizer import Optim
+from agentrl.observe.report import Finding
+from agentrl.observe.watch import Stepped
 from agentrl.parallel.collectives import all_sum, full, local, placed_like
 from agentrl.parallel.gradients import total_norm
-from agentrl.parallel.mesh import Mesh
 
 ELEMENTS = 1 << 16
 """Elements of a rank's part of a tensor that are compared; others are compared when the tensor's turn comes again."""
@@ -34,26 +32,6 @@ Places = tuple[int, int]
 NAMED = 5
 """Tensors that are named at most."""
 NUMBER = re.compile(r"\d+")
-
-
-class Stepped(Protocol):
-    """A model that learns, as its steps are watched."""
-
-    @property
-    def params(self) -> Mapping[str, torch.nn.Parameter]: ...
-
-    @property
-    def tensors(self) -> Mapping[str, torch.nn.Parameter]: ...
-
-    @property
-    def optim(self) -> Optim: ...
-
-    @property
-    def mesh(self) -> Mesh: ...
-
-    def not_restored(self) -> Sequence[str]:
-        """Name what differs from the checkpoint that was loaded; nothing when asked again. Every rank must ask."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from agentrl.agent_loop import AgentLoop, Request, Scheduler
 from agentrl.agent_loop.limits import seed_of
 from agentrl.chat.chat import write_again
-from agentrl.checks.finding import Finding
-from agentrl.checks.report import Report
 from agentrl.data.messages import digest_of
+from agentrl.observe.report import Finding, Report
 from agentrl.reward.manager import response_text, turns_text
 from agentrl.system.user_code import is_agentrl_code
 from agentrl.tool import ToolSchema

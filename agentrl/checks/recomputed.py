@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from agentrl.checks.finding import Finding
-from agentrl.checks.report import Report
+from agentrl.model.plain import Twice
+from agentrl.observe.report import Finding, Report
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 
 MOST = 512
@@ -27,25 +26,6 @@ PART, FLOOR = {True: 0.02, False: 0.5}, {True: 1e-4, False: 0.02}
 """Largest difference of a tensor's gradient, as a part of its norm, and of the largest norm; True: in float32."""
 ELEMENTS = 1 << 12
 """Elements of a tensor whose gradients are compared."""
-Weights = Mapping[str, Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Twice:
-    """A model's scores of a sequence by two computations, each [T] float32 of ids [T]."""
-
-    role: str
-    column: str
-    """Name of the column that has these scores."""
-    plain: Callable[[Weights, Tensor], Tensor]
-    """Computes them by transformers' own model from weights by name."""
-    weights: Mapping[str, nn.Parameter]
-    exact: bool
-    """All of it is computed in float32."""
-    trained: Callable[[RaggedBatch], Tensor] | None = None
-    """Computes them as an update does, with gradient; None: the model does not learn."""
-    relative: bool = False
-    """Distances are a part of the scores' size."""
 
 
 def pick(batch: Sequences, step: int) -> int | None:

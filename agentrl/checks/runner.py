@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from agentrl.checks.finding import Alarm, Finding, alarms_of
+from agentrl.checks.finding import Alarm, alarms_of
 from agentrl.config.sections.checks import ChecksConfig, Reaction
+from agentrl.observe.report import Finding
 from agentrl.system.publish import published
 
 ALARMS_FILE = "alarms.jsonl"

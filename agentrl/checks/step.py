@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from agentrl.checks.finding import Finding
 from agentrl.config.sections.checks import ChecksConfig
 from agentrl.observe.error_summary import TOOL_FAILED
+from agentrl.observe.report import Finding
 from agentrl.system.json_value import JSON
 from agentrl.trajectory import Outline, exclusion
 

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from agentrl.checks.finding import Finding
 from agentrl.observe.invariants import check_trajectory
+from agentrl.observe.report import Finding
 from agentrl.trajectory import Trajectory, Transcript, Turn
 
 WINDOW = 4

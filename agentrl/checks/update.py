@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
@@ -13,14 +13,12 @@ import torch
 from torch import Tensor
 
 from agentrl.algorithms.ragged import segment_ids
-from agentrl.checks.finding import Finding
-from agentrl.checks.loss_gradient import Counts, LossKeys, Slopes, Term, slopes
-from agentrl.checks.optimizer_step import Stepped, StepWatch
-from agentrl.checks.report import Report
+from agentrl.checks.loss_gradient import LossKeys, Slopes, Term, slopes
+from agentrl.checks.optimizer_step import StepWatch
 from agentrl.checks.value_gradient import value_slopes
-from agentrl.config.sections.actor import CriticConfig
-from agentrl.config.sections.algorithm import LossUnit
-from agentrl.model.scores import TokenScores
+from agentrl.config.sections.sft import TuningConfig
+from agentrl.observe.report import Finding, Report
+from agentrl.observe.watch import Counts, Learning, Seal, Stepped, UpdateChecked
 from agentrl.trajectory.batch import RaggedBatch
 
 TOLERANCE = 1e-4
@@ -40,73 +38,52 @@ _MULTIPLIERS = (0x7FB5D329728EA185, 0x2545F4914F6CDD1D, 0x369DEA0F31A53F85)
 NAMED = 5
 """Sequences that are named at most."""
 
-Seal = tuple[int, ...]
-"""Trajectory of a sequence, then a hash of each of SEALED over its policy tokens."""
 Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
-class Learnt(Generic[Found]):
-    """The scores of tokens that a role learns, and its loss in closed form."""
+class Learnt:
+    """The loss of a role in closed form, and the column of its scores."""
 
     role: str
     score: str
     """Name of a score in messages."""
-    scores: Callable[[Found], Mapping[str, Tensor]]
-    """Takes the scores [T] out of a forward pass's result: first those that the loss has a closed form of."""
     slopes: Callable[[RaggedBatch, Tensor, Counts], Slopes | None]
-    """Differentiates the loss by these scores; None: it has no closed form."""
-    before: str | None
+    """Differentiates the loss by the scores [T]; None: it has no closed form."""
+    before: str | None = None
     """Column of the same scores before the update; None: it is of other weights."""
     relative: bool = False
     """Distances count as a part of the scores' size."""
 
 
-def of_policy(keys: LossKeys) -> Learnt[TokenScores]:
-    """Describe the policy's update: log-probs, and entropies."""
-
-    def scores(found: TokenScores) -> Mapping[str, Tensor]:
-        return {"score": found.logprobs} | ({} if found.entropy is None else {"entropy": found.entropy})
-
-    return Learnt(
-        "policy",
-        "log-prob",
-        scores,
-        lambda micro, logprobs, counts: slopes(micro, logprobs, keys, counts),
-        "old_logprobs" if keys.correction.proximal == "recomputed" else None,
+def learnt_of(learning: Learning[Found]) -> Learnt:
+    """Describe what a role learns."""
+    config, section = learning.config, learning.section
+    if isinstance(config, TuningConfig):
+        # The loss of a pair has no closed form here.
+        return Learnt("policy", "log-prob", of_transcript) if learning.kind == "transcripts" else OF_PAIRS
+    norm_length = config.data.max_response_length
+    if learning.kind == "critic":
+        derive = partial(value_slopes, config=config.critic, unit=section.loss_unit, norm_length=norm_length)
+        return Learnt("critic", "value", derive, "values", relative=True)
+    correction, distillation = config.algorithm.rollout_correction, config.distillation
+    keys = LossKeys(
+        actor=section,
+        correction=correction,
+        distillation=distillation if distillation.in_loss else None,
+        norm_length=norm_length,
     )
+    before = "old_logprobs" if correction.proximal == "recomputed" else None
+    return Learnt("policy", "log-prob", partial(slopes, keys=keys), before)
 
 
-def of_transcripts() -> Learnt[TokenScores]:
-    """Describe the update of supervised training: the mean negative log-likelihood of its tokens."""
-
-    def slopes(micro: RaggedBatch, logprobs: Tensor, counts: Counts) -> Slopes:
-        share = torch.where(micro.mask, 1.0 / max(int(counts.policy_tokens.sum()), 1), 0.0).double()
-        return Slopes({"policy": Term(1.0, -share, share)}, torch.zeros_like(share), torch.zeros_like(micro.mask))
-
-    return Learnt("policy", "log-prob", lambda found: {"score": found.logprobs}, slopes, None)
+def of_transcript(micro: RaggedBatch, logprobs: Tensor, counts: Counts) -> Slopes:
+    """Differentiate the loss of supervised training: the mean negative log-likelihood of its tokens."""
+    share = torch.where(micro.mask, 1.0 / max(int(counts.policy_tokens.sum()), 1), 0.0).double()
+    return Slopes({"policy": Term(1.0, -share, share)}, torch.zeros_like(share), torch.zeros_like(micro.mask))
 
 
-def of_pairs(scores_of: Callable[[Found], Tensor]) -> Learnt[Found]:
-    """Describe the update of training on preferences, whose loss has no closed form here."""
-    return Learnt("policy", "score", lambda found: {"score": scores_of(found)}, lambda *_: None, None)
-
-
-def of_critic(config: CriticConfig, unit: LossUnit, norm_length: int | None) -> Learnt[Tensor]:
-    """Describe the critic's update: values."""
-    derive = partial(value_slopes, config=config, unit=unit, norm_length=norm_length)
-    return Learnt("critic", "value", lambda values: {"score": values}, derive, "values", relative=True)
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateChecked:
-    """One rank's findings, and the sequences that its losses were computed of."""
-
-    report: Report
-    seals: Sequence[Seal]
-    """One for each time; empty on all ranks but one of those that see the same tokens."""
-    watched: bool
-    """The backend called the watch."""
+OF_PAIRS = Learnt("policy", "score", lambda micro, scores, counts: None)
 
 
 class _Pass(NamedTuple):
@@ -120,32 +97,30 @@ class _Pass(NamedTuple):
     grads: dict[str, Tensor]
 
 
-@dataclass(slots=True)
-class UpdateWatch(Generic[Found]):
+class UpdateChecks(Generic[Found]):
     """Compares each update of a role with the config, the columns of its batch and its gradients."""
 
-    learnt: Learnt[Found]
-    steps: StepWatch
-    dtype: str
-    _report: Report = field(default_factory=Report)
-    _passes: list[_Pass] = field(default_factory=list)
-    _rows: list[Tensor] = field(default_factory=list)
-    _seals: list[Tensor] = field(default_factory=list)
-    _speaks: bool = True
-    _begun: bool = False
-    """The optimizer took a step in this update."""
-    _step: float = 0
+    def __init__(self, learning: Learning[Found]) -> None:
+        section = learning.section
+        self.learnt, self.scores, self.dtype = learnt_of(learning), learning.scores, learning.dtype
+        self.steps = StepWatch(section.optim, section.grad_clip, learning.total_steps)
+        self._report = Report()
+        self._passes: list[_Pass] = []
+        self._rows: list[Tensor] = []
+        self._seals: list[Tensor] = []
+        self._speaks, self._begun = True, False
+        """_begun: the optimizer took a step in this update."""
+        self._step = 0.0
 
-    def mini(self, counts: Counts) -> MiniWatch[Found]:
-        """Watch a mini-batch with these counts, which begins now."""
+    def mini(self, counts: Counts) -> MiniChecks[Found]:
         self.steps.begin()
-        return MiniWatch(self, counts)
+        return MiniChecks(self, counts)
 
     def scored(self, found: Found, micro: RaggedBatch, factor: float, counts: Counts) -> None:
         """Note a micro-batch and the scores that its loss is computed of. factor: of the loss before backward."""
         begun = time.thread_time()
         grads: dict[str, Tensor] = {}
-        scores = self.learnt.scores(found)
+        scores = self.scores(found)
         for name, values in scores.items():
             if values.requires_grad:
                 values.register_hook(partial(grads.__setitem__, name))
@@ -170,7 +145,6 @@ class UpdateWatch(Generic[Found]):
         self._report.seconds += time.thread_time() - begun
 
     def result(self) -> UpdateChecked:
-        """Return the findings of the update, and begin the next one."""
         begun = time.thread_time()
         self._passes.clear()
         report = self._report
@@ -197,23 +171,20 @@ class UpdateWatch(Generic[Found]):
 
 
 @dataclass(frozen=True, slots=True)
-class MiniWatch(Generic[Found]):
-    """Watches one mini-batch and its optimizer step. Its methods are called in this order, by every rank."""
+class MiniChecks(Generic[Found]):
+    """Checks one mini-batch and its optimizer step."""
 
-    watch: UpdateWatch[Found]
+    update: UpdateChecks[Found]
     counts: Counts
 
     def scored(self, found: Found, micro: RaggedBatch, factor: float) -> None:
-        """Note the scores of a micro-batch, before its loss; `factor`: of the loss before its backward pass."""
-        self.watch.scored(found, micro, factor, self.counts)
+        self.update.scored(found, micro, factor, self.counts)
 
     def stepping(self, model: Stepped, norm: float, step: float) -> None:
-        """Look at clipped gradients, whose norm was `norm`, before the optimizer's step of training step `step`."""
-        self.watch.stepping(model, norm, step)
+        self.update.stepping(model, norm, step)
 
     def stepped(self, model: Stepped, step: float) -> None:
-        """Look at the weights after the optimizer's step of training step `step`."""
-        self.watch.stepped(model, step)
+        self.update.stepped(model, step)
 
 
 COUNTED = {"policy": "update", "critic": "critic"}
@@ -222,7 +193,7 @@ HEAD = ("wrong", "place", "found", "wanted", "trajectory", "token", "entropy", "
 TERMS = ("policy", "kl", "teacher", "success", "observation", "value")
 
 
-def _measure(one: _Pass, wanted: Slopes, learnt: Learnt[Found]) -> Tensor:
+def _measure(one: _Pass, wanted: Slopes, learnt: Learnt) -> Tensor:
     """Return HEAD, then three numbers for each of TERMS: [F] float64, without a wait for the device."""
     micro, zero = one.micro, torch.zeros_like(wanted.entropy)
     grad = one.grads["score"].double() / one.factor if "score" in one.grads else zero
@@ -253,7 +224,7 @@ def _measure(one: _Pass, wanted: Slopes, learnt: Learnt[Found]) -> Tensor:
     return torch.stack([number.double() for number in head])
 
 
-def _differences(rows: Sequence[Tensor], learnt: Learnt[Found], dtype: str) -> Iterator[Finding]:
+def _differences(rows: Sequence[Tensor], learnt: Learnt, dtype: str) -> Iterator[Finding]:
     """Judge the numbers of all micro-batches of an update."""
     if not rows:
         return

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from agentrl.checks.loss_gradient import EDGE, Counts, Slopes, Term, token_weights
+from agentrl.checks.loss_gradient import EDGE, Slopes, Term, token_weights
 from agentrl.config.sections.actor import CriticConfig
 from agentrl.config.sections.algorithm import LossUnit
+from agentrl.observe.watch import Counts
 from agentrl.trajectory.batch import RaggedBatch
 
 

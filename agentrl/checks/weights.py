@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from agentrl.checks.finding import Finding
 from agentrl.engines.contract import RolloutEngine
 from agentrl.engines.inspection import InspectableEngine, checksum
 from agentrl.engines.weights import Weights
+from agentrl.observe.report import Finding
 
 NUMBER = re.compile(r"\d+")
 MB = 10**6

@@ -197,6 +197,15 @@ STEP_OBSERVERS = Registry(
 )
 """Observers of each training step."""
 
+WATCHES = Registry(
+    "watch",
+    "trainer.checks.watches",
+    {"checks": "agentrl.checks.watch:Checks"},
+    base="agentrl.observe.watch:Watch",
+    group="watches",
+)
+"""Watches of updates and trajectories, where they happen."""
+
 LOGGERS = Registry(
     "logger",
     "trainer.logger",

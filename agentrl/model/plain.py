@@ -7,11 +7,12 @@ computation of the same numbers.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import PreTrainedModel
 
@@ -19,9 +20,28 @@ from agentrl.model.packed import prepare_own, select_attention
 
 if TYPE_CHECKING:
     from agentrl.model.lora import Lora
+    from agentrl.trajectory.batch import RaggedBatch
 
 Weights = Mapping[str, Tensor]
 """Tensors by the names that the parameters have in the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Twice:
+    """A model's scores of a sequence by two computations, each [T] float32 of ids [T]."""
+
+    role: str
+    column: str
+    """Name of the column that has these scores."""
+    plain: Callable[[Weights, Tensor], Tensor]
+    """Computes them by transformers' own model from weights by name."""
+    weights: Mapping[str, nn.Parameter]
+    exact: bool
+    """All of it is computed in float32."""
+    trained: Callable[[RaggedBatch], Tensor] | None = None
+    """Computes them as an update does, with gradient; None: the model does not learn."""
+    relative: bool = False
+    """Distances are a part of the scores' size."""
 
 
 class PlainModel:

@@ -1,15 +1,30 @@
-"""Result of checks, from wherever they run."""
+"""Result of watches and checks, from wherever they run."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from torch import Tensor
 
-from agentrl.checks.finding import Finding
 from agentrl.system.metrics import Numbers
+
+Kind = Literal["fault", "sign"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that a check found."""
+
+    check: str
+    """Name of the check; docs/reliability.md lists them."""
+    what: str
+    where: str
+    """Name of the trajectory, tensor, tool or server."""
+    kind: Kind = "fault"
+    """fault: it cannot be in a sound run; sign: it may be right, and seldom is."""
 
 
 @dataclass(slots=True)

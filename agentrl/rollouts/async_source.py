@@ -29,11 +29,11 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from agentrl.checks.report import Report
 from agentrl.config import Config
 from agentrl.data.loader import Loader
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import DataError, TrainingError
+from agentrl.observe.report import Report
 from agentrl.rollouts.contract import PromptTask, Rollout, RolloutRunner, Task, check_failures, training, validation
 from agentrl.rollouts.dynamic_sampling import cannot_be_filled, filled, replaced, shortage
 from agentrl.rollouts.journal import validity

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from agentrl.algorithms.declared import declared_by_estimator
-from agentrl.checks.report import Report
 from agentrl.config import Config
 from agentrl.config.sections.rollout import RolloutConfig, ValKwargs
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.engines.contract import SamplingParams
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import TrainingError
+from agentrl.observe.report import Report
 from agentrl.rollouts.journal import Journal
 from agentrl.rollouts.staleness_scheduler import GroupStatus
 from agentrl.system.call_journal import Entry

@@ -8,11 +8,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from hashlib import blake2b
 from pathlib import Path
 from typing import cast
-
-import torch
 
 from agentrl.agent_loop import LoopContext, LoopLimits, Request, Scheduler
 from agentrl.agent_loop.limits import seed_of
@@ -22,10 +19,6 @@ from agentrl.agent_loop.teacher_context import load_teacher_context
 from agentrl.algorithms.declared import made_columns
 from agentrl.algorithms.filtering import load_filter
 from agentrl.chat import Chat
-from agentrl.checks.origin import Origins
-from agentrl.checks.report import Report
-from agentrl.checks.transcripts import check_record, count_text
-from agentrl.checks.weights import WeightWatch
 from agentrl.config import Config
 from agentrl.config.registries import ENGINES
 from agentrl.config.sections.rollouts import RolloutsConfig
@@ -34,6 +27,8 @@ from agentrl.engines.contract import RENAMED, EngineError, InFlightEngine, Rollo
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import CodeError, ConfigError, TrainingError
 from agentrl.interaction import Interaction
+from agentrl.observe.report import Report
+from agentrl.observe.watch import TrajectoryWatch, open_watches
 from agentrl.reward.model_input import ModelInput, conversations
 from agentrl.rollouts.context import RunContext, run_name, uses_reward_model
 from agentrl.rollouts.contract import GREEDY, EndedGroup, Log, PromptTask, Rollout, Task, judge_group
@@ -63,8 +58,6 @@ from agentrl.trajectory.staleness import oldest_version
 STALL_SECONDS = 30.0
 LOOP_SECONDS = 60.0
 """Time for which the event loop may stand still before the user is warned of the place where it is."""
-RENDERED = 4
-"""Prompts of a step of which about one trajectory is rendered again."""
 ENGINE_OPTIONS = "actor_rollout_ref.rollout.engine_options"
 
 
@@ -124,8 +117,9 @@ def open_local_rollouts(
         stack.callback(lambda: loop.run(scheduler.close()))
         rollouts = LocalRollouts(config, scheduler, engine, loop, reporter, run_dir / TRAJECTORIES, share)
         rollouts.on_resume = on_resume
-        if isinstance(config, Config) and not config.trainer.val_only:
-            rollouts.origins = Origins(scheduler, max(1, config.prompts_per_draw // RENDERED))
+        if isinstance(config, Config):
+            seen = (one.trajectories(config, scheduler, engine) for one in open_watches(config.trainer.checks.watches))
+            rollouts.watches = [one for one in seen if one is not None]
         with watched_loop(
             "the event loop of the rollouts", loop.thread, rollouts.delay.late, LOOP_SECONDS, reporter.warn
         ):
@@ -239,13 +233,8 @@ class LocalRollouts:
         self._is_paused = False
         self._ended: dict[int, list[Trajectory]] = {}
         """Trajectories of groups that have ended and are in no batch, by the prompt's ordinal."""
-        self._report = Report()
-        self._checks = None if training is None else training.trainer.checks
-        self.origins: Origins | None = None
-        """Comparison of trajectories with their rows, requests, tools and scorers, in a training."""
-        self._sent: tuple[Mapping[str, torch.Tensor], int] | None = None
-        """Tensors that are to be compared with the engine's, and their version; no update changes them before."""
-        self._watch_weights = WeightWatch(0.0 if self._checks is None else self._checks.weights_mb)
+        self.watches: Sequence[TrajectoryWatch] = ()
+        """Observers of trajectories and of the engine's weights."""
         self._once = OncePerKey()
         self.idle = IdleWatch(engine)
         self.delay = DelayWatch()
@@ -255,7 +244,8 @@ class LocalRollouts:
         self, task: Task, trajectories: list[Trajectory], first: int = 0, *, show: bool = False
     ) -> Rollout:
         """Make the result of a task from its trajectories, which are numbered from `first`, and write them."""
-        self._check_records(trajectories)
+        for one in self.watches:
+            one.packed(trajectories)
         batch = None
         if task.split == "train":
             coef = self.turn_reward_coef
@@ -327,9 +317,9 @@ class LocalRollouts:
             requests = self._logged(requests, log)
         trajectories = await self.scheduler.run(requests, lambda _: on_end())
         self.check()
-        if self.origins is not None:
-            asked = [(one, work.sample) for one in requests]
-            self._report.add(self.origins.check(asked, trajectories, trained=work.task.split == "train"))
+        asked = [(request, work.sample) for request in requests]
+        for one in self.watches:
+            one.ended(asked, trajectories, trained=work.task.split == "train")
         teaches = self.teaches if work.task.split == "train" else None
         outcome = judge_group(trajectories, teaches)
         oldest = oldest_version(one for one in trajectories if exclusion(one) is None)
@@ -358,12 +348,8 @@ class LocalRollouts:
 
     async def stop_groups(self) -> None:
         self._ended.clear()
-        self.forget_origins()
-
-    def forget_origins(self) -> None:
-        """Drop the notes about trajectories that were cancelled, and may run again."""
-        if self.origins is not None:
-            self.origins.forget()
+        for one in self.watches:
+            one.forget()
 
     def pop_group(self, ordinal: int) -> list[Trajectory] | None:
         """Give up the trajectories of a group that has ended; None where nothing is to be trained on them."""
@@ -382,7 +368,7 @@ class LocalRollouts:
             await self.engine.resume()
 
     async def lock_weights(self) -> None:
-        await self._check_weights()
+        await self._settle()
         if self._in_flight is not None:
             await self._in_flight.lock_weights()
 
@@ -425,17 +411,19 @@ class LocalRollouts:
         """Nothing to do: trajectories run in this process."""
 
     def update_weights(self, weights: Weights, version: int, *, in_flight: bool = False) -> SyncReport:
-        watched, passed = self._watch_weights.watched(weights, self.engine)
+        for one in self.watches:
+            weights = one.sending(weights)
         try:
-            report = self.loop.run(self._update(watched, version, in_flight=in_flight))
+            report = self.loop.run(self._update(weights, version, in_flight=in_flight))
             if self.needs_weights:
                 self.loop.run(self.engine.wake())
                 self.needs_weights = False
         except EngineError as error:
             raise TrainingError(f"weights of step {version}: {error}") from error
-        self._sent = passed, version
+        for one in self.watches:
+            one.sent(version)
         if not (in_flight and self.in_flight_updates):
-            self.loop.run(self._check_weights())
+            self.loop.run(self._settle())
         return report
 
     async def _update(self, weights: Weights, version: int, *, in_flight: bool) -> SyncReport:
@@ -462,7 +450,8 @@ class LocalRollouts:
 
     def restart_workers(self) -> None:
         """Drop the findings of a step that is done again: in one process no rollout worker can die."""
-        self._pop_report()
+        for one in self.watches:
+            one.result()
 
     async def _take_metrics(self) -> Metrics:
         """Take them in a coroutine, since users' tools and interactions are bound to the loop's thread."""
@@ -488,46 +477,15 @@ class LocalRollouts:
         return self.loop.run(self._take_report())
 
     async def _take_report(self) -> Report:
-        await self._check_weights()
-        return self._pop_report()  # on the loop, on which trajectories that end are checked
-
-    def _pop_report(self) -> Report:
-        """Give up the findings so far, and forget the turns that others are compared with."""
-        if self.origins is not None:
-            self.origins.sampled.clear()
-        report, self._report = self._report, Report()
+        await self._settle()
+        report = Report()
+        for one in self.watches:  # on the loop, on which trajectories that end are seen
+            report.add(one.result())
         return report
 
-    def _check_records(self, trajectories: Sequence[Trajectory]) -> None:
-        """Check the records of some of the trajectories."""
-        if self._checks is None:
-            return
-        begun = time.thread_time()
-        # Drawn by a hash of their names, so that each step has others.
-        drawn = sorted(trajectories, key=lambda one: blake2b(one.uid.encode(errors="replace"), digest_size=8).digest())
-        for one in drawn[: self._checks.trajectories]:
-            chat = self.scheduler.context.chat
-            found = check_record(one, chat)
-            self._report.add_check("record", found)
-            self._report.evaluated["mask"] += not found
-            self._report.text += count_text(one, chat)
-        self._report.seconds += time.thread_time() - begun
-
-    async def _check_weights(self) -> None:
-        """Compare the engine's weights with the weights sent last, if that was not done; on the event loop.
-
-        With servers that sample it waits for their steps, so that it is done after new trajectories have begun.
-        """
-        if self._sent is None:
-            return
-        (passed, version), self._sent = self._sent, None
-        begun = time.thread_time()
-        try:
-            self._report.add_check("weights", await self._watch_weights.check(self.engine, passed, version))
-        except EngineError as error:
-            raise TrainingError(f"weights of step {version}: {error}") from error
-        self._report.unchanged = self._watch_weights.unchanged
-        self._report.seconds += time.thread_time() - begun
+    async def _settle(self) -> None:
+        for one in self.watches:
+            await one.settle()
 
     def _write(self, task: Task, trajectories: list[Trajectory]) -> list[tuple[Path, int]]:
         """Write the trajectories to a file, if they are to be; return it with their number, as in `Rollout.files`."""

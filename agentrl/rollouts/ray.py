@@ -11,10 +11,10 @@ from pathlib import Path
 
 import ray
 
-from agentrl.checks.report import Report
 from agentrl.config import Config
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.observe.display import Display
+from agentrl.observe.report import Report
 from agentrl.rollouts.contract import EndedGroup, Log, PromptTask, Rollout, Task
 from agentrl.rollouts.journal import Journal
 from agentrl.rollouts.local import LocalRollouts

@@ -11,16 +11,16 @@ import torch
 
 from agentrl.algorithms.advantages import reads_teacher
 from agentrl.checks.batch import Drawn, Expected, check_batch
-from agentrl.checks.finding import Finding
-from agentrl.checks.recomputed import pick
-from agentrl.checks.report import Report
+from agentrl.checks.recomputed import pick, recompute
 from agentrl.checks.runner import ORDER, Alarms
 from agentrl.checks.step import History, check_position, check_prompts, check_update
-from agentrl.checks.update import UpdateChecked, check_trained, seal
+from agentrl.checks.update import check_trained, seal
 from agentrl.config import Config
 from agentrl.data.sampler import EpochSampler
 from agentrl.observe.display import Display
 from agentrl.observe.gap_alarm import ESS, GapAlarm
+from agentrl.observe.report import Finding, Report
+from agentrl.observe.watch import UpdateChecked
 from agentrl.rollouts.async_source import AsyncSource
 from agentrl.rollouts.contract import training
 from agentrl.system.json_value import JSON, as_object
@@ -106,13 +106,13 @@ class StepChecks(StepObserver):
             return
         one, temperature = step.batch.select([row]), self.config.actor_rollout_ref.rollout.temperature
         even = step.number % 2 == 0
-        step.found.add(self.policy.recompute(one, temperature, gradients=even))
+        step.found.add(self.policy.recompute(one, temperature, partial(recompute, gradients=even)))
         if self.reference is not None:
-            step.found.add(self.reference.recompute(one, temperature))
+            step.found.add(self.reference.recompute(one, temperature, recompute))
         if self.critic is not None:
-            step.found.add(self.critic.recompute(one, gradients=not even))
+            step.found.add(self.critic.recompute(one, partial(recompute, gradients=not even)))
         if self.teacher is not None:
-            step.found.add(self.teacher.recompute(one))
+            step.found.add(self.teacher.recompute(one, recompute))
 
     def on_update(self, step: Step) -> None:
         """Check the reports of the updates against their batch."""

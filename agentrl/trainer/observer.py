@@ -19,8 +19,8 @@ from agentrl.system.registry import refuse_coroutines
 from agentrl.system.user_code import code_error, contract_error
 
 if TYPE_CHECKING:
-    from agentrl.checks.report import Report
     from agentrl.config.sections.checks import Reaction
+    from agentrl.observe.report import Report
     from agentrl.rollouts.contract import Rollout
     from agentrl.system.metrics import Numbers
     from agentrl.trajectory import Outline

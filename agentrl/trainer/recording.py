@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from agentrl.checks.finding import Finding
 from agentrl.config import Config
+from agentrl.observe.report import Finding
 from agentrl.rollouts.contract import training
 from agentrl.rollouts.saving import Saving
 from agentrl.trainer.observer import Step, StepObserver

@@ -67,9 +67,9 @@ from agentrl.algorithms.estimate import REWARD_KL, Settings, estimate
 from agentrl.algorithms.kl import AdaptiveKLController, FixedKLController
 from agentrl.algorithms.policy_loss import select_tokens
 from agentrl.algorithms.running_returns import RunningReturns
-from agentrl.checks.report import Report
 from agentrl.config import Config
 from agentrl.data.contract import Dataset
+from agentrl.observe.report import Report
 from agentrl.rollouts.async_source import AsyncSource
 from agentrl.rollouts.contract import check_failures
 from agentrl.system.json_value import JSON, as_mapping

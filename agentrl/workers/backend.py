@@ -9,7 +9,7 @@ batches are handed to all: a backend takes its rank's share.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,17 +18,16 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from agentrl.checks.optimizer_step import Stepped
 from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.config.sections.parallel import Parallel
 from agentrl.model.scores import Compare, Needs, TokenScores
+from agentrl.observe.watch import MiniWatch
 from agentrl.runtime.ranks import RankWeights
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 
 Found = TypeVar("Found")
-Watched = TypeVar("Watched", contravariant=True)
 AUX_LOSS, Z_LOSS = "moe_aux_loss", "moe_z_loss"
 """Sums that a backend adds to the loss's sums: load balance and z-loss of a mixture's routers, unweighted."""
 
@@ -39,22 +38,6 @@ Loss = Callable[[Found, RaggedBatch], tuple[torch.Tensor, dict[str, torch.Tensor
 
 The share is divided by counts over the whole mini-batch, so shares simply add up.
 """
-
-
-class Watch(Protocol[Watched]):
-    """Observer of one optimizer step, which changes nothing; every rank calls it alike."""
-
-    def scored(self, found: Watched, micro: RaggedBatch, factor: float) -> None:
-        """Take a forward pass's result before its loss; `factor`: of the loss before its backward pass."""
-        ...
-
-    def stepping(self, model: Stepped, norm: float, step: float) -> None:
-        """Look at clipped gradients, whose norm was `norm`, right before the optimizer's step."""
-        ...
-
-    def stepped(self, model: Stepped, step: float) -> None:
-        """Look at the weights after the optimizer's step of training step `step`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +59,8 @@ class MiniBatch(Generic[Found]):
     """Marks the tokens [T] of a micro-batch whose log-probs `loss` reads; None: its mask."""
     beside: MiniBatch[Found] | None = None
     """Other sequences whose loss is added in the same optimizer step; its sums have other names."""
-    watch: Watch[Found] | None = None
-    """Observer of the step. A backend that does not call it is not checked."""
+    watches: Sequence[MiniWatch[Found]] = ()
+    """Observers of the step. A backend that does not call them is not checked."""
 
 
 @dataclass(frozen=True, slots=True)

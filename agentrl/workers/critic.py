@@ -8,13 +8,10 @@ import torch
 
 from agentrl.algorithms.aggregate import LossScale, aggregate, with_loss_units
 from agentrl.algorithms.value_loss import value_loss
-from agentrl.checks.loss_gradient import Counts, owners_of
-from agentrl.checks.optimizer_step import StepWatch
-from agentrl.checks.recomputed import recompute
-from agentrl.checks.report import Report
-from agentrl.checks.update import UpdateWatch, of_critic
 from agentrl.config.registries import CRITIC_BACKENDS
 from agentrl.config.sections.training import Config
+from agentrl.observe.report import Report
+from agentrl.observe.watch import Comparison, Counts, Learning, owners_of
 from agentrl.system.metrics import Numbers
 from agentrl.system.registry import configured
 from agentrl.trajectory.batch import RaggedBatch, Sequences
@@ -42,21 +39,26 @@ class CriticWorker(TrainableWorker[torch.Tensor]):
         settings = Settings(section=section, model=model, device=device, total_steps=total_steps)
         make = cast(CriticBackendFactory, CRITIC_BACKENDS.get(section.strategy))
         self.backend = configured(make, section.strategy_options, f"{CRITIC_BACKENDS.key}_options")(settings)
-        steps = StepWatch(section.optim, section.grad_clip, total_steps)
-        learnt = of_critic(critic, section.loss_unit, self._max_response_length)
-        self._watch = UpdateWatch(learnt, steps, model.dtype)
-        super().__init__(self.backend, self._watch)
+        learning: Learning[torch.Tensor] = Learning(
+            kind="critic",
+            config=config,
+            section=section,
+            dtype=model.dtype,
+            total_steps=total_steps,
+            scores=lambda values: {"score": values},
+        )
+        super().__init__(self.backend, learning, config.trainer.checks.watches)
 
     def compute_values(self, batch: RaggedBatch) -> tuple[torch.Tensor, Numbers]:
         """Return ([T] float32 on the CPU: the value of the state before each token, see `ValueModel.forward`; {})."""
         return self.backend.values(batch), {}
 
-    def recompute(self, sequence: Sequences, *, gradients: bool) -> Report:
-        """Compute one sequence of a step's batch again, by transformers' own model (see `checks.recomputed`)."""
+    def recompute(self, sequence: Sequences, compare: Comparison) -> Report:
+        """Compare one sequence's values with those of transformers' own model."""
         if not isinstance(self.backend, FSDPCritic):
-            return recompute(None, sequence, torch.device("cpu"))
+            return compare(None, sequence, torch.device("cpu"))
         with self.backend.on_device():
-            return recompute(self.backend.second(), sequence, self.backend.device, gradients=gradients)
+            return compare(self.backend.second(), sequence, self.backend.device)
 
     def update(self, batch: Sequences, *, step: int) -> Numbers:
         """Fit the values to `batch.returns`, in mini-batches of whole prompts; `step` counts from 1.
@@ -80,7 +82,7 @@ class CriticWorker(TrainableWorker[torch.Tensor]):
                 f"step {step}, {where} of the critic",
                 batch.select(rows),
                 self._loss(LossScale.from_policy_tokens(tokens[rows], mode, self._max_response_length, units[rows])),
-                watch=self._watch.mini(Counts(policy_tokens=tokens[rows], owners=owners_of(batch, rows))),
+                watches=self._watched(Counts(policy_tokens=tokens[rows], owners=owners_of(batch, rows))),
             )
             for where, rows in plan
         )

@@ -14,14 +14,13 @@ from pydantic import BaseModel, Field
 from transformers import PreTrainedTokenizerBase
 
 from agentrl.algorithms.router_losses import expert_counts, router_losses
-from agentrl.checks.recomputed import Twice
 from agentrl.config.adapters import check_served
 from agentrl.config.sections.model import PolicyModelConfig
 from agentrl.engines.weights import Adapter
 from agentrl.errors import ConfigError
 from agentrl.model.export import export_model, export_score_model
 from agentrl.model.heads import ValueModel, freeze_vision, load_policy, make_score_model
-from agentrl.model.plain import PlainModel
+from agentrl.model.plain import PlainModel, Twice
 from agentrl.model.scores import Compare, Needs, TokenScores
 from agentrl.model.sharded_load import open_model
 from agentrl.parallel.collectives import full, rank

@@ -13,11 +13,11 @@ from transformers import PreTrainedTokenizerBase
 from agentrl.algorithms.policy_loss import loss_columns
 from agentrl.checkpoint.manager import Finish
 from agentrl.checkpoint.state import all_seen
-from agentrl.checks.report import Report
-from agentrl.checks.update import UpdateChecked
 from agentrl.config.declaration import Computed
 from agentrl.config.sections.algorithm import RolloutCorrectionConfig
 from agentrl.engines.weights import Weights
+from agentrl.observe.report import Report
+from agentrl.observe.watch import Comparison, UpdateChecked
 from agentrl.runtime.ranks import Batch, Ranks
 from agentrl.system.metrics import Numbers
 from agentrl.trajectory.batch import RaggedBatch, Sequences
@@ -51,8 +51,8 @@ class TrainableGroup:
         return finish
 
     def checked(self) -> list[UpdateChecked]:
-        """Return the findings of each rank about the last `update`."""
-        return [one for one in self._trainable.broadcast(TrainableWorker.checked) if one is not None]
+        """Return the findings of each rank's watches about the last `update`."""
+        return list(chain.from_iterable(self._trainable.broadcast(TrainableWorker.checked)))
 
     def load(self, dir: Path) -> None:
         """Load the parts in `dir`, saved by any number of ranks. Raises CheckpointError."""
@@ -100,9 +100,9 @@ class PolicyGroup(TrainableGroup):
             PolicyWorker.update, batch, step=step, expert=expert, entropy_coeff=entropy_coeff, by_token=by_token
         )
 
-    def recompute(self, sequence: Sequences, temperature: float, *, gradients: bool) -> Report:
-        """Compute one sequence of a step's batch again, without packing (see `PolicyWorker.recompute`)."""
-        return self._ranks.broadcast(PolicyWorker.recompute, sequence, temperature, gradients=gradients)[0]
+    def recompute(self, sequence: Sequences, temperature: float, compare: Comparison) -> Report:
+        """Compare one sequence's scores with a second computation (see `PolicyWorker.recompute`)."""
+        return self._ranks.broadcast(PolicyWorker.recompute, sequence, temperature, compare)[0]
 
     def of_update(self, batch: Batch, correction: RolloutCorrectionConfig) -> Batch:
         """Add to the batch of the last `update`, which was called with `by_token`, the columns of its loss."""
@@ -124,8 +124,8 @@ class HasReference(Protocol):
         """Return ([T] float32 on the CPU: log-probs of the policy tokens, 0 elsewhere; no metrics)."""
         ...
 
-    def recompute_reference(self, sequence: Sequences, temperature: float) -> Report:
-        """Compute one sequence of a step's batch again, without packing."""
+    def recompute_reference(self, sequence: Sequences, temperature: float, compare: Comparison) -> Report:
+        """Compare one sequence's scores with a second computation."""
         ...
 
 
@@ -143,9 +143,9 @@ class ReferenceGroup:
         ranks = self._own.broadcast(ReferenceWorker.sampled_checksums)
         return {f"{name} (rank {rank})": value for rank, part in enumerate(ranks) for name, value in part.items()}
 
-    def recompute(self, sequence: Sequences, temperature: float) -> Report:
-        """Compute one sequence of a step's batch again, without packing."""
-        return self._ranks.broadcast(HasReference.recompute_reference, sequence, temperature)[0]
+    def recompute(self, sequence: Sequences, temperature: float, compare: Comparison) -> Report:
+        """Compare one sequence's scores with a second computation."""
+        return self._ranks.broadcast(HasReference.recompute_reference, sequence, temperature, compare)[0]
 
     def log_probs(self, batch: Batch) -> Batch:
         """Add the column ref_logprobs [T] float32."""
@@ -159,9 +159,9 @@ class TeacherGroup:
         """policy: where it is a teacher, too; ranks: of the others, where there are some."""
         self._ranks, self._policy = ranks, policy
 
-    def recompute(self, sequence: Sequences) -> Report:
-        """Compute one sequence of a step's batch again, without packing. The policy as a teacher is left out."""
-        return Report() if self._ranks is None else self._ranks.broadcast(TeacherWorker.recompute, sequence)[0]
+    def recompute(self, sequence: Sequences, compare: Comparison) -> Report:
+        """Compare one sequence's scores with a second computation. The policy as a teacher is left out."""
+        return Report() if self._ranks is None else self._ranks.broadcast(TeacherWorker.recompute, sequence, compare)[0]
 
     def scores(self, batch: Batch) -> Batch:
         """Add the column teacher_scores [T, 1 + X] float32 to a batch with the column teacher."""
@@ -183,9 +183,9 @@ class CriticGroup(TrainableGroup):
         """Add the column values [T] float32."""
         return self._ranks.add_columns(("values",), CriticWorker.compute_values, batch)[0]
 
-    def recompute(self, sequence: Sequences, *, gradients: bool) -> Report:
-        """Compute one sequence of a step's batch again, without packing."""
-        return self._ranks.broadcast(CriticWorker.recompute, sequence, gradients=gradients)[0]
+    def recompute(self, sequence: Sequences, compare: Comparison) -> Report:
+        """Compare one sequence's values with a second computation."""
+        return self._ranks.broadcast(CriticWorker.recompute, sequence, compare)[0]
 
     def update(self, batch: Sequences, *, step: int) -> Numbers:
         """Take the optimizer steps of training step `step` (see `CriticWorker.update`)."""

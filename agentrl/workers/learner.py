@@ -152,11 +152,11 @@ class Learner(Generic[Found]):
             grad_norm, lr = norm.item(), 0.0
             if math.isfinite(grad_norm) and math.isfinite(sums["loss"]):
                 clip(self.params.values(), self._grad_clip, norm)
-                if mini.watch is not None:
-                    mini.watch.stepping(self, grad_norm, step)
+                for one in mini.watches:
+                    one.stepping(self, grad_norm, step)
                 lr = self.optim.step(step)
-                if mini.watch is not None:
-                    mini.watch.stepped(self, step)
+                for one in mini.watches:
+                    one.stepped(self, step)
             self.optim.zero_grad()
             return StepReport(sums, grad_norm, lr)
 
@@ -215,8 +215,8 @@ class Learner(Generic[Found]):
             compare = None if mini.compare is None else mini.compare(micro)
             needed = None if mini.reads is None else mini.reads(micro)
             found = self.forward(micro, mini.needs, compare, needed)
-            if mini.watch is not None and counts:
-                mini.watch.scored(found, micro, self.mesh.averaged)
+            for one in mini.watches if counts else ():
+                one.scored(found, micro, self.mesh.averaged)
             share_of_loss, seen = mini.loss(found, micro)
             weight = self.mesh.averaged if counts else 0  # FSDP averages gradients over ranks; they have to add up
             (share_of_loss * weight).backward()

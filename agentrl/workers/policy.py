@@ -16,17 +16,14 @@ from agentrl.algorithms.aggregate import LossScale, Scored, Term, add_up, aggreg
 from agentrl.algorithms.policy_loss import BY_TOKEN, CORRECTION, loss_columns
 from agentrl.algorithms.rollout_correction import correction_metrics
 from agentrl.algorithms.terms import EntropyBonus, ExpertNLL, loss_terms
-from agentrl.checks.loss_gradient import Counts, LossKeys, owners_of
-from agentrl.checks.optimizer_step import StepWatch
-from agentrl.checks.recomputed import recompute
-from agentrl.checks.report import Report
-from agentrl.checks.update import UpdateWatch, of_policy
 from agentrl.config.declaration import Computed
 from agentrl.config.registries import POLICY_BACKENDS
 from agentrl.config.sections.distillation import POLICY
 from agentrl.config.sections.training import Config
 from agentrl.errors import TrainingError
 from agentrl.model.scores import Needs, TokenScores
+from agentrl.observe.report import Report
+from agentrl.observe.watch import Comparison, Counts, Learning, owners_of
 from agentrl.runtime.ranks import CachedColumns, RankWeights
 from agentrl.system.metrics import Numbers
 from agentrl.system.registry import configured
@@ -97,15 +94,15 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         )
         make = cast(PolicyBackendFactory, POLICY_BACKENDS.get(actor.strategy))
         self.backend = configured(make, actor.strategy_options, f"{POLICY_BACKENDS.key}_options")(settings)
-        keys = LossKeys(
-            actor=actor,
-            correction=self._correction,
-            distillation=distillation if distillation.in_loss else None,
-            norm_length=self._max_response_length,
+        learning = Learning(
+            kind="policy",
+            config=config,
+            section=actor,
+            dtype=model.dtype,
+            total_steps=settings.total_steps,
+            scores=watched_scores,
         )
-        steps = StepWatch(actor.optim, actor.grad_clip, settings.total_steps)
-        self._watch = UpdateWatch(of_policy(keys), steps, model.dtype)
-        super().__init__(self.backend, self._watch)
+        super().__init__(self.backend, learning, config.trainer.checks.watches)
 
     def keep(self) -> None:
         """Keep the weights as they are, for `compute_log_probs` where the proximal policy is the published one."""
@@ -146,22 +143,21 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         """
         return self.backend.reference_log_probs(batch), {}
 
-    def recompute(self, sequence: Sequences, temperature: float, *, gradients: bool) -> Report:
-        """Compute one sequence of a step's batch again, by transformers' own model (see `checks.recomputed`)."""
+    def recompute(self, sequence: Sequences, temperature: float, compare: Comparison) -> Report:
+        """Compare one sequence's log-probs with those of transformers' own model."""
         if self._correction.proximal != "recomputed":
             sequence = sequence.with_fields(old_logprobs=None)
-        return self._recompute(sequence, temperature, adapted=True, gradients=gradients)
+        return self._recompute(sequence, temperature, compare, adapted=True)
 
-    def recompute_reference(self, sequence: Sequences, temperature: float) -> Report:
+    def recompute_reference(self, sequence: Sequences, temperature: float, compare: Comparison) -> Report:
         """Do the same without the adapters, for the column ref_logprobs."""
-        return self._recompute(sequence, temperature, adapted=False, gradients=False)
+        return self._recompute(sequence, temperature, compare, adapted=False)
 
-    def _recompute(self, sequence: Sequences, temperature: float, *, adapted: bool, gradients: bool) -> Report:
+    def _recompute(self, sequence: Sequences, temperature: float, compare: Comparison, *, adapted: bool) -> Report:
         if not isinstance(self.backend, FSDPPolicy):
-            return recompute(None, sequence, torch.device("cpu"))
+            return compare(None, sequence, torch.device("cpu"))
         with self.backend.on_device():
-            one = self.backend.second(temperature, adapted=adapted)
-            return recompute(one, sequence, self.backend.device, gradients=gradients)
+            return compare(self.backend.second(temperature, adapted=adapted), sequence, self.backend.device)
 
     def compute_teacher_scores(self, batch: RaggedBatch) -> tuple[torch.Tensor, Numbers]:
         """Do as `TeacherWorker.compute_teacher_scores` for the teacher that is the policy as it is now.
@@ -312,7 +308,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
             self._needs,
             self._compare,
             self._reads,
-            watch=self._watch.mini(
+            watches=self._watched(
                 Counts(
                     policy_tokens=tokens,
                     owners=owners_of(batch, members),
@@ -383,6 +379,11 @@ class PolicyWorker(TrainableWorker[TokenScores]):
                 f"PolicyWorker.update: {optimizer_steps} optimizer steps need batch.old_logprobs; without them the "
                 "batch must be one mini-batch and one epoch, and the proximal policy not the published one"
             )
+
+
+def watched_scores(found: TokenScores) -> Mapping[str, torch.Tensor]:
+    """Take the scores that watches of an update see out of a forward pass's result."""
+    return {"score": found.logprobs} | ({} if found.entropy is None else {"entropy": found.entropy})
 
 
 def kept_experts(experts: torch.Tensor | None, batch: RaggedBatch) -> CachedColumns:

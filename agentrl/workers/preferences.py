@@ -18,18 +18,17 @@ from transformers import PreTrainedTokenizerBase
 
 from agentrl.algorithms.pair_losses import PairLoss, Pairs, SigmoidOptions, pair_weights, sigmoid
 from agentrl.algorithms.ragged import masked_sum, segment_ids, segment_sum
-from agentrl.checks.loss_gradient import Counts, owners_of
-from agentrl.checks.update import of_pairs
 from agentrl.config.registries import PAIR_LOSSES
 from agentrl.config.sections.sft import PreferencesConfig
 from agentrl.data.pairs import Pair
 from agentrl.model.scores import TokenScores
+from agentrl.observe.watch import Counts, Learning, owners_of
 from agentrl.system.metrics import Numbers
 from agentrl.system.registry import configured
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 from agentrl.workers.backend import Backend, Loss, MiniBatch
 from agentrl.workers.fsdp import FSDPPolicy, FSDPScores
-from agentrl.workers.sft import TuningWorker, policy_settings, watch_of
+from agentrl.workers.sft import TuningWorker, policy_settings, section_of
 from agentrl.workers.trainable import Found_co
 
 Found = TypeVar("Found")
@@ -60,8 +59,15 @@ class PairWorker(TuningWorker[Found_co]):
             sum over the mask is a conversation's.
         scores_of: takes the same numbers, with gradient, out of the result of a forward pass.
         """
-        self._watch = watch_of(of_pairs(scores_of), config, total_steps)
-        super().__init__(backend, self._watch)
+        learning: Learning[Found_co] = Learning(
+            kind="pairs",
+            config=config,
+            section=section_of(config),
+            dtype=config.model.dtype,
+            total_steps=total_steps,
+            scores=watched_scores(scores_of),
+        )
+        super().__init__(backend, learning)
         self.backend, self._loss, self._score, self._scores_of = backend, loss, score, scores_of
 
     def compute_scores(self, batch: RaggedBatch) -> tuple[torch.Tensor, Numbers]:
@@ -81,7 +87,7 @@ class PairWorker(TuningWorker[Found_co]):
         shares = (losses / len(losses) / 2).repeat_interleave(2).float()
         loss = linear_loss(self._scores_of, weights, shares)
         counts = Counts(policy_tokens=batch.policy_tokens, owners=owners_of(batch, range(len(batch))))
-        report = self._learn([MiniBatch(f"step {step}", batch, loss, watch=self._watch.mini(counts))], step=step)
+        report = self._learn([MiniBatch(f"step {step}", batch, loss, watches=self._watched(counts))], step=step)
         found = report.metrics("preferences", {"loss": "loss"}, {})
         return found | {f"preferences/{name}": value for name, value in figures(pairs).items()}
 
@@ -134,6 +140,11 @@ class RewardPairWorker(PairWorker[torch.Tensor]):
         model = FSDPScores(policy_settings(config, device, total_steps))
         loss = partial(sigmoid, options=SigmoidOptions(beta=1.0))
         super().__init__(model, loss, model.scores, lambda found: found, config, total_steps)
+
+
+def watched_scores(scores_of: Callable[[Found], torch.Tensor]) -> Callable[[Found], dict[str, torch.Tensor]]:
+    """Take the scores that watches of an update see out of a forward pass's result."""
+    return lambda found: {"score": scores_of(found)}
 
 
 def linear_loss(scores_of: Callable[[Found], torch.Tensor], weights: torch.Tensor, shares: torch.Tensor) -> Loss[Found]:

@@ -8,15 +8,15 @@ from typing import cast
 
 import torch
 
-from agentrl.checks.recomputed import Twice, recompute
-from agentrl.checks.report import Report
 from agentrl.config.sections.parallel import Parallel
 from agentrl.engines.inspection import sample_checksum
 from agentrl.model.compiled import compile_layers, text_layers
 from agentrl.model.heads import PolicyModel
-from agentrl.model.plain import PlainModel
+from agentrl.model.plain import PlainModel, Twice
 from agentrl.model.scores import TokenScores
 from agentrl.model.sharded_load import open_model, read_weights
+from agentrl.observe.report import Report
+from agentrl.observe.watch import Comparison
 from agentrl.parallel.collectives import local
 from agentrl.parallel.mesh import Mesh
 from agentrl.parallel.offload import Offload, on_device
@@ -64,15 +64,15 @@ class ReferenceWorker:
         return forward_tokens(self._score, batch, self._log_prob_max_tokens, self.device), {}
 
     @on_device
-    def recompute_reference(self, sequence: Sequences, temperature: float) -> Report:
-        """Compute one sequence of a step's batch again, by transformers' own model (see `checks.recomputed`)."""
+    def recompute_reference(self, sequence: Sequences, temperature: float, compare: Comparison) -> Report:
+        """Compare one sequence's log-probs with those of transformers' own model."""
         one = None
         if self._is_whole:
             plain = self._plain = self._plain or PlainModel(self._base)
             weights = {name.removeprefix("base."): param for name, param in self.model.named_parameters()}
             exact = all(param.dtype == torch.float32 for param in weights.values())
             one = Twice("reference", "ref_logprobs", partial(plain.logprobs, temperature=temperature), weights, exact)
-        return recompute(one, sequence, self.device)
+        return compare(one, sequence, self.device)
 
     @on_device
     def sampled_checksums(self) -> dict[str, str]:

@@ -5,28 +5,23 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from agentrl.algorithms.aggregate import LossScale, aggregate
-from agentrl.checks.loss_gradient import Counts, owners_of
-from agentrl.checks.optimizer_step import StepWatch
-from agentrl.checks.update import Learnt, UpdateWatch, of_transcripts
 from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.sft import SFTConfig, TuningConfig
 from agentrl.data.sft import SFTSample
 from agentrl.model.scores import TokenScores
+from agentrl.observe.watch import Counts, Learning, owners_of
 from agentrl.system.metrics import Numbers
 from agentrl.system.registry import read_options
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 from agentrl.workers.backend import AUX_LOSS, Z_LOSS, MiniBatch, PolicySettings
 from agentrl.workers.fsdp import FSDPOptions, FSDPPolicy
 from agentrl.workers.trainable import Found_co, TrainableWorker
-
-Found = TypeVar("Found")
 
 
 class TuningWorker(TrainableWorker[Found_co]):
@@ -52,9 +47,17 @@ class SupervisedWorker(TuningWorker[TokenScores]):
         """Sharded over the ranks of the process group, if there is one. Raises ConfigError."""
         options = read_options(FSDPPolicy, config.strategy_options, "strategy_options")
         assert isinstance(options, FSDPOptions)
-        self.backend = FSDPPolicy(policy_settings(config, device, total_steps), options)
-        self._watch = watch_of(of_transcripts(), config, total_steps)
-        super().__init__(self.backend, self._watch)
+        settings = policy_settings(config, device, total_steps)
+        self.backend = FSDPPolicy(settings, options)
+        learning: Learning[TokenScores] = Learning(
+            kind="transcripts",
+            config=config,
+            section=settings.section,
+            dtype=config.model.dtype,
+            total_steps=total_steps,
+            scores=lambda found: {"score": found.logprobs},
+        )
+        super().__init__(self.backend, learning)
 
     def update(self, batch: Sequences, step: int) -> Numbers:
         """Take one optimizer step; `step` counts from 1. Returns sft/skipped_updates (0 or 1), and of a step that was
@@ -70,7 +73,7 @@ class SupervisedWorker(TuningWorker[TokenScores]):
             return mean, {"nll": mean.detach()}
 
         counts = Counts(policy_tokens=batch.policy_tokens, owners=owners_of(batch, range(len(batch))))
-        report = self._learn([MiniBatch(f"step {step}", batch, loss, watch=self._watch.mini(counts))], step=step)
+        report = self._learn([MiniBatch(f"step {step}", batch, loss, watches=self._watched(counts))], step=step)
         of_routers = {name: name for one in report.taken for name in (AUX_LOSS, Z_LOSS) if name in one.sums}
         return report.metrics("sft", {"loss": "nll", **of_routers}, {})
 
@@ -84,11 +87,6 @@ class SupervisedWorker(TuningWorker[TokenScores]):
     def export(self, dir: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         """Write the policy and its tokenizer in Hugging Face format, in the configured dtype."""
         self.backend.export(Path(dir), tokenizer)
-
-
-def watch_of(learnt: Learnt[Found], config: TuningConfig, total_steps: int) -> UpdateWatch[Found]:
-    """Watch the updates of a model that learns from files."""
-    return UpdateWatch(learnt, StepWatch(config.optim, config.grad_clip, total_steps), config.model.dtype)
 
 
 def policy_settings(config: TuningConfig, device: str | torch.device, total_steps: int) -> PolicySettings:

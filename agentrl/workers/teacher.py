@@ -12,15 +12,15 @@ import torch
 from transformers import AutoConfig
 
 from agentrl.algorithms.distillation import Head
-from agentrl.checks.recomputed import Twice, recompute
-from agentrl.checks.report import Report
 from agentrl.config.sections.distillation import DistillationConfig, TeacherConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.parallel import Parallel
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.model.packed import loading
-from agentrl.model.plain import PlainModel
+from agentrl.model.plain import PlainModel, Twice
 from agentrl.model.teacher import open_teacher, read_head
+from agentrl.observe.report import Report
+from agentrl.observe.watch import Comparison
 from agentrl.parallel.mesh import Mesh
 from agentrl.parallel.offload import Offload
 from agentrl.remote.faults import RemoteRefused, RemoteUnavailable
@@ -125,8 +125,8 @@ class TeacherWorker:
             write_scores(scores, batch, index, teacher.name, teacher.score)
         return scores, {}
 
-    def recompute(self, sequence: Sequences) -> Report:
-        """Compute one sequence of a step's batch again, by its teacher's model as transformers computes it.
+    def recompute(self, sequence: Sequences, compare: Comparison) -> Report:
+        """Compare one sequence's scores with those of its teacher's model as transformers computes it.
 
         A teacher on a server, and one that reads another prompt, is not computed again.
         """
@@ -134,8 +134,8 @@ class TeacherWorker:
         teacher = None if micro.teacher is None else self.teachers.get(int(micro.teacher[0]))
         prompts = micro.teacher_prompts
         if not isinstance(teacher, LoadedTeacher) or (prompts is not None and any(map(len, prompts.ids))):
-            return recompute(None, micro, torch.device("cpu"))
-        return teacher.recompute(micro)
+            return compare(None, micro, torch.device("cpu"))
+        return teacher.recompute(micro, compare)
 
 
 class LoadedTeacher:
@@ -187,7 +187,7 @@ class LoadedTeacher:
         with self._offload:
             return forward_tokens(scores, batch, self._max_tokens, self._device)
 
-    def recompute(self, micro: RaggedBatch) -> Report:
+    def recompute(self, micro: RaggedBatch, compare: Comparison) -> Report:
         """See `TeacherWorker.recompute`."""
         one, model = None, self.model
         with self._offload:
@@ -197,7 +197,7 @@ class LoadedTeacher:
                 exact = all(param.dtype == torch.float32 for param in weights.values())
                 again = partial(plain.logprobs, temperature=model.temperature, vocab=model.vocab)
                 one = Twice("teacher", "teacher_scores", again, weights, exact)
-            return recompute(one, micro, self._device)
+            return compare(one, micro, self._device)
 
 
 class ServedTeacher:

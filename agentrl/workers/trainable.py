@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import torch
 
-from agentrl.checks.update import UpdateChecked, UpdateWatch
 from agentrl.errors import TrainingError
+from agentrl.observe.watch import Counts, Learning, MiniWatch, UpdateChecked, open_watches
 from agentrl.parallel.collectives import rank
 from agentrl.system.plugin import with_present_names
 from agentrl.trajectory.batch import RaggedBatch
@@ -66,15 +66,19 @@ class UpdateReport:
 class TrainableWorker(Generic[Found_co]):
     """One rank's part of a role that learns, through a backend."""
 
-    def __init__(self, backend: Backend[Found_co], watch: UpdateWatch[Found_co] | None = None) -> None:
-        """watch: over its updates."""
-        self._learner, self._watched = with_present_names(backend, RENAMED), watch
+    def __init__(
+        self, backend: Backend[Found_co], learning: Learning[Found_co] | None = None, watches: Sequence[str] = ()
+    ) -> None:
+        """learning: seen by agentrl's watch, and by the named `watches`; None: nothing sees the updates."""
+        self._learner = with_present_names(backend, RENAMED)
+        found = [] if learning is None else [one.updates(learning) for one in open_watches(watches)]
+        self._watches = [one for one in found if one is not None]
         self._barren = 0
         """Training steps in a row, up to the last one, in which every mini-batch was skipped."""
 
-    def checked(self) -> UpdateChecked | None:
-        """Return the findings about the last update; None without a watch."""
-        return None if self._watched is None else self._watched.result()
+    def checked(self) -> list[UpdateChecked]:
+        """Return the findings about the last update, by watch."""
+        return [one.result() for one in self._watches]
 
     def save(self, dir: Path, *, background: bool = False) -> list[str]:
         """Begin to write the trained parameters and their optimizer state; `load` of them continues bit for bit.
@@ -91,6 +95,10 @@ class TrainableWorker(Generic[Found_co]):
     def load(self, dir: Path) -> None:
         """Load the files of `save`. Raises CheckpointError when they are of another model or half-written."""
         self._learner.load(Path(dir))
+
+    def _watched(self, counts: Counts) -> list[MiniWatch[Found_co]]:
+        """Watch a mini-batch with these counts, which begins now."""
+        return [one.mini(counts) for one in self._watches]
 
     def _learn(self, minis: Iterable[MiniBatch[Found_co]], *, step: int, rates: int = 1) -> UpdateReport:
         """Take one optimizer step for each mini-batch whose loss and gradient are finite.

@@ -20,9 +20,9 @@ from agentrl.agent_loop import Scheduler
 from agentrl.agent_loop.base import Episode
 from agentrl.chat import Chat
 from agentrl.checks.origin import Origins
-from agentrl.checks.report import Report
 from agentrl.checks.transcripts import check_record
 from agentrl.engines.contract import Generation
+from agentrl.observe.report import Report
 from agentrl.reward import NaiveRewardManager, Verdict
 from agentrl.reward.manager import turns_text
 from agentrl.tool.session import ToolSession

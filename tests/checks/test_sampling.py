@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from agentrl.checks.batch import Drawn, Expected, check_batch
-from agentrl.checks.finding import Finding
 from agentrl.checks.step import History
 from agentrl.config.sections.algorithm import AlgorithmConfig
 from agentrl.config.sections.checks import ChecksConfig
+from agentrl.observe.report import Finding
 from agentrl.trajectory.batch import RaggedBatch
 
 GROUPS, EACH = 4, 4

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.checks.finding import MEANINGS, Finding, alarms_of
+from agentrl.checks.finding import MEANINGS, alarms_of
 from agentrl.checks.runner import Alarms
 from agentrl.checks.step import History, check_position, check_prompts, check_update
 from agentrl.checks.transcripts import check_record, count_text
 from agentrl.config import load_config
 from agentrl.config.sections.checks import ChecksConfig
+from agentrl.observe.report import Finding
 from agentrl.replay import __main__ as replay
 from agentrl.tool import ErrorKind
 from agentrl.trajectory import Status, ToolAnswer, ToolCallRecord, Trajectory, Transcript, Turn

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from agentrl.config.registries import WATCHES
+from agentrl.config.rules import Names
 from agentrl.config.section import Section
 
 Reaction = Literal["warn", "stop", "checkpoint_then_stop"]
@@ -38,6 +40,9 @@ class ChecksConfig(Section):
     where it was below half of it in the first steps."""
     tool_errors: float = Field(0.5, gt=0, le=1)
     """Share of a tool's calls that fail by the tool's own fault, or its server's, from which on it is told."""
+    watches: Annotated[list[str], Names(WATCHES)] = []
+    """Further observers of each update, where the model learns, and of trajectories, where they run: subclasses of
+    agentrl.observe.watch.Watch. An error of one ends the run."""
     cut_answers: float = Field(0.9, gt=0, le=1)
     """Share of answers that end at a limit of length from which on it is told, where it was below half of it in the
     first steps."""

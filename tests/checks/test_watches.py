@@ -1,0 +1,116 @@
+"""Watches of a user's own: they see each update where it happens, and the trajectories where they run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentrl.errors import ConfigError
+from agentrl.observe.watch import Watch, open_watches
+from agentrl.train import main
+from tests.checks.test_faults import alarms
+from tests.runs import Overrides
+
+MINE = """
+from agentrl.observe.report import Finding, Report
+from agentrl.observe.watch import UpdateChecked, Watch
+
+
+class Norms(Watch):
+    def updates(self, learning):
+        return Update() if learning.kind == "policy" else None
+
+    def trajectories(self, config, scheduler, engine):
+        return Trajectories()
+
+
+class Update:
+    def __init__(self):
+        self.norms, self.scored_tokens = [], 0
+
+    def mini(self, counts):
+        return self
+
+    def scored(self, found, micro, factor):
+        self.scored_tokens += int(micro.mask.sum())
+
+    def stepping(self, model, norm, step):
+        self.norms.append(norm)
+
+    def stepped(self, model, step):
+        assert model.optim.state_of(next(iter(model.params)))
+
+    def result(self):
+        report = Report(numbers={"mine/norm": sum(self.norms) / len(self.norms), "mine/tokens": self.scored_tokens})
+        report.add_check("mine", [Finding("mine", "a norm was seen", "the policy", "sign")])
+        self.__init__()
+        return UpdateChecked(report)
+
+
+class Trajectories:
+    def __init__(self):
+        self.ended_here, self.version = 0, 0
+
+    def ended(self, asked, trajectories, *, trained):
+        assert len(asked) == len(trajectories)
+        self.ended_here += len(trajectories)
+
+    def packed(self, trajectories):
+        pass
+
+    def sending(self, weights):
+        return weights
+
+    def sent(self, version):
+        self.version = version
+
+    async def settle(self):
+        pass
+
+    def forget(self):
+        pass
+
+    def result(self):
+        report = Report(numbers={"mine/ended": self.ended_here, "mine/version": self.version})
+        self.ended_here = 0
+        return report
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> str:
+    (tmp_path / "mine.py").write_text(MINE)
+    return f"{tmp_path}/mine.py:Norms"
+
+
+def test_a_named_watch_sees_updates_and_trajectories_and_its_findings_become_alarms(
+    small_run: Overrides, mine: str, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    words = small_run(
+        f"trainer.checks.watches=[{mine}]",
+        "trainer.total_training_steps=2",
+        "trainer.val_before_train=false",
+        run_dir=run,
+    )
+    assert main(words) == 0
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [one for one in steps if "mine/norm" in one]
+    assert len(steps) == 2
+    for number, one in enumerate(steps, 1):
+        assert one["mine/norm"] == pytest.approx(one["actor/grad_norm"])
+        assert one["mine/tokens"] == one["train/policy_tokens"]
+        assert (one["mine/ended"], one["mine/version"]) == (16, number)
+    assert [(one["step"], one["check"], one["severity"]) for one in alarms(run)] == [
+        (1, "mine", "sign"),
+        (2, "mine", "sign"),
+    ]
+
+
+def test_agentrls_watch_is_always_there_and_another_class_is_refused(mine: str) -> None:
+    assert [type(one).__name__ for one in open_watches([mine, "checks"])] == ["Checks", "Norms"]
+    assert type(open_watches([])[0]) is not Watch
+    with pytest.raises(ConfigError, match=r"trainer\.checks\.watches.*agentrl\.observe\.watch\.Watch"):
+        open_watches(["agentrl.observe.report:Report"])
