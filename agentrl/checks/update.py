@@ -111,12 +111,13 @@ class UpdateChecks(Generic[Found]):
         self._speaks, self._begun = True, False
         """_begun: the optimizer took a step in this update."""
         self._step = 0.0
+        self._counts: Counts
 
-    def mini(self, counts: Counts) -> MiniChecks[Found]:
+    def begin(self, counts: Counts) -> None:
+        self._counts = counts
         self.steps.begin()
-        return MiniChecks(self, counts)
 
-    def scored(self, found: Found, micro: RaggedBatch, factor: float, counts: Counts) -> None:
+    def scored(self, found: Found, micro: RaggedBatch, factor: float) -> None:
         """Note a micro-batch and the scores that its loss is computed of. factor: of the loss before backward."""
         begun = time.thread_time()
         grads: dict[str, Tensor] = {}
@@ -124,7 +125,7 @@ class UpdateChecks(Generic[Found]):
         for name, values in scores.items():
             if values.requires_grad:
                 values.register_hook(partial(grads.__setitem__, name))
-        self._passes.append(_Pass(micro, scores["score"].detach(), factor, counts, not self._begun, grads))
+        self._passes.append(_Pass(micro, scores["score"].detach(), factor, self._counts, not self._begun, grads))
         self._report.seconds += time.thread_time() - begun
 
     def stepping(self, model: Stepped, norm: float, step: float) -> None:
@@ -168,23 +169,6 @@ class UpdateChecks(Generic[Found]):
             if wanted is not None and one.micro.num_tokens:
                 self._rows.append(_measure(one, wanted, self.learnt))
         self._passes.clear()
-
-
-@dataclass(frozen=True, slots=True)
-class MiniChecks(Generic[Found]):
-    """Checks one mini-batch and its optimizer step."""
-
-    update: UpdateChecks[Found]
-    counts: Counts
-
-    def scored(self, found: Found, micro: RaggedBatch, factor: float) -> None:
-        self.update.scored(found, micro, factor, self.counts)
-
-    def stepping(self, model: Stepped, norm: float, step: float) -> None:
-        self.update.stepping(model, norm, step)
-
-    def stepped(self, model: Stepped, step: float) -> None:
-        self.update.stepped(model, step)
 
 
 COUNTED = {"policy": "update", "critic": "critic"}

@@ -99,8 +99,12 @@ class UpdateChecked:
     """The backend called the watch."""
 
 
-class MiniWatch(Protocol[Watched]):
-    """Observer of one optimizer step. Its methods are called in this order, by every rank alike."""
+class UpdateWatch(Protocol[Watched]):
+    """Observer of the updates of one role on one rank. Every rank calls its methods alike, in this order."""
+
+    def begin(self, counts: Counts) -> None:
+        """Begin a mini-batch with these counts, right before its optimizer step."""
+        ...
 
     def scored(self, found: Watched, micro: RaggedBatch, factor: float) -> None:
         """Take a forward pass's result before its loss; `factor`: of the loss before its backward pass."""
@@ -114,16 +118,8 @@ class MiniWatch(Protocol[Watched]):
         """Look at the weights after the optimizer's step of training step `step`."""
         ...
 
-
-class UpdateWatch(Protocol[Watched]):
-    """Observer of the updates of one role on one rank."""
-
-    def mini(self, counts: Counts) -> MiniWatch[Watched]:
-        """Watch a mini-batch with these counts, which begins now."""
-        ...
-
     def result(self) -> UpdateChecked:
-        """Return the findings of the update, and begin the next one."""
+        """Return the findings about the mini-batches of an update, and begin the next update."""
         ...
 
 

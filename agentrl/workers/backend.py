@@ -23,7 +23,7 @@ from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.config.sections.parallel import Parallel
 from agentrl.model.scores import Compare, Needs, TokenScores
-from agentrl.observe.watch import MiniWatch
+from agentrl.observe.watch import UpdateWatch
 from agentrl.runtime.ranks import RankWeights
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 
@@ -59,7 +59,7 @@ class MiniBatch(Generic[Found]):
     """Marks the tokens [T] of a micro-batch whose log-probs `loss` reads; None: its mask."""
     beside: MiniBatch[Found] | None = None
     """Other sequences whose loss is added in the same optimizer step; its sums have other names."""
-    watches: Sequence[MiniWatch[Found]] = ()
+    watches: Sequence[UpdateWatch[Found]] = ()
     """Observers of the step. A backend that does not call them is not checked."""
 
 

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 import torch
 
 from agentrl.errors import TrainingError
-from agentrl.observe.watch import Counts, Learning, MiniWatch, UpdateChecked, open_watches
+from agentrl.observe.watch import Counts, Learning, UpdateChecked, UpdateWatch, open_watches
 from agentrl.parallel.collectives import rank
 from agentrl.system.plugin import with_present_names
 from agentrl.trajectory.batch import RaggedBatch
@@ -96,9 +96,11 @@ class TrainableWorker(Generic[Found_co]):
         """Load the files of `save`. Raises CheckpointError when they are of another model or half-written."""
         self._learner.load(Path(dir))
 
-    def _watched(self, counts: Counts) -> list[MiniWatch[Found_co]]:
-        """Watch a mini-batch with these counts, which begins now."""
-        return [one.mini(counts) for one in self._watches]
+    def _watched(self, counts: Counts) -> list[UpdateWatch[Found_co]]:
+        """Have the watches begin a mini-batch with these counts."""
+        for one in self._watches:
+            one.begin(counts)
+        return self._watches
 
     def _learn(self, minis: Iterable[MiniBatch[Found_co]], *, step: int, rates: int = 1) -> UpdateReport:
         """Take one optimizer step for each mini-batch whose loss and gradient are finite.

@@ -30,8 +30,8 @@ class Update:
     def __init__(self):
         self.norms, self.scored_tokens = [], 0
 
-    def mini(self, counts):
-        return self
+    def begin(self, counts):
+        pass
 
     def scored(self, found, micro, factor):
         self.scored_tokens += int(micro.mask.sum())
