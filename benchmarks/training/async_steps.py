@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import inspect
 import json
 import math
 import random
@@ -31,7 +32,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import psutil
@@ -141,7 +142,9 @@ def delayed(tool: type[Tool], median: float) -> Callable[..., Awaitable[ToolResp
     async def slow(self: Tool, instance_id: str, arguments: dict[str, Any]) -> ToolResponse:
         drawn = random.Random(f"{instance_id} {arguments}").lognormvariate(math.log(median), 1.0)
         await asyncio.sleep(min(drawn, MOST[median]))
-        return await execute(self, instance_id, arguments)
+        answer = execute(self, instance_id, arguments)
+        assert inspect.isawaitable(answer), "tools of the quickstart stream nothing"
+        return cast(ToolResponse, await answer)
 
     return slow
 

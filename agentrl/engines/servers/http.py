@@ -1,19 +1,26 @@
-"""HTTP requests to one server, and errors by whose fault they are."""
+"""The part of a server's client that is the same for each software: requests, streamed answers, updates, adapters.
+
+Errors say whose fault they are.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TypeVar
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+from typing import ClassVar, NamedTuple, TypeVar
 
 import aiohttp
 import orjson
 import pydantic
 from pydantic import BaseModel, JsonValue
 
-from agentrl.engines.contract import EngineError, RequestError
-from agentrl.engines.servers.client import ServerFailed, describe
+from agentrl.engines.contract import EngineError, FinishReason, Generation, RequestError
+from agentrl.engines.servers.client import PartialAnswer, ServerFailed, describe
+from agentrl.engines.servers.images import check_expanded
 from agentrl.system.json_value import JSON
 from agentrl.system.plugin import describe as faults_of
 from agentrl.trajectory import VersionSpan
@@ -68,8 +75,63 @@ def version_spans(found: Sequence[VersionInfo] | None, count: int) -> list[Versi
     return spans
 
 
+class AnswerStream:
+    """A streamed answer, whose tokens are put into a PartialAnswer as they come."""
+
+    def __init__(self, partial: PartialAnswer | None) -> None:
+        self._partial = PartialAnswer() if partial is None else partial
+        self.finish: FinishReason | None = None
+        self.versions: Sequence[VersionInfo] | None = None
+        """Versions of the weights that sampled the tokens."""
+        self.prompt_tokens: int | None = None
+        """Length of the prompt as the server counts it."""
+        self.cached_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._partial.ids)
+
+    def add(self, ids: Sequence[int], logprobs: Sequence[float], version: str) -> None:
+        """Add tokens of the weights of a version. Raises ValueError where they make no sense."""
+        if len(ids) != len(logprobs):
+            raise ValueError(f"{len(ids)} ids but {len(logprobs)} log-probs")
+        if not all(map(math.isfinite, logprobs)):
+            raise ValueError("log-probs that are no numbers")
+        self._partial.weight_version = version
+        self._partial.ids += ids
+        self._partial.logprobs += logprobs
+
+    def discard(self) -> None:
+        """Drop the tokens, which cannot be trusted."""
+        self._partial.ids, self._partial.logprobs = [], []
+
+    def generation(self) -> Generation:
+        """Return the whole answer. Raises OSError when the server broke off, ValueError when it makes no sense."""
+        if self.finish is None:
+            raise ConnectionError("the server broke off in the middle of an answer")
+        ids = self._partial.ids
+        spans = version_spans(self.versions, len(ids))
+        return Generation(ids, self._partial.logprobs, self.finish, spans, self.cached_tokens)
+
+
+class Routes(NamedTuple):
+    """Paths of a software where a client does the same with each."""
+
+    begin_update: str
+    end_update: str
+    already_begun: str
+    """Part of the refusal to begin an update while another one is open."""
+    load_adapter: str
+    unload_adapter: str
+    further: Mapping[str, JSON] = {}
+    """Further fields of the request that gives the weights another version."""
+
+
 class ServerHTTP:
     """The requests of a client: each raises ServerFailed when the server is at fault, RequestError when it refuses."""
+
+    routes: ClassVar[Routes]
+    _adapter: str | None = None
+    """Name of the adapter that requests are answered with."""
 
     def __init__(self, url: str, http: aiohttp.ClientSession, key: str | None = None) -> None:
         """`key`: key of the server; None: it answers everyone."""
@@ -105,6 +167,61 @@ class ServerHTTP:
                 for event in events:
                     if event.startswith(b"data: {"):
                         yield event[6:]
+
+    async def answer(
+        self,
+        path: str,
+        body: Mapping[str, JSON],
+        stream: AnswerStream,
+        take: Callable[[bytes], None],
+        *,
+        expanded: int | None,
+    ) -> Generation:
+        """Ask for tokens; `take` reads each event of the answer into `stream`.
+
+        expanded: length of the prompt with all tokens of its images, of which the server was sent one each.
+        """
+        with self.blamed(stream.discard):
+            async with aclosing(self.events(path, body)) as events:
+                async for event in events:
+                    take(event)
+            if expanded is not None:
+                check_expanded(stream.prompt_tokens, expanded, self.url)
+            return stream.generation()
+
+    async def begin_weight_update(self, timeout: float) -> None:
+        """See `WeightReceiver.begin_weight_update`."""
+        begin, end = self.routes.begin_update, self.routes.end_update
+        try:
+            await self.update(begin, {}, timeout)
+        except (EngineError, RequestError) as error:
+            if self.routes.already_begun not in str(error):
+                raise
+            await self.update(end, {}, timeout)
+            await self.update(begin, {}, timeout)
+
+    async def use_adapter(self, name: str | None, folder: Path | None, version: int, timeout: float) -> None:
+        """See `WeightReceiver.use_adapter`. A server drops an adapter when no request uses it any more."""
+        if name is not None:
+            loaded: dict[str, JSON] = {"lora_name": name, "lora_path": str(folder)}
+            await self.update(self.routes.load_adapter, loaded, timeout)
+        before, self._adapter = self._adapter, name
+        if before is not None:
+            with contextlib.suppress(RequestError):  # a server that has been started again does not have it
+                await self.update(self.routes.unload_adapter, {"lora_name": before}, timeout)
+        if name is not None:
+            await self.update("update_weight_version", {"new_version": str(version), **self.routes.further}, timeout)
+
+    async def update(self, path: str, body: Mapping[str, JSON], timeout: float) -> bytes:
+        """POST a step of a weight update. Some failures are answered with status 200: raises EngineError."""
+        content = await self.post(path, body, timeout=timeout)
+        try:
+            answer = orjson.loads(content)
+        except orjson.JSONDecodeError:
+            return content
+        if isinstance(answer, dict) and answer.get("success") is False:
+            raise EngineError(f"{self.url}: {path}: {answer.get('message', answer)}")
+        return content
 
     @contextmanager
     def blamed(self, discard: Callable[[], None]) -> Iterator[None]:

@@ -6,17 +6,13 @@ No other file knows the paths and fields of that API.
 from __future__ import annotations
 
 import base64
-import contextlib
-import math
-from collections.abc import Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Literal
 
-import orjson
 import pydantic
-from pydantic import BaseModel, JsonValue
+from pydantic import AliasPath, BaseModel, Field, JsonValue
 
 from agentrl.engines.contract import (
     EngineError,
@@ -35,8 +31,8 @@ from agentrl.engines.servers.client import (
     WeightChecksums,
     describe,
 )
-from agentrl.engines.servers.http import ServerHTTP, VersionInfo, read, version_spans
-from agentrl.engines.servers.images import check_expanded, data_urls, with_one_token_each
+from agentrl.engines.servers.http import AnswerStream, Routes, ServerHTTP, VersionInfo, read
+from agentrl.engines.servers.images import data_urls, with_one_token_each
 from agentrl.engines.servers.sync.buckets import Bucket
 from agentrl.engines.sglang.bucket_handle import serialize
 from agentrl.engines.sglang.delta_loader import CANNOT, HELD, LOADER
@@ -91,18 +87,12 @@ class ModelAnswer(BaseModel):
     weight_version: str
 
 
-class InternalState(BaseModel):
-    """Part of the answer of `server_info`."""
-
-    max_req_input_len: int = 0
-
-
 class ServerAnswer(BaseModel):
     """Answer of `server_info`."""
 
     version: str
     context_length: int | None
-    internal_states: list[InternalState] = []
+    max_input: int | None = Field(None, validation_alias=AliasPath("internal_states", 0, "max_req_input_len"))
     tp_size: int
     enable_deterministic_inference: bool | None = None
     incremental_streaming_output: bool | None = None
@@ -114,18 +104,12 @@ class ServerAnswer(BaseModel):
     custom_weight_loader: list[str] | None = None
 
 
-class RankPlace(BaseModel):
-    """Place of a server's rank."""
-
-    role: str
-    tp_rank: int
-    pp_rank: int
-
-
 class RankChecksums(BaseModel):
-    """Checksums of one rank of a server."""
+    """Checksums of one rank of a server, and the rank's place."""
 
-    parallelism_info: list[RankPlace]
+    role: str = Field(validation_alias=AliasPath("parallelism_info", 0, "role"))
+    tp_rank: int = Field(validation_alias=AliasPath("parallelism_info", 0, "tp_rank"))
+    pp_rank: int = Field(validation_alias=AliasPath("parallelism_info", 0, "pp_rank"))
     checksums: dict[str, str]
 
 
@@ -141,8 +125,14 @@ class SGLangClient(ServerHTTP):
     Its key is the server's --api-key, or its --admin-api-key next to the same --api-key.
     """
 
-    _adapter: str | None = None
-    """Name of the adapter that requests are answered with."""
+    routes = Routes(
+        begin_update="begin_weight_update",
+        end_update="end_weight_update",
+        already_begun="already open",
+        load_adapter="load_lora_adapter",
+        unload_adapter="unload_lora_adapter",
+        further={"abort_all_requests": False},
+    )
 
     # Requests
 
@@ -161,7 +151,7 @@ class SGLangClient(ServerHTTP):
         `rid` must have a fixed length: SGLang's abort ends every request whose id begins with the one it is given. The
         server is sent image files and one token for each, which its own image processor expands.
         """
-        answer = AnswerStream(PartialAnswer() if partial is None else partial)
+        stream = AnswerStream(partial)
         body: dict[str, JSON] = {
             "rid": rid,
             "input_ids": with_one_token_each(ids, images) if images else ids,
@@ -175,17 +165,13 @@ class SGLangClient(ServerHTTP):
             body["lora_path"] = adapter
         if images:
             body["image_data"] = list[JSON](data_urls(images))
-        with self.blamed(answer.discard):
-            async with aclosing(self.events("generate", body)) as events:
-                async for event in events:
-                    chunk = read(Chunk, event)
-                    self.check_event(chunk.error, event)
-                    answer.take(chunk)
-            if answer.last.id not in (None, rid):
-                raise ValueError(f"it answers the request {answer.last.id!r}, and was asked {rid!r}")
-            if images:
-                check_expanded(answer.last.prompt_tokens, len(ids), self.url)
-            return answer.generation()
+
+        def take(event: bytes) -> None:
+            chunk = read(Chunk, event)
+            self.check_event(chunk.error, event)
+            add_chunk(stream, chunk, rid)
+
+        return await self.answer("generate", body, stream, take, expanded=len(ids) if images else None)
 
     async def abort(self, rid: str | None = None) -> None:
         await self.post("abort_request", {"abort_all": True} if rid is None else {"rid": rid})
@@ -223,10 +209,10 @@ class SGLangClient(ServerHTTP):
         told = await self.get("server_info")
         try:
             model, server = read(ModelAnswer, said), read(ServerAnswer, told)
-            length = server.context_length
+            length = server.max_input if server.context_length is None else server.context_length
             if length is None:
-                length = server.internal_states[0].max_req_input_len
-        except (ValueError, IndexError) as error:
+                raise ValueError("neither context_length nor max_req_input_len of internal_states")
+        except ValueError as error:
             raise ServerFailed(self.url, f"is no SGLang server that agentrl knows: {describe(error)}") from error
         return ServerInfo(
             model.model_path,
@@ -244,18 +230,8 @@ class SGLangClient(ServerHTTP):
 
     # Weights
 
-    async def begin_weight_update(self, timeout: float) -> None:
-        """See `WeightReceiver.begin_weight_update`. SGLang takes tensors only between begin and end."""
-        try:
-            await self._update("/begin_weight_update", {}, timeout)
-        except Exception as error:
-            if "already open" not in str(error):
-                raise
-            await self._update("/end_weight_update", {}, timeout)
-            await self._update("/begin_weight_update", {}, timeout)
-
     async def end_weight_update(self, timeout: float) -> None:
-        await self._update("/end_weight_update", {}, timeout)
+        await self.update("end_weight_update", {}, timeout)
 
     async def update_from_memory(self, bucket: Bucket, version: int, *, ranks: int, timeout: float) -> None:
         body: dict[str, JSON] = {
@@ -264,7 +240,7 @@ class SGLangClient(ServerHTTP):
             "flush_cache": False,
             "weight_version": str(version) if bucket.last else None,
         }
-        await self._update("/update_weights_from_tensor", body, timeout)
+        await self.update("update_weights_from_tensor", body, timeout)
 
     async def join_weight_group(self, invitation: GroupInvitation, timeout: float) -> None:
         body: dict[str, JSON] = {
@@ -275,7 +251,7 @@ class SGLangClient(ServerHTTP):
             "group_name": invitation.name,
             "backend": invitation.backend,
         }
-        await self._update("/init_weights_update_group", body, timeout)
+        await self.update("init_weights_update_group", body, timeout)
 
     async def update_from_broadcast(self, bucket: Bucket, version: int, *, group: str, timeout: float) -> None:
         body: dict[str, JSON] = {
@@ -287,10 +263,10 @@ class SGLangClient(ServerHTTP):
             "flush_cache": False,
             "weight_version": str(version) if bucket.last else None,
         }
-        await self._update("/update_weights_from_distributed", body, timeout)
+        await self.update("update_weights_from_distributed", body, timeout)
 
     async def leave_weight_group(self, group: str, timeout: float) -> None:
-        await self.post("/destroy_weights_update_group", {"group_name": group}, timeout=timeout)
+        await self.post("destroy_weights_update_group", {"group_name": group}, timeout=timeout)
 
     async def update_from_disk(self, folder: Path, version: int, timeout: float) -> None:
         """See `WeightReceiver.update_from_disk`. SGLang reads every `*.safetensors` file of the folder, no other."""
@@ -301,35 +277,23 @@ class SGLangClient(ServerHTTP):
             "flush_cache": False,
             "abort_all_requests": False,
         }
-        await self._update("/update_weights_from_disk", body, timeout)
-
-    async def use_adapter(self, name: str | None, folder: Path | None, version: int, timeout: float) -> None:
-        """See `WeightReceiver.use_adapter`. SGLang drops an adapter when the last request with it has ended."""
-        if name is not None:
-            await self._update("/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)}, timeout)
-        before, self._adapter = self._adapter, name
-        if before is not None:
-            with contextlib.suppress(RequestError):  # a server that has been started again does not have it
-                await self._update("/unload_lora_adapter", {"lora_name": before}, timeout)
-        if name is not None:
-            relabel: dict[str, JSON] = {"new_version": str(version), "abort_all_requests": False}
-            await self._update("/update_weight_version", relabel, timeout)
+        await self.update("update_weights_from_disk", body, timeout)
 
     async def weight_checksums(self, timeout: float, leave_out: Sequence[str] = ()) -> WeightChecksums:
         body: dict[str, JSON] = {"action": "checksum", "skip_tensor_list": list(leave_out)}
-        answer = await self._update("/weights_checker", body, timeout)
+        answer = await self.update("weights_checker", body, timeout)
         try:
-            found = [(rank.parallelism_info[0], rank.checksums) for rank in read(ChecksumsAnswer, answer).ranks]
-        except (IndexError, ValueError) as error:
-            raise EngineError(f"{self.url}: /weights_checker: unexpected answer {answer!r:.500}") from error
+            found = read(ChecksumsAnswer, answer).ranks
+        except ValueError as error:
+            raise EngineError(f"{self.url}: weights_checker: unexpected answer {answer!r:.500}") from error
         info = await self.info()
-        ranks = {f"{place.role}/{place.tp_rank}/{place.pp_rank}": checksums for place, checksums in found}
+        ranks = {f"{rank.role}/{rank.tp_rank}/{rank.pp_rank}": rank.checksums for rank in found}
         return WeightChecksums(ranks, predictable=info.device == "cpu", quantized=info.quantized)
 
     async def held_weights(self, timeout: float) -> str:
         """Ask as `WeightReceiver.held_weights` says. A server that has just started is given its half first."""
         try:
-            said = await self.post("/get_weights_by_name", {"name": HELD}, timeout=timeout)
+            said = await self.post("get_weights_by_name", {"name": HELD}, timeout=timeout)
         except RequestError:
             await self._install_loader(timeout)
             return ""
@@ -348,69 +312,37 @@ class SGLangClient(ServerHTTP):
         nothing = base64.b64encode(ForkingPickler.dumps([])).decode()
         body: dict[str, JSON] = {"serialized_named_tensors": [nothing] * server.tp_size, "load_format": LOADER}
         await self.begin_weight_update(timeout)
-        await self._update("/update_weights_from_tensor", body | {"flush_cache": False}, timeout)
+        await self.update("update_weights_from_tensor", body | {"flush_cache": False}, timeout)
         await self.end_weight_update(timeout)
 
-    async def _update(self, path: str, body: Mapping[str, JSON], timeout: float) -> bytes:
-        """POST a step of a weight update. SGLang answers some failures with status 200: raises EngineError."""
-        content = await self.post(path, body, timeout=timeout)
-        try:
-            answer = orjson.loads(content)
-        except orjson.JSONDecodeError:
-            return content
-        if isinstance(answer, dict) and answer.get("success") is False:
-            raise EngineError(str(answer.get("message", answer)))
-        return content
 
-
-class AnswerStream:
-    """Reads the chunks of one streamed answer into a PartialAnswer."""
-
-    def __init__(self, partial: PartialAnswer) -> None:
-        self._partial = partial
-        self.last = MetaInfo()
-        """Meta data of the last chunk."""
-
-    def discard(self) -> None:
-        """Drop the tokens, which cannot be trusted."""
-        self._partial.ids, self._partial.logprobs = [], []
-
-    def take(self, chunk: Chunk) -> None:
-        """Add a chunk. Raises ValueError when it makes no sense."""
-        if chunk.meta_info is None:
-            raise ValueError("key 'meta_info' is missing")
-        self.last = meta = chunk.meta_info
-        self._partial.weight_version = str(meta.weight_version)
-        ids, logprobs = self._unrepeated(chunk.output_ids, [logprob for logprob, _, _ in meta.output_token_logprobs])
-        if len(ids) != len(logprobs):
-            raise ValueError(f"{len(ids)} ids but {len(logprobs)} log-probs")
-        if not all(map(math.isfinite, logprobs)):
-            raise ValueError("log-probs that are no numbers")
-        self._partial.ids += ids
-        self._partial.logprobs += logprobs
-
-    def _unrepeated(self, ids: list[int], logprobs: list[float]) -> tuple[list[int], list[float]]:
-        """Return the new tokens of the last chunk, whose spans give the total number of tokens.
-
-        When a retracted, waiting request is aborted, its last token and all log-probs come again.
-        """
-        reason, spans = self.last.finish_reason, self.last.weight_versions
-        new = spans[-1].end - len(self._partial.ids) if spans else len(ids)
-        if reason is None or reason.type != "abort" or len(ids) <= new:
-            return ids, logprobs
-        return ids[:new], logprobs[len(logprobs) - new :]
-
-    def generation(self) -> Generation:
-        """Return the whole answer. Raises OSError when the server broke off, ValueError when it makes no sense."""
-        reason = self.last.finish_reason
-        if reason is None:
-            raise ConnectionError("the server broke off in the middle of an answer")
+def add_chunk(stream: AnswerStream, chunk: Chunk, rid: str) -> None:
+    """Add a chunk of the answer to the request `rid`. Raises ValueError when it makes no sense."""
+    meta = chunk.meta_info
+    if meta is None:
+        raise ValueError("key 'meta_info' is missing")
+    if meta.id not in (None, rid):
+        raise ValueError(f"it answers the request {meta.id!r}, and was asked {rid!r}")
+    logprobs = [logprob for logprob, _, _ in meta.output_token_logprobs]
+    stream.add(*_unrepeated(meta, len(stream), chunk.output_ids, logprobs), str(meta.weight_version))
+    stream.versions, stream.prompt_tokens = meta.weight_versions, meta.prompt_tokens
+    stream.cached_tokens = meta.cached_tokens or 0
+    if (reason := meta.finish_reason) is not None:
         if reason.type == "abort" and reason.status_code:
             raise ValueError(f"aborted: {reason.message} (status {reason.status_code})")
-        ids = self._partial.ids
-        spans = version_spans(self.last.weight_versions, len(ids))
-        finish = FinishReason(reason.type, reason.matched if reason.type == "stop" else None)
-        return Generation(ids, self._partial.logprobs, finish, spans, self.last.cached_tokens or 0)
+        stream.finish = FinishReason(reason.type, reason.matched if reason.type == "stop" else None)
+
+
+def _unrepeated(meta: MetaInfo, before: int, ids: list[int], logprobs: list[float]) -> tuple[list[int], list[float]]:
+    """Return the new tokens of a chunk, behind `before` others; spans give the total number.
+
+    When a retracted, waiting request is aborted, its last token and all log-probs come again.
+    """
+    reason, spans = meta.finish_reason, meta.weight_versions
+    new = spans[-1].end - before if spans else len(ids)
+    if reason is None or reason.type != "abort" or len(ids) <= new:
+        return ids, logprobs
+    return ids[:new], logprobs[len(logprobs) - new :]
 
 
 def sampling_params(params: SamplingParams) -> dict[str, JSON]:

@@ -6,15 +6,12 @@ No other file knows the paths and fields of that API.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
-from contextlib import aclosing
 from pathlib import Path
 from typing import Literal
 
 import aiohttp
-import pydantic
-from pydantic import BaseModel, JsonValue
+from pydantic import AliasPath, BaseModel, Field, JsonValue
 
 from agentrl.engines.contract import FinishReason, Generation, PauseMode, RequestError, SamplingParams
 from agentrl.engines.servers.client import (
@@ -26,8 +23,8 @@ from agentrl.engines.servers.client import (
     WeightChecksums,
     describe,
 )
-from agentrl.engines.servers.http import ServerHTTP, VersionInfo, read, version_spans
-from agentrl.engines.servers.images import check_expanded, data_urls, with_one_token_each
+from agentrl.engines.servers.http import AnswerStream, Routes, ServerHTTP, VersionInfo, read
+from agentrl.engines.servers.images import data_urls, with_one_token_each
 from agentrl.engines.servers.sync.buckets import Bucket
 from agentrl.engines.vllm.handle import place
 from agentrl.engines.vllm.plugin import ARCHITECTURE, BACKEND, CHECKSUMS, HELD, NEEDED
@@ -53,42 +50,25 @@ class TokenLogprob(BaseModel):
     logprob: float
 
 
-class Logprobs(BaseModel):
-    """Log-probs of the tokens of a chunk."""
-
-    content: list[TokenLogprob]
-
-
 class Choice(BaseModel):
     """New tokens of an answer; the last ones with the reason of its end and the versions of all."""
 
     token_ids: list[int]
-    logprobs: Logprobs | None = None
+    logprobs: list[TokenLogprob] = Field([], validation_alias=AliasPath("logprobs", "content"))
     finish_reason: Literal["stop", "length", "abort"] | None = None
     stop_reason: int | str | None = None
     weight_versions: list[VersionInfo] | None = None
 
 
-class CachedTokens(BaseModel):
-    """Part of the usage."""
-
-    cached_tokens: int = 0
-
-
-class Usage(BaseModel):
-    """Counts of tokens, which come last."""
-
-    prompt_tokens: int | None = None
-    """Length of the prompt as the server counts it."""
-    prompt_tokens_details: CachedTokens | None = None
-
-
 class Chunk(BaseModel):
-    """A piece of a streamed answer; or the server's refusal."""
+    """A piece of a streamed answer; or the server's refusal. The counts of tokens come last."""
 
     request_id: str = ""
     choices: list[Choice] = []
-    usage: Usage | None = None
+    prompt_tokens: int | None = Field(None, validation_alias=AliasPath("usage", "prompt_tokens"))
+    cached_tokens: int | None = Field(
+        None, validation_alias=AliasPath("usage", "prompt_tokens_details", "cached_tokens")
+    )
     error: JsonValue = None
 
 
@@ -116,52 +96,20 @@ class ArrivedAnswer(BaseModel):
     results: list[dict[str, str]]
 
 
-class ModelPart(BaseModel):
-    """The model, in a server's settings."""
-
-    model: str
-    max_model_len: int
-    quantization: str | None = None
-
-
-class ParallelPart(BaseModel):
-    """The ranks, in a server's settings."""
-
-    tensor_parallel_size: int
-
-
-class DevicePart(BaseModel):
-    """The device, in a server's settings."""
-
-    device: str
-
-
-class TransferPart(BaseModel):
-    """The exchange of weights, in a server's settings."""
-
-    backend: str
-
-
-class LoraPart(BaseModel):
-    """Adapters, in a server's settings."""
-
-    max_lora_rank: int
-
-
-class Settings(BaseModel):
-    """A server's settings."""
-
-    model: ModelPart = pydantic.Field(alias="model_config")  # a name that pydantic keeps to itself
-    parallel_config: ParallelPart
-    device_config: DevicePart
-    weight_transfer_config: TransferPart | None = None
-    lora_config: LoraPart | None = None
+def _setting(section: str, name: str) -> AliasPath:
+    return AliasPath("vllm_config", section, name)
 
 
 class SettingsAnswer(BaseModel):
-    """Answer of `server_info`."""
+    """Answer of `server_info`: the server's settings."""
 
-    vllm_config: Settings
+    model: str = Field(validation_alias=_setting("model_config", "model"))
+    max_model_len: int = Field(validation_alias=_setting("model_config", "max_model_len"))
+    quantization: str | None = Field(None, validation_alias=_setting("model_config", "quantization"))
+    tensor_parallel: int = Field(validation_alias=_setting("parallel_config", "tensor_parallel_size"))
+    device: str = Field(validation_alias=_setting("device_config", "device"))
+    transfer_backend: str | None = Field(None, validation_alias=_setting("weight_transfer_config", "backend"))
+    max_lora_rank: int = Field(0, validation_alias=_setting("lora_config", "max_lora_rank"))
 
 
 class VLLMClient(ServerHTTP):
@@ -170,6 +118,14 @@ class VLLMClient(ServerHTTP):
     The server must run with the plugin (`agentrl.engines.vllm.plugin`), and in its development mode, which has the
     routes that pause it and exchange its weights.
     """
+
+    routes = Routes(
+        begin_update="start_weight_update",
+        end_update="finish_weight_update",
+        already_begun="already active",
+        load_adapter="v1/load_lora_adapter",
+        unload_adapter="v1/unload_lora_adapter",
+    )
 
     def __init__(self, url: str, http: aiohttp.ClientSession, key: str | None = None) -> None:
         super().__init__(url, http, key)
@@ -180,8 +136,6 @@ class VLLMClient(ServerHTTP):
         """True while an update is open."""
         self._frees = False
         """True if it can free memory, which a CPU cannot."""
-        self._adapter: str | None = None
-        """Name of the adapter that requests are answered with."""
 
     # Requests
 
@@ -199,7 +153,7 @@ class VLLMClient(ServerHTTP):
 
         The server is sent image files and one token for each, which its own image processor expands.
         """
-        answer = AnswerStream(PartialAnswer() if partial is None else partial, self._version)
+        stream, version = AnswerStream(partial), self._version  # only whole answers say theirs
         body: dict[str, JSON] = {
             "request_id": rid,
             "token_ids": with_one_token_each(ids, images) if images else list(ids),
@@ -213,17 +167,14 @@ class VLLMClient(ServerHTTP):
             body["model"] = adapter
         if images:
             body["content_parts"] = [{"type": "image_url", "url": url} for url in data_urls(images)]
-        with self.blamed(answer.discard):
-            async with aclosing(self.events("inference/v1/generate", body)) as events:
-                async for event in events:
-                    chunk = read(Chunk, event)
-                    self.check_event(chunk.error, event)
-                    if not chunk.request_id.endswith(rid):
-                        raise ValueError(f"it answers the request {chunk.request_id!r}, and was asked {rid!r}")
-                    answer.take(chunk)
-            if images:
-                check_expanded(answer.prompt_tokens, len(ids), self.url)
-            return answer.generation()
+
+        def take(event: bytes) -> None:
+            chunk = read(Chunk, event)
+            self.check_event(chunk.error, event)
+            add_chunk(stream, chunk, rid, version)
+
+        path, expanded = "inference/v1/generate", len(ids) if images else None
+        return await self.answer(path, body, stream, take, expanded=expanded)
 
     async def abort(self, rid: str | None = None) -> None:
         """End one request, or all. vLLM puts the kind of a request before its id."""
@@ -281,9 +232,9 @@ class VLLMClient(ServerHTTP):
     async def info(self) -> ServerInfo:
         """Ask for the model and settings. Raises ServerFailed where no vLLM server with agentrl's plugin answers."""
         try:
-            told = read(SettingsAnswer, await self.get("server_info?config_format=json")).vllm_config
+            told = read(SettingsAnswer, await self.get("server_info?config_format=json"))
             version = read(WeightAnswer, await self.get("weight_info")).weight_version
-            if told.weight_transfer_config is None or told.weight_transfer_config.backend != BACKEND:
+            if told.transfer_backend != BACKEND:
                 raise ValueError(f"start it with {' '.join(NEEDED)}, and agentrl installed there")
             asked: dict[str, JSON] = {"method": ARCHITECTURE}
             [architecture, *_] = read(RPCAnswer, await self.post("collective_rpc", asked)).results
@@ -292,36 +243,30 @@ class VLLMClient(ServerHTTP):
         if version == UNNAMED:
             await self.post("update_weight_version", {"new_version": "0"})
             version = "0"
-        device = told.device_config.device.partition(":")[0]
+        device = told.device.partition(":")[0]
         self._frees = device != "cpu"
         return ServerInfo(
-            told.model.model,
+            told.model,
             architecture,
-            told.model.max_model_len,
-            told.parallel_config.tensor_parallel_size,
+            told.max_model_len,
+            told.tensor_parallel,
             version,
             deterministic=device == "cpu",
             incremental=True,
             device=device,
-            quantized=told.model.quantization is not None,
-            max_lora_rank=0 if told.lora_config is None else told.lora_config.max_lora_rank,
+            quantized=told.quantization is not None,
+            max_lora_rank=told.max_lora_rank,
         )
 
     # Weights
 
     async def begin_weight_update(self, timeout: float) -> None:
         """Open an update, until whose end the server must not generate."""
-        try:
-            await self.post("start_weight_update", {}, timeout=timeout)
-        except ServerFailed as error:
-            if "already active" not in str(error):
-                raise
-            await self.post("finish_weight_update", {}, timeout=timeout)
-            await self.post("start_weight_update", {}, timeout=timeout)
+        await super().begin_weight_update(timeout)
         self._open = True
 
     async def end_weight_update(self, timeout: float) -> None:
-        await self.post("finish_weight_update", {"weight_version": self._coming}, timeout=timeout)
+        await self.update("finish_weight_update", {"weight_version": self._coming}, timeout)
         self._open, self._version = False, self._coming
 
     async def update_from_memory(self, bucket: Bucket, version: int, *, ranks: int, timeout: float) -> None:
@@ -357,16 +302,8 @@ class VLLMClient(ServerHTTP):
         await self.end_weight_update(timeout)
 
     async def use_adapter(self, name: str | None, folder: Path | None, version: int, timeout: float) -> None:
-        """Load an adapter as `WeightReceiver.use_adapter` says. vLLM drops the adapter that was used longest ago."""
+        await super().use_adapter(name, folder, version, timeout)
         if name is not None:
-            named: dict[str, JSON] = {"lora_name": name, "lora_path": str(folder)}
-            await self.post("v1/load_lora_adapter", named, timeout=timeout)
-        before, self._adapter = self._adapter, name
-        if before is not None:
-            with contextlib.suppress(RequestError):  # a server that has been started again does not have it
-                await self.post("v1/unload_lora_adapter", {"lora_name": before}, timeout=timeout)
-        if name is not None:
-            await self.post("update_weight_version", {"new_version": str(version)}, timeout=timeout)
             self._version = str(version)
 
     async def weight_checksums(self, timeout: float, leave_out: Sequence[str] = ()) -> WeightChecksums:
@@ -395,50 +332,20 @@ class VLLMClient(ServerHTTP):
 
     async def _update(self, content: JSON, version: int, timeout: float) -> None:
         self._coming = str(version)
-        await self.post("update_weights", {"update_info": content}, timeout=timeout)
+        await self.update("update_weights", {"update_info": content}, timeout)
 
 
-class AnswerStream:
-    """Reads the chunks of one streamed answer into a PartialAnswer."""
-
-    def __init__(self, partial: PartialAnswer, version: str) -> None:
-        """`version`: of the weights that the server was last sent, as only whole answers say theirs."""
-        self._partial = partial
-        self._version = version
-        self._last: Choice | None = None
-        self._cached = 0
-        self.prompt_tokens: int | None = None
-        """Length of the prompt as the server counts it."""
-
-    def take(self, chunk: Chunk) -> None:
-        """Add the tokens of a chunk. Raises ValueError where ids and log-probs do not match."""
-        if chunk.usage is not None:
-            self.prompt_tokens = chunk.usage.prompt_tokens
-            if chunk.usage.prompt_tokens_details is not None:
-                self._cached = chunk.usage.prompt_tokens_details.cached_tokens
-        for choice in chunk.choices:
-            logprobs = [] if choice.logprobs is None else [one.logprob for one in choice.logprobs.content]
-            if len(logprobs) != len(choice.token_ids):
-                raise ValueError(f"{len(choice.token_ids)} ids with {len(logprobs)} log-probs")
-            self._partial.weight_version = self._version
-            self._partial.ids += choice.token_ids
-            self._partial.logprobs += logprobs
-            if choice.finish_reason is not None:
-                self._last = choice
-
-    def discard(self) -> None:
-        """Drop the tokens, which cannot be trusted."""
-        self._partial.ids, self._partial.logprobs = [], []
-
-    def generation(self) -> Generation:
-        """Return the whole answer. Raises OSError when the server broke off, ValueError when it makes no sense."""
-        if self._last is None or self._last.finish_reason is None:
-            raise ConnectionError("the server broke off in the middle of an answer")
-        ids = self._partial.ids
-        spans = version_spans(self._last.weight_versions, len(ids))
-        kind = self._last.finish_reason
-        finish = FinishReason(kind, self._last.stop_reason if kind == "stop" else None)
-        return Generation(ids, self._partial.logprobs, finish, spans, self._cached)
+def add_chunk(stream: AnswerStream, chunk: Chunk, rid: str, version: str) -> None:
+    """Add a chunk of the answer to the request `rid`, of weights of `version`. Raises ValueError when it is wrong."""
+    if not chunk.request_id.endswith(rid):
+        raise ValueError(f"it answers the request {chunk.request_id!r}, and was asked {rid!r}")
+    stream.prompt_tokens = chunk.prompt_tokens or stream.prompt_tokens
+    stream.cached_tokens = chunk.cached_tokens or stream.cached_tokens
+    for choice in chunk.choices:
+        stream.add(choice.token_ids, [one.logprob for one in choice.logprobs], version)
+        if (kind := choice.finish_reason) is not None:
+            stream.finish = FinishReason(kind, choice.stop_reason if kind == "stop" else None)
+            stream.versions = choice.weight_versions
 
 
 def entries(bucket: Bucket) -> dict[str, list[JSON]]:

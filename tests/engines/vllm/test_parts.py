@@ -7,7 +7,6 @@ import itertools
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from aiohttp import web
@@ -19,27 +18,19 @@ from starlette.testclient import TestClient
 
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.config.sections.training import Config
-from agentrl.engines.contract import RequestError, SamplingParams
-from agentrl.engines.servers.client import PartialAnswer
+from agentrl.engines.contract import SamplingParams
 from agentrl.engines.servers.start import server_processes
 from agentrl.engines.servers.sync.buckets import buckets
 from agentrl.engines.servers.sync.tensor import shared_by_name
 from agentrl.engines.vllm import client as client_module
 from agentrl.engines.vllm import guard
 from agentrl.engines.vllm.build import VLLM
-from agentrl.engines.vllm.client import AnswerStream, Chunk, VLLMClient, entries, sampling_params
+from agentrl.engines.vllm.client import VLLMClient, entries, sampling_params
 from agentrl.engines.vllm.handle import place
 from agentrl.engines.vllm.options import VLLMArguments
 from agentrl.engines.vllm.plugin import BACKEND, NEEDED
 from agentrl.rollouts.reward_servers.local import server_arguments
 from agentrl.system.http import http_client
-from agentrl.trajectory import Image, PlacedImage, VersionSpan
-from tests.remote.conftest import FaultyServer
-
-
-def chunk(ids: list[int], **fields: object) -> Chunk:
-    logprobs = {"content": [{"token_id": one, "logprob": -one / 10} for one in ids]}
-    return Chunk.model_validate({"choices": [{"token_ids": ids, "logprobs": logprobs, **fields}]})
 
 
 def test_a_command_line_has_what_a_server_needs_and_the_users_own_words() -> None:
@@ -133,43 +124,6 @@ async def test_a_full_server_is_alive_as_long_as_it_samples(monkeypatch: pytest.
         await runner.cleanup()
 
 
-def test_an_answer_is_put_together_with_the_versions_of_its_weights() -> None:
-    partial = PartialAnswer()
-    stream = AnswerStream(partial, "3")
-    stream.take(chunk([1, 2]))
-    assert (partial.ids, partial.weight_version) == ([1, 2], "3")
-    spans = [{"version": "3", "start": 0, "end": 2}, {"version": "4", "start": 2, "end": 3}]
-    stream.take(chunk([7], finish_reason="stop", stop_reason=7, weight_versions=spans))
-    stream.take(Chunk.model_validate({"choices": [], "usage": {"prompt_tokens_details": {"cached_tokens": 32}}}))
-    found = stream.generation()
-    assert (found.ids, found.logprobs) == ([1, 2, 7], [-0.1, -0.2, -0.7])
-    assert found.versions == [VersionSpan(3, 0, 2), VersionSpan(4, 2, 3)]
-    assert (found.finish_reason.kind, found.finish_reason.matched, found.cached_tokens) == ("stop", 7, 32)
-
-
-@pytest.mark.parametrize(
-    ("chunks", "error"),
-    [
-        ([chunk([1])], ConnectionError),
-        ([chunk([1, 2], finish_reason="length", weight_versions=[{"version": "1", "start": 0, "end": 1}])], ValueError),
-        ([chunk([1, 2], finish_reason="length")], ValueError),
-    ],
-)
-def test_an_answer_that_breaks_off_or_does_not_say_its_weights_is_refused(
-    chunks: list[Chunk], error: type[Exception]
-) -> None:
-    stream = AnswerStream(PartialAnswer(), "1")
-    for one in chunks:
-        stream.take(one)
-    with pytest.raises(error):
-        stream.generation()
-
-
-def test_ids_without_log_probs_are_refused() -> None:
-    with pytest.raises(ValueError, match="2 ids with 0 log-probs"):
-        AnswerStream(PartialAnswer(), "1").take(Chunk.model_validate({"choices": [{"token_ids": [1, 2]}]}))
-
-
 def test_seeds_fit_and_text_is_made_for_stop_strings_alone() -> None:
     params = sampling_params(SamplingParams(5, seed=(1 << 64) - 1, stop=("x",), stop_token_ids=(3,)))
     assert (params["seed"], params["detokenize"], params["ignore_eos"]) == (-1, True, True)
@@ -189,34 +143,3 @@ def test_a_bucket_is_found_again_in_shared_memory() -> None:
     [entry] = entries(bucket)["entries"]
     assert entry == ["a", "float32", [2, 3], 0, 24]
     assert torch.equal(seen.view(torch.float32).view(2, 3), torch.arange(6.0).view(2, 3))
-
-
-async def test_a_request_with_images_has_one_token_for_each() -> None:
-    """The server makes as many tokens of each image as its own image processor says."""
-    seen: list[dict[str, object]] = []
-    image = Image(np.zeros((8, 3), np.float32), (1, 2, 4), 2, b"a", b"PNG")
-
-    async def generate(request: web.Request) -> web.Response:
-        seen.append(await request.json())
-        spans = [{"version": "0", "start": 0, "end": 1}]
-        end = chunk([7], finish_reason="length", weight_versions=spans).model_dump() | {
-            "request_id": "generate-tokens-a"
-        }
-        usage = {"request_id": "generate-tokens-a", "choices": [], "usage": {"prompt_tokens": 5 - len(seen)}}
-        return web.Response(body="".join(f"data: {json.dumps(event)}\n\n" for event in (end, usage)).encode())
-
-    server, http = FaultyServer([generate]), http_client()
-    await server.start()
-    try:
-        client = VLLMClient(server.url.rstrip("/"), http)
-        ids, placed = [5, 83, 83, 6], [PlacedImage(1, image)]
-        assert (await client.generate("a", ids, SamplingParams(3), cache_key="v0", images=placed)).ids == [7]
-        assert seen[0]["token_ids"] == [5, 83, 6]
-        assert seen[0]["content_parts"] == [{"type": "image_url", "url": "data:image;base64,UE5H"}]
-        with pytest.raises(RequestError, match="makes 3 tokens of a prompt with images that has 4 here"):
-            await client.generate("a", ids, SamplingParams(3), cache_key="v0", images=placed)
-        await client.generate("a", ids, SamplingParams(3), cache_key="v0")
-        assert "content_parts" not in seen[2] and seen[2]["token_ids"] == ids
-    finally:
-        await http.close()
-        await server.stop()

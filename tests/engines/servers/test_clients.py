@@ -1,0 +1,250 @@
+"""The clients of SGLang and vLLM: the same answers, refusals and faults, from servers that are made to give them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import orjson
+import pytest
+from aiohttp import web
+
+from agentrl.engines.contract import EngineError, Generation, RequestError, SamplingParams
+from agentrl.engines.servers.client import PartialAnswer, ServerClient, ServerFailed
+from agentrl.engines.sglang.client import SGLangClient
+from agentrl.engines.vllm.client import VLLMClient
+from agentrl.system.http import http_client
+from agentrl.trajectory import Image, PlacedImage, VersionSpan
+from tests.remote.conftest import FaultyServer, Handler
+
+RID = "0" * 32
+ENDS: dict[str, Any] = {"finish": "length", "spans": [(3, 0, 3)]}
+
+
+class ClientContract(ABC):
+    """What each client does with what its server says. `event` writes a piece of an answer as the software does."""
+
+    client: ClassVar[type[SGLangClient | VLLMClient]]
+    begin: ClassVar[str]
+    end: ClassVar[str]
+    refused: ClassVar[str]
+    """Refusal to begin an update that is open."""
+    version: ClassVar[str]
+    """Version of the weights that a piece of an answer is said to have."""
+
+    @abstractmethod
+    def event(
+        self,
+        ids: Sequence[int],
+        logprobs: Sequence[object] | None = None,
+        *,
+        finish: str | None = None,
+        matched: int | str | None = None,
+        spans: Sequence[tuple[object, int, int]] = (),
+        rid: str = RID,
+        prompt: int | None = None,
+        cached: int | None = None,
+    ) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def asked(self, body: dict[str, Any]) -> tuple[list[int], list[str]]:
+        """Return ids and images of a request."""
+
+    @asynccontextmanager
+    async def serving(self, handler: Handler) -> AsyncIterator[ServerClient]:
+        server, http = FaultyServer([handler]), http_client()
+        await server.start()
+        try:
+            yield self.client(server.url.rstrip("/"), http)
+        finally:
+            await http.close()
+            await server.stop()
+
+    async def answered(
+        self, events: Sequence[dict[str, Any]], partial: PartialAnswer, *, break_off: bool = False
+    ) -> Generation:
+        async def generate(request: web.Request) -> web.StreamResponse:
+            response = web.StreamResponse()
+            await response.prepare(request)
+            for event in events:
+                await response.write(b"data: " + orjson.dumps(event) + b"\n\n")
+            if break_off:
+                assert request.transport is not None
+                request.transport.close()
+            return response
+
+        async with self.serving(generate) as client:
+            return await client.generate(RID, [5], SamplingParams(3), cache_key="v3", partial=partial)
+
+    async def test_an_answer_in_pieces(self) -> None:
+        partial = PartialAnswer()
+        last = self.event([9], finish="stop", matched=9, spans=[(3, 0, 2), (4, 2, 3)], cached=4)
+        found = await self.answered([self.event([7, 8]), last], partial)
+        assert (found.ids, found.logprobs, found.cached_tokens) == ([7, 8, 9], [-0.7, -0.8, -0.9], 4)
+        assert found.versions == [VersionSpan(3, 0, 2), VersionSpan(4, 2, 3)]
+        assert (found.finish_reason.kind, found.finish_reason.matched) == ("stop", 9)
+        assert partial.weight_version == self.version
+
+    @pytest.mark.parametrize("break_off", [True, False], ids=["broken", "ended"])
+    async def test_what_came_before_a_break_is_kept(self, break_off: bool) -> None:
+        partial = PartialAnswer()
+        with pytest.raises(ServerFailed):
+            await self.answered([self.event([7, 8])], partial, break_off=break_off)
+        assert (partial.ids, partial.logprobs, partial.weight_version) == ([7, 8], [-0.7, -0.8], self.version)
+
+    @pytest.mark.parametrize(
+        "last",
+        [
+            {"finish": "length"},  # no versions
+            {**ENDS, "spans": [("default", 0, 3)]},
+            {**ENDS, "spans": [(3, 0, 2)]},
+            {**ENDS, "logprobs": []},
+            {**ENDS, "logprobs": [None]},
+            {**ENDS, "logprobs": ["Infinity"]},
+            {**ENDS, "rid": "1" * 32},
+        ],
+        ids=["no versions", "no number", "too few", "no log-probs", "null", "infinite", "of another request"],
+    )
+    async def test_nothing_is_kept_of_an_answer_that_makes_no_sense(self, last: dict[str, Any]) -> None:
+        partial = PartialAnswer()
+        with pytest.raises(ServerFailed, match="makes no sense"):
+            await self.answered([self.event([7, 8]), self.event([9], **last)], partial)
+        assert partial.ids == partial.logprobs == []
+
+    @pytest.mark.parametrize(("code", "fault"), [(400, RequestError), (500, ServerFailed), ("x", RequestError)])
+    async def test_a_refusal_in_mid_stream(self, code: object, fault: type[Exception]) -> None:
+        with pytest.raises(fault, match="too long"):
+            await self.answered([{"error": {"message": "too long", "code": code}}], PartialAnswer())
+
+    async def test_a_request_with_images_has_one_token_for_each(self) -> None:
+        """The server makes as many tokens of each image as its own image processor says."""
+        seen: list[tuple[list[int], list[str]]] = []
+        images = [
+            Image(np.zeros((8, 3), np.float32), (1, 2, 4), 2, b"a", b"PNG"),
+            Image(np.zeros((4, 3), np.float32), (1, 2, 2), 1, b"b", b"JPEG"),
+        ]
+        placed = [PlacedImage(2, images[0]), PlacedImage(6, images[1])]
+        ids = [5, 81, 83, 83, 82, 81, 83, 82, 6]
+
+        async def generate(request: web.Request) -> web.Response:
+            seen.append(self.asked(orjson.loads(await request.read())))
+            counted = 9 if len(seen) == 1 else 8
+            event = self.event([7], finish="length", spans=[(3, 0, 1)], prompt=counted)
+            return web.Response(body=b"data: " + orjson.dumps(event) + b"\n\n")
+
+        async with self.serving(generate) as client:
+            generation = await client.generate(RID, ids, SamplingParams(3), cache_key="v3", images=placed)
+            assert generation.ids == [7]
+            assert seen[0] == ([5, 81, 83, 82, 81, 83, 82, 6], ["data:image;base64,UE5H", "data:image;base64,SlBFRw=="])
+            with pytest.raises(RequestError, match="makes 8 tokens of a prompt with images that has 9 here"):
+                await client.generate(RID, ids, SamplingParams(3), cache_key="v3", images=placed)
+            await client.generate(RID, ids, SamplingParams(3), cache_key="v3")
+        assert seen[2] == (ids, [])
+
+    @asynccontextmanager
+    async def updating(self, refuse: dict[str, tuple[int, object]]) -> AsyncIterator[tuple[ServerClient, list[str]]]:
+        """A client, and the paths that it asks; the server refuses those of `refuse` once, with status and body."""
+        paths = list[str]()
+
+        async def answer(request: web.Request) -> web.Response:
+            paths.append(request.match_info["path"])
+            status, body = refuse.pop(paths[-1], (200, {"success": True}))
+            return web.Response(status=status, body=orjson.dumps(body))
+
+        async with self.serving(answer) as client:
+            yield client, paths
+
+    async def test_an_update_that_was_left_open_is_closed_first(self) -> None:
+        async with self.updating({self.begin: (500, {"error": {"message": self.refused}})}) as (client, paths):
+            await client.begin_weight_update(5.0)
+        assert paths == [self.begin, self.end, self.begin]
+
+    async def test_an_update_that_does_not_begin(self) -> None:
+        async with self.updating({self.begin: (500, {"error": {"message": "out of memory"}})}) as (client, paths):
+            with pytest.raises(ServerFailed, match=f"{self.begin}: status 500: out of memory"):
+                await client.begin_weight_update(5.0)
+        assert paths == [self.begin]
+
+    async def test_a_failure_that_is_told_with_status_200(self) -> None:
+        async with self.updating({self.end: (200, {"success": False, "message": "no group"})}) as (client, _):
+            with pytest.raises(EngineError, match=rf"^http://.*: {self.end}: no group$"):
+                await client.end_weight_update(5.0)
+
+    async def test_an_adapter_takes_the_place_of_another_one(self, tmp_path: Path) -> None:
+        gone = (400, {"error": {"message": "no such adapter"}})
+        async with self.updating({self.client.routes.unload_adapter: gone}) as (client, paths):
+            for version, name in enumerate(("a", "b", None), 1):
+                await client.use_adapter(name, tmp_path if name else None, version, 5.0)
+        load, unload = self.client.routes.load_adapter, self.client.routes.unload_adapter
+        assert paths == [load, "update_weight_version", load, unload, "update_weight_version", unload]
+
+    async def test_an_adapter_that_is_refused_changes_nothing(self, tmp_path: Path) -> None:
+        refused = (200, {"success": False, "message": "rank 64 is too large"})
+        async with self.updating({self.client.routes.load_adapter: refused}) as (client, paths):
+            with pytest.raises(EngineError, match="rank 64 is too large"):
+                await client.use_adapter("a", tmp_path, 1, 5.0)
+            await client.use_adapter(None, None, 1, 5.0)
+        assert paths == [self.client.routes.load_adapter]
+
+
+class TestSGLang(ClientContract):
+    client = SGLangClient
+    begin, end, refused = "begin_weight_update", "end_weight_update", "a weight update is already open"
+    version = "3"
+
+    def event(
+        self,
+        ids: Sequence[int],
+        logprobs: Sequence[object] | None = None,
+        *,
+        finish: str | None = None,
+        matched: int | str | None = None,
+        spans: Sequence[tuple[object, int, int]] = (),
+        rid: str = RID,
+        prompt: int | None = None,
+        cached: int | None = None,
+    ) -> dict[str, Any]:
+        told = [-one / 10 for one in ids] if logprobs is None else logprobs
+        meta: dict[str, Any] = {"id": rid, "weight_version": "3", "prompt_tokens": prompt, "cached_tokens": cached}
+        meta["output_token_logprobs"] = [[logprob, 0, None] for logprob in told]
+        meta["finish_reason"] = None if finish is None else {"type": finish, "matched": matched}
+        meta["weight_versions"] = [{"version": str(one), "start": start, "end": end} for one, start, end in spans]
+        return {"output_ids": list(ids), "meta_info": meta}
+
+    def asked(self, body: dict[str, Any]) -> tuple[list[int], list[str]]:
+        return body["input_ids"], body.get("image_data", [])
+
+
+class TestVLLM(ClientContract):
+    client = VLLMClient
+    begin, end, refused = "start_weight_update", "finish_weight_update", "a weight update is already active"
+    version = "0"
+
+    def event(
+        self,
+        ids: Sequence[int],
+        logprobs: Sequence[object] | None = None,
+        *,
+        finish: str | None = None,
+        matched: int | str | None = None,
+        spans: Sequence[tuple[object, int, int]] = (),
+        rid: str = RID,
+        prompt: int | None = None,
+        cached: int | None = None,
+    ) -> dict[str, Any]:
+        told = [-one / 10 for one in ids] if logprobs is None else logprobs
+        choice: dict[str, Any] = {"token_ids": list(ids), "finish_reason": finish, "stop_reason": matched}
+        choice["logprobs"] = {"content": [{"token_id": 0, "logprob": logprob} for logprob in told]}
+        choice["weight_versions"] = [{"version": str(one), "start": start, "end": end} for one, start, end in spans]
+        usage = {"prompt_tokens": prompt, "prompt_tokens_details": cached and {"cached_tokens": cached}}
+        return {"request_id": f"generate-tokens-{rid}", "choices": [choice], "usage": usage if finish else None}
+
+    def asked(self, body: dict[str, Any]) -> tuple[list[int], list[str]]:
+        return body["token_ids"], [
+            one["image_url"]["url"] if isinstance(one.get("image_url"), dict) else one["url"]
+            for one in body.get("content_parts", [])
+        ]
