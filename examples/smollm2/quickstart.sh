@@ -8,9 +8,9 @@ model=runs/smollm2/model out=runs/smollm2/quickstart seed=${SEED:-1}
 
 [ -e "$model/config.json" ] || python -m data_prep.model smollm2 --out "$model"
 python -m data_prep.quickstart --out "$out/data"
-# 160 conversations without flaws: the first ten batches. Later rows have broken calls on purpose (on_bad_row).
+# 256 conversations without flaws: the first 16 batches. Later rows have broken calls on purpose (on_bad_row).
 [ -e "$out/warm-up/policy" ] || python -m agentrl.sft data.train_files="$out/data/sft.parquet" data.shuffle=false \
-  data.on_bad_row=learn data.train_batch_size=16 data.max_token_len_per_gpu=2048 trainer.total_training_steps=10 \
+  data.on_bad_row=learn data.train_batch_size=16 data.max_token_len_per_gpu=2048 trainer.total_training_steps=16 \
   model.path="$model" model.chat_template=examples/smollm2/chat_template.jinja optim.lr=1e-4 \
   trainer.default_local_dir="$out/warm-up"
 python -m agentrl.train --config-name recipe/smollm2_quickstart data.seed="$seed" trainer.seed="$seed" \
