@@ -166,7 +166,8 @@ class StepWatch:
         """Compare one tensor's step with its prediction."""
         before, grad, param = turn.before, turn.grad, turn.param
         assert before is not None and grad is not None
-        factor = rate(self.config, step, self.total_steps)
+        own, decay = self.config.of(turn.name, param.ndim)
+        factor = rate(self.config, step, self.total_steps) * own
         grad = grad.double()
         if "momentum_buffer" in after.state:
             assert turn.whole is not None
@@ -180,7 +181,6 @@ class StepWatch:
             return
         self.compared += 1
         value, actual = before.value.double(), after.value.double() - before.value.double()
-        decay = self.config.weight_decay if self.config.decay_vectors or param.ndim > 1 else 0.0
         predicted = -lr * (update + decay * value)
         room = CLOSE * predicted.abs() + lr * slack + ROUNDING * (value.abs() + predicted.abs())
         if len(value) and bool(((actual - predicted).abs() > room).any()):

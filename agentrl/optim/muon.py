@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
 
 import torch
+from torch.optim.optimizer import ParamsT
 
 from agentrl.parallel.collectives import full, placed_like
 
@@ -30,7 +30,7 @@ class Muon(torch.optim.Optimizer):
     does not depend on the number of ranks. Raises ValueError for a parameter that is no matrix.
     """
 
-    def __init__(self, params: Iterable[torch.nn.Parameter], lr: float, weight_decay: float) -> None:
+    def __init__(self, params: ParamsT, lr: float, weight_decay: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
         for group in self.param_groups:
             for param in group["params"]:

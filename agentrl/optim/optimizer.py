@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import nn
 
 from agentrl.config.sections.optim import OptimConfig
+from agentrl.errors import ConfigError
 from agentrl.optim.muon import Muon
 from agentrl.optim.schedule import lr_factor
 from agentrl.parallel.gradients import by_mesh
@@ -37,32 +39,48 @@ class Optim:
         total_steps: int,
         home: torch.device | None = None,
     ) -> None:
+        """Raises ConfigError for a group of `config.groups` without a parameter."""
+        filled = {*map(config.group_of, params)}
+        for name, group in config.groups.items():
+            if name not in filled:
+                raise ConfigError(
+                    f"optim.groups.{name}.match={group.match!r} fits no parameter that learns and that no group before "
+                    f"it has; the first are {', '.join(list(params)[:5])}"
+                )
         self.name = config.name
         self._config = config
         self._total_steps = total_steps
         self._home = home
         self._params = dict(params)
         by_muon = matrices if config.name == "muon" else set()
-        rest = [param for name, param in self._params.items() if name not in by_muon]
+        rest = [name for name in self._params if name not in by_muon]
         rest_lr = config.lr if config.adamw_lr is None else config.adamw_lr
         self._optimizers: list[tuple[float, torch.optim.Optimizer]] = []
         if by_muon:
-            chosen = [self._params[name] for name in self._params if name in by_muon]
-            self._optimizers.append((config.lr, Muon(chosen, lr=config.lr, weight_decay=config.weight_decay)))
+            chosen = self._groups([name for name in self._params if name in by_muon])
+            self._optimizers.append((config.lr, Muon(chosen, lr=config.lr)))
         if rest:  # adapters may all be matrices
-            spared = [] if config.decay_vectors else [param for param in rest if param.ndim < 2]
-            decayed = rest if config.decay_vectors else [param for param in rest if param.ndim >= 2]
-            groups = [{"params": group, "weight_decay": config.weight_decay} for group in by_mesh(decayed)]
-            groups += [{"params": group, "weight_decay": 0.0} for group in by_mesh(spared)]
-            adamw = torch.optim.AdamW(groups, lr=rest_lr, betas=config.betas, fused=True)
+            adamw = torch.optim.AdamW(self._groups(rest), lr=rest_lr, betas=config.betas, fused=True)
             self._optimizers.append((rest_lr, adamw))
+
+    def _groups(self, names: Collection[str]) -> list[dict[str, object]]:
+        """Group parameters by their rate's factor, weight decay and mesh."""
+        alike: dict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
+        for name in names:
+            param = self._params[name]
+            alike[self._config.of(name, param.ndim)].append(param)
+        return [
+            {"params": group, "lr_factor": factor, "weight_decay": decay}
+            for (factor, decay), params in alike.items()
+            for group in by_mesh(params)
+        ]
 
     def step(self, step: float) -> float:
         """Apply the gradients at the rates of training step `step`, as in `lr_factor`; returns optim.lr's rate."""
         factor = lr_factor(self._config, step, self._total_steps)
         for lr, optimizer in self._optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = lr * factor
+                group["lr"] = lr * factor * group["lr_factor"]
             if self._home is not None:
                 move_state(optimizer, None)
             optimizer.step()

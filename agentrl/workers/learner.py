@@ -139,6 +139,13 @@ class Learner(Generic[Found]):
         found: list[float] = self.mesh.sum(values.to(self.device)).tolist()
         return found
 
+    def micro_batches(self, mine: RaggedBatch) -> list[list[int]]:
+        """Plan the forward passes over this rank's share of a mini-batch: indices of its sequences, each once.
+
+        A strategy of yours may pack otherwise. Ranks may differ in the number of passes.
+        """
+        return micro_batches(mine, self.max_tokens)
+
     def step(self, mini: MiniBatch[Found], step: float) -> StepReport:
         with self.offload:
             self.optim.zero_grad()
@@ -205,7 +212,7 @@ class Learner(Generic[Found]):
         Every parameter has a gradient then, 0 where no token led to it. So the step's effect on it, by momentum and
         weight decay, does not depend on which sequences were left out because their gradient is 0.
         """
-        plan = micro_batches(mine, self.max_tokens)
+        plan = self.micro_batches(mine)
         sums: dict[str, torch.Tensor] = {}
         for index in range(max(1, all_max(len(plan), self.device))):
             # FSDP gathers weights on all ranks at once: a rank with fewer micro-batches runs one without effect, and

@@ -192,7 +192,7 @@ class FlipsAByte(SGLangClient):
         self.armed = True
 
     async def post(self, path: str, body: Mapping[str, Any], *, timeout: float | None = 60.0) -> Any:
-        if self.armed and path.startswith("/update_weights"):
+        if self.armed and path.startswith("update_weights"):
             self.armed = False
             if isinstance(self._sender, TensorSender):
                 self._sender._buffer[1001] ^= 1

@@ -21,9 +21,11 @@ Memory = Literal["kv_cache", "weights"]
 class ServerFailed(EngineError):
     """A server is at fault: it cannot be reached, broke off, or its answer makes no sense."""
 
-    def __init__(self, url: str, reason: str) -> None:
+    def __init__(self, url: str, reason: str, status: int | None = None) -> None:
+        """`status`: of its answer."""
         super().__init__(f"{url}: {reason}")
         self.url = url
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True)

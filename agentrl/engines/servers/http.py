@@ -149,11 +149,15 @@ class ServerHTTP:
 
     async def held_adapters(self) -> dict[str, str]:
         """Ask for the adapters as `ServerClient.held_adapters` says."""
-        try:
-            models = read(ModelsAnswer, await self.get("v1/models")).data
-        except ValueError as error:
-            raise ServerFailed(self.url, f"v1/models: {error}") from error
+        models = self.read(ModelsAnswer, await self.get("v1/models"), "v1/models").data
         return {one.id: one.root or "" for one in models if one.parent is not None}
+
+    def read(self, kind: type[Answer], content: bytes, path: str) -> Answer:
+        """Read the answer of a path. Raises ServerFailed where it makes no sense."""
+        try:
+            return read(kind, content)
+        except ValueError as error:
+            raise ServerFailed(self.url, f"{path}: unexpected answer: {error}") from error
 
     async def events(self, path: str, body: Mapping[str, JSON]) -> AsyncGenerator[bytes]:
         """POST `body` and yield the JSON objects of the streamed answer. Raises `FAULTS` as they are."""
@@ -208,7 +212,11 @@ class ServerHTTP:
         before, self._adapter = self._adapter, name
         if before is not None:
             with contextlib.suppress(RequestError):  # a server that has been started again does not have it
-                await self.update(self.routes.unload_adapter, {"lora_name": before}, timeout)
+                try:
+                    await self.update(self.routes.unload_adapter, {"lora_name": before}, timeout)
+                except ServerFailed as error:
+                    if error.status != 404:  # newer vLLM servers say this of an adapter that they do not have
+                        raise
         if name is not None:
             await self.update("update_weight_version", {"new_version": str(version), **self.routes.further}, timeout)
 
@@ -266,4 +274,4 @@ class ServerHTTP:
             pass
         if status in (400, 422):
             return RequestError(f"{self.url}: {path}: {text[:2000]}")
-        return ServerFailed(self.url, f"{path}: status {status}: {text[:2000]}")
+        return ServerFailed(self.url, f"{path}: status {status}: {text[:2000]}", status)

@@ -11,11 +11,9 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Literal
 
-import pydantic
-from pydantic import AliasPath, BaseModel, Field, JsonValue
+from pydantic import AliasPath, BaseModel, Field, JsonValue, RootModel
 
 from agentrl.engines.contract import (
-    EngineError,
     FinishReason,
     Generation,
     PauseMode,
@@ -41,7 +39,6 @@ from agentrl.trajectory import PlacedImage
 
 STREAM_TOKENS = 64
 """Tokens that a server sends at a time: as many are lost at most when it dies."""
-_CODES = pydantic.TypeAdapter(list[float])
 
 
 # Answers, with those fields that are read.
@@ -102,6 +99,10 @@ class ServerAnswer(BaseModel):
     enable_lora: bool | None = None
     max_lora_rank: int | None = None
     custom_weight_loader: list[str] | None = None
+
+
+class Codes(RootModel[list[float]]):
+    """Answer of `get_weights_by_name`."""
 
 
 class RankChecksums(BaseModel):
@@ -282,10 +283,7 @@ class SGLangClient(ServerHTTP):
     async def weight_checksums(self, timeout: float, leave_out: Sequence[str] = ()) -> WeightChecksums:
         body: dict[str, JSON] = {"action": "checksum", "skip_tensor_list": list(leave_out)}
         answer = await self.update("weights_checker", body, timeout)
-        try:
-            found = read(ChecksumsAnswer, answer).ranks
-        except ValueError as error:
-            raise EngineError(f"{self.url}: weights_checker: unexpected answer {answer!r:.500}") from error
+        found = self.read(ChecksumsAnswer, answer, "weights_checker").ranks
         info = await self.info()
         ranks = {f"{rank.role}/{rank.tp_rank}/{rank.pp_rank}": rank.checksums for rank in found}
         return WeightChecksums(ranks, predictable=info.device == "cpu", quantized=info.quantized)
@@ -297,7 +295,7 @@ class SGLangClient(ServerHTTP):
         except RequestError:
             await self._install_loader(timeout)
             return ""
-        codes = _CODES.validate_json(said)
+        codes = self.read(Codes, said, "get_weights_by_name").root
         if codes == CANNOT:
             raise RequestError(f"{self.url}: the model's loader at the server does not copy the weights that it gets")
         return "".join(chr(int(code)) for code in codes)

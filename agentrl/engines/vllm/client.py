@@ -87,13 +87,13 @@ class FlushAnswer(BaseModel):
 class RPCAnswer(BaseModel):
     """Answer of `collective_rpc`: one result of each rank."""
 
-    results: list[str]
+    results: list[str] = Field(min_length=1)
 
 
 class ArrivedAnswer(BaseModel):
     """Answer of `collective_rpc`: the checksums of each rank."""
 
-    results: list[dict[str, str]]
+    results: list[dict[str, str]] = Field(min_length=1)
 
 
 def _setting(section: str, name: str) -> AliasPath:
@@ -193,7 +193,8 @@ class VLLMClient(ServerHTTP):
     async def flush_cache(self, wait: float = 0.0) -> bool:
         loop = asyncio.get_running_loop()
         end = loop.time() + wait
-        while not read(FlushAnswer, await self.post("reset_prefix_cache", {})).success:
+        path = "reset_prefix_cache"
+        while not self.read(FlushAnswer, await self.post(path, {}), path).success:
             if loop.time() >= end:
                 return False
             await asyncio.sleep(LOOK_EVERY)
@@ -311,23 +312,25 @@ class VLLMClient(ServerHTTP):
 
         Raises RequestError where the server keeps no weights: it does so for updates by changes only.
         """
-        answer = read(ArrivedAnswer, await self.post("collective_rpc", {"method": CHECKSUMS}, timeout=timeout))
+        told = await self.post("collective_rpc", {"method": CHECKSUMS}, timeout=timeout)
+        answer = self.read(ArrivedAnswer, told, CHECKSUMS)
         if not all(answer.results):
             raise RequestError(
                 f"{self.url}: a vLLM server tells checksums of the weights that it was sent only with "
                 "update_weights_delta=true"
             )
         one, *others = answer.results
-        told = [one] if all(other == one for other in others) else answer.results  # each rank keeps all weights
+        kept = [one] if all(other == one for other in others) else answer.results  # each rank keeps all weights
         ranks = {
             str(rank): {name: value for name, value in sums.items() if name not in leave_out}
-            for rank, sums in enumerate(told)
+            for rank, sums in enumerate(kept)
         }
         return WeightChecksums(ranks, predictable=True)
 
     async def held_weights(self, timeout: float) -> str:
         """See `WeightReceiver.held_weights`. Empty where the ranks hold different ones."""
-        answer = read(RPCAnswer, await self.post("collective_rpc", {"method": HELD}, timeout=timeout))
+        told = await self.post("collective_rpc", {"method": HELD}, timeout=timeout)
+        answer = self.read(RPCAnswer, told, HELD)
         return answer.results[0] if len(set(answer.results)) == 1 else ""
 
     async def _update(self, content: JSON, version: int, timeout: float) -> None:

@@ -174,13 +174,23 @@ class ClientContract(ABC):
             with pytest.raises(EngineError, match=rf"^http://.*: {self.end}: no group$"):
                 await client.end_weight_update(5.0)
 
-    async def test_an_adapter_takes_the_place_of_another_one(self, tmp_path: Path) -> None:
-        gone = (400, {"error": {"message": "no such adapter"}})
+    @pytest.mark.parametrize("status", [400, 404])
+    async def test_an_adapter_takes_the_place_of_another_one(self, tmp_path: Path, status: int) -> None:
+        gone = (status, {"error": {"message": "no such adapter"}})
         async with self.updating({self.client.routes.unload_adapter: gone}) as (client, paths):
             for version, name in enumerate(("a", "b", None), 1):
                 await client.use_adapter(name, tmp_path if name else None, version, 5.0)
         load, unload = self.client.routes.load_adapter, self.client.routes.unload_adapter
         assert paths == [load, "update_weight_version", load, unload, "update_weight_version", unload]
+
+    @pytest.mark.parametrize("ask", ["held_weights", "weight_checksums", "held_adapters", "info"])
+    async def test_an_answer_of_another_form_is_the_servers_fault(self, ask: str) -> None:
+        async def answer(request: web.Request) -> web.Response:
+            return web.Response(body=b'{"results": [], "data": 3}')
+
+        async with self.serving(answer) as client:
+            with pytest.raises(ServerFailed):
+                await getattr(client, ask)(*([5.0] if ask in ("held_weights", "weight_checksums") else []))
 
     async def test_an_adapter_that_is_refused_changes_nothing(self, tmp_path: Path) -> None:
         refused = (200, {"success": False, "message": "rank 64 is too large"})
@@ -244,7 +254,4 @@ class TestVLLM(ClientContract):
         return {"request_id": f"generate-tokens-{rid}", "choices": [choice], "usage": usage if finish else None}
 
     def asked(self, body: dict[str, Any]) -> tuple[list[int], list[str]]:
-        return body["token_ids"], [
-            one["image_url"]["url"] if isinstance(one.get("image_url"), dict) else one["url"]
-            for one in body.get("content_parts", [])
-        ]
+        return body["token_ids"], [one["url"] for one in body.get("content_parts", [])]
