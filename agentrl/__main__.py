@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import cast
 
 from agentrl import __version__
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, UserError
 from agentrl.system.parts import parts
 from agentrl.system.plugin import nearest
 from agentrl.system.targets import load_target
@@ -29,7 +29,9 @@ COMMANDS = {
 
 def usage() -> str:
     """List the commands."""
-    listed = COMMANDS | {name: purpose(target) for name, target in sorted(parts("commands").items())}
+    listed = dict(COMMANDS)
+    for name, target in sorted(parts("commands").items()):
+        listed[name] = f"{COMMANDS[name]} (not {target})" if name in COMMANDS else purpose(target)
     lines = [f"  agentrl {name:<12} {does}" for name, does in listed.items()]
     return "\n".join([f"agentrl {__version__}", *lines, "agentrl COMMAND --help says more.", ""])
 
@@ -51,15 +53,19 @@ def purpose(target: str) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return the exit status, 2 where there is no such command."""
     words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(words)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(words: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help", "--version"):
         print(usage(), end="", file=sys.stdout if words else sys.stderr)
         return 0 if words else 2
     name, *rest = words
-    try:
-        further = {} if name in COMMANDS else parts("commands")
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    further = {} if name in COMMANDS else parts("commands")
     known = [*COMMANDS, *further]
     if name not in known:
         print(f"error: no command {name!r}{nearest(name, known)}\n{usage()}", end="", file=sys.stderr)
@@ -69,9 +75,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.path.insert(0, "")
     sys.argv = [f"agentrl {name}", *rest]
     if name in further:
-        return cast(Callable[[Sequence[str]], int], load_target(further[name], f"agentrl {name}"))(rest)
+        return _loaded(name, further[name])(rest)
     runpy.run_module(f"agentrl.{name}", run_name="__main__", alter_sys=True)
     return 0
+
+
+def _loaded(name: str, target: str) -> Callable[[Sequence[str]], int]:
+    """Load the command of an entry point. Raises ConfigError where it cannot be called, or its module cannot run."""
+    where = f"agentrl {name} (entry point agentrl.commands: {name} = {target})"
+    try:
+        found = load_target(target, where)
+    except UserError:
+        raise
+    except Exception as error:  # of the module, as it is imported
+        raise ConfigError(f"{where}: {type(error).__name__}: {error}") from error
+    if not callable(found):
+        raise ConfigError(f"{where}: expected a function of the words that follow, found {found!r:.100}")
+    return cast(Callable[[Sequence[str]], int], found)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ DATA = {
     *("policy_loss.options", "algorithm.adv_options", "divergence_options", "observer_options", "engine_options"),
     "reward_model.judge.extra_body",
     # Their entries have keys of their own.
-    *("rollout.roles", "distillation.by_source", "reward_model.scorers"),
+    *("optim.groups", "rollout.roles", "distillation.by_source", "reward_model.scorers"),
 }
 """Ends of the keys whose value may be a text or a mapping, and is data."""
 

@@ -178,9 +178,41 @@ def test_two_distributions_with_one_name_are_refused_by_both_names(site: Path, t
         (info / "entry_points.txt").write_text(f"[agentrl.{group}]\n{target}\n")
     path = Path(f"{tmp_path}:{site}:{PROJECT}")
     twice = run(["-m", "agentrl", "greet"], tmp_path, path)
+    assert (help := run(["-m", "agentrl", "--help"], tmp_path, path)).returncode == 2 and help.stderr.startswith(
+        "error: "
+    )
     assert twice.returncode == 2 and "by strangers.greet:main of a-strangers and other:x of other" in twice.stderr
     ours = run(["-c", "from agentrl.config.registries import DIALECTS; DIALECTS.get('nonsense')"], tmp_path, path)
     assert "verl is brought more than once, by third:x of third, and is agentrl.verl.dialect:VERL" in ours.stderr
+
+
+def test_commands_that_cannot_be_run_are_named_in_a_line(tmp_path: Path) -> None:
+    info = tmp_path / "faulty-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1\n")
+    (tmp_path / "faulty.py").write_text(
+        "from agentrl.errors import DataError\nNUMBER = 3\ndef refuses(words):\n    raise DataError('no row')\n"
+    )
+    (tmp_path / "breaks.py").write_text("raise OSError('no disk')\n")
+    targets = {
+        "gone": ("no_such_module:main", "module 'no_such_module' not found"),
+        "less": ("faulty:main", "faulty has no 'main'"),
+        "number": ("faulty:NUMBER", "expected a function of the words that follow, found 3"),
+        "breaks": ("breaks:main", "OSError: no disk"),
+        "refuses": ("faulty:refuses", "no row"),
+        "train": ("faulty:refuses", ""),
+    }
+    lines = [f"{name} = {target}\n" for name, (target, _) in targets.items()]
+    (info / "entry_points.txt").write_text("[agentrl.commands]\n" + "".join(lines))
+    path = Path(f"{tmp_path}:{PROJECT}")
+    listed = run(["-m", "agentrl", "--help"], tmp_path, path)
+    assert listed.returncode == 0 and "the main job (not faulty:refuses)\n" in listed.stdout
+    assert "(cannot be found: no_such_module:main)\n" in listed.stdout
+    for name, (target, problem) in targets.items():
+        if problem:
+            done = run(["-m", "agentrl", name], tmp_path, path)
+            assert done.returncode == 2 and done.stderr.count("\n") == 1 and problem in done.stderr, done.stderr
+            assert name == "refuses" or f"entry point agentrl.commands: {name} = {target}" in done.stderr
 
 
 def test_every_entry_point_of_an_annex_is_there() -> None:
