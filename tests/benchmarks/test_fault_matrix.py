@@ -38,7 +38,7 @@ def test_there_are_at_least_twenty_faults_each_met_by_a_loop() -> None:
     assert len(cells()) == len(FAULTS) * len(LOOPS) * len(BOUNDS)
 
 
-@pytest.mark.slice(1, "kill")
+@pytest.mark.slice(0, "kill")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("loop", ["an environment", "a single turn"])
 def test_a_cell(tmp_path: Path, request: pytest.FixtureRequest, capfd: pytest.CaptureFixture[str], loop: str) -> None:
