@@ -62,8 +62,8 @@ def test_cutting_a_session_into_transcripts_changes_no_step(
         assert batch.old_logprobs is not None
         batch = batch.with_fields(ref_logprobs=batch.old_logprobs - 0.1 * batch.ids.remainder(3))
         metrics = worker.update(batch, step=1)
-        checked = worker.checked()
-        assert checked is not None and checked.report.findings == [] and checked.report.evaluated["update/gradient"] > 2
+        (checked,) = worker.checked()
+        assert checked.report.findings == [] and checked.report.evaluated["update/gradient"] > 2
         return worker, metrics["actor/grad_norm"]
 
     whole = make_batch(prompts=4, n=3)
@@ -85,8 +85,9 @@ def test_the_critic_is_fitted_by_trajectory_too(tiny_policy: Path, make_batch: B
             seed=1,
         )
         batch = batch.with_fields(values=worker.compute_values(batch)[0])
-        metrics, checked = worker.update(batch, step=1), worker.checked()
-        assert checked is not None and checked.report.findings == [] and checked.report.evaluated
+        metrics = worker.update(batch, step=1)
+        (checked,) = worker.checked()
+        assert checked.report.findings == [] and checked.report.evaluated
         return float(metrics["critic/grad_norm"])
 
     whole = make_batch(prompts=4, n=3)
