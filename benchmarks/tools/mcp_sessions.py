@@ -22,6 +22,7 @@ from typing import Any
 
 from mcp import Client, StdioServerParameters
 
+from agentrl.tool.session import gathered
 from benchmarks.no_options import no_options
 from tools.mcp import MCPTools
 
@@ -58,7 +59,9 @@ async def compare(transport: str, place: dict[str, Any], direct: Any, sessions: 
     await shared.start("benchmark")
     async with Client(direct) as client:
         for at_once in (64, 512):
-            await measure(f"{transport}, shared", lambda n: shared.execute("one", {"a": n, "b": 1}), 1000, at_once)
+            await measure(
+                f"{transport}, shared", lambda n: gathered(shared.execute("one", {"a": n, "b": 1}), []), 1000, at_once
+            )
             await measure(
                 f"{transport}, the SDK's client", lambda n: client.call_tool("add", {"a": n, "b": 1}), 1000, at_once
             )
@@ -67,7 +70,7 @@ async def compare(transport: str, place: dict[str, Any], direct: Any, sessions: 
 
     async def trajectory(number: int) -> None:
         await tool.create(str(number))
-        await tool.execute(str(number), {"a": number, "b": 1})
+        await gathered(tool.execute(str(number), {"a": number, "b": 1}), [])
         await tool.release(str(number))
 
     await measure(f"{transport}, a session each", trajectory, sessions, 4 if transport == "stdio" else 64)

@@ -13,6 +13,8 @@ import yaml
 from transformers import TrainerCallback
 
 from agentrl.errors import CodeError, ConfigError, DataError, UserError, install_extra
+from agentrl.tool import ToolResponse
+from agentrl.tool.session import gathered
 from agentrl.trajectory.parquet import read_trajectories, trajectory_files
 from agentrl.trl import GRPOConfig, GRPOTrainer
 from agentrl.trl.arguments import ROLLOUT
@@ -230,8 +232,8 @@ def test_an_exception_of_a_tool_is_answered_and_shown(caplog: pytest.LogCaptureF
         return a / b
 
     (tool,) = as_tools([divide], 100)
-    answers = [asyncio.run(tool.execute("one", {"a": 1, "b": 0})).text for _ in range(3)]
-    assert answers == ["{'error': 'division by zero'}"] * 3
+    answers = [asyncio.run(gathered(tool.execute("one", {"a": 1, "b": 0}), [])) for _ in range(3)]
+    assert answers == [ToolResponse("{'error': 'division by zero'}")] * 3
     told = [record.getMessage() for record in caplog.records if "divide" in record.getMessage()]
     assert len(told) == 2 and f"ZeroDivisionError: division by zero ({__file__}:" in told[0]
 
