@@ -33,7 +33,7 @@ class ForkedPython:
         self._files = [Path(self._said.name) / name for name in ("stdout", "stderr")]
         own = {**os.environ, "PYTHONPATH": str(PROJECT), **(environment or {})}
         arguments = (self.words, str(cwd), own, [str(file) for file in self._files])
-        self.process: ForkServerProcess = _context.Process(target=_become, args=arguments)
+        self.process: ForkServerProcess = _context.Process(target=become, args=arguments)
         self.process.start()
 
     def said(self, number: int) -> str:
@@ -60,7 +60,8 @@ def forked(words: Sequence[object], cwd: Path = PROJECT, timeout: float = 170) -
     return ForkedPython(words, cwd).wait(timeout)
 
 
-def _become(words: list[str], cwd: str, environment: dict[str, str], files: list[str]) -> None:
+def become(words: list[str], cwd: str, environment: dict[str, str], files: list[str]) -> None:
+    """Run a program in this process: its standard output and error go to the two files."""
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)

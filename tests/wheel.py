@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import inspect
 import json
 import os
 import subprocess
@@ -12,40 +13,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.forked import PRELOADED, PROJECT
+from tests.forked import PRELOADED, PROJECT, become
 
 PATIENCE = 240
 """Seconds after which a program is ended."""
 Run = Callable[[Sequence[str], Path], None]
 """Runs `python WORDS...` in a folder and fails where its exit status is not 0."""
-SERVER = """
-import importlib, json, os, runpy, signal, sys, time
+SERVER = f"""
+import atexit, importlib, json, os, runpy, signal, sys, time
+from pathlib import Path
 checkout, patience, *preloaded = sys.argv[1:]
 sys.path = [path for path in sys.path if path not in ("", checkout)]
 for name in preloaded:
     importlib.import_module(name)
 print(importlib.import_module("agentrl").__file__, flush=True)
 
-def become(words, cwd, environment, said):
-    os.environ.clear()
-    os.environ.update(environment)
-    file = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    for number in (1, 2):
-        os.dup2(file, number)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.chdir(cwd)
-    module = words[0] == "-m"
-    sys.argv = words[1:] if module else words
-    sys.path.insert(0, cwd if module else os.path.dirname(os.path.abspath(words[0])))
-    if module:
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-    else:
-        runpy.run_path(words[0], run_name="__main__")
-
+{inspect.getsource(become)}
 for line in sys.stdin:
     child = os.fork()
     if not child:  # what it raises ends it as it would end a program
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         become(*json.loads(line))
         sys.exit(0)
     end = time.monotonic() + float(patience)
@@ -70,32 +57,27 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> P
 @pytest.fixture(scope="session")
 def agentrl_wheel(shared_folder: Path) -> Path:
     """The wheel, which one process makes for all."""
-    folder = shared_folder / "wheel"
-    with (shared_folder / "wheel.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
-            _checked([*pip, "--wheel-dir", str(shared_folder / "wheel.new"), str(PROJECT)])
-            (shared_folder / "wheel.new").rename(folder)
-    return next(folder.glob("agentrl-*.whl"))
+    made = _made_once(shared_folder / "wheel", "wheel", "--no-build-isolation", str(PROJECT), folder="--wheel-dir")
+    return next(made.glob("agentrl-*.whl"))
 
 
 @pytest.fixture(scope="session")
 def installed(agentrl_wheel: Path, shared_folder: Path) -> Path:
     """A folder with the wheel's packages, which one process makes for all."""
-    folder = shared_folder / "site"
-    with (shared_folder / "wheel.lock").open("w") as lock:
+    return _made_once(shared_folder / "site", "install", str(agentrl_wheel), folder="--target")
+
+
+def _made_once(path: Path, command: str, *words: str, folder: str) -> Path:
+    """Have pip make `path`, the option `folder`, where no other process has; it is whole when it is there."""
+    with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target"]
-            _checked([*pip, str(shared_folder / "site.new"), str(agentrl_wheel)])
-            (shared_folder / "site.new").rename(folder)
-    return folder
-
-
-def _checked(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+        if not path.exists():
+            new = path.with_suffix(".new")
+            pip = [sys.executable, "-m", "pip", command, "--no-deps", "--no-index", *words, folder, str(new)]
+            done = subprocess.run(pip, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout + done.stderr
+            new.rename(path)
+    return path
 
 
 @pytest.fixture(scope="session")
@@ -117,7 +99,8 @@ def run_wheel(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     def run(words: Sequence[str], cwd: Path) -> None:
         assert server.stdin is not None and server.stdout is not None
         environment = {**os.environ, "PYTHONPATH": str(installed)}  # as the test has changed it
-        server.stdin.write(json.dumps([list(words), str(cwd), environment, str(said)]) + "\n")
+        said.unlink(missing_ok=True)
+        server.stdin.write(json.dumps([list(words), str(cwd), environment, [str(said)] * 2]) + "\n")
         server.stdin.flush()
         status = server.stdout.readline().strip()
         assert status == "0", f"{' '.join(words)}\nexit status {status}\n{said.read_text(errors='replace')[-6000:]}"

@@ -61,11 +61,6 @@ def expand(files: str | Sequence[str]) -> list[str]:
     return found
 
 
-def is_json(file: str) -> bool:
-    """Check whether a file is named as JSON lines or JSON are."""
-    return kind_of(file) == ".json"
-
-
 def kind_of(file: str) -> str:
     """Return `hf:`, `.json`, `.parquet`, or the ending that a distribution's entry point names; else an empty text."""
     if file.startswith(HUB):
@@ -107,8 +102,8 @@ def hash_files(paths: Sequence[Path], *words: str) -> str:
 
 def no_parquet(file: str, error: Exception) -> str:
     """Say what a file is that `error` kept from being read as parquet, and what to do with it."""
-    if is_json(file) or file.startswith(HUB):
-        return f"{file}: expected a parquet file, found {'JSON' if is_json(file) else 'a data set of Hugging Face'}"
+    if (kind := kind_of(file)) in (".json", HUB):
+        return f"{file}: expected a parquet file, found {'JSON' if kind == '.json' else 'a data set of Hugging Face'}"
     try:
         with Path(file).open("rb") as opened:
             head = opened.read(64)

@@ -1,8 +1,8 @@
 """The rows of one file, which are the same whatever the file is: mappings by column.
 
 A file is parquet, JSON lines, one JSON array, or a data set of Hugging Face; or of a format that a distribution reads
-(`RowTable`). A row that cannot be decoded is a bad row
-like any other. What makes the file no file of such rows raises DataError.
+(`RowTable`). A row that cannot be decoded is a bad row like any other. What makes the file no file of such rows raises
+DataError.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ Errors say whose fault they are.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
@@ -211,12 +210,12 @@ class ServerHTTP:
             await self.update(self.routes.load_adapter, loaded, timeout)
         before, self._adapter = self._adapter, name
         if before is not None:
-            with contextlib.suppress(RequestError):  # a server that has been started again does not have it
-                try:
-                    await self.update(self.routes.unload_adapter, {"lora_name": before}, timeout)
-                except ServerFailed as error:
-                    if error.status != 404:  # newer vLLM servers say this of an adapter that they do not have
-                        raise
+            try:
+                await self.update(self.routes.unload_adapter, {"lora_name": before}, timeout)
+            except (RequestError, ServerFailed) as error:
+                # A server that has been started again does not have it, and refuses; newer vLLM servers say 404.
+                if isinstance(error, ServerFailed) and error.status != 404:
+                    raise
         if name is not None:
             await self.update("update_weight_version", {"new_version": str(version), **self.routes.further}, timeout)
 

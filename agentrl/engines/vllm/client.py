@@ -23,7 +23,7 @@ from agentrl.engines.servers.client import (
     WeightChecksums,
     describe,
 )
-from agentrl.engines.servers.http import AnswerStream, Routes, ServerHTTP, VersionInfo, read
+from agentrl.engines.servers.http import Answer, AnswerStream, Routes, ServerHTTP, VersionInfo, read
 from agentrl.engines.servers.images import data_urls, with_one_token_each
 from agentrl.engines.servers.sync.buckets import Bucket
 from agentrl.engines.vllm.handle import place
@@ -312,8 +312,7 @@ class VLLMClient(ServerHTTP):
 
         Raises RequestError where the server keeps no weights: it does so for updates by changes only.
         """
-        told = await self.post("collective_rpc", {"method": CHECKSUMS}, timeout=timeout)
-        answer = self.read(ArrivedAnswer, told, CHECKSUMS)
+        answer = await self._ask_ranks(ArrivedAnswer, CHECKSUMS, timeout)
         if not all(answer.results):
             raise RequestError(
                 f"{self.url}: a vLLM server tells checksums of the weights that it was sent only with "
@@ -329,9 +328,12 @@ class VLLMClient(ServerHTTP):
 
     async def held_weights(self, timeout: float) -> str:
         """See `WeightReceiver.held_weights`. Empty where the ranks hold different ones."""
-        told = await self.post("collective_rpc", {"method": HELD}, timeout=timeout)
-        answer = self.read(RPCAnswer, told, HELD)
+        answer = await self._ask_ranks(RPCAnswer, HELD, timeout)
         return answer.results[0] if len(set(answer.results)) == 1 else ""
+
+    async def _ask_ranks(self, kind: type[Answer], method: str, timeout: float) -> Answer:
+        """Call a method of the plugin on each rank. Raises ServerFailed where the answer makes no sense."""
+        return self.read(kind, await self.post("collective_rpc", {"method": method}, timeout=timeout), method)
 
     async def _update(self, content: JSON, version: int, timeout: float) -> None:
         self._coming = str(version)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,8 +26,31 @@ RID = "0" * 32
 ENDS: dict[str, Any] = {"finish": "length", "spans": [(3, 0, 3)]}
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of an answer, whatever the software."""
+
+    ids: Sequence[int]
+    logprobs: Sequence[object] | None = None
+    """None: a tenth of each id, negated."""
+    finish: str | None = None
+    matched: int | str | None = None
+    spans: Sequence[tuple[object, int, int]] = ()
+    rid: str = RID
+    prompt: int | None = None
+    cached: int | None = None
+
+    @property
+    def versions(self) -> list[dict[str, object]]:
+        return [{"version": str(one), "start": start, "end": end} for one, start, end in self.spans]
+
+    @property
+    def told(self) -> Sequence[object]:
+        return [-one / 10 for one in self.ids] if self.logprobs is None else self.logprobs
+
+
 class ClientContract(ABC):
-    """What each client does with what its server says. `event` writes a piece of an answer as the software does."""
+    """What each client does with what its server says. `written` writes a piece of an answer as the software does."""
 
     client: ClassVar[type[SGLangClient | VLLMClient]]
     begin: ClassVar[str]
@@ -36,19 +60,11 @@ class ClientContract(ABC):
     version: ClassVar[str]
     """Version of the weights that a piece of an answer is said to have."""
 
+    def event(self, ids: Sequence[int], **given: Any) -> dict[str, Any]:
+        return self.written(Piece(ids, **given))
+
     @abstractmethod
-    def event(
-        self,
-        ids: Sequence[int],
-        logprobs: Sequence[object] | None = None,
-        *,
-        finish: str | None = None,
-        matched: int | str | None = None,
-        spans: Sequence[tuple[object, int, int]] = (),
-        rid: str = RID,
-        prompt: int | None = None,
-        cached: int | None = None,
-    ) -> dict[str, Any]: ...
+    def written(self, piece: Piece) -> dict[str, Any]: ...
 
     @abstractmethod
     def asked(self, body: dict[str, Any]) -> tuple[list[int], list[str]]:
@@ -206,24 +222,17 @@ class TestSGLang(ClientContract):
     begin, end, refused = "begin_weight_update", "end_weight_update", "a weight update is already open"
     version = "3"
 
-    def event(
-        self,
-        ids: Sequence[int],
-        logprobs: Sequence[object] | None = None,
-        *,
-        finish: str | None = None,
-        matched: int | str | None = None,
-        spans: Sequence[tuple[object, int, int]] = (),
-        rid: str = RID,
-        prompt: int | None = None,
-        cached: int | None = None,
-    ) -> dict[str, Any]:
-        told = [-one / 10 for one in ids] if logprobs is None else logprobs
-        meta: dict[str, Any] = {"id": rid, "weight_version": "3", "prompt_tokens": prompt, "cached_tokens": cached}
-        meta["output_token_logprobs"] = [[logprob, 0, None] for logprob in told]
-        meta["finish_reason"] = None if finish is None else {"type": finish, "matched": matched}
-        meta["weight_versions"] = [{"version": str(one), "start": start, "end": end} for one, start, end in spans]
-        return {"output_ids": list(ids), "meta_info": meta}
+    def written(self, piece: Piece) -> dict[str, Any]:
+        meta: dict[str, Any] = {
+            "id": piece.rid,
+            "weight_version": "3",
+            "prompt_tokens": piece.prompt,
+            "cached_tokens": piece.cached,
+        }
+        meta["output_token_logprobs"] = [[logprob, 0, None] for logprob in piece.told]
+        meta["finish_reason"] = None if piece.finish is None else {"type": piece.finish, "matched": piece.matched}
+        meta["weight_versions"] = piece.versions
+        return {"output_ids": list(piece.ids), "meta_info": meta}
 
     def asked(self, body: dict[str, Any]) -> tuple[list[int], list[str]]:
         return body["input_ids"], body.get("image_data", [])
@@ -234,24 +243,23 @@ class TestVLLM(ClientContract):
     begin, end, refused = "start_weight_update", "finish_weight_update", "a weight update is already active"
     version = "0"
 
-    def event(
-        self,
-        ids: Sequence[int],
-        logprobs: Sequence[object] | None = None,
-        *,
-        finish: str | None = None,
-        matched: int | str | None = None,
-        spans: Sequence[tuple[object, int, int]] = (),
-        rid: str = RID,
-        prompt: int | None = None,
-        cached: int | None = None,
-    ) -> dict[str, Any]:
-        told = [-one / 10 for one in ids] if logprobs is None else logprobs
-        choice: dict[str, Any] = {"token_ids": list(ids), "finish_reason": finish, "stop_reason": matched}
-        choice["logprobs"] = {"content": [{"token_id": 0, "logprob": logprob} for logprob in told]}
-        choice["weight_versions"] = [{"version": str(one), "start": start, "end": end} for one, start, end in spans]
-        usage = {"prompt_tokens": prompt, "prompt_tokens_details": cached and {"cached_tokens": cached}}
-        return {"request_id": f"generate-tokens-{rid}", "choices": [choice], "usage": usage if finish else None}
+    def written(self, piece: Piece) -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "token_ids": list(piece.ids),
+            "finish_reason": piece.finish,
+            "stop_reason": piece.matched,
+        }
+        choice["logprobs"] = {"content": [{"token_id": 0, "logprob": logprob} for logprob in piece.told]}
+        choice["weight_versions"] = piece.versions
+        usage = {
+            "prompt_tokens": piece.prompt,
+            "prompt_tokens_details": piece.cached and {"cached_tokens": piece.cached},
+        }
+        return {
+            "request_id": f"generate-tokens-{piece.rid}",
+            "choices": [choice],
+            "usage": usage if piece.finish else None,
+        }
 
     def asked(self, body: dict[str, Any]) -> tuple[list[int], list[str]]:
         return body["token_ids"], [one["url"] for one in body.get("content_parts", [])]
