@@ -140,8 +140,14 @@ class CommandLine:
     """Take code, commands and hosts, too, from a config that is read back from a run."""
 
 
-def parse_command_line(argv: Sequence[str], config_name: str, schema: type[Section]) -> CommandLine:
-    """Split flags from overrides. `--help` prints and ends the process with status 0, a wrong flag with status 2."""
+def parse_command_line(
+    argv: Sequence[str], config_name: str, schema: type[Section], *, about: str | None = None, jobs: bool = False
+) -> CommandLine:
+    """Split flags from overrides. `--help` prints and ends the process with status 0, a wrong flag with status 2.
+
+    about: what `--help` says of the command; None: of the command that has this schema of its own. jobs: the command
+    can run several jobs, so `--help` lists --multirun.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, usage="[key=value ...] [flags]")
     parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--config-name", "-cn", default=config_name)
@@ -161,7 +167,7 @@ def parse_command_line(argv: Sequence[str], config_name: str, schema: type[Secti
         told = f"overrides have no dashes: {' '.join(dashed)}" if dashed else "--help lists the flags"
         parser.error(f"unknown flags {' '.join(unknown)}; {told}")
     if args.help:
-        sys.stdout.write(help_text(schema))
+        sys.stdout.write(help_text(schema, about or HELP[schema], jobs))
         raise SystemExit(0)
     if args.cfg is None and (args.resolve or args.package is not None):
         parser.error("--resolve and --package say what --cfg job prints: give that, too")
@@ -180,10 +186,10 @@ def parse_command_line(argv: Sequence[str], config_name: str, schema: type[Secti
     )
 
 
-def help_text(schema: type[Section]) -> str:
-    """Describe the command, its flags, and the keys that matter most."""
+def help_text(schema: type[Section], about: str, jobs: bool) -> str:
+    """Describe a command, its flags, and the keys that matter most."""
     leaves = leaf_keys(schema)
-    lines = [HELP[schema], "Overrides:", GRAMMAR, "Flags:"]
+    lines = [about, "Overrides:", GRAMMAR, "Flags:"]
     lines += [
         "  --cfg job                         print the whole resolved config and end (--resolve changes nothing)",
         "  --package SECTION                 of what --cfg job prints only this section",
@@ -192,10 +198,10 @@ def help_text(schema: type[Section]) -> str:
         "  --config-dir DIR                  a folder that is searched, too, e.g. for a config group of yours",
         "  --info [WHAT]                     how the config is put together: searchpath, defaults, defaults-tree, ...",
         "  --trust                           take code, commands, hosts, too, from a config that a run wrote",
-        "  --multirun                        a job for each combination of values: key=a,b key=range(1,4)",
-        "",
-        f"The most useful of the {len(leaves)} keys:",
     ]
+    if jobs:
+        lines.append("  --multirun                        a job for each combination of values: key=a,b key=range(1,4)")
+    lines += ["", f"The most useful of the {len(leaves)} keys:"]
     useful = {GenerateConfig: USEFUL_TO_GENERATE, EvaluateConfig: tuple(leaves)}.get(schema, USEFUL)
     for key in useful:
         if key in leaves:

@@ -74,13 +74,16 @@ def load_config(
     argv: Sequence[str],
     config_name: str = "train",
     schema: type[SchemaT] = Config,  # type: ignore[assignment]
+    *,
+    about: str | None = None,
 ) -> SchemaT:
     """Load `configs/<config_name>.yaml` with the overrides and flags of a command line.
 
-    `--help` and `--cfg job` print and raise SystemExit(0). Raises ConfigError with a line for each wrong key. Unknown
-    keys and values of the wrong kind come first, then keys that do not fit together.
+    about: what `--help` says of a command that has the schema of another. `--help` and `--cfg job` print and raise
+    SystemExit(0). Raises ConfigError with a line for each wrong key. Unknown keys and values of the wrong kind come
+    first, then keys that do not fit together.
     """
-    command = parse_command_line(argv, config_name, schema)
+    command = parse_command_line(argv, config_name, schema, about=about)
     if command.multirun:
         raise ConfigError(
             "--multirun: several jobs are run by the commands agentrl.train, agentrl.sft and agentrl.preferences, from "

@@ -60,7 +60,7 @@ def load_jobs(argv: Sequence[str], config_name: str, schema: type[SchemaT]) -> l
     Jobs have run folders and names of their own. Flags and errors are the same as for `load_config`; an error of a
     job's config names the job, before any job begins.
     """
-    command = parse_command_line(argv, config_name, schema)
+    command = parse_command_line(argv, config_name, schema, jobs=True)
     if not command.multirun:
         return [Job("", load_command(command, schema))]
     with told_as_config_errors():

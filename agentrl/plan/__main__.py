@@ -11,6 +11,13 @@ from collections.abc import Sequence
 from agentrl.config import Config, load_config
 from agentrl.system.command import exit_status
 
+HELP = """\
+Print the memory and the seconds of a training, before anything is loaded: bytes by part and moment of a step, seconds
+by stage. The command takes the keys of agentrl.train. The exit status is 1 for a run that does not fit.
+
+  python -m agentrl.plan actor_rollout_ref.model.path=Qwen/Qwen3-0.6B actor_rollout_ref.rollout.n=16
+"""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the plan and return the exit status."""
@@ -18,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         nonlocal fits
-        config = load_config(list(sys.argv[1:] if argv is None else argv), "train", Config)
+        config = load_config(list(sys.argv[1:] if argv is None else argv), "train", Config, about=HELP)
         # Imported late, so that --help and config errors wait for nothing.
         from rich.console import Console
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import yaml
 
 import agentrl.config.load as loading
+from agentrl.__main__ import COMMANDS
 from agentrl.config import Config, SFTConfig, config_to_dict, load_config, write_config
 from agentrl.config.keys import defaults, flatten, leaf_keys, nearest
 from agentrl.config.sections.offline import GenerateConfig
@@ -358,13 +360,19 @@ def test_cfg_job_prints_what_would_run(capsys: pytest.CaptureFixture[str]) -> No
     assert printed == {"every_key": True} | config_to_dict(load_config([MODEL, "trainer.experiment_name=x"]))
 
 
-def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_of_the_command_and_lists_the_flags_that_it_takes(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = f"agentrl.{name}.__main__" if name == "plan" else f"agentrl.{name}"
     with pytest.raises(SystemExit) as ended:
-        load_config(["--help"])
+        importlib.import_module(entry).main(["--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    assert "python -m agentrl.train" in text
-    assert "data.train_files  (default quickstart)" in text
+    examples = [line.split()[2] for line in text.splitlines() if line.startswith("  python -m ")]
+    assert examples and set(examples) == {f"agentrl.{name}"}
+    assert ("--multirun" in text) == (name in ("train", "sft", "preferences"))
+    assert ("data.train_files  (default quickstart)" in text) == (name in ("train", "plan"))
 
 
 @pytest.mark.parametrize(
