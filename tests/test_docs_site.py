@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import pydoc
 import re
 import shutil
 import subprocess
@@ -16,6 +18,7 @@ from agentrl.system.json_value import JSON
 
 PROJECT = Path(__file__).parents[1]
 SITE = tomllib.loads((PROJECT / "zensical.toml").read_text(encoding="utf-8"))["project"]
+REFERENCE = [path for path in sorted((PROJECT / "docs").rglob("*.md")) if "\n::: " in path.read_text(encoding="utf-8")]
 ELSEWHERE = re.compile(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=[\"']?(https?:)?//")
 
 
@@ -66,6 +69,17 @@ def test_the_reference_shows_docstrings(site: Path) -> None:
     html = (site / "reference" / "agent_loop.html").read_text(encoding="utf-8")
     assert 'id="agentrl.agent_loop.Episode' in html
     assert ":::" not in html
+
+
+@pytest.mark.parametrize("page", REFERENCE, ids=lambda page: page.stem)
+def test_a_reader_of_a_reference_page_outside_the_site_finds_its_docstrings(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    names = re.findall(r"^::: (\S+)$", text, re.MULTILINE)
+    said = text.partition(":::")[0]
+    command, source = re.search(r"`python -m pydoc (\S+)`", said), re.search(r"`(agentrl/\S+)`", said)
+    assert command and command[1] in names and source and (PROJECT / source[1]).exists()
+    assert "`make docs`" in said
+    assert [name for name in names if not inspect.getdoc(pydoc.locate(name))] == [], "nothing for pydoc to print"
 
 
 def keys(tree: dict[str, JSON], above: str = "") -> list[str]:
