@@ -29,6 +29,7 @@ from agentrl.system.quota import run_concurrently
 from agentrl.system.throttle import OncePerKey, ThrottledWarnings
 from agentrl.system.user_code import await_user_code, contract_error, is_agentrl_code
 from agentrl.trajectory import Cause, Status, Trajectory, cause_of
+from agentrl.trajectory.origin import Origin
 from agentrl.trajectory.sample import Sample
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,8 @@ class Request:
     """Compare its tokens with a full re-render at the end (costs a render)."""
     baseline: bool = False
     """See `Trajectory.baseline`; it is scored apart from the others of its prompt."""
+    origin: Origin | None = None
+    """See `Trajectory.origin`."""
     on_begin: Callable[[], None] | None = None
     """Called when it has a place and begins; nothing of it was asked of the engine before."""
     journal: CallJournal | None = None
@@ -198,6 +201,7 @@ class Scheduler:
         """
         sample = request.sample
         trajectory = Trajectory(request.uid, request.group, sample.data_source, sample.agent_name, attempt=attempt)
+        trajectory.origin = request.origin
         trajectory.baseline, trajectory.ground_truth = request.baseline, sample.ground_truth
         trajectory.status = Status.FAILED  # until the loop says how it ended
         episode = Episode(

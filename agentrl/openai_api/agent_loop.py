@@ -11,6 +11,7 @@ import contextlib
 import copy
 import logging
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, cast
 
 from agentrl.agent_loop.base import AgentLoop, Episode
@@ -38,7 +39,7 @@ Later tries may fail by the policy's text, which must not be able to end a run.
 """
 
 SHOWN = ("prompt", "extra_info", "data_source", "ability", "index")
-"""Fields of a sample that an agent is given: all but how it is scored."""
+"""Fields of a sample that an agent is given, with the trajectory's origin: all but how it is scored."""
 _QUOTES = str.maketrans("", "", "\\'\"")
 """Deletes quotes, which clients escape when they show an answer."""
 
@@ -144,6 +145,8 @@ class OpenAIProxyLoop(AgentLoop):
 
         shown = {name: getattr(session.episode.sample, name) for name in SHOWN}
         shown["prompt"] = as_sent(session.episode.sample.prompt)
+        if (origin := session.episode.trajectory.origin) is not None:
+            shown["origin"] = {"uid": origin.uid, **asdict(origin)}
         # A copy: agents may write into it, and rows are read again.
         metrics = session.episode.trajectory.metrics
         task = AgentTask(copy.deepcopy(shown), base_url, report_url, session.called, metrics)

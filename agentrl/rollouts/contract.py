@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 from agentrl.algorithms.declared import declared_by_estimator
 from agentrl.config import Config
@@ -35,6 +35,7 @@ from agentrl.system.metrics import Metrics
 from agentrl.system.reporter import Reporter
 from agentrl.trajectory import Outline, Status, Trajectory, exclusion
 from agentrl.trajectory.batch import Sequences
+from agentrl.trajectory.origin import Origin, Split
 from agentrl.trajectory.sample import Sample
 
 GREEDY = SamplingParams(1, temperature=0.0)
@@ -47,14 +48,12 @@ class Task:
     name: str
     """Name on the display."""
     n: int
-    """Trajectories of each prompt."""
+    """Sampled trajectories of each prompt."""
     params: SamplingParams
     """Only temperature, top_p and top_k are read."""
-    tag: str
-    """Start of the trajectories' ids."""
     seeds: str
     """Text that seeds depend on in addition to trainer.seed, prompt and number."""
-    split: Literal["train", "val", "generate"]
+    split: Split
     """train: the rollout has a batch to train on."""
     step: int = 0
     part: str = ""
@@ -62,19 +61,23 @@ class Task:
     share: tuple[int, int] = (1, 1)
     """(number, count): which of the files of `part` these prompts' trajectories are written to."""
     greedy: bool = False
-    """One more trajectory of each prompt, drawn greedily in addition to the others: a `Trajectory.baseline`."""
+    """One more trajectory of each prompt, drawn greedily: in training a `Trajectory.baseline`."""
 
     @property
     def each(self) -> int:
         """Trajectories of each prompt, the greedy one included."""
         return self.n + self.greedy
 
+    def origin(self, number: int, rollout: int, sample: Sample) -> Origin:
+        """Name the place in the run of a trajectory: the prompt's number in this task, and its own for the prompt."""
+        return Origin(self.split, self.step, number, rollout, rollout == self.n, sample.file, sample.row)
+
 
 def training(config: Config, step: int) -> Task:
     """Ask for rollout.n sampled trajectories of each prompt, and a greedy one where the estimator reads its reward."""
     rollout = config.actor_rollout_ref.rollout
-    tag, greedy = f"train/{step}", "greedy_rewards" in declared_by_estimator(config).columns
-    return Task("rollout", rollout.n, _sampled(rollout), tag, tag, "train", step, greedy=greedy)
+    greedy = "greedy_rewards" in declared_by_estimator(config).columns
+    return Task("rollout", rollout.n, _sampled(rollout), f"train/{step}", "train", step, greedy=greedy)
 
 
 def validation(config: Config, step: int, *, greedy: bool, first: int = 0) -> Task:
@@ -85,15 +88,15 @@ def validation(config: Config, step: int, *, greedy: bool, first: int = 0) -> Ta
     val, kind = config.actor_rollout_ref.rollout.val_kwargs, "greedy" if greedy else "sampled"
     part = f"_{kind}" + (f"_{first:06d}" if first else "")
     if greedy:
-        return Task("validate (greedy)", 1, GREEDY, f"greedy/{step}", "greedy", "val", step, part)
-    return Task("validate (sampled)", val.n, _sampled(val), f"val/{step}", "val", "val", step, part)
+        return Task("validate (greedy)", 0, GREEDY, "greedy", "val", step, part, greedy=True)
+    return Task("validate (sampled)", val.n, _sampled(val), "val", "val", step, part)
 
 
 def responses(config: RolloutsConfig, *, greedy: bool) -> Task:
     """Ask for rollout.n sampled trajectories of each prompt, or one greedy one."""
     rollout = config.actor_rollout_ref.rollout
-    n, params = (1, GREEDY) if greedy else (rollout.n, _sampled(rollout))
-    return Task("responses", n, params, "generate", "generate", "generate")
+    n, params = (0, GREEDY) if greedy else (rollout.n, _sampled(rollout))
+    return Task("responses", n, params, "generate", "generate", greedy=greedy)
 
 
 def _sampled(keys: RolloutConfig | ValKwargs) -> SamplingParams:

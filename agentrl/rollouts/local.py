@@ -269,17 +269,19 @@ class LocalRollouts:
 
     def requests(self, task: Task, group: int, sample: Sample) -> list[Request]:
         """Ask for the trajectories of one prompt."""
+        origins = [task.origin(group, k, sample) for k in range(task.each)]
         return [
             Request(
-                uid=f"{task.tag}/{group}/{'greedy' if k == task.n else k}",
+                uid=origin.uid,
                 group=group,
                 sample=sample,
-                params=GREEDY if k == task.n else task.params,
+                params=GREEDY if origin.greedy else task.params,
                 seed=seed_of(self.config.trainer.seed, task.seeds, group, k),
                 count_drift=k == 0,  # of one trajectory a prompt: a whole render costs as much as the prompt's
-                baseline=k == task.n,
+                baseline=origin.greedy and task.split == "train",
+                origin=origin,
             )
-            for k in range(task.each)
+            for k, origin in enumerate(origins)
         ]
 
     def fill_rewards(self, files: Sequence[tuple[Path, int]], outlines: Sequence[Outline]) -> None:

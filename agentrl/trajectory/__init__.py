@@ -1,6 +1,7 @@
 """The record of sampled text, and the data made of it."""
 
 from agentrl.trajectory.message import Content, FunctionCall, Message, Part, ToolCall
+from agentrl.trajectory.origin import Origin
 from agentrl.trajectory.tool_answer import ToolAnswer
 from agentrl.trajectory.trajectory import (
     COUNTED,
@@ -33,6 +34,7 @@ __all__ = [
     "FunctionCall",
     "Image",
     "Message",
+    "Origin",
     "Outline",
     "Part",
     "PlacedImage",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from agentrl.system.json_value import JSON
 from agentrl.trajectory.message import Message
+from agentrl.trajectory.origin import Origin
 from agentrl.trajectory.tool_answer import ToolAnswer
 
 if TYPE_CHECKING:
@@ -282,7 +283,7 @@ class Trajectory:
     """The record of one run of an agent loop on one sample."""
 
     uid: str
-    """Unique in the run."""
+    """Unique in the run: SPLIT/STEP/PROMPT/ROLLOUT (see `Origin.uid`)."""
     group: int
     """Index of the prompt in the batch; trajectories of one prompt share it."""
     data_source: str = "unknown"
@@ -312,6 +313,9 @@ class Trajectory:
     """Number of this try, the first is 0; earlier tries failed, and nothing of them is in this record."""
     ground_truth: JSON = None
     """Ground truth of the row, for people."""
+    origin: Origin | None = None
+    """Split, step, prompt, number and row by themselves, for users' observers and loops: of every trajectory that a
+    run begins, and None in one read from a file. Not stored with the trajectory."""
 
     def fail(self, cause: str, message: object, status: Status = Status.FAILED) -> None:
         """End as a failure that is counted under `cause`: without a score, and never trained on."""

@@ -20,7 +20,7 @@ from agentrl.quickstart.tiny_policy import make_tiny_policy
 from agentrl.reward import NaiveRewardManager
 from agentrl.tool import Tool
 from agentrl.tool.toolset import ToolSet
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory import Origin, Trajectory
 from agentrl.trajectory.sample import Sample
 from tests.agent_loop.scripted_engine import Script, ScriptedEngine
 
@@ -81,7 +81,8 @@ class Bench:
     scheduler: Scheduler
 
     def requests(self, row: Sample, n: int = 1) -> list[Request]:
-        return [Request(f"t/{k}", 0, row, SamplingParams(1), seed=k) for k in range(n)]
+        places = [Origin("train", 3, 0, k, file=row.file, row=row.row) for k in range(n)]
+        return [Request(f"t/{k}", 0, row, SamplingParams(1), seed=k, origin=one) for k, one in enumerate(places)]
 
     async def run(self, row: Sample, n: int = 1) -> list[Trajectory]:
         return await self.scheduler.run(self.requests(row, n))

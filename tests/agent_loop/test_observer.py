@@ -18,6 +18,8 @@ from agentrl.chat import Chat
 from agentrl.engines.contract import EngineError
 from agentrl.errors import CodeError, ConfigError
 from agentrl.observe.plain import PlainDisplay
+from agentrl.openai_api.agent_loop import OpenAIProxyLoop
+from agentrl.openai_api.agents import AgentOptions
 from agentrl.rollouts.context import RunContext
 from agentrl.rollouts.local import open_local_rollouts
 from agentrl.system.targets import load_target
@@ -117,6 +119,56 @@ async def test_an_observers_error_ends_the_run_or_is_told_once(bench: MakeBench,
     assert len(told_once) == 1 and "The observer missed this; the trajectory is kept" in told_once[0]
     assert sorted(observer.ended) == sorted(["t/0", "t/1", "t/2"] * 2)
     assert b.engine.released.count("t/1.0") == 2 and "t/1.1" not in b.engine.released
+
+
+def search(query: str) -> str:
+    """Finds.
+
+    Args:
+        query: words
+    """
+    return query
+
+
+class Filing(TurnObserver):
+    """Files each trajectory by step, row and number, as a user's would."""
+
+    def __init__(self) -> None:
+        self.filed: list[tuple[int, int, int]] = []
+
+    def on_turn(self, trajectory: Trajectory, turn: Turn) -> None: ...
+
+    def on_end(self, trajectory: Trajectory) -> None:
+        assert trajectory.origin is not None
+        self.filed.append((trajectory.origin.step, trajectory.origin.row, trajectory.origin.rollout))
+
+
+ASKING = """
+import json
+import openai
+
+def agent(sample, base_url, api_key, model):
+    client = openai.OpenAI(base_url=base_url, api_key=api_key)
+    client.chat.completions.create(model=model, messages=sample["prompt"])
+    return {name: sample["origin"][name] for name in ("step", "row", "rollout")}
+"""
+
+
+@pytest.mark.parametrize("name", ["single_turn", "tool_agent", "react", "search_r1", "openai_proxy"])
+async def test_an_observer_files_by_step_row_and_number_whatever_the_loop(
+    bench: MakeBench, name: str, tmp_path: Path
+) -> None:
+    seen, b = Filing(), bench(["<answer>5</answer>"], [search])
+    if name == "openai_proxy":
+        (tmp_path / "asking.py").write_text(ASKING)
+        b.scheduler.loops = {name: OpenAIProxyLoop(AgentOptions(target=f"{tmp_path}/asking.py:agent"))}
+    trajectories = await watched(b, Observers([seen])).run(sample(name, row=7), n=2)
+    await b.scheduler.close()
+    assert [one.failure for one in trajectories] == [None, None]
+    assert sorted(seen.filed) == [(3, 7, 0), (3, 7, 1)]
+    if name == "openai_proxy":
+        told = [[one.score_extra[key] for key in ("step", "row", "rollout")] for one in trajectories]
+        assert told == [[3, 7, 0], [3, 7, 1]], "what the agent was given"
 
 
 @pytest.mark.parametrize(

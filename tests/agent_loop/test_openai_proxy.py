@@ -97,7 +97,7 @@ async def test_an_async_function_is_trained_on(run: Any, tmp_path: Path) -> None
         tmp_path,
         ASYNC
         + """
-assert set(sample) == {"prompt", "extra_info", "data_source", "ability", "index"}, sample
+assert set(sample) == {"prompt", "extra_info", "data_source", "ability", "index", "origin"}, sample
 assert sample["extra_info"] == {"level": 3}
 messages = sample["prompt"]
 messages.append({"role": "assistant", "content": await ask(messages)})
@@ -317,7 +317,7 @@ async def test_feedback_for_a_session_that_ended_is_refused(run: Any, tmp_path: 
 
 SHELL = """
 report = sample.pop("report_url")
-assert set(sample) == {"prompt", "extra_info", "data_source", "ability", "index"}
+assert set(sample) == {"prompt", "extra_info", "data_source", "ability", "index", "origin"}
 assert report.split("/")[3] not in str(dict(os.environ))
 call(sample["prompt"])
 # A tool of the policy: a shell, which sees the environment of its agent.

@@ -41,6 +41,9 @@ Run = tuple[RolloutRunner, Config, list[Sample]]
 
 async def two_turns(episode: Episode) -> None:
     await episode.start(episode.sample.prompt)
+    origin = episode.trajectory.origin
+    assert origin is not None and origin.uid == episode.trajectory.uid
+    episode.trajectory.metrics["origin"] = 1000 * origin.step + 10 * origin.row + origin.rollout
     if episode.sample.ground_truth == WRONG:
         raise KeyError("forgotten")
     await episode.generate(max_tokens=4)
@@ -147,6 +150,9 @@ class TestRunner:
         assert {one.record for one in ended} == {None}, "without a log nothing is written"
         made = rollouts.pack(training(config, 1), range(GOOD), None, first=3, show=True)
         assert [one.uid for one in made.outlines] == ids_of([f"train/1/{n}" for n in range(GOOD)])
+        assert [one.metrics["origin"] for one in made.outlines] == [
+            1000 + 10 * n + k for n in range(GOOD) for k in range(N)
+        ]
         assert made.batch is not None and made.shown is not None
         batch = made.batch.load()
         assert batch.group.tolist() == [3 + n for n in range(GOOD) for _ in range(N)]
