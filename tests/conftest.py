@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -52,8 +53,27 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(CPUTable())
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Leave what is imported for the tests out of later collections: a full one would visit it at each training."""
+    gc.disable()  # collecting makes next to no garbage
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     keep_status(session, exitstatus)
+
+
+@pytest.fixture
+def thawed() -> Iterator[None]:
+    """Full collections visit everything, as in a new process."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
 
 
 @pytest.fixture

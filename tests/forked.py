@@ -6,6 +6,7 @@ Importing torch and transformers takes a new process seven CPU-seconds, which is
 from __future__ import annotations
 
 import atexit
+import gc
 import multiprocessing
 import os
 import runpy
@@ -62,6 +63,7 @@ def forked(words: Sequence[object], cwd: Path = PROJECT, timeout: float = 170) -
 
 def become(words: list[str], cwd: str, environment: dict[str, str], files: list[str]) -> None:
     """Run a program in this process: its standard output and error go to the two files."""
+    gc.freeze()  # or its full collections would visit, and thereby copy, all that was imported before the fork
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)

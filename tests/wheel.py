@@ -20,7 +20,7 @@ PATIENCE = 240
 Run = Callable[[Sequence[str], Path], None]
 """Runs `python WORDS...` in a folder and fails where its exit status is not 0."""
 SERVER = f"""
-import atexit, importlib, json, os, runpy, signal, sys, time
+import atexit, gc, importlib, json, os, runpy, signal, sys, time
 from pathlib import Path
 checkout, patience, *preloaded = sys.argv[1:]
 sys.path = [path for path in sys.path if path not in ("", checkout)]

@@ -193,7 +193,9 @@ async def one_turn(episode: Episode) -> None:
     episode.finish(Status.COMPLETED)
 
 
-def test_steps_beside_a_running_event_loop_that_are_left_and_gone_on_with(keys: Callable[..., Any]) -> None:
+def test_steps_beside_a_running_event_loop_that_are_left_and_gone_on_with(
+    keys: Callable[..., Any], thawed: None
+) -> None:
     """As in a notebook: its kernel runs an event loop in the main thread."""
 
     async def cells() -> list[int]:
@@ -214,7 +216,6 @@ def test_steps_beside_a_running_event_loop_that_are_left_and_gone_on_with(keys: 
         assert (run.dir / "policy" / "model.safetensors").exists() and not gc.get_freeze_count()
         return steps
 
-    gc.unfreeze()  # whatever an earlier test left
     assert asyncio.run(cells())[-1] == 3
 
 

@@ -12,14 +12,12 @@ from agentrl.system.garbage import collect_if_due, frozen, put_off_full_collecti
 
 
 @pytest.fixture
-def thresholds() -> Iterator[tuple[int, int, int]]:
+def thresholds(thawed: None) -> Iterator[tuple[int, int, int]]:
     """Python's own thresholds, which an earlier test's command may have changed; after the test they are as before."""
     before = gc.get_threshold()
-    gc.unfreeze()
     gc.set_threshold(700, 10, 10)
     yield gc.get_threshold()
     gc.set_threshold(*before)
-    gc.unfreeze()
 
 
 def test_what_is_there_is_left_out_until_the_block_ends(thresholds: tuple[int, int, int]) -> None:
