@@ -16,6 +16,7 @@ from agentrl.config.sections.reward import SandboxFusionConfig
 from agentrl.errors import DataError
 from agentrl.interaction import Interaction, InteractionResponse
 from agentrl.reward.code import AssertTests, Case, CodeJudge, Tests, extract, read_tests
+from agentrl.system.graphemes import beginning
 from agentrl.trajectory import Message
 
 MOST = 400
@@ -213,4 +214,4 @@ def _fault(run: dict[str, Any]) -> str | None:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= MOST else f"{text[:MOST]} [cut]"
+    return text if len(text) <= MOST else f"{beginning(text, MOST)} [cut]"

@@ -18,6 +18,7 @@ from agentrl.remote import (
     how_to_start,
 )
 from agentrl.system.deadline import within
+from agentrl.system.graphemes import beginning
 from agentrl.tool import ToolArgumentsError, ToolError, ToolResponse, ToolSchema, parameters_of
 from tools.documents import Document, Format, read_document, shown
 from tools.search import SearchTool
@@ -127,4 +128,4 @@ def _documents(answer: bytes, queries: int) -> list[list[Document]]:
 def _cut(document: Document, characters: int) -> Document:
     if len(document.text) <= characters:
         return document
-    return Document(document.title, document.text[:characters].rsplit(maxsplit=1)[0] + " ...")
+    return Document(document.title, beginning(document.text, characters).rsplit(maxsplit=1)[0] + " ...")

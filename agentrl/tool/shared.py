@@ -14,6 +14,7 @@ import pydantic
 from agentrl.errors import CodeError
 from agentrl.system.call_journal import OnResume
 from agentrl.system.cassette import Cassette
+from agentrl.system.graphemes import beginning
 from agentrl.system.json_value import JSON
 from agentrl.system.quota import Quota
 from agentrl.system.threads import beside_loop
@@ -54,7 +55,7 @@ class CallLimits(pydantic.BaseModel):
     max_rate: float | None = pydantic.Field(None, gt=0)
     """Calls of this tool that begin in a second, on average."""
     max_response_tokens: int = pydantic.Field(1024, gt=0)
-    """Tokens of one answer; longer ones are cut with a visible marker."""
+    """Tokens of one answer; longer ones are cut with a visible marker (see `max_tool_response_length`)."""
     on_error: Literal["tell", "fail"] = "tell"
     """With `tell`, an exception or time-out is the tool's answer. With `fail`, it fails the trajectory as an
     infrastructure fault. The YAML's default is `fail` for tools that ask a server, and `tell` for others."""
@@ -200,4 +201,4 @@ class SharedTools:
 
 def one_line(text: str) -> str:
     """Write an error's text in one line, and cut what exceeds a few hundred characters."""
-    return " ".join(text[:_ERROR_CHARACTERS].split()) + (" ..." if len(text) > _ERROR_CHARACTERS else "")
+    return " ".join(beginning(text, _ERROR_CHARACTERS).split()) + (" ..." if len(text) > _ERROR_CHARACTERS else "")

@@ -1,4 +1,4 @@
-"""How tool answers are cut: to a number of tokens, with a marker where something is missing.
+"""How tool answers are cut: to a number of tokens, always with a marker where something is missing.
 
 All shortening of the policy's input is here: texts, texts with images, and tokens that no budget is left for.
 """
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from agentrl.system.graphemes import Graphemes
 from agentrl.trajectory import PlacedImage
 from agentrl.trajectory.picture import Picture
 
@@ -21,6 +22,8 @@ Unit = Literal["tokens", "characters"]
 
 NOT_SHOWN = "\n[{} images left out: only text can be shown]"
 BUDGET_MARKER = "\n[cut: the token budget is used up]"
+SHORT = ("[...]", "...")
+"""Markers for limits that are too small for a number."""
 _WINDOW = 32
 """Characters a kept token that are looked at, at either end: a text of megabytes is not encoded whole."""
 
@@ -51,8 +54,10 @@ class Truncation:
     def text(self, text: str, limit: int) -> tuple[str, bool]:
         """Truncate `text` to `limit` tokens, as text that any tokenizer takes: (text, was it cut).
 
-        The marker counts towards the limit and says how many are missing. A limit too small for the marker (it may take
-        half) gives a cut text without one. For texts much longer than the limit the marker's count is an estimate.
+        A cut text always has a marker, which counts towards the limit. It says how many are missing where that takes at
+        most half of the limit; else it is the longest of SHORT that does, and in the smallest limits a part of it. For
+        texts much longer than the limit the number is an estimate. No cut lies inside a grapheme cluster, as far as
+        tokens decode to their own part of the text.
         """
         if not text.isascii():
             text = text.encode("utf-8", "replace").decode()  # lone surrogates
@@ -67,26 +72,42 @@ class Truncation:
         else:
             head, tail = self.encode(text[:window]), self.encode(text[-window:])
             total = round(len(text) / (2 * window) * (len(head) + len(tail)))
+        beginning = self.decode(head)
+        ending = beginning if tail is head else self.decode(tail)
+        of_beginning = Graphemes(beginning)
+        of_ending = of_beginning if tail is head else Graphemes(ending)
 
-        def build(keep: int, marked: bool) -> str:
+        def marker(missing: int) -> str:
+            return f"\n[... {missing} {self.unit} cut ...]\n"
+
+        def build(keep: int) -> str:
             first = {"left": 0, "right": keep, "middle": (keep + 1) // 2}[self.side]
             last = keep - first
-            marker = f"\n[... {total - keep} {self.unit} cut ...]\n" if marked else ""
             # A cut inside a character of several tokens decodes to replacement characters.
-            start = self.decode(head[:first]).rstrip("\ufffd")
-            return start + marker + (self.decode(tail[len(tail) - last :]).lstrip("\ufffd") if last else "")
+            start = shown = self.decode(head[:first]).rstrip("\ufffd")
+            if beginning.startswith(start):
+                start = start[: of_beginning.before(len(start))]
+            end = kept = self.decode(tail[len(tail) - last :]).lstrip("\ufffd") if last else ""
+            if ending.endswith(end):
+                end = ending[of_ending.after(len(ending) - len(end)) :]
+            if (start, end) != (shown, kept):
+                keep = len(self.encode(start)) + len(self.encode(end))
+            return start + (short or marker(total - keep)) + end
 
-        marker_length = len(self.encode(build(0, True)))
-        marked = 2 * marker_length <= limit
-        keep = min(limit - marker_length if marked else limit, len(head), len(tail))
-        while keep > 0:
+        short = ""
+        if 2 * len(self.encode(marker(total))) > limit:
+            lengths = {one: len(self.encode(one)) for one in SHORT}
+            short = next((one for one in SHORT if 2 * lengths[one] <= limit), SHORT[-1])
+            if lengths[short] > limit:
+                return self.decode(self.encode(short)[:limit]), True
+        keep = min(limit - len(self.encode(short or marker(total))), len(head), len(tail))
+        while True:
             # Tokens may join or split differently next to the marker, so the length is measured, not computed.
-            shown = build(keep, marked)
+            shown = build(keep)
             excess = len(self.encode(shown)) - limit
-            if excess <= 0:
+            if excess <= 0 or not keep:
                 return shown, True
-            keep -= excess
-        return "", True
+            keep = max(keep - excess, 0)
 
     def with_images(
         self, text: str, pictures: Sequence[Picture], limit: int, *, images: bool = True

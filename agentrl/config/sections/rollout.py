@@ -143,8 +143,9 @@ class MultiTurnConfig(Section):
     max_tokens_per_turn: int | None = Field(None, gt=0)
     """Cap on one assistant turn; null: only the response budget."""
     max_tool_response_length: Annotated[int, ANSWERS] = Field(1024, gt=0)
-    """Tokens of one answer of a tool, or of one observation of an environment; longer ones are cut with a visible
-    marker."""
+    """Tokens of one answer of a tool, or of one observation of an environment. Longer ones are cut between two
+    characters, with a visible marker that counts: the number of tokens that are missing, or, where that would take more
+    than half, [...] or a part of it."""
     tool_response_unit: Annotated[Literal["tokens", "characters"], ANSWERS] = "tokens"
     """Unit of max_tool_response_length, and of max_response_tokens in the YAML of tools. With characters images are not
     counted."""
