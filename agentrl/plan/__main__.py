@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from rich.console import Console
 
         from agentrl.observe.open import open_display
+        from agentrl.plan.choices import choose
         from agentrl.plan.many_steps import Way
         from agentrl.plan.memory import MemoryPlan
         from agentrl.plan.report import show, show_times
@@ -39,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         console = Console(soft_wrap=True)
         device = resolve_device(config.trainer.device, console.print)
+        config = choose(config, device, room(device), lambda said: console.print(f"- {said}"))
         plan = MemoryPlan(config, device, room(device))
         show(plan, console)
         timed, ways = TimePlan(plan, *cluster_of(plan)), list[tuple[Way, float]]()

@@ -7,7 +7,7 @@ trajectories end earlier needs less.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -59,11 +59,23 @@ class MemoryPlan:
     device: str
     capacity: float
     """Bytes that there are."""
+    _shapes: dict[tuple[str, bool], ModelShape] = field(default_factory=dict)
+    """By path and by whether values replace those of the model's config, for plans of the same models."""
 
-    @cached_property
+    def with_config(self, config: Config) -> MemoryPlan:
+        """Plan another config of the same models."""
+        return MemoryPlan(config, self.device, self.capacity, self._shapes)
+
+    @property
     def policy(self) -> ModelShape:
         model = self.config.actor_rollout_ref.model
-        return read_shape(model.path, model.override_config)
+        return self._shape(model.path, model.override_config)
+
+    def _shape(self, path: str, override: Mapping[str, JSON] = {}) -> ModelShape:
+        key = path, bool(override)
+        if key not in self._shapes:
+            self._shapes[key] = read_shape(path, override)
+        return self._shapes[key]
 
     @cached_property
     def states(self) -> Parts:
@@ -79,7 +91,7 @@ class MemoryPlan:
             moments = trained["optimizer"]
             found["policy's optimizer"] = moments if roles.actor.optim.name == "adamw" else moments / 2
         if self._has_reference:
-            other = read_shape(roles.ref.path, {}) if roles.ref.path else self.policy
+            other = self._shape(roles.ref.path) if roles.ref.path else self.policy
             found["reference"] = other.params * bytes_each / self._ranks(roles.ref_parallel)
         if self._critic is not None:
             held = sizing.state_bytes(
@@ -116,6 +128,11 @@ class MemoryPlan:
         return max(self.moments, key=lambda moment: moment.total)
 
     @property
+    def updates_fit(self) -> bool:
+        """Say whether there is room for the moments that keep activations for a backward pass."""
+        return all(moment.total <= self.capacity for moment in self.moments if moment.name.endswith("update"))
+
+    @property
     def least(self) -> float:
         """Bytes without which no step can be made, however short its trajectories are."""
         return sum(self.states.values())
@@ -141,7 +158,7 @@ class MemoryPlan:
         if "values" not in declared_by_estimator(self.config).columns:
             return None
         path = self.config.critic.path
-        return read_shape(path, {}) if path else self.policy
+        return self._shape(path) if path else self.policy
 
     def _ranks(self, parallel: Parallel) -> int:
         """Ranks that hold a copy of a role's parameters together."""
@@ -156,11 +173,16 @@ class MemoryPlan:
         return data.max_prompt_length + data.max_response_length
 
     def _micro_batch(self, most: int) -> int:
-        """Tokens that a micro-batch of at most `most` computes: prompts that trajectories share are computed once."""
+        """Tokens that the largest micro-batch computes, where `most` are allowed.
+
+        On a CPU prompts that trajectories share are computed once, and all sequences are at their longest. On a GPU
+        shorter sequences may fill the micro-batch up to the last token.
+        """
         data, n = self.config.data, self.config.actor_rollout_ref.rollout.n
+        if self.device != "cpu":
+            return min(max(most, self._longest), self._sequences * self._longest)
         sequences = max(1, min(most // self._longest, self._sequences))
-        prompts = -(-sequences // n) if self.device == "cpu" else sequences
-        return prompts * data.max_prompt_length + sequences * data.max_response_length
+        return -(-sequences // n) * data.max_prompt_length + sequences * data.max_response_length
 
     @property
     def _autocast(self) -> bool:
@@ -168,11 +190,12 @@ class MemoryPlan:
 
     def _activations(self, shape: ModelShape, most: int) -> float:
         model, tokens = self.config.actor_rollout_ref.model, self._micro_batch(most)
+        recomputed = model.recomputed(shape.layers)
         kept = sizing.activation_bytes(
             shape,
             tokens,
             autocast=self._autocast,
-            recompute=model.enable_gradient_checkpointing,
+            recomputed=recomputed,
             offload=model.enable_activation_offload,
         )
         if self.device != "cpu":
@@ -181,7 +204,7 @@ class MemoryPlan:
         beside = tokens * sizing.layer_activation_bytes(shape, autocast=self._autocast)
         actor, n = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout.n
         is_only = min(actor.ppo_mini_batch_size * n, self._sequences) * self._longest <= most
-        return (1.0 if is_only else PIECES) * (kept + beside if model.enable_gradient_checkpointing else kept)
+        return (1.0 if is_only else PIECES) * (kept + beside if recomputed else kept)
 
     def _forward_only(self, shape: ModelShape, most: int) -> Parts:
         """Logits of a chunk, and the bfloat16 copies of matrices that autocast makes on one device."""

@@ -45,7 +45,7 @@ def advice(plan: MemoryPlan) -> Iterator[str]:
         "engine's cache": "actor_rollout_ref.rollout.max_num_seqs below {rows} makes it smaller"
         + ("" if roles.rollout.free_cache_engine or fullest.name == "rollout" else "; free_cache_engine=true frees it"),
         "activations": "a smaller actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
-        + ("" if roles.model.enable_gradient_checkpointing else ", or model.enable_gradient_checkpointing=true"),
+        + ("" if roles.model.recomputed(plan.policy.layers) else ", or model.enable_gradient_checkpointing=true"),
         "policy's optimizer": "actor_rollout_ref.model.lora_rank=16 trains adapters instead of all weights",
         "reference": "algorithm.use_kl_in_reward=false and actor.use_kl_loss=false need no reference",
         "engine": "a smaller actor_rollout_ref.rollout.gpu_memory_utilization, or free_cache_engine=true",

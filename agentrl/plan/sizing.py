@@ -185,19 +185,18 @@ def forward_flops(shape: ModelShape, work: Work) -> float:
 
 
 def update_flops(
-    shape: ModelShape, work: Work, *, recompute: bool, lora: bool = False, recompute_head: bool = True
+    shape: ModelShape, work: Work, *, recompute: float, lora: bool = False, recompute_head: bool = True
 ) -> float:
     """Forward and backward.
 
     Args:
-        recompute: layers are computed again in the backward pass (activation checkpointing).
+        recompute: part of the layers that are computed again in the backward pass (activation checkpointing).
         lora: the weights need no gradient of their own, so that the backward pass of the linear layers is halved.
         recompute_head: logits are made in chunks, and again in the backward pass.
     """
-    again = 1.0 if recompute else 0.0
-    linear = 2.0 * shape.active_params * work.tokens * (1 + again + (1 if lora else 2))
+    linear = 2.0 * shape.active_params * work.tokens * (1 + recompute + (1 if lora else 2))
     head = head_flops(shape, work) * (1 + (1 if recompute_head else 0) + (1 if lora else 2))
-    return linear + attention_flops(shape, work) * (3 + again) + head
+    return linear + attention_flops(shape, work) * (3 + recompute) + head
 
 
 # Memory
@@ -251,17 +250,16 @@ def layer_activation_bytes(shape: ModelShape, *, autocast: bool) -> float:
 
 
 def activation_bytes(
-    shape: ModelShape, tokens: int, *, autocast: bool, recompute: bool, offload: bool = False
+    shape: ModelShape, tokens: int, *, autocast: bool, recomputed: int, offload: bool = False
 ) -> float:
     """Bytes of activations of a micro-batch of `tokens` on this rank.
 
-    With `recompute` each layer keeps its float32 input, and one layer all it needs. With `offload` the inputs wait in
-    the host's memory.
+    The first `recomputed` layers keep their float32 inputs. When the backward pass comes to them, it has freed the
+    activations of the others, which leaves room for one layer's. With `offload` the inputs wait in the host's memory.
     """
-    layer = layer_activation_bytes(shape, autocast=autocast) * tokens
-    if not recompute:
-        return shape.layers * layer
-    return layer + (2 if offload else shape.layers) * FLOAT32 * shape.hidden * tokens
+    whole = max(shape.layers - recomputed, min(recomputed, 1))
+    inputs = min(recomputed, 2) if offload else recomputed
+    return (whole * layer_activation_bytes(shape, autocast=autocast) + inputs * FLOAT32 * shape.hidden) * tokens
 
 
 def logits_bytes(shape: ModelShape, tokens: int, chunk_logits: int | None) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from agentrl.plan import sizing
 from agentrl.plan.simulated_servers import Session, Speed
@@ -77,8 +77,8 @@ class Plan(Options):
     lora_rank: int = 0
     serves_adapters: bool = False
     """Servers are sent adapters alone, in files, and serve them unmerged."""
-    recompute: bool = True
-    """Activation checkpointing."""
+    recompute: float = Field(1.0, ge=0, le=1)
+    """Part of the layers that are computed again in the backward pass (activation checkpointing)."""
     fsdp_size: int = 0
     """Ranks that hold a copy of the model together; 0: all that train. Copies add up their gradients."""
     sequence_parallel: int = 1
@@ -295,7 +295,7 @@ class Training:
             flops = sizing.update_flops(
                 shape, work, recompute=plan.recompute, lora=lora, recompute_head=several and head
             )
-            flops += self._slower_attention(work) * (4 if plan.recompute else 3)
+            flops += self._slower_attention(work) * (3 + plan.recompute)
             compute += flops / self._rate(cluster.mfu_update)
             dtype = FLOAT32 if lora else self.plan.bytes
             sums = sizing.fsdp_bytes(trained, self.shards, rounds, trained=True, dtype=dtype)
@@ -303,7 +303,7 @@ class Training:
             traffic += (frozen + sums if lora else sums) / self._wire
             copies = self.trainers // self.shards
             traffic += rounds * 2 * sizing.ring(trained * FLOAT32 / self.shards, copies) / self._own_network
-            serial += self._exchange(work, 3 if plan.recompute else 2)
+            serial += self._exchange(work, 2 + plan.recompute)
             serial += self.optimizer_seconds(trained)
         return Stage(name, plan.epochs * compute, plan.epochs * traffic, plan.epochs * serial)
 
@@ -406,7 +406,8 @@ def gpu_memory(training: Training) -> Memory:
         sizing.gathered_bytes(shape, dtype=training.plan.bytes, outer=outer, trained=trained, cast=cast)
         for trained in (not lora, False)
     )
-    kept = sizing.activation_bytes(shape, tokens, autocast=autocast, recompute=plan.recompute)
+    recomputed = round(plan.recompute * shape.layers)
+    kept = sizing.activation_bytes(shape, tokens, autocast=autocast, recomputed=recomputed)
     layer = sizing.layer_activation_bytes(shape, autocast=autocast) * tokens
     update = {"gradients": own["gradients"], "gathered": gathered, "activations": kept, "logits": logits}
     moments_of = {

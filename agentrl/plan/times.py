@@ -113,7 +113,7 @@ class TimePlan:
             dtype="bfloat16" if model.dtype == "bfloat16" else "float32",
             lora_rank=model.lora_rank,
             serves_adapters=config.served_adapters is not None,
-            recompute=model.enable_gradient_checkpointing,
+            recompute=model.recomputed(memory.policy.layers) / memory.policy.layers,
             fsdp_size=actor.parallel.shards or 0,
             sequence_parallel=actor.parallel.sequence,
             offload_optimizer=actor.fsdp_config.param_offload,
@@ -265,7 +265,7 @@ def advice(plan: TimePlan, chosen: Way) -> Iterator[str]:
             yield "a larger actor_rollout_ref.actor.ppo_max_token_len_per_gpu gathers weights less often"
         elif plan.memory.device == "cuda" and roles.model.dtype == "float32":
             yield "actor_rollout_ref.model.dtype=bfloat16"
-        elif roles.model.enable_gradient_checkpointing:
+        elif roles.model.recomputed(plan.memory.policy.layers):
             yield "model.enable_gradient_checkpointing=false saves a quarter of the update, where its memory suffices"
     elif first.name == "sync_weights":
         yield "async_training.publish_every above 1 sends weights less often"

@@ -10,6 +10,7 @@ from agentrl.data.loader import Loader, make_loader
 from agentrl.errors import ConfigError
 from agentrl.observe.bars import bars_as_stages
 from agentrl.observe.display import Display
+from agentrl.plan.choices import choose
 from agentrl.plan.memory import check_room
 from agentrl.rollouts.async_source import AsyncSource, settings_of
 from agentrl.rollouts.build import open_rollouts, send_first_weights
@@ -50,6 +51,7 @@ def build(
     device = resolve_device(config.trainer.device, display.warn)
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     note_precision(device, model, "actor_rollout_ref.model", display.note)
+    config = choose(config, device, room(device), display.note)
     check_room(config, device, room(device), display.warn)
     chat, context = load_chat(config), inputs.context
     context.bind(chat)

@@ -30,6 +30,16 @@ SampleT = TypeVar("SampleT", bound=SFTSample | Pair)
 class Job(ABC, Generic[SampleT]):
     """The difference between supervised training and training on preferences."""
 
+    _config: TuningConfig
+
+    def choose(self, device: str, display: Display) -> TuningConfig:
+        """Choose a value for each key that is left to the plan, and return the config that holds from then on."""
+        from agentrl.plan.choices import choose
+        from agentrl.runtime.room import room
+
+        self._config = choose(self._config, device, room(device), display.note)
+        return self._config
+
     @abstractmethod
     def check(self, files: str | list[str], progress: Callable[[int], object]) -> int:
         """Check the rows without a tokenizer, and count them. Raises DataError."""
@@ -81,6 +91,7 @@ def train_on_files(config: TuningConfig, job: Job[SampleT], display: Display) ->
 
     device = resolve_device(config.trainer.device, display.warn)
     note_precision(device, config.model, "model", display.note)
+    config = job.choose(device, display)
     chat = Chat.of_model(config.model, config.format)
     check_tuned(config)
     train, validation = _read_rows(config, job, chat, display, train_rows, val_rows)
@@ -135,6 +146,8 @@ def check(files: str | list[str] | None, job: Job[SampleT], display: Display) ->
 class SupervisedJob(Job[SFTSample]):
     """Training on transcripts."""
 
+    _config: SFTConfig
+
     def __init__(self, config: SFTConfig) -> None:
         self._config = config
 
@@ -165,6 +178,8 @@ class SupervisedJob(Job[SFTSample]):
 
 class PreferencesJob(Job[Pair]):
     """Training on pairs."""
+
+    _config: PreferencesConfig
 
     def __init__(self, config: PreferencesConfig) -> None:
         self._config = config

@@ -489,8 +489,7 @@ def _model(arguments: Arguments, folder: Path) -> dict[str, Value]:
     keys: dict[str, Value] = {f"{MODEL}.dtype": dtype}
     if arguments["trust_remote_code"]:
         keys[f"{MODEL}.trust_remote_code"] = True
-    if arguments["gradient_checkpointing"]:
-        keys[f"{MODEL}.enable_gradient_checkpointing"] = True
+    keys[f"{MODEL}.enable_gradient_checkpointing"] = bool(arguments["gradient_checkpointing"])
     if arguments["torch_compile"]:
         keys[f"{ACTOR}.use_torch_compile"] = True
     if arguments["router_aux_loss_coef"] is not None:

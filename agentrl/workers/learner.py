@@ -7,14 +7,17 @@ engine or for disk in Hugging Face format are cast to bfloat16.
 from __future__ import annotations
 
 import json
+import logging
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar, cast
 
 import torch
+from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -24,13 +27,13 @@ from agentrl.config.registries import CHECKPOINT_WRITERS
 from agentrl.errors import CheckpointError
 from agentrl.model.compiled import compile_layers, text_layers
 from agentrl.model.heads import PolicyModel, ScoreModel, ValueModel
-from agentrl.model.scores import Compare, Needs
+from agentrl.model.scores import Compare, Needs, TokenScores
 from agentrl.model.sharded_load import read_weights
 from agentrl.optim.optimizer import Optim
 from agentrl.parallel.collectives import all_max, local, rank
 from agentrl.parallel.gradients import add_up, clip, total_norm
 from agentrl.parallel.mesh import Mesh
-from agentrl.parallel.offload import Offload, offloading
+from agentrl.parallel.offload import Offload, give_back, offloading
 from agentrl.parallel.shard import decoder_layers, shard
 from agentrl.runtime.ranks import shares
 from agentrl.system.json_value import JSON
@@ -40,6 +43,7 @@ from agentrl.workers.backend import MiniBatch, Settings, StepReport
 from agentrl.workers.forward import filler, to_device
 from agentrl.workers.plan import micro_batches
 
+logger = logging.getLogger(__name__)
 Found = TypeVar("Found")
 CHECKSUMS = "checksums.json"
 """File of a checkpoint with the checksums of its tensors, whoever wrote them."""
@@ -52,9 +56,13 @@ class Learner(Generic[Found]):
         """Shard `root` in place, and read its weights where it has not read any. Raises ConfigError."""
         base = root.base
         matrices = _matrix_names(root)
-        if settings.model.enable_gradient_checkpointing:
-            checkpoint_layers(base, offload=settings.model.enable_activation_offload)
         layers = text_layers(base)
+        recomputed = settings.model.recomputed(len(layers))
+        if recomputed:
+            checkpoint_layers(base, layers[recomputed:], offload=settings.model.enable_activation_offload)
+        self._keep_all = len(layers) - recomputed
+        """Layers that keep all their activations for the backward pass."""
+        self._base = base
         partial = shard(root, base, mesh, autocast=root.autocast)
         read_weights(root, base)
         if settings.use_torch_compile:
@@ -149,9 +157,10 @@ class Learner(Generic[Found]):
     def step(self, mini: MiniBatch[Found], step: float) -> StepReport:
         with self.offload:
             self.optim.zero_grad()
-            sums = self._accumulate(self.share_of(mini.sequences), mini)
+            passes: list[_Pass[Found]] = []
+            sums = self._accumulate(self.share_of(mini.sequences), mini, passes)
             if mini.beside is not None:
-                more = self._accumulate(self.share_of(mini.beside.sequences), mini.beside)
+                more = self._accumulate(self.share_of(mini.beside.sequences), mini.beside, passes)
                 sums |= more | {"loss": sums["loss"] + more["loss"]}
             if self.mesh.tensor is not None:
                 add_up(self._partial, self.mesh.tensor.get_group())
@@ -206,11 +215,13 @@ class Learner(Generic[Found]):
         """Compute the checksums of the parameters that learn, and of the optimizer's state."""
         return checksums({**self.params, **self.optim.state()})
 
-    def _accumulate(self, mine: RaggedBatch, mini: MiniBatch[Found]) -> dict[str, float]:
+    def _accumulate(self, mine: RaggedBatch, mini: MiniBatch[Found], passes: list[_Pass[Found]]) -> dict[str, float]:
         """Run forward and backward over this rank's micro-batches; return the sums over all ranks, with the loss.
 
         Every parameter has a gradient then, 0 where no token led to it. So the step's effect on it, by momentum and
         weight decay, does not depend on which sequences were left out because their gradient is 0.
+
+        passes: the passes of the optimizer step so far; these are added.
         """
         plan = self.micro_batches(mine)
         sums: dict[str, torch.Tensor] = {}
@@ -221,12 +232,20 @@ class Learner(Generic[Found]):
             micro = to_device(mine.select(plan[index]) if counts else filler(mine), self.device)
             compare = None if mini.compare is None else mini.compare(micro)
             needed = None if mini.reads is None else mini.reads(micro)
-            found = self.forward(micro, mini.needs, compare, needed)
-            for one in mini.watches if counts else ():
-                one.scored(found, micro, self.mesh.averaged)
+            passes.append(one := _Pass(partial(self.forward, micro, mini.needs, compare, needed)))
+            if not self._has_room_for(one.run):
+                one.run()
+            found = one.scores()
+            for watch in mini.watches if counts else ():
+                watch.scored(found, micro, self.mesh.averaged)
             share_of_loss, seen = mini.loss(found, micro)
             weight = self.mesh.averaged if counts else 0  # FSDP averages gradients over ranks; they have to add up
             (share_of_loss * weight).backward()
+            if not self._has_room_for(one.run_back):
+                self.optim.zero_grad()
+                for each in passes:  # their losses are known
+                    each.run()
+                    each.run_back()
             for name, value in (seen | {"loss": share_of_loss.detach()}).items():
                 addend = value.double() if counts else torch.zeros((), dtype=torch.float64, device=self.device)
                 sums[name] = sums[name] + addend if name in sums else addend
@@ -235,6 +254,70 @@ class Learner(Generic[Found]):
                 param.grad = torch.zeros_like(param)
         totals = self.mesh.sum(torch.stack([sums[name] for name in sorted(sums)])).tolist()
         return dict(zip(sorted(sums), totals, strict=True))
+
+    def _has_room_for(self, work: Callable[[], None]) -> bool:
+        """Do work that takes memory. Return false where it failed for want of memory, and may succeed now: all layers
+        are computed again in the backward pass from then on, where some had kept their activations.
+
+        Ranks that work together cannot repeat what one of them has no room for.
+        """
+        mesh = self.mesh
+        try:
+            work()
+            return True
+        except torch.OutOfMemoryError as error:
+            if not self._keep_all or mesh.fsdp is not None or mesh.sequence is not None or mesh.tensor is not None:
+                raise
+            said = str(error).partition("\n")[0]
+        # Only here are the frames of the error gone, and with them their tensors.
+        count, self._keep_all = self._keep_all, 0
+        checkpoint_layers(self._base)
+        logger.warning(
+            "a micro-batch ran out of memory (%s) and is tried again: from now on the %s layers that kept their "
+            "activations are computed again in the backward pass, too. A smaller ppo_max_token_len_per_gpu leaves more "
+            "room, and enable_gradient_checkpointing=true begins so",
+            said,
+            count,
+        )
+        give_back(self.device)
+        return False
+
+
+class _Pass(Generic[Found]):
+    """A micro-batch's way through the model and back, which can be run again.
+
+    The loss is computed of copies of the model's scores. So its gradients by the scores are known before the model's
+    backward pass begins.
+    """
+
+    def __init__(self, forward: Callable[[], Found]) -> None:
+        self._forward = forward
+        self._found: list[Found] = []
+        self._copies: list[torch.Tensor] = []
+
+    def run(self) -> None:
+        self._found = [self._forward()]
+
+    def scores(self) -> Found:
+        """Copy the model's result. The copies take the loss's gradients."""
+        (found,) = self._found
+        self._copies = [one.detach().requires_grad_(one.requires_grad) for one in _tensors(found)]
+        if isinstance(found, torch.Tensor):
+            return cast(Found, self._copies[0])
+        names = [name for name, one in cast(TokenScores, found)._asdict().items() if one is not None]
+        return cast(Found, TokenScores(**dict(zip(names, self._copies, strict=True))))
+
+    def run_back(self) -> None:
+        """Run the model's backward pass, and forget its graph."""
+        (found,), self._found = self._found, []
+        pairs = [(one, copy.grad) for one, copy in zip(_tensors(found), self._copies, strict=True)]
+        learnt = [(one, grad) for one, grad in pairs if grad is not None]
+        torch.autograd.backward([one for one, _ in learnt], [grad for _, grad in learnt])
+
+
+def _tensors(found: object) -> list[torch.Tensor]:
+    """List the tensors of a forward pass's result."""
+    return [one for one in (found if isinstance(found, tuple) else [found]) if isinstance(one, torch.Tensor)]
 
 
 def read_checksums(path: Path) -> dict[str, int]:
@@ -267,15 +350,17 @@ class _CheckpointingLayer(Protocol):
     _gradient_checkpointing_func: _Checkpoint
 
 
-def checkpoint_layers(model: PreTrainedModel, *, offload: bool = False) -> None:
-    """Have each decoder layer computed again in the backward pass. The rest stays in eval mode: no dropout appears.
+def checkpoint_layers(model: PreTrainedModel, keep_all: Collection[nn.Module] = (), *, offload: bool = False) -> None:
+    """Have each decoder layer computed again in the backward pass, but those that `keep_all` their activations.
 
-    offload: keep the inputs of the layers in host memory for it.
+    The rest of the model stays in eval mode: no dropout appears. offload: keep the inputs of the layers in host memory.
     """
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    whole = {id(layer) for layer in keep_all}
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
-            module.training = True  # only this flag, not its children's: the layer recomputes only when training
+            # Only this flag, not its children's: the layer recomputes only when training.
+            module.training = id(module) not in whole
             if offload:
                 layer = cast(_CheckpointingLayer, module)
                 layer._gradient_checkpointing_func = offloading(layer._gradient_checkpointing_func)

@@ -29,7 +29,9 @@ def update_bytes(
     On one device nothing is gathered; instead autocast keeps its bfloat16 copy of each matrix until the forward pass
     has ended.
     """
-    kept = sizing.activation_bytes(shape, tokens, autocast=autocast, recompute=recompute, offload=offload_activations)
+    kept = sizing.activation_bytes(
+        shape, tokens, autocast=autocast, recomputed=shape.layers if recompute else 0, offload=offload_activations
+    )
     casts = BFLOAT16 * (shape.layers * shape.layer_params + shape.head_params) if autocast else 0
     logits = sizing.logits_bytes(shape, tokens, CHUNK_LOGITS)
     return states(shape) | {"casts": float(casts), "activations": kept, "logits": logits}

@@ -92,7 +92,7 @@ def main(words: Sequence[str] | None = None) -> None:
         print(f"{name}: {seconds:.2f} CPU-seconds, {flops / seconds / 1e9:.1f} GFLOP a second: {over}")
     print("limits: " + ", ".join(f"{what} {limit / 1e9:.1f} GFLOP a second" for what, limit in limits.items()))
     held = sizing.state_bytes(shape.params, 1, trained=True)["gradients"]
-    kept = sizing.activation_bytes(shape, sum(lengths), autocast=False, recompute=False)
+    kept = sizing.activation_bytes(shape, sum(lengths), autocast=False, recomputed=0)
     foretold = held + kept + sizing.logits_bytes(shape, scored, chunk * shape.vocab)
     print(
         f"memory: {memory.bytes / 1e9:.3f} GB more than at rest, {memory.bytes / foretold:.2f} of what the formula "

@@ -99,8 +99,11 @@ def test_memory_of_hand_worked_cases() -> None:
     assert logits_bytes(SEVEN, 32768, 1 << 24) == 3 * 64 * 2**20
     assert logits_bytes(SEVEN, 32768, None) == 3 * 4 * 152064 * 32768
     layer = layer_activation_bytes(SMALL, autocast=False)
-    assert activation_bytes(SMALL, 10, autocast=False, recompute=False) == 20 * layer
-    assert activation_bytes(SMALL, 10, autocast=False, recompute=True) == 10 * layer + 2 * 4 * 8 * 10
+    assert activation_bytes(SMALL, 10, autocast=False, recomputed=0) == 20 * layer
+    assert activation_bytes(SMALL, 10, autocast=False, recomputed=2) == 10 * layer + 2 * 4 * 8 * 10
+    assert activation_bytes(SMALL, 10, autocast=False, recomputed=1) == 10 * layer + 4 * 8 * 10, "one keeps all"
+    seven = [activation_bytes(SEVEN, 100, autocast=True, recomputed=count) for count in range(29)]
+    assert seven[:-1] == sorted(seven[:-1], reverse=True) and seven[-1] > seven[-2], "all keep one more input"
 
 
 def test_bytes_that_travel_in_hand_worked_cases() -> None:

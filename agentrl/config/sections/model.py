@@ -42,8 +42,10 @@ class PlainModelConfig(Section):
 class ModelConfig(PlainModelConfig):
     """`actor_rollout_ref.model.*`"""
 
-    enable_gradient_checkpointing: bool = False
-    """Keep only the input of each decoder layer for the backward pass, and compute the layer again."""
+    enable_gradient_checkpointing: Literal["auto"] | bool | Annotated[int, Field(ge=2)] = "auto"
+    """Keep only the input of a decoder layer for the backward pass, and compute the layer again: of every layer (true),
+    of none (false), or of so many, the first ones. auto: on a GPU as few as fit by the plan of memory (docs/scale.md),
+    on a CPU none."""
     enable_activation_offload: Annotated[bool, OnlyWith("enable_gradient_checkpointing=true"), DEVICE] = False
     """Keep these inputs in host memory."""
     lora_rank: Annotated[
@@ -68,6 +70,16 @@ class ModelConfig(PlainModelConfig):
     """Layers that get none though target_modules names them: names, or a regular expression of whole names."""
     lora_adapter_path: Annotated[str | None, WITH_LORA] = None
     """A folder of adapters in peft's format to start from; null: adapters that change nothing yet."""
+
+    def recomputed(self, layers: int) -> int:
+        """Count the decoder layers, of so many, that the backward pass computes again.
+
+        With auto none, until the plan has chosen (`agentrl.plan.choices`).
+        """
+        found = self.enable_gradient_checkpointing
+        if isinstance(found, bool):
+            return layers if found else 0
+        return 0 if found == "auto" else min(found, layers)
 
 
 class PolicyModelConfig(ModelConfig):
