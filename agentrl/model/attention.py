@@ -65,7 +65,7 @@ class Flex(Protocol):
         *,
         return_aux: AuxRequest,
     ) -> tuple[torch.Tensor, AuxOutput]:
-        """Attend: query [1, H, P, D], key and value [1, K, P, D] -> [1, H, P, D]."""
+        """Attend: query [B, H, P, D], key and value [B or 1, K, L, D] -> [B, H, P, D]."""
         ...
 
 
@@ -268,23 +268,34 @@ def attend_flex(
 
     query [H, P, D], key and value [K, P, D] -> [P, H, D].
     """
+    return attend_flex_rows(query[None], key[None], value[None], rule, mask, flex)[0].transpose(0, 1)
+
+
+def attend_flex_rows(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: Rule, mask: BlockMask, flex: Flex
+) -> torch.Tensor:
+    """Attend with torch's flex attention: output [B, H, P, D].
+
+    query [B, H, P, D], key and value [B or 1, K, L, D]; `mask` holds the window.
+    """
 
     def capped(score: torch.Tensor, *place: torch.Tensor) -> torch.Tensor:
         """Cap one score, a scalar, softly; flex attention maps this over all scores."""
         assert rule.softcap is not None
         return rule.softcap * torch.tanh(score / rule.softcap)
 
-    output, beside = flex(
-        query[None],
-        key[None],
-        value[None],
+    output, aux = flex(
+        query,
+        key,
+        value,
         score_mod=None if rule.softcap is None else capped,
         block_mask=mask,
         scale=rule.scale,
-        enable_gqa=query.shape[0] != key.shape[0],
-        return_aux=AuxRequest(lse=True),
+        enable_gqa=query.shape[1] != key.shape[1],
+        return_aux=AuxRequest(lse=rule.sinks is not None),
     )
-    if rule.sinks is not None:
-        assert beside.lse is not None
-        output = output * sink_share(beside.lse[..., None], rule.sinks[:, None, None]).to(output.dtype)
-    return output[0].transpose(0, 1)
+    if rule.sinks is None:
+        return output
+    assert aux.lse is not None
+    sinks = rule.sinks.view(query.shape[1], -1)  # of heads, or of heads and the queries that stand for their groups
+    return output * sink_share(aux.lse, sinks)[..., None].to(output.dtype)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from typing import Protocol
 
 import torch
 
-from agentrl.engines.embedded.cache import KVRows, Prefix, Session
+from agentrl.engines.embedded.cache import KVRows, Places, Prefix, Session, Store
 from agentrl.engines.embedded.states import StepStates
 from agentrl.model.attend import Rule, attend_part, attend_tail, join_parts, sink_share
 from agentrl.model.attention import Mixer, PackedAttention
@@ -79,6 +80,26 @@ class _Part:
         return grid.view(self.outer, 1, self.inner, 1)
 
 
+class Part(Protocol):
+    """Attention of sessions that extend their cache, by T tokens in all."""
+
+    size: int
+    """T"""
+    places: Places
+    """Where the tokens' keys and values are stored."""
+    positions: torch.Tensor
+    """[T] int64"""
+
+    @property
+    def sessions(self) -> Sequence[Session]:
+        """The sessions in the order of their tokens."""
+        ...
+
+    def attend(self, layer: int, query: torch.Tensor, rule: Rule) -> torch.Tensor:
+        """Attend to own rows and prompts: query [H, T, D] -> [T, H, D]. Keys of the new tokens are stored already."""
+        ...
+
+
 class RowBatch:
     """Attention of sessions that extend their cache by one token, or a few each, side by side in padded rows.
 
@@ -93,16 +114,16 @@ class RowBatch:
         owners = [session for session, new in spans for _ in range(new)]
         columns = [session.held + place for session, new in spans for place in range(new)]
         self.size = len(owners)
-        self.rows = torch.tensor([session.row for session in owners], device=device)  # [T]
-        self.columns = torch.tensor(columns, device=device)  # [T]
+        self.places = own.places([session.row for session in owners], columns)
+        self.columns = self.places[1]  # [T]
         starts = torch.tensor([session.prompt_length for session in owners], device=device)
-        places = self.columns + starts
-        self.positions = places + torch.tensor([session.shift for session in owners], device=device)
+        in_sequence = self.columns + starts
+        self.positions = in_sequence + torch.tensor([session.shift for session in owners], device=device)
         self.longest = max(columns) + 1
         self._own_part = _Part(own, [session.row for session in owners])
         self._visible = self._own_part.spread(self.columns + 1)
         self._prompt_part = _Part(shared, [session.prefix.row for session in owners if session.prefix is not None])
-        self._distance = self._prompt_part.spread(places)  # of each token from the prompt's first column
+        self._distance = self._prompt_part.spread(in_sequence)  # of each token from the prompt's first column
         holders = [shared.holders[row] for row in self._prompt_part.chosen.tolist()]
         held = [max(1, holder.held) if holder is not None else 1 for holder in holders]
         self._held = torch.tensor(held, device=device).view(-1, 1, 1, 1)
@@ -162,11 +183,11 @@ class Segments:
     new tokens of all sessions.
     """
 
-    def __init__(self, sessions: Sequence[Session], own: KVRows, shared: KVRows) -> None:
+    def __init__(self, sessions: Sequence[Session], own: Store, shared: Store) -> None:
         self.own, self.shared = own, shared
         self.sessions = sorted(sessions, key=lambda s: (s.prefix.row if s.prefix is not None else -1, s.row))
         device = own.device
-        own.reserve(0, max(len(s.ids) - s.prompt_length for s in sessions))
+        own.extend(sessions, [len(s.ids) - s.prompt_length for s in sessions])
         self.spans: list[tuple[int, int]] = []
         self._masks: dict[int | None, tuple[list[torch.Tensor | None], list[torch.Tensor | None]]] = {}
         size = 0
@@ -179,14 +200,15 @@ class Segments:
             rows += [session.row] * new
             columns += range(total - new, total)
         self.size = size
-        self.rows, self.columns = torch.tensor(rows, device=device), torch.tensor(columns, device=device)
+        self.places = own.places(rows, columns)
+        self.columns = torch.tensor(columns, device=device)
         lengths = [session.prompt_length for session in self.sessions]
         starts = torch.tensor([length for length, (a, b) in zip(lengths, self.spans, strict=True) for _ in range(a, b)])
-        self._places = self.columns + starts.to(device)
+        self._in_sequence = self.columns + starts.to(device)
         shifts = [
             torch.full((b - a,), session.shift) for session, (a, b) in zip(self.sessions, self.spans, strict=True)
         ]
-        self.positions = self._places + torch.cat(shifts).to(device)
+        self.positions = self._in_sequence + torch.cat(shifts).to(device)
         self.groups: list[tuple[Prefix, int, int]] = []  # each prompt with its queries [first, last)
         for prefix, members in groupby(zip(self.sessions, self.spans, strict=True), key=lambda pair: pair[0].prefix):
             spans = [span for _, span in members]
@@ -198,7 +220,7 @@ class Segments:
         if window not in self._masks:
             own = [self._masked(self.columns[a:b], int(self.columns[b - 1]) + 1, window) for a, b in self.spans]
             prompts = [
-                None if window is None else self._masked(self._places[a:b], len(prefix.ids), window)
+                None if window is None else self._masked(self._in_sequence[a:b], len(prefix.ids), window)
                 for prefix, a, b in self.groups
             ]
             self._masks[window] = own, prompts
@@ -215,7 +237,7 @@ class Segments:
 
     def attend(self, layer: int, query: torch.Tensor, rule: Rule) -> torch.Tensor:
         """Attend to own rows and prompts: query [H, m, D] -> [m, H, D]. Keys of the new tokens are stored already."""
-        if query.device.type != "cpu":
+        if query.device.type != "cpu" or not isinstance(self.own, KVRows) or not isinstance(self.shared, KVRows):
             return self._attend_one_by_one(layer, query, rule)
         key, value = self.own.keys[layer], self.own.values[layer]
         heads, groups = key.shape[1], query.shape[0] // key.shape[1]
@@ -242,10 +264,8 @@ class Segments:
         for session, (start, end) in zip(self.sessions, self.spans, strict=True):
             assert session.prefix is not None
             prompt, total = session.prompt_length, len(session.ids) - session.prompt_length
-            key, value = (
-                torch.cat([shared[layer][session.prefix.row, :, :prompt], own[layer][session.row, :, :total]], dim=1)
-                for shared, own in ((self.shared.keys, self.own.keys), (self.shared.values, self.own.values))
-            )
+            parts = self.shared.read(layer, session.prefix.row, prompt), self.own.read(layer, session.row, total)
+            key, value = (torch.cat(both, dim=1) for both in zip(*parts, strict=True))
             outputs.append(attend_tail(query[:, start:end], key, value, rule))
         return torch.cat(outputs, dim=1).transpose(0, 1)
 
@@ -255,11 +275,11 @@ class StepAttention:
 
     def __init__(
         self,
-        parts: Sequence[RowBatch | Segments],
+        parts: Sequence[Part],
         prompts: Sequence[Prefix],
         prompt_layout: PackedLayout | None,
-        own: KVRows,
-        shared: KVRows,
+        own: Store,
+        shared: Store,
         states: StepStates | None = None,
     ) -> None:
         """`states`: of a model that has mixers with a state."""
@@ -268,14 +288,13 @@ class StepAttention:
         self.tree = None if prompt_layout is None else PackedAttention(prompt_layout)
         self.continuing = sum(part.size for part in parts)
         """Number of tokens of all parts, which lie before the new prompts' tokens."""
-        if parts:
-            self.rows = torch.cat([part.rows for part in parts]) if len(parts) > 1 else parts[0].rows
-            self.columns = torch.cat([part.columns for part in parts]) if len(parts) > 1 else parts[0].columns
+        if len(parts) == 1:
+            self.places = parts[0].places  # the part's own, which it advances
+        elif parts:
+            self.places = tuple(torch.cat(some) for some in zip(*(part.places for part in parts), strict=True))
         if prompts:
-            lengths = torch.tensor([len(prefix.ids) for prefix in prompts])
-            rows = torch.tensor([prefix.row for prefix in prompts]).repeat_interleave(lengths)
-            columns = torch.cat([torch.arange(length) for length in lengths.tolist()])
-            self.prompt_rows, self.prompt_columns = rows.to(own.device), columns.to(own.device)
+            rows = [prefix.row for prefix in prompts for _ in prefix.ids]
+            self.prompt_places = shared.places(rows, [column for p in prompts for column in range(len(p.ids))])
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: Rule
@@ -283,11 +302,11 @@ class StepAttention:
         """Store the new keys and values and attend: query [H, T, D], key and value [K, T, D] -> [T, H, D]."""
         split = self.continuing
         if split:
-            self.own.write(layer, self.rows, self.columns, key[:, :split], value[:, :split])
+            self.own.write(layer, self.places, key[:, :split], value[:, :split])
         if self.tree is not None:
             expand = self.tree.layout.expand
             k, v = key[:, split:], value[:, split:]
-            self.shared.write(layer, self.prompt_rows, self.prompt_columns, k[:, expand], v[:, expand])
+            self.shared.write(layer, self.prompt_places, k[:, expand], v[:, expand])
         outputs = []
         start = 0
         for part in self.parts:

@@ -55,6 +55,10 @@ class Memory:
     used: int = 0
 
 
+Places = tuple[torch.Tensor, ...]
+"""Where a store keeps the keys and values of some tokens, as its `places` gives it."""
+
+
 class Holder(Protocol):
     """A session or prompt that can hold a row."""
 
@@ -148,6 +152,60 @@ def _common_length(left: Sequence[int], right: Sequence[int]) -> int:
     return low
 
 
+class Store(Protocol):
+    """Keys and values of holders, each in a row of its own: `KVRows`, or `agentrl.engines.embedded.pages.PagedRows`.
+
+    `tests/engines/test_stores.py` is the contract.
+    """
+
+    memory: Memory
+    device: torch.device
+    dtype: torch.dtype
+    holders: list[Holder | None]
+    """The holder of each row."""
+    used: int
+    """Number of rows that are held."""
+    states: list[torch.Tensor]
+    """States of the model's mixers, [rows, ...] each; empty where it has no such mixers."""
+    state_shapes: Sequence[StateShape]
+
+    def free(self) -> None:
+        """Free the memory and all rows."""
+        ...
+
+    def place(self, holder: Holder) -> None:
+        """Give a holder a row, unless it has a row."""
+        ...
+
+    def remove(self, holder: Holder) -> None:
+        """Take a holder's row away, if it has one."""
+        ...
+
+    def extend(self, holders: Sequence[Holder], columns: Sequence[int]) -> None:
+        """Make room for so many columns in the row of each holder. Raises CacheFull."""
+        ...
+
+    def arrange(self, active: Sequence[Holder]) -> None:
+        """Prepare for reading the rows of the active holders together. Rows may move."""
+        ...
+
+    def places(self, rows: Sequence[int], columns: Sequence[int]) -> Places:
+        """Find where the cells (rows[p], columns[p]) lie, whose room has been made."""
+        ...
+
+    def write(self, layer: int, places: Places, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Store key and value [K, P, D] of P tokens at their places."""
+        ...
+
+    def read(self, layer: int, row: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the first columns' keys and values of a row: [K, columns, D] each."""
+        ...
+
+    def copy_states(self, row: int, source: Store, source_row: int) -> None:
+        """Copy the states of a row of another store into a row."""
+        ...
+
+
 class KVRows:
     """Keys and values of every layer, each [rows, K, capacity, D]; rows and capacity grow on demand.
 
@@ -190,6 +248,10 @@ class KVRows:
 
     def _zeros(self, *shape: int) -> torch.Tensor:
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def extend(self, holders: Sequence[Holder], columns: Sequence[int]) -> None:
+        """Make room for so many columns in the row of each holder, and with it in all rows. Raises CacheFull."""
+        self.reserve(0, max(columns, default=0))
 
     def reserve(self, rows: int, columns: int) -> None:
         """Make room for at least so many rows and columns, and for up to twice the present ones where memory allows.
@@ -266,24 +328,39 @@ class KVRows:
                 second.row = row
 
     @torch.inference_mode()
-    def copy_states(self, row: int, source: KVRows, source_row: int) -> None:
+    def copy_states(self, row: int, source: Store, source_row: int) -> None:
         """Copy the states of a row of another store into a row."""
         for ours, its in zip(self.states, source.states, strict=True):
             ours[row] = its[source_row]
 
-    def write(
-        self, layer: int, rows: torch.Tensor, columns: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> None:
-        """Store key and value [K, P, D] of P tokens at (rows[p], columns[p])."""
+    def places(self, rows: Sequence[int], columns: Sequence[int]) -> Places:
+        """Return the rows and columns, [P] int64 each."""
+        return torch.tensor(rows, device=self.device), torch.tensor(columns, device=self.device)
+
+    def write(self, layer: int, places: Places, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Store key and value [K, P, D] of P tokens at their places."""
+        rows, columns = places
         self.keys[layer][rows, :, columns] = key.transpose(0, 1)
         self.values[layer][rows, :, columns] = value.transpose(0, 1)
+
+    def read(self, layer: int, row: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the first columns' keys and values of a row, views [K, columns, D]."""
+        return self.keys[layer][row, :, :columns], self.values[layer][row, :, :columns]
 
 
 class SessionCache:
     """All sessions and prefixes, and the stores in which their keys, values and states lie."""
 
-    def __init__(
-        self,
+    def __init__(self, own: Store, shared: Store, saved: Store, *, max_rows: int) -> None:
+        """Keep sessions in `own`, their first prompts in `shared`, and earlier states in `saved`."""
+        self.own, self.shared, self.saved = own, shared, saved
+        self.max_rows = max_rows
+        self.sessions: dict[str, Session] = {}
+        self.prefixes: dict[tuple[int, ...], Prefix] = {}
+
+    @classmethod
+    def of_rows(
+        cls,
         shapes: Sequence[tuple[int, int, int]],
         dtype: torch.dtype,
         device: torch.device,
@@ -291,15 +368,12 @@ class SessionCache:
         max_rows: int,
         max_bytes: int,
         state_shapes: Sequence[StateShape] = (),
-    ) -> None:
+    ) -> SessionCache:
+        """Make a cache whose stores are tensors of whole rows, for any model. `shapes` as `KVRows` has them."""
         aside = max_bytes // 4 if state_shapes else 0
         memory = Memory(max_bytes - aside)
-        self.own = KVRows(shapes, dtype, device, memory, state_shapes)
-        self.shared = KVRows(shapes, dtype, device, memory, state_shapes)
-        self.saved = KVRows((), dtype, device, Memory(aside), state_shapes)
-        self.max_rows = max_rows
-        self.sessions: dict[str, Session] = {}
-        self.prefixes: dict[tuple[int, ...], Prefix] = {}
+        own, shared = (KVRows(shapes, dtype, device, memory, state_shapes) for _ in range(2))
+        return cls(own, shared, KVRows((), dtype, device, Memory(aside), state_shapes), max_rows=max_rows)
 
     def take(self, name: str, ids: Sequence[int]) -> tuple[Session, int]:
         """Make `ids` the tokens of a session, a new one if need be. Return it and the number of tokens it had already.
@@ -378,7 +452,7 @@ class SessionCache:
         self.prefixes.pop(prefix.ids, None)
         self.prefixes[prefix.ids] = prefix
 
-    def _evict(self, store: KVRows, holders: Iterable[Session | Prefix]) -> None:
+    def _evict(self, store: Store, holders: Iterable[Session | Prefix]) -> None:
         """Free the row of the least recently used holder of a full store that nobody needs now, if any."""
         if store.used < self.max_rows:
             return

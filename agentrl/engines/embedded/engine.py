@@ -28,8 +28,10 @@ from agentrl.engines.contract import (
     outside_vocabulary,
 )
 from agentrl.engines.embedded.cache import CacheFull, SessionCache
+from agentrl.engines.embedded.pages import paged_cache
+from agentrl.engines.embedded.request import Request
 from agentrl.engines.embedded.shapes import cache_shapes, free_memory
-from agentrl.engines.embedded.step import Request, StepRunner
+from agentrl.engines.embedded.step import StepRunner
 from agentrl.engines.embedded.vision import ImageNumbers, hold_images
 from agentrl.engines.inspection import Difference, checksum
 from agentrl.engines.weights import SyncReport, Weights
@@ -59,6 +61,7 @@ class EmbeddedEngine:
         seed: int = 0,
         max_cache_bytes: int | None = None,
         records_experts: bool = False,
+        graphs: bool | None = None,
     ) -> None:
         """Build an engine over a model, which a trainer may hold, too.
 
@@ -72,6 +75,8 @@ class EmbeddedEngine:
             max_cache_bytes: memory for keys, values and states; None: half of the free memory. With less than the
                 running requests need, fewer run at once.
             records_experts: return the experts of a mixture to which each token was sent.
+            graphs: keep keys and values in pages, and decode by programs of fixed buffers, which a GPU replays as
+                graphs; None: on a GPU. Models with states, and recorded experts, run without.
 
         Raises ConfigError when the model's attention cannot be run from the engine's cache, or its experts cannot be
         recorded.
@@ -87,11 +92,13 @@ class EmbeddedEngine:
         self._next_seed = (1 << 63) + (seed << 32)
         shapes, states = cache_shapes(self.model, max_model_len)
         limit = free_memory(model.device) // 2 if max_cache_bytes is None else max_cache_bytes
-        self._cache = SessionCache(
-            shapes, model.dtype, model.device, max_rows=2 * max_num_seqs, max_bytes=limit, state_shapes=states
-        )
+        rows, where = 2 * max_num_seqs, (model.dtype, model.device)
+        if (model.device.type == "cuda" if graphs is None else graphs) and not states and not records_experts:
+            self._cache = paged_cache(shapes, *where, max_rows=rows, max_bytes=limit)
+        else:
+            self._cache = SessionCache.of_rows(shapes, *where, max_rows=rows, max_bytes=limit, state_shapes=states)
         self._most = max_num_seqs  # requests that run at once, fewer after the cache was full
-        self._runner = StepRunner(self.model, self._cache, records_experts=records_experts)
+        self._runner = StepRunner(self.model, self._cache, max_model_len=max_model_len, records_experts=records_experts)
         self._numbers = ImageNumbers()
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
@@ -163,17 +170,11 @@ class EmbeddedEngine:
 
     def _step(self) -> bool:
         """Run one step; True when a request ended."""
-        ended = []
         try:
             self._admit()
             if self.model.training:
                 self.model.eval()
-            requests, tokens, logprobs = self._runner.run(self._running)
-            if not math.isfinite(sum(logprobs)):
-                raise FloatingPointError("the model's logits are not finite")
-            for request, token, logprob in zip(requests, tokens, logprobs, strict=True):
-                if self._append(request, token, logprob):
-                    ended.append(request)
+            ended = self._record(*self._runner.run(self._running))
         except CacheFull as error:
             self._relieve(error)
             return True
@@ -183,6 +184,23 @@ class EmbeddedEngine:
         if ended:
             self._leave(ended)
         return bool(ended)
+
+    def _record(self, requests: Sequence[Request], tokens: Sequence[int], logprobs: Sequence[float]) -> list[Request]:
+        """Record a step's sampled tokens. Return the requests that have ended."""
+        if not math.isfinite(sum(logprobs)):
+            raise FloatingPointError("the model's logits are not finite")
+        sampled = zip(requests, tokens, logprobs, strict=True)
+        return [request for request, token, logprob in sampled if self._append(request, token, logprob)]
+
+    def _settle(self) -> None:
+        """Record the step that runs ahead, if any, before something changes that it depends on."""
+        found = self._runner.settle()
+        if found is None:
+            return
+        try:
+            self._leave(self._record(*found))
+        except Exception as error:
+            self._fail(error)
 
     def _admit(self) -> None:
         """Let waiting requests join, while there is room in the batch and in the step."""
@@ -259,6 +277,7 @@ class EmbeddedEngine:
                 request.future.set_exception(failure)
         self._leave(failed)
         self._cache.free()
+        self._runner.drop()
 
     def _relieve(self, error: CacheFull) -> None:
         """Start over with half as many requests at once, since the cache is full; until the next flush."""
@@ -273,6 +292,7 @@ class EmbeddedEngine:
     # Control
 
     async def abort(self, session: str | None = None) -> None:
+        self._settle()
         self._abort([r for r in (*self._running, *self._waiting) if session is None or r.session.name == session])
 
     def _abort(self, requests: Sequence[Request]) -> None:
@@ -292,6 +312,7 @@ class EmbeddedEngine:
     async def pause(self, mode: PauseMode = "abort") -> None:
         """See `RolloutEngine.pause`. abort ends the requests that wait, too."""
         self._paused = True
+        self._settle()
         if mode == "abort":
             self._abort([*self._running, *self._waiting])
         elif mode == "in_place":
@@ -336,6 +357,7 @@ class EmbeddedEngine:
                 )
             names.setdefault(id(target), []).append(name)
         self._check_tied(weights, [group for group in names.values() if len(group) > 1])
+        self._settle()
         size = 0
         with torch.no_grad():
             for name, tensor in weights.read():  # one at a time: they may be made as they are read
@@ -379,19 +401,19 @@ class EmbeddedEngine:
                     raise ValueError(f"update_weights: {first} and {name} are tied but differ; nothing was changed")
 
     async def flush_cache(self) -> None:
+        self._settle()
         self._most, self._cache.max_rows = self.max_num_seqs, 2 * self.max_num_seqs
         self._cache.flush(request.session for request in self._running)
         self._runner.disturb()
 
     async def sleep(self) -> None:
-        """See `RolloutEngine.sleep`. The weights stay, without their blocked copies."""
+        """See `RolloutEngine.sleep`. The weights stay, without their blocked copies, and programs go."""
+        self._settle()
         if self._running:
             raise EngineError(f"sleep: {len(self._running)} requests are running; pause with mode abort or retract")
         self._asleep = True
         self._cache.free()
-        if self._runner.blocked is not None:
-            self._runner.blocked.drop()
-        self._runner.disturb()
+        self._runner.drop()
 
     async def wake(self) -> None:
         self._asleep = False
@@ -404,3 +426,4 @@ class EmbeddedEngine:
         self._closed = True
         self._abort([*self._running, *self._waiting])
         self._cache.free()
+        self._runner.drop()

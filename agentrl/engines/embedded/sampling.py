@@ -11,7 +11,9 @@ import torch
 from agentrl.engines.contract import SamplingParams
 
 Words = npt.NDArray[np.uint64]
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_GOLDEN, *_FACTORS = (np.uint64(word) for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_SIGNED = [int(word.astype(np.int64)) for word in (_GOLDEN, *_FACTORS)]
+"""The same words as int64, in which products wrap alike."""
 
 
 def uniforms(seeds: Words, positions: Words) -> npt.NDArray[np.float64]:
@@ -26,9 +28,27 @@ def uniforms(seeds: Words, positions: Words) -> npt.NDArray[np.float64]:
 
 
 def _mix(z: Words) -> Words:
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z = (z ^ (z >> np.uint64(30))) * _FACTORS[0]
+    z = (z ^ (z >> np.uint64(27))) * _FACTORS[1]
     return z ^ (z >> np.uint64(31))
+
+
+def uniforms_on_device(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Hash as `uniforms` does, bit for bit, where the tensors are: both int64 [N] -> float64 [N]."""
+    golden = _SIGNED[0]
+    mixed = _mix_on_device(_mix_on_device(seeds + golden) + (positions + 1) * golden)
+    return _shifted(mixed, 24).double() * 2.0**-40
+
+
+def _mix_on_device(z: torch.Tensor) -> torch.Tensor:
+    z = (z ^ _shifted(z, 30)) * _SIGNED[1]
+    z = (z ^ _shifted(z, 27)) * _SIGNED[2]
+    return z ^ _shifted(z, 31)
+
+
+def _shifted(z: torch.Tensor, bits: int) -> torch.Tensor:
+    """Shift the words of int64 [N] right, as if they had no sign."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
 class Sampler:
@@ -71,18 +91,47 @@ class Sampler:
 
     def _draw(self, logprobs: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
         """Find the token at which the cumulated probability first exceeds the row's number: [N, V], [N, 1] -> [N]."""
-        if self.cut is None:
-            return _invert(logprobs.exp(), numbers)
         tokens = _invert(logprobs.exp(), numbers)
-        ranked, order = logprobs[self.cut].sort(stable=True, dim=-1, descending=True)
-        weights = ranked.double().exp()
-        # A token stays while the more probable ones before it have not reached top_p, so the first always stays.
-        outside = weights.cumsum(-1) - weights >= self.top_p
-        ranks = torch.arange(weights.shape[1], device=self.device)
-        outside |= (self.top_k > 0) & (ranks >= self.top_k)
-        place = _invert(weights.masked_fill(outside, 0.0), numbers[self.cut])
-        tokens[self.cut] = order.gather(1, place[:, None])[:, 0]
+        if self.cut is not None:
+            tokens[self.cut] = _draw_among_likeliest(logprobs[self.cut], numbers[self.cut], self.top_p, self.top_k)
         return tokens
+
+
+def sample_rows(
+    logits: torch.Tensor,
+    numbers: torch.Tensor,
+    temperatures: torch.Tensor,
+    greedy: torch.Tensor,
+    likeliest: tuple[torch.Tensor, torch.Tensor] | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sample as `Sampler.sample` does, without a look at the parameters: tokens [N] int64, log-probs [N] float32.
+
+    logits [N, V] float32, numbers [N, 1] float64, temperatures [N, 1] float32, greedy [N] bool. likeliest: top-p
+    [N, 1] float64 and top-k [N, 1] int64 of each row; None where no row has one of them.
+    """
+    logits = logits / temperatures
+    logprobs = logits.log_softmax(-1)
+    tokens = _invert(logprobs.exp(), numbers)
+    if likeliest is not None:
+        top_p, top_k = likeliest
+        cut = ((top_p < 1) | (top_k > 0))[:, 0]
+        tokens = torch.where(cut, _draw_among_likeliest(logprobs, numbers, top_p, top_k), tokens)
+    tokens = torch.where(greedy, logits.argmax(-1), tokens)
+    return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
+
+
+def _draw_among_likeliest(
+    logprobs: torch.Tensor, numbers: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor
+) -> torch.Tensor:
+    """Draw from the tokens that top-p and top-k leave: log-probs [N, V], all others [N, 1] -> tokens [N]."""
+    ranked, order = logprobs.sort(stable=True, dim=-1, descending=True)
+    weights = ranked.double().exp()
+    # A token stays while the more probable ones before it have not reached top_p, so the first always stays.
+    outside = weights.cumsum(-1) - weights >= top_p
+    ranks = torch.arange(weights.shape[1], device=weights.device)
+    outside |= (top_k > 0) & (ranks >= top_k)
+    place = _invert(weights.masked_fill(outside, 0.0), numbers)
+    return order.gather(1, place[:, None])[:, 0]
 
 
 def _invert(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch
 from transformers import Cache, DynamicCache, PretrainedConfig
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
-from agentrl.engines.embedded.cache import STATE_KINDS, KVRows, Prefix, Session, StateShape
+from agentrl.engines.embedded.cache import STATE_KINDS, Prefix, Session, StateShape, Store
 from agentrl.model.attention import Mixer
 
 _Members = list[tuple[int, int]]
@@ -37,7 +37,7 @@ def state_shapes(states: Cache) -> list[StateShape]:
 class _Batch:
     """Sequences of one store that take equally many new tokens in a step."""
 
-    def __init__(self, config: PretrainedConfig, store: KVRows, fresh: bool, new: int, members: _Members) -> None:
+    def __init__(self, config: PretrainedConfig, store: Store, fresh: bool, new: int, members: _Members) -> None:
         """`fresh`: the sequences begin with these `new` tokens each; else they continue from their row's states."""
         self.store = store
         rows, places = zip(*members, strict=True)
@@ -79,8 +79,8 @@ class StepStates:
         config: PretrainedConfig,
         sessions: Sequence[Session],
         prompts: Sequence[Prefix],
-        own: KVRows,
-        shared: KVRows,
+        own: Store,
+        shared: Store,
     ) -> None:
         """`sessions` and `prompts`: in the order of their tokens in the step."""
         self._own, self._shared = own, shared
@@ -113,7 +113,7 @@ class StepStates:
 
 def _batches(
     config: PretrainedConfig,
-    store: KVRows,
+    store: Store,
     fresh: bool,
     lengths: Sequence[int],
     rows: Sequence[int],

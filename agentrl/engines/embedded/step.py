@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from agentrl.engines.contract import Generation, SamplingParams
-from agentrl.engines.embedded.attention import RowBatch, Segments, StepAttention
+from agentrl.engines.embedded.attention import Part, RowBatch, Segments, StepAttention
 from agentrl.engines.embedded.blocked import BlockedLayers
-from agentrl.engines.embedded.cache import Prefix, Session, SessionCache
+from agentrl.engines.embedded.cache import KVRows, Prefix, Session, SessionCache
+from agentrl.engines.embedded.decoding import Decoder, Sampled, decodes
+from agentrl.engines.embedded.paged_attention import PagedTokens, attend_copies, kernel_for
+from agentrl.engines.embedded.pages import PAGE, PagedRows
+from agentrl.engines.embedded.request import Request
 from agentrl.engines.embedded.sampling import Sampler
 from agentrl.engines.embedded.states import StepStates
 from agentrl.engines.embedded.vision import Span, StepImages
@@ -30,32 +33,6 @@ if TYPE_CHECKING:
 
 _SHORT = 32
 """Up to so many new tokens a session shares a padded batch with others; more get attention calls of their own."""
-
-
-@dataclass(slots=True, eq=False)
-class Request:
-    """One call of generate. Its sampled ids are the session's tokens from `start` on."""
-
-    session: Session
-    params: SamplingParams
-    seed: int
-    future: asyncio.Future[Generation]
-    start: int
-    stop_ids: frozenset[int]
-    stop_window: int
-    """Number of last tokens that can hold a stop string which the last one completes."""
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[tuple[int, int]] = field(default_factory=list)
-    """(version, first token that it sampled)"""
-    cached_tokens: int = -1
-    """Tokens of the prompt found in the cache; -1 before the request is first scheduled."""
-    in_place: bool = False
-    """True while it is paused with its keys and values kept, and has not continued yet."""
-
-    @property
-    def new_tokens(self) -> int:
-        """Tokens of the session that have no keys and values yet."""
-        return len(self.session.ids) - self.session.cached
 
 
 @dataclass(slots=True)
@@ -123,16 +100,31 @@ class StepRunner:
     advanced from step to step, not rebuilt.
     """
 
-    def __init__(self, model: PreTrainedModel, cache: SessionCache, *, records_experts: bool = False) -> None:
+    def __init__(
+        self, model: PreTrainedModel, cache: SessionCache, *, max_model_len: int, records_experts: bool = False
+    ) -> None:
         """records_experts: of a model that has been given to `follow_routes`."""
         self.model = model
         self.cache = cache
         self.records_experts = records_experts
         self.blocked = BlockedLayers.from_model(model)
         self._head = head_of(model)
+        self._many = partial(Segments, own=cache.own, shared=cache.shared)
         self._of_token: tuple[tuple[int, ...], torch.dtype] | None = None
         """Shape and type of a token's experts, once some were recorded."""
         self._steady: _DecodingBatch | None = None
+        self._decoder: Decoder | None = None
+        """Runs all decoding where keys and values are in pages."""
+        own, shared = cache.own, cache.shared
+        if isinstance(own, PagedRows) and isinstance(shared, PagedRows):
+            attend = kernel_for(own.device, own.pool.widths)
+            # The last page of a prompt, and the last of a session, may be part-filled.
+            pages = None if attend is attend_copies else -(-max_model_len // PAGE) + 1
+            self._decoder = Decoder(model, own, shared, attend, pages)
+            self._few: Callable[[Sequence[Session]], Part] = partial(PagedTokens, own=own, shared=shared, attend=attend)
+        else:
+            assert isinstance(own, KVRows) and isinstance(shared, KVRows)
+            self._few = partial(RowBatch, own=own, shared=shared)
 
     def experts_of(self, session: Session) -> Experts | None:
         """Return the experts of all tokens but the last: [n, L, k] uint8 or int16; None if they are not recorded."""
@@ -147,9 +139,32 @@ class StepRunner:
         """Note that the running requests or their rows have changed."""
         self._steady = None
 
+    def settle(self) -> Sampled | None:
+        """Return the results of a step that runs already, whose requests are still those that run; None without one.
+
+        What changes weights, or rows of requests that run, calls this first.
+        """
+        return None if self._decoder is None else self._decoder.settle()
+
+    def drop(self) -> None:
+        """Free what only helps to compute, and forget a step that runs already."""
+        if self.blocked is not None:
+            self.blocked.drop()
+        if self._decoder is not None:
+            self._decoder.drop()
+        self.disturb()
+
     @torch.inference_mode()
-    def run(self, running: Sequence[Request]) -> tuple[list[Request], list[int], list[float]]:
-        """Run a step. Return the requests in its order, the token sampled for each, and the token's log-prob."""
+    def run(self, running: Sequence[Request]) -> Sampled:
+        """Run a step. Return the requests in its order, the token sampled for each, and the token's log-prob.
+
+        Over pages, requests that decode wait while others compute more than one token.
+        """
+        if self._decoder is not None:
+            found = self._decoder.step(running)
+            if found is not None:
+                return found
+            running = [request for request in running if not decodes(request)]
         with nullcontext() if self.blocked is None else self.blocked.used():
             if self._steady is None:
                 requests, sampler, hidden = self._mixed(running)
@@ -188,8 +203,8 @@ class StepRunner:
         long = [r for r in by_row if r.new_tokens > _SHORT]
         long.sort(key=lambda r: r.session.prefix.row if r.session.prefix else -1)  # `Segments` joins them by prompt
         ready = [r for r in running if r.new_tokens == 0]  # sample from the last hidden state of their prompt
-        kinds = ((RowBatch, decoding), (RowBatch, short), (Segments, long))
-        parts = [kind([r.session for r in group], cache.own, cache.shared) for kind, group in kinds if group]
+        kinds = ((self._few, decoding), (self._few, short), (self._many, long))
+        parts: list[Part] = [kind([r.session for r in group]) for kind, group in kinds if group]
         continuing = sum(part.size for part in parts)
         images = _step_images(parts, prompts, device)
         stateful = bool(cache.own.states)
@@ -230,7 +245,7 @@ class StepRunner:
 
     def _forward(
         self,
-        parts: Sequence[RowBatch | Segments],
+        parts: Sequence[Part],
         new: _NewPrompts | None,
         attention: StepAttention,
         images: StepImages | None,
@@ -272,7 +287,7 @@ class StepRunner:
                 prompts.append(prefix)
             session.cached = max(session.cached, session.prompt_length)
         if prompts:
-            self.cache.shared.reserve(0, max(len(prefix.ids) for prefix in prompts))
+            self.cache.shared.extend(prompts, [len(prefix.ids) for prefix in prompts])
         decoding = [request.session for request in running if request.new_tokens == 1]
         prefixes = {id(session.prefix): session.prefix for session in decoding if session.prefix is not None}
         self.cache.own.arrange(decoding)  # may move the rows of all others, too
@@ -296,9 +311,7 @@ def _keep_experts(sessions: Sequence[Session], rows: Sequence[bytes]) -> None:
         place += len(new)
 
 
-def _step_images(
-    parts: Sequence[RowBatch | Segments], prompts: Sequence[Prefix], device: torch.device
-) -> StepImages | None:
+def _step_images(parts: Sequence[Part], prompts: Sequence[Prefix], device: torch.device) -> StepImages | None:
     """Find the images among the new tokens of sessions and in new prompts; None without images."""
     spans: list[Span] = [(s, s.cached, len(s.ids)) for part in parts for s in part.sessions]
     spans += [(prefix, 0, len(prefix.ids)) for prefix in prompts]
