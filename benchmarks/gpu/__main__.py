@@ -31,7 +31,7 @@ PARTS = (
     ("update-7B", "update", 300, "model FLOP utilisation at 7 B", ("--shape", "7B")),
     ("shared", "shared", 240, "common beginnings computed once, at 0.5 B", ("--shape", "0.5B")),
     ("shared-1.5B", "shared", 300, "common beginnings computed once, at 1.5 B", ("--shape", "1.5B")),
-    ("engine", "engine", 180, "the embedded engine's tokens a second", ()),
+    ("engine", "engine", 300, "the embedded engine's tokens a second", ()),
     ("log-probs", "logprobs", 120, "log-probs of packed sequences against padded ones", ()),
     ("memory", "footprint", 150, "memory seen against the arithmetic of docs/scale.md", ()),
     ("offload", "offload", 180, "what offloading costs and frees", ()),

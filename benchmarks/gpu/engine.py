@@ -1,22 +1,28 @@
 """Tokens a second of the embedded engine: prefill, and decoding at several batch sizes.
 
-Beside each: transformers' own generate on the same prompts, and the least time of a decoding step, in which the weights
-and the keys and values of all requests are read once at the rate of a copy.
+Each batch runs with graphs, without them, and by transformers' own generate on the same prompts. The least time of a
+decoding step is the time in which the weights and the keys and values of all requests are read once, at the rate of a
+copy. The operations of a step are counted as torch dispatches them; a graph replays them in one launch.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel, Qwen2ForCausalLM
 
 from agentrl.engines.contract import SamplingParams
+from agentrl.engines.embedded.decoding import Decoder, DecodingProgram
 from agentrl.engines.embedded.engine import EmbeddedEngine
+from agentrl.engines.embedded.step import StepRunner
 from agentrl.model.packed import load_model
 from agentrl.plan import sizing
 from agentrl.plan.sizing import ModelShape
@@ -33,19 +39,21 @@ from benchmarks.gpu.part import (
 from benchmarks.gpu.states import policy_folder
 from benchmarks.training.update_utilization import SHAPES
 
-BATCHES, PROMPT, NEW = (1, 16, 64, 256), 512, 128
+BATCHES, PROMPT, NEW = (1, 4, 16, 64, 256, 512), 512, 128
 TINY_BATCHES, TINY_PROMPT, TINY_NEW = (1, 4), 32, 8
 MOST_OF_TRANSFORMERS = 64
 """Requests at once that transformers' generate is tried with."""
 
 
-def generate(model: PreTrainedModel, prompts: list[list[int]], new: int, device: str) -> tuple[float, float]:
-    """Seconds of all prompts at once with one new token each, and with `new` of them."""
+def generate(
+    model: PreTrainedModel, prompts: list[list[int]], new: int, device: str, *, graphs: bool
+) -> tuple[float, float]:
+    """Seconds of all prompts at once with one new token each, and with `new` of them, once graphs are captured."""
 
     async def work() -> tuple[float, float]:
-        engine = EmbeddedEngine(model, max_num_seqs=len(prompts), max_model_len=len(prompts[0]) + new)
+        engine = EmbeddedEngine(model, max_num_seqs=len(prompts), max_model_len=len(prompts[0]) + new, graphs=graphs)
         spent = []
-        for count in (1, new):
+        for count in (2, 1, new):
             asked = SamplingParams(count, temperature=1.0)
             names = [f"{count} tokens, {number}" for number in range(len(prompts))]
             pairs = zip(prompts, names, strict=True)
@@ -57,9 +65,43 @@ def generate(model: PreTrainedModel, prompts: list[list[int]], new: int, device:
             for name in names:
                 await engine.release(name)
         await engine.close()
-        return spent[0], spent[1]
+        return spent[1], spent[2]
 
     return asyncio.run(work())
+
+
+class _Counted(TorchDispatchMode):
+    """Counts the operations that torch dispatches."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operations(model: PreTrainedModel, *, graphs: bool) -> int:
+    """Operations of the last step of an answer, dispatched one by one."""
+    found: list[int] = []
+    owner, name = (DecodingProgram, "compute") if graphs else (StepRunner, "run")
+    plain = getattr(owner, name)
+
+    def counted(*given: object) -> object:
+        with _Counted() as mode:
+            answer = plain(*given)
+        found.append(mode.count)
+        return answer
+
+    async def work() -> None:
+        engine = EmbeddedEngine(model, max_num_seqs=1, max_model_len=64, graphs=graphs)
+        with mock.patch.object(owner, name, counted), mock.patch.object(Decoder, "_capture"):
+            await engine.generate([1, 2, 3], SamplingParams(6), "counted")
+        await engine.close()
+
+    asyncio.run(work())
+    return found[-1]
 
 
 @torch.no_grad()
@@ -91,23 +133,26 @@ def compare(asked: Setting, shape: ModelShape, folder: Path) -> None:
     batches, length, new = (TINY_BATCHES, TINY_PROMPT, TINY_NEW) if asked.tiny else (BATCHES, PROMPT, NEW)
     bandwidth, each = copy_bandwidth(device), getattr(torch, asked.dtype).itemsize
     generator = torch.Generator().manual_seed(0)
-    found: dict[int, float] = {}
+    found: dict[tuple[int, bool], float] = {}
     model = load_model(str(folder), dtype=asked.dtype, device=device)
     prompts = torch.randint(1, shape.vocab, (max(batches), length), generator=generator).tolist()
-    generate(model, prompts[:1], 2, device)  # warms up
+    row("operations of a step", one_by_one=operations(model, graphs=False), captured=operations(model, graphs=True))
     for batch in batches:
-        with out_of_memory_is_a_row(f"{batch} requests"):
-            prefill, whole = generate(model, prompts[:batch], new, device)
-            found[batch] = (whole - prefill) / (new - 1)
-            least = least_step(shape, batch * (length + new // 2), bandwidth, each)
-            row(
-                f"{batch} requests",
-                prefill_tokens_a_second=batch * length / prefill,
-                decoded_tokens_a_second=batch / found[batch],
-                ms_a_step=found[batch] * 1e3,
-                least_ms_a_step=least * 1e3,
-                of_the_least=least / found[batch],
-            )
+        for graphs in (True, False):
+            label = f"{batch} requests" + ("" if graphs else ", without graphs")
+            with out_of_memory_is_a_row(label):
+                prefill, whole = generate(model, prompts[:batch], new, device, graphs=graphs)
+                step = found[batch, graphs] = (whole - prefill) / (new - 1)
+                least = least_step(shape, batch * (length + new // 2), bandwidth, each)
+                row(
+                    label,
+                    prefill_tokens_a_second=batch * length / prefill,
+                    decoded_tokens_a_second=batch / step,
+                    ms_a_step=step * 1e3,
+                    least_ms_a_step=least * 1e3,
+                    of_the_least=least / step,
+                    times_with_graphs=None if graphs or (batch, True) not in found else step / found[batch, True],
+                )
     del model
     free()
     plain = Qwen2ForCausalLM.from_pretrained(folder, dtype=getattr(torch, asked.dtype))
@@ -123,7 +168,7 @@ def compare(asked: Setting, shape: ModelShape, folder: Path) -> None:
                 prefill_tokens_a_second=batch * length / prefill,
                 decoded_tokens_a_second=batch / step,
                 ms_a_step=step * 1e3,
-                times_the_engine=step / found[batch] if batch in found else None,
+                times_the_engine=step / found[batch, True] if (batch, True) in found else None,
             )
 
 

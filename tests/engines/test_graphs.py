@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl.engines.contract import Generation, PauseMode, SamplingParams
-from agentrl.engines.embedded.cache import Memory, Prefix, Session
+from agentrl.engines.embedded.cache import CacheFull, Memory, Prefix, Session
 from agentrl.engines.embedded.decoding import DecodingProgram
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.engines.embedded.paged_attention import PagedTokens, attend_copies, attend_in_place
@@ -179,11 +179,13 @@ def own_logprobs(model: PreTrainedModel, prompt: list[int], ids: list[int], temp
 class Play:
     """A random schedule: trajectories of several turns, and what happens meanwhile."""
 
-    def __init__(self, model: PreTrainedModel, seed: int, cells: int) -> None:
+    def __init__(self, model: PreTrainedModel, seed: int, *, crowded: bool = False) -> None:
+        """crowded: more trajectories than the cache has room for."""
         self.random = random.Random(seed)
-        self.engine = EmbeddedEngine(
-            model, max_num_seqs=self.random.choice([2, 5, 16]), max_model_len=512, graphs=True, max_cache_bytes=cells
-        )
+        most = 16 if crowded else self.random.choice([2, 5, 16])
+        self.count = 20 if crowded else self.random.choice([1, 4, 20])
+        cells = 400_000 if crowded or seed % 2 else 1 << 30
+        self.engine = EmbeddedEngine(model, max_num_seqs=most, max_model_len=512, graphs=True, max_cache_bytes=cells)
         self.found: list[tuple[list[int], SamplingParams, Generation]] = []
 
     def params(self) -> SamplingParams:
@@ -232,10 +234,8 @@ class Play:
                     await update()
 
     async def run(self, update: Callable[[], Any] | None = None) -> None:
-        count = self.random.choice([1, 4, 20])
-        await asyncio.wait_for(
-            asyncio.gather(self.meddle(update), *(self.trajectory(f"t{i}") for i in range(count))), 300
-        )
+        trajectories = (self.trajectory(f"t{i}") for i in range(self.count))
+        await asyncio.wait_for(asyncio.gather(self.meddle(update), *trajectories), 300)
         await self.engine.close()
 
 
@@ -245,13 +245,22 @@ SCHEDULES = 8
 @pytest.mark.slice(1, "soak")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("part", range(250))
-async def test_whatever_happens_tokens_are_those_of_the_engine_over_rows(model: PreTrainedModel, part: int) -> None:
+async def test_whatever_happens_tokens_are_those_of_the_engine_over_rows(
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
+    full: list[CacheFull] = []
+    relieve = EmbeddedEngine._relieve
+
+    def relieved(engine: EmbeddedEngine, error: CacheFull) -> None:
+        full.append(error)
+        relieve(engine, error)
+
+    monkeypatch.setattr(EmbeddedEngine, "_relieve", relieved)
     plain = EmbeddedEngine(model, max_num_seqs=1, max_model_len=512, graphs=False)
-    full = 0
-    for seed in range(part * SCHEDULES, (part + 1) * SCHEDULES):
-        play = Play(model, seed, [1 << 30, 500_000][seed % 2])
+    first = part * SCHEDULES
+    for seed in range(first, first + SCHEDULES):
+        play = Play(model, seed, crowded=seed == first)
         await play.run()
-        full += play.engine._most < play.engine.max_num_seqs
         for ids, params, got in play.found:
             expected = await plain.generate(ids, params, "one")
             count = len(got.ids)
@@ -271,7 +280,7 @@ async def test_each_token_is_of_the_weights_that_its_step_began_with(model: PreT
         one.load_state_dict(state, strict=False)  # the tied head is its embedding
     changed = 0
     for seed in range(12):
-        play = Play(model, seed, 1 << 30)
+        play = Play(model, 2 * seed)
         await play.engine.update_weights(Weights.from_tensors(states[0].items()), 0)
         version = 0
 

@@ -264,10 +264,25 @@ class SGLangKwargs(Section):
     """Further arguments of the SGLang servers under SGLang's own names, e.g. attention_backend: fa3."""
 
 
+class EmbeddedKwargs(Section):
+    """`actor_rollout_ref.rollout.engine_kwargs.embedded.*`"""
+
+    graphs: Annotated[bool, OnlyWith("name=embedded")] = True
+    """On a GPU, keep keys and values in pages, and replay steps of decoding as graphs. false: operation by operation,
+    as models with states and recorded experts run anyway."""
+
+
 class EngineKwargs(SGLangKwargs):
     """`actor_rollout_ref.rollout.engine_kwargs.*`"""
 
-    vllm: Annotated[dict[str, Any], VLLM, NotAmong(SET_BY_VLLM, plain_name), ARGUMENTS] = Field(default_factory=dict)
+    embedded: EmbeddedKwargs = EmbeddedKwargs()
+    sglang: Annotated[dict[str, Any], SERVERS, STARTED, NotAmong(SET_BY, plain_name), ARGUMENTS] = Field(
+        default_factory=dict
+    )
+    """Further arguments of the SGLang servers under SGLang's own names, e.g. attention_backend: fa3."""
+    vllm: Annotated[dict[str, Any], VLLM, STARTED, NotAmong(SET_BY_VLLM, plain_name), ARGUMENTS] = Field(
+        default_factory=dict
+    )
     """Further arguments of the vLLM servers under vLLM's own names, e.g. enable_expert_parallel: true."""
 
 
@@ -313,7 +328,7 @@ class RolloutConfig(Section):
     gpu_memory_utilization: Annotated[float, SERVERS, STARTED, DEVICE] = Field(0.5, gt=0, le=1)
     """Part of a GPU's memory that a server takes for weights and KV cache together. Half leaves room for the policy on
     the same GPU; servers with GPUs of their own can take 0.85."""
-    engine_kwargs: Annotated[EngineKwargs, SERVERS, STARTED] = EngineKwargs()
+    engine_kwargs: EngineKwargs = EngineKwargs()
     server_urls: Annotated[ServerURLs | None, SERVERS, Uses("hosts")] = None
     """Servers that run already and are attached to, e.g. [http://node1:30000,http://node2:30000]; null: servers
     are started. They must serve the policy's model."""

@@ -86,7 +86,7 @@ class Part(Protocol):
     size: int
     """T"""
     places: Places
-    """Where the tokens' keys and values are stored."""
+    """The places of the tokens' keys and values in the store."""
     positions: torch.Tensor
     """[T] int64"""
 

@@ -56,7 +56,7 @@ class Memory:
 
 
 Places = tuple[torch.Tensor, ...]
-"""Where a store keeps the keys and values of some tokens, as its `places` gives it."""
+"""The places of some tokens' keys and values in a store, as its `places` gives them."""
 
 
 class Holder(Protocol):

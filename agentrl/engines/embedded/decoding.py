@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 Sampled = tuple[list[Request], list[int], list[float]]
 """Requests of a step, the token that was sampled for each, and the token's log-prob."""
 
-# Columns of a program's table [R, _PAGES + P] int64. Those of _TEMPERATURE and _TOP_P hold the bits of a float64.
+# Columns of a program's table [R, _PAGES + P] int64. _TEMPERATURE and _TOP_P hold the bits of a float64.
 _ID, _COLUMN, _PROMPT, _PROMPT_PAGES, _SHIFT, _SEED, _GREEDY, _TOP_K, _TEMPERATURE, _TOP_P, _PAGES = range(11)
 _SAMPLED = -1
 """An id: the token that the step before has sampled."""

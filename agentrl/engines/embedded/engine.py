@@ -8,6 +8,7 @@ the other coroutines run. Every change of its state (abort, pause, new weights) 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections import deque
@@ -40,6 +41,8 @@ from agentrl.model.packed import use_packed_attention
 from agentrl.model.routing import follow_routes
 from agentrl.model.vision import takes_images
 from agentrl.trajectory import PlacedImage, VersionSpan
+
+logger = logging.getLogger(__name__)
 
 _TURNS_OF_LOOP = 6
 """Turns of the event loop after a request has ended: enough for a tool in this process to answer and come back."""
@@ -93,7 +96,11 @@ class EmbeddedEngine:
         shapes, states = cache_shapes(self.model, max_model_len)
         limit = free_memory(model.device) // 2 if max_cache_bytes is None else max_cache_bytes
         rows, where = 2 * max_num_seqs, (model.dtype, model.device)
-        if (model.device.type == "cuda" if graphs is None else graphs) and not states and not records_experts:
+        in_rows = "a state" if states else "experts that are recorded" if records_experts else ""
+        paged = model.device.type == "cuda" if graphs is None else graphs
+        if paged and in_rows:
+            logger.warning("%s: decoding runs without graphs, for a model with %s", type(model).__name__, in_rows)
+        if paged and not in_rows:
             self._cache = paged_cache(shapes, *where, max_rows=rows, max_bytes=limit)
         else:
             self._cache = SessionCache.of_rows(shapes, *where, max_rows=rows, max_bytes=limit, state_shapes=states)
