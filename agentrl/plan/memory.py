@@ -18,6 +18,7 @@ from agentrl.config import Config
 from agentrl.config.sections.parallel import Parallel
 from agentrl.engines.embedded import blocked
 from agentrl.engines.embedded.cache import COLUMNS
+from agentrl.engines.embedded.pages import PAGE
 from agentrl.errors import ConfigError
 from agentrl.model.folder import check_folder
 from agentrl.model.packed import CHUNK_LOGITS, CHUNK_LOGITS_ON_GPU
@@ -255,10 +256,12 @@ class MemoryPlan:
     @property
     def _cells(self) -> int:
         """Tokens that the embedded engine's cache has room for: it keeps a prompt once for its trajectories, and grows
-        by doubling."""
+        by doubling, in pages on a GPU."""
         prompts = min(self.rows, self.config.data.train_batch_size)
-        own = doubled(self.rows, 1) * doubled(self.config.data.max_response_length, COLUMNS)
-        return own + doubled(prompts, 1) * doubled(self.config.data.max_prompt_length, COLUMNS)
+        own, prompt = self.config.data.max_response_length, self.config.data.max_prompt_length
+        if self.device == "cuda" and self.config.actor_rollout_ref.rollout.engine_kwargs.embedded.graphs:
+            return PAGE * doubled(self.rows * -(-own // PAGE) + prompts * -(-prompt // PAGE), 1)
+        return doubled(self.rows, 1) * doubled(own, COLUMNS) + doubled(prompts, 1) * doubled(prompt, COLUMNS)
 
 
 def check_room(config: Config, device: str, room: float, warn: Callable[[str], None]) -> None:

@@ -87,6 +87,10 @@ def test_the_cache_grows_by_doubling_and_is_freed_for_updates(words: list[str]) 
     assert plan.moments[0].parts["engine's cache"] == cells * 2 * 3 * 32 * 4
     assert plan.moments[-1].parts["engine's cache"] == plan.moments[0].parts["engine's cache"]
     assert "engine's cache" not in planned(words, "actor_rollout_ref.rollout.free_cache_engine=true").moments[-1].parts
+    on_gpu = planned(words, device="cuda").moments[0].parts["engine's cache"]
+    assert on_gpu == 128 * 128 * 2 * 3 * 32 * 4, "32 answers of two pages, and 4 prompts of one"
+    rows = planned(words, "actor_rollout_ref.rollout.engine_kwargs.embedded.graphs=false", device="cuda")
+    assert rows.moments[0].parts["engine's cache"] == cells * 2 * 3 * 32 * 4
     assert [doubled(*pair) for pair in ((1, 1), (33, 1), (64, 64), (65, 64))] == [1, 64, 64, 128]
 
 
