@@ -33,6 +33,7 @@ from tests.engines.contract import MAX_MODEL_LEN, MAX_NUM_SEQS, EngineContract, 
 from tests.model.families import make_model
 
 
+@pytest.mark.slice(12, "matrix")
 class TestContractOverPages(EngineContract):
     @pytest.fixture
     async def engine(self, model_dir: Path, tokenizer: PreTrainedTokenizerBase) -> AsyncIterator[EmbeddedEngine]:
@@ -129,6 +130,7 @@ async def test_a_step_reads_nothing_makes_no_tensor_of_the_hosts_and_moves_no_bu
     assert all(len(addresses) == 1 for addresses in seen.values())
 
 
+@pytest.mark.slice(1, "matrix")
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt-oss", "qwen3"])
 def test_a_step_compiles_without_a_break_into_one_program_a_bucket(family: str) -> None:
     model = make_model(family)

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl.engines.contract import Generation, SamplingParams
+from agentrl.engines.embedded.cache import KVRows
 from agentrl.engines.embedded.engine import EmbeddedEngine
 from agentrl.engines.weights import Weights
 from agentrl.errors import ConfigError
@@ -137,8 +138,9 @@ async def test_nothing_that_happens_in_mid_flight_changes_a_probability(family: 
         for number in range(1, 16):
             for _ in range(rng.randrange(20)):
                 await asyncio.sleep(0)
-                tensors = [t for rows in (cache.own, cache.shared, cache.saved) for t in (*rows.keys, *rows.values)]
-                tensors += [t for rows in (cache.own, cache.shared, cache.saved) for t in rows.states]
+                stores = [rows for rows in (cache.own, cache.shared, cache.saved) if isinstance(rows, KVRows)]
+                tensors = [t for rows in stores for t in (*rows.keys, *rows.values)]
+                tensors += [t for rows in stores for t in rows.states]
                 held = sum(tensor.nbytes for tensor in tensors)
                 assert held == cache.own.memory.used + cache.saved.memory.used <= [10**9, 3 * 10**5][seed]
             events.add(event := rng.randrange(5))
