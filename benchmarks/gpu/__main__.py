@@ -26,6 +26,7 @@ PARTS = (
     ("quickstart", "quickstart", 300, "the quickstart on the device, against the figures for a CPU", ()),
     ("pretrained", "pretrained", 300, "a pretrained model, warmed up and trained with tools (needs --model)", ()),
     ("tests", "marked_tests", 240, "the tests that need a GPU", ()),
+    ("profile", "profile", 240, "an update's time by kernel, at 1.5 B and 0.5 B", ()),
     ("update-0.5B", "update", 200, "model FLOP utilisation at 0.5 B", ("--shape", "0.5B")),
     ("update-1.5B", "update", 240, "model FLOP utilisation at 1.5 B", ("--shape", "1.5B")),
     ("update-7B", "update", 300, "model FLOP utilisation at 7 B", ("--shape", "7B")),

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.quickstart.tiny_policy import make_tiny_policy
-from benchmarks.gpu import engine, marked_tests, orchestrate, quickstart, states, update, wheels
+from benchmarks.gpu import engine, marked_tests, orchestrate, profile, quickstart, states, update, wheels
 from benchmarks.gpu.__main__ import PARTS, parts
 from benchmarks.gpu.orchestrate import ROW, Part, Report, run_parts
 from benchmarks.gpu.report import markdown
@@ -162,6 +162,11 @@ def test_every_part_is_a_module_and_tiny_ones_are_asked_for_on_a_cpu() -> None:
     ("module", "rows", "column"),
     [
         ("update", {"512 tokens", "512 tokens, compiled"}, "of the matrix product"),
+        (
+            "profile",
+            {"tiny, no layers computed again", "tiny, all layers computed again, compiled"},
+            "device busy",
+        ),
         ("engine", {"1 requests", "4 requests", "1 requests, transformers' generate"}, "decoded tokens a second"),
         ("logprobs", {"packed", "padded"}, "seconds"),
         (
@@ -187,12 +192,21 @@ def test_parts_at_tiny_size(
     monkeypatch.setattr(sys, "argv", [module, "--device=cpu", "--tiny", f"--model={tmp_path}"])
     if module == "pretrained":
         make_tiny_policy(tmp_path, seed=1)
-    monkeypatch.setattr(update, "compile_layers", lambda layers, device: None)  # tests/model/test_compiled.py runs it
+    for one in (profile, update):  # tests/model/test_compiled.py runs it
+        monkeypatch.setattr(one, "compile_layers", lambda layers, device: None)
     importlib.import_module(f"benchmarks.gpu.{module}").main()
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(ROW)]
     found = dict(json.loads(line[len(ROW) :]) for line in lines)
     assert rows <= set(found) and not any("error" in values for values in found.values())
     assert all(found[name][column] > 0 for name in rows)
+    if module == "profile":
+        kinds = [
+            values["part of the kernels"]
+            for name, values in found.items()
+            if name.startswith("tiny, no layers computed again: ")
+            and name.rpartition(": ")[2] in (*profile.KINDS, profile.REST)
+        ]
+        assert sum(kinds) == pytest.approx(1, abs=1e-3) and len(kinds) >= 4
     if module == "logprobs":
         assert 0 < found["packed against padded"]["largest difference"] < 1e-4
     if module == "shared":
@@ -231,6 +245,31 @@ def test_the_quickstart_part_reads_whole_lines_of_a_run_that_goes_on(
     assert '["seconds a step, rollout", {"seen": 1.5}]' in said
     assert '["success, greedy last", {"seen": 0.06, "documented for a CPU": 1.0}]' in said
     assert '["success, sampled last", {"seen": 0.1, "documented for a CPU": null}]' in said
+
+
+def test_kernels_are_sorted_by_their_names() -> None:
+    """Names as torch's profiler shows them on a Hopper GPU."""
+    for name, kind in (
+        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_TNT", "matrix products"),
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "matrix products"),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128>", "matrix products"),
+        ("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<...>", "attention"),
+        ("triton_tem_fused_flex_attention_0", "attention"),
+        ("Memcpy HtoD (Pinned -> Device)", "copies and fills"),
+        (
+            "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>",
+            next(iter(profile.KINDS.keys() - {"attention", "matrix products", "copies and fills"})),
+        ),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::MulFunctor<float>>", profile.REST),
+        ("triton_red_fused__to_copy_mean_mul_pow_0", profile.REST),
+    ):
+        assert profile.kind_of(name) == kind, name
+
+
+def test_the_time_in_which_a_kernel_ran_is_counted_once() -> None:
+    spans = [(0.0, 4.0), (2.0, 3.0), (3.0, 6.0), (8.0, 9.0)]
+    assert profile.covered(profile.Kernel("a", begin, end, 1.0) for begin, end in spans) == 7.0
+    assert profile.covered([]) == 0.0
 
 
 def test_a_shape_is_cut_to_the_layers_that_a_device_has_room_for() -> None:
