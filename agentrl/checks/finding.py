@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from agentrl.observe.report import Finding, Kind
@@ -13,20 +13,65 @@ SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """All findings of one check in one step."""
+    """All findings of one check and kind in one step; there is at least one."""
 
-    check: str
-    kind: Kind
-    what: str
-    where: list[str]
-    why: str
-    action: str
-    count: int
+    findings: Sequence[Finding]
+
+    @property
+    def check(self) -> str:
+        return self.findings[0].check
+
+    @property
+    def kind(self) -> Kind:
+        return self.findings[0].kind
+
+    @property
+    def count(self) -> int:
+        return len(self.findings)
+
+    @property
+    def why(self) -> str:
+        return MEANINGS.get(self.check, OF_USERS)[0]
+
+    @property
+    def action(self) -> str:
+        return MEANINGS.get(self.check, OF_USERS)[1]
+
+    @property
+    def what(self) -> str:
+        """Words of the findings. Where they differ, each has its own places: no finding speaks for another one."""
+        places = self._places()
+        if len(places) == 1:
+            return next(iter(places))
+        said = [f"{what}, in {_listed(where, 1)}" for what, where in list(places.items())[:SHOWN]]
+        others = sum(map(len, list(places.values())[SHOWN:]))
+        return "; ".join(said) + (f"; and {others} more that differ" if others else "")
+
+    @property
+    def where(self) -> list[str]:
+        """Places that the alarm names."""
+        places = list(self._places().values())
+        named = places[0][:SHOWN] if len(places) == 1 else [one[0] for one in places[:SHOWN]]
+        return list(dict.fromkeys(named))
 
     def text(self) -> str:
         """Write the alarm for people."""
-        more = f" (and {self.count - len(self.where)} more)" if self.count > len(self.where) else ""
-        return f"{self.check}: {self.what}, in {', '.join(self.where)}{more}. {self.why}. {self.action}"
+        places = list(self._places().values())
+        at = f", in {_listed(places[0], SHOWN)}" if len(places) == 1 else ""
+        return f"{self.check}: {self.what}{at}. {self.why}. {self.action}"
+
+    def _places(self) -> dict[str, list[str]]:
+        """Return the places by the words that were found of them."""
+        found: dict[str, list[str]] = {}
+        for one in self.findings:
+            found.setdefault(one.what, []).append(one.where)
+        return found
+
+
+def _listed(where: Sequence[str], most: int) -> str:
+    shown = list(dict.fromkeys(where))[:most]
+    more = len(where) - len(shown)
+    return ", ".join(shown) + (f" (and {more} more)" if more else "")
 
 
 MEANINGS: dict[str, tuple[str, str]] = {
@@ -153,9 +198,4 @@ def alarms_of(findings: Iterable[Finding]) -> list[Alarm]:
     groups: dict[tuple[str, Kind], list[Finding]] = {}
     for one in findings:
         groups.setdefault((one.check, one.kind), []).append(one)
-    found = []
-    for (check, kind), members in groups.items():
-        why, action = MEANINGS.get(check, OF_USERS)
-        where = list(dict.fromkeys(one.where for one in members))[:SHOWN]
-        found.append(Alarm(check, kind, members[0].what, where, why, action, len(members)))
-    return found
+    return [Alarm(members) for members in groups.values()]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from agentrl.checks.finding import Alarm, alarms_of
@@ -67,8 +66,8 @@ class Alarms:
 
 
 def _line(step: int, alarm: Alarm) -> dict[str, object]:
-    fields = asdict(alarm)
-    return {"step": step, "check": alarm.check, "severity": fields.pop("kind"), **fields}
+    fields = {name: getattr(alarm, name) for name in ("what", "where", "why", "action", "count")}
+    return {"step": step, "check": alarm.check, "severity": alarm.kind, **fields}
 
 
 def _step_of(line: bytes) -> int:

@@ -215,6 +215,21 @@ def test_alarms_are_written_shown_and_summed_up(tmp_path: Path) -> None:
     assert [json.loads(line)["step"] for line in alarms.path.read_text().splitlines()] == [1, 2, 3]
 
 
+def test_an_alarm_says_of_each_place_what_was_found_there() -> None:
+    twice = "the update went 2 times over it, and 1 was asked for"
+    dropped = "the update did not go over it, and 1 was asked for"
+    found = [Finding("update", twice, "a"), Finding("update", dropped, "b"), Finding("update", twice, "c")]
+    (alarm,) = alarms_of(found)
+    assert alarm.what == f"{twice}, in a (and 1 more); {dropped}, in b"
+    assert alarm.where == ["a", "b"] and alarm.count == 3
+    assert alarm.text().startswith(f"update: {alarm.what}. ")
+    (alarm,) = alarms_of(Finding("gap", f"{k} nats", f"train/1/0/{k}") for k in range(5))
+    assert alarm.what == "; ".join(f"{k} nats, in train/1/0/{k}" for k in range(3)) + "; and 2 more that differ"
+    assert alarm.where == [f"train/1/0/{k}" for k in range(3)]
+    (alarm,) = alarms_of([Finding("gap", "far", place) for place in "abcde"])
+    assert alarm.text().startswith("gap: far, in a, b, c (and 2 more). ")
+
+
 def test_the_pages_commands_are_accepted(tmp_path: Path) -> None:
     blocks = re.findall(r"```bash\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     commands = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
