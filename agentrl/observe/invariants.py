@@ -34,14 +34,21 @@ def _check_ending(trajectory: Trajectory) -> Iterator[str]:
             yield f"it failed and yet has the score {trajectory.score}"
         if not trajectory.failure:
             yield "it failed without a cause"
-    elif trajectory.status is Status.COMPLETED and not trajectory.num_sampled:
-        yield "it is completed and the policy sampled nothing"
+    elif trajectory.status is Status.COMPLETED and not trajectory.transcripts:
+        yield "it is completed and has no transcript"
+    elif trajectory.status is Status.COMPLETED and not trajectory.num_sampled and _has_assistant_turn(trajectory):
+        # Without such a turn, the loop has masked all that the policy sampled, as it may: nothing is trained on it.
+        yield "it is completed, and no token of its assistant turns is sampled"
     if trajectory.status is Status.TIMEOUT and trajectory.score is not None:
         yield f"its time was up and yet it has the score {trajectory.score}"
     if trajectory.failure and trajectory.score is not None:
         yield f"it has the score {trajectory.score} and yet the failure {trajectory.failure!r:.100}"
     if trajectory.score is not None and not math.isfinite(trajectory.score):
         yield f"its score is {trajectory.score}"
+
+
+def _has_assistant_turn(trajectory: Trajectory) -> bool:
+    return any(turn.role == "assistant" for turn in trajectory.turns)
 
 
 def _check_tokens(transcript: Transcript, vocab_size: int) -> Iterator[str]:

@@ -21,6 +21,14 @@ def test_adjacent_assistant_turns_and_several_versions_are_sound() -> None:
     assert check_trajectory(trajectory, VOCAB_SIZE) == []
 
 
+def test_a_completed_trajectory_whose_sampled_tokens_its_loop_masks_is_sound() -> None:
+    masked = Writer("p").hears("what the policy said").ends(0.0)
+    assert masked.status is Status.COMPLETED and check_trajectory(masked, VOCAB_SIZE) == []
+    empty = Writer("p").says("").ends(0.0)
+    (text,) = check_trajectory(empty, VOCAB_SIZE)
+    assert text.endswith("it is completed, and no token of its assistant turns is sampled")
+
+
 def test_a_failed_trajectory_without_tokens_is_sound() -> None:
     assert check_trajectory(Trajectory("u", 0, status=Status.FAILED, failure="EngineError: x"), 10) == []
 
@@ -79,7 +87,7 @@ VIOLATIONS: list[tuple[Callable[[Trajectory], object], str]] = [
         "it failed and yet has the score 1.0",
     ),
     (lambda t: put(t, status=Status.FAILED, score=None), "it failed without a cause"),
-    (lambda t: put(t, transcripts=[], turns=[]), "the policy sampled nothing"),
+    (lambda t: put(t, transcripts=[], turns=[]), "it is completed and has no transcript"),
     (lambda t: put(t, score=math.nan), "its score is nan"),
     (lambda t: put(t.turns[0], reward=math.inf), "its reward is inf"),
     (lambda t: t.turns[1].calls.append(ToolCallRecord("t", {})), "a tool turn has tool calls"),

@@ -13,6 +13,7 @@ import pytest
 import agentrl.verl
 from agentrl.agent_loop.registry import instantiate, load_agent_loops
 from agentrl.chat import Chat
+from agentrl.checks.transcripts import check_record
 from agentrl.config import load_config
 from agentrl.config.registries import AGENT_LOOPS
 from agentrl.config.sections.reward import CustomRewardConfig, RewardConfig
@@ -126,7 +127,8 @@ async def test_an_interaction_runs_with_its_imports_changed(bench: MakeBench, fo
 def loops_of(b: Bench, folder: Path) -> None:
     """Give the scheduler the users' loops, as a run's start does."""
     names = {"twice": "TwiceLoop", "best": "BestOfLoop", "forging": "ForgingLoop", "shifted": "ShiftedLoop"}
-    lines = [f"- name: {name}\n  _target_: verl_loops.{kind}\n" for name, kind in {**names, "hot": "HotLoop"}.items()]
+    names |= {"hot": "HotLoop", "masking": "MaskingLoop"}
+    lines = [f"- name: {name}\n  _target_: verl_loops.{kind}\n" for name, kind in names.items()]
     new = {"one_turn": "OneTurnLoop", "rendering": "RenderingLoop"}
     lines += [f"- name: {name}\n  _target_: verl_main_loops.{kind}\n" for name, kind in new.items()]
     (folder / "loops.yaml").write_text(lines[0] + "  question: Really?\n" + "".join(lines[1:]))
@@ -278,6 +280,18 @@ async def test_a_loop_may_leave_sampled_ids_out_and_score_itself(bench: MakeBenc
     assert transcript.mask[transcript.prompt_length :] == [0] + [1] * (len(ids) - 1)
     assert (t.status, t.score) == (Status.COMPLETED, float(len(ids))), "the loop's own score stays"
     assert sorted(b.engine.released) == ["t/0.0", "t/0.0.1"]
+
+
+@pytest.mark.parametrize("left_out", [[None, None], [0, 1], [-1, None], [None, None, 2], [2, 4]])
+async def test_a_record_in_which_a_loop_masks_sampled_ids_is_sound(
+    bench: MakeBench, folder: Path, left_out: list[int | None]
+) -> None:
+    b = bench(["a longer answer than one word"])
+    loops_of(b, folder)
+    (t,) = await b.run(sample("masking", extra_info={"left_out": left_out}))
+    (ids,) = b.engine.said["t/0.0"]
+    assert t.status is Status.COMPLETED and t.num_sampled == len(ids) - len(ids[slice(*left_out)])
+    assert check_record(t, b.chat) == []
 
 
 @pytest.mark.parametrize(

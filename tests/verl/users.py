@@ -233,6 +233,17 @@ class ShiftedLoop(ForgingLoop):
         return AgentLoopOutput(prompt_ids=ids, response_ids=word + output.token_ids, response_mask=mask, metrics={})
 
 
+class MaskingLoop(AgentLoopBase):
+    """Leaves out of the loss those of its sampled tokens that the row names."""
+
+    async def run(self, sampling_params, **kwargs):
+        ids = await self.apply_chat_template(list(kwargs["raw_prompt"]))
+        output = await self.server_manager.generate(request_id="a", prompt_ids=ids, sampling_params=sampling_params)
+        left_out = range(len(output.token_ids))[slice(*kwargs["extra_info"]["left_out"])]
+        mask = [int(place not in left_out) for place in range(len(output.token_ids))]
+        return AgentLoopOutput(prompt_ids=ids, response_ids=output.token_ids, response_mask=mask, metrics={})
+
+
 class HotLoop(AgentLoopBase):
     async def run(self, sampling_params, **kwargs):
         ids = await self.apply_chat_template(list(kwargs["raw_prompt"]))
