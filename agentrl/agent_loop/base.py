@@ -30,6 +30,7 @@ from agentrl.engines.contract import (
     RolloutEngine,
     SamplingParams,
     check_generation,
+    contract_fault,
 )
 from agentrl.engines.recorded import GENERATIONS, TimedGeneration, request_key
 from agentrl.errors import DataError, UserError
@@ -37,7 +38,7 @@ from agentrl.interaction import Interaction
 from agentrl.system.call_journal import CallJournal
 from agentrl.system.json_value import JSON
 from agentrl.system.threads import beside_loop
-from agentrl.system.user_code import Code
+from agentrl.system.user_code import Code, contract_error
 from agentrl.tool import ToolSchema
 from agentrl.tool.session import ToolSession
 from agentrl.tool.toolset import ToolSet
@@ -437,6 +438,9 @@ class Episode:
             raise
         except Exception as error:  # of the engine, and not of the loop that asked it
             raise EngineError(f"{type(error).__name__}: {error}") from error
+        if (problem := contract_fault(generation)) is not None:
+            engine = self.context.engine
+            raise contract_error(f"rollout engine {type(engine).__name__}", engine.generate, problem)
         check_generation(generation)
         return TimedGeneration(generation, time.monotonic() - begun)
 

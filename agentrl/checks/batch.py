@@ -25,6 +25,8 @@ LEAST_VISIBLE = 64
 """With fewer tokens that are less than certain, equal log-probs of two models say nothing."""
 CERTAIN = -0.01
 """Log-prob above which float32 may hide a change of the weights."""
+LEAST_CERTAIN = -1.0
+"""Sum of the trainer's log-probs above which an answer may have been certain to its engine."""
 ZERO = (
     *("rollout_logprobs", "old_logprobs", "ref_logprobs", "entropy", "varentropy"),
     *("rewards", "advantages", "correction"),
@@ -97,6 +99,7 @@ def check_batch(batch: RaggedBatch, expected: Expected) -> Report:
     fresh = batch.mask & (batch.version == expected.version)
     if expected.keeps:
         fresh &= ~behind_a_change(batch)
+    report.add_check("gap", _certain(batch, expected))
     if batch.old_logprobs is not None and fresh.any():
         report.add_check("gap", _gap(batch, expected, fresh, report.numbers))
     if expected.plain:
@@ -278,6 +281,31 @@ def _gap(batch: RaggedBatch, expected: Expected, fresh: Tensor, numbers: Numbers
             f"sampled token {before} on (turn {int(batch.turn[span][first])})"
         )
         yield Finding("gap", what, _uid(batch, row, expected))
+
+
+def _certain(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
+    """Report answers that the engine says to be certain throughout, by log-probs of exactly 0, and nobody else does.
+
+    An engine that gives no log-probs is seen here also where the trainer's bound of the gap is wide. Without the
+    trainer's log-probs only a whole step of such answers tells.
+    """
+    counts = batch.policy_tokens
+    silent = (counts > 1) & (segment_sum((batch.mask & (batch.rollout_logprobs != 0)).float(), batch.offsets) == 0)
+    if batch.old_logprobs is None:
+        if silent.any() and not batch.rollout_logprobs.any() and int(counts.sum()) >= LEAST_VISIBLE:
+            what = (
+                f"the engine's log-probs of all {int(counts.sum())} sampled tokens are 0, as if each had been certain"
+            )
+            yield Finding("gap", what, "all trajectories of the step", "sign")
+        return
+    visible = batch.mask & (batch.old_logprobs < CERTAIN)
+    theirs = segment_sum(torch.where(visible, batch.old_logprobs, 0.0), batch.offsets)
+    for row in (silent & (theirs < LEAST_CERTAIN)).nonzero()[:NAMED, 0].tolist():
+        what = (
+            f"the engine's log-probs of all {int(counts[row])} sampled tokens are 0, as if each had been certain, and "
+            f"the trainer's add up to {float(theirs[row]):.3g} nats"
+        )
+        yield Finding("gap", what, _uid(batch, row, expected), "sign")
 
 
 def _surprise(batch: RaggedBatch, expected: Expected, fresh: Tensor, report: Report) -> None:

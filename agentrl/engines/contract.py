@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, SupportsFloat, runtime_checkable
 
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import InfrastructureError
@@ -101,6 +101,18 @@ class Generation:
     in each of the L layers with experts, prompt included. None: not recorded, or nothing was sampled."""
     seed: int | None = None
     """Seed of the request that it answers, from what the engine holds of the request; None: the engine does not say."""
+
+
+def contract_fault(found: object) -> str | None:
+    """Describe an answer that is no `Generation`, or has fields of other kinds: an error of the engine's code."""
+    if not isinstance(found, Generation):
+        return f"it must return an agentrl.engines.contract.Generation, found {found!r:.80}"
+    wanted = {"ids": "the sampled ids", "logprobs": "a log-prob for each id", "versions": "spans of the ids by version"}
+    for name, what in wanted.items():
+        if not isinstance(value := getattr(found, name), list):
+            return f"{name} of its Generation must be a list, {what}; found {value!r:.80}"
+    odd = next((one for one in found.logprobs if not isinstance(one, SupportsFloat)), 0.0)
+    return None if isinstance(odd, SupportsFloat) else f"logprobs of its Generation must be numbers, found {odd!r:.80}"
 
 
 def check_generation(found: Generation) -> None:
