@@ -6,7 +6,10 @@ import gc
 import os
 import sys
 from collections.abc import Generator, Iterator
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -53,11 +56,29 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(CPUTable())
 
 
+def import_share(config: pytest.Config) -> None:
+    """Import first a share of the test files, another one in each process that shares the tests.
+
+    All processes import all files, and the first to do so rewrites a file's assertions: half of the work of collecting,
+    which in a new checkout each of them would do at the same time in the same order.
+    """
+    sharing: dict[str, Any] | None = getattr(config, "workerinput", None)
+    if sharing is None or config.args != config.getini("testpaths"):
+        return
+    left_out = config.getini("norecursedirs")
+    names = [file.relative_to(PROJECT) for file in sorted(PROJECT.glob("tests/**/test_*.py"))]
+    names = [name for name in names if not any(str(name).startswith(f"{folder}/") for folder in left_out)]
+    for name in names[int(sharing["workerid"].removeprefix("gw")) :: sharing["workercount"]]:
+        with suppress(Exception, pytest.skip.Exception):  # said when the file is collected
+            import_module(".".join(name.with_suffix("").parts))
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Leave what is imported for the tests out of later collections: a full one would visit it at each training."""
     gc.disable()  # collecting makes next to no garbage
     try:
+        import_share(session.config)
         return (yield)
     finally:
         gc.enable()
