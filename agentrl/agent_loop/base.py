@@ -106,6 +106,8 @@ class AgentLoop(ABC):
     takes_interactions: ClassVar[bool] = False
     """True: the loop asks the row's interaction for user turns. Under any other loop a row that names one is
     refused."""
+    offers_tools: ClassVar[bool] = False
+    """True: the loop is for the run's tools. Its rows without an interaction are remarked on where no tools are."""
     on_resume: ClassVar[Literal["answers", "none"]] = "answers"
     """After a kill, `answers` calls `run` again from its start with the recorded answers of engine, tools and
     interactions; every other effect happens again. With `none`, the trajectory restarts."""

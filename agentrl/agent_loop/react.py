@@ -28,6 +28,7 @@ _INPUT = "Action Input:"
 class ReactLoop(InlineLoop):
     """ReAct loop. The prompts are Jinja2 files; a subclass may name others in `prompts`."""
 
+    offers_tools = True
     stops = (STOP,)
     calls = re.compile(rf"^Action:.*?(?=^{STOP}|\Z)", re.DOTALL | re.MULTILINE)
     prompts: Path = Path(__file__).parent / "prompts"

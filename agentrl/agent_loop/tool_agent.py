@@ -19,6 +19,7 @@ class ToolAgentLoop(AgentLoop):
     """Loop of tool calls in the chat template's own format, and of user turns from an interaction."""
 
     takes_interactions = True
+    offers_tools = True
 
     async def run(self, episode: Episode) -> None:
         await episode.open_tools()

@@ -283,6 +283,7 @@ def fit_prompts(
     most, teacher_context = config.data.max_prompt_length, load_teacher_context(config)
     for data in rows:
         unanswered: list[Sample] = []
+        toolless: list[Sample] = []
         cut: list[int] = []
         told: list[bool] = []
         found: Counter[str] = Counter()
@@ -293,6 +294,7 @@ def fit_prompts(
         def length(
             sample: Sample,
             unanswered: list[Sample] = unanswered,
+            toolless: list[Sample] = toolless,
             cut: list[int] = cut,
             told: list[bool] = told,
             found: Counter[str] = found,
@@ -307,6 +309,9 @@ def fit_prompts(
                 found[ASSISTANT_LAST] += 1
             if sample.interaction is None and sample.data_source.startswith(ASKING):
                 unanswered.append(sample)
+            offers_tools = context.loops[sample.agent_name].offers_tools
+            if offers_tools and not context.tools.names and sample.interaction is None:
+                toolless.append(sample)
             if teacher_context is not None:
                 told.append(teacher_context(sample) is not None)
             prompt, tools = context.first_prompt(sample)
@@ -353,7 +358,7 @@ def fit_prompts(
                 "policy is not shown, by distillation.teacher.privileged, and learn from rewards alone"
             )
         warn_of_counts(display, found | told_fields(fields.unread(chat.render)), f"of {len(data)} prompts of {files}")
-        for kind, remark in remarks_on_rows(data, config, context, unanswered):
+        for kind, remark in remarks_on_rows(data, config, context, unanswered, toolless):
             if kind not in warned:
                 warned.add(kind)
                 display.warn(remark)
@@ -384,11 +389,12 @@ def _note_lengths(config: RolloutsConfig, dropped: int, cut: Sequence[int], disp
 
 
 def remarks_on_rows(
-    data: Dataset, config: RolloutsConfig, context: RunContext, unanswered: list[Sample]
+    data: Dataset, config: RolloutsConfig, context: RunContext, unanswered: list[Sample], toolless: list[Sample]
 ) -> Iterator[tuple[str, str]]:
     """Yield (kind, warning) for rows that leave tools or interactions unused, which is seldom meant.
 
-    unanswered: the rows whose data source wants an interaction, but which name no interaction.
+    unanswered: the rows whose data source wants an interaction, but which name no interaction. toolless: the rows
+    without an interaction, whose loop is for tools, where none are configured.
     """
     files, agent = ", ".join(data.files), config.actor_rollout_ref.rollout.agent
     if data.without_loop and context.tools.names and agent.default_agent_loop == "single_turn":
@@ -397,6 +403,14 @@ def remarks_on_rows(
             f"{data.without_loop} rows of {files} have no agent_name and run single_turn, which calls no tool; "
             f"configured are {', '.join(context.tools.names)}. Give rows an agent_name, e.g. tool_agent, or set "
             "actor_rollout_ref.rollout.agent.default_agent_loop",
+        )
+    if toolless:
+        first = toolless[0]
+        yield (
+            "tools",
+            f"{len(toolless)} rows, the first is {first.file} row {first.row}, run {first.agent_name}, which is for "
+            "tools, and none are configured: the policy is offered no tool, and answers alone. Name them in "
+            "actor_rollout_ref.rollout.multi_turn.tool_config_path, or give such rows agent_name=single_turn",
         )
     columns = (
         "Where rows have them, the file may not: pyarrow.Table.from_pylist takes its columns from the first row alone"

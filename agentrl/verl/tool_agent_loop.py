@@ -251,6 +251,7 @@ class AdaptedToolLoop(AdaptedLoop):
     """A loop of ours around a `ToolAgentLoop`."""
 
     takes_interactions = True
+    offers_tools = True
 
     async def run(self, episode: Episode) -> None:
         await episode.open_tools(images=False)

@@ -58,6 +58,29 @@ def test_rows_without_a_loop_next_to_tools_are_counted_once(tmp_path: Path, chat
             assert "actor_rollout_ref.rollout.agent.default_agent_loop" in text
 
 
+@pytest.mark.parametrize("loop", ["tool_agent", "react", "single_turn"])
+@pytest.mark.parametrize("tools", [True, False])
+def test_rows_of_a_loop_for_tools_without_tools_are_remarked_once(
+    tmp_path: Path, chat: Chat, loop: str, tools: bool
+) -> None:
+    rows = [{**PROMPT, "agent_name": name} for name in ("single_turn", loop, loop)]
+    pq.write_table(pa.Table.from_pylist(rows), file := tmp_path / "a.parquet")
+    path = "tools/calculator.yaml" if tools else "null"
+    words = [f"data.train_files={file}", "actor_rollout_ref.model.path=x"]
+    config = load_config([*words, f"actor_rollout_ref.rollout.multi_turn.tool_config_path={path}"])
+    context = load_context(config)
+    data = open_rows(config, str(file), None, context)
+    warned: list[str] = []
+    with open_display("test") as display:
+        display.warn = warned.append  # type: ignore[method-assign, assignment]
+        fit_prompts([data, data], config, chat, context, display)
+    said = [text for text in warned if "which is for tools" in text]
+    assert len(said) == (not tools and loop != "single_turn")
+    for text in said:
+        assert text.startswith(f"2 rows, the first is {file} row 1, run {loop}, ")
+        assert "actor_rollout_ref.rollout.multi_turn.tool_config_path" in text
+
+
 def test_a_template_that_cannot_be_used_is_refused_before_all_rows_are_rendered(
     tmp_path: Path, chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
