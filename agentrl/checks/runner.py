@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agentrl.checks.finding import Alarm, alarms_of
-from agentrl.config.sections.checks import ChecksConfig, Reaction
+from agentrl.config.sections.checks import Reaction, UpdateChecksConfig
 from agentrl.observe.report import Finding
 from agentrl.system.publish import published
 
@@ -19,7 +19,7 @@ ORDER: Sequence[Reaction] = ("warn", "stop", "checkpoint_then_stop")
 class Alarms:
     """The alarms of a run. Lines of `alarms.jsonl` have step, check, severity, what, where, why, action and count."""
 
-    def __init__(self, config: ChecksConfig, folder: Path, warn: Callable[[str], None]) -> None:
+    def __init__(self, config: UpdateChecksConfig, folder: Path, warn: Callable[[str], None]) -> None:
         self.config, self.path, self.warn = config, folder / ALARMS_FILE, warn
         self.steps: Counter[str] = Counter()
         """Steps of this process with an alarm, by check."""

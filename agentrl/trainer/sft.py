@@ -16,7 +16,6 @@ from typing import Generic, TypeVar
 
 from agentrl.checks.runner import Alarms
 from agentrl.config import TuningConfig
-from agentrl.config.sections.checks import ChecksConfig
 from agentrl.data.pairs import Pair
 from agentrl.data.sft import SFTSample
 from agentrl.runtime.executor import Executor
@@ -45,7 +44,7 @@ class SupervisedTrainer(Training[TuningConfig], Generic[SampleT]):
         super().__init__(setting, executor, {"policy": group}, group.export)
         self.policy, self.to_batch, self.train, self.validation = group, to_batch, train, validation
         self.batches = batches(self.config, train)
-        self.alarms = Alarms(ChecksConfig(), self.dir, self.display.warn)
+        self.alarms = Alarms(self.config.trainer.checks, self.dir, self.display.warn)
         self.evaluated: Counter[str] = Counter()
 
     def take_step(self, *, validates: bool) -> StepDone:
@@ -56,12 +55,16 @@ class SupervisedTrainer(Training[TuningConfig], Generic[SampleT]):
             metrics = self.policy.update(self.executor.keep(batch), step=self.step)
         reports = [one.report for one in self.policy.checked()]
         self.evaluated.update(sum((report.evaluated for report in reports), Counter()))
-        self.alarms.raise_for(self.step, [finding for report in reports for finding in report.findings])
+        findings = [finding for report in reports for finding in report.findings]
+        alarms, reaction = self.alarms.raise_for(self.step, findings)
+        for report in reports:
+            metrics |= report.numbers
         seconds = time.perf_counter() - began
         metrics |= {"time/step": seconds, "perf/tokens_per_second": batch.num_tokens / seconds}
         named = [(name.partition("/")[2], value) for name, value in metrics.items()]
         shown = {name: value for name, value in named if name in ("loss", "lr")}
-        step = StepDone(number=self.step, metrics=metrics, shown=shown, tokens=batch.num_tokens)
+        step = StepDone(number=self.step, metrics=metrics, shown=shown, tokens=batch.num_tokens, reaction=reaction)
+        step.alarm = "; ".join(alarm.text() for alarm in alarms) or None
         if (budget := self.setting.budget) is not None:
             budget.spend(step, self.display, self.config.trainer.save_freq)
         if validates or (step.stop is not None and validation_due(self.config.trainer, self.step, self.step)):

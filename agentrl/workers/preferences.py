@@ -67,7 +67,7 @@ class PairWorker(TuningWorker[Found_co]):
             total_steps=total_steps,
             scores=watched_scores(scores_of),
         )
-        super().__init__(backend, learning)
+        super().__init__(backend, learning, config.trainer.checks.watches)
         self.backend, self._loss, self._score, self._scores_of = backend, loss, score, scores_of
 
     def compute_scores(self, batch: RaggedBatch) -> tuple[torch.Tensor, Numbers]:

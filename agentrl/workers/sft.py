@@ -57,7 +57,7 @@ class SupervisedWorker(TuningWorker[TokenScores]):
             total_steps=total_steps,
             scores=lambda found: {"score": found.logprobs},
         )
-        super().__init__(self.backend, learning)
+        super().__init__(self.backend, learning, config.trainer.checks.watches)
 
     def update(self, batch: Sequences, step: int) -> Numbers:
         """Take one optimizer step; `step` counts from 1. Returns sft/skipped_updates (0 or 1), and of a step that was

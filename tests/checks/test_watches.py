@@ -9,9 +9,14 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.observe.watch import Watch, open_watches
+from agentrl.preferences import main as preferences
+from agentrl.sft import main as sft
 from agentrl.train import main
 from tests.checks.test_faults import alarms
 from tests.runs import Overrides
+from tests.test_preferences import ROWS
+from tests.test_preferences import write as write_pairs
+from tests.test_sft import TRANSCRIPTS, write
 
 MINE = """
 from agentrl.observe.report import Finding, Report
@@ -107,6 +112,33 @@ def test_a_named_watch_sees_updates_and_trajectories_and_its_findings_become_ala
         (1, "mine", "sign"),
         (2, "mine", "sign"),
     ]
+
+
+@pytest.mark.parametrize("kind", ["transcripts", "pairs"])
+def test_training_on_files_honours_the_same_keys(
+    kind: str, mine: str, policy_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = Path(mine.partition(":")[0])
+    file.write_text(MINE.replace('learning.kind == "policy"', f'learning.kind == "{kind}"'))
+    run = tmp_path / "run"
+    if kind == "pairs":
+        train, rows = preferences, write_pairs(tmp_path / "pairs.parquet", ROWS)
+    else:
+        train, rows = sft, str(write(tmp_path / "rows.parquet", TRANSCRIPTS))
+    words = [
+        f"data.train_files={rows}",
+        f"model.path={policy_dir}",
+        "trainer.device=cpu",
+        f"trainer.default_local_dir={run}",
+    ]
+    words += ["trainer.total_training_steps=2", f"trainer.checks.watches=[{mine}]"]
+    assert train(words) == 0
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [one["mine/norm"] > 0 and one["mine/tokens"] > 0 for one in steps] == [True, True]
+    assert [(one["step"], one["check"]) for one in alarms(run)] == [(1, "mine"), (2, "mine")]
+    capsys.readouterr()
+    assert train([*words, "trainer.checks.on_sign=stop", f"trainer.default_local_dir={tmp_path}/other"]) == 2
+    assert "step 1: mine: a norm was seen" in capsys.readouterr().err
 
 
 def test_agentrls_watch_is_always_there_and_another_class_is_refused(mine: str) -> None:

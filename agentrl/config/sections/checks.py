@@ -13,14 +13,22 @@ from agentrl.config.section import Section
 Reaction = Literal["warn", "stop", "checkpoint_then_stop"]
 
 
-class ChecksConfig(Section):
-    """`trainer.checks.*`: what must hold of every step, and what is done where it does not (docs/reliability.md)."""
+class UpdateChecksConfig(Section):
+    """`trainer.checks.*` of every training: observers of its updates, and what is done about what they find."""
 
     on_fault: Reaction = "warn"
     """Reaction to what cannot be in a sound run, such as a reward in the batch that is not the trajectory's: warn and
     go on; stop with an error; or save a checkpoint of the step, then stop. In each case it is in alarms.jsonl, too."""
     on_sign: Reaction = "warn"
     """Reaction to what may be right and seldom is, such as answers that have become repetitions: likewise."""
+    watches: Annotated[list[str], Names(WATCHES)] = []
+    """Further observers of each update, where the model learns, and of trajectories, where they run: subclasses of
+    agentrl.observe.watch.Watch. An error of one ends the run."""
+
+
+class ChecksConfig(UpdateChecksConfig):
+    """`trainer.checks.*`: what must hold of every step, and what is done where it does not (docs/reliability.md)."""
+
     trajectories: int = Field(16, ge=0)
     """Trajectories of each step and rollout worker whose record is read token by token; the other checks see all."""
     weights_mb: float = Field(16.0, ge=0)
@@ -40,9 +48,6 @@ class ChecksConfig(Section):
     where it was below half of it in the first steps."""
     tool_errors: float = Field(0.5, gt=0, le=1)
     """Share of a tool's calls that fail by the tool's own fault, or its server's, from which on it is told."""
-    watches: Annotated[list[str], Names(WATCHES)] = []
-    """Further observers of each update, where the model learns, and of trajectories, where they run: subclasses of
-    agentrl.observe.watch.Watch. An error of one ends the run."""
     cut_answers: float = Field(0.9, gt=0, le=1)
     """Share of answers that end at a limit of length from which on it is told, where it was below half of it in the
     first steps."""

@@ -10,6 +10,7 @@ from pydantic import Field
 from agentrl.config.registries import PAIR_LOSSES, ROW_FORMATS
 from agentrl.config.rules import Names, OnlyWith
 from agentrl.config.section import Finding, Section
+from agentrl.config.sections.checks import UpdateChecksConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.config.sections.parallel import RANKS, ActorFSDPConfig, Parallel
@@ -86,6 +87,7 @@ class SFTTrainerConfig(RunConfig):
     max_ckpt_to_keep: Annotated[int | None, SAVED] = Field(2, gt=0)
     """Checkpoints that are kept, newest first; null: all."""
     checkpoint: Annotated[CheckpointConfig, SAVED] = CheckpointConfig()
+    checks: UpdateChecksConfig = UpdateChecksConfig()
 
 
 class PreferencesTrainerConfig(SFTTrainerConfig):
