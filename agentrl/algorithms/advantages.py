@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -17,6 +17,7 @@ from agentrl.config.columns import OF_SCORER
 from agentrl.config.declaration import declaration_of
 from agentrl.config.registries import ADVANTAGE_ESTIMATORS
 from agentrl.errors import TrainingError
+from agentrl.system.numbers import finite_numbers, number_of
 from agentrl.system.registry import configured
 from agentrl.system.user_code import contract_error, user_code
 
@@ -30,7 +31,13 @@ Estimator = Callable[[EstimatorColumns, "AlgorithmConfig"], Advantages]
 
 
 def compute_advantages(batch: RaggedBatch, config: AlgorithmConfig, n: int) -> RaggedBatch:
-    """Add advantages and returns [T] float32 by `config.adv_estimator`, 0 where the policy did not sample.
+    """Add the `Advantages` of `estimated` to the batch."""
+    found = estimated(batch, config, n)
+    return batch.with_fields(advantages=found.advantages, returns=found.returns)
+
+
+def estimated(batch: RaggedBatch, config: AlgorithmConfig, n: int) -> Advantages:
+    """Compute advantages and returns [T] float32 by `config.adv_estimator`, 0 where the policy did not sample.
 
     Needs old_logprobs and the columns that the estimator declares. n: trajectories requested for each prompt. Raises
     TrainingError unless the estimator returns one number a token, CodeError where a user's estimator fails.
@@ -40,16 +47,21 @@ def compute_advantages(batch: RaggedBatch, config: AlgorithmConfig, n: int) -> R
     columns = estimator_columns(batch, n, declaration_of(found).columns, what)
     with torch.no_grad(), user_code(what, found):
         results = configured(found, config.adv_options, "algorithm.adv_options")(columns, config)
-    if not isinstance(results, tuple) or len(results) != 2 or not all(isinstance(one, Tensor) for one in results):
+    is_result = isinstance(results, tuple) and len(results) in (2, 3)
+    if not is_result or not all(isinstance(one, Tensor) for one in results[:2]):
         problem = f"expected Advantages(advantages, returns) of two tensors, found {type(results).__name__}"
         raise contract_error(what, found, problem)
-    for name, result in zip(("advantages", "returns"), results, strict=True):
+    metrics = results[2] if len(results) == 3 else {}
+    if not isinstance(metrics, Mapping) or any(number_of(one) is None for one in metrics.values()):
+        problem = f"metrics of its Advantages must be a mapping of names to numbers, found {metrics!r:.200}"
+        raise contract_error(what, found, problem)
+    for name, result in zip(("advantages", "returns"), results[:2], strict=True):
         if result.shape != batch.mask.shape:
             raise TrainingError(
                 f"{what}: expected {name} of shape {list(batch.mask.shape)}, one a token, found {list(result.shape)}"
             )
-    advantages, returns = (torch.where(batch.mask, result, 0.0).float() for result in results)
-    return batch.with_fields(advantages=advantages, returns=returns)
+    advantages, returns = (torch.where(batch.mask, result, 0.0).float() for result in results[:2])
+    return Advantages(advantages, returns, finite_numbers(what, metrics))
 
 
 def estimator_columns(

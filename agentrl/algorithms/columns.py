@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, NamedTuple
 
 from agentrl.config.columns import COLUMNS, described, is_users
@@ -71,6 +71,8 @@ class Advantages(NamedTuple):
 
     advantages: Tensor  # [T] float
     returns: Tensor  # [T] float, the critic's targets
+    metrics: Mapping[str, float | Tensor] = MappingProxyType({})
+    """Numbers of the step, logged as `estimator/<name>`."""
 
 
 class LossColumns(_Columns):

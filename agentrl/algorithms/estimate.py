@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from agentrl.algorithms.advantages import compute_advantages, group_counts, reads_teacher, zero_advantage_sequences
+from agentrl.algorithms.advantages import estimated, group_counts, reads_teacher, zero_advantage_sequences
 from agentrl.algorithms.distillation import with_teacher_advantages
 from agentrl.algorithms.kl import apply_kl_to_rewards
 from agentrl.algorithms.ragged import observed, segment_sum
@@ -59,7 +59,9 @@ def estimate(
         metrics |= {REWARD_KL: kl, "actor/reward_kl_penalty_coeff": kl_coef}
     if (greedy := batch.greedy_rewards) is not None:
         metrics["group/groups_without_greedy"] = float(len(batch.group[greedy.isnan()].unique()))
-    batch = compute_advantages(batch, config, n)
+    found = estimated(batch, config, n)
+    batch = batch.with_fields(advantages=found.advantages, returns=found.returns)
+    metrics |= {f"estimator/{name}": float(value) for name, value in found.metrics.items()}
     if settings.distillation is not None:
         batch, of_teacher = with_teacher_advantages(batch, settings.distillation, mixed=not reads_teacher(config))
         metrics |= of_teacher

@@ -15,6 +15,7 @@ correction are then taken over the tokens of the update:
 | `group/groups_of_one` | those of which one is; of several asked for it teaches nothing (group estimators) |
 | `group/groups_equal` | those of two or more whose rewards are all equal |
 | `group/groups_without_greedy` | those whose greedy trajectory failed, so that none of them teaches (remax) |
+| `estimator/<name>` | metrics that an advantage estimator of a user's returns |
 | `rollout/logprob_gap_mean_abs` `/max_abs` `/kl` | trainer's log-probs against the engine's, over all policy tokens |
 | `correction/weight_mean`, `correction/ess` | weights of the policy tokens; their effective sample size, a fraction |
 | `correction/clipped_frac`, `correction/masked_frac` | fraction of these tokens whose weight is truncated, is 0 |

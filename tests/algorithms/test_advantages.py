@@ -18,6 +18,7 @@ from agentrl.algorithms.advantages import (
     zero_advantage_sequences,
 )
 from agentrl.algorithms.columns import Advantages, EstimatorColumns
+from agentrl.algorithms.estimate import Settings, estimate
 from agentrl.algorithms.estimators import decoupled_gae
 from agentrl.config.declaration import declaration_of
 from agentrl.config.registries import ADVANTAGE_ESTIMATORS
@@ -459,9 +460,29 @@ def gives_a_number_a_sequence(columns: EstimatorColumns, config: AlgorithmConfig
     return Advantages(columns.group.float(), columns.group.float())
 
 
+def gives_metrics(columns: EstimatorColumns, config: AlgorithmConfig) -> Advantages:
+    return Advantages(columns.rewards, columns.rewards, {"share": torch.tensor(0.25), "rewards": 3})
+
+
+def gives_texts(columns: EstimatorColumns, config: AlgorithmConfig) -> Advantages:
+    return Advantages(columns.rewards, columns.rewards, {"share": "most"})  # type: ignore[dict-item]
+
+
+def test_metrics_of_a_users_estimator_are_metrics_of_the_step() -> None:
+    batch = outcome(1.0, 0.0).with_fields(old_logprobs=torch.zeros(8))
+    _, metrics = estimate(batch, algorithm(f"{__name__}:gives_metrics"), Settings(N))
+    assert {name: one for name, one in metrics.items() if name.startswith("estimator/")} == {
+        "estimator/share": 0.25,
+        "estimator/rewards": 3.0,
+    }
+    _, metrics = estimate(batch, algorithm("grpo"), Settings(N))
+    assert not any(name.startswith("estimator/") for name in metrics)
+
+
 @pytest.mark.parametrize(
     ("estimator", "error", "says"),
     [
+        (gives_texts, CodeError, r"metrics of its Advantages must be a mapping of names to numbers, found {'share'"),
         (raises, CodeError, r"raises\): RuntimeError: The size of tensor a .*\n  .*test_advantages.py:\d+ in raises: "),
         (gives_a_tensor, CodeError, r"expected Advantages\(advantages, returns\) of two tensors, found Tensor"),
         (gives_a_number_a_sequence, TrainingError, r"expected advantages of shape \[8\], one a token, found \[2\]"),
