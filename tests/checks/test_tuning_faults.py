@@ -26,12 +26,12 @@ Inject = Callable[[pytest.MonkeyPatch], None]
 def loss_of_the_wrong_sign(patch: pytest.MonkeyPatch) -> None:
     healthy = Learner._accumulate
 
-    def accumulate(learner: Learner[Any], mine: Any, mini: MiniBatch[Any]) -> Any:
+    def accumulate(learner: Learner[Any], mine: Any, mini: MiniBatch[Any], *rest: Any) -> Any:
         def loss(found: Any, micro: Any) -> Any:
             total, seen = mini.loss(found, micro)
             return -total, seen
 
-        return healthy(learner, mine, replace(mini, loss=loss))
+        return healthy(learner, mine, replace(mini, loss=loss), *rest)
 
     patch.setattr(Learner, "_accumulate", accumulate)
 

@@ -54,12 +54,14 @@ def in_the_loss(change: Callable[[TokenScores, RaggedBatch], Seen], factor: floa
     def inject(patch: pytest.MonkeyPatch) -> None:
         healthy = Learner._accumulate
 
-        def accumulate(learner: Learner[TokenScores], mine: RaggedBatch, mini: MiniBatch[TokenScores]) -> Any:
+        def accumulate(
+            learner: Learner[TokenScores], mine: RaggedBatch, mini: MiniBatch[TokenScores], *rest: Any
+        ) -> Any:
             def loss(found: TokenScores, micro: RaggedBatch) -> Any:
                 total, seen = mini.loss(*change(found, micro))
                 return total * factor, seen
 
-            return healthy(learner, mine, replace(mini, loss=loss) if faulty() else mini)
+            return healthy(learner, mine, replace(mini, loss=loss) if faulty() else mini, *rest)
 
         patch.setattr(Learner, "_accumulate", accumulate)
 
@@ -368,13 +370,13 @@ def in_the_critic(change: Callable[[Tensor, RaggedBatch], tuple[Tensor, RaggedBa
     def inject(patch: pytest.MonkeyPatch) -> None:
         healthy = Learner._accumulate
 
-        def accumulate(learner: Learner[Any], mine: RaggedBatch, mini: MiniBatch[Any]) -> Any:
+        def accumulate(learner: Learner[Any], mine: RaggedBatch, mini: MiniBatch[Any], *rest: Any) -> Any:
             def loss(found: Tensor, micro: RaggedBatch) -> Any:
                 total, seen = mini.loss(*change(found, micro))
                 return total * factor, seen
 
             wrong = faulty() and isinstance(learner, FSDPCritic)
-            return healthy(learner, mine, replace(mini, loss=loss) if wrong else mini)
+            return healthy(learner, mine, replace(mini, loss=loss) if wrong else mini, *rest)
 
         patch.setattr(Learner, "_accumulate", accumulate)
 
