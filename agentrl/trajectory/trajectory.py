@@ -315,7 +315,7 @@ class Trajectory:
     """Ground truth of the row, for people."""
     origin: Origin | None = None
     """Split, step, prompt, number and row by themselves, for users' observers and loops: of every trajectory that a
-    run begins, and None in one read from a file. Not stored with the trajectory."""
+    run begins, and None in one that is read from a file or restored after a kill. Not stored with the trajectory."""
 
     def fail(self, cause: str, message: object, status: Status = Status.FAILED) -> None:
         """End as a failure that is counted under `cause`: without a score, and never trained on."""
