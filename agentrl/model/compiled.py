@@ -17,6 +17,10 @@ from agentrl.model.stateful import stateful_mixers
 from agentrl.model.vision import vision_tower
 from agentrl.parallel.shard import decoder_layers
 
+TRIED = ("gemma3_text", "gpt_oss", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
+"""Kinds of models (`model_type`) whose compiled layers were compared with the layers as they are: log-probs and
+gradients (tests/model/test_compiled.py)."""
+
 
 def text_layers(model: PreTrainedModel) -> list[nn.Module]:
     """List the decoder layers, without the layers of a vision tower. Call it before `shard`, which changes classes."""
@@ -36,7 +40,7 @@ def compile_layers(layers: Sequence[nn.Module], device: str | torch.device) -> N
     """
     if any(stateful_mixers(layer) for layer in layers):
         raise not_compiled(type(layers[0]).__name__)
-    _check_compiler(device)
+    check_compiler(device)
     AttentionInterface.register(IMPLEMENTATION, torch.compiler.disable(packed_attention))
     ExpertsInterface.register(GROUPED, torch.compiler.disable(grouped_experts))
     torch.compiler.config.recompile_limit = max(torch.compiler.config.recompile_limit, PROGRAMS)
@@ -52,7 +56,8 @@ def not_compiled(name: str) -> ConfigError:
     )
 
 
-def _check_compiler(device: str | torch.device) -> None:
+def check_compiler(device: str | torch.device) -> None:
+    """Raise ConfigError where torch cannot compile for `device`."""
     try:
         torch.compile(torch.nn.functional.silu)(torch.ones(8, device=device))
     except RuntimeError as error:

@@ -6,17 +6,23 @@ On a CPU these are the values that the keys would have without a plan, so result
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from agentrl.config import Config, TuningConfig
+from agentrl.config.section import Section
 from agentrl.config.sections.model import ModelConfig, PolicyModelConfig
 from agentrl.config.sections.sft import PreferencesConfig
 from agentrl.errors import ConfigError
+from agentrl.model.compiled import TRIED, check_compiler
+from agentrl.model.packed import plain_config
 from agentrl.plan.memory import GB, MemoryPlan
 from agentrl.workers.sft import section_of
 
 ConfigT = TypeVar("ConfigT", bound=Config | TuningConfig)
+SectionT = TypeVar("SectionT", bound=Section)
+ROLES = "actor_rollout_ref."
+RECOMPUTED, COMPILED = "model.enable_gradient_checkpointing", f"{ROLES}actor.use_torch_compile"
 
 
 def choose(config: ConfigT, device: str, room: float, note: Callable[[str], None]) -> ConfigT:
@@ -24,15 +30,24 @@ def choose(config: ConfigT, device: str, room: float, note: Callable[[str], None
 
     room: bytes of the device.
     """
+    whole = isinstance(config, Config)
     model = config.actor_rollout_ref.model if isinstance(config, Config) else config.model
-    if model.enable_gradient_checkpointing != "auto":
-        return config
-    chosen: bool | int = False
-    if device != "cpu":
-        key = f"{'actor_rollout_ref.' if isinstance(config, Config) else ''}model.enable_gradient_checkpointing"
-        chosen, why = _recomputed(MemoryPlan(_planned(config), device, room))
-        note(f"{key}=auto: {why}")
-    return _with_model(config, {"enable_gradient_checkpointing": chosen})
+    found: dict[str, object] = {}
+    if model.enable_gradient_checkpointing == "auto":
+        key = f"{ROLES if whole else ''}{RECOMPUTED}"
+        found[key] = False
+        if device != "cpu":
+            found[key], why = _recomputed(MemoryPlan(_planned(config), device, room))
+            note(f"{key}=auto: {why}")
+    if isinstance(config, Config) and config.actor_rollout_ref.actor.use_torch_compile == "auto":
+        against = "on a CPU it does not pay" if device == "cpu" else _not_compiled(config, device)
+        found[COMPILED] = against is None
+        if device != "cpu":
+            note(f"{COMPILED}=auto: {_COMPILING if against is None else f'false, as {against}'}")
+    return with_keys(config, found)
+
+
+_COMPILING = "true. The first log-probs and the first update compile layers, which may take a minute"
 
 
 def _recomputed(plan: MemoryPlan) -> tuple[bool | int, str]:
@@ -55,37 +70,59 @@ def _recomputed(plan: MemoryPlan) -> tuple[bool | int, str]:
 
 def _recomputing(plan: MemoryPlan, value: bool | int) -> MemoryPlan:
     """Plan the same run with this value of the key."""
-    return plan.with_config(_with_model(plan.config, {"enable_gradient_checkpointing": value or False}))
+    return plan.with_config(with_keys(plan.config, {f"{ROLES}{RECOMPUTED}": value or False}))
 
 
-def _with_model(config: ConfigT, keys: dict[str, object]) -> ConfigT:
-    """Change keys of the model that learns."""
-    if isinstance(config, Config):
-        roles = config.actor_rollout_ref
-        changed = roles.model_copy(update={"model": roles.model.model_copy(update=keys)})
-        return config.model_copy(update={"actor_rollout_ref": changed})
-    return config.model_copy(update={"model": config.model.model_copy(update=keys)})
+def _not_compiled(config: Config, device: str) -> str | None:
+    """Say why layers should not be compiled on a GPU; None where they should."""
+    roles = config.actor_rollout_ref
+    model, actor = roles.model, roles.actor
+    if actor.strategy not in ("fsdp", "fsdp2"):
+        return "a strategy of yours may not compile"
+    if model.dtype != "bfloat16":
+        return "what it gains was measured in bfloat16 alone"
+    if any(one.tensor > 1 for one in (actor.parallel, roles.ref_parallel, config.critic.parallel)):
+        return "layers whose matrices are split cannot be compiled"
+    losses = (actor.strategy_options.get(name) for name in ("moe_aux_loss_coeff", "moe_z_loss_coeff"))
+    if actor.router_replay.mode != "disabled" or any(losses):
+        return "compiled routers can neither be steered nor read"
+    try:
+        for path in dict.fromkeys(filter(None, (model.path, roles.ref.path, config.critic.path))):
+            override = model.override_config if path == model.path else {}
+            kind = plain_config(path, model.trust_remote_code, override).model_type
+            if kind not in TRIED:
+                return f"models of the kind {kind} were not tried ({', '.join(TRIED)} were)"
+        check_compiler(device)
+    except ConfigError as error:
+        return str(error).partition("\n")[0]
+    return None
+
+
+def with_keys(section: SectionT, keys: Mapping[str, object]) -> SectionT:
+    """Copy a section with other values of the keys, dotted paths, unchecked."""
+    changed: dict[str, object] = {name: value for name, value in keys.items() if "." not in name}
+    for name in dict.fromkeys(key.partition(".")[0] for key in keys if "." in key):
+        within = {key.removeprefix(f"{name}."): value for key, value in keys.items() if key.startswith(f"{name}.")}
+        changed[name] = with_keys(getattr(section, name), within)
+    return section.model_copy(update=changed)
 
 
 def _planned(config: Config | TuningConfig) -> Config:
     """Write a training on files as a training whose engine is on other devices, for the plan of its updates."""
     if isinstance(config, Config):
         return config
-    whole, data, trainer = Config(), config.data, config.trainer
-    roles = whole.actor_rollout_ref
-    pairs = isinstance(config, PreferencesConfig)
-    rollout = roles.rollout.model_copy(update={"n": 2 if pairs else 1, "nnodes": 1})
-    lengths = {"max_prompt_length": 0, "max_response_length": data.max_length}
-    ranks = {"nnodes": trainer.nnodes, "n_gpus_per_node": trainer.n_gpus_per_node}
-    model = PolicyModelConfig().model_copy(
-        update={name: getattr(config.model, name) for name in ModelConfig.model_fields}
-    )
-    return whole.model_copy(
-        update={
-            "actor_rollout_ref": roles.model_copy(
-                update={"model": model, "actor": section_of(config), "rollout": rollout}
-            ),
-            "data": whole.data.model_copy(update={"train_batch_size": data.train_batch_size, **lengths}),
-            "trainer": whole.trainer.model_copy(update=ranks),
-        }
-    )
+    data, trainer = config.data, config.trainer
+    keys: dict[str, object] = {
+        "actor_rollout_ref.model": PolicyModelConfig().model_copy(
+            update={name: getattr(config.model, name) for name in ModelConfig.model_fields}
+        ),
+        "actor_rollout_ref.actor": section_of(config),
+        "actor_rollout_ref.rollout.n": 2 if isinstance(config, PreferencesConfig) else 1,
+        "actor_rollout_ref.rollout.nnodes": 1,
+        "data.train_batch_size": data.train_batch_size,
+        "data.max_prompt_length": 0,
+        "data.max_response_length": data.max_length,
+        "trainer.nnodes": trainer.nnodes,
+        "trainer.n_gpus_per_node": trainer.n_gpus_per_node,
+    }
+    return with_keys(Config(), keys)

@@ -490,8 +490,7 @@ def _model(arguments: Arguments, folder: Path) -> dict[str, Value]:
     if arguments["trust_remote_code"]:
         keys[f"{MODEL}.trust_remote_code"] = True
     keys[f"{MODEL}.enable_gradient_checkpointing"] = bool(arguments["gradient_checkpointing"])
-    if arguments["torch_compile"]:
-        keys[f"{ACTOR}.use_torch_compile"] = True
+    keys[f"{ACTOR}.use_torch_compile"] = bool(arguments["torch_compile"])
     if arguments["router_aux_loss_coef"] is not None:
         coefficient = arguments.number("router_aux_loss_coef")
         keys[f"{ACTOR}.strategy_options"] = {"moe_aux_loss_coeff": coefficient} if coefficient else {}

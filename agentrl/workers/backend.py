@@ -200,7 +200,7 @@ class Settings:
 
     @property
     def use_torch_compile(self) -> bool:
-        return self.section.use_torch_compile
+        return self.section.compiles
 
     @property
     def checkpoint_writer(self) -> str:

@@ -28,7 +28,7 @@ def check_models(config: Config, device: str) -> None:
         (model.path, model.override_config, model.trust_remote_code),
         *_frozen(config),
     ):
-        if actor.use_torch_compile and keeps_states(path, override, trust_remote_code=trust):
+        if actor.compiles and keeps_states(path, override, trust_remote_code=trust):
             raise not_compiled(path)
         try_family(path, override, trust_remote_code=trust, further=further if path == model.path else None)
     losses = (actor.strategy_options.get(name) for name in ("moe_aux_loss_coeff", "moe_z_loss_coeff"))

@@ -76,7 +76,6 @@ class Learner(Generic[Found]):
         self.optim = Optim(self.params, matrices, settings.optim, settings.total_steps, home)
         self._partial = [param for name, param in self.params.items() if name in partial]
         self._grad_clip = settings.grad_clip
-        self._compiled = settings.use_torch_compile
         self.max_tokens = settings.max_tokens * mesh.parallel.sequence
         """Tokens of a micro-batch, at most."""
         self.offload = Offload(root, self.device, enabled=settings.param_offload)
@@ -102,7 +101,7 @@ class Learner(Generic[Found]):
     def is_whole(self) -> bool:
         """Say whether this rank has all of the model, as transformers' own has it."""
         mesh = self.mesh
-        return mesh.fsdp is None and mesh.tensor is None and mesh.sequence is None and not self._compiled
+        return mesh.fsdp is None and mesh.tensor is None and mesh.sequence is None
 
     def mark(self) -> Mapping[str, JSON]:
         """Return the fields without which a checkpoint of the trained parameters alone has no meaning (see
@@ -261,12 +260,11 @@ class Learner(Generic[Found]):
 
         Ranks that work together cannot repeat what one of them has no room for.
         """
-        mesh = self.mesh
         try:
             work()
             return True
         except torch.OutOfMemoryError as error:
-            if not self._keep_all or mesh.fsdp is not None or mesh.sequence is not None or mesh.tensor is not None:
+            if not self._keep_all or not self.is_whole:
                 raise
             said = str(error).partition("\n")[0]
         # Only here are the frames of the error gone, and with them their tensors.

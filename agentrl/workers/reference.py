@@ -52,7 +52,7 @@ class ReferenceWorker:
         if compiled:
             compile_layers(layers, device)
         self._base, self._plain = base, cast(PlainModel | None, None)
-        self._is_whole = mesh.fsdp is None and mesh.tensor is None and mesh.sequence is None and not compiled
+        self._is_whole = mesh.fsdp is None and mesh.tensor is None and mesh.sequence is None
         self.device = torch.device(device)
         self.offload = Offload(self.model, self.device, enabled=param_offload)
         self.temperature = temperature

@@ -178,7 +178,7 @@ def reference_role(config: Config, device: str) -> Role[ReferenceWorker] | None:
         override=roles.model.override_config if roles.ref.path in (None, roles.model.path) else {},
         parallel=roles.ref_parallel,
         param_offload=roles.actor.fsdp_config.param_offload,
-        compiled=roles.actor.use_torch_compile,
+        compiled=roles.actor.compiles,
     )
     return Role("reference", make, roles.ref_parallel.copies)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,14 @@ import torch
 from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from agentrl.checks.recomputed import recompute
 from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.errors import ConfigError
-from agentrl.model.compiled import compile_layers, text_layers
+from agentrl.model.compiled import TRIED, compile_layers, text_layers
 from agentrl.model.packed import token_logprobs, use_packed_attention
-from tests.model.families import make_model
+from tests.model.families import FAMILIES, make_model
 from tests.workers.conftest import BatchMaker, WorkerMaker, fsdp, same_weights
 
 
@@ -85,6 +87,10 @@ def test_a_policy_that_is_compiled_learns_and_leaves_as_another(
         plain.update(batch, step=step)
         worker.update(batch, step=step)
     assert programs() > 0 and same_weights(plain, worker, 1e-5)
+    one = batch.select([0])
+    one = one.with_fields(old_logprobs=worker.compute_log_probs(one)[0])
+    report = worker.recompute(one, 1.0, partial(recompute, gradients=True))
+    assert report.evaluated["recomputed/policy"] == 1 and not report.findings, "checked by a model that is not compiled"
     worker.export(tmp_path, AutoTokenizer.from_pretrained(tiny_policy))
     exported = AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
     assert all(torch.equal(exported[name], tensor) for name, tensor in fsdp(worker).named_tensors())
@@ -98,6 +104,26 @@ def test_experts_and_windows_run_between_the_programs() -> None:
     with torch.no_grad():
         expected, found = (token_logprobs(model, ids, offsets)[0] for model in (own, compiled))
     assert programs() > 0 and torch.allclose(found, expected, rtol=0, atol=1e-5)
+
+
+KINDS = {FAMILIES[name][0]: name for name in reversed(FAMILIES)}
+"""A family of tests/model/families.py by its `model_type`."""
+
+
+@pytest.mark.slice(1, "matrix")
+@pytest.mark.parametrize("kind", TRIED)
+def test_log_probs_and_gradients_of_each_kind_that_auto_compiles(kind: str) -> None:
+    torch.compiler.set_default_backend("aot_eager")
+    own, compiled = (use_packed_attention(make_model(KINDS[kind])) for _ in range(2))
+    compile_layers(text_layers(compiled), "cpu")
+    ids, offsets = torch.arange(33) * 7 % 58 + 3, torch.tensor([0, 20, 33])
+    expected, found = (token_logprobs(model, ids, offsets)[0] for model in (own, compiled))
+    assert programs() > 0 and torch.allclose(found, expected, rtol=0, atol=1e-5)
+    expected.mean().backward()
+    found.mean().backward()
+    for (name, wanted), made in zip(own.named_parameters(), compiled.parameters(), strict=True):
+        assert wanted.grad is not None and made.grad is not None
+        assert torch.allclose(made.grad, wanted.grad, rtol=0, atol=1e-5 * float(wanted.grad.abs().max())), name
 
 
 def test_a_compiler_that_is_missing_is_told_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from agentrl.config import Config, PreferencesConfig, SFTConfig, load_config
-from agentrl.plan import sizing
+from agentrl.errors import ConfigError
+from agentrl.plan import choices, sizing
 from agentrl.plan.choices import choose
 from agentrl.plan.memory import GPU_RESERVE, MemoryPlan
 from agentrl.plan.sizing import ModelShape
@@ -60,8 +61,10 @@ def loaded(*words: str) -> Config:
 
 def chosen(words: list[str], device: str, room: float, said: list[str] | None = None) -> bool | int | str:
     config = loaded(*words)
-    note = (lambda line: None) if said is None else said.append
-    return choose(config, device, room, note).actor_rollout_ref.model.enable_gradient_checkpointing
+    found: list[str] = [] if said is None else said
+    config = choose(config, device, room, found.append)
+    found[:] = [line for line in found if line.startswith(f"{MODEL}.enable_gradient_checkpointing")]
+    return config.actor_rollout_ref.model.enable_gradient_checkpointing
 
 
 def room_for(words: list[str], activations: float) -> float:
@@ -84,7 +87,7 @@ def test_as_few_layers_are_computed_again_as_fit(words: list[str], fits: int, va
     said: list[str] = []
     found = chosen(words, "cuda", room, said)
     assert found == value and type(found) is type(value)
-    assert len(said) == 1 and said[0].startswith(f"{MODEL}.enable_gradient_checkpointing=auto: ")
+    assert said[0].startswith(f"{MODEL}.enable_gradient_checkpointing=auto: ")
     if 1 < fits < 6:
         assert f"{fits} of the 6 layers" in said[0]
         assert chosen(words, "cuda", room_for(words, kept(fits - 1) - 1)) == fits, "one layer fewer has no room"
@@ -110,6 +113,68 @@ def test_a_cpu_and_a_key_that_is_given_are_left_as_they_are(words: list[str]) ->
         )
     assert not said
     assert chosen([*words, f"{MODEL}.enable_gradient_checkpointing=1"], "cuda", 1.0) is True, "as it always meant"
+
+
+COMPILE = f"{ACTOR}.use_torch_compile"
+BFLOAT16 = f"{MODEL}.dtype=bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "why"),
+    [
+        ([BFLOAT16], "cuda", None),
+        ([BFLOAT16], "cpu", ""),
+        ([], "cuda", "measured in bfloat16 alone"),
+        ([BFLOAT16, f"{ACTOR}.router_replay.mode=R2"], "cuda", "routers can neither"),
+        ([BFLOAT16, f"{ACTOR}.strategy_options={{moe_aux_loss_coeff: 0.1}}"], "cuda", "routers can neither"),
+        (
+            [BFLOAT16, f"{ACTOR}.fsdp_config.tensor_parallel_size=2", "trainer.n_gpus_per_node=2"],
+            "cuda",
+            "matrices are split",
+        ),
+    ],
+    ids=str,
+)
+def test_layers_are_compiled_on_a_gpu_where_that_was_tried(
+    given: list[str], device: str, why: str | None, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choices, "check_compiler", lambda device: None)
+    said: list[str] = []
+    config = choose(loaded(*words, *given), device, 1e12, said.append)
+    assert config.actor_rollout_ref.actor.use_torch_compile is (why is None)
+    lines = [line for line in said if line.startswith(f"{COMPILE}=auto: ")]
+    assert len(lines) == (device == "cuda") and all((why or "compile layers") in line for line in lines)
+
+
+def test_kinds_that_were_not_tried_and_a_missing_compiler_leave_layers_as_they_are(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So do layers with a state, which a key of true refuses."""
+    for kind in ("qwen3_next", "gemma2"):
+        (tmp_path / "config.json").write_text(json.dumps({**SHAPE, "model_type": kind}), encoding="utf-8")
+        said: list[str] = []
+        config = choose(loaded(f"{MODEL}.path={tmp_path}", *words[1:], BFLOAT16), "cuda", 1e12, said.append)
+        assert config.actor_rollout_ref.actor.use_torch_compile is False
+        assert f"{COMPILE}=auto: false, as models of the kind {kind} were not tried" in said[-1]
+
+    def missing(device: str) -> None:
+        raise ConfigError("torch cannot compile for cuda here: no compiler\nIt needs")
+
+    monkeypatch.setattr(choices, "check_compiler", missing)
+    config = choose(loaded(*words, BFLOAT16), "cuda", 1e12, said.append)
+    assert config.actor_rollout_ref.actor.use_torch_compile is False
+    assert said[-1] == f"{COMPILE}=auto: false, as torch cannot compile for cuda here: no compiler"
+
+
+def test_what_is_given_is_not_chosen(words: list[str]) -> None:
+    for value in (True, False):
+        config = choose(loaded(*words, f"{COMPILE}={str(value).lower()}"), "cuda", 1e12, lambda line: None)
+        assert config.actor_rollout_ref.actor.use_torch_compile is value
+    mine = choices.with_keys(loaded(*words, BFLOAT16), {f"{ACTOR}.strategy": "my.module:backend"})
+    said: list[str] = []
+    roles = choose(mine, "cuda", 1.0, said.append).actor_rollout_ref
+    assert (roles.model.enable_gradient_checkpointing, roles.actor.use_torch_compile) == (False, False)
+    assert all("strategy" in line for line in said) and len(said) == 2
 
 
 def test_a_model_that_is_not_counted_keeps_its_activations_and_says_why(words: list[str], tmp_path: Path) -> None:

@@ -134,15 +134,17 @@ class ActorConfig(Section):
     freeze_vision_tower: bool = False
     """Train nothing of a vision-language model's vision tower, in the critic neither; adapters stay out of it, too."""
     use_torch_compile: Annotated[
-        bool,
+        Literal["auto"] | bool,
         ConflictsWith(
             "fsdp_config.tensor_parallel_size above 1",
             "ref.fsdp_config.tensor_parallel_size above 1",
             "critic.model.fsdp_config.tensor_parallel_size above 1",
+            of="true",
             why="layers whose matrices are split cannot be compiled. Use fsdp_size and ulysses_sequence_parallel_size",
         ),
-    ] = False
-    """Compile the decoder layers of policy, reference and critic by torch.compile, in the first steps."""
+    ] = "auto"
+    """Compile the decoder layers of policy, reference and critic by torch.compile, in the first steps. auto: on a GPU,
+    in bfloat16, models of families that were tried (docs/scale.md)."""
     ulysses_sequence_parallel_size: Annotated[int, RANKS] = Field(1, gt=0)
     """Ranks that split each micro-batch's tokens (arXiv:2309.14509); they exchange them for heads in attention."""
     router_replay: RouterReplayConfig = RouterReplayConfig()
@@ -166,6 +168,11 @@ class ActorConfig(Section):
     def parallel(self) -> Parallel:
         """Arrangement of the ranks."""
         return Parallel.from_fsdp(self.ulysses_sequence_parallel_size, self.fsdp_config)
+
+    @property
+    def compiles(self) -> bool:
+        """Say whether layers are compiled. With auto they are not, until the plan has chosen."""
+        return self.use_torch_compile is True
 
     @property
     def has_entropy_bonus(self) -> bool:
