@@ -45,7 +45,7 @@ def estimate(
 
     By sequence [N] there are zero_advantage (bool) and observed (int64). The rewards include the column model_rewards
     (see `add_rewards`). Needs old_logprobs where `rollout_correction.proximal` is recomputed, with a `kl_coef`
-    ref_logprobs, with teachers their columns, and the columns that the estimator declares (see `compute_advantages`).
+    ref_logprobs, with teachers their columns, and the columns that the estimator declares (see `estimated`).
     Raises TrainingError when rewards, or the KL in them, are not finite.
     """
     n, kl_coef = settings.n, settings.kl_coef

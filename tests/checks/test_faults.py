@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 import torch
 
+import agentrl.algorithms.advantages
 import agentrl.algorithms.estimate
-import agentrl.checks.batch
 import agentrl.rollouts.local
 import agentrl.trainer.step
 import agentrl.workers.groups
 import agentrl.workers.policy
 from agentrl.agent_loop.scheduler import Scheduler
+from agentrl.algorithms import Advantages
 from agentrl.chat import Chat
 from agentrl.data.loader import Loader
 from agentrl.data.sampler import EpochSampler
@@ -375,12 +376,11 @@ def turned_advantages(patch: pytest.MonkeyPatch) -> None:
 def advantages_of_another_sign(patch: pytest.MonkeyPatch) -> None:
     """The estimator itself is wrong."""
 
-    def turned(batch: RaggedBatch, *_: Any) -> RaggedBatch:
-        assert batch.advantages is not None
-        return batch.with_fields(advantages=-batch.advantages)
+    def turned(found: Advantages, *_: Any) -> Advantages:
+        return found._replace(advantages=-found.advantages)
 
-    wrap(patch, agentrl.algorithms.estimate, "compute_advantages", turned)
-    wrap(patch, agentrl.checks.batch, "compute_advantages", turned)
+    wrap(patch, agentrl.algorithms.estimate, "estimated", turned)
+    wrap(patch, agentrl.algorithms.advantages, "estimated", turned)
 
 
 def mixed_groups(patch: pytest.MonkeyPatch) -> None:
