@@ -6,12 +6,14 @@ On a CPU these are the values that the keys would have without a plan, so result
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import TypeVar
 
 from agentrl.config import Config, TuningConfig
 from agentrl.config.section import Section
 from agentrl.config.sections.model import ModelConfig, PolicyModelConfig
+from agentrl.config.sections.parallel import MICRO_BATCH
 from agentrl.config.sections.sft import PreferencesConfig
 from agentrl.errors import ConfigError
 from agentrl.model.compiled import TRIED, check_compiler
@@ -23,6 +25,15 @@ ConfigT = TypeVar("ConfigT", bound=Config | TuningConfig)
 SectionT = TypeVar("SectionT", bound=Section)
 ROLES = "actor_rollout_ref."
 RECOMPUTED, COMPILED = "model.enable_gradient_checkpointing", f"{ROLES}actor.use_torch_compile"
+TOKENS = {
+    f"{ROLES}actor.ppo_max_token_len_per_gpu": "update",
+    "critic.ppo_max_token_len_per_gpu": "critic's update",
+    f"{ROLES}rollout.log_prob_max_token_len_per_gpu": "log-probs",
+    f"{ROLES}ref.log_prob_max_token_len_per_gpu": "log-probs",
+}
+"""Keys of micro-batches, and the moment of the plan whose memory grows with each."""
+SIZES = (8192, 16384, 32768, 65536)
+"""Tokens to choose from: at 1.5 billion parameters an H200 gained 4 and 5 % by the second and the third."""
 
 
 def choose(config: ConfigT, device: str, room: float, note: Callable[[str], None]) -> ConfigT:
@@ -33,6 +44,12 @@ def choose(config: ConfigT, device: str, room: float, note: Callable[[str], None
     whole = isinstance(config, Config)
     model = config.actor_rollout_ref.model if isinstance(config, Config) else config.model
     found: dict[str, object] = {}
+    if isinstance(config, Config) and (left := [key for key in TOKENS if value_of(config, key) == "auto"]):
+        found.update(dict.fromkeys(left, MICRO_BATCH))
+        if device != "cpu":
+            found.update(_tokens(MemoryPlan(config, device, room), left))
+            note(", ".join(f"{key}={found[key]}" for key in left) + ": left to the plan (auto)")
+        config = with_keys(config, found)
     if model.enable_gradient_checkpointing == "auto":
         key = f"{ROLES if whole else ''}{RECOMPUTED}"
         found[key] = False
@@ -48,6 +65,29 @@ def choose(config: ConfigT, device: str, room: float, note: Callable[[str], None
 
 
 _COMPILING = "true. The first log-probs and the first update compile layers, which may take a minute"
+
+
+def _tokens(plan: MemoryPlan, keys: Sequence[str]) -> dict[str, object]:
+    """Choose the largest micro-batches that fit, each in its moment.
+
+    Where layers may be computed again as the plan chooses, none are: the smallest size comes before a recomputed layer.
+    """
+    if plan.config.actor_rollout_ref.actor.strategy not in ("fsdp", "fsdp2"):
+        return {}
+    found: dict[str, object] = {}
+    try:
+        for key in keys:
+            fitting = [
+                size for size in SIZES if _fits(plan.with_config(with_keys(plan.config, {key: size})), TOKENS[key])
+            ]
+            found[key] = max(fitting, default=SIZES[0])
+    except ConfigError:
+        return {}
+    return found
+
+
+def _fits(plan: MemoryPlan, name: str) -> bool:
+    return all(moment.total <= plan.capacity for moment in plan.moments if moment.name == name)
 
 
 def _recomputed(plan: MemoryPlan) -> tuple[bool | int, str]:
@@ -96,6 +136,11 @@ def _not_compiled(config: Config, device: str) -> str | None:
     except ConfigError as error:
         return str(error).partition("\n")[0]
     return None
+
+
+def value_of(section: Section, key: str) -> object:
+    """Return the value of a key, a dotted path."""
+    return reduce(getattr, key.split("."), section)
 
 
 def with_keys(section: SectionT, keys: Mapping[str, object]) -> SectionT:

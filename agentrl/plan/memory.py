@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 
 from agentrl.algorithms.declared import declared_by_estimator, needs_reference
 from agentrl.config import Config
-from agentrl.config.sections.parallel import Parallel
+from agentrl.config.sections.parallel import Parallel, most_tokens
 from agentrl.engines.embedded import blocked
 from agentrl.engines.embedded.cache import COLUMNS
 from agentrl.engines.embedded.pages import PAGE
@@ -108,14 +108,17 @@ class MemoryPlan:
         awake, asleep = ({}, {}) if rollout.nnodes else self._engine
         at_rest = {**self._process, **self.states}
         training = {**at_rest, **asleep}
-        passing = self._forward(self.policy, rollout.log_prob_max_token_len_per_gpu)
+        scored = [rollout.log_prob_max_token_len_per_gpu]
+        if self._has_reference:
+            scored.append(self.config.actor_rollout_ref.ref.log_prob_max_token_len_per_gpu)
+        passing = self._forward(self.policy, max(map(most_tokens, scored)))
         found = [Moment("rollout", {**at_rest, **awake}), Moment("log-probs", {**training, **passing})]
         if self._critic is not None:
-            shape, tokens = self._critic, self.config.critic.ppo_max_token_len_per_gpu
+            shape, tokens = self._critic, most_tokens(self.config.critic.ppo_max_token_len_per_gpu)
             gradients = FLOAT32 * shape.backbone_params / self._ranks(self.config.critic.parallel)
             parts = {"gradients": gradients, "activations": self._activations(shape, tokens)}
             found.append(Moment("critic's update", {**training, **parts}))
-        tokens = actor.ppo_max_token_len_per_gpu
+        tokens = most_tokens(actor.ppo_max_token_len_per_gpu)
         parts = {
             "gradients": FLOAT32 * self._trained / self._ranks(actor.parallel),
             "activations": self._activations(self.policy, tokens),

@@ -17,6 +17,7 @@ from time import perf_counter
 import torch
 
 from agentrl.config import Config
+from agentrl.config.sections.parallel import most_tokens
 from agentrl.errors import ConfigError
 from agentrl.model.packed import CHUNK_LOGITS, CHUNK_LOGITS_ON_GPU
 from agentrl.plan.many_steps import Draw, Simulation, Trajectories, Way, drawn
@@ -109,7 +110,7 @@ class TimePlan:
             n=rollout.n,
             mini_batch=actor.ppo_mini_batch_size,
             epochs=actor.ppo_epochs,
-            micro_tokens=actor.ppo_max_token_len_per_gpu,
+            micro_tokens=most_tokens(actor.ppo_max_token_len_per_gpu),
             dtype="bfloat16" if model.dtype == "bfloat16" else "float32",
             lora_rank=model.lora_rank,
             serves_adapters=config.served_adapters is not None,

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
-from agentrl.config.sections.parallel import Parallel
+from agentrl.config.sections.parallel import Parallel, most_tokens
 from agentrl.model.scores import Compare, Needs, TokenScores
 from agentrl.observe.watch import UpdateWatch
 from agentrl.runtime.ranks import RankWeights
@@ -187,7 +187,7 @@ class Settings:
     @property
     def max_tokens(self) -> int:
         """Tokens of a micro-batch and rank, at most."""
-        return self.section.ppo_max_token_len_per_gpu
+        return most_tokens(self.section.ppo_max_token_len_per_gpu)
 
     @property
     def freeze_vision_tower(self) -> bool:

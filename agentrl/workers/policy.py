@@ -19,6 +19,7 @@ from agentrl.algorithms.terms import EntropyBonus, ExpertNLL, loss_terms
 from agentrl.config.declaration import Computed
 from agentrl.config.registries import POLICY_BACKENDS
 from agentrl.config.sections.distillation import POLICY
+from agentrl.config.sections.parallel import most_tokens
 from agentrl.config.sections.training import Config
 from agentrl.errors import TrainingError
 from agentrl.model.scores import Needs, TokenScores
@@ -90,7 +91,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
             total_steps=total_steps - self._critic_warmup,
             seed=self.seed,
             temperature=temperature,
-            log_prob_max_tokens=roles.rollout.log_prob_max_token_len_per_gpu,
+            log_prob_max_tokens=most_tokens(roles.rollout.log_prob_max_token_len_per_gpu),
         )
         make = cast(PolicyBackendFactory, POLICY_BACKENDS.get(actor.strategy))
         self.backend = configured(make, actor.strategy_options, f"{POLICY_BACKENDS.key}_options")(settings)

@@ -10,6 +10,7 @@ from agentrl.algorithms.declared import declared_by_estimator, declared_by_loss,
 from agentrl.config import Config, PreferencesConfig, SFTConfig, TuningConfig
 from agentrl.config.declaration import Computed, Score
 from agentrl.config.registries import CRITIC_BACKENDS, POLICY_BACKENDS
+from agentrl.config.sections.parallel import most_tokens
 from agentrl.runtime.executor import Executor, open_executor
 from agentrl.runtime.placement import Pool, Role
 from agentrl.system.reporter import Reporter
@@ -173,7 +174,7 @@ def reference_role(config: Config, device: str) -> Role[ReferenceWorker] | None:
         dtype=roles.model.dtype,
         device=device,
         temperature=roles.rollout.temperature,
-        log_prob_max_tokens=roles.ref.log_prob_max_token_len_per_gpu,
+        log_prob_max_tokens=most_tokens(roles.ref.log_prob_max_token_len_per_gpu),
         trust_remote_code=roles.model.trust_remote_code,
         override=roles.model.override_config if roles.ref.path in (None, roles.model.path) else {},
         parallel=roles.ref_parallel,
@@ -194,7 +195,7 @@ def teacher_role(config: Config, device: str) -> Role[TeacherWorker] | None:
         roles.model,
         device=device,
         temperature=roles.rollout.temperature,
-        max_tokens=roles.rollout.log_prob_max_token_len_per_gpu,
+        max_tokens=most_tokens(roles.rollout.log_prob_max_token_len_per_gpu),
         parallel=config.teacher_parallel,
         param_offload=roles.actor.fsdp_config.param_offload,
     )

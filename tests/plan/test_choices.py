@@ -203,3 +203,46 @@ def test_a_training_on_files_is_planned_by_the_same_formula(
         found = choose(config, "cuda", room, lambda line: None).model.enable_gradient_checkpointing
         assert found == {0: False, 3: 3, 5: 5}[count]
     assert choose(config, "cpu", 1.0, lambda line: None).model.enable_gradient_checkpointing is False
+
+
+@pytest.mark.parametrize("key", sorted(choices.TOKENS))
+def test_micro_batches_that_are_left_to_the_plan_are_the_largest_that_fit(key: str, words: list[str]) -> None:
+    """By the formula of their own moment, and 16,384 on a CPU, as without a plan."""
+    whole = loaded(*words, "algorithm.adv_estimator=gae", f"{ACTOR}.use_kl_loss=true")
+    keys: dict[str, object] = {"data.train_batch_size": 1000, f"{ACTOR}.ppo_mini_batch_size": 1000}
+    keys |= {one: 8192 for one, moment in choices.TOKENS.items() if moment == "log-probs"}  # the larger one counts
+    config = choices.with_keys(whole, keys)
+    asked = choices.with_keys(config, {key: "auto"})
+
+    def needs(size: int) -> float:
+        plan = MemoryPlan(choices.with_keys(config, {key: size}), "cuda", 1e15)
+        (moment,) = [one for one in plan.moments if one.name == choices.TOKENS[key]]
+        return moment.total - moment.parts["CUDA, NCCL, gaps"]
+
+    assert choices.value_of(choose(asked, "cpu", 1.0, lambda line: None), key) == 16384
+    for place, size in enumerate(choices.SIZES):
+        said: list[str] = []
+        exactly = (needs(size) + 1) / (1 - GPU_RESERVE)
+        assert choices.value_of(choose(asked, "cuda", exactly, said.append), key) == size
+        assert f"{key}={size}" in said[0]
+        below = (needs(size) - 1) / (1 - GPU_RESERVE)
+        smaller = choices.SIZES[max(0, place - 1)]
+        assert choices.value_of(choose(asked, "cuda", below, said.append), key) == smaller
+
+
+def test_a_smaller_micro_batch_comes_before_a_recomputed_layer(words: list[str]) -> None:
+    key = f"{ACTOR}.ppo_max_token_len_per_gpu"
+    keys: dict[str, object] = {"data.train_batch_size": 1000, f"{ACTOR}.ppo_mini_batch_size": 1000, key: "auto"}
+    config, shape = choices.with_keys(loaded(*words), keys), ModelShape.from_config(SHAPE)
+
+    def chosen_at(activations: float) -> tuple[object, object]:
+        parts = MemoryPlan(choices.with_keys(config, {key: 8192}), "cuda", 1e15).moments[-1].parts
+        rest = sum(size for name, size in parts.items() if name not in ("activations", "CUDA, NCCL, gaps"))
+        found = choose(config, "cuda", (rest + activations) / (1 - GPU_RESERVE), lambda line: None).actor_rollout_ref
+        return found.actor.ppo_max_token_len_per_gpu, found.model.enable_gradient_checkpointing
+
+    def kept(tokens: int, recomputed: int) -> float:
+        return sizing.activation_bytes(shape, tokens, autocast=False, recomputed=recomputed)
+
+    assert chosen_at(kept(8192, 0) + 1) == (8192, False)
+    assert chosen_at(kept(8192, 2) + 1) == (8192, 2), "as 16,384 tokens would take more recomputed layers"

@@ -13,7 +13,7 @@ from agentrl.config.section import Finding, Section
 from agentrl.config.sections.algorithm import KLLossType, LossAggMode, LossUnit, PolicyLossConfig
 from agentrl.config.sections.model import PolicyModelConfig
 from agentrl.config.sections.optim import OptimConfig
-from agentrl.config.sections.parallel import RANKS, ActorFSDPConfig, FSDPConfig, Parallel
+from agentrl.config.sections.parallel import MICRO_BATCH, RANKS, ActorFSDPConfig, FSDPConfig, MicroBatch, Parallel
 from agentrl.config.sections.rollout import TrainingRolloutConfig
 from agentrl.config.sections.rollouts import PolicyConfig
 from agentrl.config.sections.trainer import CheckpointConfig
@@ -68,9 +68,9 @@ class ActorConfig(Section):
     given, it is the largest even size up to the default."""
     ppo_epochs: int = Field(1, gt=0)
     """Passes over each batch."""
-    ppo_max_token_len_per_gpu: int = Field(16384, gt=0)
+    ppo_max_token_len_per_gpu: MicroBatch = MICRO_BATCH
     """Tokens a micro-batch and rank (with ulysses_sequence_parallel_size, ranks share one); changes memory, never the
-    result."""
+    result. auto: on a GPU the largest of 8192, 16384, 32768 and 65536 that fits by the plan, on a CPU the default."""
     clip_ratio: Annotated[
         float | None,
         clips("clip_ratio"),
@@ -202,8 +202,8 @@ class RefConfig(Section):
 
     path: str | None = None
     """Model of the reference policy; null: actor_rollout_ref.model.path."""
-    log_prob_max_token_len_per_gpu: Annotated[int, OWN_REFERENCE] = Field(16384, gt=0)
-    """Tokens a micro-batch of the reference's log-prob pass; changes memory, never the result."""
+    log_prob_max_token_len_per_gpu: Annotated[MicroBatch, OWN_REFERENCE] = MICRO_BATCH
+    """Tokens a micro-batch of the reference's log-prob pass; changes memory, never the result. auto: as the actor's."""
     ulysses_sequence_parallel_size: Annotated[int | None, OWN_REFERENCE, RANKS] = Field(None, gt=0)
     """null: the actor's."""
     fsdp_config: Annotated[FSDPConfig, OWN_REFERENCE] = FSDPConfig()
@@ -252,7 +252,7 @@ class CriticConfig(Section):
     """null: the actor's."""
     ppo_epochs: int | None = Field(None, gt=0)
     """null: the actor's."""
-    ppo_max_token_len_per_gpu: int = Field(16384, gt=0)
+    ppo_max_token_len_per_gpu: MicroBatch = MICRO_BATCH
     """Same as the actor's."""
     cliprange_value: float = Field(0.5, gt=0)
     """Values may move by so much from those before the update; the loss takes the worse of clipped and

@@ -16,6 +16,16 @@ RANKS = OnlyWith("trainer.nnodes above 1", "trainer.n_gpus_per_node above 1", of
 DEVICE = OnlyWith("trainer.device=cuda or auto")
 
 
+MicroBatch = Literal["auto"] | Annotated[int, Field(gt=0)]
+"""Tokens of a micro-batch, at most; auto: the plan chooses (`agentrl.plan.choices`)."""
+MICRO_BATCH = 16384
+
+
+def most_tokens(value: MicroBatch) -> int:
+    """Return the tokens of a micro-batch; with auto the default's, until the plan has chosen."""
+    return MICRO_BATCH if value == "auto" else value
+
+
 class FSDPConfig(Section):
     """`*.fsdp_config.*`"""
 

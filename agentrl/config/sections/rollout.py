@@ -33,7 +33,7 @@ from agentrl.config.rules import (
     Values,
 )
 from agentrl.config.section import Finding, Section
-from agentrl.config.sections.parallel import DEVICE
+from agentrl.config.sections.parallel import DEVICE, MICRO_BATCH, MicroBatch
 from agentrl.config.sections.roles import HoldsRoles, RoleConfig
 from agentrl.config.sglang_arguments import SET_BY, plain_name
 from agentrl.config.vllm_arguments import SET_BY as SET_BY_VLLM
@@ -398,6 +398,7 @@ class RolloutConfig(Section):
 class TrainingRolloutConfig(RolloutConfig):
     """`actor_rollout_ref.rollout.*` of a training."""
 
-    log_prob_max_token_len_per_gpu: int = Field(16384, gt=0)
-    """Tokens a micro-batch of the passes that compute log-probs, a teacher's too."""
+    log_prob_max_token_len_per_gpu: MicroBatch = MICRO_BATCH
+    """Tokens a micro-batch of the passes that compute log-probs, a teacher's too. auto: as actor's
+    ppo_max_token_len_per_gpu."""
     val_kwargs: Annotated[ValKwargs, OnlyWith("data.val_files")] = ValKwargs()
