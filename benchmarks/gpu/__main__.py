@@ -27,6 +27,7 @@ PARTS = (
     ("pretrained", "pretrained", 300, "a pretrained model, warmed up and trained with tools (needs --model)", ()),
     ("tests", "marked_tests", 240, "the tests that need a GPU", ()),
     ("profile", "profile", 240, "an update's time by kernel, at 1.5 B and 0.5 B", ()),
+    ("auto", "chosen", 240, "what the plan chooses, its forecast against an update, and a retry", ()),
     ("update-0.5B", "update", 200, "model FLOP utilisation at 0.5 B", ("--shape", "0.5B")),
     ("update-1.5B", "update", 240, "model FLOP utilisation at 1.5 B", ("--shape", "1.5B")),
     ("update-7B", "update", 300, "model FLOP utilisation at 7 B", ("--shape", "7B")),

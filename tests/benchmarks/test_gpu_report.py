@@ -167,6 +167,7 @@ def test_every_part_is_a_module_and_tiny_ones_are_asked_for_on_a_cpu() -> None:
             {"tiny, no layers computed again", "tiny, all layers computed again, compiled"},
             "device busy",
         ),
+        ("chosen", {"tiny, auto", "tiny, all layers computed again"}, "foretold GB"),
         ("engine", {"1 requests", "4 requests", "1 requests, transformers' generate"}, "decoded tokens a second"),
         ("logprobs", {"packed", "padded"}, "seconds"),
         (
