@@ -2,8 +2,9 @@
 
     python -m benchmarks.real.engine --model FOLDER [--cases 64x48 8x128]
 
-Both sample the same number of tokens at temperature 1 for the same prompts, in turn, on one thread. Generate gets all
-prompts in one batch of equal length, so that it pads nothing. The engine computes a prompt once for its group, so
+Both sample the same number of tokens at temperature 1 for the same prompts, in turn, on one thread. The engine is made
+once, as the model is loaded once, and forgets all keys and values between two calls. Generate gets all prompts in one
+batch of equal length, so that it pads nothing. The engine computes a prompt once for its group, so
 decoding is also given alone: a whole run less a run of one token. The linear layers alone, called with as many rows as
 a step has, are the least that a step can take. Then weights are sent to the engine.
 """
@@ -48,18 +49,19 @@ def made_prompts(model: PreTrainedModel, count: int, group: int, length: int) ->
     return [kinds[index // group] for index in range(count)]
 
 
-def by_engine(model: PreTrainedModel, prompts: Ids, tokens: int) -> None:
-    engine = EmbeddedEngine(model, max_num_seqs=len(prompts), max_model_len=len(prompts[0]) + tokens)
+def by_engine(engine: RolloutEngine, prompts: Ids, tokens: int) -> None:
     asyncio.run(sample(engine, prompts, tokens))
 
 
 async def sample(engine: RolloutEngine, prompts: Ids, tokens: int) -> None:
-    """Sample `tokens` tokens for each prompt, all at once, and close the engine."""
+    """Sample `tokens` tokens for each prompt, all at once, and forget the sessions."""
     params = [SamplingParams(max_new_tokens=tokens, temperature=1.0, seed=seed) for seed in range(len(prompts))]
     calls = [engine.generate(ids, one, str(one.seed)) for ids, one in zip(prompts, params, strict=True)]
     found = await asyncio.gather(*calls)
     assert sum(len(one.ids) for one in found) == tokens * len(prompts)
-    await engine.close()
+    for one in params:
+        await engine.release(str(one.seed))
+    await engine.flush_cache()
 
 
 def by_generate(model: PreTrainedModel, prompts: Ids, tokens: int) -> None:
@@ -98,13 +100,15 @@ def products_seconds(model: PreTrainedModel, rows: int, blocked: BlockedLayers) 
 
 def compare(ours: PreTrainedModel, theirs: PreTrainedModel, prompts: Ids, tokens: int, rounds: int) -> None:
     """Print the two ways' tokens a CPU-second, their ratio, and the part of a step that products alone take."""
-    ways = {"engine": (by_engine, ours), "generate": (by_generate, theirs)}
+    engine = EmbeddedEngine(ours, max_num_seqs=len(prompts), max_model_len=len(prompts[0]) + tokens)
+    ways = {"engine": partial(by_engine, engine), "generate": partial(by_generate, theirs)}
+    by_engine(engine, prompts, 1)  # makes the blocked copies of the weights, once for all answers by them
     whole: dict[str, list[float]] = {name: [] for name in ways}
     first: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
-        for name, (way, model) in ways.items():
-            first[name].append(cpu_seconds(partial(way, model, prompts, 1)))
-            whole[name].append(cpu_seconds(partial(way, model, prompts, tokens)))
+        for name, way in ways.items():
+            first[name].append(cpu_seconds(partial(way, prompts, 1)))
+            whole[name].append(cpu_seconds(partial(way, prompts, tokens)))
     count = len(prompts)
     all_of, prompt_of = ({n: statistics.median(found[n]) for n in ways} for found in (whole, first))
     decoding = {name: max(all_of[name] - prompt_of[name], 1e-9) for name in ways}

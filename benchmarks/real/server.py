@@ -106,7 +106,9 @@ async def serving_vllm(python: str, folder: Path, logs: Path) -> AsyncIterator[S
 async def cpu_seconds(engine: RolloutEngine, prompts: Ids, tokens: int) -> float:
     began = time.process_time()
     await sample(engine, prompts, tokens)
-    return time.process_time() - began
+    spent = time.process_time() - began
+    await engine.close()
+    return spent
 
 
 async def compare(
