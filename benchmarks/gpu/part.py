@@ -35,13 +35,22 @@ class Setting:
 
 def setting(doc: str | None) -> Setting:
     """Read the options from the command line."""
+    return setting_of(options(doc).parse_args())
+
+
+def options(doc: str | None) -> argparse.ArgumentParser:
+    """Make the parser of the options that all parts have."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
     parser.add_argument("--tiny", action="store_true", help="shapes that a CPU runs in seconds")
     parser.add_argument("--shape", default="1.5B", help="the model's, where the part has several")
     parser.add_argument("--model", default="", help="folder of a pretrained model, where the part trains one")
     parser.add_argument("--dtype", help="of the model; bfloat16 on a GPU, else float32")
-    given = parser.parse_args()
+    return parser
+
+
+def setting_of(given: argparse.Namespace) -> Setting:
+    """Check the options that were given. Raises SystemExit where torch sees no device."""
     if given.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("error: torch sees no CUDA device here: --device cpu")
     dtype = given.dtype or ("bfloat16" if given.device == "cuda" else "float32")

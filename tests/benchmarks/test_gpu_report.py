@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from agentrl.quickstart.tiny_policy import make_tiny_policy
-from benchmarks.gpu import engine, marked_tests, orchestrate, profile, quickstart, states, update, wheels
+from benchmarks.gpu import curve, engine, marked_tests, orchestrate, profile, quickstart, states, update, wheels
 from benchmarks.gpu.__main__ import PARTS, parts
-from benchmarks.gpu.orchestrate import ROW, Part, Report, run_parts
+from benchmarks.gpu.orchestrate import ROW, Part, Report, Result, Value, run_parts
+from benchmarks.gpu.part import Setting
 from benchmarks.gpu.report import markdown
 from benchmarks.training.update_utilization import SHAPES
 from tests.conftest import PROJECT
@@ -150,11 +151,42 @@ def test_every_part_is_a_module_and_tiny_ones_are_asked_for_on_a_cpu() -> None:
         assert limit > 0 and about
     on_cpu, on_gpu = parts("cpu", True, None), parts("cuda", False, None)
     assert all("--tiny" in part.words for part in on_cpu) and not any("--tiny" in part.words for part in on_gpu)
-    assert [part.name for part in on_gpu] == [part[0] for part in PARTS if part[0] != "pretrained"]
-    with_model = parts("cuda", False, None, "models/a")
+    assert [part.name for part in on_gpu] == [part[0] for part in PARTS if part[0] not in ("pretrained", "gsm8k")]
+    assert [part[0] for part in PARTS[:4]] == ["environment", "tests", "engine", "profile"], "what waits longest"
+    with_model = parts("cuda", False, None, model="models/a", gsm8k="data/g")
     assert [part.name for part in with_model] == [part[0] for part in PARTS]
     assert all(part.words[part.words.index("--model") + 1] == "models/a" for part in with_model)
+    assert [part.name for part in with_model if "data/g" in part.words] == ["gsm8k"]
     assert [part.name for part in parts("cuda", False, ["engine", "tests"])] == ["tests", "engine"]
+
+
+def test_a_report_is_compared_number_by_number(tmp_path: Path) -> None:
+    rows: dict[str, dict[str, Value]] = {"a": {"ms": 2.0, "name": "x", "good": True, "new": 3}, "b": {"ms": 1.0}}
+    last = Report("cpu", True, {"p": Result("done", rows={"a": {"ms": 8.0, "name": "y", "good": True, "new": None}})})
+    page = markdown(Report("cpu", True, {"p": Result("done", rows=rows), "q": Result("done", rows=rows)}), last)
+    assert "| a | 2 (0.25) | x | yes | 3 |" in page and "| b | 1 |  |  |  |" in page
+    assert page.count("(0.25)") == 1
+    words = ["--device=cpu", "--parts=environment", f"--out={tmp_path}", f"--against={tmp_path}/none.json"]
+    done = subprocess.run([sys.executable, "-m", "benchmarks.gpu", *words], cwd=PROJECT, capture_output=True, text=True)
+    assert done.returncode == 2 and "none.json" in done.stderr
+
+
+@pytest.mark.slice(0, "long run")
+@pytest.mark.timeout(1800)
+def test_the_curve_goes_on_where_it_was_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_tiny_policy(tmp_path / "model", seed=1)
+    for name in ("examples", "configs", "tools", "agentrl", "data_prep", "interactions", "sandbox"):
+        (tmp_path / name).symlink_to(PROJECT / name)
+    problem = {"question": "Two and two?", "answer": "It is 2+2=<<2+2=4>>4.\n#### 4"}
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_text(36 * (json.dumps(problem) + "\n"))
+    asked = Setting("cpu", True, "tiny", str(tmp_path / "model"), "float32")
+    for _ in range(2):
+        curve.run(asked, tmp_path, tmp_path)
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(ROW)]
+        found = dict(json.loads(line[len(ROW) :]) for line in lines)
+        assert found["steps done"] == {"seen": 2}
+        assert found["val/success_greedy, last"]["step"] == 2
 
 
 @pytest.mark.slice(1, "matrix")
