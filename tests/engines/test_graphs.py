@@ -23,7 +23,7 @@ from agentrl.engines.contract import Generation, PauseMode, SamplingParams
 from agentrl.engines.embedded.cache import CacheFull, Memory, Prefix, Session
 from agentrl.engines.embedded.decoding import DecodingProgram
 from agentrl.engines.embedded.engine import EmbeddedEngine
-from agentrl.engines.embedded.paged_attention import PagedTokens, attend_copies, attend_in_place
+from agentrl.engines.embedded.paged_attention import PagedTokens, agrees, attend_copies, attend_in_place, kernel_for
 from agentrl.engines.embedded.pages import SPARE, PagedRows, PagePool
 from agentrl.engines.embedded.sampling import sample_rows, uniforms, uniforms_on_device
 from agentrl.engines.weights import Weights
@@ -397,6 +397,25 @@ def test_attention_in_place_is_that_over_copies(kind: str) -> None:
     with torch.inference_mode():
         found = attend_in_place(paged.pool, 0, tokens, query, rule, flex=flex)
     assert float((found.flatten(1, 2) - paged.attended(rule)).abs().max()) < 1e-5
+
+
+def test_a_kernel_that_fails_or_differs_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """Faults injected: a compiler's error, results that are off, and results that are no numbers."""
+    pool = PagePool([(0, 0, 0), (HEADS, WIDTH, WIDTH)], torch.float32, torch.device("cpu"), Memory(0))
+
+    def fails(*given: object) -> torch.Tensor:
+        raise ValueError("no such kernel\nmore")
+
+    assert agrees(attend_copies, pool) and not caplog.messages
+    assert not agrees(fails, pool)
+    assert not agrees(lambda *given: attend_copies(*given) + 0.1, pool)
+    assert not agrees(lambda *given: attend_copies(*given) * math.nan, pool)
+    assert [message.partition(": ")[2] for message in caplog.messages] == [
+        "ValueError: no such kernel",
+        "its results differ by 0.1",
+        "its results differ by nan",
+    ]
+    assert kernel_for(pool) is attend_copies
 
 
 # Numbers

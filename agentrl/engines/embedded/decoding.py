@@ -307,7 +307,7 @@ class Decoder:
         try:
             self._memory = self._memory or torch.cuda.graph_pool_handle()
             program.capture(self._memory)
-        except RuntimeError as error:
+        except Exception as error:  # of the driver, of torch, or of the model's own code
             self._captures = False
             logger.warning(
                 "%s: a step of decoding cannot be captured as a graph, and runs operation by operation: %s",

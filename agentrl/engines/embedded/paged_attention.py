@@ -6,16 +6,19 @@ that sessions share all pages of a prompt and copy no page.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import logging
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 from torch.nn.attention.flex_attention import BlockMask
 
-from agentrl.engines.embedded.cache import Places, Session
+from agentrl.engines.embedded.cache import Memory, Places, Session
 from agentrl.engines.embedded.pages import EMPTY, PAGE, PagedRows, PagePool
 from agentrl.model.attend import Rule, attend_part, sink_share
 from agentrl.model.attention import Flex, attend_flex_rows, compiled_flex
+
+logger = logging.getLogger(__name__)
 
 
 class TokenPages:
@@ -156,8 +159,38 @@ def attend_pages(
     return attend(pool, layer, tokens, query.unflatten(0, (heads, -1)).permute(2, 0, 1, 3), rule).flatten(1, 2)
 
 
-def kernel_for(device: torch.device, widths: Collection[int]) -> AttendPages:
-    """Choose how to attend on a device with heads of these widths: in place where flex attention is compiled for it."""
-    if device.type == "cuda" and all(16 <= width <= 256 for width in widths):
-        return partial(attend_in_place, flex=compiled_flex())
-    return attend_copies
+def kernel_for(pool: PagePool) -> AttendPages:
+    """Choose how to attend to a pool's pages: in place where flex attention is compiled for its device and heads."""
+    if pool.device.type != "cuda" or not all(16 <= width <= 256 for width in pool.widths):
+        return attend_copies
+    in_place = partial(attend_in_place, flex=compiled_flex())
+    return in_place if agrees(in_place, pool) else attend_copies
+
+
+@torch.inference_mode()
+def agrees(attend: AttendPages, like: PagePool) -> bool:
+    """Try a way to attend on a few pages with the heads of a pool. Warn where it fails or differs from copies."""
+    device, dtype = like.device, like.dtype
+    shape = next(shape for shape in like.shapes if shape[0])
+    pool = PagePool([shape], dtype, device, Memory(1 << 40))
+    pool.take(5)
+    generator = torch.Generator().manual_seed(0)
+    for tensor in (*pool.keys, *pool.values):
+        tensor.copy_(torch.randn(tensor.shape, generator=generator))
+    numbers = torch.tensor(
+        [[2, 130, 5], [2, 130, 200], [1, 7, 0]], device=device
+    )  # pages and tokens of prompts, places
+    tokens = TokenPages(torch.tensor([[2, 3, 4, 0], [2, 3, 5, 6], [4, 5, 0, 0]], device=device), *numbers.unbind(1))
+    query = torch.randn(3, shape[0], 2, shape[1], generator=generator).to(device, dtype)
+    rule = Rule(shape[1] ** -0.5)
+    expected = attend_copies(pool, 0, tokens, query, rule).float()
+    try:
+        difference = float((attend(pool, 0, tokens, query, rule).float() - expected).abs().max())
+    except Exception as error:  # the compiler's errors have no common class
+        why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    else:
+        if difference <= (1e-3 if dtype == torch.float32 else 0.03):  # Written so that NaN fails, too.
+            return True
+        why = f"its results differ by {difference:.2g}"
+    logger.warning("flex attention over pages is left out, which are copied together instead: %s", why)
+    return False

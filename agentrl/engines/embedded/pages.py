@@ -33,7 +33,7 @@ class PagePool:
     ) -> None:
         """`shapes`: (K, D of keys, D of values) of each layer."""
         self.dtype, self.device, self.memory = dtype, device, memory
-        self._shapes = shapes
+        self.shapes = shapes
         self.widths = {width for _, *both in shapes for width in both}
         """D of keys and values."""
         self._bytes = PAGE * dtype.itemsize * sum(heads * (width + other) for heads, width, other in shapes)
@@ -42,8 +42,8 @@ class PagePool:
         self._empty()
 
     def _empty(self) -> None:
-        self.keys = [self._zeros(0, heads, width) for heads, width, _ in self._shapes]
-        self.values = [self._zeros(0, heads, width) for heads, _, width in self._shapes]
+        self.keys = [self._zeros(0, heads, width) for heads, width, _ in self.shapes]
+        self.values = [self._zeros(0, heads, width) for heads, _, width in self.shapes]
         self.count = 0
         self._free: list[int] = []
 

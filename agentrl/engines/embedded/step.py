@@ -117,7 +117,7 @@ class StepRunner:
         """Runs all decoding where keys and values are in pages."""
         own, shared = cache.own, cache.shared
         if isinstance(own, PagedRows) and isinstance(shared, PagedRows):
-            attend = kernel_for(own.device, own.pool.widths)
+            attend = kernel_for(own.pool)
             # The last page of a prompt, and the last of a session, may be part-filled.
             pages = None if attend is attend_copies else -(-max_model_len // PAGE) + 1
             self._decoder = Decoder(model, own, shared, attend, pages)
