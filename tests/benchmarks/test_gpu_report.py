@@ -116,12 +116,13 @@ def test_a_command_that_is_ended_leaves_its_rows_and_no_process(tmp_path: Path) 
     program = (
         "import sys\nimport benchmarks.gpu.__main__ as command\nfrom benchmarks.gpu.orchestrate import Part\n"
         f"hang = Part('hang', '', (sys.executable, '-c', {hang!r}), 3600.0)\n"
-        "command.parts = lambda *_: [hang]\nsys.exit(command.main())\n"
+        "command.parts = lambda *_, **__: [hang]\nsys.exit(command.main())\n"
     )
     words = [sys.executable, "-c", program, "--device=cpu", f"--out={tmp_path}"]
     with subprocess.Popen(words, cwd=PROJECT, stdout=subprocess.DEVNULL) as command:
         file = tmp_path / "report.json"
         while not file.exists() or '"pid"' not in file.read_text():
+            assert command.poll() is None
             time.sleep(0.05)
         command.send_signal(signal.SIGTERM)
         assert command.wait() == 128 + signal.SIGTERM
