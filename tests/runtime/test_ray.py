@@ -44,6 +44,7 @@ from tests.e2e.test_docs import commands
 from tests.e2e.test_resume import numbers
 from tests.model.families import make_model
 from tests.runtime.sleepy_rank import SleepyRank
+from tests.runtime.unstartable_rank import UnstartableRank
 from tests.workers.conftest import BatchMaker
 
 ray = pytest.importorskip("ray")
@@ -485,15 +486,6 @@ def test_supervised_training_on_ranks_equals_one_process(
     assert (tmp_path / "remote" / "policy" / "trained_steps").read_text() == "3\n"
 
 
-class Unstartable:
-    """Stands for a rank on a machine that lacks a package."""
-
-    def __init__(self) -> None:
-        raise ModuleNotFoundError("No module named 'agentrl'")
-
-    def make(self) -> None: ...
-
-
 def test_why_a_rank_could_not_start_is_told(cluster: None) -> None:
     with pytest.raises(WorkerDied, match=r"rank 0 of 1 died in make: .*No module named 'agentrl'$"):
-        collect([ray.remote(Unstartable).remote().make.remote()], "make")
+        collect([ray.remote(UnstartableRank).remote().make.remote()], "make")
