@@ -8,7 +8,6 @@ Success is that of the whole test set of 1,319 problems, greedily, before traini
 from __future__ import annotations
 
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -16,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.part import Setting, options, row, setting_of
-from benchmarks.gpu.quickstart import read
+from benchmarks.gpu.quickstart import followed, median
 
 PROJECT = Path(__file__).resolve().parents[2]
 SCRIPT = Path("examples/smollm2/gsm8k_gpu.sh")
-STEPS = 60
 RESULTS = ("val/success_greedy", "train/success", "reward/mean")
 """Metrics of which the first and the last value are shown."""
 
@@ -36,8 +34,7 @@ def tell(steps: list[dict[str, Any]]) -> None:
             row(f"{name}, last", seen=found[-1][1], step=found[-1][0])
     if len(trained) > 1:
         for stage in ("step", "rollout", "update_actor"):
-            times = [step[f"time/{stage}"] for step in trained[1:] if f"time/{stage}" in step]
-            row(f"seconds a step, {stage}", seen=statistics.median(times))
+            row(f"seconds a step, {stage}", seen=median(trained, f"time/{stage}"))
 
 
 def run(asked: Setting, source: Path, root: Path) -> None:
@@ -53,22 +50,15 @@ def run(asked: Setting, source: Path, root: Path) -> None:
         *([*less, "actor_rollout_ref.rollout.n=2", "trainer.total_training_steps=2"] if asked.tiny else []),
     ]
     search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    began, told = time.monotonic(), 0
+    began = time.monotonic()
     script = subprocess.Popen(
         ["bash", str(SCRIPT), str(source.absolute()), *words],
         cwd=root,
         env={**os.environ, "PATH": search, "SEED": str(seed), **({"SOLUTIONS": "32"} if asked.tiny else {})},
     )
     metrics = root / f"runs/smollm2/gsm8k_gpu/seed-{seed}/metrics.jsonl"
-    while True:
-        ended = script.poll() is not None
-        steps = read(metrics)
-        if len(steps) > told:
-            told = len(steps)
-            tell(steps)
-        if ended:
-            break
-        time.sleep(0.5)
+    for steps in followed(script, metrics):
+        tell(steps)
     row("seconds of this call", seen=time.monotonic() - began)
     if script.returncode != 0:
         sys.exit(f"{SCRIPT} ended with status {script.returncode}")

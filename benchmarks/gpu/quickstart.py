@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,33 +54,40 @@ def tell(steps: list[dict[str, Any]], warm_up: float, documented: Mapping[str, t
     if len(trained) > 1:  # the first one loads and allocates
         row("steps done", seen=len(trained))
         for stage in STAGES:
-            row(f"seconds a step, {stage}", seen=_median(trained, f"time/{stage}"))
+            row(f"seconds a step, {stage}", seen=median(trained, f"time/{stage}"))
         for name in ("perf/tokens_per_second", "rollout/logprob_gap_max_abs"):
-            row(name, seen=_median(trained, name))
+            row(name, seen=median(trained, name))
 
 
-def _median(steps: list[dict[str, Any]], name: str) -> float | None:
+def median(steps: list[dict[str, Any]], name: str) -> float | None:
+    """Median of a metric over all steps but the first; None where none of them has it."""
     found = [step[name] for step in steps[1:] if name in step]
     return statistics.median(found) if found else None
 
 
 def watch(words: Sequence[str], run: Path, documented: Mapping[str, tuple[float, float]]) -> None:
     """Run a training and print its rows as its steps end. Raises SystemExit when it fails."""
-    began, first, told = time.monotonic(), 0.0, 0
+    began, first = time.monotonic(), 0.0
     training = subprocess.Popen([sys.executable, "-m", "agentrl.train", *words, f"trainer.default_local_dir={run}"])
-    while True:
-        ended = training.poll() is not None
-        steps = read(run / "metrics.jsonl")
-        first = first or (time.monotonic() - began if steps else 0.0)
-        if len(steps) > told:
-            told = len(steps)
-            tell(steps, first, documented)
-        if ended:
-            break
-        time.sleep(0.5)
+    for steps in followed(training, run / "metrics.jsonl"):
+        first = first or time.monotonic() - began
+        tell(steps, first, documented)
     row("seconds of the whole job", seen=time.monotonic() - began)
     if training.returncode != 0:
         sys.exit(f"the training ended with status {training.returncode}")
+
+
+def followed(process: subprocess.Popen[bytes], metrics: Path) -> Iterator[list[dict[str, Any]]]:
+    """Yield the steps so far whenever there are more of them, until the process has ended."""
+    told, ended = 0, False
+    while not ended:
+        ended = process.poll() is not None
+        steps = read(metrics)
+        if len(steps) > told:
+            told = len(steps)
+            yield steps
+        if not ended:
+            time.sleep(0.5)
 
 
 def main() -> None:

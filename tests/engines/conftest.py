@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from agentrl.model.packed import load_model
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 
 
@@ -32,3 +33,11 @@ def reference(model_dir: Path) -> PreTrainedModel:
         for weight in (weight for weight in model.parameters() if weight.ndim == 2):
             weight.normal_(0.0, 0.3 if weight is embedding else 0.2, generator=generator)
     return model.eval()
+
+
+@pytest.fixture
+def model(model_dir: Path, reference: PreTrainedModel) -> PreTrainedModel:
+    """The reference's weights, with packed attention."""
+    model = load_model(str(model_dir))
+    model.load_state_dict(reference.state_dict())
+    return model

@@ -53,14 +53,6 @@ class TestEmbeddedContract(EngineContract):
         await engine.close()
 
 
-@pytest.fixture
-def model(model_dir: Path, reference: PreTrainedModel) -> PreTrainedModel:
-    """The reference's weights, with packed attention."""
-    model = load_model(str(model_dir))
-    model.load_state_dict(reference.state_dict())
-    return model
-
-
 def engine_of(model: PreTrainedModel, **options: int) -> EmbeddedEngine:
     return EmbeddedEngine(model, **{"max_num_seqs": 16, "max_model_len": 512, **options})  # type: ignore[arg-type]
 

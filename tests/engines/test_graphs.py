@@ -48,14 +48,6 @@ class TestContractOverPages(EngineContract):
         await engine.close()
 
 
-@pytest.fixture
-def model(model_dir: Path, reference: PreTrainedModel) -> PreTrainedModel:
-    """The reference's weights, with packed attention."""
-    model = load_model(str(model_dir))
-    model.load_state_dict(reference.state_dict())
-    return model
-
-
 # A step is one program
 
 _READS = ("_local_scalar_dense", "nonzero", "lift_fresh", "is_nonzero", "unique", "masked_select", "item")

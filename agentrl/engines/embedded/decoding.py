@@ -283,9 +283,9 @@ class Decoder:
     def _begin(self, running: Sequence[Request]) -> _Batch:
         sessions = [request.session for request in running]
         self._own.extend(sessions, [session.held + 1 for session in sessions])
-        needed = max(map(len, pages_of(sessions, self._own, self._shared)[0]))
+        pages = self._pages or _bucket(len(pages_of(sessions, self._own, self._shared)[0][0]))  # of equal length
         likeliest = any(r.params.temperature and (r.params.top_p < 1 or r.params.top_k > 0) for r in running)
-        program = self._program(_bucket(len(running)), self._pages or _bucket(needed), likeliest)
+        program = self._program(_bucket(len(running)), pages, likeliest)
         return _Batch(program, running, self._own, self._shared)
 
     def _program(self, rows: int, pages: int, likeliest: bool) -> DecodingProgram:
