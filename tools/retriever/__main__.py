@@ -18,7 +18,7 @@ except ModuleNotFoundError:
     sys.exit(f"error: the retriever needs tantivy: {install_extra('retriever')}")
 
 from tools.retriever.build import add, create, load
-from tools.retriever.embed import PACKAGED, EmbeddingSpec
+from tools.retriever.embed import MADE, EmbeddingSpec
 from tools.retriever.milvus import is_collection
 from tools.retriever.serve import serve
 from tools.retriever.settings import Settings
@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     index.add_argument("--threads", type=int, default=1, help="of the index writer (1)")
 
-    index.add_argument("--embedding", metavar="MODEL", help=f"make vectors too: {PACKAGED}, or the folder of a model")
+    index.add_argument("--embedding", metavar="MODEL", help=f"make vectors too, by the model in a folder, e.g. {MADE}")
     index.add_argument("--query-prefix", default="", help="that the embedding model wants, e.g. 'query: ' for e5")
     index.add_argument("--passage-prefix", default="", help="the same for documents, e.g. 'passage: '")
 

