@@ -18,7 +18,7 @@ from agentrl.config import Config
 from agentrl.config.sections.parallel import Parallel, most_tokens
 from agentrl.engines.embedded import blocked
 from agentrl.engines.embedded.cache import COLUMNS
-from agentrl.engines.embedded.pages import PAGE
+from agentrl.engines.embedded.pages import PAGE, in_pages
 from agentrl.errors import ConfigError
 from agentrl.model.folder import check_folder
 from agentrl.model.packed import CHUNK_LOGITS, CHUNK_LOGITS_ON_GPU
@@ -252,6 +252,13 @@ class MemoryPlan:
         return min(self.config.actor_rollout_ref.rollout.max_num_seqs, self._sequences)
 
     @property
+    def decodes_by_graphs(self) -> bool:
+        """Say whether an embedded engine would decode by graphs, over pages. Models with states have no plan."""
+        roles = self.config.actor_rollout_ref
+        asked, recorded = roles.rollout.engine_kwargs.embedded.paged, roles.actor.router_replay.of_engine
+        return in_pages(self.device, asked, has_states=False, records_experts=recorded)[0]
+
+    @property
     def _sequences(self) -> int:
         """Trajectories of a step."""
         return self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
@@ -262,7 +269,7 @@ class MemoryPlan:
         by doubling, in pages on a GPU."""
         prompts = min(self.rows, self.config.data.train_batch_size)
         own, prompt = self.config.data.max_response_length, self.config.data.max_prompt_length
-        if self.device == "cuda" and self.config.actor_rollout_ref.rollout.engine_kwargs.embedded.graphs:
+        if self.decodes_by_graphs:
             return PAGE * doubled(self.rows * -(-own // PAGE) + prompts * -(-prompt // PAGE), 1)
         return doubled(self.rows, 1) * doubled(own, COLUMNS) + doubled(prompts, 1) * doubled(prompt, COLUMNS)
 

@@ -12,6 +12,7 @@ from agentrl.plan import times
 from agentrl.plan.many_steps import Way
 from agentrl.plan.memory import GB, MemoryPlan
 from agentrl.plan.one_step import bound_by
+from agentrl.plan.speeds import described
 from agentrl.plan.times import TimePlan
 
 
@@ -66,7 +67,10 @@ def show_times(plan: TimePlan, ways: Sequence[tuple[Way, float]], console: Conso
     table.add_section()
     table.add_row("all", f"{step.seconds:.3g}", f"{step.tokens / step.seconds:,.0f} tokens/s")
     console.print(table)
-    console.print(f"speeds: {plan.source}\nlengths: {plan.lengths}")
+    console.print("speeds:")
+    for line in described(plan.figures):
+        console.print(f"- {line}")
+    console.print(f"lengths: {plan.lengths}")
     first, steps = step.dominates, plan.memory.config.trainer.total_training_steps
     part = f"{first.seconds / step.seconds:.0%} of the step"
     console.print(f"bottleneck: {first.name}, {part}, bound by {bound_by(first)}")

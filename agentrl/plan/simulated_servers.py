@@ -48,6 +48,10 @@ class Speed:
     max_running: int = 256
     kv_tokens: int = 600_000
 
+    def step(self, running: int, tokens: float) -> float:
+        """Seconds of a decode step of so many requests, which have so many tokens in all."""
+        return self.step_fixed + running * self.step_each + tokens * self.step_token
+
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
@@ -260,9 +264,8 @@ class SimulatedServer:
 
     def _step_seconds(self, steps: float) -> float:
         """The mean of the next `steps` steps, in which contexts grow."""
-        speed, running = self._speed, len(self._running)
-        tokens = self._context + running * steps / 2
-        return speed.step_fixed + running * speed.step_each + tokens * speed.step_token
+        running = len(self._running)
+        return self._speed.step(running, self._context + running * steps / 2)
 
     def _proceed(self) -> None:
         """Begin a prefill if there is one to begin, else let decode steps continue to the next end of a request."""

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from time import perf_counter
 
 import torch
 
@@ -20,26 +19,16 @@ from agentrl.config import Config
 from agentrl.config.sections.parallel import most_tokens
 from agentrl.errors import ConfigError
 from agentrl.model.packed import CHUNK_LOGITS, CHUNK_LOGITS_ON_GPU
+from agentrl.plan import speeds
 from agentrl.plan.many_steps import Draw, Simulation, Trajectories, Way, drawn
+from agentrl.plan.measured import DTYPE, OF_DECODING, OF_UPDATES, OPTION, Measured
 from agentrl.plan.memory import MemoryPlan
 from agentrl.plan.one_step import Forecast, bound_by, forecast
 from agentrl.plan.rollout_times import recorded
 from agentrl.plan.simulated_servers import Session
-from agentrl.plan.sizing import ModelShape
+from agentrl.plan.speeds import Figure, Figures
 from agentrl.plan.step_times import Cluster, Plan, Training
 
-CARDS = {
-    "H100 PCIe": (756e12, 2.0e12),
-    "H100 NVL": (835e12, 3.9e12),
-    "H100": (989e12, 3.35e12),
-    "H200": (989e12, 4.8e12),
-    "A100": (312e12, 2.0e12),
-}
-"""By what a GPU's name contains: dense bfloat16 FLOPs and bytes of memory a second (NVIDIA's data sheets)."""
-EMBEDDED_STEP = 0.03
-"""Seconds of the embedded engine's decoding step on a GPU, with any number of requests (docs/gpu.md: H200)."""
-ON_A_CPU = {"mfu_update": 0.85, "mfu_forward": 0.9, "mfu_prefill": 0.9, "attention_slower": 2.0, "step_fixed": 0.0}
-"""Parts of a matrix product's rate that passes reach on a CPU, and how much slower attention is (docs/scale.md)."""
 BOUNDS = (0, 1, 2, 4, 8)
 """Values of async_training.max_staleness that are compared."""
 STEPS = 12
@@ -56,8 +45,8 @@ class TimePlan:
 
     memory: MemoryPlan
     cluster: Cluster
-    source: str
-    """Origin of the cluster's speeds, in words."""
+    figures: Figures
+    """The cluster's speeds, each with its origin."""
 
     @cached_property
     def training(self) -> Training:
@@ -161,29 +150,54 @@ class TimePlan:
         )
 
 
-def cluster_of(memory: MemoryPlan) -> tuple[Cluster, str]:
-    """Return the run's machines with their speeds, and where these come from in words."""
-    config, device = memory.config, memory.device
-    trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
+def cluster_of(memory: MemoryPlan, report: Path | None = None) -> tuple[Cluster, Figures]:
+    """Return the run's machines with their speeds, and where these come from.
+
+    report: of the kit `benchmarks.gpu`, on a GPU of this kind. Raises ConfigError for one that says nothing of the run.
+    """
+    config = memory.config
+    trainer = config.trainer
     ranks = max(1, trainer.nnodes * trainer.n_gpus_per_node)
     apart = only_generate(config)
     each = math.gcd(max(1, trainer.n_gpus_per_node), apart) if apart else max(1, trainer.n_gpus_per_node)
-    machines = {"nodes": (ranks + apart) // each, "gpus_per_node": each, "memory": memory.capacity}
-    if device == "cpu":
-        product, copy = rates(memory.policy)
-        speeds = {"flops": product / each, "bandwidth": 2 * copy, "host_copy": copy, "link": copy, "pcie": copy}
-        cluster = Cluster.model_validate({**machines, **speeds, **ON_A_CPU})
-        now = f"{product / 1e9:.0f} GFLOP/s in a matrix product, {copy / 1e9:.1f} GB/s in a copy"
-        return cluster, f"this CPU now: {now}"
-    name = torch.cuda.get_device_name()
-    found = next((card for card in CARDS if all(word in name for word in card.split())), None)
-    flops, bandwidth = CARDS[found or "H100"]
-    if config.actor_rollout_ref.model.dtype == "float32":
-        flops /= 2  # TF32's rate, the most that float32 products reach
-    engine = {"step_fixed": EMBEDDED_STEP, "step_each": 0.0} if rollout.name == "embedded" else {}
-    cluster = Cluster.model_validate({**machines, **engine, "flops": flops, "bandwidth": bandwidth})
-    given = f"the data sheet of {found}" if found else f"an H100's data sheet, since none of {name} is known"
-    return cluster, f"{given}; parts of the peak are assumed (docs/scale.md)"
+    if memory.device == "cpu":
+        if report is not None:
+            raise ConfigError(
+                f"{OPTION} {report}: trainer.device: expected cuda, found cpu. A CPU is measured as the plan is made: "
+                f"leave {OPTION} out"
+            )
+        product, copy = speeds.rates(memory.policy)
+        figures = speeds.on_cpu(product / each, copy)
+    else:
+        figures = gpu_figures(memory, torch.cuda.get_device_name(), report)
+    values = {name: figure.value for name, figure in figures.items()}
+    nodes = (ranks + apart) // each
+    return Cluster(nodes=nodes, gpus_per_node=each, memory=memory.capacity, **values), figures
+
+
+def gpu_figures(memory: MemoryPlan, name: str, report: Path | None) -> dict[str, Figure]:
+    """Take the speeds of a run on this GPU from its data sheet, and from a report where there is one."""
+    roles, by_graphs = memory.config.actor_rollout_ref, memory.decodes_by_graphs
+    embedded, dtype, compiled = roles.rollout.name == "embedded", roles.model.dtype, roles.actor.compiles
+    found = speeds.on_gpu(name, dtype)
+    if embedded and not by_graphs:
+        found |= speeds.one_by_one()
+    if report is None:
+        return found
+    measured, tokens = Measured.read(report, name), most_tokens(roles.actor.ppo_max_token_len_per_gpu)
+    params, same, seen = memory.policy.params, dtype == DTYPE, dict[str, Figure]()
+    if same:
+        seen |= measured.update_figures(params, tokens, compiled=compiled)
+    if same and embedded:
+        seen |= measured.decoding_figures(by_graphs=by_graphs)
+    asked = [(OF_UPDATES, f"updates with{'' if compiled else 'out'} compiled layers")]
+    if embedded:
+        asked.append((OF_DECODING, f"decoding with{'' if by_graphs else 'out'} graphs"))
+    for names, what in asked:
+        for name in names:
+            if name not in seen:
+                seen[name] = Figure(found[name].value, f"{found[name].origin}, as {report} has no {what} in {dtype}")
+    return found | seen
 
 
 def only_generate(config: Config) -> int:
@@ -192,29 +206,6 @@ def only_generate(config: Config) -> int:
     if rollout.server_urls is not None:
         return len(rollout.server_urls) * rollout.tensor_model_parallel_size
     return rollout.nnodes * rollout.n_gpus_per_node
-
-
-def rates(shape: ModelShape) -> tuple[float, float]:
-    """Measure this process: FLOPs a second of an MLP's product, and copied bytes a second. Takes about two seconds.
-
-    Rates are means, so that other work of the machine counts. A copy reads and writes each of its bytes.
-    """
-    left, right = torch.ones(512, shape.hidden), torch.ones(shape.hidden, shape.intermediate)
-    source = torch.ones(1 << 24)
-    into = torch.ones_like(source)  # memory that the system has given already
-    product = mean_seconds(lambda: torch.mm(left, right))
-    copy = mean_seconds(lambda: into.copy_(source))
-    return 2.0 * 512 * shape.hidden * shape.intermediate / product, source.nbytes / copy
-
-
-def mean_seconds(call: Callable[[], object]) -> float:
-    """Mean seconds of calls that are repeated for a second, after a first call that does not count."""
-    call()
-    count, began = 0, perf_counter()
-    while (passed := perf_counter() - began) < 1.0:
-        call()
-        count += 1
-    return passed / count
 
 
 def resampled(sessions: Sequence[Session], plan: Plan) -> Draw:
@@ -257,8 +248,8 @@ def advice(plan: TimePlan, chosen: Way) -> Iterator[str]:
         )
     first = step.dominates
     if first.name == "rollout":
-        if roles.rollout.name == "embedded" and plan.memory.device == "cuda":
-            yield "actor_rollout_ref.rollout.name=sglang: the embedded engine waits for kernel launches"
+        if roles.rollout.name == "embedded" and plan.memory.device == "cuda" and not plan.memory.decodes_by_graphs:
+            yield "actor_rollout_ref.rollout.name=sglang: without graphs the embedded engine waits for kernel launches"
         if step.rollout.most < 0.7 * step.rollout.all:
             yield "a smaller data.max_response_length or multi_turn.max_assistant_turns bounds the longest trajectories"
     elif first.name in ("update_actor", "old_log_prob", "update_critic"):

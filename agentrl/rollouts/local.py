@@ -215,7 +215,7 @@ class LocalRollouts:
         self.saving = None if training is None else Saving(training)
         self.teaches = None if training is None else load_filter(training.algorithm)
         """Rule of groups; None: each group that can be trained on is."""
-        self.replays_experts = training is not None and training.actor_rollout_ref.actor.router_replay.mode == "R3"
+        self.replays_experts = training is not None and training.actor_rollout_ref.actor.router_replay.of_engine
         self.columns = () if training is None else made_columns(training)
         """Columns of the batch that are made from trajectories for the estimator or the loss."""
         self.privileged = training is not None and training.distillation.is_privileged

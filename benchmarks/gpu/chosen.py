@@ -21,7 +21,20 @@ from agentrl.plan.memory import MemoryPlan
 from agentrl.plan.sizing import ModelShape, Work, update_flops
 from agentrl.runtime.room import room
 from agentrl.workers import PolicyWorker
-from benchmarks.gpu.part import GB, Setting, free, median_seconds, memory, out_of_memory_is_a_row, row, seconds, setting
+from benchmarks.gpu.foretold import Device
+from benchmarks.gpu.part import (
+    GB,
+    Setting,
+    copy_bandwidth,
+    free,
+    matmul_flops,
+    median_seconds,
+    memory,
+    out_of_memory_is_a_row,
+    row,
+    seconds,
+    setting,
+)
 from benchmarks.gpu.states import policy_folder
 from benchmarks.gpu.update import data_sheet_flops
 from benchmarks.training.update_utilization import MICRO_BATCHES, SHAPES, fsdp, made_batch
@@ -47,10 +60,10 @@ def asked_for(folder: Path, asked: Setting) -> Config:
     return with_keys(Config(actor_rollout_ref=ActorRolloutRefConfig(model=model, actor=actor)), keys)
 
 
-def measure(label: str, config: Config, shape: ModelShape, asked: Setting, *, limited: bool = False) -> None:
+def measure(label: str, config: Config, shape: ModelShape, rates: Device, *, limited: bool = False) -> None:
     """Run updates by a config in which nothing is `auto`. limited: with too little memory for its activations."""
     free()
-    device, roles = asked.device, config.actor_rollout_ref
+    device, roles = rates.asked.device, config.actor_rollout_ref
     tokens, recomputed = most_tokens(roles.actor.ppo_max_token_len_per_gpu), roles.model.recomputed(shape.layers)
     plan = MemoryPlan(config, device, room(device))
     foretold = sum(size for name, size in plan.moments[-1].parts.items() if name not in ("CUDA, NCCL, gaps", "process"))
@@ -64,12 +77,12 @@ def measure(label: str, config: Config, shape: ModelShape, asked: Setting, *, li
         first = seconds(partial(worker.update, batch, step=1), device)
         with memory(device) as seen:
             update = median_seconds(partial(worker.update, batch, step=2), device, 2, warm_up=0)
+        compiled, part = roles.actor.compiles, recomputed / shape.layers
         row(
             label,
             layers=shape.layers,
             computed_again=recomputed,
             then_all_computed_again=limited and fsdp(worker)._keep_all == 0,
-            compiled=roles.actor.compiles,
             tokens_of_a_micro_batch=tokens,
             update_seconds=update,
             first_update_seconds=first,
@@ -77,25 +90,31 @@ def measure(label: str, config: Config, shape: ModelShape, asked: Setting, *, li
             seen_GB=seen.peak / GB,
             foretold_GB=foretold / GB,
             seen_by_foretold=seen.peak / foretold,
+            **(
+                {"compiled": compiled}
+                if limited
+                else rates.update(shape, batch, tokens, update, recomputed=part, compiled=compiled)
+            ),
         )
 
 
 def main() -> None:
     asked = setting(__doc__)
+    rates = Device(asked, matmul_flops(asked.device), copy_bandwidth(asked.device))
     for name in ("tiny",) if asked.tiny else ("0.5B", "1.5B"):
         shape = SHAPES[name]
         with policy_folder(shape, asked.device) as folder:
             config = choose(
                 asked_for(folder, asked), asked.device, room(asked.device), lambda said: print(said, flush=True)
             )
-            measure(f"{name}, auto", config, shape, asked)
+            measure(f"{name}, auto", config, shape, rates)
             for value in (True, False):
                 other = with_keys(
                     config, {f"{MODEL}.enable_gradient_checkpointing": value, f"{ACTOR}.use_torch_compile": False}
                 )
-                measure(f"{name}, {'all' if value else 'no'} layers computed again", other, shape, asked)
+                measure(f"{name}, {'all' if value else 'no'} layers computed again", other, shape, rates)
             if asked.device == "cuda":
-                measure(f"{name}, too little memory for no layers computed again", other, shape, asked, limited=True)
+                measure(f"{name}, too little memory for no layers computed again", other, shape, rates, limited=True)
                 torch.cuda.set_per_process_memory_fraction(1.0)
 
 

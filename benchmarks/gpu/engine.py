@@ -2,7 +2,8 @@
 
 Each batch runs with graphs, without them, and by transformers' own generate on the same prompts. The least time of a
 decoding step is the time in which the weights and the keys and values of all requests are read once, at the rate of a
-copy. The operations of a step are counted as torch dispatches them; a graph replays them in one launch.
+copy. Next to each step stands its forecast by `agentrl.plan`. The operations of a step are counted as torch dispatches
+them; a graph replays them in one launch.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ from agentrl.engines.embedded.step import StepRunner
 from agentrl.model.packed import load_model
 from agentrl.plan import sizing
 from agentrl.plan.sizing import ModelShape
+from benchmarks.gpu.foretold import Device
 from benchmarks.gpu.part import (
     Setting,
     copy_bandwidth,
     free,
+    matmul_flops,
     out_of_memory_is_a_row,
     row,
     seconds,
@@ -131,7 +134,8 @@ def least_step(shape: ModelShape, contexts: int, bandwidth: float, bytes_each: i
 def compare(asked: Setting, shape: ModelShape, folder: Path) -> None:
     device = asked.device
     batches, length, new = (TINY_BATCHES, TINY_PROMPT, TINY_NEW) if asked.tiny else (BATCHES, PROMPT, NEW)
-    bandwidth, each = copy_bandwidth(device), getattr(torch, asked.dtype).itemsize
+    rates = Device(asked, matmul_flops(device), copy_bandwidth(device))
+    bandwidth, each = rates.copy, getattr(torch, asked.dtype).itemsize
     generator = torch.Generator().manual_seed(0)
     found: dict[tuple[int, bool], float] = {}
     model = load_model(str(folder), dtype=asked.dtype, device=device)
@@ -143,7 +147,8 @@ def compare(asked: Setting, shape: ModelShape, folder: Path) -> None:
             with out_of_memory_is_a_row(label):
                 prefill, whole = generate(model, prompts[:batch], new, device, graphs=graphs)
                 step = found[batch, graphs] = (whole - prefill) / (new - 1)
-                least = least_step(shape, batch * (length + new // 2), bandwidth, each)
+                contexts = batch * (length + new // 2)
+                least = least_step(shape, contexts, bandwidth, each)
                 row(
                     label,
                     prefill_tokens_a_second=batch * length / prefill,
@@ -152,6 +157,7 @@ def compare(asked: Setting, shape: ModelShape, folder: Path) -> None:
                     least_ms_a_step=least * 1e3,
                     of_the_least=least / step,
                     times_with_graphs=None if graphs or (batch, True) not in found else step / found[batch, True],
+                    **rates.decoding(shape, batch, contexts, step, by_graphs=graphs),
                 )
     del model
     free()

@@ -13,9 +13,10 @@ import torch
 from agentrl.model.compiled import compile_layers, text_layers
 from agentrl.plan.sizing import ModelShape, Work, forward_flops, update_flops
 from agentrl.workers import PolicyWorker
+from benchmarks.gpu.foretold import Device
 from benchmarks.gpu.part import (
     GB,
-    Setting,
+    copy_bandwidth,
     matmul_flops,
     median_seconds,
     memory,
@@ -42,8 +43,9 @@ def data_sheet_flops(device: str) -> float | None:
     return next((peak for part, peak in PEAKS.items() if part in name), None)
 
 
-def measure(worker: PolicyWorker, shape: ModelShape, asked: Setting, tokens: int, compiled: bool, rate: float) -> None:
+def measure(worker: PolicyWorker, shape: ModelShape, rates: Device, tokens: int, compiled: bool) -> None:
     label = f"{tokens:,} tokens{', compiled' if compiled else ''}"
+    asked, rate = rates.asked, rates.product
     device = asked.device
     batch = made_batch(shape, MICRO_BATCHES * tokens, min(LONGEST, tokens))
     fsdp(worker).max_tokens = fsdp(worker).log_prob_max_tokens = tokens
@@ -70,6 +72,7 @@ def measure(worker: PolicyWorker, shape: ModelShape, asked: Setting, tokens: int
             foretold_GB=foretold / GB,
             log_prob_seconds=scoring,
             log_probs_of_the_matrix_product=forward_flops(shape, work) / scoring / rate,
+            **rates.update(shape, batch, tokens, update, recomputed=1.0, compiled=compiled, log_prob_seconds=scoring),
         )
 
 
@@ -80,14 +83,14 @@ def main() -> None:
     shape = SHAPES[name]
     if device == "cuda":
         shape = fitting(shape, tokens[0], ROOM * torch.cuda.mem_get_info()[0], autocast=autocast)
-    rate = matmul_flops(device)
+    rates = Device(asked, matmul_flops(device), copy_bandwidth(device))
     with policy_folder(shape, device) as folder:
         worker = make_worker(folder, device, asked.dtype, tokens[0])
     for compiled in (False, True):
         if compiled:
             compile_layers(text_layers(fsdp(worker).model.base), device)
         for count in tokens:
-            measure(worker, shape, asked, count, compiled, rate)
+            measure(worker, shape, rates, count, compiled)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from agentrl.config.sections.parallel import ActorFSDPConfig
 from agentrl.config.sections.rollout import TrainingRolloutConfig
 from agentrl.config.sections.training import Config
 from agentrl.plan.sizing import ModelShape, Work, forward_flops, update_flops
-from agentrl.plan.times import CARDS
+from agentrl.plan.speeds import CARDS
 from agentrl.runtime.device import resolve_device
 from agentrl.runtime.profiler import Profile, profiled
 from agentrl.trajectory.batch import RaggedBatch

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.plan.measured import DecodingRow, UpdateRow
 from agentrl.quickstart.tiny_policy import make_tiny_policy
 from benchmarks.gpu import curve, engine, marked_tests, orchestrate, profile, quickstart, states, update, wheels
 from benchmarks.gpu.__main__ import PARTS, parts
@@ -23,6 +24,12 @@ from benchmarks.gpu.report import markdown
 from benchmarks.training.update_utilization import SHAPES
 from tests.conftest import PROJECT
 
+FIGURES: dict[str, type[DecodingRow] | type[UpdateRow]] = {
+    "engine": DecodingRow,
+    "update": UpdateRow,
+    "chosen": UpdateRow,
+}
+"""Parts whose rows give figures to `python -m agentrl.plan --measured`."""
 SAY = f"""
 import json, os, subprocess, sys, time
 def row(label, **values):
@@ -241,6 +248,11 @@ def test_parts_at_tiny_size(
             and name.rpartition(": ")[2] in (*profile.KINDS, profile.REST)
         ]
         assert sum(kinds) == pytest.approx(1, abs=1e-3) and len(kinds) >= 4
+    columns = FIGURES.get(module)
+    if columns is not None:
+        counted = [columns.model_validate(values) for values in found.values() if columns.marker in values]
+        foretold = "foretold ms a step" if module == "engine" else "foretold update seconds"
+        assert len(counted) == sum(values.get(foretold, 0) > 0 for values in found.values()) >= 2
     if module == "logprobs":
         assert 0 < found["packed against padded"]["largest difference"] < 1e-4
     if module == "shared":

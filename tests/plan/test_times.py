@@ -11,7 +11,7 @@ import pytest
 from agentrl.config import Config, load_config
 from agentrl.errors import ConfigError
 from agentrl.plan import __main__ as command
-from agentrl.plan import times
+from agentrl.plan import speeds
 from agentrl.plan.many_steps import Way
 from agentrl.plan.memory import MemoryPlan
 from agentrl.plan.step_times import Cluster
@@ -41,7 +41,7 @@ def words(tmp_path: Path) -> list[str]:
 
 def planned(words: list[str], *further: str, cluster: Cluster = SLOW) -> TimePlan:
     memory = MemoryPlan(load_config([*words, *further], "train", Config), "cpu", 1e9)
-    return TimePlan(memory, cluster, "made up")
+    return TimePlan(memory, cluster, speeds.assumed())
 
 
 def test_a_step_has_the_stages_of_its_roles(words: list[str]) -> None:
@@ -86,11 +86,13 @@ def test_lengths_of_an_earlier_run_are_taken(words: list[str], tmp_path: Path) -
 
 
 def test_machines_come_from_the_config(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(times, "rates", lambda shape: (8e9, 1e9))
+    monkeypatch.setattr(speeds, "rates", lambda shape: (8e9, 1e9))
     two = planned(words, "trainer.n_gpus_per_node=2")
-    cluster, source = cluster_of(two.memory)
+    cluster, figures = cluster_of(two.memory)
     assert (cluster.nodes, cluster.gpus_per_node, cluster.flops) == (1, 2, 4e9), "ranks share the processor"
-    assert source == "this CPU now: 8 GFLOP/s in a matrix product, 1.0 GB/s in a copy"
+    lines = {line.partition(": ")[0]: line for line in speeds.described(figures)}
+    assert "4 GFLOP/s in matrix products" in lines["this CPU now"] and "1 GB/s in a copy" in lines["this CPU now"]
+    assert "updates at 0.85" in lines[speeds.ASSUMED]
     assert (cluster.bandwidth, cluster.host_copy) == (2e9, 1e9), "a copy reads and writes each byte"
     apart = planned(words, f"{ROLLOUT}.nnodes=3", f"{ROLLOUT}.n_gpus_per_node=2", "trainer.n_gpus_per_node=4")
     assert only_generate(apart.memory.config) == 6
@@ -104,8 +106,8 @@ def test_a_rate_counts_what_other_work_takes(monkeypatch: pytest.MonkeyPatch) ->
     def call() -> None:
         now[0] += next(took)
 
-    monkeypatch.setattr(times, "perf_counter", lambda: now[0])
-    assert times.mean_seconds(call) == 0.25
+    monkeypatch.setattr(speeds, "perf_counter", lambda: now[0])
+    assert speeds.mean_seconds(call) == 0.25
 
 
 @pytest.mark.parametrize(
@@ -121,8 +123,9 @@ def test_a_gpus_speeds_are_its_data_sheets(
 ) -> None:
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: name)
     config = load_config([*words, "actor_rollout_ref.model.dtype=bfloat16"], "train", Config)
-    cluster, source = cluster_of(MemoryPlan(config, "cuda", 80e9))
-    assert cluster.flops == flops and known in source and "assumed" in source
+    cluster, figures = cluster_of(MemoryPlan(config, "cuda", 80e9))
+    assert cluster.flops == flops and known in figures["flops"].origin
+    assert figures["mfu_update"].origin == figures["bandwidth_used"].origin == speeds.ASSUMED
 
 
 def test_the_smallest_bound_that_is_nearly_the_fastest_is_chosen() -> None:

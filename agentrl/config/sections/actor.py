@@ -54,6 +54,11 @@ class RouterReplayConfig(Section):
     values stay the router's own. R2: those that the policy chose as its log-probs were computed; R3: those that the
     engine chose as it sampled (arXiv:2510.11370), with the embedded engine, or one of yours that tells them."""
 
+    @property
+    def of_engine(self) -> bool:
+        """Say whether the engine records the experts that it chooses."""
+        return self.mode == "R3"
+
 
 class ActorConfig(Section):
     """`actor_rollout_ref.actor.*`"""

@@ -271,6 +271,11 @@ class EmbeddedKwargs(Section):
     """On a GPU, keep keys and values in pages, and replay steps of decoding as graphs. false: operation by operation,
     as models with states and recorded experts run anyway."""
 
+    @property
+    def paged(self) -> bool | None:
+        """Return the choice as the engine takes it; None: by the device."""
+        return None if self.graphs else False
+
 
 class EngineKwargs(SGLangKwargs):
     """`actor_rollout_ref.rollout.engine_kwargs.*`"""

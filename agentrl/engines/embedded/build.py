@@ -31,6 +31,6 @@ def build(setting: EngineSetting, loop: LoopThread) -> EmbeddedEngine:
             max_num_seqs=rollout.max_num_seqs,
             max_model_len=setting.max_model_len,
             stop_decode=setting.decode,
-            graphs=None if rollout.engine_kwargs.embedded.graphs else False,
-            records_experts=isinstance(config, Config) and config.actor_rollout_ref.actor.router_replay.mode == "R3",
+            graphs=rollout.engine_kwargs.embedded.paged,
+            records_experts=isinstance(config, Config) and config.actor_rollout_ref.actor.router_replay.of_engine,
         )

@@ -29,7 +29,7 @@ from agentrl.engines.contract import (
     outside_vocabulary,
 )
 from agentrl.engines.embedded.cache import CacheFull, SessionCache
-from agentrl.engines.embedded.pages import paged_cache
+from agentrl.engines.embedded.pages import in_pages, paged_cache
 from agentrl.engines.embedded.request import Request
 from agentrl.engines.embedded.shapes import cache_shapes, free_memory
 from agentrl.engines.embedded.step import StepRunner
@@ -96,11 +96,10 @@ class EmbeddedEngine:
         shapes, states = cache_shapes(self.model, max_model_len)
         limit = free_memory(model.device) // 2 if max_cache_bytes is None else max_cache_bytes
         rows, where = 2 * max_num_seqs, (model.dtype, model.device)
-        in_rows = "a state" if states else "experts that are recorded" if records_experts else ""
-        paged = model.device.type == "cuda" if graphs is None else graphs
-        if paged and in_rows:
-            logger.warning("%s: decoding runs without graphs, for a model with %s", type(model).__name__, in_rows)
-        if paged and not in_rows:
+        paged, against = in_pages(model.device.type, graphs, has_states=bool(states), records_experts=records_experts)
+        if against:
+            logger.warning("%s: decoding runs without graphs, for a model with %s", type(model).__name__, against)
+        if paged:
             self._cache = paged_cache(shapes, *where, max_rows=rows, max_bytes=limit)
         else:
             self._cache = SessionCache.of_rows(shapes, *where, max_rows=rows, max_bytes=limit, state_shapes=states)

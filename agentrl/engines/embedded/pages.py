@@ -22,6 +22,16 @@ without a request write and read."""
 _RESERVED = 2
 
 
+def in_pages(device: str, graphs: bool | None, *, has_states: bool, records_experts: bool) -> tuple[bool, str]:
+    """Say whether an engine keeps keys and values in pages, over which a GPU decodes by graphs.
+
+    The text names what stands against it where it was asked for. graphs: as asked for; None: on a GPU.
+    """
+    asked = device == "cuda" if graphs is None else graphs
+    against = "a state" if has_states else "experts that are recorded" if records_experts else ""
+    return (False, against) if asked and against else (asked, "")
+
+
 class PagePool:
     """The pages of all stores: keys and values of each layer, [N, PAGE, K, D]. Unwritten places are zero.
 
