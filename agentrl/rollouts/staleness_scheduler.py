@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from operator import attrgetter
 
+from agentrl.errors import TrainingError
 from agentrl.system.json_value import JSON
 from agentrl.trajectory.staleness import deadline, publish_lag
 
@@ -224,12 +225,15 @@ class StalenessScheduler:
         """End an open group, whose oldest token is of version `oldest` (None: it has no token).
 
         Returns the state and the prompt's status; OPEN: it is ready, and a batch will take it. Otherwise it has left:
-        its place is free for another, and the next batch names its status.
+        its place is free for another, and the next batch names its status. Raises TrainingError where no such version
+        can have been sampled.
         """
         group = self._open(ordinal)
         if oldest is not None and not group.since <= oldest <= self.version:
-            raise RuntimeError(
-                f"prompt {ordinal} has a token of version {oldest}; expected {group.since} to {self.version}"
+            raise TrainingError(
+                f"prompt {ordinal}: its engine says that a token is of version {oldest}; expected {group.since} to "
+                f"{self.version}, which were served since the prompt began. Look at how the engine is sent weights, "
+                "and what it says of them"
             )
         if outcome is not GroupStatus.SCORED and self.settings.replaces:
             return self._without(group, PROMPT_STATUSES[outcome]), PROMPT_STATUSES[outcome]

@@ -81,6 +81,8 @@ CALL = '<tool_call>\n{"name": "calc_gsm8k_reward", "arguments": {"answer": "412"
 SEARCH = "<search>code of Zed</search>", "<answer>412</answer>"
 FOUND = ("\n\n<information>Doc 1(Title: Zed) The code of Zed is 412.</information>\n\n",)
 """Turns of Search-R1's policy, and the text between them."""
+TAGGED = f"{QUESTION} Use <search> and <answer>."
+"""Search-R1's rows name the tags. A prompt that does not gets instructions, which the lessons do not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,7 @@ FAMILIES = {
         ),
         SEARCH,
         FOUND,
-        asks=f"{QUESTION} Use <search> and <answer>.",
+        asks=TAGGED,
         lessons=25,
         here=frozenset({CRITIC}),
         differs=frozenset({"last step"}),
@@ -203,6 +205,8 @@ FAMILIES = {
         ),
         SEARCH,
         FOUND,
+        asks=TAGGED,
+        lessons=25,
         differs=frozenset({"last step"}),
     ),
     "DAPO's recipe": Family(

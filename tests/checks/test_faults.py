@@ -431,7 +431,6 @@ FAULTS: dict[str, tuple[Inject, set[str], tuple[str, ...]]] = {
     "one seed for all": (one_seed, {"sampling"}, ()),
     "a filter that only the engine knows": (greedy, {"sampling"}, ()),
     "a time-out is scored 0": (timeout_scored_zero, {"record"}, ()),
-    "a wrong version": (wrong_version, {"versions", "weights"}, ()),
     "weights that the engine did not take": (weights_not_taken, {"weights"}, ()),
     "the tied head is not sent": (tied_head_not_synced, {"weights", "gap"}, ()),
     "the reference is swapped": (swapped_reference, {"reference"}, REFERENCE),
@@ -496,6 +495,16 @@ def test_an_injected_fault_is_named_within_one_step(
         assert one["severity"] in ("fault", "sign") and one["what"] and one["where"] and one["why"] and one["action"]
     said = " ".join(capsys.readouterr().out.split())
     assert "alarms, all of them in" in said
+
+
+def test_a_wrong_version_ends_the_run(
+    small_run: Overrides, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No batch is made of it."""
+    wrong_version(monkeypatch)
+    assert main(small_run("data.val_files=null", "trainer.total_training_steps=3", "trainer.save_freq=-1")) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "its engine says that a token is of version 1; expected 2 to 2, which were served" in said
 
 
 @pytest.mark.parametrize(("reaction", "checkpoints"), [("stop", []), ("checkpoint_then_stop", ["step_000002"])])

@@ -12,6 +12,7 @@ from hypothesis import settings as tries
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from agentrl.errors import TrainingError
 from agentrl.rollouts.staleness_scheduler import (
     PROMPT_STATUSES,
     Batch,
@@ -275,7 +276,6 @@ def test_what_cannot_happen_is_refused() -> None:
         schedule.admit,
         StalenessScheduler(Settings(2, 9)).admit().admit().admit,
         lambda: schedule.finish(3, GroupStatus.SCORED, 0),
-        lambda: schedule.finish(0, GroupStatus.SCORED, 1),
         lambda: schedule.updated(1),
         lambda: schedule.begin(1),
         lambda: replace(schedule, updating=True).publish(),
@@ -283,6 +283,8 @@ def test_what_cannot_happen_is_refused() -> None:
     ):
         with pytest.raises(RuntimeError):
             wrong()
+    with pytest.raises(TrainingError, match="prompt 0: its engine says that a token is of version 1; expected 0 to 0"):
+        schedule.finish(0, GroupStatus.SCORED, 1)
     with pytest.raises(TypeError, match="a schedule"):
         StalenessScheduler.load(schedule.settings, schedule.state() | {"step": "1"})
     with pytest.raises(TypeError, match="of a group"):

@@ -172,7 +172,9 @@ def test_trajectories_go_on_while_the_policy_is_updated(
     run.until(lambda: (tmp_path / "run" / "checkpoints" / "step_000002").exists())
     server = min(run.groups())
     os.killpg(server, signal.SIGSTOP)
-    time.sleep(1.0)  # what is asked of it meanwhile has no answer when it dies: at that moment it may have had nothing
+    # It may have had nothing to answer. After so many turns of the other it is asked, or all that is left waits for it.
+    turns, stopped = run.turns, time.monotonic()
+    run.until(lambda: run.turns >= turns + 8 or time.monotonic() > stopped + 20)
     os.killpg(server, signal.SIGKILL)
     assert run.end() == 0, run.stderr
     assert run.servers() == set()
