@@ -38,6 +38,7 @@ import psutil
 from agentrl.observe.tracking import read_metrics
 from agentrl.system.json_value import JSON
 from benchmarks.training.quickstart_seeds import number
+from benchmarks.training.worker_deaths import actors
 
 STEP = "time/step"
 SERVER, RANK, WORKER = "agentrl.engines.sglang.launch", "ray::Rank", "ray::RolloutWorker"
@@ -136,23 +137,16 @@ def overlap(place: Path, assets: Path, steps: int) -> int:
     return 0
 
 
-def found(run: Road, kind: str) -> list[psutil.Process]:
-    there = []
-    for one in run.tree():
-        with suppress(psutil.NoSuchProcess):
-            if kind in " ".join(one.cmdline()):
-                there.append(one)
-    return there
-
-
 def send(run: Road, kind: str, what: signal.Signals) -> None:
-    """Signal the processes of a kind, an SGLang server with its whole group."""
-    for one in found(run, kind)[:1]:
-        print(f"after step {len(run.lines())}: {what.name} to {kind} ({one.pid})", flush=True)
-        if kind == SERVER:
-            os.killpg(os.getpgid(one.pid), what)
-        else:
-            one.send_signal(what)
+    """Signal a process of a kind, an SGLang server with its whole group. Raises SystemExit where there is none."""
+    there = actors(run.process, (kind,))
+    if not there:
+        raise SystemExit(f"error: no process of {kind} to send {what.name} to:\n{said(run.folder)}")
+    print(f"after step {len(run.lines())}: {what.name} to {kind} ({there[0].pid})", flush=True)
+    if kind == SERVER:
+        os.killpg(os.getpgid(there[0].pid), what)
+    else:
+        there[0].send_signal(what)
 
 
 def hang(run: Road) -> None:
@@ -260,8 +254,8 @@ def cpu_of(words: Sequence[str], status: int) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def start(place: Path, assets: Path, _: int) -> int:
-    with road(place / "first", assets, 3) as run:
+def start(place: Path, assets: Path, steps: int) -> int:
+    with road(place / "first", assets, steps) as run:
         began, used = time.monotonic(), 0.0
         while not run.lines() and run.process.poll() is None:
             used = sum(one.cpu_times().user + one.cpu_times().system for one in run.tree() if one.is_running())

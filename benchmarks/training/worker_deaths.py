@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -46,11 +47,12 @@ def start(folder: Path, assets: Path, steps: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-m", "agentrl.train", *words], stdout=log, stderr=log)
 
 
-def actors(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+def actors(process: subprocess.Popen[bytes], kinds: Sequence[str] = KINDS) -> list[psutil.Process]:
+    """Find the processes below a run whose command line names one of the kinds."""
     found = []
     for child in psutil.Process(process.pid).children(recursive=True):
         try:
-            if any(kind in " ".join(child.cmdline()) for kind in KINDS):
+            if any(kind in " ".join(child.cmdline()) for kind in kinds):
                 found.append(child)
         except psutil.NoSuchProcess:
             continue
