@@ -116,8 +116,10 @@ def stepping(side: Side, kind: str, steps: int) -> Iterator[Run]:
 def pair(old: Side, new: Side, kind: str) -> list[Stretch]:
     """Have a new process of each side do its steps at the same time; return their CPU seconds, OLD's first."""
     with ExitStack() as stack:
-        runs = [stack.enter_context(stepping(side, kind, WARM + STRETCH + 2)) for side in (old, new)]
-        readings = [run.read() for run in runs]  # of the first step
+        runs = list[Run]()
+        for side in (old, new):
+            runs.append(stack.enter_context(stepping(side, kind, WARM + STRETCH + 2)))
+            runs[-1].read()  # The first step, one after the other: both sides share the data and the warm-up.
         for steps in (WARM, STRETCH):
             for run in runs:
                 run.ask(steps)
