@@ -18,7 +18,15 @@ from functools import cached_property
 from typing import Any, TypeAlias, cast
 
 from agentrl.chat.codec import Codec, starts_of
-from agentrl.chat.coverage import DEVELOPER, SYSTEM, Coverage, knows_developer
+from agentrl.chat.coverage import (
+    DEVELOPER,
+    QUESTION,
+    REPLY,
+    SYSTEM,
+    Coverage,
+    knows_developer,
+    writes_turns_of,
+)
 from agentrl.chat.formats.format import Format
 from agentrl.chat.formats.parsers import THINK, THINK_END
 from agentrl.chat.message import AssistantMessage, normalise, with_named_ids
@@ -79,6 +87,7 @@ class Chat:
         )
         self._tools_by_id: dict[int, tuple[object, list[ToolSchema]]] = {}
         self._tools_by_text: dict[str, list[ToolSchema]] = {}
+        self._written_turns: dict[str, bool] = {}
         self._threads = DaemonThreads("parsing of turns")
 
     @classmethod
@@ -347,6 +356,24 @@ class Chat:
     @cached_property
     def _knows_developer(self) -> bool:
         return knows_developer(lambda probe: self.decode(self.format.render(probe, None, True)))
+
+    def writes_turns_of(self, role: str) -> bool:
+        """Say whether the template writes messages of `system` or `developer` at their place in the middle."""
+        if role == DEVELOPER and not self._knows_developer:
+            role = SYSTEM
+        known = self._written_turns.get(role)
+        if known is None:
+
+            def write(messages: list[Message]) -> str:
+                return self.decode(self.format.render(messages, None, True))
+
+            def write_after(messages: list[Message]) -> str:
+                ids = self.format.render([QUESTION], None, True)
+                sampled = self.format.sampled(REPLY, None)
+                return self.decode(self.format.bridge([*ids, *sampled], messages, None))
+
+            known = self._written_turns[role] = writes_turns_of(role, write, write_after)
+        return known
 
     @cached_property
     def _turn_starts(self) -> re.Pattern[str]:

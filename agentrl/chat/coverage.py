@@ -127,6 +127,29 @@ def knows_developer(write: Write) -> bool:
     return str(asked["content"]).casefold() in own and own != any_role.replace(UNKNOWN_ROLE, DEVELOPER)
 
 
+def writes_turns_of(role: str, write: Write, write_after: Callable[[list[Message]], str]) -> bool:
+    """Say whether a template writes messages of the role, e.g. `system`, at their place in the middle.
+
+    It may refuse them, leave them out, or move them to its beginning or end. `write_after`: writes messages behind a
+    conversation that ends with a reply.
+    """
+    first, later = "AgentrlFirst", "AgentrlLater"
+    turn: Message = {"role": role, "content": later}
+    talk: list[Message] = [{"role": SYSTEM, "content": first}, QUESTION, turn]
+    try:
+        written = [write(talk), write([*talk, REPLY, QUESTION]), write_after([QUESTION, turn])]
+    except (ConfigError, ValueError):
+        return False
+    asked, said = str(QUESTION["content"]), str(REPLY["content"])
+    order = [(first, asked, later), (first, asked, later, said, asked), (asked, later)]
+    return all(_in_order(text, words) for text, words in zip(written, order, strict=True))
+
+
+def _in_order(text: str, words: Sequence[str]) -> bool:
+    """Say whether a text has these words, and in this order."""
+    return re.findall("|".join(set(words)), text) == list(words)
+
+
 def _kind(message: Message) -> Kind:
     """Reduce a message to the properties by which a template may choose a branch."""
     content = message.get("content")

@@ -177,7 +177,7 @@ class OpenAIProxyLoop(AgentLoop):
 async def _start(options: AgentOptions, agent: Agent) -> Endpoint:
     from agentrl.openai_api.endpoint import Endpoint
 
-    endpoint = Endpoint(options.host, options.port)
+    endpoint = Endpoint(options.host, options.port, strict=options.strict)
     await endpoint.start()
     await agent.start(endpoint.queue)
     return endpoint

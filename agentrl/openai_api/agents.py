@@ -35,6 +35,8 @@ class AgentOptions(BaseModel, frozen=True):
     """Environment variable with the token of remote agents."""
     feedback_timeout: float = 0.0
     """Seconds after the agent's end in which a score may still be posted."""
+    strict: bool = False
+    """True: a request with a field that the endpoint does not know is refused; False: the field is dropped."""
 
 
 class Agent(ABC):

@@ -8,7 +8,9 @@ from agentrl.chat.message import content_text
 from agentrl.openai_api.completion import Completion
 from agentrl.openai_api.dialect import Kept, event, pieces
 from agentrl.openai_api.errors import ApiError
-from agentrl.openai_api.request import DEFAULTS, ChatRequest, read_request
+from agentrl.openai_api.fields import Api
+from agentrl.openai_api.request import ChatRequest, read_request
+from agentrl.openai_api.wire import Reading
 from agentrl.system.json_value import JSON
 
 DONE = b"data: [DONE]\n\n"
@@ -17,11 +19,11 @@ DONE = b"data: [DONE]\n\n"
 class ChatCompletions:
     """The dialect of POST chat/completions."""
 
+    api: Api = "chat"
     path = "v1/chat/completions"
-    fields = frozenset({*ChatRequest.model_fields, *DEFAULTS})
 
-    def read(self, body: bytes, kept: Kept) -> ChatRequest:
-        return read_request(body)
+    def read(self, body: bytes, reading: Reading, kept: Kept) -> ChatRequest:
+        return read_request(body, reading)
 
     def answer(self, completion: Completion) -> dict[str, object]:
         """Make the `chat.completion` object."""

@@ -5,12 +5,14 @@ Sessions know `ChatRequest` alone. A dialect translates its requests into one, a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from agentrl.openai_api.completion import Completion, encoded
 from agentrl.openai_api.errors import ApiError
+from agentrl.openai_api.fields import Api
 from agentrl.openai_api.request import (
     MAX_MESSAGES,
     ChatMessage,
@@ -18,12 +20,12 @@ from agentrl.openai_api.request import (
     ChosenFunction,
     FunctionCall,
     NamedChoice,
-    NoEffect,
     ToolCall,
     check_conversation,
     check_format,
     check_tools,
 )
+from agentrl.openai_api.wire import Reading
 from agentrl.system.json_value import JSON
 
 PIECE = 64
@@ -37,12 +39,12 @@ Kept = Mapping[str, Sequence[ChatMessage]]
 class Dialect(Protocol):
     """One API. It has no state: a session hands over the conversations that it keeps."""
 
+    api: Api
+    """Its name in the table of fields."""
     path: str
     """Its route below a session's address."""
-    fields: frozenset[str]
-    """Members of a request that it knows."""
 
-    def read(self, body: bytes, kept: Kept) -> ChatRequest:
+    def read(self, body: bytes, reading: Reading, kept: Kept) -> ChatRequest:
         """Translate a request. Raises ApiError that names the field which is wrong or not supported."""
         ...
 
@@ -66,11 +68,10 @@ class Dialect(Protocol):
 class Translated(ChatRequest):
     """A request that came in another shape than OpenAI's Chat Completions."""
 
-    ignored: tuple[str, ...] = ()
-    """Fields that the run decides and that were given all the same."""
+    apis = ""
     carried: tuple[ChatMessage, ...] | None = None
     """Messages that a later request may continue by the answer's id; None: they are not kept."""
-    given: NoEffect = None
+    given: object = None
     """The request as it was, for answers that repeat parts of it."""
     places: Mapping[str, str] = {}
     """Places of fields in the client's request, where they have another name there."""
@@ -78,9 +79,6 @@ class Translated(ChatRequest):
 
     def place_of(self, field: str) -> str:
         return self.places.get(field, field)
-
-    def overruled(self) -> list[str]:
-        return list(self.ignored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +105,12 @@ def function(name: str, description: str | None, parameters: Mapping[str, object
     """Declare a tool as Chat Completions do."""
     described = {} if description is None else {"description": description}
     return {"type": "function", "function": {"name": name, **described, "parameters": parameters}}
+
+
+def functions_text(functions: Sequence[object]) -> str:
+    """Write declarations of functions for a place behind the prompt, as programs describe them to the policy."""
+    lines = [f"<function>{json.dumps(one, ensure_ascii=False)}</function>" for one in functions]
+    return "\n".join(["<functions>", *lines, "</functions>"])
 
 
 def named(name: str) -> NamedChoice:

@@ -16,7 +16,7 @@ import re
 import secrets
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import NoReturn
 
 import uvicorn
@@ -34,6 +34,7 @@ from agentrl.openai_api.chat_completions import ChatCompletions
 from agentrl.openai_api.completion import Completion, encoded
 from agentrl.openai_api.dialect import KEEP_ALIVE, Dialect
 from agentrl.openai_api.errors import ApiError, unknown_session
+from agentrl.openai_api.fields import fields_of
 from agentrl.openai_api.history import Digest
 from agentrl.openai_api.messages import Messages
 from agentrl.openai_api.responses import Responses
@@ -68,6 +69,8 @@ CHAT = ChatCompletions()
 DIALECTS: dict[str, Dialect] = {dialect.path: dialect for dialect in (CHAT, Responses(), Messages())}
 COUNT_TOKENS = f"{Messages.path}/count_tokens"
 FEEDBACK, RESULT = "v1/feedback", "v1/result"
+MAX_DROPPED, MAX_NAME = 64, 40
+"""Names under which dropped fields are counted, and characters of one."""
 MAX_REPORT = 64 << 10
 """Bytes of a report."""
 ROUTES = {**dict.fromkeys((*DIALECTS, COUNT_TOKENS), "POST"), "v1/models": "GET"}
@@ -89,8 +92,8 @@ class _Server(uvicorn.Server):
 class Endpoint:
     """Server of sessions until it is closed. Call its methods on the loop that started it."""
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        """`port` 0: any that is free."""
+    def __init__(self, host: str = "127.0.0.1", port: int = 0, *, strict: bool = False) -> None:
+        """`port` 0: any that is free. `strict`: unknown fields are refused, not dropped."""
         self.url = ""
         self.queue = SessionQueue()
         self._address = (host, port)
@@ -100,6 +103,9 @@ class Endpoint:
         """Sessions by the token of their address for scores."""
         self._tool_lists: dict[Digest, list[ToolSchema]] = {}
         self._is_new = OncePerKey()
+        self._strict = strict
+        self._dropped: set[str] = set()
+        """Names under which dropped fields are counted."""
         self._strays: Counter[str] = Counter()
         """Refused requests of no session by the name of their metric, until a trajectory counts them."""
         self._thread = OwnThread("long requests of agents")
@@ -150,7 +156,7 @@ class Endpoint:
         await self._in_turn()
         token = secrets.token_urlsafe(24)
         put_off_full_collections()
-        session = self._sessions[token] = Session(episode, self._tool_lists, self._thread)
+        session = self._sessions[token] = Session(episode, self._tool_lists, self._thread, strict=self._strict)
         self._reported[session.report_token] = session
         try:
             yield session, f"{self.url}/{token}/v1"
@@ -237,12 +243,9 @@ class Endpoint:
             error.message += _elsewhere(body, dialect)
             self._refused(session, error, dialect)
             raise
-        for name in filter(self._is_new, asked.overruled()):
-            logger.warning(
-                "an agent's requests set %s, which is ignored: the run alone says how the policy is sampled", name
-            )
+        self._count_dropped(session, asked.dropped)
         leaving = asyncio.create_task(_cancel_when_gone(request, task))
-        if asked.stream:
+        if asked.request.stream:
             task.add_done_callback(lambda _: leaving.cancel())
             return WholeStream(_events(session, task, dialect), media_type="text/event-stream", headers=_NO_BUFFER)
         try:
@@ -250,6 +253,18 @@ class Endpoint:
         finally:
             leaving.cancel()
         return await beside_loop(completion.size, lambda: _json(dialect.answer(completion)))
+
+    def _count_dropped(self, session: Session, dropped: Mapping[str, str]) -> None:
+        """Count what was dropped from a request by name, and say it once. Names may be the policy's: few are kept."""
+        for name, why in dropped.items():
+            metric = re.sub("[^a-z0-9]+", "_", name.lower())[:MAX_NAME]
+            if metric not in self._dropped:
+                metric = metric if len(self._dropped) < MAX_DROPPED else "others"
+                self._dropped.add(metric)
+                counted = f"trajectory/openai_dropped_{metric}"
+                if self._is_new(counted):
+                    logger.warning("an agent's requests have %r, which is dropped (%s); %s", name[:80], why, counted)
+            session.count(f"openai_dropped_{metric}")
 
     def _refused(self, session: Session, error: ApiError, dialect: Dialect) -> None:
         """Count a refused request, and tell of the first one for each field: programs may go on without it."""
@@ -415,8 +430,8 @@ def _elsewhere(body: bytes, dialect: Dialect) -> str:
     with contextlib.suppress(ValueError):
         value = from_json(body)
         names = value.keys() if isinstance(value, dict) else frozenset()
-        if not names <= dialect.fields:
-            knowing = [f"POST {path}" for path, other in DIALECTS.items() if names <= other.fields]
+        if not names <= fields_of(dialect.api):
+            knowing = [f"POST {path}" for path, other in DIALECTS.items() if names <= fields_of(other.api)]
             return f" ({' and '.join(knowing)} {'know' if knowing[1:] else 'knows'} these fields.)" if knowing else ""
     return ""
 

@@ -20,10 +20,12 @@ from agentrl.openai_api.dialect import (
     checked,
     event,
     function,
+    functions_text,
     named,
     pieces,
 )
 from agentrl.openai_api.errors import ApiError
+from agentrl.openai_api.fields import Api
 from agentrl.openai_api.images import Image
 from agentrl.openai_api.request import (
     MAX_MESSAGES,
@@ -33,61 +35,98 @@ from agentrl.openai_api.request import (
     ChatRequest,
     Name,
     NamedChoice,
-    NoEffect,
     Part,
     Schema,
     Stop,
-    Strict,
     TextFormat,
     ToolCall,
+    Tools,
     content_kind,
-    read_body,
 )
+from agentrl.openai_api.wire import DROPPED, Dropped, Reading, Wire, kind_of, read_body, tagged
 from agentrl.system.json_value import JSON
 from agentrl.trajectory import Message
 
-RUN_DECIDES = ("temperature", "top_p", "top_k", "thinking", "context_management")
-"""Fields that never hold, with `output_config.effort`: the run says how the policy is sampled, and no message is taken
-out of a prompt."""
 UNPARSED = "unparsed_arguments"
 """The member of a call's `input` that holds the text of arguments which are no JSON object."""
-KINDS = {404: "not_found_error", 413: "request_too_large", 503: "overloaded_error"}
+ERRORS = {404: "not_found_error", 413: "request_too_large", 503: "overloaded_error"}
 
 
-class TextBlock(Strict):
+def _client_tool(**properties: object) -> dict[str, object]:
+    texts = {name: value if isinstance(value, dict) else {"type": value} for name, value in properties.items()}
+    return {"type": "object", "properties": texts, "required": ["command"]}
+
+
+_LINES = {"type": "array", "items": {"type": "integer"}, "description": "First and last line; -1: the end."}
+CLIENT_TOOLS: dict[str, tuple[str, dict[str, object]]] = {
+    "bash": (
+        "Run a command in a shell that stays open.",
+        _client_tool(command="string", restart={"type": "boolean", "description": "Start the shell again."}),
+    ),
+    "text_editor": (
+        "View, create and edit text files.",
+        _client_tool(
+            command={"type": "string", "enum": ["view", "create", "str_replace", "insert", "undo_edit"]},
+            path="string",
+            file_text="string",
+            old_str="string",
+            new_str="string",
+            insert_line="integer",
+            insert_text="string",
+            view_range=_LINES,
+        ),
+    ),
+    "memory": (
+        "Keep notes in files under /memories.",
+        _client_tool(
+            command={"type": "string", "enum": ["view", "create", "str_replace", "insert", "delete", "rename"]},
+            path="string",
+            view_range=_LINES,
+            file_text="string",
+            old_str="string",
+            new_str="string",
+            insert_line="integer",
+            insert_text="string",
+            old_path="string",
+            new_path="string",
+        ),
+    ),
+}
+"""Description and parameters of tools that a client runs, by kind, for the policy, which never learnt them."""
+
+
+class TextBlock(Wire):
     """Text."""
 
+    apis, place = "messages", "block"
     type: Literal["text"]
     text: str
-    cache_control: NoEffect = None
-    citations: NoEffect = None
 
 
-class ImageBlock(Strict):
+class ImageBlock(Wire):
     """An image, in base64."""
 
+    apis, place = "messages", "block"
     type: Literal["image"]
     source: Image
-    cache_control: NoEffect = None
 
 
-class ThinkingBlock(Strict):
+class ThinkingBlock(Wire):
     """Reasoning of the policy."""
 
+    apis, place = "messages", "block"
     type: Literal["thinking"]
     thinking: str
-    signature: NoEffect = None
 
 
-class ToolUseBlock(Strict):
+class ToolUseBlock(Wire):
     """A call of the policy."""
 
+    apis, place = "messages", "block"
     type: Literal["tool_use"]
     id: str = Field(min_length=1)
     name: str
     input: dict[str, object]
-    cache_control: NoEffect = None
-    caller: NoEffect = None
 
     def to_call(self) -> ToolCall:
         """Translate; arguments that were no JSON object become the text that they were."""
@@ -96,31 +135,45 @@ class ToolUseBlock(Strict):
         return call(self.id, self.name, arguments)
 
 
-def _block_kind(block: object) -> str:
-    return f":{block.get('type')}" if isinstance(block, dict) else ":no object"
+class ToolReference(Wire):
+    """A deferred tool that a search of the client's found."""
+
+    apis, place = "messages", "block"
+    type: Literal["tool_reference"]
+    tool_name: str
+
+
+class DroppedBlock(Dropped):
+    """Block of a kind that is left out."""
+
+    place = "block.type"
+
+
+class DroppedResult(DroppedBlock):
+    """The same in the answer of a tool."""
+
+    place = "result.type"
 
 
 Texts = Annotated[Annotated[str, Tag(":str")] | Annotated[list[TextBlock], Tag(":list")], Discriminator(content_kind)]
 Seen = Annotated[
-    Annotated[TextBlock, Tag(":text")] | Annotated[ImageBlock, Tag(":image")],
-    Discriminator(_block_kind),
+    Annotated[TextBlock, Tag(":text")]
+    | Annotated[ImageBlock, Tag(":image")]
+    | Annotated[ToolReference, Tag(":tool_reference")]
+    | Annotated[DroppedResult, Tag(DROPPED)],
+    tagged("messages", "result.type", text="text", image="image", tool_reference="tool_reference"),
 ]
 Result = Annotated[Annotated[str, Tag(":str")] | Annotated[list[Seen], Tag(":list")], Discriminator(content_kind)]
 
 
-class ToolResultBlock(Strict):
+class ToolResultBlock(Wire):
     """The answer to a call."""
 
+    apis, place = "messages", "block"
     type: Literal["tool_result"]
     tool_use_id: str
     content: Result = ""
     is_error: bool | None = None
-    cache_control: NoEffect = None
-
-    @property
-    def shown(self) -> str | list[Part]:
-        """The answer; an error without text says that it is one."""
-        return joined(self.content) or ("error" if self.is_error else "")
 
 
 Block = Annotated[
@@ -128,38 +181,74 @@ Block = Annotated[
     | Annotated[ImageBlock, Tag(":image")]
     | Annotated[ThinkingBlock, Tag(":thinking")]
     | Annotated[ToolUseBlock, Tag(":tool_use")]
-    | Annotated[ToolResultBlock, Tag(":tool_result")],
-    Discriminator(_block_kind),
+    | Annotated[ToolResultBlock, Tag(":tool_result")]
+    | Annotated[DroppedBlock, Tag(DROPPED)],
+    tagged(
+        "messages",
+        "block.type",
+        text="text",
+        image="image",
+        thinking="thinking",
+        tool_use="tool_use",
+        tool_result="tool_result",
+    ),
 ]
 Blocks = Annotated[Annotated[str, Tag(":str")] | Annotated[list[Block], Tag(":list")], Discriminator(content_kind)]
 
 
-class Turn(Strict):
+class Turn(Wire):
     """One message."""
 
-    role: Literal["user", "assistant"]
+    apis, place = "messages", "message"
+    role: Literal["user", "assistant", "system"]
     content: Blocks
 
 
-class Tool(Strict):
+class Tool(Wire):
     """Tool declaration."""
 
+    apis, place = "messages", "tool"
     type: Literal["custom"] = "custom"
     name: Name
     description: str | None = None
     input_schema: Schema
-    strict: bool | None = None
-    cache_control: NoEffect = None
-    eager_input_streaming: NoEffect = None
+    defer_loading: bool | None = None
 
     def to_function(self) -> dict[str, object]:
         """Translate."""
         return function(self.name, self.description, self.input_schema)
 
 
-class Choice(Strict):
+class ClientTool(Wire):
+    """Tool that a client runs, whose schema the API's documents have."""
+
+    apis, place = "messages", "tool"
+    type: str
+    name: Name
+    defer_loading: bool | None = None
+
+    def to_function(self) -> dict[str, object]:
+        """Translate."""
+        description, parameters = CLIENT_TOOLS[kind_of({"type": self.type})]
+        return function(self.name, description, parameters)
+
+
+class DroppedTool(Dropped):
+    """Tool of a kind that is left out."""
+
+    place = "tool.type"
+
+
+AnyTool = Annotated[
+    Annotated[Tool, Tag(":custom")] | Annotated[ClientTool, Tag(":client")] | Annotated[DroppedTool, Tag(DROPPED)],
+    tagged("messages", "tool.type", "custom", custom="custom", client=" ".join(CLIENT_TOOLS)),
+]
+
+
+class Choice(Wire):
     """How an answer may call."""
 
+    apis, place = "messages", "tool_choice"
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
@@ -171,63 +260,54 @@ class Format(TextFormat):
     type: Literal["json_schema"]
 
 
-class OutputConfig(Strict):
+class OutputConfig(Wire):
     """How the policy writes."""
 
-    effort: str | None = None
+    apis, place = "messages", "output_config"
     format: Format | None = None
 
 
-class MessagesRequest(Strict):
+class MessagesRequest(Wire):
     """Body of POST messages."""
 
+    apis, place = "messages", "request"
     model: str = Field("policy", max_length=256)
     max_tokens: int | None = Field(None, ge=1)
     messages: list[Turn] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: Texts | None = None
-    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    tools: list[AnyTool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Choice | None = None
     stop_sequences: list[Stop] | None = Field(None, max_length=MAX_STOPS)
     stream: bool | None = None
 
-    temperature: float | None = Field(None, ge=0)
-    top_p: float | None = Field(None, ge=0, le=1)
-    top_k: int | None = Field(None, ge=0)
-    thinking: NoEffect = None
     output_config: OutputConfig | None = None
     output_format: Format | None = None
-    context_management: NoEffect = None
-
-    metadata: NoEffect = None
-    service_tier: NoEffect = None
-    cache_control: NoEffect = None
-    inference_geo: NoEffect = None
-    speed: NoEffect = None
 
 
 class Messages:
     """The dialect of POST messages."""
 
+    api: Api = "messages"
     path = "v1/messages"
-    fields = frozenset(MessagesRequest.model_fields)
 
-    def read(self, body: bytes, kept: Kept) -> ChatRequest:
-        asked = read_body(body, MessagesRequest, {})
+    def read(self, body: bytes, reading: Reading, kept: Kept) -> ChatRequest:
+        asked = read_body(body, MessagesRequest, reading)
         placed = [Placed(ChatMessage(role="system", content=text), "system")] if (text := joined(asked.system)) else []
         config = asked.output_config or OutputConfig()
         format, place = asked.output_format or config.format, "output_config.format"
         if asked.output_format is not None:
             place = "output_format"
-        if asked.messages[-1].role == "assistant":
-            place = f"messages[{len(asked.messages) - 1}].role"
-            said = "the last message is the assistant's, and this endpoint continues no answer that is begun for it"
-            raise ApiError(400, f"{place}: {said}; end with a user message.", param=place, code="unsupported_value")
+        declared, deferred = _declared(asked.tools or (), reading)
         for index, turn in enumerate(asked.messages):
-            placed += _placed(turn, f"messages[{index}]")
+            placed += _placed(turn, f"messages[{index}]", deferred)
+        if placed[-1].message.role == "assistant":
+            last = f"messages[{len(asked.messages) - 1}].role"
+            said = "the last message is the assistant's, and this endpoint continues no answer that is begun for it"
+            raise ApiError(400, f"{last}: {said}; end with a user message.", param=last, code="unsupported_value")
         request = Translated.model_construct(
             model=asked.model,
             messages=[one.message for one in placed],
-            tools=[tool.to_function() for tool in asked.tools] if asked.tools else None,
+            tools=declared,
             tool_choice=_choice(asked.tool_choice),
             parallel_tool_calls=not (asked.tool_choice and asked.tool_choice.disable_parallel_tool_use),
             response_format=None if format is None else format.to_response_format,
@@ -238,9 +318,6 @@ class Messages:
             max_tokens=asked.max_tokens,
             stop=asked.stop_sequences,
             stream=asked.stream,
-            ignored=tuple(name for name in RUN_DECIDES if getattr(asked, name) is not None)
-            + (("output_config",) if config.effort is not None else ())
-            + (("strict",) if any(tool.strict for tool in asked.tools or ()) else ()),
         )
         return checked(request, placed)
 
@@ -274,7 +351,7 @@ class Messages:
 
     def error(self, error: ApiError) -> dict[str, JSON]:
         """Make the body: {"type": "error", "error": {"type", "message"}}."""
-        kind = KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+        kind = ERRORS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
         # Programs that shorten their context look for these words.
         begin = "prompt is too long: " if error.code == "context_length_exceeded" else ""
         return {"type": "error", "error": {"type": kind, "message": begin + error.message}}
@@ -301,14 +378,46 @@ def joined(content: str | Sequence[TextBlock | ImageBlock] | None) -> str | list
     return "".join(part.text or "" for part in parts)
 
 
-def _placed(turn: Turn, path: str) -> Iterator[Placed]:
+def _declared(tools: Sequence[Tool | ClientTool | DroppedTool], reading: Reading) -> tuple[Tools, dict[str, object]]:
+    """Translate tools: (those that the prompt declares, the deferred ones by name).
+
+    A deferred tool is declared where a search of the client's finds it, behind the prompt, which stays as it is. Where
+    the search would run at a provider, all tools are declared.
+    """
+    searched = any(name.startswith("tool_search_tool") for name in reading.dropped)
+    declared, deferred = Tools(), dict[str, object]()
+    for tool in tools:
+        if isinstance(tool, DroppedTool):
+            continue
+        if tool.defer_loading and not searched:
+            deferred[tool.name] = tool.to_function()["function"]
+        else:
+            declared.append(tool.to_function())
+    return declared, deferred
+
+
+def _found(content: Sequence[Seen], deferred: dict[str, object]) -> Iterator[TextBlock | ImageBlock]:
+    """Write references to tools as text; a deferred tool is declared by the first one to it."""
+    for is_reference, run in itertools.groupby(content, lambda block: isinstance(block, ToolReference)):
+        blocks = list(run)
+        if not is_reference:
+            yield from (block for block in blocks if isinstance(block, TextBlock | ImageBlock))
+            continue
+        names = [block.tool_name for block in blocks if isinstance(block, ToolReference)]
+        found = [deferred.pop(name, {"name": name}) for name in names]
+        yield TextBlock(type="text", text=functions_text(found))
+
+
+def _placed(turn: Turn, path: str, deferred: dict[str, object]) -> Iterator[Placed]:
     """Translate a turn: an assistant's is one message; a user's has a message for each answer, then its text."""
     if isinstance(turn.content, str):
         yield Placed(ChatMessage(role=turn.role, content=turn.content), f"{path}.content")
         return
     for index, block in enumerate(turn.content):
         mine = isinstance(block, ToolUseBlock | ThinkingBlock)
-        if not isinstance(block, TextBlock) and mine != (turn.role == "assistant"):
+        if not isinstance(block, TextBlock | DroppedBlock) and (
+            turn.role == "system" or mine != (turn.role == "assistant")
+        ):
             place = f"{path}.content[{index}]"
             raise ApiError(400, f"{place}: a {turn.role} message has no block of the type {block.type!r}.", param=place)
     seen = [block for block in turn.content if isinstance(block, TextBlock | ImageBlock)]
@@ -320,10 +429,13 @@ def _placed(turn: Turn, path: str) -> Iterator[Placed]:
         return
     results = [(i, block) for i, block in enumerate(turn.content) if isinstance(block, ToolResultBlock)]
     for index, result in results:
-        answer = ChatMessage(role="tool", content=result.shown, tool_call_id=result.tool_use_id)
+        content = result.content if isinstance(result.content, str) else list(_found(result.content, deferred))
+        # An error without text says that it is one.
+        shown = joined(content) or ("error" if result.is_error else "")
+        answer = ChatMessage(role="tool", content=shown, tool_call_id=result.tool_use_id)
         yield Placed(answer, f"{path}.content[{index}]")
     if seen or not results:
-        yield Placed(ChatMessage(role="user", content=joined(seen)), f"{path}.content")
+        yield Placed(ChatMessage(role=turn.role, content=joined(seen)), f"{path}.content")
 
 
 def _choice(choice: Choice | None) -> Literal["auto", "none", "required"] | NamedChoice | None:

@@ -1,9 +1,4 @@
-"""Validation of chat completion requests.
-
-Types are strict: nothing is converted. A field that asks for something that the run decides (how to sample) is ignored
-and counted. A field that would change the result in an unsupported way is refused by name. So is an unknown field,
-unless it holds nothing (null, false, empty): OpenAI's client sends back objects with such fields.
-"""
+"""Validation of chat completion requests, and of conversations of all APIs."""
 
 from __future__ import annotations
 
@@ -12,22 +7,19 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from reprlib import Repr
-from typing import Annotated, ClassVar, Literal, TypeAlias, TypeVar, cast
+from typing import Annotated, ClassVar, Literal, cast
 
 import jsonschema_rs
 from pydantic import (
     AfterValidator,
-    BaseModel,
     ConfigDict,
     Discriminator,
     Field,
     StringConstraints,
     Tag,
-    ValidationError,
+    ValidationInfo,
     model_validator,
 )
-from pydantic_core import from_json
 
 from agentrl import tool as tools
 from agentrl import trajectory
@@ -36,7 +28,7 @@ from agentrl.chat.message import parse_json
 from agentrl.errors import first_line
 from agentrl.openai_api.errors import ApiError
 from agentrl.openai_api.images import Image
-from agentrl.system.json_value import JSON
+from agentrl.openai_api.wire import DROPPED, Dropped, Reading, Wire, read_body, short, tagged
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
 from agentrl.trajectory.picture import image_part
@@ -45,35 +37,8 @@ MAX_MESSAGES = 2048
 MAX_TOOLS = 128
 MAX_STOPS = 16
 
-RUN_DECIDES = ("temperature", "top_p", "top_k", "min_p", "seed", "reasoning_effort", "verbosity")
-"""Fields that never hold: the trainer's log-probs are of the run's own sampling."""
-
-DEFAULTS: dict[str, tuple[JSON, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "length_penalty": (1,),
-    "top_logprobs": (0,),
-    "modalities": (["text"],),
-    "echo": (False,),
-    "ignore_eos": (False,),
-    "min_tokens": (0,),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "skip_special_tokens": (True,),
-    **dict.fromkeys(("functions", "function_call", "audio", "web_search_options", "stop_token_ids"), ([],)),
-    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"), ()),
-    **dict.fromkeys(("regex", "ebnf", "json_schema", "chat_template", "chat_template_kwargs", "documents"), ()),
-}
-"""Fields that would change the result, and the values (null besides) with which they do not."""
-
 Place = Callable[[int, str], str]
 """Function that names a field of the message at an index as the client's request has it."""
-NoEffect: TypeAlias = object
-"""Value of a field that changes no answer."""
 Name = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
@@ -88,7 +53,9 @@ class Promise:
     fields: tuple[str, ...]
     """Fields of the request that ask for them."""
     functions: frozenset[str] | None
-    """Functions: at least one is called, and no other; None: no call is needed, and any may be made."""
+    """Functions that may be called; None: any."""
+    needed: bool
+    """True: at least one of them is called."""
     at_most: int | None
     """Calls that an answer may make; None: any number."""
     text: Callable[[str], str | None] | None = None
@@ -104,7 +71,7 @@ class Promise:
         if self.functions is None:
             return None
         if not calls:
-            return "made no call"
+            return "made no call" if self.needed else None
         for call in calls:
             if call.error is not None:
                 return f"made a broken call ({call.error})"
@@ -113,40 +80,14 @@ class Promise:
         return None
 
 
-Wire = TypeVar("Wire", bound=BaseModel)
-
-
-class Strict(BaseModel):
-    """Model without conversions. Unknown fields are refused unless they hold nothing."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_empty(cls, value: object) -> object:
-        if not isinstance(value, dict):
-            return value
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        return {name: member for name, member in value.items() if name in known or not holds_nothing(member)}
-
-
-def holds_nothing(value: object) -> bool:
-    """True for null, false, and containers that are empty or have only such members."""
-    if isinstance(value, dict):
-        return all(holds_nothing(member) for member in value.values())
-    if isinstance(value, list):
-        return all(holds_nothing(member) for member in value)
-    return value is None or value is False or value == ""
-
-
-class Part(Strict):
+class Part(Wire):
     """Part of a message's content; a refusal is text of the assistant's."""
 
+    apis, place = "chat", "part"
     type: Literal["text", "refusal", "image_url"]
     text: str | None = None
     refusal: str | None = None
     image_url: Image | None = None
-    cache_control: NoEffect = None
 
     @model_validator(mode="after")
     def _has_its_content(self) -> Part:
@@ -165,21 +106,21 @@ def content_kind(content: object) -> str:
 Content = Annotated[Annotated[str, Tag(":str")] | Annotated[list[Part], Tag(":list")], Discriminator(content_kind)]
 
 
-class FunctionCall(Strict):
+class FunctionCall(Wire):
     """Function name and arguments, as JSON text, of a call; either may be a mistake of the policy."""
 
+    apis, place = "chat", "call.function"
     name: str
     arguments: str
-    parsed_arguments: NoEffect = None
 
 
-class ToolCall(Strict):
+class ToolCall(Wire):
     """One call of an assistant message."""
 
+    apis, place = "chat", "call"
     id: str = Field(min_length=1)
     type: Literal["function"] = "function"
     function: FunctionCall
-    index: int | None = None
 
     def to_call(self) -> trajectory.ToolCall:
         """Convert to the form that `Chat` takes."""
@@ -187,9 +128,10 @@ class ToolCall(Strict):
         return {"id": self.id, "type": "function", "function": function}
 
 
-class ChatMessage(Strict):
+class ChatMessage(Wire):
     """One message; `check_conversation` says which role may have which fields."""
 
+    apis, place = "chat", "message"
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     reasoning_content: str | None = None
@@ -197,8 +139,6 @@ class ChatMessage(Strict):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     name: Annotated[str, StringConstraints(min_length=1, max_length=64)] | None = None
-    annotations: NoEffect = None
-    parsed: NoEffect = None
 
     @property
     def shown(self) -> trajectory.Content:
@@ -229,7 +169,7 @@ class ChatMessage(Strict):
         return message
 
 
-class Parameters(Strict):
+class Parameters(Wire):
     """JSON schema of a function's parameters, as far as chat templates take it apart."""
 
     model_config = ConfigDict(extra="allow")
@@ -249,60 +189,108 @@ Schema = Annotated[dict[str, object], AfterValidator(_checked_schema)]
 """Parameters as the client's own object, in the client's order of keys."""
 
 
-class FunctionSchema(Strict):
+class FunctionSchema(Wire):
     """Function of a tool declaration."""
 
+    apis, place = "chat", "tool.function"
     name: Name
     description: str | None = None
     parameters: Parameters | None = None
     strict: bool | None = None
 
 
-class ToolDeclaration(Strict):
+class ToolDeclaration(Wire):
     """Tool declaration."""
 
+    apis, place = "chat", "tool"
     type: Literal["function"]
     function: FunctionSchema
 
 
-def _checked_tool(tool: dict[str, object]) -> dict[str, object]:
+def _checked_tool(tool: dict[str, object], info: ValidationInfo[Reading | None]) -> dict[str, object]:
     """Check a declaration; a template is given the client's own object, in the client's order of keys."""
-    ToolDeclaration.model_validate(tool)
+    declared = ToolDeclaration.model_validate(tool, context=info.context)
+    if declared.function.strict and info.context is not None:
+        info.context.drop("strict", "no sampler is constrained")
+    function = cast(dict[str, object], tool["function"])
     json.dumps(tool, allow_nan=False)
-    return tool
+    return {"type": "function", "function": {name: function[name] for name in function if name in FunctionSchema.known}}
 
 
-class ChosenFunction(Strict):
+class DroppedTool(Dropped):
+    """Tool of a kind that is left out."""
+
+    place = "tool.type"
+
+
+Tools = list[dict[str, object] | DroppedTool]
+DeclaredTool = Annotated[
+    Annotated[dict[str, object], AfterValidator(_checked_tool), Tag(":function")]
+    | Annotated[DroppedTool, Tag(DROPPED)],
+    tagged("chat", "tool.type", "function", function="function"),
+]
+
+
+class ChosenFunction(Wire):
     """Name of a function that must be called."""
 
+    apis, place = "chat", "tool_choice.function"
     name: str
 
 
-class NamedChoice(Strict):
+class NamedChoice(Wire):
     """A `tool_choice` that names a function."""
 
+    apis, place = "chat", "tool_choice"
     type: Literal["function"]
     function: ChosenFunction
 
 
+class AllowedFunctions(Wire):
+    """Functions that an answer may call, and whether it has to."""
+
+    apis, place = "chat", "tool_choice.allowed_tools"
+    mode: Literal["auto", "required"]
+    tools: list[NamedChoice] = Field(min_length=1, max_length=MAX_TOOLS)
+
+
+class AllowedChoice(Wire):
+    """A `tool_choice` that leaves some of the tools; the prompt has all of them."""
+
+    apis, place = "chat", "tool_choice"
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedFunctions
+
+
+def choice_kind(choice: object) -> str:
+    """Return the tag of a `tool_choice`."""
+    if isinstance(choice, str):
+        return ":str"
+    return ":allowed" if isinstance(choice, dict) and choice.get("type") == "allowed_tools" else ":named"
+
+
 ToolChoice = Annotated[
-    Annotated[Literal["auto", "none", "required"], Tag(":str")] | Annotated[NamedChoice, Tag(":named")],
-    Discriminator(lambda choice: ":str" if isinstance(choice, str) else ":named"),
+    Annotated[Literal["auto", "none", "required"], Tag(":str")]
+    | Annotated[AllowedChoice, Tag(":allowed")]
+    | Annotated[NamedChoice, Tag(":named")],
+    Discriminator(choice_kind),
 ]
 
 
-class AnswerSchema(Strict):
+class AnswerSchema(Wire):
     """JSON schema that the text of an answer must fit."""
 
+    apis, place = "chat", "response_format.json_schema"
     name: Name
     description: str | None = None
     schema_: dict[str, object] | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
-class ResponseFormat(Strict):
+class ResponseFormat(Wire):
     """OpenAI's `response_format`."""
 
+    apis, place = "chat", "response_format"
     type: Literal["text", "json_object", "json_schema"]
     json_schema: AnswerSchema | None = None
 
@@ -324,6 +312,7 @@ class ResponseFormat(Strict):
 class TextFormat(AnswerSchema):
     """The same as Responses and Messages declare it."""
 
+    apis, place = "responses messages", "format"
     type: Literal["text", "json_object", "json_schema"]
     name: Name = "answer"
 
@@ -367,9 +356,10 @@ def json_check(schema: str) -> Callable[[str], str | None]:
     return problem
 
 
-class StreamOptions(Strict):
+class StreamOptions(Wire):
     """OpenAI's `stream_options`."""
 
+    apis, place = "chat", "stream_options"
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
@@ -381,12 +371,13 @@ Stops = Annotated[
 ]
 
 
-class ChatRequest(Strict):
-    """Body of POST chat/completions without the fields of `DEFAULTS`."""
+class ChatRequest(Wire):
+    """Body of POST chat/completions."""
 
+    apis, place = "chat", "request"
     model: str = Field("policy", max_length=256)
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
-    tools: list[Annotated[dict[str, object], AfterValidator(_checked_tool)]] | None = Field(None, max_length=MAX_TOOLS)
+    tools: list[DeclaredTool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
@@ -398,23 +389,6 @@ class ChatRequest(Strict):
     logprobs: bool | None = None
     return_token_ids: bool | None = None
     """Extension of OpenAI's API: adds `token_ids` to the choice and `prompt_token_ids` to the answer."""
-
-    temperature: float | None = Field(None, ge=0)
-    top_p: float | None = Field(None, ge=0, le=1)
-    top_k: int | None = Field(None, ge=-1)
-    min_p: float | None = Field(None, ge=0, le=1)
-    seed: int | None = None
-    reasoning_effort: str | None = Field(None, max_length=64)
-    verbosity: str | None = Field(None, max_length=64)
-
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    service_tier: str | None = None
-    store: bool | None = None
-    metadata: dict[str, str] | None = None
-    prediction: dict[str, object] | None = None
 
     carries_reasoning: ClassVar[bool] = False
     """False: the API has no field in which all clients send reasoning back."""
@@ -442,27 +416,35 @@ class ChatRequest(Strict):
     @property
     def promise(self) -> Promise | None:
         """Requirements on every answer to this request; None: it may hold anything."""
-        functions, fields = None, list[str]()
-        if isinstance(self.tool_choice, NamedChoice):
-            functions = frozenset((self.tool_choice.function.name,))
-        elif self.tool_choice == "required":
-            functions = frozenset(_names(self.tools or ()))
+        functions, fields, choice = None, list[str](), self.tool_choice
+        if chosen := chosen_names(choice):
+            functions = frozenset(chosen)
+        elif choice == "required":
+            functions = frozenset(tool["function"]["name"] for tool in self.functions)
+        needed = functions is not None and not (
+            isinstance(choice, AllowedChoice) and choice.allowed_tools.mode == "auto"
+        )
         if functions is not None:
             fields.append(self.place_of("tool_choice"))
         at_most = 1 if self.parallel_tool_calls is False and self.may_call else None
         if at_most is not None:
             fields.append(self.place_of("parallel_tool_calls"))
         # An answer that has to call has no text to check.
-        text = None if self.response_format is None or functions is not None else self.response_format.check
+        text = None if self.response_format is None or needed else self.response_format.check
         if text is not None:
             fields.append(self.place_of("response_format"))
-        return Promise(tuple(fields), functions, at_most, text) if fields else None
+        return Promise(tuple(fields), functions, needed, at_most, text) if fields else None
+
+    @property
+    def functions(self) -> list[ToolSchema]:
+        """Declared tools, as ToolDeclaration checked them, without those of a kind that is left out."""
+        return cast(list[ToolSchema], [tool for tool in self.tools or () if not isinstance(tool, Dropped)])
 
     @property
     def declared_tools(self) -> list[ToolSchema]:
         """Declared tools without null fields, and with parameters, which chat templates take for granted."""
         declared: list[ToolSchema] = []
-        for tool in cast(list[ToolSchema], self.tools or []):  # as ToolDeclaration checked
+        for tool in self.functions:
             function = cast(tools.FunctionSchema, {k: v for k, v in tool["function"].items() if v is not None})
             parameters = function.setdefault("parameters", {"type": "object"})
             if parameters.get("properties") is None:
@@ -470,35 +452,21 @@ class ChatRequest(Strict):
             declared.append({"type": "function", "function": function})
         return declared
 
-    def overruled(self) -> list[str]:
-        """List the fields that the run decides and that were given all the same."""
-        names = [name for name in RUN_DECIDES if getattr(self, name) is not None]
-        functions = [cast(dict[str, object], tool["function"]) for tool in self.tools or ()]
-        return [*names, "strict"] if any(function.get("strict") for function in functions) else names
+
+def chosen_names(choice: str | NamedChoice | AllowedChoice | None) -> list[str]:
+    """List the functions that a `tool_choice` names."""
+    if isinstance(choice, NamedChoice):
+        return [choice.function.name]
+    return [one.function.name for one in choice.allowed_tools.tools] if isinstance(choice, AllowedChoice) else []
 
 
-def read_request(body: bytes) -> ChatRequest:
+def read_request(body: bytes, reading: Reading) -> ChatRequest:
     """Parse a request. Raises ApiError naming the field that is wrong or not supported."""
-    request = read_body(body, ChatRequest, DEFAULTS)
+    request = read_body(body, ChatRequest, reading)
     check_conversation(request.messages)
     check_tools(request)
     check_format(request)
     return request
-
-
-def read_body(body: bytes, model: type[Wire], defaults: Mapping[str, Sequence[JSON]]) -> Wire:
-    """Parse a body. `defaults`: fields that would change the result, and the values (null besides) with which they do
-    not. Raises ApiError."""
-    try:
-        value = from_json(body, allow_inf_nan=False)
-    except ValueError as error:
-        raise ApiError(400, f"The body is not valid JSON: {error}", code="invalid_json") from None
-    if isinstance(value, dict):
-        value = _without_defaults(value, defaults)
-    try:
-        return model.model_validate(value)
-    except ValidationError as error:
-        raise _as_api_error(error) from None
 
 
 def check_format(request: ChatRequest) -> None:
@@ -511,25 +479,6 @@ def check_format(request: ChatRequest) -> None:
         param = f"{request.place_of('response_format.json_schema')}.schema"
         message = f"{param}: it is no JSON schema that can be checked here: {_short_fault(first_line(error))}."
         raise ApiError(400, message, param=param, code="invalid_value") from None
-
-
-def _without_defaults(value: dict[str, JSON], defaults: Mapping[str, Sequence[JSON]]) -> dict[str, JSON]:
-    """Leave out the fields of `defaults`. Raises ApiError for a value that would change the result."""
-    for name in defaults.keys() & value.keys():
-        given = value[name]
-        if given is not None and not any(_same(given, default) for default in defaults[name]):
-            raise ApiError(
-                400,
-                f"{name}={_short(given)} is not supported by this endpoint.",
-                param=name,
-                code="unsupported_value",
-            )
-    return {name: given for name, given in value.items() if name not in defaults}
-
-
-def _same(given: JSON, default: JSON) -> bool:
-    """Compare JSON values; True is not 1."""
-    return given == default and isinstance(given, bool) == isinstance(default, bool)
 
 
 def in_messages(index: int, field: str) -> str:
@@ -560,7 +509,7 @@ def check_conversation(messages: Sequence[ChatMessage], place: Place = in_messag
         calls, answered = {}, set()
         for call in message.tool_calls or ():
             if call.id in calls:
-                raise refuse("tool_calls", f"two calls have the id {_short(call.id)}")
+                raise refuse("tool_calls", f"two calls have the id {short(call.id)}")
             calls[call.id] = None
 
 
@@ -575,10 +524,10 @@ def _check_answer(
     if not id:
         raise refuse("tool_call_id", "a tool message needs the id of the call that it answers")
     if id in answered:
-        raise refuse("tool_call_id", f"the call {_short(id)} is answered already")
+        raise refuse("tool_call_id", f"the call {short(id)} is answered already")
     if id not in calls:
-        made = ", ".join(map(_short, itertools.islice(calls, 8))) or "none"
-        raise refuse("tool_call_id", f"the assistant message before made no call {_short(id)}; its calls: {made}")
+        made = ", ".join(map(short, itertools.islice(calls, 8))) or "none"
+        raise refuse("tool_call_id", f"the assistant message before made no call {short(id)}; its calls: {made}")
     answered.add(id)
 
 
@@ -592,64 +541,24 @@ def check_tools(request: ChatRequest, named: str = "function.name") -> None:
 
     `named`: path of a tool's name in its declaration.
     """
-    names = _names(request.tools or ())
-    for index, name in enumerate(names):
-        if name in names[:index]:
+    names = dict[str, None]()
+    for index, tool in enumerate(request.tools or ()):
+        if isinstance(tool, Dropped):
+            continue
+        name = cast(ToolSchema, tool)["function"]["name"]
+        if name in names:
             param = f"tools[{index}].{named}"
             raise ApiError(400, f"{param}: {name!r} is declared twice.", param=param, code="invalid_value")
+        names[name] = None
     choice = request.tool_choice
     if choice == "required" and not names:
         raise ApiError(400, "tool_choice='required' needs tools.", param="tool_choice", code="invalid_value")
-    if isinstance(choice, NamedChoice) and (name := choice.function.name) not in names:
-        message = f"tool_choice names {_short(name)}, which is not among the tools: {', '.join(names[:16]) or 'none'}."
+    if (wrong := next((one for one in chosen_names(choice) if one not in names), None)) is not None:
+        known = ", ".join(itertools.islice(names, 16)) or "none"
+        message = f"tool_choice names {short(wrong)}, which is not among the tools: {known}."
         raise ApiError(400, message, param="tool_choice", code="invalid_value")
-
-
-def _names(declared: Sequence[dict[str, object]]) -> list[str]:
-    return [tool["function"]["name"] for tool in cast(list[ToolSchema], declared)]
-
-
-def _as_api_error(error: ValidationError) -> ApiError:
-    first = error.errors(include_url=False, include_context=False)[0]
-    param = _path(first["loc"])
-    where = param or "The body"
-    if first["type"] == "extra_forbidden":
-        message = f"{where}: this endpoint does not know the field, found {_short(first['input'])}; leave it out"
-        code = "unknown_parameter"
-    elif first["type"] == "missing":
-        message, code = f"{where}: the field is required", "missing_required_parameter"
-    elif first["type"] == "union_tag_invalid":
-        message, code = (
-            f"{where}: a part of this type is not supported, found {_short(first['input'])}",
-            "invalid_value",
-        )
-    else:
-        message = f"{where}: {first['msg'].removeprefix('Value error, ')}, found {_short(first['input'])}"
-        code = "invalid_type" if first["type"].endswith("_type") else "invalid_value"
-    return ApiError(400, message, param=param or None, code=code)
-
-
-def _path(location: Sequence[int | str]) -> str:
-    """Format a location as `messages[0].content`; the tags of unions are left out."""
-    path = ""
-    for part in location:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif not part.startswith(":"):
-            path += f".{part}" if path else part
-    return path
 
 
 def _short_fault(text: str) -> str:
     """Shorten the validator's text, which may quote a whole document."""
     return text if len(text) <= 200 else f"{text[:120]} ... {text[-70:]}"
-
-
-_REPR = Repr()
-_REPR.maxstring = _REPR.maxother = 80
-_REPR.maxlist = _REPR.maxdict = _REPR.maxlevel = 3
-
-
-def _short(value: object) -> str:
-    text = _REPR.repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

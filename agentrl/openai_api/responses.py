@@ -6,9 +6,10 @@ import base64
 import binascii
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal, cast
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo
 
 from agentrl.chat.message import content_text
 from agentrl.openai_api.chat_completions import openai_error
@@ -21,57 +22,55 @@ from agentrl.openai_api.dialect import (
     call,
     checked,
     event,
-    function,
+    functions_text,
     named,
     pieces,
 )
 from agentrl.openai_api.errors import ApiError
+from agentrl.openai_api.fields import Api, row_of
 from agentrl.openai_api.images import Image
 from agentrl.openai_api.request import (
     MAX_TOOLS,
+    AllowedChoice,
+    AllowedFunctions,
     ChatMessage,
     ChatRequest,
-    Name,
-    NoEffect,
+    NamedChoice,
     Part,
-    Schema,
-    Strict,
     TextFormat,
     ToolCall,
+    Tools,
+    choice_kind,
     content_kind,
-    read_body,
 )
+from agentrl.openai_api.responses_tools import (
+    AnyTool,
+    Declared,
+    Offered,
+    arguments_of,
+    flat,
+    search_is_ours,
+)
+from agentrl.openai_api.wire import DROPPED, Dropped, Reading, Wire, read_body, tagged
 from agentrl.system.json_value import JSON
 
-RUN_DECIDES = ("temperature", "top_p", "reasoning")
-"""Fields that never hold, beside `text.verbosity`: the run says how the policy is sampled."""
-DEFAULTS: dict[str, tuple[JSON, ...]] = {
-    "background": (False,),
-    "conversation": (),
-    "prompt": (),
-    "top_logprobs": (0,),
-    "truncation": ("disabled", "auto"),
-    "max_tool_calls": (),
-    "context_management": ([],),
+CONTENT = {
+    "function_call": ("arguments", "response.function_call_arguments"),
+    "custom_tool_call": ("input", "response.custom_tool_call_input"),
 }
-"""Fields that would change the result, and the values (null besides) with which they do not."""
-CONTENT = {"arguments": "response.function_call_arguments", "input": "response.custom_tool_call_input"}
-"""Events of a call's text, by the item's field."""
+"""The member with a call's text, and its events, by the item's type."""
 Event = tuple[str, dict[str, object]]
 """An event's type and its members."""
 ENCRYPTED = "reasoning.encrypted_content"
-FREE = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-"""Parameters of the function that stands for a tool of the type `custom`, whose input is text."""
 
 
-class TextPart(Strict):
+class TextPart(Wire):
     """Part of a message, of an output or of reasoning."""
 
+    apis, place = "responses", "part"
     type: Literal["input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"]
     text: str | None = None
     refusal: str | None = None
-    annotations: NoEffect = None
-    logprobs: NoEffect = None
 
     @property
     def words(self) -> str:
@@ -79,13 +78,12 @@ class TextPart(Strict):
         return self.text or self.refusal or ""
 
 
-class ImagePart(Strict):
+class ImagePart(Wire):
     """Image of a user's message or of an output, as a data URL."""
 
+    apis, place = "responses", "part"
     type: Literal["input_image"]
     image_url: Image = Field(default=None, validate_default=True)  # None: of a file_id, which is refused as such.
-    file_id: NoEffect = None
-    detail: NoEffect = None
 
 
 Seen = Annotated[
@@ -95,15 +93,13 @@ Seen = Annotated[
 Parts = Annotated[Annotated[str, Tag(":str")] | Annotated[list[Seen], Tag(":list")], Discriminator(content_kind)]
 
 
-class MessageItem(Strict):
+class MessageItem(Wire):
     """A message."""
 
+    apis, place = "responses", "item"
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: Parts
-    id: NoEffect = None
-    status: NoEffect = None
-    phase: NoEffect = None
 
     @property
     def parts(self) -> Sequence[TextPart | ImagePart]:
@@ -111,164 +107,219 @@ class MessageItem(Strict):
         return [TextPart(type="text", text=self.content)] if isinstance(self.content, str) else self.content
 
 
-class CallItem(Strict):
+class CallItem(Wire):
     """A call of a function."""
 
+    apis, place = "responses", "item"
     type: Literal["function_call"]
     call_id: str = Field(min_length=1)
     name: str
+    namespace: str | None = None
     arguments: str
-    id: NoEffect = None
-    status: NoEffect = None
-    namespace: NoEffect = None
 
 
-class CustomCallItem(Strict):
+class CustomCallItem(Wire):
     """A call of a tool of the type `custom`."""
 
+    apis, place = "responses", "item"
     type: Literal["custom_tool_call"]
     call_id: str = Field(min_length=1)
     name: str
+    namespace: str | None = None
     input: str
-    id: NoEffect = None
-    status: NoEffect = None
 
 
-class OutputItem(Strict):
+class KindCallItem(Wire):
+    """A call of a tool whose kind stands for its name."""
+
+    apis, place = "responses", "item"
+    type: Literal["tool_search_call", "local_shell_call", "shell_call", "apply_patch_call"]
+    call_id: str = Field(min_length=1)
+    arguments: dict[str, object] | None = None
+    action: dict[str, object] | None = None
+    operation: dict[str, object] | None = None
+
+
+class OutputItem(Wire):
     """The answer to a call."""
 
-    type: Literal["function_call_output", "custom_tool_call_output"]
+    apis, place = "responses", "item"
+    type: Literal[
+        "function_call_output", "custom_tool_call_output", "local_shell_call_output", "apply_patch_call_output"
+    ]
     call_id: str
     output: Parts
-    id: NoEffect = None
-    status: NoEffect = None
 
 
-class ReasoningItem(Strict):
+class ShellOutputItem(Wire):
+    """The answer to commands of the tool `shell`: what each wrote, and how it ended."""
+
+    apis, place = "responses", "item"
+    type: Literal["shell_call_output"]
+    call_id: str
+    output: list[dict[str, object]]
+
+
+class FoundToolsItem(Wire):
+    """The answer to a search of tools, which may be called from here on; or tools that a client adds."""
+
+    apis, place = "responses", "item"
+    type: Literal["tool_search_output", "additional_tools"]
+    call_id: str | None = None
+    role: str | None = None
+    tools: list[AnyTool] = Field(max_length=MAX_TOOLS)
+
+
+class ReasoningItem(Wire):
     """Reasoning of the policy."""
 
+    apis, place = "responses", "item"
     type: Literal["reasoning"]
     summary: list[TextPart] | None = None
     content: list[TextPart] | None = None
     encrypted_content: str | None = None
-    id: NoEffect = None
-    status: NoEffect = None
 
 
-def _item_kind(item: object) -> str:
-    kind = item.get("type", "message") if isinstance(item, dict) else "no object"
-    return ":output" if kind in ("function_call_output", "custom_tool_call_output") else f":{kind}"
+class DroppedItem(Dropped):
+    """Item of a kind that is left out."""
+
+    place = "item.type"
 
 
+Answer = OutputItem | ShellOutputItem | FoundToolsItem
+Said = MessageItem | CallItem | CustomCallItem | KindCallItem | ReasoningItem
 Item = Annotated[
     Annotated[MessageItem, Tag(":message")]
-    | Annotated[CallItem, Tag(":function_call")]
-    | Annotated[CustomCallItem, Tag(":custom_tool_call")]
+    | Annotated[CallItem, Tag(":call")]
+    | Annotated[CustomCallItem, Tag(":custom")]
+    | Annotated[KindCallItem, Tag(":kind")]
     | Annotated[OutputItem, Tag(":output")]
-    | Annotated[ReasoningItem, Tag(":reasoning")],
-    Discriminator(_item_kind),
+    | Annotated[ShellOutputItem, Tag(":shell")]
+    | Annotated[FoundToolsItem, Tag(":found")]
+    | Annotated[ReasoningItem, Tag(":reasoning")]
+    | Annotated[DroppedItem, Tag(DROPPED)],
+    tagged(
+        "responses",
+        "item.type",
+        "message",
+        message="message",
+        call="function_call",
+        custom="custom_tool_call",
+        kind="tool_search_call local_shell_call shell_call apply_patch_call",
+        output="function_call_output custom_tool_call_output local_shell_call_output apply_patch_call_output",
+        shell="shell_call_output",
+        found="tool_search_output additional_tools",
+        reasoning="reasoning",
+    ),
 ]
 Input = Annotated[Annotated[str, Tag(":str")] | Annotated[list[Item], Tag(":list")], Discriminator(content_kind)]
 
 
-class Tool(Strict):
-    """Tool declaration; one of the type `custom` takes text."""
-
-    type: Literal["function", "custom"]
-    name: Name
-    description: str | None = None
-    parameters: Schema | None = None
-    strict: bool | None = None
-    format: NoEffect = None
-    defer_loading: NoEffect = None
-
-    def to_function(self) -> dict[str, object]:
-        """Translate."""
-        return function(self.name, self.description, FREE if self.type == "custom" else self.parameters)
-
-
-class NamedTool(Strict):
+class NamedTool(Wire):
     """A `tool_choice` that names a tool."""
 
+    apis, place = "responses", "tool_choice"
     type: Literal["function", "custom"]
     name: str
+    namespace: str | None = None
+
+
+class AllowedTools(Wire):
+    """A `tool_choice` that leaves some of the tools."""
+
+    apis, place = "responses", "tool_choice"
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool] = Field(min_length=1, max_length=MAX_TOOLS)
 
 
 ToolChoice = Annotated[
-    Annotated[Literal["auto", "none", "required"], Tag(":str")] | Annotated[NamedTool, Tag(":named")],
-    Discriminator(lambda choice: ":str" if isinstance(choice, str) else ":named"),
+    Annotated[Literal["auto", "none", "required"], Tag(":str")]
+    | Annotated[AllowedTools, Tag(":allowed")]
+    | Annotated[NamedTool, Tag(":named")],
+    Discriminator(choice_kind),
 ]
 
 
-class TextOptions(Strict):
+class TextOptions(Wire):
     """How text is written."""
 
+    apis, place = "responses", "text"
     format: TextFormat | None = None
-    verbosity: str | None = None
 
 
-class ResponsesRequest(Strict):
-    """Body of POST responses without the fields of `DEFAULTS`."""
+def _known_extras(names: list[str], info: ValidationInfo[Reading | None]) -> list[str]:
+    """Leave out further contents of an answer that no answer here has."""
+    for name in names:
+        row = row_of("responses", "include", name)
+        if name != ENCRYPTED and info.context is not None and row is not None:
+            if info.context.strict:
+                raise ValueError(f"expected {ENCRYPTED}")
+            info.context.drop(name, row.why)
+    return names
 
+
+class ResponsesRequest(Wire):
+    """Body of POST responses."""
+
+    apis, place = "responses", "request"
     model: str = Field("policy", max_length=256)
     input: Input
     instructions: str | None = None
     previous_response_id: str | None = None
-    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    tools: list[AnyTool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     store: bool | None = None
     stream: bool | None = None
-    stream_options: NoEffect = None
-    include: list[Literal["reasoning.encrypted_content"]] | None = None
-
-    temperature: float | None = Field(None, ge=0)
-    top_p: float | None = Field(None, ge=0, le=1)
-    reasoning: NoEffect = None
+    include: Annotated[list[str], AfterValidator(_known_extras)] | None = None
     text: TextOptions | None = None
+    metadata: object = None
 
-    metadata: NoEffect = None
-    user: NoEffect = None
-    safety_identifier: NoEffect = None
-    prompt_cache_key: NoEffect = None
-    prompt_cache_retention: NoEffect = None
-    service_tier: NoEffect = None
-    client_metadata: NoEffect = None
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A request as it was, for answers that repeat parts of it."""
+
+    asked: ResponsesRequest
+    offered: Mapping[str, Offered]
 
 
 class Responses:
     """The dialect of POST responses."""
 
+    api: Api = "responses"
     path = "v1/responses"
-    fields = frozenset({*ResponsesRequest.model_fields, *DEFAULTS})
 
-    def read(self, body: bytes, kept: Kept) -> ChatRequest:
-        asked = read_body(body, ResponsesRequest, DEFAULTS)
+    def read(self, body: bytes, reading: Reading, kept: Kept) -> ChatRequest:
+        asked = read_body(body, ResponsesRequest, reading)
+        tools = asked.tools or ()
+        declared = Declared(reading.drop)
+        functions: Tools = list(declared.functions(tools, deferred=not search_is_ours(tools)))
         before = [Placed(message, "previous_response_id") for message in _continued(asked, kept)]
         if isinstance(asked.input, str):
             new = [Placed(ChatMessage(role="user", content=asked.input), "input")]
         else:
-            new = list(_placed(asked.input))
+            new = list(_placed(asked.input, declared))
         if not asked.input:
             raise ApiError(400, "input: expected at least one item.", param="input", code="invalid_value")
-        carried, choice = [*before, *new], asked.tool_choice
+        carried = [*before, *new]
         placed = list(carried)
         if asked.instructions:
             placed.insert(0, Placed(ChatMessage(role="system", content=asked.instructions), "instructions"))
         request = Translated.model_construct(
             model=asked.model,
             messages=[one.message for one in placed],
-            tools=[tool.to_function() for tool in asked.tools] if asked.tools else None,
-            tool_choice=named(choice.name) if isinstance(choice, NamedTool) else choice,
+            tools=functions or None,
+            tool_choice=_choice(asked.tool_choice),
             parallel_tool_calls=asked.parallel_tool_calls,
             response_format=asked.text.format.to_response_format if asked.text and asked.text.format else None,
             places=dict.fromkeys(("response_format", "response_format.json_schema"), "text.format"),
             max_tokens=asked.max_output_tokens,
             stream=asked.stream,
-            ignored=tuple(_ignored(asked)),
             carried=None if asked.store is False else tuple(one.message for one in carried),
-            given=asked,
+            given=Given(asked, declared.offered),
         )
         return checked(request, placed)
 
@@ -282,7 +333,9 @@ class Responses:
         begun = _response(completion, "in_progress", [])
         events: list[Event] = [("response.created", {"response": begun}), ("response.in_progress", {"response": begun})]
         for index, item in enumerate(items):
-            added = {**item, "status": "in_progress", **dict.fromkeys(CONTENT.keys() & item.keys(), "")}
+            added = {**item, "status": "in_progress"}
+            if item["type"] in CONTENT:
+                added[CONTENT[str(item["type"])][0]] = ""
             if "content" in item:
                 added["content"] = []
             events.append(("response.output_item.added", {"output_index": index, "item": added}))
@@ -303,13 +356,16 @@ class Responses:
 
 def _item_events(at: Mapping[str, object], item: Mapping[str, object]) -> Iterator[Event]:
     """Make the events of an item's content, after the item was added and before it is done."""
-    field = next((name for name in CONTENT if name in item), None)
-    if field is not None:
-        text, name = str(item[field]), CONTENT[field]
+    kind = str(item["type"])
+    if kind in CONTENT:
+        field, name = CONTENT[kind]
+        text = str(item[field])
         for piece in pieces(text):
             yield f"{name}.delta", {**at, "delta": piece}
         called = {"name": item["name"]} if field == "arguments" else {}
         yield f"{name}.done", {**at, **called, field: text}
+        return
+    if "content" not in item:
         return
     (part,) = cast(list[dict[str, object]], item["content"])
     at, text = {**at, "content_index": 0}, str(part["text"])
@@ -336,53 +392,73 @@ def _continued(asked: ResponsesRequest, kept: Kept) -> Sequence[ChatMessage]:
     return before
 
 
-def _ignored(asked: ResponsesRequest) -> Iterator[str]:
-    yield from (name for name in RUN_DECIDES if getattr(asked, name) is not None)
-    if asked.text is not None and asked.text.verbosity is not None:
-        yield "verbosity"
-    if any(tool.strict for tool in asked.tools or ()):
-        yield "strict"
+def _choice(
+    choice: Literal["auto", "none", "required"] | NamedTool | AllowedTools | None,
+) -> Literal["auto", "none", "required"] | NamedChoice | AllowedChoice | None:
+    if isinstance(choice, NamedTool):
+        return named(flat(choice.name, choice.namespace))
+    if isinstance(choice, AllowedTools):
+        tools = [named(flat(one.name, one.namespace)) for one in choice.tools]
+        allowed = AllowedFunctions(mode=choice.mode, tools=tools)
+        return AllowedChoice(type="allowed_tools", allowed_tools=allowed)
+    return choice
 
 
-def _placed(items: Sequence[Item]) -> Iterator[Placed]:
+def _placed(items: Sequence[Item], declared: Declared) -> Iterator[Placed]:
     """Translate items: reasoning, text and calls that follow one another are one assistant message."""
-    turn: list[MessageItem | CallItem | CustomCallItem | ReasoningItem] = []
+    turn, path = list[Said](), ""
     for index, item in enumerate(items):
-        path = f"input[{index}]"
+        if isinstance(item, DroppedItem):
+            continue
         said = any(not isinstance(before, ReasoningItem) for before in turn)
-        others = isinstance(item, OutputItem) or (isinstance(item, MessageItem) and item.role != "assistant")
+        others = isinstance(item, Answer) or (isinstance(item, MessageItem) and item.role != "assistant")
         # Text or reasoning after an answer's text or calls begins another answer.
         if turn and (others or (said and isinstance(item, MessageItem | ReasoningItem))):
-            yield _turn(turn, f"input[{index - 1}]")
+            yield _turn(turn, path)
             turn = []
-        if isinstance(item, OutputItem):
-            answer = ChatMessage(role="tool", content=_shown(item.output), tool_call_id=item.call_id)
-            yield Placed(answer, path)
+        path = f"input[{index}]"
+        if isinstance(item, Answer):
+            yield Placed(_answer(item, declared), path)
         elif isinstance(item, MessageItem) and item.role != "assistant":
             yield Placed(ChatMessage(role=item.role, content=_shown(item.content)), path)
         else:
             turn.append(item)
     if turn:
-        yield _turn(turn, f"input[{len(items) - 1}]")
+        yield _turn(turn, path)
 
 
-def _turn(items: Sequence[MessageItem | CallItem | CustomCallItem | ReasoningItem], path: str) -> Placed:
+def _answer(item: Answer, declared: Declared) -> ChatMessage:
+    """Translate an answer to a call. Tools that a search found are declared by it, behind the prompt."""
+    if isinstance(item, FoundToolsItem):
+        functions = [one["function"] for one in declared.functions(item.tools, deferred=True)]
+        text = functions_text(functions)
+        if item.call_id is None:
+            return ChatMessage(role="developer", content=text)
+        return ChatMessage(role="tool", content=text, tool_call_id=item.call_id)
+    shown = json.dumps(item.output, ensure_ascii=False) if isinstance(item, ShellOutputItem) else _shown(item.output)
+    return ChatMessage(role="tool", content=shown, tool_call_id=item.call_id)
+
+
+def _turn(items: Sequence[Said], path: str) -> Placed:
     """Join the items of one answer."""
     thought = "".join(_reasoning(item, path) for item in items if isinstance(item, ReasoningItem))
     parts = [part for item in items if isinstance(item, MessageItem) for part in item.parts]
     if any(isinstance(part, ImagePart) for part in parts):
         raise ApiError(400, f"{path}: an assistant message has no image.", param=path, code="invalid_value")
     said = "".join(part.words for part in parts if isinstance(part, TextPart))
-    calls = [_call(item) for item in items if isinstance(item, CallItem | CustomCallItem)]
+    calls = [_call(item) for item in items if isinstance(item, CallItem | CustomCallItem | KindCallItem)]
     return Placed(assistant(said, thought, calls), path)
 
 
-def _call(item: CallItem | CustomCallItem) -> ToolCall:
+def _call(item: CallItem | CustomCallItem | KindCallItem) -> ToolCall:
+    if isinstance(item, KindCallItem):
+        kind = item.type.removesuffix("_call")
+        return call(item.call_id, kind, arguments_of(kind, item.arguments or item.action or item.operation))
     if isinstance(item, CallItem):
         arguments = item.arguments
     else:
         arguments = json.dumps({"input": item.input}, ensure_ascii=False)
-    return call(item.call_id, item.name, arguments)
+    return call(item.call_id, flat(item.name, item.namespace), arguments)
 
 
 def _reasoning(item: ReasoningItem, path: str) -> str:
@@ -408,8 +484,8 @@ def _shown(content: str | Sequence[TextPart | ImagePart]) -> str | list[Part]:
     ]
 
 
-def _asked(completion: Completion) -> ResponsesRequest:
-    assert isinstance(completion.request, Translated) and isinstance(completion.request.given, ResponsesRequest)
+def _given(completion: Completion) -> Given:
+    assert isinstance(completion.request, Translated) and isinstance(completion.request.given, Given)
     return completion.request.given
 
 
@@ -419,10 +495,9 @@ def _status(completion: Completion) -> Literal["completed", "incomplete"]:
 
 def _items(completion: Completion) -> Iterator[dict[str, object]]:
     """Make the output's items."""
-    message, asked, status = completion.message, _asked(completion), _status(completion)
-    custom = {tool.name for tool in asked.tools or () if tool.type == "custom"}
+    message, given, status = completion.message, _given(completion), _status(completion)
     if thought := message.get("reasoning_content"):
-        encrypted = base64.b64encode(thought.encode()).decode() if ENCRYPTED in (asked.include or ()) else None
+        encrypted = base64.b64encode(thought.encode()).decode() if ENCRYPTED in (given.asked.include or ()) else None
         yield {
             "type": "reasoning",
             "id": f"rs_{completion.id}",
@@ -437,26 +512,14 @@ def _items(completion: Completion) -> Iterator[dict[str, object]]:
         yield {**head, "content": content, "status": status}
     for one in message.get("tool_calls", ()):
         name, arguments = one["function"]["name"], str(one["function"]["arguments"])
-        made = {"id": f"fc_{one['id']}", "call_id": one["id"], "name": name, "status": "completed"}
-        free = _free_text(arguments) if name in custom else None
-        if free is None:
-            yield {"type": "function_call", **made, "arguments": arguments}
-        else:
-            yield {"type": "custom_tool_call", **made, "input": free}
-
-
-def _free_text(arguments: str) -> str | None:
-    """Return the text that a call of a custom tool passes; None where the policy wrote something else."""
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return None
-    text = value.get("input") if isinstance(value, dict) and len(value) == 1 else None
-    return text if isinstance(text, str) else None
+        made = given.offered.get(name, Offered("function", name)).item(arguments)
+        if made is None:
+            made = {"type": "function_call", "name": name, "arguments": arguments}
+        yield {"id": f"fc_{one['id']}", "call_id": one["id"], "status": "completed", **made}
 
 
 def _response(completion: Completion, status: str, items: list[dict[str, object]]) -> dict[str, object]:
-    asked = _asked(completion)
+    asked = _given(completion).asked
     prompt, sampled = len(completion.prompt_ids), len(completion.ids)
     usage = {
         "input_tokens": prompt,
@@ -484,8 +547,8 @@ def _response(completion: Completion, status: str, items: list[dict[str, object]
         "store": asked.store is not False,
         "temperature": None,
         "text": {"format": {"type": "text"}, **text},
-        "tool_choice": choice.model_dump() if isinstance(choice, NamedTool) else choice or "auto",
-        "tools": [tool.model_dump(exclude_none=True) for tool in asked.tools or ()],
+        "tool_choice": choice.model_dump(exclude_none=True) if isinstance(choice, Wire) else choice or "auto",
+        "tools": [one.model_dump(exclude_none=True) for one in asked.tools or () if not isinstance(one, Dropped)],
         "top_p": None,
         "truncation": "disabled",
         "usage": None if status == "in_progress" else usage,

@@ -29,7 +29,7 @@ from typing import ParamSpec, TypeVar
 from agentrl.agent_loop.base import Episode, Reply
 from agentrl.agent_loop.roles import problem_of
 from agentrl.agent_loop.stopping import chosen
-from agentrl.chat import AssistantMessage
+from agentrl.chat import AssistantMessage, Chat
 from agentrl.chat.message import content_text
 from agentrl.openai_api.agent_task import MOST_NUMBERS
 from agentrl.openai_api.completion import Completion, assistant_message
@@ -37,6 +37,8 @@ from agentrl.openai_api.dialect import Dialect, Kept, Translated
 from agentrl.openai_api.errors import ApiError, unknown_session
 from agentrl.openai_api.history import Checkpoint, Digest, History, cause_of, digest_after, digests_of
 from agentrl.openai_api.request import ChatMessage, ChatRequest, Promise
+from agentrl.openai_api.system_turns import placed_turns
+from agentrl.openai_api.wire import Reading
 from agentrl.system.delivery import Delivery
 from agentrl.system.threads import OwnThread
 from agentrl.tool import ErrorKind, ToolSchema
@@ -85,6 +87,8 @@ class Asked:
     """Number of characters in texts that every template writes; blanks are left out where there are many."""
     long: bool
     """True: its messages are rendered off the event loop."""
+    dropped: Mapping[str, str]
+    """Reasons by the name of what was dropped from the request."""
 
 
 @dataclass(slots=True, eq=False)
@@ -108,10 +112,13 @@ class Call:
 class Session:
     """Recorder of one agent's calls. `episode` is the trajectory's; its branches write the transcripts."""
 
-    def __init__(self, episode: Episode, tool_lists: dict[Digest, list[ToolSchema]], thread: OwnThread) -> None:
+    def __init__(
+        self, episode: Episode, tool_lists: dict[Digest, list[ToolSchema]], thread: OwnThread, *, strict: bool = False
+    ) -> None:
         """`tool_lists`: shared by sessions, so that chat formats, which cache by list, meet the same ones again.
 
-        `thread`: does the work of long requests of all sessions, one after another.
+        `thread`: does the work of long requests of all sessions, one after another. `strict`: unknown fields are
+        refused, not dropped.
         """
         self.episode = episode
         self.ending = Status.COMPLETED
@@ -150,11 +157,10 @@ class Session:
         self._tasks: set[asyncio.Task[Completion]] = set()
         self._tool_lists = tool_lists
         self._thread = thread
+        self._strict = strict
         self._most_characters = episode.context.chat.most_characters(episode.context.limits.max_model_len)
 
-    async def begin(
-        self, body: bytes, dialect: Dialect, delivery: Delivery
-    ) -> tuple[ChatRequest, asyncio.Task[Completion]]:
+    async def begin(self, body: bytes, dialect: Dialect, delivery: Delivery) -> tuple[Asked, asyncio.Task[Completion]]:
         """Read a request, find its place and start generating there. Cancelling the task leaves a sound record.
 
         `delivery`: of the answer. Raises ApiError; so may the task.
@@ -167,15 +173,13 @@ class Session:
         except Exception as error:
             self._fail(error)
             raise
-        for name in asked.request.overruled():
-            self.count(f"openai_ignored_{name}")
         self.count("openai_calls")
         if len(self.models) < MOST_MODELS:
             self.models[asked.request.model] += 1
         task = asyncio.create_task(self._answer(call))
         self._tasks.add(task)
         task.add_done_callback(partial(self._ended, call))
-        return asked.request, task
+        return asked, task
 
     async def count_tokens(self, body: bytes, dialect: Dialect) -> int:
         """Count the tokens of the prompt that a request would have, where it continues a transcript, too.
@@ -242,7 +246,9 @@ class Session:
             self.count("openai_side_calls", self.side_calls)
 
     async def _read(self, body: bytes, dialect: Dialect) -> Asked:
-        return await self._work(len(body) > LONG_BODY, read, body, dialect, self._kept, self._most_characters)
+        reading, chat = Reading(dialect.api, self._strict), self.episode.context.chat
+        given = (body, dialect, reading, self._kept, chat, self._most_characters)
+        return await self._work(len(body) > LONG_BODY, read, *given)
 
     async def _work(self, long: bool, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function without state of the session, off the event loop where that may take long."""
@@ -668,13 +674,17 @@ def _kept(branch: Branch) -> Iterator[None]:
         raise
 
 
-def read(body: bytes, dialect: Dialect, kept: Kept, most_characters: int | None) -> Asked:
+def read(body: bytes, dialect: Dialect, reading: Reading, kept: Kept, chat: Chat, most_characters: int | None) -> Asked:
     """Read a request; blanks are only told from text where there are more characters than `most_characters`.
 
     Raises ApiError.
     """
-    request = dialect.read(body, kept)
+    request = dialect.read(body, reading, kept)
     messages = _with_names([message.to_message() for message in request.messages])
+    if not reading.strict:
+        messages, is_changed = placed_turns(messages, chat)
+        if is_changed:
+            reading.drop("system_turns", "the chat template writes none in the middle: a user's text stands for them")
     # Templates may leave out an assistant's text, such as reasoning.
     texts = [content_text(message["content"]) for message in messages if message["role"] != "assistant"]
     characters = sum(map(len, texts))
@@ -682,7 +692,7 @@ def read(body: bytes, dialect: Dialect, kept: Kept, most_characters: int | None)
         characters = sum(len("".join(text.split())) for text in texts)
     tools = request.declared_tools
     long = len(body) > LONG_BODY or any(pictures_in(messages))  # Small files may hold many pixels.
-    return Asked(request, messages, tools, digests_of(messages, tools), characters, long)
+    return Asked(request, messages, tools, digests_of(messages, tools), characters, long, reading.dropped)
 
 
 def _with_names(messages: list[Message]) -> list[Message]:

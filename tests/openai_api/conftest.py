@@ -89,8 +89,8 @@ class Service:
 
 
 @contextlib.asynccontextmanager
-async def serve(chat: Chat, engine: RolloutEngine, **limits: Any) -> AsyncIterator[Service]:
-    service = Service(chat, engine, replace(LIMITS, **limits))
+async def serve(chat: Chat, engine: RolloutEngine, *, strict: bool = False, **limits: Any) -> AsyncIterator[Service]:
+    service = Service(chat, engine, replace(LIMITS, **limits), Endpoint(strict=strict))
     await service.endpoint.start()
     try:
         yield service
@@ -100,7 +100,10 @@ async def serve(chat: Chat, engine: RolloutEngine, **limits: Any) -> AsyncIterat
 
 @contextlib.asynccontextmanager
 async def scripted(chat: Chat, script: Script | list[str], **limits: Any) -> AsyncIterator[tuple[Service, Any]]:
-    """A service whose policy says given texts; a list: one after another, in all transcripts together."""
+    """A service whose policy says given texts; a list: one after another, in all transcripts together.
+
+    `limits` may have the endpoint's `strict`.
+    """
     if isinstance(script, list):
         texts = iter(script)
         engine = ScriptedEngine(chat, lambda session, turn: next(texts))

@@ -55,6 +55,13 @@ ADD_TWICE: dict[str, Any] = {
         for id, arguments in (("call_1", '{"a": 2}'), ("call_2", "broken"))
     ],
 }
+
+
+def allowed(mode: str) -> dict[str, Any]:
+    names = [{"type": "function", "function": {"name": "add"}}]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": names}}
+
+
 CHAT_FORMS: list[Form] = [
     *((body, SAID.get(name, CALL)) for name, body in CLIENTS.items()),
     *anything(
@@ -87,15 +94,18 @@ CHAT_FORMS: list[Form] = [
         {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "prediction": {"a": 1}},
         {"presence_penalty": 0, "logit_bias": {}, "best_of": 1, "echo": False, "documents": None},
         {"response_format": {"type": "text"}},
+        {"tools": [{"type": "retrieval"}, ADD], "unknown": 1, "messages": [{**USER, "unknown": 1}]},
     ),
     ({"tools": [ADD], "tool_choice": "required"}, CALL),
     ({"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "add"}}}, CALL),
     ({"tools": [ADD], "parallel_tool_calls": False}, CALL),
+    ({"tools": [ADD], "tool_choice": allowed("required")}, CALL),
+    ({"tools": [ADD], "tool_choice": allowed("auto")}, "ok"),
     ({"response_format": {"type": "json_object"}}, SUM),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}}, SUM),
 ]
 CHAT_REFUSED: list[tuple[dict[str, Any], str]] = [
-    *((body, param) for body, param, _ in WRONG if "temprature" not in body),
+    *((body, param) for body, param, _ in WRONG),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": ADDRESS}}]}]},
         "an image is",
@@ -142,6 +152,12 @@ MESSAGES_FORMS: list[Form] = [
         {"messages": [USER, said(*USED["content"], SECOND), user({**RESULT, "tool_use_id": "t2"}, RESULT)]},
         {"messages": [USER, said(THINKING, BLOCK, {**SECOND, "caller": {"type": "direct"}}), user()]},
         {"messages": [USER, said(THINKING, BLOCK), USER]},
+        {"messages": [USER, said({"type": "redacted_thinking", "data": "x"}, BLOCK), USER]},
+        {"messages": [USER, said({"type": "server_tool_use", "id": "s"}, BLOCK), USER]},
+        {"messages": [USER, {"role": "system", "content": "x"}, said(BLOCK), {"role": "system", "content": [BLOCK]}]},
+        {"tools": [{"type": "web_search_20250305", "name": "web_search"}], "mcp_servers": [{"url": "http://x"}]},
+        {"tools": [TOOL, {**TOOL, "name": "later", "defer_loading": True, "unknown": 1}], "unknown": {"a": 1}},
+        {"tools": [{"type": "bash_20250124", "name": "bash"}, {"type": "text_editor_20250728", "name": "edit"}]},
         {"messages": [USER, said(THINKING, {**BLOCK, "citations": None}), USER]},
         {"messages": [USER, {"role": "assistant", "content": "Hm"}, USER]},
         {"messages": [USER, {"role": "assistant", "content": []}, USER]},
@@ -164,13 +180,10 @@ MESSAGES_REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": None}, "messages: "),
     ({"messages": []}, "messages: "),
     ({"messages": "Hi"}, "messages: "),
-    ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role: "),
     ({"messages": [user({"type": "image", "source": {"type": "url", "url": ADDRESS}})]}, "an image is"),
     ({"messages": [user({"type": "image", "source": {"type": "base64", "data": "aGk="}})]}, "no image that can be"),
     ({"messages": [user({"type": "document", "source": {}})]}, "messages[0].content[0]: "),
     ({"messages": [user({"type": "search_result", "content": []})]}, "messages[0].content[0]: "),
-    ({"messages": [USER, said({"type": "redacted_thinking", "data": "x"})]}, "messages[1].content[0]: "),
-    ({"messages": [USER, said({"type": "server_tool_use", "id": "s"})]}, "messages[1].content[0]: "),
     ({"messages": [USER, said({**SECOND, "id": ""})]}, "messages[1].content[0].id: "),
     ({"messages": [USER, said({**SECOND, "input": "x"})]}, "messages[1].content[0].input: "),
     ({"messages": [user({"type": "text"})]}, "messages[0].content[0].text: "),
@@ -193,7 +206,6 @@ MESSAGES_REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"stream": 1}, "stream: "),
     ({"stop_sequences": "END"}, "stop_sequences: "),
     ({"stop_sequences": ["x"] * 17}, "stop_sequences: "),
-    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type: "),
     ({"tools": [{"name": "add"}]}, "tools[0].input_schema: "),
     ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name: "),
     ({"tools": [TOOL] * 2}, "tools[1].name: 'add' is declared twice"),
@@ -207,8 +219,9 @@ MESSAGES_REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"output_config": {"format": {"type": "json_object"}}}, "output_config.format.type: "),
     ({"output_config": {"format": {"type": "json_schema", "schema": NO_SCHEMA}}}, "output_config.format.schema: "),
     ({"output_format": {"type": "json_schema", "schema": NO_SCHEMA}}, "output_format.schema: "),
-    ({"mcp_servers": [{"url": "http://x"}]}, "mcp_servers: this endpoint does not know"),
-    ({"n": 2}, "n: this endpoint does not know"),
+    ({"n": 2}, "n=2 is not supported"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role: "),
+    ({"messages": [{"role": "system", "content": [RESULT]}]}, "messages[0].content[0]: a system message has no"),
     ({"messages": None, "input": "Hi", "max_tokens": None}, "messages: "),
 ]
 
@@ -242,6 +255,11 @@ RESPONSES_FORMS: list[Form] = [
         {"input": [ITEM, {**REASONING, "encrypted_content": "aGk="}, CALLED, OUTPUT]},
         {"input": [ITEM, {**REASONING, "content": [{"type": "reasoning_text", "text": "So."}]}, ASSISTANT, ITEM]},
         {"input": [ITEM, {**REASONING, "summary": [{"type": "summary_text", "text": "So."}]}, ASSISTANT, ITEM]},
+        {"input": [ITEM, {"type": "web_search_call", "id": "x"}, ASSISTANT, {**ITEM, "name": "me"}], "unknown": 1},
+        {"tools": [{"type": "web_search"}, {"type": "mcp", "server_label": "x"}], "max_tool_calls": 3},
+        {"tools": [{"type": "namespace", "name": "n", "description": "N.", "tools": [DECLARED, PATCH]}]},
+        {"tools": [{"type": "local_shell"}, {"type": "shell"}, {"type": "apply_patch"}, {"type": "tool_search"}]},
+        {"include": ["file_search_call.results"]},
         {"temperature": 1, "top_p": 0.5, "reasoning": {"effort": "high", "summary": "auto"}},
         {"text": {"format": {"type": "text"}, "verbosity": "low"}},
         {"truncation": "auto", "background": False, "top_logprobs": 0, "max_tool_calls": None},
@@ -268,8 +286,6 @@ RESPONSES_REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": ""}, "input: expected at least one item"),
     ({"input": 3}, "input: "),
     ({"input": [3]}, "input[0]: "),
-    ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]: "),
-    ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0]: "),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": ADDRESS}]}]}, "an image is"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": BROKEN_IMAGE}]}]}, "no image that"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]}, "input[0].content[0]."),
@@ -277,7 +293,6 @@ RESPONSES_REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role: "),
     ({"input": [{"role": "user"}]}, "input[0].content: "),
     ({"input": [{"role": "user", "content": 3}]}, "input[0].content: "),
-    ({"input": [{**ITEM, "name": "me"}]}, "input[0].name: this endpoint does not know"),
     ({"input": [OUTPUT]}, "input[0]: the assistant message before made no call 'c1'"),
     ({"input": [ITEM, CALLED, OUTPUT, OUTPUT]}, "input[3]: the call 'c1' is answered already"),
     ({"input": [ITEM, CALLED, CALLED, OUTPUT]}, "input[2]: two calls have the id 'c1'"),
@@ -295,8 +310,6 @@ RESPONSES_REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"top_p": -1}, "top_p: "),
     ({"store": "no"}, "store: "),
     ({"tools": {}}, "tools: "),
-    ({"tools": [{"type": "web_search"}]}, "tools[0].type: "),
-    ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools[0].type: "),
     ({"tools": [DECLARED] * 2}, "tools[1].name: 'add' is declared twice"),
     ({"tools": [{**DECLARED, "name": "a b"}]}, "tools[0].name: "),
     ({"tool_choice": "required"}, "tool_choice='required' needs tools"),
@@ -306,12 +319,13 @@ RESPONSES_REFUSED: list[tuple[dict[str, Any], str]] = [
     (text_format(type="json_schema", name="a"), "text.format: schema is needed"),
     (text_format(type="json_schema", name="a", schema=NO_SCHEMA), "text.format.schema: "),
     (text_format(type="json_schema", name="a", schema={"$ref": "http://x/y"}), "text.format.schema: "),
-    ({"include": ["file_search_call.results"]}, "include[0]: "),
     ({"background": True}, "background=True is not supported"),
     ({"conversation": "c"}, "conversation='c' is not supported"),
     ({"prompt": {"id": "p"}}, "prompt="),
-    ({"max_tool_calls": 3}, "max_tool_calls=3 is not supported"),
-    ({"unknown": 1}, "unknown: this endpoint does not know"),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]: "),
+    ({"input": [ITEM, {"type": "shell_call", "action": {}}]}, "input[1].call_id: "),
+    ({"tools": [{"type": "namespace", "name": "n", "tools": [DECLARED, DECLARED]}]}, "tools[1].name: 'n__add'"),
+    ({"tools": [DECLARED], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice.tools"),
     ({"input": None, "messages": [USER]}, "POST v1/chat/completions and POST v1/messages know"),
 ]
 

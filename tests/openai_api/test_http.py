@@ -115,7 +115,7 @@ async def test_half_a_surrogate_pair_comes_back_as_it_was_sent(chat: Chat) -> No
 async def test_a_wrong_request_names_its_field(chat: Chat) -> None:
     """In test_request is which are wrong."""
     async with scripted(chat, ["ok"]) as (service, engine), service.session() as open, httpx.AsyncClient() as raw:
-        for body, param in (({}, "messages"), ({"messages": [QUESTION], "tools": [{"type": "x"}]}, "tools[0].type")):
+        for body, param in (({}, "messages"), ({"messages": [QUESTION], "tools": [{}]}, "tools[0].type")):
             answer = await raw.post(f"{open.base_url}/chat/completions", json={"model": "m", **body})
             assert answer.status_code == 400
             error = answer.json()["error"]
@@ -153,8 +153,8 @@ async def test_what_the_run_decides_is_ignored_and_counted(chat: Chat, caplog: p
     async with scripted(chat, ["a", "b"]) as (service, _), service.session() as open:
         await open.say([QUESTION], temperature=0.0, user="me", store=True, n=1, parallel_tool_calls=True)
         await open.say([QUESTION], temperature=0.3, top_p=0.5, response_format={"type": "text"})
-        assert open.trajectory.metrics["openai_ignored_temperature"] == 2
-        assert open.trajectory.metrics["openai_ignored_top_p"] == 1
+        assert open.trajectory.metrics["openai_dropped_temperature"] == 2
+        assert open.trajectory.metrics["openai_dropped_top_p"] == 1
     assert sum("temperature" in record.message for record in caplog.records) == 1
 
 

@@ -20,12 +20,12 @@ def chat_of(tmp_path: Path) -> Callable[[str], Chat]:
     return lambda template: Chat.from_pretrained(save_tokenizer(tmp_path, QWEN, "<|im_end|>", template), format="none")
 
 
-async def test_a_message_that_the_template_loses_is_a_400_that_names_role_and_place(
+async def test_in_the_strict_manner_a_message_that_the_template_loses_is_a_400_that_names_role_and_place(
     chat_of: Callable[[str], Chat],
 ) -> None:
     chat = chat_of(FIRST_ONLY)
     async with (
-        scripted(chat, ["ok", "fine"]) as (service, engine),
+        scripted(chat, ["ok", "fine"], strict=True) as (service, engine),
         service.session() as open,
         httpx.AsyncClient() as raw,
     ):

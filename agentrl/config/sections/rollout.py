@@ -206,6 +206,9 @@ class OpenAIProxyConfig(Section):
     """Environment variable of the trainer with the token that remote agents send."""
     feedback_timeout: float = Field(0.0, ge=0)
     """Seconds after the agent's end in which a score may still be posted to the session's REPORT_URL/feedback."""
+    strict: bool = False
+    """Action for a field, or a kind of tool, that the endpoint does not know or only a provider has: true refuses the
+    request, false drops and counts it (trajectory/openai_dropped_NAME)."""
 
 
 class AgentConfig(Section):

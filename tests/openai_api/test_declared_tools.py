@@ -1,0 +1,186 @@
+"""Tools that are no plain functions: each is a function for the policy, and its call goes back as it was declared."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from agentrl.chat import Chat
+from tests.agent_loop.conftest import call
+from tests.openai_api.conftest import scripted
+from tests.openai_api.test_dialects import FUNCTION, MessagesProgram, ResponsesProgram
+from tests.openai_api.test_record import recorded, said
+
+PLAIN = {"type": "function", **FUNCTION}
+AGENTS = {
+    "type": "namespace",
+    "name": "agents",
+    "description": "Sub-agents.",
+    "tools": [PLAIN, {**PLAIN, "name": "end"}],
+}
+PATCH = {"type": "custom", "name": "patch", "description": "Change files."}
+GROUPED = {"type": "namespace", "name": "mcp__files__", "tools": [PATCH]}
+SEARCH = {"type": "tool_search", "execution": "client", "description": "Find tools.", "parameters": {"type": "object"}}
+LATER = {"type": "namespace", "name": "later", "tools": [{**PLAIN, "defer_loading": True}]}
+SHELL_OUTPUT = [{"stdout": "5\n", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}]
+EXEC = {"type": "exec", "env": {}, "command": ["ls"]}
+DIFF = {"type": "update_file", "path": "a.py", "diff": "+x"}
+RESPONSES: dict[str, tuple[Any, str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "a namespace's function": (
+        AGENTS,
+        "agents__add",
+        {"a": 1},
+        {"type": "function_call", "name": "add", "namespace": "agents", "arguments": '{"a": 1}'},
+        {"type": "function_call_output", "output": "5"},
+    ),
+    "a namespace's text": (
+        GROUPED,
+        "mcp__files__patch",
+        {"input": "+x"},
+        {"type": "custom_tool_call", "name": "patch", "namespace": "mcp__files__", "input": "+x"},
+        {"type": "custom_tool_call_output", "output": "ok"},
+    ),
+    "a local shell": (
+        {"type": "local_shell"},
+        "local_shell",
+        {"command": ["ls"]},
+        {"type": "local_shell_call", "action": EXEC},
+        {"type": "local_shell_call_output", "output": "a.py"},
+    ),
+    "a shell": (
+        {"type": "shell", "environment": {"type": "local"}},
+        "shell",
+        {"commands": ["ls"], "timeout_ms": 100},
+        {"type": "shell_call", "action": {"commands": ["ls"], "timeout_ms": 100}},
+        {"type": "shell_call_output", "output": SHELL_OUTPUT, "max_output_length": None},
+    ),
+    "a patch": (
+        {"type": "apply_patch"},
+        "apply_patch",
+        DIFF,
+        {"type": "apply_patch_call", "operation": DIFF},
+        {"type": "apply_patch_call_output", "status": "completed", "output": "ok"},
+    ),
+    "a search": (
+        SEARCH,
+        "tool_search",
+        {"query": "add"},
+        {"type": "tool_search_call", "execution": "client", "arguments": {"query": "add"}},
+        {"type": "tool_search_output", "execution": "client", "status": "completed", "tools": [LATER]},
+    ),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", RESPONSES)
+async def test_a_call_goes_back_as_its_tool_was_declared(chat: Chat, name: str, stream: bool) -> None:
+    """The client sends the item back with an answer, and the same transcript goes on; a broken call is a function's."""
+    tool, function, arguments, item, output = RESPONSES[name]
+    texts = [call(function, **arguments), call(function, strange=1) if "input" in arguments else "ok", "ok"]
+    async with scripted(chat, texts) as (service, engine), service.session() as open:
+        agent = ResponsesProgram(open, tools=[tool], stream=stream)
+        agent.say("Hi")
+        await agent.ask()
+        (made,) = agent.last["output"]
+        assert {key: made[key] for key in item} == item and made["call_id"] and made["id"]
+        # Programs send back what their own types have: nulls come, and statuses stay.
+        agent.history[-1] = {**made, "namespace": made.get("namespace")}
+        agent.history.append({**output, "call_id": made["call_id"]})
+        calls = await agent.ask()
+        if calls:
+            assert json.loads(calls[0][2]) == {"strange": 1}, "not what the tool takes: the program sees it as it is"
+        assert len(open.trajectory.transcripts) == 1 and recorded(open.trajectory) == said(engine)
+        assert open.trajectory.metrics.keys().isdisjoint({"openai_bad_requests", "openai_opened_edited"})
+
+
+async def test_a_namespaces_functions_are_in_the_prompt(chat: Chat) -> None:
+    async with scripted(chat, ["ok"]) as (service, engine), service.session() as open:
+        agent = ResponsesProgram(open, tools=[AGENTS, PLAIN])
+        agent.say("Hi")
+        await agent.ask()
+        ((prompt,),) = engine.prompts.values()
+        tools = open.session.episode.branches[0].tools or ()
+        assert [tool["function"]["name"] for tool in tools] == ["agents__add", "agents__end", "add"]
+        assert tools[0]["function"]["description"] == f"Sub-agents.\n\n{FUNCTION['description']}"
+        assert "agents__end(" in chat.decode(prompt)
+
+
+async def test_tools_that_a_search_found_are_declared_behind_the_prompt(chat: Chat) -> None:
+    texts = [call("tool_search", query="add"), call("later__add", a=1), "ok"]
+    async with scripted(chat, texts) as (service, engine), service.session() as open:
+        agent = ResponsesProgram(open, tools=[SEARCH, LATER])
+        agent.say("Hi")
+        await agent.ask()
+        found = {"type": "tool_search_output", "execution": "client", "tools": [LATER]}
+        agent.history.append({**found, "call_id": agent.last["output"][0]["call_id"]})
+        ((id, name, _),) = await agent.ask()
+        assert (name, agent.last["output"][0]["namespace"]) == ("add", "later")
+        agent.give([(id, "5")])
+        await agent.ask()
+        (prompts,) = engine.prompts.values()
+        shown = [chat.decode(prompt) for prompt in prompts]
+        assert "later__add" not in shown[0]
+        assert shown[1].startswith(shown[0]) and "<functions>\n<function>" in shown[1] and '"later__add"' in shown[1]
+        assert len(open.trajectory.transcripts) == 1 and recorded(open.trajectory) == said(engine)
+
+
+async def test_without_a_search_of_the_clients_deferred_tools_are_in_the_prompt(chat: Chat) -> None:
+    server_side = {**SEARCH, "execution": "server"}
+    async with scripted(chat, ["ok"]) as (service, _), service.session() as open:
+        agent = ResponsesProgram(open, tools=[server_side, LATER])
+        agent.say("Hi")
+        await agent.ask()
+        (tool,) = open.session.episode.branches[0].tools or ()
+        assert tool["function"]["name"] == "later__add" and open.trajectory.metrics["openai_dropped_tool_search"] == 1
+
+
+ADD_LATER = {"name": "add", "description": "Add two.", "input_schema": {"type": "object"}, "defer_loading": True}
+FIND = {"name": "ToolSearch", "input_schema": {"type": "object"}}
+
+
+async def test_a_tool_reference_declares_its_tool_once(chat: Chat) -> None:
+    """Claude Code's search: the prompt stays as it is, and the transcript goes on."""
+    texts = [call("ToolSearch", query="add"), call("add", a=1), call("ToolSearch", query="add"), "ok"]
+    async with scripted(chat, texts) as (service, engine), service.session() as open:
+        agent = MessagesProgram(open, tools=[FIND, ADD_LATER])
+        agent.say("Hi")
+        for _ in texts[:-1]:
+            ((id, name, _),) = await agent.ask()
+            found: Any = [{"type": "tool_reference", "tool_name": one} for one in ("add", "unknown")]
+            content = found if name == "ToolSearch" else "5"
+            agent.history.append(
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": id, "content": content}]}
+            )
+        await agent.ask()
+        ((*_, prompt),) = engine.prompts.values()
+        shown = chat.decode(prompt)
+        assert shown.count("Add two.") == 1 and shown.index("Add two.") > shown.index("Hi")
+        assert shown.count('<function>{"name": "unknown"}</function>') == 2
+        assert len(open.trajectory.transcripts) == 1 and recorded(open.trajectory) == said(engine)
+
+
+async def test_a_search_at_the_provider_declares_all_tools(chat: Chat) -> None:
+    search = {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}
+    async with scripted(chat, ["ok"]) as (service, _), service.session() as open:
+        agent = MessagesProgram(open, tools=[search, ADD_LATER])
+        agent.say("Hi")
+        await agent.ask()
+        (tool,) = open.session.episode.branches[0].tools or ()
+        assert tool["function"]["name"] == "add"
+
+
+async def test_tools_that_a_client_runs_have_the_schema_of_the_documents(chat: Chat) -> None:
+    tools = [{"type": "bash_20250124", "name": "bash"}, {"type": "text_editor_20250728", "name": "editor"}]
+    async with scripted(chat, [call("bash", command="ls"), "ok"]) as (service, engine), service.session() as open:
+        agent = MessagesProgram(open, tools=[*tools, {"type": "computer_20250124", "name": "computer"}])
+        agent.say("Hi")
+        ((id, name, given),) = await agent.ask()
+        assert (name, given) == ("bash", {"command": "ls"})
+        agent.give([(id, "a.py")])
+        await agent.ask()
+        declared = open.session.episode.branches[0].tools or ()
+        assert [tool["function"]["name"] for tool in declared] == ["bash", "editor"]
+        assert "restart" in str(declared[0]) and "old_str" in str(declared[1])
+        assert open.trajectory.metrics["openai_dropped_computer"] == 2 and recorded(open.trajectory) == said(engine)
