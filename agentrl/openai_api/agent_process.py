@@ -91,11 +91,19 @@ class AgentProcess(asyncio.SubprocessProtocol):
 
     @classmethod
     async def start(
-        cls, command: Sequence[str], passed_on: Iterable[str], more: Mapping[str, str], secret: str
+        cls,
+        command: Sequence[str],
+        passed_on: Iterable[str],
+        more: Mapping[str, str],
+        secret: str,
+        *,
+        folder: Path | None = None,
+        key: str = "openai_proxy.command",
     ) -> AgentProcess:
         """Start a command with the variables `passed_on` of this process, and `more`.
 
-        Raises AgentError where the program is not there, AgentFailed for other reasons.
+        `folder`: its working folder; None: this process's. Raises AgentError, which names `key`, where the program is
+        not there, AgentFailed for other reasons.
         """
         passed_on = tuple(passed_on)
         environment = {name: os.environ[name] for name in (*PASSED_ON, *passed_on) if name in os.environ}
@@ -104,10 +112,10 @@ class AgentProcess(asyncio.SubprocessProtocol):
         process = cls(secret, environment, passed_secrets(passed_on))
         try:
             transport, _ = await asyncio.get_running_loop().subprocess_exec(
-                lambda: process, *command, env=environment, start_new_session=True
+                lambda: process, *command, env=environment, cwd=folder, start_new_session=True
             )
         except OSError as error:
-            problem = f"openai_proxy.command {list(command)}: {error}"
+            problem = f"{key} {list(command)}: {error}"
             raise (AgentError(problem, problem) if isinstance(error, PATHS) else AgentFailed(problem)) from error
         process._transport, process.pid = transport, transport.get_pid()
         _WATCH.tell(process.pid)
@@ -145,13 +153,14 @@ class AgentProcess(asyncio.SubprocessProtocol):
                 if marker in (folder / "environ").read_bytes() and int(folder.name) != os.getpid():
                     os.kill(int(folder.name), signal.SIGKILL)
 
-    def said(self) -> str:
-        """Return what it wrote last, to stderr if it wrote there."""
-        return self._hidden.hide(bytes(self.tails[2] or self.tails[1]).decode(errors="replace").strip())
+    def said(self, *, both: bool = False) -> str:
+        """Return the end of its output: of stderr if it wrote there, else of stdout; `both`: of stdout, then stderr."""
+        out, err = (bytes(self.tails[each]).decode(errors="replace").strip() for each in (1, 2))
+        return self._hidden.hide(f"{out}\n{err}".strip() if both else err or out)
 
-    def failure(self, name: str) -> AgentError | AgentFailed:
-        """Make the error for a process called `name` that ended."""
-        status, said = self.status, self.said()
+    def failure(self, name: str, *, both: bool = False) -> AgentError | AgentFailed:
+        """Make the error for a process called `name` that ended; `both`: some programs write errors to stdout."""
+        status, said = self.status, self.said(both=both)
         assert status is not None
         ended = f"status {status}" if status >= 0 else f"signal {signal.Signals(-status).name}"
         problem = f"{name} ended with {ended}: {said or 'it wrote nothing'}"

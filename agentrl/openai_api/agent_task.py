@@ -25,9 +25,15 @@ LARGEST = 1e12
 class AgentFailed(InfrastructureError):
     """Failure of something that the agent asked, or of its program, whose errors nobody can attribute."""
 
+    report: Mapping[str, float] = {}
+    """Numbers that hold where the session had ended before, e.g. because its budget was used up."""
+
 
 class AgentError(UserError):
     """Error of an agent's program, perhaps provoked only by some texts of the policy: the try is left out."""
+
+    report: Mapping[str, float] = {}
+    """Numbers as AgentFailed has them."""
 
     def __init__(self, message: str, reason: str) -> None:
         """`reason`: what two tries that fail in the same way have in common."""

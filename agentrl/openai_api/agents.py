@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pydantic import BaseModel
 
@@ -20,7 +20,15 @@ class AgentOptions(BaseModel, frozen=True):
     target: str | None = None
     """Function of the agent: `package.module:function` or `path/to/file.py:function`."""
     command: Sequence[str] | None = None
-    """Program of the agent, with its arguments."""
+    """Program of the agent, with its arguments; of a harness, the program that it starts."""
+    harness: str | None = None
+    """Name of the harness in `agentrl.config.registries.HARNESSES`."""
+    harness_options: Mapping[str, object] = {}
+    """Options of the harness."""
+    check: Sequence[str] | None = None
+    """Command that judges the working folder that a harness's program leaves."""
+    check_timeout: float = 60.0
+    """Seconds that the command may take."""
     pass_env: Sequence[str] = ()
     """Names of further environment variables of the trainer that the command may see."""
     processes: int = 1

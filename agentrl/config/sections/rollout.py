@@ -15,6 +15,7 @@ from agentrl.config.registries import (
     AGENT_STARTERS,
     CALL_FORMATS,
     ENGINES,
+    HARNESSES,
     STOP_CONDITIONS,
     TURN_OBSERVERS,
     WEIGHT_TRANSPORTS,
@@ -181,8 +182,8 @@ class OpenAIProxyConfig(Section):
     start: Annotated[str, Names(AGENT_STARTERS)] = "auto"
     """How the agent is started. function: target is called in this process. process: command starts for each
     trajectory. pool: processes of command live on, and take one session after another. remote: programs elsewhere
-    connect, with a token. auto: function where target is set, process where command is set. A function of yours from
-    `AgentOptions` to an `Agent` is also taken (docs/openai_endpoint.md)."""
+    connect, with a token. auto: function where target is set, process where command or harness is set. A function of
+    yours from `AgentOptions` to an `Agent` is also taken (docs/openai_endpoint.md)."""
     target: Annotated[
         Annotated[str, AfterValidator(callable_target)] | None,
         ConflictsWith("command", why="both say what the agent is. Set one of them to null"),
@@ -192,6 +193,23 @@ class OpenAIProxyConfig(Section):
     command: Annotated[Annotated[list[str], Field(min_length=1)] | None, Uses("a command")] = None
     """An agent in any language: the program and its arguments, e.g. [python,agent.py]. Started for each trajectory, it
     finds the endpoint in OPENAI_BASE_URL and ANTHROPIC_BASE_URL; in a pool, in AGENTRL_URL."""
+    harness: Annotated[
+        str | None,
+        Names(HARNESSES, options="harness_options"),
+        ConflictsWith("target", why="both say what the agent is. Set one of them to null"),
+        OnlyWith("start=auto"),
+    ] = None
+    """A program that acts on a task by itself, e.g. codex: it is started for each trajectory with settings, a home and
+    a working folder of its own (docs/harnesses.md). command then names the program, where it is not on PATH."""
+    harness_options: Annotated[dict[str, Any], OnlyWith("harness"), Uses("arguments and hosts")] = Field(
+        default_factory=dict
+    )
+    """Options of the harness: arguments, mcp_servers, and its own."""
+    check: Annotated[Annotated[list[str], Field(min_length=1)] | None, OnlyWith("harness"), Uses("a command")] = None
+    """A command that judges the working folder of a harness after the program's end: with exit status 0 the score is
+    1, else 0."""
+    check_timeout: Annotated[float, OnlyWith("check")] = Field(60.0, gt=0)
+    """Seconds that check may take; later the score is 0."""
     pass_env: Annotated[list[str], VARIABLES] = []
     """Environment variables of the trainer that the command may see, besides PATH, HOME and the like."""
     processes: Annotated[int, OnlyWith("start=pool")] = Field(1, gt=0)

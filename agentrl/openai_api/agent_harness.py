@@ -1,0 +1,243 @@
+"""Agents that are programs with a harness: each session has a home and a working folder of its own.
+
+The row's files are laid into the working folder, the harness writes the program's settings, the program acts until it
+ends, and a command judges the folder that it leaves. The program is given the instruction, and nothing else of the row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import cast
+
+from agentrl.chat.message import content_text
+from agentrl.config.registries import HARNESSES
+from agentrl.errors import ConfigError, DataError
+from agentrl.openai_api import agent_command
+from agentrl.openai_api.agent_process import AgentProcess, ProgramAgent
+from agentrl.openai_api.agent_task import AgentTask
+from agentrl.openai_api.agents import Agent, AgentOptions
+from agentrl.openai_api.harness import Errand, Harness
+from agentrl.system.plugin import nearest
+from agentrl.system.registry import configured
+from agentrl.trajectory import Message
+
+logger = logging.getLogger(__name__)
+
+FOLDERS = "agentrl-harness-"
+"""Beginning of the names of sessions' folders, before the number of the process that made them."""
+MAX_FILES, MAX_CHARACTERS = 4096, 16 << 20
+"""Files of a row, and characters in all of them."""
+VERSION_SECONDS = 60.0
+
+
+def build(options: AgentOptions) -> Agent:
+    """Make the agent that `openai_proxy.harness` names. Raises ConfigError where its program is not there."""
+    assert options.harness is not None
+    remove_left_folders()
+    found = cast(type[Harness], HARNESSES.get(options.harness))
+    harness = configured(found, options.harness_options, "openai_proxy.harness_options")()
+    return HarnessAgent(harness, program_of(harness, options), options)
+
+
+def program_of(harness: Harness, options: AgentOptions) -> list[str]:
+    """Find the words that start the program. Raises ConfigError that says how it is installed."""
+    place = shutil.which(harness.program)
+    words = list(options.command or ([place] if place else []))
+    hint = f"install it ({harness.install}), or name it: openai_proxy.command=[/path/to/{harness.program}]"
+    if not words:
+        raise ConfigError(f"openai_proxy.harness={options.harness}: no program {harness.program!r} on PATH; {hint}")
+    try:
+        said = subprocess.run(
+            [*words, *harness.version_arguments], capture_output=True, text=True, timeout=VERSION_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"openai_proxy.harness={options.harness}: {' '.join(words)}: {error}; {hint}") from error
+    if said.returncode != 0:
+        end = (said.stderr or said.stdout).strip()[-500:]
+        problem = f"{' '.join(words)} ended with status {said.returncode}: {end or 'it wrote nothing'}"
+        raise ConfigError(f"openai_proxy.harness={options.harness}: {problem}; {hint}")
+    versions = re.findall(r"\d+\.\d+\.\d+", said.stdout + said.stderr)
+    if harness.version not in versions:
+        warn_of_version(harness, versions[0] if versions else "unknown")
+    return words
+
+
+def warn_of_version(harness: Harness, found: str) -> None:
+    """Say once that another version of the program is installed than the one that was tried."""
+    logger.warning(
+        "%s has the version %s; its harness was tried with %s (%s). The run goes on",
+        *(harness.program, found, harness.version, harness.install),
+    )
+
+
+def remove_left_folders() -> None:
+    """Remove the folders of sessions whose process is gone, as after a SIGKILL."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*"):
+        process = folder.name.removeprefix(FOLDERS).partition("-")[0]
+        if process.isdecimal() and not Path(f"/proc/{process}").exists():
+            remove(folder)
+
+
+class HarnessAgent(ProgramAgent):
+    """Agent that is a program, made ready for each session by its harness.
+
+    With a check its report is `score`: 1 where the check ended with status 0, else 0.
+    """
+
+    def __init__(self, harness: Harness, program: Sequence[str], options: AgentOptions) -> None:
+        self._harness, self._program, self._options = harness, list(program), options
+        self.name = f"harness {options.harness}"
+
+    async def run(self, task: AgentTask) -> dict[str, float]:
+        try:
+            texts, servers = texts_of(task.sample), self._servers(task.sample)
+            files, judging = files_of(task.sample, "files"), files_of(task.sample, "check_files")
+        except DataError as error:
+            raise DataError(f"{row_of(task.sample)}{error}") from None
+        folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix=f"{FOLDERS}{os.getpid()}-"))
+        try:
+            home, work, temporary = folder / "home", folder / "work", folder / "tmp"
+            for each in (home, work, temporary):
+                each.mkdir()
+            await asyncio.to_thread(lay, work, files)
+            process = await self._act(task, Errand(*texts, task.base_url, home, work, servers), temporary)
+            report = await self._judged(work, judging)
+            if process.status != 0:
+                failure = process.failure(self.name, both=True)
+                failure.report = report
+                raise failure
+            return report
+        finally:
+            await asyncio.shield(asyncio.to_thread(remove, folder))
+
+    async def _act(self, task: AgentTask, errand: Errand, temporary: Path) -> AgentProcess:
+        """Have the program act on an errand until it ends."""
+        launch = self._harness.prepare(errand)
+        folders = {"HOME": str(errand.home), "PWD": str(errand.work), "TMPDIR": str(temporary)}
+        process = await AgentProcess.start(
+            [*self._program, *launch.arguments, *self._harness.options.arguments],
+            self._options.pass_env,
+            {**agent_command.session_variables(task), **folders, **launch.environment},
+            task.base_url,
+            folder=errand.work,
+        )
+        await agent_command.act(process, task, launch.stdin.encode())
+        return process
+
+    def _servers(self, sample: Mapping[str, object]) -> dict[str, str]:
+        """Choose the MCP servers that a row names; all of them where it names none."""
+        known = self._harness.options.mcp_servers
+        chosen = extra(sample, "mcp_servers")
+        if chosen is None:
+            return known
+        if not isinstance(chosen, list) or any(name not in known for name in chosen):
+            raise DataError(
+                f"extra_info.mcp_servers: expected names of openai_proxy.harness_options.mcp_servers "
+                f"({', '.join(known) or 'which has none'}), found {chosen!r:.200}"
+                + (nearest(str(chosen[0]), list(known)) if isinstance(chosen, list) else "")
+            )
+        return {name: known[name] for name in chosen}
+
+    async def _judged(self, work: Path, files: Mapping[str, str]) -> dict[str, float]:
+        """Run the check in the working folder. It knows no address of the session."""
+        check = self._options.check
+        if check is None:
+            return {}
+        home = work.parent / "check"
+        home.mkdir()
+        try:
+            await asyncio.to_thread(lay, work, files)
+        except OSError:  # The program left something that cannot be written over.
+            return {"score": 0.0}
+        variables = {"HOME": str(home), "PWD": str(work), "AGENTRL_CHECK": str(home)}
+        process = await AgentProcess.start(
+            check, self._options.pass_env, variables, str(home), folder=work, key="openai_proxy.check"
+        )
+        process.stdin.close()
+        try:
+            await asyncio.wait_for(process.ended(), self._options.check_timeout)
+        except TimeoutError:
+            return {"score": 0.0, "check_timeout": 1.0}
+        return {"score": float(process.status == 0)}
+
+
+def row_of(sample: Mapping[str, object]) -> str:
+    """Name the place of a row, for an error."""
+    origin = sample.get("origin")
+    return f"{origin.get('file')}, row {origin.get('row')}: " if isinstance(origin, Mapping) else ""
+
+
+def texts_of(sample: Mapping[str, object]) -> tuple[str, str]:
+    """Return the instruction and the system text of a row's prompt. Raises DataError for another conversation."""
+    messages = cast(Sequence[Message], sample["prompt"])
+    roles = [message["role"] for message in messages]
+    if roles not in (["user"], ["system", "user"]) or not all(isinstance(one["content"], str) for one in messages):
+        raise DataError(
+            f"prompt: a harness gives its program one text, so it takes one user message of text, with a system "
+            f"message before it or without, found the roles {', '.join(roles)}"
+        )
+    *system, instruction = (content_text(one["content"]) for one in messages)
+    return instruction, "".join(system)
+
+
+def extra(sample: Mapping[str, object], name: str) -> object:
+    info = sample.get("extra_info")
+    return info.get(name) if isinstance(info, Mapping) else None
+
+
+def files_of(sample: Mapping[str, object], name: str) -> dict[str, str]:
+    """Read files of a row, `extra_info.NAME`: a list of {"path", "text"}. Raises DataError that names the entry."""
+    given = extra(sample, name)
+    if given is None:
+        return {}
+    place = f"extra_info.{name}"
+    if not isinstance(given, list) or len(given) > MAX_FILES:
+        raise DataError(f'{place}: expected a list of at most {MAX_FILES:,} objects {{"path", "text"}}')
+    files: dict[str, str] = {}
+    for index, one in enumerate(given):
+        path, text = (one.get("path"), one.get("text")) if isinstance(one, Mapping) else (None, None)
+        if not isinstance(path, str) or not isinstance(text, str):
+            raise DataError(f'{place}[{index}]: expected {{"path": text, "text": text}}, found {one!r:.200}')
+        pure = PurePosixPath(path)
+        if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in path or len(path) > 1024:
+            raise DataError(f"{place}[{index}].path: expected a path below the working folder, found {path!r:.200}")
+        files[str(pure)] = text
+    if sum(map(len, files.values())) > MAX_CHARACTERS:
+        raise DataError(f"{place}: expected at most {MAX_CHARACTERS:,} characters in all files")
+    return files
+
+
+def lay(folder: Path, files: Mapping[str, str]) -> None:
+    """Write files below `folder`, in place of anything that is there; no link that a program left is followed."""
+    for path, text in files.items():
+        place = folder
+        for part in PurePosixPath(path).parts[:-1]:
+            place = place / part
+            if place.is_symlink() or (place.exists() and not place.is_dir()):
+                place.unlink()
+            place.mkdir(exist_ok=True)
+        file = place / PurePosixPath(path).name
+        if file.is_dir() and not file.is_symlink():
+            remove(file)
+        file.unlink(missing_ok=True)
+        with file.open("x", encoding="utf-8", newline="") as out:
+            out.write(text)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder, also where a program has locked folders in it."""
+    for place, folders, _ in os.walk(folder):
+        for each in (Path(place, name) for name in folders):
+            with suppress(OSError):
+                if not each.is_symlink():
+                    each.chmod(0o700)
+    shutil.rmtree(folder, ignore_errors=True)
