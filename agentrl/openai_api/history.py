@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Generic, TypeVar
 
-from agentrl.system.json_value import JSON
+from agentrl.system.json_value import JSON, as_object
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
 
 Owner = TypeVar("Owner")
 Digest = bytes
+Defaults = Mapping[str, Mapping[str, str]]
+"""Defaults of parameters, in JSON text, by function and name."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,28 +103,52 @@ def _without_system(messages: Sequence[Message], keys: list[Digest]) -> list[Dig
 
 def digests_of(messages: Sequence[Message], tools: Sequence[ToolSchema] | None) -> list[Digest]:
     """Digest the tools alone, and with the first, the first two, ... messages: len(messages) + 1 digests."""
-    digests = [_digest(b"", tools or None)]
+    digests, defaults = [_digest(b"", tools or None)], defaults_of(tools or ())
     for message in messages:
-        digests.append(digest_after(digests[-1], message))
+        digests.append(digest_after(digests[-1], message, defaults))
     return digests
 
 
-def digest_after(before: Digest, message: Message) -> Digest:
+def defaults_of(tools: Sequence[ToolSchema]) -> Defaults:
+    """List the defaults of parameters that schemas declare, by function."""
+    defaults = dict[str, Mapping[str, str]]()
+    for tool in tools:
+        properties = as_object(tool["function"].get("parameters", {}).get("properties"))
+        declared = {
+            name: _text(_plain_numbers(one["default"]))
+            for name, one in properties.items()
+            if isinstance(one, dict) and "default" in one
+        }
+        if declared:
+            defaults[tool["function"]["name"]] = declared
+    return defaults
+
+
+def digest_after(before: Digest, message: Message, defaults: Defaults = MappingProxyType({})) -> Digest:
     """Digest a message that follows `before`. Two messages are the same when role, text and calls are.
 
-    Arguments are compared as JSON values where they are JSON. The ids of assistant turns' calls are names that clients
-    may replace, and most clients do not send reasoning back: both are left out.
+    Arguments are compared as JSON values where they are JSON, and one that equals its declared default may be left
+    out: programs write defaults into the calls that they send back. The ids of assistant turns' calls are names that
+    clients may replace, and most clients do not send reasoning back: both are left out.
     """
-    calls = [
-        [call["function"]["name"], _canonical(call["function"]["arguments"])] for call in message.get("tool_calls", ())
-    ]
+    calls = list[JSON]()
+    for call in message.get("tool_calls", ()):
+        name, arguments = call["function"]["name"], _canonical(call["function"]["arguments"])
+        if isinstance(arguments, dict) and (declared := defaults.get(name)):
+            arguments = {
+                key: value for key, value in arguments.items() if key not in declared or declared[key] != _text(value)
+            }
+        calls.append([name, arguments])
     named = None if message["role"] in ("assistant", "tool") else message.get("name")
     return _digest(before, [message["role"], message["content"], calls, named])
 
 
 def _digest(before: Digest, value: object) -> Digest:
-    text = json.dumps(value, ensure_ascii=True, sort_keys=True, default=str).encode()  # str: of images
-    return hashlib.blake2b(before + text, digest_size=16).digest()
+    return hashlib.blake2b(before + _text(value).encode(), digest_size=16).digest()
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, ensure_ascii=True, sort_keys=True, default=str)  # str: of images
 
 
 def _canonical(arguments: JSON) -> JSON:

@@ -35,7 +35,7 @@ from agentrl.openai_api.agent_task import MOST_NUMBERS
 from agentrl.openai_api.completion import Completion, assistant_message
 from agentrl.openai_api.dialect import Dialect, Kept, Translated
 from agentrl.openai_api.errors import ApiError, unknown_session
-from agentrl.openai_api.history import Checkpoint, Digest, History, cause_of, digest_after, digests_of
+from agentrl.openai_api.history import Checkpoint, Digest, History, cause_of, defaults_of, digest_after, digests_of
 from agentrl.openai_api.request import ChatMessage, ChatRequest, Promise
 from agentrl.openai_api.system_turns import placed_turns
 from agentrl.openai_api.wire import Reading
@@ -584,7 +584,8 @@ class Session:
         self.episode.sampled_texts.add(message.text)
         self._replies += 1
         sent = assistant_message(message, [f"c{self._replies:04d}{index:04d}" for index in range(len(message.calls))])
-        branch.digest = digest_after(branch.digest, {**sent, "content": sent["content"] or ""})
+        defaults = defaults_of(branch.episode.tools or ())
+        branch.digest = digest_after(branch.digest, {**sent, "content": sent["content"] or ""}, defaults)
         self._set_checkpoint(branch, replied=True)
         records = [
             ToolCallRecord(call.name, call.arguments, ToolAnswer(error=ErrorKind.PARSE if call.error else None))

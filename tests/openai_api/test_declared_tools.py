@@ -184,3 +184,28 @@ async def test_tools_that_a_client_runs_have_the_schema_of_the_documents(chat: C
         assert [tool["function"]["name"] for tool in declared] == ["bash", "editor"]
         assert "restart" in str(declared[0]) and "old_str" in str(declared[1])
         assert open.trajectory.metrics["openai_dropped_computer"] == 2 and recorded(open.trajectory) == said(engine)
+
+
+EDIT = {
+    "name": "edit",
+    "input_schema": {
+        "type": "object",
+        "properties": {"text": {"type": "string"}, "all": {"type": "boolean", "default": False}},
+    },
+}
+
+
+@pytest.mark.parametrize(("written", "transcripts"), [(False, 1), (True, 2), (0, 2)])
+async def test_a_default_that_a_program_writes_into_a_call_is_no_edit(
+    chat: Chat, written: object, transcripts: int
+) -> None:
+    """Claude Code does so. Another value than the declared one is an edit."""
+    async with scripted(chat, [call("edit", text="x"), "ok"]) as (service, engine), service.session() as open:
+        agent = MessagesProgram(open, tools=[EDIT])
+        agent.say("Hi")
+        ((id, _, _),) = await agent.ask()
+        agent.history[-1]["content"][-1]["input"]["all"] = written
+        agent.give([(id, "done")])
+        await agent.ask()
+        assert len(open.trajectory.transcripts) == transcripts
+        assert transcripts == 2 or recorded(open.trajectory) == said(engine)
