@@ -26,11 +26,13 @@ from agentrl.engines.contract import (
     EngineError,
     FinishReason,
     Generation,
+    Listener,
     RequestError,
     RolloutEngine,
     SamplingParams,
     check_generation,
     contract_fault,
+    takes_listener,
 )
 from agentrl.engines.recorded import GENERATIONS, TimedGeneration, request_key
 from agentrl.errors import DataError, UserError
@@ -195,6 +197,8 @@ class Episode:
     """Name of the state that the next assistant turn is taken in (see `Turn.state`)."""
     last_turn: Turn | None = None
     """Assistant turn that `generate` recorded last."""
+    listener: Listener | None = None
+    """Hears the ids of its turns as they are sampled, where the engine tells them."""
     sampled_texts: set[str] = field(default_factory=set)
     """Texts and reasoning that the policy sampled in this trajectory, branches included."""
     last_message: Message | None = None
@@ -433,15 +437,19 @@ class Episode:
         self, ids: Sequence[int], params: SamplingParams, session: str, images: Sequence[PlacedImage]
     ) -> TimedGeneration:
         begun = time.monotonic()
-        given = {"images": images} if images else {}
+        engine = self.context.engine
+        generate = partial(engine.generate, ids, params, session)
+        if images:
+            generate = partial(generate, images=images)
+        if self.listener is not None and takes_listener(engine):
+            generate = partial(generate, listener=self.listener)
         try:
-            generation = await self.context.engine.generate(ids, params, session, **given)
+            generation = await generate()
         except (EngineError, RequestError, UserError):
             raise
         except Exception as error:  # of the engine, and not of the loop that asked it
             raise EngineError(f"{type(error).__name__}: {error}") from error
         if (problem := contract_fault(generation)) is not None:
-            engine = self.context.engine
             raise contract_error(f"rollout engine {type(engine).__name__}", engine.generate, problem)
         check_generation(generation)
         return TimedGeneration(generation, time.monotonic() - begun)

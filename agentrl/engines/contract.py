@@ -7,10 +7,11 @@ With a stop string the ids end with the token that completed it. An aborted requ
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, SupportsFloat, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, SupportsFloat, TypeAlias, runtime_checkable
 
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.errors import InfrastructureError
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from agentrl.trajectory.trajectory import Experts
 
 PauseMode = Literal["abort", "in_place", "retract"]
+Listener: TypeAlias = Callable[[Sequence[int]], None]
+"""Is called with a request's sampled ids as they arrive, on the event loop. It must be quick and raise nothing."""
 
 
 class EngineError(InfrastructureError):
@@ -141,12 +144,19 @@ class RolloutEngine(Protocol):
     """Generates tokens for many sessions at once. All methods are coroutines of one event loop."""
 
     async def generate(
-        self, ids: Sequence[int], params: SamplingParams, session: str, images: Sequence[PlacedImage] = ()
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        session: str,
+        images: Sequence[PlacedImage] = (),
+        listener: Listener | None = None,
     ) -> Generation:
         """Continue `ids`. `session` names the trajectory, so that its KV cache is found again on the next turn.
 
         `images`: all images in `ids`. Loops leave the argument out without images, so an engine for text only needs
-        no such parameter.
+        no such parameter. `listener`: hears each id of the answer once and in order, before the answer is returned;
+        an answer that an engine cannot give as it was heard is an EngineError. Engines without such a parameter are
+        not given one (`takes_listener`).
 
         Raises RequestError (this request can never be served) or EngineError (the engine failed).
         """
@@ -203,6 +213,12 @@ class RolloutEngine(Protocol):
     async def close(self) -> None:
         """End all requests with an abort and free everything."""
         ...
+
+
+def takes_listener(engine: RolloutEngine) -> bool:
+    """Say whether an engine tells tokens as they arrive."""
+    known = inspect.signature(engine.generate).parameters
+    return "listener" in known or any(one.kind is one.VAR_KEYWORD for one in known.values())
 
 
 @runtime_checkable

@@ -10,12 +10,20 @@ import asyncio
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from agentrl.engines.contract import EngineError, Generation, RequestError, RolloutEngine, SamplingParams
+from agentrl.engines.contract import (
+    EngineError,
+    Generation,
+    RequestError,
+    RolloutEngine,
+    SamplingParams,
+    takes_listener,
+)
 from agentrl.engines.servers.fleet import Timings
 from agentrl.engines.weights import Weights
 from agentrl.trajectory import VersionSpan
@@ -133,6 +141,57 @@ class EngineContract:
     async def test_without_a_seed_requests_differ(self, sharp: RolloutEngine) -> None:
         results = await asyncio.gather(*[sharp.generate(prompt_of(6), SamplingParams(12), f"s{i}") for i in range(4)])
         assert len({tuple(result.ids) for result in results}) == 4
+
+    # A listener
+
+    async def test_a_listener_hears_each_token_once_and_as_it_comes(self, sharp: RolloutEngine) -> None:
+        assert takes_listener(sharp)
+        heard: list[list[int]] = []
+        task = asyncio.create_task(
+            sharp.generate(prompt_of(17), params_of(self.long), "a", listener=lambda ids: heard.append(list(ids)))
+        )
+        while not heard:
+            await asyncio.sleep(0)
+        assert not task.done()
+        found = await task
+        assert all(heard) and [id for ids in heard for id in ids] == found.ids
+
+    async def test_a_listener_hears_what_an_aborted_answer_has(self, sharp: RolloutEngine) -> None:
+        heard: list[int] = []
+        task = asyncio.create_task(sharp.generate(prompt_of(17), params_of(self.endless), "a", listener=heard.extend))
+        while len(heard) < 3:
+            await asyncio.sleep(0)
+        await sharp.abort("a")
+        part = await task
+        assert (part.finish_reason.kind, part.ids) == ("abort", heard)
+        await asyncio.sleep(0.05)
+        assert part.ids == heard
+
+    @pytest.mark.parametrize("mode", ["retract", "in_place"])
+    async def test_a_listener_hears_nothing_twice_of_an_answer_that_went_on_with_new_weights(
+        self, sharp: RolloutEngine, reference: PreTrainedModel, mode: Literal["retract", "in_place"]
+    ) -> None:
+        heard: list[int] = []
+        task = asyncio.create_task(sharp.generate(prompt_of(17), params_of(self.long), "a", listener=heard.extend))
+        while len(heard) < 3:
+            await asyncio.sleep(0)
+        await sharp.pause(mode)
+        await sharp.update_weights(Weights.from_tensors(reference.named_parameters()), 2)
+        await sharp.resume()
+        found = await task
+        assert [span.version for span in found.versions] == [1, 2]
+        assert (heard, len(heard)) == (found.ids, self.long)
+
+    async def test_a_listener_hears_nothing_of_a_cancelled_call(self, sharp: RolloutEngine) -> None:
+        heard: list[int] = []
+        task = asyncio.create_task(sharp.generate(prompt_of(17), params_of(self.endless), "a", listener=heard.extend))
+        while not heard:
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        known = len(heard)
+        await sharp.generate(prompt_of(18), GREEDY, "b")
+        assert len(heard) == known
 
     # Ends
 

@@ -22,6 +22,7 @@ from agentrl.engines.contract import (
     EngineHealth,
     FinishReason,
     Generation,
+    Listener,
     PauseMode,
     RequestError,
     SamplingParams,
@@ -114,12 +115,18 @@ class EmbeddedEngine:
     # Requests
 
     async def generate(
-        self, ids: Sequence[int], params: SamplingParams, session: str, images: Sequence[PlacedImage] = ()
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        session: str,
+        images: Sequence[PlacedImage] = (),
+        listener: Listener | None = None,
     ) -> Generation:
         """See `RolloutEngine.generate`. While the engine is paused or asleep the request waits."""
         if self._closed:
             raise EngineError("the engine is closed")
         request = self._accept(list(ids), params, session, images)
+        request.listener = listener
         place = len(self._waiting)
         while place and self._waiting[place - 1].params.priority > params.priority:
             place -= 1
@@ -236,6 +243,8 @@ class EmbeddedEngine:
         ids = request.session.ids
         ids.append(token)
         request.logprobs.append(logprob)
+        if request.listener is not None and not request.future.done():
+            request.listener((token,))
         if token in request.stop_ids:
             self._resolve(request, FinishReason("stop", token))
             return True

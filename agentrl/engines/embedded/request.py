@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from agentrl.engines.contract import Generation, SamplingParams
+from agentrl.engines.contract import Generation, Listener, SamplingParams
 from agentrl.engines.embedded.cache import Session
 
 
@@ -21,6 +21,7 @@ class Request:
     stop_ids: frozenset[int]
     stop_window: int
     """Number of last tokens that can hold a stop string which the last one completes."""
+    listener: Listener | None = None
     logprobs: list[float] = field(default_factory=list)
     versions: list[tuple[int, int]] = field(default_factory=list)
     """(version, first token that it sampled)"""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from agentrl.engines.contract import EngineError, Generation, PauseMode, SamplingParams
+from agentrl.engines.contract import EngineError, Generation, Listener, PauseMode, SamplingParams
 from agentrl.trajectory import PlacedImage
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ class PartialAnswer:
     logprobs: list[float] = field(default_factory=list)
     weight_version: str | None = None
     """Version of the server's weights when it sent the last tokens, as the server reports it."""
+    listener: Listener | None = None
+    """Hears the tokens as they arrive."""
 
 
 @dataclass(frozen=True, slots=True)

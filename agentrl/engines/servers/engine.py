@@ -23,6 +23,7 @@ from agentrl.engines.contract import (
     EngineHealth,
     FinishReason,
     Generation,
+    Listener,
     PauseMode,
     RequestError,
     SamplingParams,
@@ -65,6 +66,23 @@ class Call:
     """The tokens that have arrived of the answer that it waits for."""
     cache_key: str = ""
     """The server's when it was asked (`Server.cache_key`)."""
+    listener: Listener | None = None
+    heard: int = 0
+    """Tokens that the listener has heard."""
+
+    def hear(self, ids: Sequence[int]) -> None:
+        """Pass on tokens to the listener."""
+        assert self.listener is not None
+        self.heard += len(ids)
+        self.listener(ids)
+
+    def check_heard(self, kept: Sequence[int]) -> None:
+        """Raise EngineError where the listener has heard other tokens than are `kept` of the answer."""
+        if self.listener is not None and self.heard != len(kept):
+            raise EngineError(
+                f"a server failed behind {self.heard} tokens, of which {len(kept)} can be kept, and an agent has been "
+                "sent them all"
+            )
 
 
 class ServerEngine:
@@ -112,7 +130,12 @@ class ServerEngine:
     # Requests
 
     async def generate(
-        self, ids: Sequence[int], params: SamplingParams, session: str, images: Sequence[PlacedImage] = ()
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        session: str,
+        images: Sequence[PlacedImage] = (),
+        listener: Listener | None = None,
     ) -> Generation:
         """See `RolloutEngine.generate`. While the engine is paused, asleep or takes new weights the request waits."""
         if self._closed:
@@ -123,7 +146,7 @@ class ServerEngine:
         if session in self._calls:
             raise RequestError(f"session {session!r} is generating already; one request a session at a time")
         self._supervisor.start()
-        call = self._calls[session] = Call(session, images)
+        call = self._calls[session] = Call(session, images, listener=listener)
         try:
             return await self._serve(call, list(ids), params)
         finally:
@@ -139,11 +162,13 @@ class ServerEngine:
         cached: int | None = None
         failures: list[ServerFailed] = []
         while len(failures) < MAX_FAILOVERS:
+            call.check_heard(done.ids)
             server = await self._place(call)
             if server is None:
                 return done
             version = self._supervisor.fleet.version(server.url)
-            call.partial, call.cache_key = PartialAnswer(), server.cache_key
+            call.partial = PartialAnswer(listener=None if call.listener is None else call.hear)
+            call.cache_key = server.cache_key
             ours = self._server_params(server, params)
             rest = dataclasses.replace(ours, max_new_tokens=params.max_new_tokens - len(done.ids))
             began = time.monotonic()
@@ -176,7 +201,9 @@ class ServerEngine:
                 failures.append(ServerFailed(server.url, "it aborted the request by itself"))
                 done = done if params.stop else concatenated(done, answer)
                 continue
-            return dataclasses.replace(concatenated(done, answer), cached_tokens=cached)
+            found = dataclasses.replace(concatenated(done, answer), cached_tokens=cached)
+            call.check_heard(found.ids)
+            return found
         raise EngineError(f"{MAX_FAILOVERS} servers in a row failed; the last one: {failures[-1]}")
 
     async def _place(self, call: Call) -> Server | None:

@@ -98,6 +98,13 @@ class AnswerStream:
         self._partial.weight_version = version
         self._partial.ids += ids
         self._partial.logprobs += logprobs
+        if self._partial.listener is not None and ids:
+            self._partial.listener(ids)
+
+    @property
+    def is_heard(self) -> bool:
+        """True where somebody hears the tokens as they come."""
+        return self._partial.listener is not None
 
     def discard(self) -> None:
         """Drop the tokens, which cannot be trusted."""

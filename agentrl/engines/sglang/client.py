@@ -39,6 +39,8 @@ from agentrl.trajectory import PlacedImage
 
 STREAM_TOKENS = 64
 """Tokens that a server sends at a time: as many are lost at most when it dies."""
+HEARD_TOKENS = 8
+"""The same for an answer that somebody hears."""
 
 
 # Answers, with those fields that are read.
@@ -156,7 +158,7 @@ class SGLangClient(ServerHTTP):
         body: dict[str, JSON] = {
             "rid": rid,
             "input_ids": with_one_token_each(ids, images) if images else ids,
-            "sampling_params": sampling_params(params),
+            "sampling_params": sampling_params(params, HEARD_TOKENS if stream.is_heard else STREAM_TOKENS),
             "return_logprob": True,
             "stream": True,
             "extra_key": cache_key,
@@ -343,8 +345,8 @@ def _unrepeated(meta: MetaInfo, before: int, ids: list[int], logprobs: list[floa
     return ids[:new], logprobs[len(logprobs) - new :]
 
 
-def sampling_params(params: SamplingParams) -> dict[str, JSON]:
-    """Convert to SGLang's `sampling_params`."""
+def sampling_params(params: SamplingParams, interval: int = STREAM_TOKENS) -> dict[str, JSON]:
+    """Convert to SGLang's `sampling_params`. `interval`: tokens that are sent at once."""
     written: dict[str, JSON] = {
         "max_new_tokens": params.max_new_tokens,
         "temperature": params.temperature,
@@ -355,7 +357,7 @@ def sampling_params(params: SamplingParams) -> dict[str, JSON]:
         "skip_special_tokens": False,
         # True, it would ignore stop_token_ids as well; false, the model's own end token also ends a turn.
         "ignore_eos": not params.stop_token_ids,
-        "stream_interval": STREAM_TOKENS,
+        "stream_interval": interval,
     }
     if params.seed is not None:
         written["sampling_seed"] = params.seed - (1 << 64) if params.seed >= 1 << 63 else params.seed

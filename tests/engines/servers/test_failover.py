@@ -10,9 +10,10 @@ from typing import cast
 import aiohttp
 import pytest
 
-from agentrl.engines.contract import FinishReason, Generation, SamplingParams
+from agentrl.engines.contract import EngineError, FinishReason, Generation, SamplingParams
 from agentrl.engines.servers.client import PartialAnswer, ServerClient, ServerFailed
 from agentrl.engines.servers.engine import ServerEngine
+from agentrl.engines.servers.http import AnswerStream
 from agentrl.engines.servers.model import ModelFacts
 from agentrl.engines.servers.process import ServerProcess
 from agentrl.engines.servers.supervisor import Server
@@ -38,6 +39,8 @@ class StandInClient:
     url: str
     dies: StandInProcess | None = None
     version: int = 0
+    makes_no_sense: bool = False
+    """The tokens of the one that dies cannot be trusted."""
     asked: list[list[int]] = field(default_factory=list)
 
     async def generate(
@@ -52,11 +55,15 @@ class StandInClient:
     ) -> Generation:
         self.asked.append(list(ids))
         if self.dies is not None:
-            partial.ids, partial.logprobs, partial.weight_version = [7, 8, 9], [-1.0] * 3, str(self.version)
+            stream = AnswerStream(partial)
+            stream.add([7, 8, 9], [-1.0] * 3, str(self.version))
+            if self.makes_no_sense:
+                stream.discard()
             await asyncio.sleep(0)
             self.dies.exited = -9
             raise ServerFailed(self.url, "connection reset")
         count = params.max_new_tokens
+        AnswerStream(partial).add([1] * count, [-1.0] * count, str(self.version))
         spans = [VersionSpan(self.version, 0, count)]
         return Generation([1] * count, [-1.0] * count, FinishReason("length"), spans)
 
@@ -83,22 +90,45 @@ class StandInSender:
     async def close(self) -> None: ...
 
 
-@pytest.mark.parametrize("versions", [(), (1, 2)], ids=["weights of the start", "weights that were sent"])
-async def test_what_a_dead_server_had_sent_is_gone_on_with(versions: Sequence[int]) -> None:
+def two_servers(*, makes_no_sense: bool = False) -> tuple[ServerEngine, StandInClient, StandInClient]:
+    """An engine whose first server dies, and its two clients."""
     process = StandInProcess()
-    first, second = StandInClient("http://a", process), StandInClient("http://b")
+    first, second = StandInClient("http://a", process, makes_no_sense=makes_no_sense), StandInClient("http://b")
     servers = [
         Server(cast(ServerClient, client), cast(ServerProcess, its))
         for client, its in ((first, process), (second, StandInProcess()))
     ]
     facts = ModelFacts(100, {})
     http = aiohttp.ClientSession()
-    engine = ServerEngine(servers, http, facts, cast(WeightSender, StandInSender()), max_model_len=100)
+    return ServerEngine(servers, http, facts, cast(WeightSender, StandInSender()), max_model_len=100), first, second
+
+
+@pytest.mark.parametrize("versions", [(), (1, 2)], ids=["weights of the start", "weights that were sent"])
+async def test_what_a_dead_server_had_sent_is_gone_on_with(versions: Sequence[int]) -> None:
+    engine, first, second = two_servers()
     for version in versions:
         await engine.update_in_flight(Weights.from_tensors([]), version)
-    made = await engine.generate([5, 6], SamplingParams(10), "g/0")
+    heard: list[int] = []
+    made = await engine.generate([5, 6], SamplingParams(10), "g/0", listener=heard.extend)
     await engine.close()
     newest = versions[-1] if versions else 0
     assert (first.asked, second.asked) == ([[5, 6]], [[5, 6, 7, 8, 9]])
-    assert made.ids == [7, 8, 9, *[1] * 7]
+    assert made.ids == heard == [7, 8, 9, *[1] * 7]
     assert made.versions == [VersionSpan(newest, 0, 3), VersionSpan(newest, 3, 10)]
+
+
+@pytest.mark.parametrize("stop", [(), ("x",)], ids=["the server's tokens cannot be trusted", "a stop string"])
+async def test_an_answer_that_was_heard_and_cannot_be_kept_is_a_fault(stop: tuple[str, ...]) -> None:
+    """Nobody hears other tokens than are recorded; without a listener another server samples them again."""
+    for listens in (True, False):
+        engine, _, second = two_servers(makes_no_sense=not stop)
+        heard: list[int] = []
+        listener = heard.extend if listens else None
+        call = engine.generate([5, 6], SamplingParams(10, stop=stop), "g/0", listener=listener)
+        if listens:
+            with pytest.raises(EngineError, match="3 tokens, of which 0 can be kept"):
+                await call
+            assert (heard, second.asked) == ([7, 8, 9], [])
+        else:
+            assert (await call).ids == [1] * 10
+        await engine.close()
