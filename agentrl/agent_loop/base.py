@@ -213,10 +213,11 @@ class Episode:
             raise IndexError("the episode has no transcript yet: await episode.start(...) first")
         return self.trajectory.transcripts[self.index]
 
-    def branch(self, role: str = "") -> Episode:
+    def branch(self, role: str = "", seed: int | None = None) -> Episode:
         """Make an episode of the same trajectory, with samples of its own, to write another transcript.
 
-        The caller has to release its session; drift and costs are counted here.
+        The caller has to release its session; drift and costs are counted here. seed: of its samples; None: by the
+        number of branches before.
         """
         number = len(self.branches)
         branch = Episode(
@@ -224,7 +225,7 @@ class Episode:
             sample=self.sample,
             trajectory=self.trajectory,
             params=self.params,
-            seed=seed_of(self.seed, "branch", number),
+            seed=seed_of(self.seed, "branch", number) if seed is None else seed,
             session=f"{self.session}.{number}",
             journal=self.journal,
             role=role,
@@ -560,8 +561,8 @@ class Episode:
         return records
 
     def add_turn_reward(self, reward: float) -> None:
-        """Add to the reward of the trajectory's last assistant turn."""
-        for turn in reversed(self.trajectory.turns):
+        """Add to the reward of the trajectory's last assistant turn that is trained on."""
+        for turn in reversed(self.trajectory.trained_turns):
             if turn.role == "assistant":
                 turn.reward = reward + (turn.reward or 0.0)
                 return

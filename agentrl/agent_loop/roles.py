@@ -138,7 +138,7 @@ def add_role_scores(trajectory: Trajectory, scores: Mapping[str, float]) -> floa
     Raises ValueError for a score of a role that did not play, and for a trained role without a score.
     """
     played = {one.role for one in trajectory.transcripts if one.role}
-    trained = {one.role for one in trajectory.transcripts if one.role and one.sampled_length}
+    trained = {one.role for one in trajectory.transcripts if one.role and one.trained_length}
     if strange := sorted(scores.keys() - played):
         raise ValueError(
             f"{strange[0]!r} has a score and did not play; the roles that played are {', '.join(sorted(played))}"

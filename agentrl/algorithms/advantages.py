@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, cast
 
@@ -16,7 +17,7 @@ from agentrl.algorithms.ragged import by_role, segment_sum
 from agentrl.config.columns import OF_SCORER
 from agentrl.config.declaration import declaration_of
 from agentrl.config.registries import ADVANTAGE_ESTIMATORS
-from agentrl.errors import TrainingError
+from agentrl.errors import ConfigError, TrainingError
 from agentrl.system.numbers import finite_numbers, number_of
 from agentrl.system.registry import configured
 from agentrl.system.user_code import contract_error, user_code
@@ -39,9 +40,53 @@ def compute_advantages(batch: RaggedBatch, config: AlgorithmConfig, n: int) -> R
 def estimated(batch: RaggedBatch, config: AlgorithmConfig, n: int) -> Advantages:
     """Compute advantages and returns [T] float32 by `config.adv_estimator`, 0 where the policy did not sample.
 
-    Needs old_logprobs and the columns that the estimator declares. n: trajectories requested for each prompt. Raises
-    TrainingError unless the estimator returns one number a token, CodeError where a user's estimator fails.
+    Needs old_logprobs and the columns that the estimator declares. n: trajectories requested for each prompt. The
+    column score_shift is read by `with_own_scores`. Raises TrainingError unless the estimator returns one number a
+    token, CodeError where a user's estimator fails.
     """
+    found = _estimated(batch, config, n)
+    return found if batch.score_shift is None else with_own_scores(found, batch, config, n)
+
+
+def with_own_scores(found: Advantages, batch: RaggedBatch, config: AlgorithmConfig, n: int) -> Advantages:
+    """Replace the advantages of sequences whose transcript has a score of its own.
+
+    Each gets the advantage that its trajectory would have with this score, where all other trajectories of the prompt
+    have theirs. score_shift [N] float64 is the difference. Raises ConfigError for an estimator that does not declare
+    `by_reward`.
+    """
+    if (why := why_no_scores(config)) is not None:
+        raise ConfigError(f"a transcript has a score of its own: {why}")
+    assert batch.score_shift is not None
+    rows, ends = batch.sequence_ids(), torch.full((len(batch),), -1)
+    places = batch.mask.nonzero()[:, 0]
+    ends.scatter_reduce_(0, rows[places], places, "amax")
+    advantages, returns = found.advantages.clone(), found.returns.clone()
+    groups = by_role(batch.group, batch.role).tolist()
+    seen: Counter[int] = Counter()
+    passes: defaultdict[int, list[int]] = defaultdict(list)
+    for row in batch.score_shift.nonzero()[:, 0].tolist():  # of each group one at a time
+        passes[seen[groups[row]]].append(row)
+        seen[groups[row]] += 1
+    for chosen in passes.values():
+        rewards = batch.rewards.index_add(0, ends[chosen], batch.score_shift[chosen].to(batch.rewards.dtype))
+        again = _estimated(batch.with_fields(rewards=rewards), config, n)
+        own = torch.isin(rows, torch.tensor(chosen))
+        advantages, returns = torch.where(own, again.advantages, advantages), torch.where(own, again.returns, returns)
+    return Advantages(advantages, returns, found.metrics)
+
+
+def why_no_scores(config: AlgorithmConfig) -> str | None:
+    """Say why a run takes no score of a single transcript; None: it takes them."""
+    if declaration_of(ADVANTAGE_ESTIMATORS.get(config.adv_estimator)).by_reward:
+        return None
+    return (
+        f"algorithm.adv_estimator={config.adv_estimator} gives no advantage by the score of a single transcript. Take "
+        "grpo, rloo, opo or maxrl, or score whole sessions"
+    )
+
+
+def _estimated(batch: RaggedBatch, config: AlgorithmConfig, n: int) -> Advantages:
     what = f"algorithm.adv_estimator={config.adv_estimator}"
     found = cast(Estimator, ADVANTAGE_ESTIMATORS.get(config.adv_estimator))
     columns = estimator_columns(batch, n, declaration_of(found).columns, what)

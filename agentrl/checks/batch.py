@@ -226,8 +226,8 @@ def _advantages(batch: RaggedBatch, expected: Expected) -> Iterator[Finding]:
     rewards = segment_sum(batch.rewards.double(), batch.offsets).tolist()
     sums = segment_sum(batch.advantages.double(), batch.offsets).tolist()
     owners = batch.trajectory.tolist()
-    if len(set(owners)) < len(owners):  # a trajectory of several sequences has its reward on one of them
-        return
+    if len(set(owners)) < len(owners) or batch.score_shift is not None:
+        return  # a trajectory of several sequences has its reward on one of them, or by sequence
     groups: dict[int, list[int]] = {}
     for row, group in enumerate(batch.group.tolist()):
         groups.setdefault(group, []).append(row)

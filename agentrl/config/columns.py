@@ -78,6 +78,7 @@ COLUMNS = {
         ),
         Column("running_returns", "sequence", "running mean of the returns of the data source's role", "float64"),
         Column("model_rewards", "sequence", "the reward model's part of the trajectory's reward"),
+        Column("score_shift", "sequence", "the transcript's own score, less its trajectory's", "float64"),
         Column("success", "sequence", "the trajectory succeeds", "bool"),
         Column("zero_advantage", "sequence", "all advantages are 0", "bool"),
         Column("loss_unit", "sequence", "index of the unit of the loss's mean by sequence", "int64"),

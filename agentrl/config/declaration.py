@@ -46,6 +46,9 @@ class Declaration:
     compares_group: bool = False
     """An estimator: advantages are relative to the other trajectories of the prompt, so a group of equal rewards has no
     advantage (see algorithm.filter_groups)."""
+    by_reward: bool = False
+    """An estimator: an advantage depends on nothing but the whole rewards of the prompt's trajectories. A transcript
+    may then have a score of its own (`Transcript.score`)."""
     advantage_only: bool = False
     """A policy loss: tokens whose advantage is 0 have no gradient, so that sequences of such tokens alone need not be
     computed (see algorithm.filter_groups)."""
@@ -62,6 +65,7 @@ def declare(
     *columns: str,
     keys: tuple[str, ...] = (),
     compares_group: bool = False,
+    by_reward: bool = False,
     advantage_only: bool = False,
     select: Callable[..., Tensor] | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -79,7 +83,7 @@ def declare(
             f"@declare({wrong[0]!r}): expected one of {', '.join(ADDITIONAL)}, or a column that "
             f"register_column({wrong[0]!r}, ...) has registered above it (docs/extending.md)"
         )
-    declaration = Declaration(frozenset(columns), frozenset(keys), compares_group, advantage_only, select)
+    declaration = Declaration(frozenset(columns), frozenset(keys), compares_group, by_reward, advantage_only, select)
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         function.declaration = declaration  # type: ignore[attr-defined]

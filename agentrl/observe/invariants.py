@@ -36,7 +36,9 @@ def _check_ending(trajectory: Trajectory) -> Iterator[str]:
             yield "it failed without a cause"
     elif trajectory.status is Status.COMPLETED and not trajectory.transcripts:
         yield "it is completed and has no transcript"
-    elif trajectory.status is Status.COMPLETED and not trajectory.num_sampled and _has_assistant_turn(trajectory):
+    elif (trajectory.status is Status.COMPLETED and _has_assistant_turn(trajectory)) and not any(
+        one.sampled_length for one in trajectory.transcripts
+    ):
         # Without such a turn, the loop has masked all that the policy sampled, as it may: nothing is trained on it.
         yield "it is completed, and no token of its assistant turns is sampled"
     if trajectory.status is Status.TIMEOUT and trajectory.score is not None:

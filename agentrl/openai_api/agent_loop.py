@@ -10,19 +10,25 @@ import asyncio
 import contextlib
 import copy
 import logging
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from agentrl.agent_loop.base import AgentLoop, Episode
 from agentrl.agent_loop.roles import add_role_scores
+from agentrl.config import Config
 from agentrl.config.registries import AGENT_STARTERS
+from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.openai_api.agent_task import AgentError, AgentFailed, AgentTask
 from agentrl.openai_api.agents import Agent, AgentOptions
+from agentrl.openai_api.selection import KEY, Kind, Selection, SessionTranscript, leave_out, main_of
 from agentrl.reward.reported import REPORTED
+from agentrl.system.threads import beside_loop
 from agentrl.system.throttle import ThrottledWarnings
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import ROLE, Message, Status
+from agentrl.trajectory.picture import size_of
 from agentrl.trajectory.sample import Sample
 
 if TYPE_CHECKING:
@@ -55,6 +61,11 @@ class OpenAIProxyLoop(AgentLoop):
         self._agent: Agent | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._endpoint: asyncio.Task[Endpoint] | None = None
+        self._selection: Selection | None = None
+        self._training: Config | None = None
+        """Config of the run, where it trains."""
+        self._refuses_scores: str | None = None
+        """Why the run takes no score of a single transcript."""
         self._begun = 0
         self._first_failures: list[str] = []
         """Reasons of the first tries that failed for an error of the agent."""
@@ -63,8 +74,17 @@ class OpenAIProxyLoop(AgentLoop):
         """Return the row's prompt; the agent's own messages and tools are only known when it runs."""
         return sample.prompt, []
 
+    def configure(self, config: RolloutsConfig) -> None:
+        self._training = config if isinstance(config, Config) else None
+
     def check(self) -> None:
-        """Load the agent. Raises ConfigError when that fails."""
+        """Load the agent, and the function that chooses transcripts. Raises ConfigError when that fails."""
+        if self._selection is None:
+            self._selection = Selection(self.options.train)
+            if self._training is not None:
+                from agentrl.algorithms.advantages import why_no_scores
+
+                self._refuses_scores = why_no_scores(self._training.algorithm)
         if self._agent is None:
             build = cast(Callable[[AgentOptions], Agent], AGENT_STARTERS.get(self.options.start))
             self._agent = build(self.options)
@@ -76,6 +96,7 @@ class OpenAIProxyLoop(AgentLoop):
         endpoint = await self._started(self._agent)
         episode.waiting_for = "the agent"
         async with endpoint.session(episode) as (session, base_url):
+            session.refuses_scores = self._refuses_scores
             report, error = await self._run_agent(self._agent, session, base_url, endpoint.report_url(session))
             if error is None and "score" not in report and not session.over.is_set():
                 await self._late_score(session)
@@ -88,6 +109,9 @@ class OpenAIProxyLoop(AgentLoop):
         if session.ending is Status.COMPLETED and session.undelivered and not episode.trajectory.num_sampled:
             problem = "it left every answer of the policy before it was delivered, so nothing of this try is trained on"
             raise AgentError(f"agent: {problem}", problem)
+        if (nothing := await self._select(session)) is not None:
+            failure = AgentError(f"agent: {nothing}", f"{KEY} chose nothing")
+            raise self._blamed(self._agent, failure, None, is_first=is_first)
         numbers = {**session.feedback, **report}  # The agent's own word stands.
         if differ := [name for name, number in session.feedback.items() if number != numbers[name]]:
             session.count("openai_scores_differ")
@@ -109,6 +133,25 @@ class OpenAIProxyLoop(AgentLoop):
             numbers[REPORTED] = numbers.pop("score")
         episode.trajectory.score_extra.update(numbers)
         episode.finish(session.ending)
+
+    async def _select(self, session: Session) -> str | None:
+        """Count the session's transcripts, and leave out those that are not trained on.
+
+        Returns why nothing of it is trained on; None where something is.
+        """
+        trajectory, transcripts = session.episode.trajectory, session.transcripts()
+        texts = sum(size_of(one.messages) for one in transcripts) if len(transcripts) > 1 else 0
+        main = await beside_loop(texts, partial(main_of, transcripts))
+        transcripts = [replace(one, kind=main[one.number][0]) if one.number in main else one for one in transcripts]
+        _count(session, transcripts)
+        assert self._selection is not None
+        if self._selection.everything or not any(one.answers for one in transcripts):
+            return None
+        ends = self._selection.ends(transcripts, main)
+        if not any(end >= answer.end for one in transcripts if (end := ends.get(one.number)) for answer in one.answers):
+            return self._selection.nothing(transcripts)
+        session.count("left_out/side_calls", leave_out(trajectory, transcripts, ends))
+        return None
 
     async def _late_score(self, session: Session) -> None:
         """Wait for a score that is posted after the agent's end."""
@@ -172,6 +215,18 @@ class OpenAIProxyLoop(AgentLoop):
         if self._endpoint is None or self._loop is not loop:
             self._loop, self._endpoint = loop, loop.create_task(_start(self.options, agent))
         return await asyncio.shield(self._endpoint)
+
+
+def _count(session: Session, transcripts: Sequence[SessionTranscript]) -> None:
+    """Count transcripts with samples by their kind, and side calls by why they were opened, too."""
+    sampled = [one for one in transcripts if one.answers]
+    session.count("openai_transcripts", len(sampled))
+    for kind, name in ((Kind.SUB_AGENT, "openai_sub_agents"), (Kind.SIDE_CALL, "openai_side_calls")):
+        if number := sum(one.kind is kind for one in sampled):
+            session.count(name, number)
+    for one in sampled:
+        if one.kind is Kind.SIDE_CALL:
+            session.count(f"openai_side_calls/{one.opened}")
 
 
 async def _start(options: AgentOptions, agent: Agent) -> Endpoint:

@@ -167,13 +167,6 @@ class Endpoint:
                 session.count(name, number)
             self._strays.clear()
             await session.close()
-            if session.side_calls and self._is_new("side calls"):
-                logger.warning(
-                    "a session has %d transcripts of one turn next to a longer one (models that its calls name: %s). "
-                    "All of them are trained on with the trajectory's score; titles, topics and summaries, too, are "
-                    "not left out yet. trajectory/openai_side_calls counts them",
-                    *(session.side_calls, ", ".join(sorted(session.models))),
-                )
             if not self._sessions:
                 collect_if_due()
 
@@ -284,13 +277,27 @@ class Endpoint:
             raise
 
     async def _feedback(self, token: str, request: Request) -> Response:
-        """Take numbers about a session's trajectory: its score, its last turn's reward, and others by name."""
+        """Take numbers about a session's trajectory: its score, its last turn's reward, and others by name.
+
+        With `response`, the id of an answer, it is the score of that answer's transcript alone.
+        """
         session = self._find_reported(token, FEEDBACK)
         try:
             value = from_json(await _report(request), allow_inf_nan=False)
             if not isinstance(value, dict):
                 raise TypeError(f"expected an object of names and numbers, found {value!r:.80}")
-            session.tell(read_numbers(value))
+            response = value.pop("response", None)
+            numbers = read_numbers(value)
+            if response is None:
+                session.tell(numbers)
+            elif isinstance(response, str) and numbers.keys() == {"score"}:
+                session.tell_of(response, numbers["score"])
+            else:
+                raise TypeError(f"expected with response, the id of an answer, a score alone, found {response!r:.80}")
+        except ApiError as error:
+            if error.param == "response" and error.status != 409:  # which is counted as openai_feedback_twice
+                session.refused(error)
+            raise
         except (TypeError, ValueError) as error:
             refusal = ApiError(400, f"feedback: {error}", code="invalid_value")
             session.refused(refusal)

@@ -17,16 +17,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import itertools
 import secrets
 import time
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from hashlib import blake2b
 from typing import ParamSpec, TypeVar
 
 from agentrl.agent_loop.base import Episode, Reply
+from agentrl.agent_loop.limits import seed_of
 from agentrl.agent_loop.roles import problem_of
 from agentrl.agent_loop.stopping import chosen
 from agentrl.chat import AssistantMessage, Chat
@@ -39,6 +43,7 @@ from agentrl.openai_api.history import Checkpoint, Digest, History, cause_of, de
 from agentrl.openai_api.request import ChatMessage, ChatRequest, Promise
 from agentrl.openai_api.system_turns import placed_turns
 from agentrl.openai_api.wire import Reading
+from agentrl.openai_api.selection import Answer, Given, SessionTranscript
 from agentrl.system.delivery import Delivery
 from agentrl.system.threads import OwnThread
 from agentrl.tool import ErrorKind, ToolSchema
@@ -55,8 +60,6 @@ COMPARED = 16
 """Newest transcripts with which a call is compared that continues none."""
 LONG_BODY = 64 << 10
 """Bytes of a request from which it is read, rendered and encoded off the event loop."""
-MOST_MODELS = 16
-"""Names of models that are kept."""
 MAX_TRIES = 4
 """Answers that are sampled until one keeps the request's promise."""
 
@@ -72,6 +75,22 @@ class Branch:
     calls: dict[str, ToolCallRecord] = field(default_factory=dict)
     """Last turn's tool calls by id."""
     replied_at: float = 0.0
+    opened: str = "first"
+    """Why its first call continued no transcript."""
+    given: list[Given] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    source: Branch | None = None
+    """Branch whose first `shared` tokens it begins with."""
+    shared: int = 0
+    asked_again: bool = False
+    """True: `source` ends with an answer that broke the promise of its first call."""
+    score: float | None = None
+    """Score that was posted for it alone."""
+
+    @property
+    def broken(self) -> bool:
+        """True: its last answer broke the promise of its call, and was sent to nobody."""
+        return bool(self.answers) and not self.answers[-1].id
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +108,8 @@ class Asked:
     """True: its messages are rendered off the event loop."""
     dropped: Mapping[str, str]
     """Reasons by the name of what was dropped from the request."""
+    number: int = 0
+    """Number of the session's requests up to it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -98,6 +119,8 @@ class Call:
     request: ChatRequest
     branch: Branch
     delivery: Delivery
+    number: int
+    """Number of the session's requests up to it."""
     sampling: bool = True
     """True: the last turn that was counted for it is not recorded yet."""
     broken: list[Branch] = field(default_factory=list)
@@ -129,9 +152,6 @@ class Session:
         """Event that is set when no further call can be served: after a fault or an abort."""
         self.stopped: Status | None = None
         """Status that a stop condition ended the session with."""
-        self.side_calls = 0
-        self.models: Counter[str] = Counter()
-        """Calls by the model that they name."""
         self.undelivered = 0
         """Turns of the policy that were removed, because no client took them."""
         self.turns = 0
@@ -142,12 +162,16 @@ class Session:
         """Name of the session in the address for scores, which calls of the policy do not go to."""
         self.feedback: dict[str, float] = {}
         """Numbers that were posted to the session: `score`, `reward` and others."""
+        self.refuses_scores: str | None = None
+        """Why no score of a single transcript is taken; None: such scores are taken."""
         self.called = asyncio.Event()
         """Event that is set at the first call."""
         self.scored = asyncio.Event()
         """Event that is set when a score was posted."""
         self.closed = False
-        self._replies = 0
+        self._requests = self._replies = 0
+        self._prompts: Counter[str] = Counter()
+        """Transcripts by a hash of the prompt that they begin with."""
         self._kept: dict[str, Sequence[ChatMessage]] = {}
         """Conversations that a later request may continue by the id of their last answer."""
         self._branches: list[Branch] = []
@@ -174,8 +198,6 @@ class Session:
             self._fail(error)
             raise
         self.count("openai_calls")
-        if len(self.models) < MOST_MODELS:
-            self.models[asked.request.model] += 1
         task = asyncio.create_task(self._answer(call))
         self._tasks.add(task)
         task.add_done_callback(partial(self._ended, call))
@@ -213,6 +235,25 @@ class Session:
         if "score" in numbers:
             self.scored.set()
 
+    def tell_of(self, response: str, score: float) -> None:
+        """Take the score of the transcript that holds an answer, by the id that the client was sent.
+
+        Raises ApiError for an unknown id, for a transcript that has a score, and where the run takes no such scores.
+        """
+        self._check_open()
+        if self.refuses_scores is not None:
+            raise ApiError(400, f"response: {self.refuses_scores}", param="response", code="unsupported_value")
+        id = response.removeprefix("chatcmpl-").removeprefix("msg_").removeprefix("resp_")
+        found = next((one for one in self._branches if any(answer.id == id for answer in one.answers)), None)
+        if found is None or not id:
+            message = f"response: no answer of this session has the id {response!r:.100}."
+            raise ApiError(404, message, param="response", code="unknown_response")
+        if found.score is not None:
+            self.count("openai_feedback_twice")
+            message = f"response: the transcript of {response!r:.100} has a score; the first value stands."
+            raise ApiError(409, message, param="response", code="feedback_twice")
+        found.score = score
+
     async def close(self) -> None:
         """End the running calls; later ones get "unknown session"."""
         self.closed = True
@@ -224,11 +265,27 @@ class Session:
             if not call.delivery.whole:
                 self._take_back(call.branches)
         self._answered.clear()
-        self._count_side_calls()
         for branch in self._branches:
             branch.tip = None  # Without this circle the record ends when its last user does.
+            branch.episode.transcript.score = branch.score
             await self.episode.context.engine.release(branch.episode.session)
         self._history = History()
+
+    def transcripts(self) -> list[SessionTranscript]:
+        """Return the transcripts of the session, which is closed, in the order in which they were opened."""
+        return [
+            SessionTranscript(
+                number=one.episode.index,
+                opened=one.opened,
+                given=tuple(one.given),
+                answers=tuple(one.answers),
+                prompt_length=one.episode.transcript.prompt_length,
+                source=None if one.source is None else one.source.episode.index,
+                shared=one.shared,
+                asked_again=one.asked_again,
+            )
+            for one in self._branches
+        ]
 
     def _take_back(self, branches: Sequence[Branch]) -> None:
         """Remove the turns that end the branches: their call's answer reached nobody."""
@@ -237,13 +294,7 @@ class Session:
                 self.undelivered += 1
                 self.count("openai_undelivered_turns")
                 self.count("openai_undelivered_tokens", tokens)
-
-    def _count_side_calls(self) -> None:
-        """Count the transcripts of one turn next to a longer one: titles, topics, summaries and the like."""
-        turns = Counter(turn.transcript for turn in self.episode.trajectory.turns if turn.role == "assistant")
-        if len(turns) > 1 and max(turns.values()) > 1:
-            self.side_calls = sum(number == 1 for number in turns.values())
-            self.count("openai_side_calls", self.side_calls)
+                branch.answers = [one for one in branch.answers if one.end <= len(branch.episode.transcript)]
 
     async def _read(self, body: bytes, dialect: Dialect) -> Asked:
         reading, chat = Reading(dialect.api, self._strict), self.episode.context.chat
@@ -272,8 +323,10 @@ class Session:
         self._check_turns()
         self._check_asked(asked)
         self.turns += 1
+        self._requests += 1
+        asked = replace(asked, number=self._requests)
         try:
-            return Call(asked.request, await self._place(asked), delivery)
+            return Call(asked.request, await self._place(asked), delivery, asked.number)
         except BaseException:
             self.turns -= 1
             raise
@@ -305,6 +358,7 @@ class Session:
         branch.busy = True
         if len(self._branches) > opened > 0:
             self.count(f"openai_opened_{cause}")
+            branch.opened = cause
         return branch
 
     def _cause(self, asked: Asked) -> str:
@@ -362,6 +416,7 @@ class Session:
             return branch
         ids, images = await self._bridge(checkpoint, rest, asked.long)
         self._check_room(branch.episode, len(ids))
+        branch.given += [Given(message, len(branch.episode.transcript), asked.number) for message in rest]
         branch.episode.observe_ids(ids, rest, images)
         self._record_answers(branch, rest)
         return self._ready(branch, asked.digests[-1])
@@ -373,8 +428,14 @@ class Session:
             ids, images = await self._bridge(checkpoint, rest, asked.long)
             moved = [replace(one, start=one.start + checkpoint.tokens) for one in images]
             written = written[0] + ids, written[1] + moved
-        digest = asked.digests[-1]
-        return await self._open([*checkpoint.messages, *rest], source.tools, written, digest, source.role)
+        messages, owner = [*map(copy.copy, checkpoint.messages), *rest], checkpoint.owner
+        branch = await self._open(messages, source.tools, written, asked.digests[-1], source.role)
+        branch.given = [Given(message, 0, asked.number) for message in messages]
+        # An answer that broke a promise, with no later try, belongs to what comes after it.
+        branch.source, branch.shared = owner, checkpoint.tokens
+        if owner.broken and owner.answers[-1].start == checkpoint.tokens:
+            branch.shared = owner.answers[-1].end
+        return branch
 
     async def _rendered(self, asked: Asked) -> Branch:
         if len(self._tool_lists) >= MAX_TOOL_LISTS:
@@ -384,12 +445,15 @@ class Session:
         role = asked.request.model if self.episode.context.roles else ""
         branch = self._beginning_of(ids, images, tools, role)
         if branch is None:
-            return await self._open(messages, tools, written, asked.digests[-1], role)
+            branch = await self._open(messages, tools, written, asked.digests[-1], role)
+            branch.given = [Given(message, 0, asked.number) for message in messages]
+            return branch
         if branch.tip is not None:
             self._answered.pop(branch.tip, None)
         known, recorded = len(branch.episode.transcript), len(branch.episode.messages)
         self._check_room(branch.episode, len(ids) - known)
         new = [replace(one, start=one.start - known) for one in images if one.start >= known]
+        branch.given += [Given(message, known, asked.number) for message in messages[recorded:] or messages[-1:]]
         branch.episode.observe_ids(ids[known:], messages[recorded:] or messages[-1:], new)
         branch.episode.messages = list(messages)
         return self._ready(branch, asked.digests[-1])
@@ -447,10 +511,23 @@ class Session:
             raise self._refuse(Status.LENGTH, f"The prompt has {len(ids)} tokens, and the context length is {limit}.")
         told = await self.episode.teacher_prompt(messages, tools)
         self._check_open()  # See `_work`.
-        branch = Branch(self.episode.branch(role), digest)
+        branch = Branch(self.episode.branch(role, self._seed_of(written)), digest)
         branch.episode.start_ids(ids, messages, tools, teacher_prompt=told, images=images)
         self._branches.append(branch)
         return self._ready(branch, digest)
+
+    def _seed_of(self, prompt: Written) -> int:
+        """Return the seed of a transcript: by its prompt, and by the number of transcripts before with the same prompt.
+
+        So the samples of a conversation do not depend on the order of calls, nor on other calls between them.
+        """
+        ids, images = prompt
+        key = blake2b(array("q", ids).tobytes(), digest_size=8)
+        for place, digest in _places(images):
+            key.update(place.to_bytes(8, "little") + digest)
+        number = self._prompts[key.hexdigest()]
+        self._prompts[key.hexdigest()] += 1
+        return seed_of(self.episode.seed, "prompt", key.hexdigest(), number)
 
     async def _bridge(self, checkpoint: Checkpoint[Branch], rest: list[Message], long: bool) -> Written:
         episode = checkpoint.owner.episode
@@ -532,6 +609,7 @@ class Session:
         """
         branch = call.branch
         branch.tip = None  # Its answer was sent to nobody, so no call continues after it.
+        self._note_answer(call, start, branch.episode.messages[-1])
         said = ", ".join(f"answer {number} {problem}" for number, problem in enumerate(broken, 1))
         params, kept = branch.episode.params, " and ".join(promise.fields)
         if self.ending is Status.LENGTH:
@@ -544,8 +622,12 @@ class Session:
         self._check_turns(f" before an answer kept {kept}: {said}")
         episode = branch.episode
         written = _beginning(episode.transcript, start)
-        call.branch = await self._open(episode.messages[:-1], episode.tools, written, branch.digest, episode.role)
+        messages = list(map(copy.copy, episode.messages[:-1]))
+        call.branch = await self._open(messages, episode.tools, written, branch.digest, episode.role)
         branch.busy, call.branch.busy = False, True
+        call.branch.opened = "asked_again"
+        call.branch.given = [Given(message, 0, call.number) for message in messages]
+        call.branch.source, call.branch.shared, call.branch.asked_again = branch, start, True
         call.broken.append(branch)
         self.turns += 1
         call.sampling = True
@@ -572,9 +654,16 @@ class Session:
             tries=tries,
             matched=_stop_text(reply),
         )
+        self._note_answer(call, start, message, completion.id)
         if isinstance(request, Translated) and request.carried is not None:
             self._kept[completion.id] = [*request.carried, ChatMessage.model_validate(message)]
         return completion
+
+    def _note_answer(self, call: Call, start: int, message: Message, id: str = "") -> None:
+        """Keep what the selection of transcripts reads of an answer that is recorded."""
+        episode, request = call.branch.episode, call.request
+        end, recorded = len(episode.transcript), episode.last_message
+        call.branch.answers.append(Answer(message, start, end, call.number, request.model, id, recorded))
 
     def _record_reply(self, branch: Branch, reply: Reply, read: AssistantMessage) -> Message:
         """Set a checkpoint at the transcript's new end; return the message as it is sent."""

@@ -16,7 +16,7 @@ class DapoRewardManager(NaiveRewardManager):
         verdict = await super().score(trajectory, sample)
         if not self.config.overlong_buffer.enable or not trajectory.transcripts:  # texts alone have no tokens
             return verdict
-        longest = max(transcript.response_length for transcript in trajectory.transcripts)
+        longest = max(max(one.trained_end - one.prompt_length, 0) for one in trajectory.transcripts)
         penalty = overlong_penalty(longest, self.config.overlong_buffer)
         return Verdict(verdict.score, {**verdict.extra, OVERLONG: penalty})
 

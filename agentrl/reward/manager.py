@@ -264,7 +264,7 @@ def shown_info(trajectory: Trajectory, sample: Sample) -> dict[str, object]:
     calls, and under `user_turn_rewards` the rewards of turns without calls.
     """
     if trajectory.turns:
-        num_turns = 1 + len(trajectory.turns)
+        num_turns = 1 + len(trajectory.trained_turns)
     else:
         num_turns = 1 + max(len(trajectory.messages) - len(sample.prompt), 0)
     by_tool: dict[str, list[float]] = {}
@@ -291,8 +291,8 @@ def solution_of(config: RewardConfig, trajectory: Trajectory, sample: Sample, to
 
 
 def response_text(trajectory: Trajectory, tokenizer: Any) -> str:
-    """Decode all tokens after each transcript's prompt, special tokens left out."""
-    responses = (one.ids[one.prompt_length :] for one in trajectory.transcripts)
+    """Decode all tokens after the prompt of each transcript that is trained on, special tokens left out."""
+    responses = (one.ids[one.prompt_length : one.trained_end] for one in trajectory.transcripts if one.trained_to != 0)
     return "\n".join(tokenizer.decode(ids, skip_special_tokens=True) for ids in responses)
 
 
@@ -300,7 +300,8 @@ def policy_text(trajectory: Trajectory, sample: Sample) -> str:
     """The assistant messages that the policy wrote, one after another on lines of their own.
 
     Assistant messages of a prompt (examples, or a history that an agent rewrote) are not the policy's; tool answers
-    and user turns are not either. A record without turns is read by its messages.
+    and user turns are not either, nor is what is left out of training (`Transcript.trained_to`). A record without turns
+    is read by its messages.
     """
     if trajectory.turns:
         return turns_text(trajectory)
@@ -311,7 +312,7 @@ def policy_text(trajectory: Trajectory, sample: Sample) -> str:
 
 def turns_text(trajectory: Trajectory) -> str:
     """The same, read by the turns alone."""
-    return "\n".join(turn.text for turn in trajectory.turns if turn.role == "assistant" and turn.text)
+    return "\n".join(turn.text for turn in trajectory.trained_turns if turn.role == "assistant" and turn.text)
 
 
 def _text(message: Message) -> str:

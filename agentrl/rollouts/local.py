@@ -406,7 +406,8 @@ class LocalRollouts:
         for one in trajectories:
             for transcript in one.transcripts if exclusion(one) is None else ():
                 for span in transcript.versions:
-                    made.versions[span.version] += span.end - span.start
+                    if span.start < transcript.trained_end:
+                        made.versions[span.version] += min(span.end, transcript.trained_end) - span.start
         return made
 
     def replace_dead_workers(self) -> None:

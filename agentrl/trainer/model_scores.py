@@ -80,12 +80,17 @@ def trained_on(rollout: Rollout, outlines: list[Outline]) -> Sequences:
 def outline_columns(config: Config, batch: Sequences, outlines: Sequence[Outline]) -> dict[str, torch.Tensor]:
     """Make the columns [N] of a batch whose `trajectory` counts `outlines`, as far as the config reads them.
 
-    They are model_rewards, greedy_rewards where greedy trajectories were drawn, success, and the scorer's numbers.
+    They are model_rewards, score_shift where transcripts have scores of their own, greedy_rewards where greedy
+    trajectories were drawn, success, and the scorer's numbers.
     """
     found: dict[str, torch.Tensor] = {}
     of_rows = [outlines[number] for number in batch.trajectory.tolist()]
     if any(one.model_reward for one in of_rows):
         found["model_rewards"] = torch.tensor([one.model_reward for one in of_rows], dtype=torch.float32)
+    if any(one.score_shifts for one in of_rows):
+        shifts = {number: iter(one.score_shifts) for number, one in enumerate(outlines)}
+        values = [next(shifts[number], 0.0) for number in batch.trajectory.tolist()]
+        found["score_shift"] = torch.tensor(values, dtype=torch.float64)
     coef = config.algorithm.turn_reward_coef
     if drawn := {one.group: one.reward(coef) for one in outlines if one.baseline}:
         greedy = [drawn.get(group) for group in batch.group.tolist()]

@@ -83,6 +83,7 @@ from agentrl.trainer.observer import Observers, Step, StepDone, StepObserver
 from agentrl.trainer.recording import Records
 from agentrl.trainer.reporting import Reports
 from agentrl.trainer.run import Training, validation_due
+from agentrl.trainer.sessions import Sessions
 from agentrl.trainer.setting import RunSetting
 from agentrl.trainer.teachers import with_teacher_scores
 from agentrl.trainer.validation import validate
@@ -117,7 +118,10 @@ class Trainer(Training[Config]):
         self.reports = Reports(setting)
         self.checks = StepChecks(config, self.dir, self.display, source, workers)
         self.evaluated = self.checks.history.evaluated
-        self.observers = Observers([self.reports, Records(config, workers, self.timed), self.checks], observers)
+        proxy = config.actor_rollout_ref.rollout.agent.openai_proxy
+        sessions = [Sessions(proxy, self.display)] if proxy.is_set else []
+        ours = [self.reports, *sessions, Records(config, workers, self.timed), self.checks]
+        self.observers = Observers(ours, observers)
         self.validation, self.expert = validation, expert
         self.version = 0
         """Version of the policy; see `agentrl.trajectory.staleness`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import chain, compress
 
@@ -36,7 +36,8 @@ def from_trajectories(
     """Make a batch with one sequence for every transcript that holds policy tokens, in order; it may be empty.
 
     Left out, never trained on as a zero: trajectories that FAILED, have no score or no policy token (see `left_out`),
-    trajectories that are a `baseline`, and transcripts without policy tokens. `group` is the trajectory's, `trajectory`
+    trajectories that are a `baseline`, transcripts without policy tokens, and transcripts, or their ends, that a loop
+    left out (`Transcript.trained_to`). `group` is the trajectory's, `trajectory`
     its position in `trajectories`, counted from `first`. `rewards` come from `token_rewards`, `turn` from
     `token_turns`, `version` from `token_versions`. With `experts`, they come from `token_experts`. With
     `privileged` there are the prompts of privileged teachers. `columns`: further ones to make, `state` from
@@ -83,10 +84,10 @@ def _made(what: Column, rows: Sequence[_Row], trajectories: Sequence[Trajectory]
     assert make is not None, "registered with it"
     values = [torch.zeros(0, dtype=dtype)]
     for row in rows:
-        count = 1 if what.per == "sequence" else len(row.transcript)
+        count = 1 if what.per == "sequence" else len(row.whole)
         trajectory = trajectories[row.position - first]
         with user_code(where, make):
-            found = make(trajectory, row.transcript)
+            found = make(trajectory, row.whole)
             given = None if found is None else torch.as_tensor(found).detach().cpu().reshape(-1)
         numbers = torch.full((count,), what.default, dtype=dtype) if given is None else given.to(dtype)
         if len(numbers) != count:
@@ -95,6 +96,7 @@ def _made(what: Column, rows: Sequence[_Row], trajectories: Sequence[Trajectory]
         if given is not None and not dtype.is_floating_point and not torch.equal(numbers.to(given.dtype), given):
             raise contract_error(where, make, f"expected {what.dtype}, found other numbers ({trajectory.uid})")
         if what.per == "token":
+            numbers = numbers[: len(row.transcript)]
             numbers = torch.where(torch.tensor(row.transcript.mask) == 1, numbers, what.default).to(dtype)
         values.append(numbers)
     return torch.cat(values)
@@ -107,15 +109,23 @@ def _experts(transcripts: Sequence[Transcript]) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One sequence of the batch; the lists have an entry for each token of the transcript."""
+    """One sequence of the batch; the lists have an entry for each of its tokens."""
 
     position: int
     group: int
+    whole: Transcript
+    """The transcript as it is recorded."""
     transcript: Transcript
+    """The part of it that is trained on."""
     rewards: list[float]
     turns: list[int]
     versions: list[int]
     states: list[int]
+
+    def cut(self, end: int) -> _Row:
+        """Leave out the lists' entries from `end` on."""
+        rewards, turns, versions = self.rewards[:end], self.turns[:end], self.versions[:end]
+        return replace(self, rewards=rewards, turns=turns, versions=versions, states=self.states[:end])
 
 
 def _rows(trajectories: Sequence[Trajectory], first: int, turn_reward_coef: float, with_states: bool) -> Iterator[_Row]:
@@ -131,8 +141,10 @@ def _rows(trajectories: Sequence[Trajectory], first: int, turn_reward_coef: floa
             strict=True,
         )
         for transcript, rewards, turns, versions, states in by_transcript:
-            if transcript.sampled_length:
-                yield _Row(position, trajectory.group, transcript, rewards, turns, versions, states)
+            part = transcript.trained_part()
+            if part is not None:
+                row = _Row(position, trajectory.group, transcript, part, rewards, turns, versions, states)
+                yield row if part is transcript else row.cut(len(part))
 
 
 def _joined(by_sequence: Iterable[Sequence[float]], dtype: torch.dtype) -> torch.Tensor:
@@ -174,14 +186,14 @@ def token_rewards(trajectory: Trajectory, turn_reward_coef: float) -> list[list[
     is in an assistant turn itself, or in the policy turn that an observed turn answers. A reward from before the policy
     wrote anything is on its first token. Turn rewards that the score counts too stay on their turns, and are subtracted
     at the end. Each role's score is on the role's last policy token, and only the rest of the trajectory's score on the
-    last of all.
+    last of all. Tokens that are left out (`Transcript.trained_to`) are no policy tokens here.
 
     Raises ValueError when there is no score or no policy token.
     """
     policy = [
         (number, position)
         for number, transcript in enumerate(trajectory.transcripts)
-        for position in compress(range(len(transcript)), transcript.mask)
+        for position in compress(range(transcript.trained_end), transcript.mask)
     ]
     if trajectory.score is None or not policy:
         raise ValueError(f"trajectory {trajectory.uid} has no rewards: {exclusion(trajectory)}")
@@ -210,10 +222,10 @@ def _pay_roles(
     transcripts, total = trajectory.transcripts, 0.0
     counts = COUNTED in trajectory.score_extra
     for role, score in by_role.items():
-        own = [number for number, one in enumerate(transcripts) if one.role == role and one.sampled_length]
+        own = [number for number, one in enumerate(transcripts) if one.role == role and one.trained_length]
         turns = [turn.reward for turn in trajectory.turns if transcripts[turn.transcript].role == role]
         paid = score - turn_reward_coef * sum(reward for reward in turns if reward is not None and counts)
-        mask = transcripts[own[-1]].mask
+        mask = transcripts[own[-1]].mask[: transcripts[own[-1]].trained_end]
         rewards[own[-1]][len(mask) - 1 - mask[::-1].index(1)] += paid
         total += paid
     return total

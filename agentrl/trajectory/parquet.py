@@ -108,6 +108,8 @@ SCHEMA = pa.schema(
         "images": pa.list_(pa.list_(_IMAGE)),
         "policy": pa.list_(pa.string()),
         "role": pa.list_(pa.string()),
+        "trained_to": pa.list_(pa.int32()),  # tokens from which on nothing is trained; null: all is, as far as sampled
+        "transcript_score": pa.list_(pa.float64()),  # its own in place of `score`; null: it has none
         "score_extra": pa.map_(pa.string(), pa.float64()),
         "metrics": pa.map_(pa.string(), pa.float64()),
         "baseline": pa.bool_(),  # drawn greedily next to the others, and not trained on
@@ -121,7 +123,10 @@ ROW_GROUP_TOKENS = 1 << 18
 """Tokens that are read together where one trajectory is looked at."""
 LONGEST_TRUTH = 10_000
 """Characters of a ground truth that is recorded: a program's tests, which may be more than its trajectory, are not."""
-ADDED = ("policy", "role", "reward_parts", "baseline", "attempt", "ground_truth", "failure_cause")
+ADDED = (
+    *("policy", "role", "reward_parts", "baseline", "attempt", "ground_truth", "failure_cause", "trained_to"),
+    "transcript_score",
+)
 """Columns that files of earlier versions lack."""
 
 
@@ -281,6 +286,8 @@ def _transcript_columns(transcripts: Sequence[Transcript]) -> dict[str, object]:
         ],
         "policy": [valid_unicode(transcript.policy) for transcript in transcripts],
         "role": [valid_unicode(transcript.role) for transcript in transcripts],
+        "trained_to": [transcript.trained_to for transcript in transcripts],
+        "transcript_score": [transcript.score for transcript in transcripts],
     }
 
 
@@ -328,8 +335,10 @@ def from_row(row: dict[str, Any]) -> Trajectory:
                 *(ids, mask, logprobs, [VersionSpan(**span) for span in versions], prompt_length),
                 policy=policy,
                 role=role,
+                trained_to=trained_to,
+                score=score,
             )
-            for ids, mask, logprobs, versions, prompt_length, policy, role in zip(
+            for ids, mask, logprobs, versions, prompt_length, policy, role, trained_to, score in zip(
                 row["ids"],
                 row["mask"],
                 row["logprobs"],
@@ -337,6 +346,8 @@ def from_row(row: dict[str, Any]) -> Trajectory:
                 row["prompt_length"],
                 row.get("policy", [POLICY] * len(row["ids"])),
                 row.get("role", [""] * len(row["ids"])),
+                row.get("trained_to", [None] * len(row["ids"])),
+                row.get("transcript_score", [None] * len(row["ids"])),
                 strict=True,
             )
         ],

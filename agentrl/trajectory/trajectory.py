@@ -8,7 +8,7 @@ exactly when the policy sampled it, and its log-prob is then the engine's; every
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -123,6 +123,12 @@ class Transcript:
     """Name of the policy that sampled the tokens with mask 1; `versions` counts this policy's weights."""
     role: str = ""
     """Role of the episode whose context this is; empty in an episode without roles."""
+    trained_to: int | None = None
+    """Number of first tokens that are trained on, where the policy sampled them; 0: the transcript is left out. None:
+    all. A loop may set it."""
+    score: float | None = None
+    """Score of this transcript alone, in place of the trajectory's; None: it has none of its own. A loop may set it
+    where the advantage estimator takes such scores (`agentrl.config.declaration`)."""
     experts: Experts | None = field(default=None, compare=False)
     """[n, L, k] uint8 or int16, the experts of the first n tokens in the L layers that have some, as the engine reports
     them. The last sampled token and the observed tokens after it have no entry. Not stored with the trajectory."""
@@ -140,6 +146,34 @@ class Transcript:
     @property
     def sampled_length(self) -> int:
         return sum(self.mask)
+
+    @property
+    def trained_end(self) -> int:
+        """Place before which the transcript is trained on."""
+        return len(self.ids) if self.trained_to is None else min(self.trained_to, len(self.ids))
+
+    @property
+    def trained_length(self) -> int:
+        """Tokens that the policy sampled and that are trained on."""
+        return self.sampled_length if self.trained_to is None else sum(self.mask[: self.trained_to])
+
+    def trained_part(self) -> Transcript | None:
+        """Return the tokens that are trained on: itself, or a copy of its beginning; None: nothing of it is."""
+        if not self.trained_length:
+            return None
+        end = self.trained_end
+        if end == len(self.ids):
+            return self
+        spans = [replace(span, end=min(span.end, end)) for span in self.versions if span.start < end]
+        return replace(
+            self,
+            ids=self.ids[:end],
+            mask=self.mask[:end],
+            logprobs=self.logprobs[:end],
+            versions=spans,
+            images=[one for one in self.images if one.start < end],
+            experts=None if self.experts is None else self.experts[:end],
+        )
 
     def append_prompt(self, ids: Sequence[int], images: Sequence[PlacedImage] = ()) -> None:
         """Append the first prompt and its images. Raises ValueError when it is not the first, or `ids` is empty."""
@@ -334,7 +368,7 @@ class Trajectory:
     @property
     def role_scores(self) -> dict[str, float]:
         """Scores of the roles that the policy's tokens are trained on in; empty without roles."""
-        trained = {one.role for one in self.transcripts if one.role and one.sampled_length}
+        trained = {one.role for one in self.transcripts if one.role and one.trained_length}
         return {role: self.score_extra[ROLE + role] for role in sorted(trained) if ROLE + role in self.score_extra}
 
     @property
@@ -349,14 +383,29 @@ class Trajectory:
 
     @property
     def num_sampled(self) -> int:
-        return sum(transcript.sampled_length for transcript in self.transcripts)
+        """Tokens that the policy sampled, of what is trained on."""
+        return sum(transcript.trained_length for transcript in self.transcripts)
+
+    @property
+    def trained_turns(self) -> list[Turn]:
+        """Turns without those of transcripts, or of their ends, that are left out (`Transcript.trained_to`)."""
+        if all(one.trained_to is None for one in self.transcripts):
+            return self.turns
+        return [turn for turn in self.turns if turn.end <= self.transcripts[turn.transcript].trained_end]
 
     @property
     def tool_calls(self) -> list[ToolCallRecord]:
-        return [call for turn in self.turns for call in turn.calls]
+        """Tool calls of the turns that are not left out."""
+        return [call for turn in self.trained_turns for call in turn.calls]
 
     def outline(self) -> Outline:
-        """Summarise the trajectory without its texts and tokens."""
+        """Summarise the trajectory without its texts and tokens, and without what is left out."""
+        kept = [one for one in self.transcripts if one.trained_to != 0]
+        shifts = [
+            0.0 if one.score is None else one.score - self.role_scores.get(one.role, self.score or 0.0)
+            for one in self.transcripts
+            if one.trained_length
+        ]
         return Outline(
             uid=self.uid,
             group=self.group,
@@ -369,12 +418,13 @@ class Trajectory:
             turn_reward=self.turn_reward,
             metrics=self.metrics,
             calls=[ToolCallRecord(call.name, None, call.answer.outline()) for call in self.tool_calls],
-            assistant_turns=sum(turn.role == "assistant" for turn in self.turns),
-            prompt_length=self.transcripts[0].prompt_length if self.transcripts else 0,
-            response_length=sum(transcript.response_length for transcript in self.transcripts),
+            assistant_turns=sum(turn.role == "assistant" for turn in self.trained_turns),
+            prompt_length=kept[0].prompt_length if kept else 0,
+            response_length=sum(one.trained_end - one.prompt_length for one in kept),
             num_sampled=self.num_sampled,
             agent_name=self.agent_name,
             baseline=self.baseline,
+            score_shifts=shifts if any(shifts) else [],
         )
 
 
@@ -407,6 +457,9 @@ class Outline:
     """Same as `Trajectory.baseline`."""
     failure_cause: str | None = None
     """Same as `Trajectory.failure_cause`."""
+    score_shifts: list[float] = field(default_factory=list)
+    """For each transcript that is trained on, in order, its own score less the trajectory's, or its role's; 0 where it
+    has none of its own. Empty where all are 0."""
 
     @property
     def numbers(self) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Records of an update's values for each token: a file of `updates/` for each file of `trajectories/`.
 
 A row for each row of the trajectories' file, in its order. Each column but `uid` has one list for each transcript, with
-a value for each of its tokens. The value is null where the policy did not sample the token, or where the trajectory was
+a value for each of its tokens. The value is null where the policy did not sample the token, or where the token was
 not trained on. A column that a run does not compute is absent. Columns that a user registered are there by their names.
 """
 
@@ -84,20 +84,24 @@ def _write(
     file: RecordFile,
     rows: Mapping[int, Sequence[int]],
 ) -> dict[str, str]:
-    table = pq.read_table(file.path, columns=["uid", "ids", "mask"]).combine_chunks()
+    table = pq.read_table(file.path, columns=["uid", "ids", "mask", "trained_to"]).combine_chunks()
     uids = table["uid"].to_pylist()
     tokens, ids = _Nested.from_column(table["mask"]), _Nested.from_column(table["ids"]).values
     offsets, batch_ids, batch_mask = batch.offsets.tolist(), batch.ids.numpy(), batch.mask.long().numpy()
-    sampled = tokens.values
+    sampled, ends = tokens.values, table["trained_to"].to_pylist()
     source = np.full(len(tokens.values), -1, dtype=np.int64)
     differences: dict[str, str] = {}
     for place, uid in enumerate(uids):
         mine = rows.get(file.numbers.get(uid, -1), ())
-        spans = [span for span in tokens.spans(place) if sampled[slice(*span)].any()]
+        parts = zip(tokens.spans(place), ends[place], strict=True)
+        spans = [(start, end if to is None else min(end, start + to)) for (start, end), to in parts]
+        spans = [span for span in spans if sampled[slice(*span)].any()]
         if not mine:
             continue
         if len(mine) != len(spans):
-            differences[uid] = f"{len(mine)} sequences are trained on, and {len(spans)} transcripts have sampled tokens"
+            differences[uid] = (
+                f"{len(mine)} sequences are trained on, and {len(spans)} transcripts have tokens to train"
+            )
             continue
         for row, (start, end) in zip(mine, spans, strict=True):
             first, last = offsets[row], offsets[row + 1]

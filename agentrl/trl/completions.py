@@ -25,7 +25,7 @@ def completion_of(
     `response_template` of its own parses it instead. With tools a turn has calls and reasoning as fields, and a turn
     with a call that cannot be read is plain text.
     """
-    turns = iter([turn for turn in trajectory.turns if turn.role == "assistant"])
+    turns = iter([turn for turn in trajectory.trained_turns if turn.role == "assistant"])
     completion: Completion = []
     for message in trajectory.messages[prompt:]:
         if message["role"] != "assistant" or (turn := next(turns, None)) is None:
@@ -70,5 +70,6 @@ def _parsed(ids: Sequence[int], before: Sequence[int], tokenizer: PreTrainedToke
 
 
 def completion_ids_of(trajectory: Trajectory) -> list[int]:
-    """Return the tokens after the prompt, the answers of tools included."""
-    return [id for one in trajectory.transcripts for id in one.ids[one.prompt_length :]]
+    """Return the tokens after the prompt that are not left out of training, the answers of tools included."""
+    kept = (one for one in trajectory.transcripts if one.trained_to != 0)
+    return [id for one in kept for id in one.ids[one.prompt_length : one.trained_end]]

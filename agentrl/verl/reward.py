@@ -25,7 +25,7 @@ from agentrl.system.metrics import Metrics
 from agentrl.system.numbers import finite, finite_numbers
 from agentrl.system.threads import DaemonThreads
 from agentrl.system.user_code import contract_error
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory import Trajectory, Transcript
 from agentrl.trajectory.sample import Sample
 from agentrl.verl.calling import ConstructorOptions, call, fitting, stand_in
 from agentrl.verl.tokenizer import verl_tokenizer
@@ -171,11 +171,16 @@ class DataProto:
         )
 
 
+def _last(trajectory: Trajectory) -> Transcript:
+    """Return the last transcript that is not left out of training."""
+    return [one for one in trajectory.transcripts if one.trained_to != 0][-1]
+
+
 def data_proto(trajectories: Sequence[Trajectory], sample: Sample) -> DataProto:
     """Make the DataProto of trajectories of one prompt: of each, its last transcript."""
     import torch
 
-    last = [one.transcripts[-1] for one in trajectories]
+    last = [_last(one) for one in trajectories]
     prompts = [one.ids[: one.prompt_length] for one in last]
     responses = [one.ids[one.prompt_length :] for one in last]
     masks = [one.mask[one.prompt_length :] for one in last]
@@ -400,7 +405,7 @@ class AdaptedRewardManager(_Adapted):
         rewards = answer.tolist()
         verdicts = []
         for index, (row, one) in enumerate(zip(rewards, trajectories, strict=True)):
-            last = one.transcripts[-1].response_length - 1
+            last = _last(one).response_length - 1
             score = finite(row[last]) if last >= 0 else 0.0
             if score is None or any(value for place, value in enumerate(row) if place != last):
                 raise self._problem(

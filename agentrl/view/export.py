@@ -140,6 +140,7 @@ def hide(record: Record, hidden: Hidden) -> None:
     for number, window in enumerate(cast(list[Record], record["transcripts"])):
         ids = _hidden_ids(window, [turn for turn in turns if turn["transcript"] == number], hidden)
         window["ids"] = ids
+        window["score"] = None if "scores" in hidden.left_out else window["score"]
         left |= {*ids.tolist()}
         values = cast(dict[str, npt.NDArray[np.float32]], window["values"])
         window["values"] = {

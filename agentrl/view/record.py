@@ -110,7 +110,8 @@ def _transcripts(
     """Yield the context windows of the row."""
     lengths, versions = _list(found.pop("prompt_length")), _list(found.pop("versions"))
     images, policies = _list(found.pop("images")), _list(found.pop("policy"))
-    roles = _list(found.pop("role", None))
+    roles, ends = _list(found.pop("role", None)), _list(found.pop("trained_to", None))
+    scores = _list(found.pop("transcript_score", None))
     ids = table["ids"][place] if "ids" in table.column_names else None
     for number in range(len(ids.values) if ids is not None and ids.is_valid else 0):
         one = {name: _numbers(table[name][place], number) for name in BY_TOKEN if name in table.column_names}
@@ -126,6 +127,8 @@ def _transcripts(
             "images": images[number] if number < len(images) else [],
             "policy": policies[number] if number < len(policies) else None,
             "role": roles[number] if number < len(roles) else "",
+            "trained_to": ends[number] if number < len(ends) else None,
+            "score": scores[number] if number < len(scores) else None,
             "values": {
                 name: np.where(mask, np.round(array.astype(np.float32), DECIMALS), np.nan).astype(np.float32)
                 for name, array in numbers.items()

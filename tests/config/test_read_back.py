@@ -85,6 +85,7 @@ def attacks(hostile: Hostile) -> dict[str, Any]:
     target, away = f"{hostile.module}:Thing", "http://192.0.2.1:8000"
     special = {
         f"{ROLLOUT}.agent.openai_proxy.command": ["sh", "-c", f"touch {hostile.marker}"],
+        f"{ROLLOUT}.agent.openai_proxy.train": target,
         f"{ROLLOUT}.roles": {"black": {"policy": "small", "base_url": away}},
         f"{ROLLOUT}.server_urls": [away],
         "reward_model.rollout.server_urls": [away],

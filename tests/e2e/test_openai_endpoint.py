@@ -35,7 +35,7 @@ ROW = {
 
 @pytest.mark.slice(1, "documents")
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("number", [0, 1, 2, 4], ids=["function", "command", "pool", "remote"])
+@pytest.mark.parametrize("number", [0, 1, 2, 4, 7], ids=["function", "command", "pool", "remote", "main"])
 def test_the_pages_agents_are_trained(
     run_wheel: Run,
     policy_dir: Path,
@@ -45,7 +45,7 @@ def test_the_pages_agents_are_trained(
     number: int,
 ) -> None:
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # as where a venv is active
-    assert write_files(PAGE, tmp_path) == ["my_agent.py", "my_command.py", "my_pool.py"]
+    assert write_files(PAGE, tmp_path) == ["my_agent.py", "my_command.py", "my_pool.py", "my_choice.py"]
     for name in ("rows", "test"):
         pq.write_table(pyarrow.Table.from_pylist([ROW] * 4), tmp_path / f"{name}.parquet")
     words = shlex.split(commands(PAGE)[number])
@@ -78,7 +78,8 @@ def test_the_pages_agents_are_trained(
     assert metrics["left_out/failed"] == 0
     assert metrics["trajectory/openai_calls"] >= 1
     assert metrics["response/sampled_mean"] > 1
-    assert "score/calls" in metrics or number > 0
+    assert "score/calls" in metrics or number not in (0, 7)
+    assert metrics.get("trajectory/left_out/side_calls") == (0 if number == 7 else None)
     assert ("trajectory/agent_start_cpu_seconds" in metrics) == (number in (1, 2))
 
 

@@ -358,23 +358,3 @@ async def test_a_new_transcript_is_counted_by_its_cause(chat: Chat, cause: str |
         opened = {name: value for name, value in open.trajectory.metrics.items() if name.startswith("openai_opened_")}
         assert opened == ({f"openai_opened_{cause}": 1} if cause else {})
         assert len(open.trajectory.transcripts) == 1 + bool(cause)
-
-
-async def test_side_calls_are_counted_and_told_once(chat: Chat, caplog: pytest.LogCaptureFixture) -> None:
-    """They are trained on like the work itself."""
-    async with scripted(chat, lambda session, turn: "Yes.") as (service, _):
-        for _ in range(2):
-            async with service.session() as open:
-                await open.client.chat.completions.create(
-                    model="small", messages=[{"role": "user", "content": "Title?"}], max_tokens=2
-                )
-                said = (await open.say([QUESTION])).choices[0].message
-                await open.say([QUESTION, said, QUESTION])
-            assert open.trajectory.metrics["openai_side_calls"] == 1
-        async with service.session() as open:
-            await open.say([QUESTION])
-        assert "openai_side_calls" not in open.trajectory.metrics
-    assert (
-        caplog.text.count("1 transcripts of one turn next to a longer one (models that its calls name: any, small)")
-        == 1
-    )

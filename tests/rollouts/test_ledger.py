@@ -201,6 +201,7 @@ def test_a_record_holds_trajectories_whole() -> None:
         Transcript([2**31 - 1, 0], [1, 0], [-1e-30, 0.0], [VersionSpan(4, 0, 1)], 0, policy="other"),
         Transcript(prompt_length=0),
     ]
+    several.transcripts[0].trained_to, several.transcripts[1].score = 0, 0.25
     several.metrics, several.score_extra = {"a": math.inf, "b": 1, "c": float(numpy.float32(0.1))}, {"n": math.nan}
     none.transcripts = []
     found = trajectories_in(record(0, GroupStatus.SCORED, 1, [several, none]))

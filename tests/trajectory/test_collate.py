@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from agentrl.trajectory import Status, Trajectory, Transcript, Turn, VersionSpan
+from agentrl.trajectory import Image, PlacedImage, Status, Trajectory, Transcript, Turn, VersionSpan
 from agentrl.trajectory.collate import from_trajectories, left_out, token_rewards
 
 
@@ -156,3 +157,53 @@ def test_nothing_left_is_an_empty_batch() -> None:
     batch = from_trajectories([], turn_reward_coef=1.0)
     assert len(batch) == 0 and batch.num_tokens == 0 and batch.offsets.tolist() == [0]
     assert len(batch.select([])) == 0
+
+
+def test_what_a_loop_leaves_out_is_as_if_it_were_not_there() -> None:
+    """A whole transcript, and the end of one: rows, rewards and lengths are those of the rest."""
+    main, side = transcript("s2", "o1", "s1", "o2", "s3"), transcript("s4", "o1", "s5")
+    main.trained_to, side.trained_to = 6, 0
+    turns = [
+        Turn("assistant", "title", 0, 2, 6),
+        Turn("assistant", "a", 1, 2, 4),
+        Turn("assistant", "b", 1, 5, 6),
+        Turn("assistant", "tail", 1, 8, 11, reward=0.25),
+        Turn("assistant", "title", 0, 7, 12),
+    ]
+    marked = trajectory(side, main, turns=turns)
+    plain = trajectory(
+        transcript("s2", "o1", "s1"), turns=[Turn("assistant", "", 0, 2, 4), Turn("assistant", "", 0, 5, 6)]
+    )
+    plain.turns[-1].reward = 0.25
+    batches = [from_trajectories([one], turn_reward_coef=2.0) for one in (marked, plain)]
+    for name in ("offsets", "mask", "rollout_logprobs", "version", "rewards", "group", "trajectory", "policy"):
+        assert torch.equal(*(getattr(batch, name) for batch in batches)), name
+    assert batches[0].ids.tolist() == main.ids[:6]
+    assert batches[0].rewards.sum() == 1.0 + 2 * 0.25, "a reward of a turn that is left out is paid before it"
+    one, other = marked.outline(), plain.outline()
+    lengths = ("prompt_length", "response_length", "num_sampled", "assistant_turns", "turn_reward")
+    assert [getattr(one, name) for name in lengths] == [getattr(other, name) for name in lengths]
+    assert one.reward(2.0) == other.reward(2.0)
+    assert (main.sampled_length, side.sampled_length) == (6, 9), "the record keeps them"
+
+
+def test_a_trajectory_of_which_all_is_left_out_is_counted() -> None:
+    one = transcript("s2")
+    one.trained_to = 0
+    assert len(from_trajectories([trajectory(one)], turn_reward_coef=1.0)) == 0
+    assert left_out([trajectory(one)])["no_policy_tokens"] == 1
+
+
+def test_images_and_experts_end_where_training_ends() -> None:
+    one = Transcript()
+    one.append_prompt([1, 2])
+    one.append_sampled([3, 4], [-1.0, -1.0], 0, np.arange(3, dtype=np.uint8).reshape(3, 1, 1))
+    image = Image(np.zeros((1, 1), np.float32), (1, 1, 1), 1, b"d", b"")
+    one.append_observed([5, 6], [PlacedImage(0, image)])
+    one.append_sampled([7], [-1.0], 1, np.arange(6, dtype=np.uint8).reshape(6, 1, 1))
+    one.trained_to = 4
+    part = one.trained_part()
+    assert part is not None and (part.ids, part.images, part.versions) == ([1, 2, 3, 4], [], [VersionSpan(0, 2, 4)])
+    assert part.experts is not None and part.experts.shape == (4, 1, 1)
+    one.trained_to = None
+    assert one.trained_part() is one, "a run that leaves nothing out copies nothing"

@@ -19,6 +19,7 @@ def full_trajectory() -> Trajectory:
     second = Transcript(policy="second")
     second.append_prompt([5, 6])
     second.append_sampled([7, 8, 9], [-0.5, -1.5, 0.0], 4)
+    second.trained_to, second.score = 4, 0.25
     trajectory.transcripts.append(second)
     parse_error = ToolCallRecord("", None, ToolAnswer("error: no JSON", error="parse", reward=-0.25, truncated=True))
     trajectory.turns.append(Turn("assistant", "…", 1, 2, 5, [parse_error], "length", seconds=0.5))

@@ -11,7 +11,7 @@ import torch
 from agentrl.trajectory import Status, Trajectory, Transcript, Turn
 from agentrl.trajectory.collate import from_trajectories
 from agentrl.trajectory.files import update_file
-from agentrl.trajectory.parquet import SCHEMA, write_trajectories
+from agentrl.trajectory.parquet import SCHEMA, read_trajectories, write_trajectories
 from agentrl.trajectory.update_record import RecordFile, write_updates
 from tests.trajectory.written import tool_trajectory
 
@@ -92,3 +92,21 @@ def test_a_step_done_again_has_no_update_of_the_former_one(tmp_path: Path) -> No
         assert not list((tmp_path / "updates").glob("*"))
         write_updates(batch, [RecordFile(path, {"w": 0}) for path in paths])
         assert [path.name for path in sorted((tmp_path / "updates").iterdir())] == [path.name for path in paths]
+
+
+def test_what_is_left_out_has_no_values(tmp_path: Path) -> None:
+    """The whole first window, and the end of the last."""
+    one = windows("w")
+    one.transcripts[2].append_observed([10])
+    one.transcripts[2].append_sampled([11], [-1.0], 0)
+    one.turns.append(Turn("assistant", "c", 2, 3, 4))
+    one.transcripts[0].trained_to, one.transcripts[2].trained_to = 0, 2
+    path = write_trajectories(tmp_path / "trajectories", [one], step=1, split="train", turn_reward_coef=1.0)
+    batch = from_trajectories([one], turn_reward_coef=1.0)
+    values = torch.arange(batch.num_tokens, dtype=torch.float32)
+    assert write_updates(batch.with_fields(advantages=values), [RecordFile(path, {"w": 0})]) == {}
+    (row,) = pq.read_table(tmp_path / "updates").to_pylist()
+    assert row["advantages"] == [[None] * 4, [None] * 3, [None, 1.0, None, None]]
+    (again,) = read_trajectories(path)
+    assert [each.trained_to for each in again.transcripts] == [0, None, 2], "a batch of the record is the same batch"
+    assert torch.equal(from_trajectories([again], turn_reward_coef=1.0).ids, batch.ids)

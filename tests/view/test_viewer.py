@@ -18,7 +18,7 @@ import pytest
 from agentrl.errors import DataError
 from agentrl.trajectory import Image, PlacedImage
 from agentrl.trajectory.parquet import SCHEMA, write_trajectories
-from agentrl.view.export import COLUMNS, TEXTS, Hidden, exported
+from agentrl.view.export import COLUMNS, TEXTS, Hidden, exported, hide
 from agentrl.view.images import MOST_BYTES
 from agentrl.view.record import trajectory
 from agentrl.view.run import open_run
@@ -264,7 +264,12 @@ def test_several_windows_and_images_are_shown(tmp_path: Path) -> None:
     player.says("A")
     trajectory = player.ends(1.0)
     trajectory.transcripts.append(Player("", 0, "again").says("B").window)
+    trajectory.transcripts[0].score, trajectory.transcripts[1].trained_to = 0.25, 0
     (tmp_path / "trajectories").mkdir()
     write_trajectories(tmp_path / "trajectories", [trajectory], step=1, split="train", turn_reward_coef=1.0)
-    record = as_seen(Viewer([open_run(str(tmp_path))]).trajectory((0, "train_000001", 0)))
+    viewer = Viewer([open_run(str(tmp_path))])
+    record = as_seen(viewer.trajectory((0, "train_000001", 0)))
     assert [len(one["ids"]) for one in record["transcripts"]] == [len(one.ids) for one in trajectory.transcripts]
+    assert [(one["trained_to"], one["score"]) for one in record["transcripts"]] == [(None, 0.25), (0, None)]
+    hide(shown := viewer.trajectory((0, "train_000001", 0)), Hidden(left_out=frozenset({"scores"})))
+    assert [one["score"] for one in as_seen(shown)["transcripts"]] == [None, None]

@@ -15,7 +15,7 @@ EPSILON = 1e-6
 """Added to a group's standard deviation before dividing by it."""
 
 
-@declare(keys=("norm_adv_by_std_in_grpo",), compares_group=True)
+@declare(keys=("norm_adv_by_std_in_grpo",), compares_group=True, by_reward=True)
 def grpo(columns: EstimatorColumns, config: AlgorithmConfig) -> Advantages:
     """GRPO with outcome supervision (arXiv:2402.03300, section 4.1.2): A_i = (R_i - mean(R)) / (std(R) + 1e-6).
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from agentrl.config.sections.algorithm import AlgorithmConfig
 
 
-@declare(compares_group=True)
+@declare(compares_group=True, by_reward=True)
 def maxrl(columns: EstimatorColumns, config: AlgorithmConfig) -> Advantages:
     """MaxRL (arXiv:2602.02710): A_i = (R_i - mean(R)) / mean(R), for rewards of 0 and 1.
 

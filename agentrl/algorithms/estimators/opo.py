@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from agentrl.config.sections.algorithm import AlgorithmConfig
 
 
-@declare(compares_group=True)
+@declare(compares_group=True, by_reward=True)
 def opo(columns: EstimatorColumns, config: AlgorithmConfig) -> Advantages:
     """OPO (arXiv:2505.23585, section 3): A_i = R_i - sum(L R) / sum(L), L the policy's tokens of a trajectory.
 

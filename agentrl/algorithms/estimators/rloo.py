@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from agentrl.config.sections.algorithm import AlgorithmConfig
 
 
-@declare(compares_group=True)
+@declare(compares_group=True, by_reward=True)
 def rloo(columns: EstimatorColumns, config: AlgorithmConfig) -> Advantages:
     """RLOO (arXiv:2402.14740, section 3.2): A_i = R_i - mean of the others' R; A_i = R_i with n = 1."""
     groups = Groups.from_columns(columns)

@@ -39,6 +39,7 @@ from agentrl.config.sections.roles import HoldsRoles, RoleConfig
 from agentrl.config.sglang_arguments import SET_BY, plain_name
 from agentrl.config.vllm_arguments import SET_BY as SET_BY_VLLM
 from agentrl.system.config_files import our_folders
+from agentrl.system.json_value import JSON
 from agentrl.system.targets import is_target
 
 TOOLS = OnlyWith("tool_config_path")
@@ -176,6 +177,25 @@ class MultiTurnConfig(Section):
 REMOTE = OnlyWith("start=remote")
 
 
+def chosen_transcripts(train: str | list[str]) -> str | list[str]:
+    """Check a value of `openai_proxy.train`. Raises ValueError."""
+    if isinstance(train, str) and train not in ("all", "main") and not is_target(train):
+        raise ValueError("all, main, a list of models, package.module:function or path/to/file.py:function")
+    if isinstance(train, list) and not (train and all(train)):
+        raise ValueError("at least one model, each with a name")
+    return train
+
+
+class UsesFunction(Uses):
+    """The value may name a function of the user's."""
+
+    def __init__(self) -> None:
+        super().__init__("code")
+
+    def uses(self, value: JSON, home: Path) -> str:
+        return super().uses(value, home) if isinstance(value, str) and ":" in value else ""
+
+
 class OpenAIProxyConfig(Section):
     """`actor_rollout_ref.rollout.agent.openai_proxy.*`: the agent that rows with agent_name=openai_proxy run."""
 
@@ -222,11 +242,20 @@ class OpenAIProxyConfig(Section):
     """Port of the endpoint. Remote agents need one that is known; 0: any that is free."""
     token_env: Annotated[str | None, REMOTE, VARIABLES] = None
     """Environment variable of the trainer with the token that remote agents send."""
+    train: Annotated[str | list[str], AfterValidator(chosen_transcripts), UsesFunction()] = "all"
+    """Transcripts of a session that are trained on. all: each of them; main: the conversation with the last answer
+    that the agent took, and its sub-agents; a list of names: those of calls that name one of these models; or a
+    function of yours that returns some of the session's transcripts (docs/openai_endpoint.md)."""
     feedback_timeout: float = Field(0.0, ge=0)
     """Seconds after the agent's end in which a score may still be posted to the session's REPORT_URL/feedback."""
     strict: bool = False
     """Action for a field, or a kind of tool, that the endpoint does not know or only a provider has: true refuses the
     request, false drops and counts it (trajectory/openai_dropped_NAME)."""
+
+    @property
+    def is_set(self) -> bool:
+        """Say whether there is an agent."""
+        return self.target is not None or self.command is not None or self.start != "auto"
 
 
 class AgentConfig(Section):
@@ -397,6 +426,11 @@ class RolloutConfig(Section):
     agent: AgentConfig = AgentConfig()
 
     def findings(self) -> Iterator[Finding]:
+        if self.roles and self.agent.openai_proxy.train == "main":
+            yield Finding(
+                "actor_rollout_ref.rollout.agent.openai_proxy.train=main chooses one conversation, and each role of "
+                "actor_rollout_ref.rollout.roles has its own. Name roles in openai_proxy.train, or take all"
+            )
         if self.name in ("vllm", "mixed") and self.update_weights_checksum and not self.update_weights_delta:
             yield Finding(
                 "actor_rollout_ref.rollout.update_weights_checksum=true with vLLM's servers needs "

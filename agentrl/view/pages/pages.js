@@ -337,7 +337,7 @@ export async function trajectory(asked, [number_, , part, row], query) {
       "div",
       { class: "both" },
       h("section", { class: "conversation" }, h("h2", {}, "Conversation"), conversation(one, record, tokens, windows[at])),
-      h("section", { class: "tokens-of" }, h("h2", {}, "Tokens", windows.length > 1 ? windows.map((window) => h("a", { class: "chip", href: link(["run", number_, "trajectory", part, row], { window: window.index }), "aria-current": window.index === at }, window.role ? `${window.role}${window.policy && window.policy !== "policy" ? ` (${window.policy})` : ""}` : `window ${window.index + 1}`)) : null), tokens),
+      h("section", { class: "tokens-of" }, h("h2", {}, "Tokens", windows.length > 1 ? windows.map((window) => h("a", { class: "chip", href: link(["run", number_, "trajectory", part, row], { window: window.index }), "aria-current": window.index === at }, window.role ? `${window.role}${window.policy && window.policy !== "policy" ? ` (${window.policy})` : ""}` : `window ${window.index + 1}`, window.trained_to === 0 ? " (not trained on)" : "", window.score === null || window.score === undefined ? "" : ` · score ${reward(window.score)}`)) : null), tokens),
     ),
   );
   body.choose = (place) => tokens.choose?.(place);
@@ -356,6 +356,12 @@ async function samePrompt(holder, number_, part, row) {
   }
 }
 
+/** Says whether a loop left the turn out of training. */
+function isNotTrained(record, turn) {
+  const end = record.transcripts[turn.transcript]?.trained_to;
+  return end !== null && end !== undefined && turn.end > end;
+}
+
 function conversation(run, record, tokens, window) {
   const prompt = (record.messages ?? []).slice(0, Math.max(0, (record.messages ?? []).findIndex((message) => message.role === "assistant")) || undefined);
   const first = prompt.filter((message) => message.role !== "assistant" && message.role !== "tool");
@@ -366,7 +372,7 @@ function conversation(run, record, tokens, window) {
       turn.role === "tool" && record.turns[index - 1]?.calls.length ? null : h(
         "article",
         { class: `turn ${["assistant", "user", "tool", "system"].includes(turn.role) ? turn.role : "user"}`, "data-turn": index },
-        h("header", {}, h("b", {}, shown(turn.role)), record.transcripts[turn.transcript]?.role ? h("span", { class: "of-role" }, shown(record.transcripts[turn.transcript].role)) : null, turn.finish_reason ? h("span", {}, shown(turn.finish_reason)) : null, turn.seconds ? h("span", {}, seconds(turn.seconds)) : null, turn.end > turn.start ? h("button", { type: "button", class: "plain", title: "show its tokens", on: { click: () => window && turn.transcript === window.index && tokens.reveal?.(turn.start) } }, `tokens ${turn.start}–${turn.end}`) : null, turn.reward === null || turn.reward === undefined ? null : h("span", {}, "reward ", reward(turn.reward)), editButton(run, record, index)),
+        h("header", {}, h("b", {}, shown(turn.role)), record.transcripts[turn.transcript]?.role ? h("span", { class: "of-role" }, shown(record.transcripts[turn.transcript].role)) : null, isNotTrained(record, turn) ? h("span", {}, "not trained on") : null, turn.finish_reason ? h("span", {}, shown(turn.finish_reason)) : null, turn.seconds ? h("span", {}, seconds(turn.seconds)) : null, turn.end > turn.start ? h("button", { type: "button", class: "plain", title: "show its tokens", on: { click: () => window && turn.transcript === window.index && tokens.reveal?.(turn.start) } }, `tokens ${turn.start}–${turn.end}`) : null, turn.reward === null || turn.reward === undefined ? null : h("span", {}, "reward ", reward(turn.reward)), editButton(run, record, index)),
         h("div", { class: "text" }, turn.text === null ? h("span", { class: "hidden" }, "left out") : shown(turn.text)),
         turn.calls.map((one, place) => call(one, editButton(run, record, index + 1, place))),
       ),

@@ -1,0 +1,312 @@
+"""Which transcripts of a finished session are trained on, and what kind each of them is.
+
+What is chosen is a conversation: all that the policy sampled in it, also where another transcript holds those tokens. A
+transcript that another one was branched off is therefore trained on up to the branch.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import cast
+
+from agentrl.chat.message import content_text
+from agentrl.errors import ConfigError
+from agentrl.openai_api.history import digest_after
+from agentrl.system.json_value import JSON
+from agentrl.system.targets import load_target
+from agentrl.system.user_code import contract_error, user_code
+from agentrl.trajectory import Message, Trajectory
+
+KEY = "openai_proxy.train"
+SHORT = 20
+"""Letters and digits below which an answer must be a whole line or value of the text that it stands in."""
+RUN = 100
+"""Letters and digits that are looked for together, where the whole of a long answer does not stand in a text."""
+_NO_LETTER = re.compile(r"\\[nrt]|[\W_]+")
+
+
+class Kind(StrEnum):
+    """Relation of a transcript to its session."""
+
+    MAIN = "main"
+    """The conversation with the last answer that the agent took, or an earlier part of it."""
+    SUB_AGENT = "sub_agent"
+    """One of its answers stands in such a conversation as a tool's answer."""
+    SIDE_CALL = "side_call"
+    """Nothing of it reached such a conversation: a title, a topic, an answer that was asked for again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A message that a transcript was given."""
+
+    message: Message
+    start: int
+    """Place of its tokens; 0 for those of the first prompt."""
+    request: int
+    """Number of the request that brought it, from 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer of the policy."""
+
+    message: Message
+    """The answer as the client was sent it."""
+    start: int
+    end: int
+    """Its tokens in the transcript."""
+    request: int
+    """Number of the request that it answers, from 1."""
+    model: str
+    """Model that the request named."""
+    id: str = ""
+    """Id that the client was sent, without the prefix of its API; empty: it was asked for again, and not sent."""
+    recorded: Message | None = field(default=None, repr=False, compare=False)
+    """The message as the trajectory has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTranscript:
+    """A transcript of a finished session."""
+
+    number: int
+    """Its place among the trajectory's transcripts."""
+    opened: str
+    """Why its first request continued no transcript: `first`, or a cause of docs/openai_endpoint.md."""
+    given: tuple[Given, ...]
+    answers: tuple[Answer, ...]
+    """Answers that the client took, and those before them that broke the promise of their request."""
+    prompt_length: int
+    """Tokens of its first prompt."""
+    source: int | None = None
+    """Number of the transcript whose first tokens it begins with."""
+    shared: int = 0
+    """These tokens, of which the policy sampled some there."""
+    asked_again: bool = False
+    """True: its first request was answered in `source` before, by an answer that broke the request's promise."""
+    kind: Kind = Kind.SIDE_CALL
+
+    @property
+    def models(self) -> frozenset[str]:
+        """Models that its requests named."""
+        return frozenset(answer.model for answer in self.answers)
+
+    @property
+    def messages(self) -> list[Message]:
+        """The conversation, as the client sent and was sent it."""
+        placed: list[Given | Answer] = sorted((*self.given, *self.answers), key=lambda one: one.start)
+        return [one.message for one in placed]
+
+
+Choose = Callable[[Sequence[SessionTranscript]], Iterable[SessionTranscript]]
+"""A user's function: the transcripts of a session, in the order in which they were opened, to those to be trained."""
+
+
+class Selection:
+    """Choice of `openai_proxy.train` among the transcripts of each session."""
+
+    def __init__(self, train: str | Sequence[str]) -> None:
+        """Raises ConfigError for a function that cannot be loaded."""
+        self._train = train
+        self.everything = train == "all"
+        self._choose: Choose | None = None
+        if isinstance(train, str) and train not in ("all", "main"):
+            self._choose = _load(train)
+
+    def ends(self, transcripts: Sequence[SessionTranscript], main: Mapping[int, tuple[Kind, int]]) -> dict[int, int]:
+        """Return by number the transcripts that are trained on, each with the tokens up to which it is.
+
+        main: the result of `main_of`. Raises CodeError where the user's function fails, or returns something else than
+        transcripts that it was given.
+        """
+        if self._train == "main":
+            return {number: end for number, (_, end) in main.items()}
+        if self._choose is None:
+            chosen = [one for one in transcripts if one.models & set(self._train)]
+        else:
+            chosen = _chosen(self._choose, f"{KEY}={self._train}", transcripts)
+        known, found = {one.number: one for one in transcripts}, dict[int, int]()
+        for one in chosen:
+            for number, end in _conversation(one, _length(one), known):
+                found[number] = max(end, found.get(number, 0))
+        return found
+
+    def nothing(self, transcripts: Sequence[SessionTranscript]) -> str:
+        """Say that nothing of a session was chosen."""
+        named = ", ".join(sorted(set[str]().union(*(one.models for one in transcripts))))
+        if self._choose is None and self._train != "main":
+            wanted = f"named one of the models {', '.join(self._train)}; they named {named}"
+            return f"{KEY}: no call of its session {wanted}, so nothing of this try is trained on"
+        return (
+            f"{KEY}={self._train} chose none of the {len(transcripts)} transcripts of its session (models that its "
+            f"calls name: {named}), so nothing of this try is trained on"
+        )
+
+
+def leave_out(trajectory: Trajectory, transcripts: Sequence[SessionTranscript], ends: Mapping[int, int]) -> int:
+    """Mark what is not trained on in the trajectory, and take its messages out of those that scorers are shown.
+
+    Returns the number of transcripts of which the policy's tokens, or some of them, are left out.
+    """
+    gone = set[int]()
+    for one in transcripts:
+        transcript, end = trajectory.transcripts[one.number], ends.get(one.number, 0)
+        if end < _length(one) or not end:
+            transcript.trained_to = end
+        gone.update(id(given.message) for given in one.given if not end or given.start >= end)
+        gone.update(id(answer.recorded) for answer in one.answers if answer.start >= end)
+    trajectory.messages = [message for message in trajectory.messages if id(message) not in gone]
+    return sum(one.trained_length < one.sampled_length for one in trajectory.transcripts)
+
+
+def main_of(transcripts: Sequence[SessionTranscript]) -> dict[int, tuple[Kind, int]]:
+    """Return by number the transcripts of the main conversation, its kind and the tokens up to which it belongs there.
+
+    The main conversation is that of the last request whose answer was taken. A transcript belongs to it up to the last
+    of its answers that stands in what the conversation was given later: as an assistant's message, after tools, system
+    message or reasoning have changed; as a tool's answer, which is a sub-agent's; in another message, which is the
+    summary of a compaction. So do the transcripts of which this holds for one that belongs to it.
+    """
+    known = {one.number: one for one in transcripts}
+    answered = (one for one in transcripts if one.answers)
+    last = max(answered, key=lambda one: (one.answers[-1].request, one.number), default=None)
+    if last is None:
+        return {}
+    texts = {one.number: [(given, _Text(given.message)) for given in one.given] for one in transcripts}
+    answers = {one.number: [(answer, _Text(answer.message)) for answer in one.answers] for one in transcripts}
+    found: dict[int, tuple[Kind, int]] = {}
+    waiting = [(last, _length(last), Kind.MAIN)]
+    while waiting:
+        one, until, kind = waiting.pop()
+        for number, end in _conversation(one, until, known):
+            before = found.get(number)
+            if before is not None and before[1] >= end and (before[0] is Kind.MAIN or kind is not Kind.MAIN):
+                continue
+            is_main = kind is Kind.MAIN or (before is not None and before[0] is Kind.MAIN)
+            found[number] = (Kind.MAIN if is_main else kind, max(end, before[1] if before else 0))
+            told = [pair for pair in texts[number] if pair[0].start < end]
+            for other in transcripts:
+                if other.number == number or found.get(other.number, (kind, 0))[1] >= _length(other) > 0:
+                    continue
+                for answer, text in reversed(answers[other.number]):
+                    if (how := _stands_in(answer, text, told, texts[other.number])) is not None:
+                        waiting.append((other, answer.end, Kind.SUB_AGENT if how == "tool" else kind))
+                        break
+    return found
+
+
+def _conversation(
+    one: SessionTranscript, until: int, known: Mapping[int, SessionTranscript]
+) -> Iterator[tuple[int, int]]:
+    """Yield the transcripts that hold the tokens of a conversation, each with its number of tokens of it.
+
+    Answers that broke the promise of a request go with the answer that kept it.
+    """
+    yield one.number, until
+    while one.source is not None:
+        source = known[one.source]
+        until = _length(source) if one.asked_again and until > one.prompt_length else one.shared
+        if ends := [answer.end for answer in source.answers if answer.end <= until]:
+            yield source.number, ends[-1]
+        one = source
+
+
+def _length(one: SessionTranscript) -> int:
+    """Count the tokens up to the end of the last answer."""
+    return one.answers[-1].end if one.answers else 0
+
+
+def _load(target: str) -> Choose:
+    function = load_target(target, KEY)
+    if not callable(function):
+        raise ConfigError(f"{KEY}: expected a function, {target} is {function!r:.200}")
+    try:
+        inspect.signature(function).bind([])
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{KEY}: {target} must take one argument, the transcripts of a session: {error}") from error
+    return cast(Choose, function)
+
+
+def _chosen(choose: Choose, what: str, transcripts: Sequence[SessionTranscript]) -> list[SessionTranscript]:
+    with user_code(what, choose):
+        answer: object = choose(transcripts)
+        chosen = list(answer) if isinstance(answer, Iterable) else None
+    if chosen is None or not all(any(one is known for known in transcripts) for one in chosen):
+        problem = f"it must return those of the transcripts that are trained on, found {answer!r:.200}"
+        raise contract_error(what, choose, problem)
+    return cast(list[SessionTranscript], chosen)
+
+
+class _Text:
+    """A message in the forms in which it is looked for, and in which others are."""
+
+    def __init__(self, message: Message) -> None:
+        self.role = message["role"]
+        text = content_text(message["content"])
+        self.plain = _plain(text)
+        self.digest = digest_after(b"", {**message, "content": text}) if self.role == "assistant" else b""
+        self.says = bool(self.plain or message.get("tool_calls"))
+        self._text = text
+        self._parts: frozenset[str] | None = None
+
+    @property
+    def parts(self) -> frozenset[str]:
+        """Lines of the text, and values of a text that is JSON."""
+        if self._parts is None:
+            self._parts = frozenset(map(_plain, (*self._text.splitlines(), *_values(self._text))))
+        return self._parts
+
+    def holds(self, answer: _Text) -> bool:
+        """Check whether an answer stands in this text, alone or within other words."""
+        own = answer.plain
+        if len(own) < SHORT:
+            return bool(own) and (own == self.plain or own in self.parts)
+        return own in self.plain or any(
+            own[start : start + RUN] in self.plain for start in range(0, len(own) - RUN + 1, RUN) if len(own) >= 2 * RUN
+        )
+
+
+def _stands_in(
+    answer: Answer, text: _Text, told: Iterable[tuple[Given, _Text]], own: Collection[tuple[Given, _Text]]
+) -> str | None:
+    """Return the role of the message in which an answer stands; None: it stands in none that came later.
+
+    own: messages that the answer's transcript was given. What repeats one of these proves nothing, except as a tool's
+    answer.
+    """
+    for given, other in told:
+        if given.request <= answer.request or not text.says:
+            continue
+        if other.role == "assistant":
+            found = other.digest == text.digest
+        else:
+            found = other.holds(text)
+        if found and (other.role in ("assistant", "tool") or not any(one.holds(text) for _, one in own)):
+            return str(other.role)
+    return None
+
+
+def _plain(text: str) -> str:
+    """Leave out all but letters and digits: clients change blanks, quote and escape what they show."""
+    return _NO_LETTER.sub("", text)
+
+
+def _values(text: str) -> Iterator[str]:
+    if text.lstrip()[:1] not in ("{", "["):
+        return
+    try:
+        waiting: list[JSON] = [json.loads(text)]
+    except (ValueError, RecursionError):
+        return
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict | list):
+            waiting += value.values() if isinstance(value, dict) else value
+        elif value is not None:
+            yield str(value)
