@@ -9,9 +9,10 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import cast
 
 from agentrl.chat.message import content_text
@@ -26,7 +27,7 @@ KEY = "openai_proxy.train"
 SHORT = 20
 """Letters and digits below which an answer must be a whole line or value of the text that it stands in."""
 RUN = 100
-"""Letters and digits that are looked for together, where the whole of a long answer does not stand in a text."""
+"""Letters and digits that are looked for together, of an answer with twice as many or more."""
 _NO_LETTER = re.compile(r"\\[nrt]|[\W_]+")
 
 
@@ -178,8 +179,9 @@ def main_of(transcripts: Sequence[SessionTranscript]) -> dict[int, tuple[Kind, i
     last = max(answered, key=lambda one: (one.answers[-1].request, one.number), default=None)
     if last is None:
         return {}
-    texts = {one.number: [(given, _Text(given.message)) for given in one.given] for one in transcripts}
-    answers = {one.number: [(answer, _Text(answer.message)) for answer in one.answers] for one in transcripts}
+    read = _Texts()
+    texts = {one.number: [(given, read.of(given.message)) for given in one.given] for one in transcripts}
+    said = {one.number: [_Said(answer, texts[one.number], read) for answer in one.answers] for one in transcripts}
     found: dict[int, tuple[Kind, int]] = {}
     waiting = [(last, _length(last), Kind.MAIN)]
     while waiting:
@@ -194,9 +196,9 @@ def main_of(transcripts: Sequence[SessionTranscript]) -> dict[int, tuple[Kind, i
             for other in transcripts:
                 if other.number == number or found.get(other.number, (kind, 0))[1] >= _length(other) > 0:
                     continue
-                for answer, text in reversed(answers[other.number]):
-                    if (how := _stands_in(answer, text, told, texts[other.number])) is not None:
-                        waiting.append((other, answer.end, Kind.SUB_AGENT if how == "tool" else kind))
+                for its in reversed(said[other.number]):
+                    if (role := its.role_in(told)) is not None:
+                        waiting.append((other, its.answer.end, Kind.SUB_AGENT if role == "tool" else kind))
                         break
     return found
 
@@ -244,52 +246,72 @@ def _chosen(choose: Choose, what: str, transcripts: Sequence[SessionTranscript])
 
 
 class _Text:
-    """A message in the forms in which it is looked for, and in which others are."""
+    """A message's text, and what is looked for in others where it is an answer."""
 
-    def __init__(self, message: Message) -> None:
-        self.role = message["role"]
-        text = content_text(message["content"])
+    def __init__(self, role: str, text: str, digest: bytes) -> None:
+        self.role, self.text, self.digest = role, text, digest
         self.plain = _plain(text)
-        self.digest = digest_after(b"", {**message, "content": text}) if self.role == "assistant" else b""
-        self.says = bool(self.plain or message.get("tool_calls"))
-        self._text = text
-        self._parts: frozenset[str] | None = None
 
-    @property
+    @cached_property
     def parts(self) -> frozenset[str]:
         """Lines of the text, and values of a text that is JSON."""
-        if self._parts is None:
-            self._parts = frozenset(map(_plain, (*self._text.splitlines(), *_values(self._text))))
-        return self._parts
+        return frozenset(map(_plain, (*self.text.splitlines(), *_values(self.text))))
 
-    def holds(self, answer: _Text) -> bool:
-        """Check whether an answer stands in this text, alone or within other words."""
-        own = answer.plain
-        if len(own) < SHORT:
-            return bool(own) and (own == self.plain or own in self.parts)
-        return own in self.plain or any(
-            own[start : start + RUN] in self.plain for start in range(0, len(own) - RUN + 1, RUN) if len(own) >= 2 * RUN
+    @cached_property
+    def pieces(self) -> tuple[str, ...]:
+        """Parts by each of which others show that they were given this text."""
+        size = len(self.plain)
+        if size < 2 * RUN:
+            return (self.plain,) if size else ()
+        return tuple(self.plain[start : start + RUN] for start in range(0, size - RUN + 1, RUN))
+
+    def holds(self, piece: str) -> bool:
+        """Check whether a piece stands in this text; a short one alone in a line or a value."""
+        return piece in self.plain if len(piece) >= SHORT else piece == self.plain or piece in self.parts
+
+
+class _Texts:
+    """Texts of messages, each read once: many transcripts repeat one conversation."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str, bytes], _Text] = {}
+
+    def of(self, message: Message) -> _Text:
+        role, text = str(message["role"]), content_text(message["content"])
+        digest = digest_after(b"", {**message, "content": text}) if role == "assistant" else b""
+        return self._known.get((role, text, digest)) or self._known.setdefault(
+            (role, text, digest), _Text(role, text, digest)
         )
 
 
-def _stands_in(
-    answer: Answer, text: _Text, told: Iterable[tuple[Given, _Text]], own: Collection[tuple[Given, _Text]]
-) -> str | None:
-    """Return the role of the message in which an answer stands; None: it stands in none that came later.
+class _Said:
+    """An answer, and the texts that are known to hold it, or not to."""
 
-    own: messages that the answer's transcript was given. What repeats one of these proves nothing, except as a tool's
-    answer.
-    """
-    for given, other in told:
-        if given.request <= answer.request or not text.says:
-            continue
-        if other.role == "assistant":
-            found = other.digest == text.digest
-        else:
-            found = other.holds(text)
-        if found and (other.role in ("assistant", "tool") or not any(one.holds(text) for _, one in own)):
-            return str(other.role)
-    return None
+    def __init__(self, answer: Answer, own: Sequence[tuple[Given, _Text]], read: _Texts) -> None:
+        """`own`: what the answer's transcript was given."""
+        self.answer, self._own, self._text = answer, own, read.of(answer.message)
+        self._says = bool(self._text.plain or answer.message.get("tool_calls"))
+        self._held: dict[int, bool] = {}
+
+    @cached_property
+    def _fresh(self) -> list[str]:
+        """Pieces that the transcript was not given: to repeat a task's words is no use of an answer."""
+        return [piece for piece in self._text.pieces if not any(text.holds(piece) for _, text in self._own)]
+
+    def role_in(self, told: Iterable[tuple[Given, _Text]]) -> str | None:
+        """Return the role of the first message after the answer in which it stands; None: it stands in none."""
+        for given, text in told:
+            if given.request > self.answer.request and self._says and self._stands_in(text):
+                return text.role
+        return None
+
+    def _stands_in(self, text: _Text) -> bool:
+        if text.role == "assistant":
+            return text.digest == self._text.digest
+        if id(text) not in self._held:
+            pieces = self._text.pieces if text.role == "tool" else self._fresh
+            self._held[id(text)] = any(map(text.holds, pieces))
+        return self._held[id(text)]
 
 
 def _plain(text: str) -> str:

@@ -22,7 +22,12 @@ LIMITS = {"max_assistant_turns": 40, "max_response_tokens": 6000, "max_model_len
 SYSTEM: dict[str, Any] = {"role": "system", "content": "Write a title of at most five words."}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 FINDINGS = "The parser drops the last byte of each line; the fix is in read_line of reader.py."
-SUMMARY = "The user wants the sum of two numbers. So far the tool was asked once, and it said that the sum is 3."
+TASK = "What is the sum of 2 and 3? Answer with the number alone, and say before it how you have come to know the sum, "
+SUMMARY = f"<analysis>The user said this.</analysis> {TASK * 2}. " + (
+    "So far the tool was asked once, and it said that the sum is 3, by which it surely did mean the sum of 1 and 2; so "
+    "the policy has to ask it again, by the right numbers, and has to answer with what the tool then says it is."
+)
+"""A summary with the words of the task, of which a program shows the end."""
 
 
 def user(text: str) -> dict[str, Any]:
@@ -174,7 +179,7 @@ async def test_a_retry_replaces_the_answer_before(chat: Chat) -> None:
 async def test_a_compaction_is_trained_on_where_its_summary_is_used(chat: Chat, taken: bool, apart: bool) -> None:
     async def act(open: Open) -> None:
         main = Talk(open, tools=[ADD])
-        call = (await main.ask(QUESTION)).tool_calls[0]
+        call = (await main.ask(user(TASK))).tool_calls[0]
         await main.ask(tool(call, "3"))
         if apart:
             written = "\n".join(str(message) for message in main.messages)
@@ -182,13 +187,15 @@ async def test_a_compaction_is_trained_on_where_its_summary_is_used(chat: Chat, 
         else:
             summary = await main.ask(user("Summarise."), keep=False)
         if taken:
-            shown = "\n".join(f"> {line}" for line in summary.content.split(". "))
+            shown = "\n".join(f"> {line}" for line in summary.content.split(". ")[1:])
             main = Talk(open, user(f"Continued from before:\n{shown}"), tools=[ADD])
             await main.ask()
         else:
             await main.ask(user("And?"))
+            main.more = {}
+            await main.ask(user(TASK))
 
-    open = await session(chat, ["Main." + CALL, "It says three, as it had to be.", SUMMARY, "End."], act)
+    open = await session(chat, ["Main." + CALL, "It says three, as it had to be.", SUMMARY, "End.", "Again."], act)
     told = trained(open)
     assert told["End."] == MAIN
     assert told[SUMMARY][1] == taken
