@@ -17,10 +17,11 @@ from typing import cast
 
 from agentrl.chat.message import content_text
 from agentrl.errors import ConfigError
-from agentrl.openai_api.history import digest_after
+from agentrl.openai_api.history import defaults_of, digest_after
 from agentrl.system.json_value import JSON
 from agentrl.system.targets import load_target
 from agentrl.system.user_code import contract_error, user_code
+from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message, Trajectory
 
 KEY = "openai_proxy.train"
@@ -85,6 +86,8 @@ class SessionTranscript:
     """Answers that the client took, and those before them that broke the promise of their request."""
     prompt_length: int
     """Tokens of its first prompt."""
+    tools: tuple[ToolSchema, ...] = ()
+    """Tools that its requests declare."""
     source: int | None = None
     """Number of the transcript whose first tokens it begins with."""
     shared: int = 0
@@ -179,7 +182,7 @@ def main_of(transcripts: Sequence[SessionTranscript]) -> dict[int, tuple[Kind, i
     last = max(answered, key=lambda one: (one.answers[-1].request, one.number), default=None)
     if last is None:
         return {}
-    read = _Texts()
+    read = _Texts([tool for one in transcripts for tool in one.tools])
     texts = {one.number: [(given, read.of(given.message)) for given in one.given] for one in transcripts}
     said = {one.number: [_Said(answer, texts[one.number], read) for answer in one.answers] for one in transcripts}
     found: dict[int, tuple[Kind, int]] = {}
@@ -273,12 +276,13 @@ class _Text:
 class _Texts:
     """Texts of messages, each read once: many transcripts repeat one conversation."""
 
-    def __init__(self) -> None:
+    def __init__(self, tools: Sequence[ToolSchema]) -> None:
+        self._defaults = defaults_of(tools)
         self._known: dict[tuple[str, str, bytes], _Text] = {}
 
     def of(self, message: Message) -> _Text:
         role, text = str(message["role"]), content_text(message["content"])
-        digest = digest_after(b"", {**message, "content": text}) if role == "assistant" else b""
+        digest = digest_after(b"", {**message, "content": text}, self._defaults) if role == "assistant" else b""
         return self._known.get((role, text, digest)) or self._known.setdefault(
             (role, text, digest), _Text(role, text, digest)
         )

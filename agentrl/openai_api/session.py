@@ -41,9 +41,9 @@ from agentrl.openai_api.dialect import Dialect, Kept, Translated
 from agentrl.openai_api.errors import ApiError, unknown_session
 from agentrl.openai_api.history import Checkpoint, Digest, History, cause_of, defaults_of, digest_after, digests_of
 from agentrl.openai_api.request import ChatMessage, ChatRequest, Promise
+from agentrl.openai_api.selection import Answer, Given, SessionTranscript
 from agentrl.openai_api.system_turns import placed_turns
 from agentrl.openai_api.wire import Reading
-from agentrl.openai_api.selection import Answer, Given, SessionTranscript
 from agentrl.system.delivery import Delivery
 from agentrl.system.threads import OwnThread
 from agentrl.tool import ErrorKind, ToolSchema
@@ -280,6 +280,7 @@ class Session:
                 given=tuple(one.given),
                 answers=tuple(one.answers),
                 prompt_length=one.episode.transcript.prompt_length,
+                tools=tuple(one.episode.tools or ()),
                 source=None if one.source is None else one.source.episode.index,
                 shared=one.shared,
                 asked_again=one.asked_again,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -124,9 +123,8 @@ async def test_names_that_match_nothing_end_the_run(run: Any, tmp_path: Path) ->
 
 async def test_a_function_that_fails_ends_the_run_and_names_its_key(run: Any, tmp_path: Path) -> None:
     for body, says in (("raise KeyError('no')", "KeyError"), ("return 5", "must return those of the transcripts")):
-        file = tmp_path / "choose.py"
+        file = tmp_path / f"{says[:4].strip()}_choose.py"
         file.write_text(f"def choose(transcripts):\n    {body}\n")
-        sys.modules.pop(next((name for name in sys.modules if name.startswith("agentrl_user_choose_")), ""), None)
         with pytest.raises(CodeError) as told:
             await run(said, agent(tmp_path / says[:4], "await work()", f"{file}:choose"))
         assert says in str(told.value) and "openai_proxy.train=" in str(told.value) and "choose.py:" in str(told.value)
