@@ -192,6 +192,20 @@ class Chat:
         self._check_bridge(ids, messages, prepared, canonical, first)
         return bridge
 
+    def begin_turn(self, text: str, tools: Sequence[ToolSchema] | None = None) -> list[int]:
+        """Make the ids behind a generation prompt with which a turn begins that says `text`, for the policy to go on.
+
+        Raises ValueError where the template writes the beginning of a turn otherwise than its whole.
+        """
+        (turn,) = self.prepared([{"role": "assistant", "content": text}])
+        ids = self.format.sampled(turn, self._canonical(tools))
+        before, found, _ = self.decode(ids).rpartition(text)
+        while found and len(self.decode(ids)) > len(before) + len(text):
+            ids.pop()  # What ends a turn: a few tokens.
+        if not found or self.decode(ids) != before + text:
+            raise ValueError(f"the template does not begin a turn as {text[:40]!r} for the policy to go on")
+        return ids
+
     def _check_prompt(
         self, messages: Sequence[Message], prepared: Sequence[Message], tools: list[ToolSchema] | None
     ) -> tuple[str, ...]:

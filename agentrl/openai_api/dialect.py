@@ -73,6 +73,8 @@ class Translated(ChatRequest):
     """Messages that a later request may continue by the answer's id; None: they are not kept."""
     given: object = None
     """The request as it was, for answers that repeat parts of it."""
+    begun: str = ""
+    """Beginning of the answer, which the policy continues."""
     places: Mapping[str, str] = {}
     """Places of fields in the client's request, where they have another name there."""
     carries_reasoning: ClassVar[bool] = True

@@ -300,10 +300,7 @@ class Messages:
         declared, deferred = _declared(asked.tools or (), reading)
         for index, turn in enumerate(asked.messages):
             placed += _placed(turn, f"messages[{index}]", deferred)
-        if placed[-1].message.role == "assistant":
-            last = f"messages[{len(asked.messages) - 1}].role"
-            said = "the last message is the assistant's, and this endpoint continues no answer that is begun for it"
-            raise ApiError(400, f"{last}: {said}; end with a user message.", param=last, code="unsupported_value")
+        begun = _begun(placed.pop()) if len(placed) > 1 and placed[-1].message.role == "assistant" else ""
         request = Translated.model_construct(
             model=asked.model,
             messages=[one.message for one in placed],
@@ -318,6 +315,7 @@ class Messages:
             max_tokens=asked.max_tokens,
             stop=asked.stop_sequences,
             stream=asked.stream,
+            begun=begun,
         )
         return checked(request, placed)
 
@@ -376,6 +374,25 @@ def joined(content: str | Sequence[TextBlock | ImageBlock] | None) -> str | list
     if any(part.image_url for part in parts):
         return parts
     return "".join(part.text or "" for part in parts)
+
+
+def _begun(last: Placed) -> str:
+    """Return the text with which a client begins the answer, in its last message. Raises ApiError for all else."""
+    message = last.message
+    text = message.shown
+    problem = None
+    if message.tool_calls or message.reasoning_content or not isinstance(text, str) or not text:
+        problem = "an answer is begun by text alone"
+    elif text[-1].isspace():
+        problem = "the beginning of an answer ends with no blank, which is part of the policy's next token"
+    if problem is not None:
+        raise ApiError(
+            400,
+            f"{last.path}: the last message is the assistant's, and {problem}; end with a user message.",
+            param=last.path,
+            code="unsupported_value",
+        )
+    return str(text)
 
 
 def _declared(tools: Sequence[Tool | ClientTool | DroppedTool], reading: Reading) -> tuple[Tools, dict[str, object]]:

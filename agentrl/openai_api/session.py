@@ -110,13 +110,20 @@ class Asked:
     """Reasons by the name of what was dropped from the request."""
     number: int = 0
     """Number of the session's requests up to it."""
+    begun: str = ""
+    """Beginning of the answer, which the prompt ends with, and the policy continues."""
+
+    @property
+    def digest(self) -> Digest:
+        """Digest of the prompt's messages, and of the beginning of the answer."""
+        return _with_beginning(self.digests[-1], self.begun)
 
 
 @dataclass(slots=True, eq=False)
 class Call:
     """A request that is being answered in `branch`."""
 
-    request: ChatRequest
+    asked: Asked
     branch: Branch
     delivery: Delivery
     number: int
@@ -125,6 +132,10 @@ class Call:
     """True: the last turn that was counted for it is not recorded yet."""
     broken: list[Branch] = field(default_factory=list)
     """Branches of answers that broke the request's promise."""
+
+    @property
+    def request(self) -> ChatRequest:
+        return self.asked.request
 
     @property
     def branches(self) -> list[Branch]:
@@ -214,7 +225,7 @@ class Session:
         if found := self._found(asked):
             checkpoint = next((one for one in found if _is_free(one)), found[-1])
             rest = _new_messages(checkpoint, asked.messages)
-            more = (await self._bridge(checkpoint, rest, asked.long))[0] if rest else []
+            more = (await self._bridge(checkpoint, rest, asked))[0] if rest else []
             return checkpoint.tokens + len(more)
         return len((await self._render(asked, self._tool_lists.get(asked.digests[0], asked.tools)))[0])
 
@@ -327,7 +338,7 @@ class Session:
         self._requests += 1
         asked = replace(asked, number=self._requests)
         try:
-            return Call(asked.request, await self._place(asked), delivery, asked.number)
+            return Call(asked, await self._place(asked), delivery, asked.number)
         except BaseException:
             self.turns -= 1
             raise
@@ -336,7 +347,7 @@ class Session:
         """Find the places that a call continues."""
         # By messages, not by re-rendering: sampled tokens stay as they were sampled, even where the template would
         # write them otherwise.
-        found = self._history.find(asked.messages, asked.digests)
+        found = self._history.find(asked.messages, [*asked.digests[:-1], asked.digest])
         if self.episode.context.roles:
             found = [one for one in found if one.owner.episode.role == asked.request.model]
         if asked.request.carries_reasoning:
@@ -415,22 +426,22 @@ class Session:
         if not rest:  # A call whose generation was cancelled, again.
             self._check_room(branch.episode, 0)
             return branch
-        ids, images = await self._bridge(checkpoint, rest, asked.long)
+        ids, images = await self._bridge(checkpoint, rest, asked)
         self._check_room(branch.episode, len(ids))
         branch.given += [Given(message, len(branch.episode.transcript), asked.number) for message in rest]
         branch.episode.observe_ids(ids, rest, images)
         self._record_answers(branch, rest)
-        return self._ready(branch, asked.digests[-1])
+        return self._ready(branch, asked.digest)
 
     async def _fork(self, checkpoint: Checkpoint[Branch], asked: Asked) -> Branch:
         source, rest = checkpoint.owner.episode, _new_messages(checkpoint, asked.messages)
         written = _beginning(source.transcript, checkpoint.tokens)
         if rest:
-            ids, images = await self._bridge(checkpoint, rest, asked.long)
+            ids, images = await self._bridge(checkpoint, rest, asked)
             moved = [replace(one, start=one.start + checkpoint.tokens) for one in images]
             written = written[0] + ids, written[1] + moved
         messages, owner = [*map(copy.copy, checkpoint.messages), *rest], checkpoint.owner
-        branch = await self._open(messages, source.tools, written, asked.digests[-1], source.role)
+        branch = await self._open(messages, source.tools, written, asked.digest, source.role, asked.begun)
         branch.given = [Given(message, 0, asked.number) for message in messages]
         # An answer that broke a promise, with no later try, belongs to what comes after it.
         branch.source, branch.shared = owner, checkpoint.tokens
@@ -446,7 +457,7 @@ class Session:
         role = asked.request.model if self.episode.context.roles else ""
         branch = self._beginning_of(ids, images, tools, role)
         if branch is None:
-            branch = await self._open(messages, tools, written, asked.digests[-1], role)
+            branch = await self._open(messages, tools, written, asked.digest, role, asked.begun)
             branch.given = [Given(message, 0, asked.number) for message in messages]
             return branch
         if branch.tip is not None:
@@ -457,12 +468,12 @@ class Session:
         branch.given += [Given(message, known, asked.number) for message in messages[recorded:] or messages[-1:]]
         branch.episode.observe_ids(ids[known:], messages[recorded:] or messages[-1:], new)
         branch.episode.messages = list(messages)
-        return self._ready(branch, asked.digests[-1])
+        return self._ready(branch, asked.digest)
 
     async def _render(self, asked: Asked, tools: list[ToolSchema]) -> Written:
         sampled = self.episode.sampled_texts
         render = partial(self.episode.context.chat.render, asked.messages, tools or None, sampled=sampled)
-        return await self._written(asked.long, render, asked.messages)
+        return await self._written(asked.long, self._going_on(render, asked.begun, tools), asked.messages)
 
     async def _written(self, long: bool, write: Callable[[], list[int]], messages: Sequence[Message]) -> Written:
         """Write messages as ids, and prepare their images.
@@ -505,12 +516,15 @@ class Session:
         written: Written,
         digest: Digest,
         role: str,
+        begun: str,
     ) -> Branch:
         ids, images = written
         limit = self.episode.context.limits.max_model_len
         if len(ids) >= limit:
             raise self._refuse(Status.LENGTH, f"The prompt has {len(ids)} tokens, and the context length is {limit}.")
         told = await self.episode.teacher_prompt(messages, tools)
+        if told and begun:
+            told += self.episode.context.chat.begin_turn(begun, tools)
         self._check_open()  # See `_work`.
         branch = Branch(self.episode.branch(role, self._seed_of(written)), digest)
         branch.episode.start_ids(ids, messages, tools, teacher_prompt=told, images=images)
@@ -530,13 +544,21 @@ class Session:
         self._prompts[key.hexdigest()] += 1
         return seed_of(self.episode.seed, "prompt", key.hexdigest(), number)
 
-    async def _bridge(self, checkpoint: Checkpoint[Branch], rest: list[Message], long: bool) -> Written:
+    def _going_on(
+        self, write: Callable[[], list[int]], begun: str, tools: Sequence[ToolSchema] | None
+    ) -> Callable[[], list[int]]:
+        """Make a function that writes the beginning of the answer, too."""
+        chat = self.episode.context.chat
+        return (lambda: [*write(), *chat.begin_turn(begun, tools)]) if begun else write
+
+    async def _bridge(self, checkpoint: Checkpoint[Branch], rest: list[Message], asked: Asked) -> Written:
         episode = checkpoint.owner.episode
         before = episode.transcript.ids
         if checkpoint.tokens < len(before):
             before = before[: checkpoint.tokens]
         bridge = partial(self.episode.context.chat.bridge, first=len(checkpoint.messages))
-        return await self._written(long, partial(bridge, list(before), rest, episode.tools), rest)
+        write = self._going_on(partial(bridge, list(before), rest, episode.tools), asked.begun, episode.tools)
+        return await self._written(asked.long, write, rest)
 
     def _ready(self, branch: Branch, digest: Digest) -> Branch:
         """Set a checkpoint at the generation prompt that the transcript now ends with."""
@@ -573,7 +595,9 @@ class Session:
             if not call.request.may_call and read.calls:  # Its calls are text.
                 text = chat.decode(ids[:-1] if ids[-1] in chat.stop_token_ids else ids)
                 read = replace(read, text=text, reasoning=None, calls=())
-            problem = None if promise is None else promise.broken_by(_cut(read, reply))
+            elif call.asked.begun and not read.calls:  # Its first blanks are part of it.
+                read = replace(read, text=chat.decode(ids[:-1] if ids[-1] in chat.stop_token_ids else ids))
+            problem = None if promise is None else promise.broken_by(_begun_by(call.asked.begun, _cut(read, reply)))
             if promise is None or problem is None:
                 tries = None if promise is None else len(broken) + 1
                 return self._completion(call, reply, read, start, cached, tries)
@@ -624,7 +648,7 @@ class Session:
         episode = branch.episode
         written = _beginning(episode.transcript, start)
         messages = list(map(copy.copy, episode.messages[:-1]))
-        call.branch = await self._open(messages, episode.tools, written, branch.digest, episode.role)
+        call.branch = await self._open(messages, episode.tools, written, branch.digest, episode.role, call.asked.begun)
         branch.busy, call.branch.busy = False, True
         call.branch.opened = "asked_again"
         call.branch.given = [Given(message, 0, call.number) for message in messages]
@@ -638,7 +662,7 @@ class Session:
         self, call: Call, reply: Reply, read: AssistantMessage, start: int, cached: int, tries: int | None
     ) -> Completion:
         request, transcript = call.request, call.branch.episode.transcript
-        message = self._record_reply(call.branch, reply, read)
+        message = self._record_reply(call, reply, read)
         assert call.branch.tip is not None
         self._answered[call.branch.tip] = call
         ids = transcript.ids[start:]
@@ -664,18 +688,21 @@ class Session:
         """Keep what the selection of transcripts reads of an answer that is recorded."""
         episode, request = call.branch.episode, call.request
         end, recorded = len(episode.transcript), episode.last_message
-        call.branch.answers.append(Answer(message, start, end, call.number, request.model, id, recorded))
+        whole = _whole(call.asked.begun, message)
+        call.branch.answers.append(Answer(whole, start, end, call.number, request.model, id, recorded))
 
-    def _record_reply(self, branch: Branch, reply: Reply, read: AssistantMessage) -> Message:
+    def _record_reply(self, call: Call, reply: Reply, read: AssistantMessage) -> Message:
         """Set a checkpoint at the transcript's new end; return the message as it is sent."""
+        branch, begun = call.branch, call.asked.begun
         if read is not reply.message:
-            branch.episode.messages[-1] = read.to_message()
+            branch.episode.messages[-1] = _begun_by(begun, read).to_message()
         message = _cut(read, reply)
         self.episode.sampled_texts.add(message.text)
         self._replies += 1
         sent = assistant_message(message, [f"c{self._replies:04d}{index:04d}" for index in range(len(message.calls))])
         defaults = defaults_of(branch.episode.tools or ())
-        branch.digest = digest_after(branch.digest, {**sent, "content": sent["content"] or ""}, defaults)
+        whole = _whole(begun, {**sent, "content": sent["content"] or ""})
+        branch.digest = digest_after(call.asked.digests[-1], whole, defaults)
         self._set_checkpoint(branch, replied=True)
         records = [
             ToolCallRecord(call.name, call.arguments, ToolAnswer(error=ErrorKind.PARSE if call.error else None))
@@ -754,6 +781,21 @@ def _cut(message: AssistantMessage, reply: Reply) -> AssistantMessage:
     return message if stop is None else replace(message, text=message.text.partition(stop)[0])
 
 
+def _begun_by(text: str, message: AssistantMessage) -> AssistantMessage:
+    """Put the beginning of an answer before what the policy added."""
+    return replace(message, text=text + message.text) if text else message
+
+
+def _whole(begun: str, sent: Message) -> Message:
+    """Return an answer as a client that began it sends it back."""
+    return {**sent, "content": begun + content_text(sent["content"])} if begun else sent
+
+
+def _with_beginning(digest: Digest, begun: str) -> Digest:
+    """Digest a prompt that ends with the beginning of an answer: no other answer continues it."""
+    return digest_after(digest, {"role": "begun", "content": begun}) if begun else digest
+
+
 @contextlib.contextmanager
 def _kept(branch: Branch) -> Iterator[None]:
     """Keep the branch for a call, or give it back after an error."""
@@ -783,7 +825,8 @@ def read(body: bytes, dialect: Dialect, reading: Reading, kept: Kept, chat: Chat
         characters = sum(len("".join(text.split())) for text in texts)
     tools = request.declared_tools
     long = len(body) > LONG_BODY or any(pictures_in(messages))  # Small files may hold many pixels.
-    return Asked(request, messages, tools, digests_of(messages, tools), characters, long, reading.dropped)
+    begun = request.begun if isinstance(request, Translated) else ""
+    return Asked(request, messages, tools, digests_of(messages, tools), characters, long, reading.dropped, begun=begun)
 
 
 def _with_names(messages: list[Message]) -> list[Message]:

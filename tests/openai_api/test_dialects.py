@@ -479,17 +479,3 @@ async def test_tokens_are_counted_of_the_prompt_that_a_call_gets(chat: Chat) -> 
                 assert counted == usage["input_tokens"] + usage["cache_read_input_tokens"]
                 talk += [{"role": "assistant", "content": said["content"]}, {"role": "user", "content": "Sure?"}]
         assert len(open.trajectory.transcripts) == 1
-
-
-async def test_an_answer_that_is_begun_for_the_policy_is_refused(chat: Chat, caplog: pytest.LogCaptureFixture) -> None:
-    """It would be answered by another turn; the refusal is told once."""
-    async with scripted(chat, []) as (service, _), service.session() as open, httpx.AsyncClient() as client:
-        for end in ("Once", [{"type": "text", "text": "Once"}]):
-            talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": end}]
-            body = {"messages": talk, "max_tokens": 9}
-            for path in ("messages", "messages/count_tokens"):
-                answer = await client.post(f"{open.base_url}/{path}", json=body)
-                assert answer.status_code == 400
-                assert "continues no answer that is begun for it" in answer.json()["error"]["message"]
-        assert open.trajectory.metrics == {"openai_bad_requests": 4}
-    assert caplog.text.count("a request of an agent (POST v1/messages) was refused") == 1

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from agentrl.chat import Chat
+from agentrl.config.registries import HARNESSES
 from agentrl.system.delivery import Delivery
 from benchmarks.packages import install
 from tests.e2e.conftest import PROJECT
@@ -186,4 +187,6 @@ async def test_the_requests_of_a_pages_client_leave_one_transcript(chat: Chat, p
 
 
 def test_every_page_of_an_agent_is_run() -> None:
-    assert sorted(PAGES) == sorted(path.stem for path in (PROJECT / "docs" / "agents").glob("*.md"))
+    """Pages of harnesses are run in tests/e2e/test_harness_pages.py."""
+    pages = [*PAGES, *HARNESSES.names()]
+    assert sorted(pages) == sorted(path.stem for path in (PROJECT / "docs" / "agents").glob("*.md"))
