@@ -22,7 +22,7 @@ from agentrl.config.registries import AGENT_STARTERS
 from agentrl.config.sections.rollouts import RolloutsConfig
 from agentrl.openai_api.agent_task import AgentError, AgentFailed, AgentTask
 from agentrl.openai_api.agents import Agent, AgentOptions
-from agentrl.openai_api.selection import KEY, Kind, Selection, SessionTranscript, leave_out, main_of
+from agentrl.openai_api.selection import KEY, Kind, Selection, SessionTranscript, leave_out, main_of, train_of
 from agentrl.reward.reported import REPORTED
 from agentrl.system.threads import beside_loop
 from agentrl.system.throttle import ThrottledWarnings
@@ -80,7 +80,7 @@ class OpenAIProxyLoop(AgentLoop):
     def check(self) -> None:
         """Load the agent, and the function that chooses transcripts. Raises ConfigError when that fails."""
         if self._selection is None:
-            self._selection = Selection(self.options.train)
+            self._selection = Selection(train_of(self.options.train, self.options.harness))
             if self._training is not None:
                 from agentrl.algorithms.advantages import why_no_scores
 

@@ -41,8 +41,8 @@ class AgentOptions(BaseModel, frozen=True):
     """Port of the endpoint; 0: any that is free."""
     token_env: str | None = None
     """Environment variable with the token of remote agents."""
-    train: str | Sequence[str] = "all"
-    """Transcripts of a session that are trained on: `all`, `main`, models, or a function
+    train: str | Sequence[str] = "auto"
+    """Transcripts of a session that are trained on: `auto`, `all`, `main`, models, or a function
     (`agentrl.openai_api.selection`)."""
     feedback_timeout: float = 0.0
     """Seconds after the agent's end in which a score may still be posted."""

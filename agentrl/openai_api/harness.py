@@ -71,6 +71,8 @@ class Harness(ABC):
     """Command that installs the version that was tried."""
     version: ClassVar[str]
     """Version that was tried."""
+    train: ClassVar[str] = "main"
+    """Transcripts of its sessions that are trained on where `openai_proxy.train` is `auto`."""
     version_arguments: ClassVar[Sequence[str]] = ("--version",)
     """Arguments with which it prints its version."""
 

@@ -16,7 +16,9 @@ from functools import cached_property
 from typing import cast
 
 from agentrl.chat.message import content_text
+from agentrl.config.registries import HARNESSES
 from agentrl.errors import ConfigError
+from agentrl.openai_api.harness import Harness
 from agentrl.openai_api.history import defaults_of, digest_after
 from agentrl.system.json_value import JSON
 from agentrl.system.targets import load_target
@@ -110,6 +112,13 @@ class SessionTranscript:
 
 Choose = Callable[[Sequence[SessionTranscript]], Iterable[SessionTranscript]]
 """A user's function: the transcripts of a session, in the order in which they were opened, to those to be trained."""
+
+
+def train_of(train: str | Sequence[str], harness: str | None) -> str | Sequence[str]:
+    """Resolve `auto` of `openai_proxy.train`: a harness's own choice, else all transcripts. Raises ConfigError."""
+    if train != "auto":
+        return train
+    return "all" if harness is None else cast(type[Harness], HARNESSES.get(harness)).train
 
 
 class Selection:

@@ -6,6 +6,7 @@ from collections import Counter
 
 from agentrl.config.sections.rollout import OpenAIProxyConfig
 from agentrl.observe.display import Display
+from agentrl.openai_api.selection import train_of
 from agentrl.trainer.observer import Step, StepObserver
 
 KEY = "actor_rollout_ref.rollout.agent.openai_proxy.train"
@@ -16,10 +17,10 @@ class Sessions(StepObserver):
     """Tells what is chosen, and how many transcripts of each kind the first step had."""
 
     def __init__(self, config: OpenAIProxyConfig, display: Display) -> None:
-        self.config, self.display, self.is_told = config, display, False
+        self.display, self.is_told = display, False
         chosen = {"all": "all transcripts of a session are trained on, side calls, too"}
         chosen["main"] = "the main conversation of a session is trained on, with its sub-agents"
-        train = config.train
+        train = self.train = train_of(config.train, config.harness)
         if isinstance(train, str):
             text = chosen.get(train, "the transcripts of a session that this function returns are trained on")
         else:
@@ -42,7 +43,7 @@ class Sessions(StepObserver):
         if causes:
             said += f" (opened by {', '.join(f'{cause}: {count}' for cause, count in sorted(causes.items()))})"
         left = found["left_out/side_calls"]
-        rest = f"; {left} are left out" if self.config.train != "all" else ""
+        rest = f"; {left} are left out" if self.train != "all" else ""
         self.display.note(f"step {step.number} had {said}{rest} ({KEY}={self.shown})")
 
 

@@ -231,3 +231,24 @@ def test_settings_hold_no_text_of_the_task_as_code(name: str, tmp_path: Path) ->
     if name == "codex":
         settings = tomllib.loads((home / ".codex" / "config.toml").read_text())
         assert settings["developer_instructions"] == hostile and "mcp_servers" not in settings
+
+
+async def test_a_harness_trains_on_the_main_conversation_unless_told_otherwise(
+    harnessed: Make, options: Callable[..., AgentOptions]
+) -> None:
+    code = (
+        "title = json.dumps({'model': 'small', 'messages': [{'role': 'user', 'content': 'A title?'}]}).encode()\n"
+        "headers = {'content-type': 'text/json'}\n"
+        "side = urllib.request.Request(settings['url'] + '/chat/completions', title, headers)\n"
+        "urllib.request.urlopen(side).read()\n"
+        "again = json.dumps({'model': 'policy', 'messages': [*json.loads(body)['messages'], "
+        "{'role': 'assistant', 'content': said}, {'role': 'user', 'content': 'Go on.'}]}).encode()\n"
+        "urllib.request.urlopen(urllib.request.Request(request.full_url, again, headers)).read()\n"
+        f"{WRITES}"
+    )
+    left = []
+    for train in ("auto", "all"):
+        (found,) = await harnessed(options(train=train), lambda prompt: "5").run(todo(code))
+        assert (found.score, len(found.transcripts)) == (1.0, 2)
+        left.append(found.metrics.get("left_out/side_calls", 0))
+    assert left == [1, 0]

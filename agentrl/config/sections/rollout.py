@@ -179,8 +179,8 @@ REMOTE = OnlyWith("start=remote")
 
 def chosen_transcripts(train: str | list[str]) -> str | list[str]:
     """Check a value of `openai_proxy.train`. Raises ValueError."""
-    if isinstance(train, str) and train not in ("all", "main") and not is_target(train):
-        raise ValueError("all, main, a list of models, package.module:function or path/to/file.py:function")
+    if isinstance(train, str) and train not in ("auto", "all", "main") and not is_target(train):
+        raise ValueError("auto, all, main, a list of models, package.module:function or path/to/file.py:function")
     if isinstance(train, list) and not (train and all(train)):
         raise ValueError("at least one model, each with a name")
     return train
@@ -242,10 +242,11 @@ class OpenAIProxyConfig(Section):
     """Port of the endpoint. Remote agents need one that is known; 0: any that is free."""
     token_env: Annotated[str | None, REMOTE, VARIABLES] = None
     """Environment variable of the trainer with the token that remote agents send."""
-    train: Annotated[str | list[str], AfterValidator(chosen_transcripts), UsesFunction()] = "all"
-    """Transcripts of a session that are trained on. all: each of them; main: the conversation with the last answer
-    that the agent took, and its sub-agents; a list of names: those of calls that name one of these models; or a
-    function of yours that returns some of the session's transcripts (docs/openai_endpoint.md)."""
+    train: Annotated[str | list[str], AfterValidator(chosen_transcripts), UsesFunction()] = "auto"
+    """Transcripts of a session that are trained on. auto: main with a harness, else all; all: each of them; main: the
+    conversation with the last answer that the agent took, and its sub-agents; a list of names: those of calls that
+    name one of these models; or a function of yours that returns some of the session's transcripts
+    (docs/openai_endpoint.md)."""
     feedback_timeout: float = Field(0.0, ge=0)
     """Seconds after the agent's end in which a score may still be posted to the session's REPORT_URL/feedback."""
     strict: bool = False
