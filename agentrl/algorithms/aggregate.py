@@ -99,7 +99,7 @@ def aggregate(
         return masked_sum(loss, mask) / max(scale.tokens, 1)
     if scale.mode == "seq-mean-token-mean":
         counts = segment_sum(mask.to(loss.dtype), offsets) if unit_tokens is None else unit_tokens
-        loss = loss / counts.clamp(min=1)[segment_ids(offsets)]
+        loss = loss / counts.clamp(min=1)[segment_ids(offsets, len(loss))]
     return masked_sum(loss, mask) / (max(scale.units, 1) * scale.norm_length)
 
 

@@ -6,9 +6,13 @@ import torch
 from torch import Tensor
 
 
-def segment_ids(offsets: Tensor) -> Tensor:
-    """Index of the sequence that each token belongs to, [T] int64; offsets [N + 1] int64."""
-    return torch.repeat_interleave(torch.arange(offsets.numel() - 1, device=offsets.device), offsets.diff())
+def segment_ids(offsets: Tensor, tokens: int | None = None) -> Tensor:
+    """Index of the sequence that each token belongs to, [T] int64; offsets [N + 1] int64.
+
+    tokens: T, where it is known: else it is read from the device, which is waited for.
+    """
+    rows = torch.arange(offsets.numel() - 1, device=offsets.device)
+    return torch.repeat_interleave(rows, offsets.diff(), output_size=tokens)
 
 
 def segment_sum(values: Tensor, offsets: Tensor) -> Tensor:
@@ -72,7 +76,7 @@ def observed(mask: Tensor, offsets: Tensor) -> Tensor:
     """
     sampled = mask.long().cumsum(0)
     before = torch.cat([sampled.new_zeros(1), sampled])[offsets[:-1]]
-    return ~mask & (sampled > before[segment_ids(offsets)])
+    return ~mask & (sampled > before[segment_ids(offsets, len(mask))])
 
 
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:

@@ -195,7 +195,7 @@ def _over(values: Tensor, level: str, mask: Tensor, offsets: Tensor) -> Tensor:
         by_sequence = segment_sum(torch.where(mask, values, 0.0), offsets)
         if level == "seq_mean":
             by_sequence = by_sequence / segment_sum(mask.to(values.dtype), offsets).clamp(min=1)
-    return by_sequence[segment_ids(offsets)]
+    return by_sequence[segment_ids(offsets, len(values))]
 
 
 def _mean_weight(weight: Tensor, mask: Tensor, offsets: Tensor, *, by_sequence: bool) -> Tensor:

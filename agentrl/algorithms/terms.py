@@ -70,7 +70,7 @@ class SuccessNLL(Term):
     def share(self, scored: Scored, count: int) -> Share:
         micro = scored.micro
         assert micro.success is not None
-        imitated = micro.mask & micro.success[segment_ids(micro.offsets)]
+        imitated = micro.mask & micro.success[segment_ids(micro.offsets, micro.num_tokens)]
         return Share(-masked_sum(scored.logprobs, imitated) / max(count, 1))
 
     def counts(self, batch: Sequences) -> Tensor:

@@ -127,7 +127,7 @@ def _tokens(micro: RaggedBatch, p: Tensor, keys: LossKeys) -> _Tokens:
         change=p.double() - old,
         advantages=torch.where(mask, advantages, 0.0).double(),
         mask=mask,
-        owner=segment_ids(micro.offsets),
+        owner=segment_ids(micro.offsets, micro.num_tokens),
         sequences=len(micro),
         p=p.double(),
         old=old,
@@ -145,7 +145,7 @@ def token_weights(
         return mask
     if mode == "token-mean":
         return mask / max(int(counts.policy_tokens.sum()), 1)
-    owner, (of_sequence, units) = segment_ids(micro.offsets), _units(micro, unit, counts)
+    owner, (of_sequence, units) = segment_ids(micro.offsets, micro.num_tokens), _units(micro, unit, counts)
     if mode == "seq-mean-token-sum":
         return mask / units
     if mode == "seq-mean-token-sum-norm":
@@ -157,7 +157,7 @@ def _units(micro: RaggedBatch, unit: LossUnit, counts: Counts) -> tuple[Tensor, 
     """Return (policy tokens of the unit of each of micro's sequences, [N] float64; units of the mini-batch)."""
     if unit == "transcript":
         mask = micro.mask.double()
-        of_sequence = mask.new_zeros(len(micro)).index_add_(0, segment_ids(micro.offsets), mask)
+        of_sequence = mask.new_zeros(len(micro)).index_add_(0, segment_ids(micro.offsets, micro.num_tokens), mask)
         return of_sequence, max(int((counts.policy_tokens > 0).sum()), 1)
     tokens: Counter[Owner] = Counter()
     for name, count in zip(counts.owners, counts.policy_tokens.tolist(), strict=True):

@@ -247,7 +247,7 @@ def _differences(rows: Sequence[Tensor], learnt: Learnt, dtype: str) -> Iterator
 def seal(batch: RaggedBatch) -> Tensor:
     """Hash the policy tokens of each sequence, their places and their values bit for bit: a `Seal` a row, int64."""
     place = torch.arange(batch.num_tokens, device=batch.ids.device)
-    owner = segment_ids(batch.offsets)
+    owner = segment_ids(batch.offsets, batch.num_tokens)
     place = place - batch.offsets[:-1][owner]
     values = torch.zeros(len(SEALED), batch.num_tokens, dtype=torch.int64, device=batch.ids.device)
     for row, name in enumerate(SEALED):

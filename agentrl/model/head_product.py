@@ -117,11 +117,16 @@ class HeadProduct(torch.autograd.Function):
         return _sums(states, weight.to(states.dtype).t())
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, gradient: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         states, weight = ctx.saved_tensors  # type: ignore[attr-defined]
         gradient = gradient.to(states.dtype)
-        of_states = _sums(gradient, weight.to(states.dtype)).to(states.dtype)
-        return of_states, _sums(gradient.t(), states).to(weight.dtype)
+        of_states, of_weight = ctx.needs_input_grad  # type: ignore[attr-defined]  # adapters leave the head as it is
+        return (
+            _sums(gradient, weight.to(states.dtype)).to(states.dtype) if of_states else None,
+            _sums(gradient.t(), states).to(weight.dtype) if of_weight else None,
+        )
 
 
 def _sums(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

@@ -14,8 +14,15 @@ from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, PreTrainedMo
 from agentrl.config.sections.model import ModelConfig
 from agentrl.errors import ConfigError
 from agentrl.model.checkpoint_names import CheckpointNames
-from agentrl.model.packed import check_packed_attention, empty_model, stored_hidden_states, token_logprobs
-from agentrl.model.routing import follow_routes
+from agentrl.model.packed import (
+    check_packed_attention,
+    empty_model,
+    predicting_states,
+    score_states,
+    stored_hidden_states,
+    token_logprobs,
+)
+from agentrl.model.routing import Routes, follow_routes
 from agentrl.model.scores import Compare, Needs, TokenScores
 from agentrl.model.sharded_load import open_model
 from agentrl.model.vision import features_of, sample_image, takes_images, vision_tower
@@ -83,6 +90,37 @@ class PolicyModel(nn.Module):
                 group=self._group,
             )
         return scores if nothing is None else scores._replace(logprobs=scores.logprobs + nothing)
+
+    def states(
+        self,
+        ids: torch.Tensor,
+        offsets: torch.Tensor,
+        *,
+        needed: torch.Tensor,
+        images: Images | None = None,
+        experts: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Compute the last hidden states [M, H] from which the needed tokens are predicted, where the model is whole.
+
+        `forward` is these states and then `score`.
+        """
+        with torch.autocast(ids.device.type, torch.bfloat16, enabled=self.autocast):
+            routes = None if experts is None else Routes(experts, with_sums=False)
+            return predicting_states(self.base, ids, offsets, needed, images, None, routes)[0]
+
+    def score(
+        self,
+        states: torch.Tensor,
+        ids: torch.Tensor,
+        places: torch.Tensor,
+        *,
+        temperature: float,
+        needs: Needs = frozenset(),
+        compare: Compare | None = None,
+    ) -> TokenScores:
+        """Score the tokens at places [M] int64 of ids [T] int64 by their states [M, H]."""
+        with torch.autocast(ids.device.type, torch.bfloat16, enabled=self.autocast):
+            return score_states(self.base, states, ids, places, temperature=temperature, needs=needs, compare=compare)
 
     def check_attention(self) -> None:
         """Raise ConfigError when the packed forward pass differs from the model's own."""

@@ -499,25 +499,55 @@ def token_logprobs(
     if experts is not None or not needs.isdisjoint(("experts", "router")):
         routes = Routes(experts, with_sums="router" in needs)
     chosen, places, part = predicting_states(model, ids, offsets, needed, images, group, routes)
-    size = chunk_tokens or chunk_size(model, chosen)
-    single = len(places) <= size
-    parts = []
-    # With nothing needed there is one empty chunk, and the zeros still have a gradient.
-    for states, there in zip(chosen.split(size), places.split(size), strict=True):
-        arguments = (model, states, ids[there], there, temperature or 1.0, needs, compare)
-        recompute = not single and torch.is_grad_enabled()
-        parts.append(checkpoint(_score, *arguments, use_reentrant=False) if recompute else _score(*arguments))
-    scores = torch.cat(parts, dim=1)
-    spread = torch.zeros(len(scores), len(ids), dtype=torch.float32, device=ids.device).index_copy(1, places, scores)
-    rows = part.sum_over_ranks(spread)
-    names = ["logprobs", *(name for name in _FURTHER if name in needs)] + ["divergence"] * (compare is not None)
-    # Copies, as FSDP warns of views.
-    found = TokenScores(**{name: row.clone() for name, row in zip(names, rows, strict=True)})
+    found = score_states(
+        model,
+        chosen,
+        ids,
+        places,
+        temperature=temperature,
+        needs=needs,
+        compare=compare,
+        chunk_tokens=chunk_tokens,
+        part=part,
+    )
     if routes is None:
         return found
     return found._replace(
         experts=routes.of_tokens() if "experts" in needs else None, router=routes.sums() if "router" in needs else None
     )
+
+
+def score_states(
+    model: PreTrainedModel,
+    states: torch.Tensor,
+    ids: torch.Tensor,
+    places: torch.Tensor,
+    *,
+    temperature: float,
+    needs: Needs,
+    compare: Compare | None,
+    chunk_tokens: int | None = None,
+    part: Slice | None = None,
+) -> TokenScores:
+    """Score some of the tokens `ids` [T] by the states that predict them, as `token_logprobs` does.
+
+    states [M, H] and places [M] int64 as `predicting_states` returns them, of this rank's `part` of the tokens. Logits
+    of more tokens than a chunk are computed again in the backward pass.
+    """
+    size = chunk_tokens or chunk_size(model)
+    single = len(places) <= size
+    parts = []
+    # With nothing needed there is one empty chunk, and the zeros still have a gradient.
+    for some, there in zip(states.split(size), places.split(size), strict=True):
+        arguments = (model, some, ids[there], there, temperature or 1.0, needs, compare)
+        recompute = not single and torch.is_grad_enabled()
+        parts.append(checkpoint(_score, *arguments, use_reentrant=False) if recompute else _score(*arguments))
+    scores = torch.cat(parts, dim=1)
+    spread = torch.zeros(len(scores), len(ids), dtype=scores.dtype, device=ids.device).index_copy(1, places, scores)
+    rows = spread if part is None else part.sum_over_ranks(spread)
+    names = ["logprobs", *(name for name in _FURTHER if name in needs)] + ["divergence"] * (compare is not None)
+    # Copies, as FSDP warns of views.
+    return TokenScores(**{name: row.clone() for name, row in zip(names, rows, strict=True)})
 
 
 def predicting_states(
@@ -534,10 +564,7 @@ def predicting_states(
     Returns the states [M, H] that predict the needed tokens of this rank's slice, their places [M] int64, the slice.
     """
     hidden, layout, part = stored_hidden_states(model, ids, offsets, images, group, routes)
-    # A sequence's first token is predicted by nothing; token t of the rest is predicted by the state before it.
-    wanted = torch.ones_like(ids, dtype=torch.bool) if needed is None else needed.clone()
-    wanted[offsets[:-1].to(ids.device)] = False
-    places = wanted.nonzero()[:, 0]
+    places = predicted(torch.ones_like(ids, dtype=torch.bool) if needed is None else needed, offsets)
     rows = layout.expand[places - 1]
     if group is not None:
         mine = part.holds(rows)
@@ -546,9 +573,19 @@ def predicting_states(
     return hidden.index_select(0, rows), places, part
 
 
-def chunk_size(model: PreTrainedModel, states: torch.Tensor) -> int:
-    """Count the tokens whose logits may be alive at once."""
-    logits = CHUNK_LOGITS_ON_GPU if states.is_cuda else CHUNK_LOGITS
+def predicted(needed: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """List the places [M] int64 of the needed tokens [T] bool that are predicted by a state, the one before them.
+
+    Nothing predicts a sequence's first token. offsets [N + 1] int64.
+    """
+    wanted = needed.clone()
+    wanted[offsets[:-1].to(needed.device)] = False
+    return wanted.nonzero()[:, 0]
+
+
+def chunk_size(model: PreTrainedModel) -> int:
+    """Count the tokens whose logits may be alive at once, on the device of the model."""
+    logits = CHUNK_LOGITS_ON_GPU if model.device.type == "cuda" else CHUNK_LOGITS
     return max(1, logits // model.config.get_text_config().vocab_size)
 
 

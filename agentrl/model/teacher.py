@@ -56,7 +56,7 @@ class TeacherModel(nn.Module):
         """Score tokens: ids [T] int64, offsets [N + 1] int64, needed [T] bool -> [T, 1 + X] float32, else 0."""
         step_of_vision(self.base, images)
         states, places, part = predicting_states(self.base, ids, offsets, needed, images, self._group)
-        size = chunk_size(self.base, states)
+        size = chunk_size(self.base)
         chunks = zip(states.split(size), ids[places].split(size), strict=True)
         scores = torch.cat([self._score(some, targets) for some, targets in chunks])
         spread = torch.zeros(len(ids), self.width, device=ids.device).index_copy(0, places, scores)

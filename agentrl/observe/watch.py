@@ -107,7 +107,10 @@ class UpdateWatch(Protocol[Watched]):
         ...
 
     def scored(self, found: Watched, micro: RaggedBatch, factor: float) -> None:
-        """Take a forward pass's result before its loss; `factor`: of the loss before its backward pass."""
+        """Take the result of a micro-batch's forward pass, whose hooks are then given the loss's gradients.
+
+        factor: of the loss before its backward pass.
+        """
         ...
 
     def stepping(self, model: Stepped, norm: float, step: float) -> None:

@@ -123,8 +123,7 @@ def _not_compiled(config: Config, device: str) -> str | None:
         return "what it gains was measured in bfloat16 alone"
     if any(one.tensor > 1 for one in (actor.parallel, roles.ref_parallel, config.critic.parallel)):
         return "layers whose matrices are split cannot be compiled"
-    losses = (actor.strategy_options.get(name) for name in ("moe_aux_loss_coeff", "moe_z_loss_coeff"))
-    if actor.router_replay.mode != "disabled" or any(losses):
+    if actor.router_replay.mode != "disabled" or actor.has_router_losses:
         return "compiled routers can neither be steered nor read"
     try:
         for path in dict.fromkeys(filter(None, (model.path, roles.ref.path, config.critic.path))):

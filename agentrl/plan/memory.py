@@ -164,11 +164,15 @@ class MemoryPlan:
         path = self.config.critic.path
         return self._shape(path) if path else self.policy
 
+    @property
+    def ranks(self) -> int:
+        """Ranks that train."""
+        trainer = self.config.trainer
+        return max(1, trainer.nnodes * trainer.n_gpus_per_node)
+
     def _ranks(self, parallel: Parallel) -> int:
         """Ranks that hold a copy of a role's parameters together."""
-        trainer = self.config.trainer
-        ranks = max(1, trainer.nnodes * trainer.n_gpus_per_node)
-        return parallel.shards * parallel.tensor if parallel.shards else ranks
+        return parallel.shards * parallel.tensor if parallel.shards else self.ranks
 
     @property
     def _longest(self) -> int:

@@ -185,17 +185,17 @@ def forward_flops(shape: ModelShape, work: Work) -> float:
 
 
 def update_flops(
-    shape: ModelShape, work: Work, *, recompute: float, lora: bool = False, recompute_head: bool = True
+    shape: ModelShape, work: Work, *, recompute: float, lora: bool = False, recompute_head: float = 1.0
 ) -> float:
     """Forward and backward.
 
     Args:
         recompute: part of the layers that are computed again in the backward pass (activation checkpointing).
         lora: the weights need no gradient of their own, so that the backward pass of the linear layers is halved.
-        recompute_head: logits are made in chunks, and again in the backward pass.
+        recompute_head: part of the scored tokens whose logits are made again in the backward pass.
     """
     linear = 2.0 * shape.active_params * work.tokens * (1 + recompute + (1 if lora else 2))
-    head = head_flops(shape, work) * (1 + (1 if recompute_head else 0) + (1 if lora else 2))
+    head = head_flops(shape, work) * (1 + recompute_head + (1 if lora else 2))
     return linear + attention_flops(shape, work) * (3 + recompute) + head
 
 

@@ -117,6 +117,9 @@ class Plan(Options):
     """Steps from one checkpoint to the next; 0: no checkpoints."""
     chunk_logits: int = 1 << 27
     """Logits alive at once."""
+    by_parts: bool = False
+    """An update takes micro-batches through the head in parts of whole sequences, which makes the logits of sequences
+    that fit into a chunk once. agentrl does so on one GPU."""
     share_prompts: bool = False
     """The trajectories of a prompt compute it once, as the CPU's attention does."""
     common_tokens: int = 0
@@ -293,7 +296,11 @@ class Training:
             work = work if head else Work(work.tokens, work.squares, 0.0)
             several = work.scored / max(rounds, 1) * shape.vocab > plan.chunk_logits
             flops = sizing.update_flops(
-                shape, work, recompute=plan.recompute, lora=lora, recompute_head=several and head
+                shape,
+                work,
+                recompute=plan.recompute,
+                lora=lora,
+                recompute_head=self._logits_made_again(mini) if several and head else 0.0,
             )
             flops += self._slower_attention(work) * (3 + plan.recompute)
             compute += flops / self._rate(cluster.mfu_update)
@@ -306,6 +313,14 @@ class Training:
             serial += self._exchange(work, 2 + plan.recompute)
             serial += self.optimizer_seconds(trained)
         return Stage(name, plan.epochs * compute, plan.epochs * traffic, plan.epochs * serial)
+
+    def _logits_made_again(self, sessions: Sequence[Session]) -> float:
+        """Compute the part of the scored tokens whose logits are made again in the backward pass."""
+        if not self.plan.by_parts:
+            return 1.0
+        scored = [sum(session.answers) for session in sessions]
+        most = self.plan.chunk_logits // self.shape.vocab
+        return sum(count for count in scored if count > most) / max(sum(scored), 1)
 
     def optimizer_seconds(self, trained: int) -> float:
         """AdamW reads 16 bytes a parameter and writes 12; moments that wait in the host's memory come and go."""

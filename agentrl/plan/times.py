@@ -28,6 +28,7 @@ from agentrl.plan.rollout_times import recorded
 from agentrl.plan.simulated_servers import Session
 from agentrl.plan.speeds import Figure, Figures
 from agentrl.plan.step_times import Cluster, Plan, Training
+from agentrl.workers.plan import learns_by_parts
 
 BOUNDS = (0, 1, 2, 4, 8)
 """Values of async_training.max_staleness that are compared."""
@@ -119,6 +120,7 @@ class TimePlan:
             transport=transport,
             save_every=max(0, config.trainer.save_freq),
             chunk_logits=CHUNK_LOGITS if on_cpu else CHUNK_LOGITS_ON_GPU,
+            by_parts=learns_by_parts(memory.device, memory.ranks, has_router_losses=actor.has_router_losses),
             share_prompts=on_cpu,
         )
 
@@ -157,7 +159,6 @@ def cluster_of(memory: MemoryPlan, report: Path | None = None) -> tuple[Cluster,
     """
     config = memory.config
     trainer = config.trainer
-    ranks = max(1, trainer.nnodes * trainer.n_gpus_per_node)
     apart = only_generate(config)
     each = math.gcd(max(1, trainer.n_gpus_per_node), apart) if apart else max(1, trainer.n_gpus_per_node)
     if memory.device == "cpu":
@@ -171,7 +172,7 @@ def cluster_of(memory: MemoryPlan, report: Path | None = None) -> tuple[Cluster,
     else:
         figures = gpu_figures(memory, torch.cuda.get_device_name(), report)
     values = {name: figure.value for name, figure in figures.items()}
-    nodes = (ranks + apart) // each
+    nodes = (memory.ranks + apart) // each
     return Cluster(nodes=nodes, gpus_per_node=each, memory=memory.capacity, **values), figures
 
 

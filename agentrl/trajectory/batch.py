@@ -263,6 +263,25 @@ class RaggedBatch(_Always):
             None if prompts is None else prompts.select(rows.tolist()),
         )
 
+    def cut(self, counts: Sequence[int]) -> list[RaggedBatch]:
+        """Cut into batches of so many sequences each, in their order, whose columns are parts of these columns."""
+        rows = list(itertools.accumulate(counts, initial=0))
+        found = []
+        images, prompts = self.images, self.teacher_prompts
+        bounds = zip(rows, self.offsets[rows].tolist(), strict=True)
+        for (first, start), (last, end) in itertools.pairwise(bounds):
+            found.append(
+                RaggedBatch(
+                    self.offsets[first : last + 1] - start,
+                    {name: values[start:end] for name, values in self.tokens.items()},
+                    {name: values[first:last] for name, values in self.sequences.items()},
+                    self.policies,
+                    None if images is None else images.select(range(first, last), len(self)),
+                    None if prompts is None else prompts.select(range(first, last)),
+                )
+            )
+        return found
+
     def as_taught(self) -> RaggedBatch:
         """Put each sequence after its teacher's prompt, where it has one, in place of the policy's.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,10 +20,11 @@ from agentrl.engines.weights import Adapter
 from agentrl.errors import ConfigError
 from agentrl.model.export import export_model, export_score_model
 from agentrl.model.heads import ValueModel, freeze_vision, load_policy, make_score_model
+from agentrl.model.packed import chunk_size, predicted
 from agentrl.model.plain import PlainModel, Twice
 from agentrl.model.scores import Compare, Needs, TokenScores
 from agentrl.model.sharded_load import open_model
-from agentrl.parallel.collectives import full, rank
+from agentrl.parallel.collectives import full, rank, world_size
 from agentrl.parallel.mesh import Mesh
 from agentrl.parallel.offload import give_back
 from agentrl.runtime.ranks import RankWeights
@@ -39,8 +40,10 @@ from agentrl.workers.backend import (
     Settings,
     StepReport,
 )
-from agentrl.workers.forward import forward_columns, forward_tokens
+from agentrl.workers.forward import forward_columns, forward_tokens, to_device
 from agentrl.workers.learner import Learner
+from agentrl.workers.passes import Part, Pass, States
+from agentrl.workers.plan import head_parts, learns_by_parts
 
 
 class FSDPOptions(BaseModel):
@@ -76,6 +79,9 @@ class FSDPPolicy(Learner[TokenScores]):
             group=mesh.sequence,
         )
         super().__init__(self.model, settings, mesh)
+        allowed = learns_by_parts(self.device.type, world_size(), has_router_losses=self._has_router_losses)
+        self.by_parts = allowed and type(self).forward is FSDPPolicy.forward
+        """Updates take micro-batches through the head in parts (see `make_pass`), not past a subclass's own forward."""
         self._temperature = settings.temperature
         self._plain: PlainModel | None = None
         self._replays_experts = settings.replays_experts
@@ -101,6 +107,53 @@ class FSDPPolicy(Learner[TokenScores]):
             experts=self._replayed(micro) if "experts" not in needs else None,
         )
         return scores
+
+    def make_pass(self, micro: RaggedBatch, mini: MiniBatch[TokenScores]) -> Pass[TokenScores]:
+        """Plan the way of a micro-batch: through the layers at once, and through the head in parts.
+
+        Head, loss and their backward pass run for one part at a time, whose logits fit into a chunk. So no logits are
+        made again in the backward pass, as they are where all scores come before the loss.
+        """
+        parts = self._parts(micro, mini) if self.by_parts else []
+        if len(parts) < 2:
+            return super().make_pass(micro, mini)
+        micro = micro.select([row for part in parts for row in part])
+        counts, reads = [len(part) for part in parts], mini.reads or (lambda batch: batch.mask)
+        places = [predicted(reads(part), part.offsets).to(self.device) for part in micro.cut(counts)]
+        micro = to_device(micro, self.device)
+        states = States(partial(self._states, micro, reads(micro), [len(each) for each in places]))
+        found = [
+            Part(part, partial(self._score, states, place, part, places[place], mini))
+            for place, part in enumerate(micro.cut(counts))
+        ]
+        return Pass(micro, found, states)
+
+    def _parts(self, micro: RaggedBatch, mini: MiniBatch[TokenScores]) -> list[list[int]]:
+        """Plan the parts of a micro-batch: indices of its sequences."""
+        needed = micro.mask if mini.reads is None else mini.reads(micro)
+        owners = micro.sequence_ids()[predicted(needed, micro.offsets)]
+        return head_parts(owners.bincount(minlength=len(micro)).tolist(), chunk_size(self.model.base))
+
+    def _states(self, micro: RaggedBatch, needed: torch.Tensor, sizes: list[int]) -> Sequence[torch.Tensor]:
+        """Compute the states of a micro-batch on its device, so many for each part."""
+        states = self.model.states(
+            micro.ids, micro.offsets, needed=needed, images=micro.images, experts=self._replayed(micro)
+        )
+        return states.split(sizes)
+
+    def _score(
+        self, states: States, place: int, part: RaggedBatch, places: torch.Tensor, mini: MiniBatch[TokenScores]
+    ) -> TokenScores:
+        """Score the part at `place` of a pass by its states; places [M] int64 of its scored tokens."""
+        compare = None if mini.compare is None else mini.compare(part)
+        return self.model.score(
+            states.copies[place],
+            part.ids,
+            places,
+            temperature=self._temperature,
+            needs=mini.needs,
+            compare=compare,
+        )
 
     def log_probs(self, batch: RaggedBatch, needs: Needs) -> TokenScores:
         def scores(micro: RaggedBatch) -> list[torch.Tensor]:

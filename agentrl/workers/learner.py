@@ -27,7 +27,7 @@ from agentrl.config.registries import CHECKPOINT_WRITERS
 from agentrl.errors import CheckpointError
 from agentrl.model.compiled import compile_layers, text_layers
 from agentrl.model.heads import PolicyModel, ScoreModel, ValueModel
-from agentrl.model.scores import Compare, Needs, TokenScores
+from agentrl.model.scores import Compare, Needs
 from agentrl.model.sharded_load import read_weights
 from agentrl.optim.optimizer import Optim
 from agentrl.parallel.collectives import all_max, local, rank
@@ -41,6 +41,7 @@ from agentrl.system.publish import flush_to_disk
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 from agentrl.workers.backend import MiniBatch, Settings, StepReport
 from agentrl.workers.forward import filler, to_device
+from agentrl.workers.passes import Part, Pass
 from agentrl.workers.plan import micro_batches
 
 logger = logging.getLogger(__name__)
@@ -156,10 +157,10 @@ class Learner(Generic[Found]):
     def step(self, mini: MiniBatch[Found], step: float) -> StepReport:
         with self.offload:
             self.optim.zero_grad()
-            passes: list[_Pass[Found]] = []
-            sums = self._accumulate(self.share_of(mini.sequences), mini, passes)
+            done: list[Callable[[], None]] = []
+            sums = self._accumulate(self.share_of(mini.sequences), mini, done)
             if mini.beside is not None:
-                more = self._accumulate(self.share_of(mini.beside.sequences), mini.beside, passes)
+                more = self._accumulate(self.share_of(mini.beside.sequences), mini.beside, done)
                 sums |= more | {"loss": sums["loss"] + more["loss"]}
             if self.mesh.tensor is not None:
                 add_up(self._partial, self.mesh.tensor.get_group())
@@ -214,13 +215,22 @@ class Learner(Generic[Found]):
         """Compute the checksums of the parameters that learn, and of the optimizer's state."""
         return checksums({**self.params, **self.optim.state()})
 
-    def _accumulate(self, mine: RaggedBatch, mini: MiniBatch[Found], passes: list[_Pass[Found]]) -> dict[str, float]:
+    def make_pass(self, micro: RaggedBatch, mini: MiniBatch[Found]) -> Pass[Found]:
+        """Plan the way of a micro-batch, which lies on the CPU: as one part through the whole model."""
+        micro = to_device(micro, self.device)
+        compare = None if mini.compare is None else mini.compare(micro)
+        needed = None if mini.reads is None else mini.reads(micro)
+        return Pass(micro, [Part(micro, partial(self.forward, micro, mini.needs, compare, needed))])
+
+    def _accumulate(
+        self, mine: RaggedBatch, mini: MiniBatch[Found], done: list[Callable[[], None]]
+    ) -> dict[str, float]:
         """Run forward and backward over this rank's micro-batches; return the sums over all ranks, with the loss.
 
         Every parameter has a gradient then, 0 where no token led to it. So the step's effect on it, by momentum and
         weight decay, does not depend on which sequences were left out because their gradient is 0.
 
-        passes: the passes of the optimizer step so far; these are added.
+        done: the works of the optimizer step so far; these are added.
         """
         plan = self.micro_batches(mine)
         sums: dict[str, torch.Tensor] = {}
@@ -228,46 +238,50 @@ class Learner(Generic[Found]):
             # FSDP gathers weights on all ranks at once: a rank with fewer micro-batches runs one without effect, and
             # so does each of them where there is no sequence at all.
             counts = index < len(plan)
-            micro = to_device(mine.select(plan[index]) if counts else filler(mine), self.device)
-            compare = None if mini.compare is None else mini.compare(micro)
-            needed = None if mini.reads is None else mini.reads(micro)
-            passes.append(one := _Pass(partial(self.forward, micro, mini.needs, compare, needed)))
-            if not self._has_room_for(one.run):
-                one.run()
-            found = one.scores()
-            for watch in mini.watches if counts else ():
-                watch.scored(found, micro, self.mesh.averaged)
-            share_of_loss, seen = mini.loss(found, micro)
-            weight = self.mesh.averaged if counts else 0  # FSDP averages gradients over ranks; they have to add up
-            (share_of_loss * weight).backward()
-            if not self._has_room_for(one.run_back):
-                self.optim.zero_grad()
-                for each in passes:  # their losses are known
-                    each.run()
-                    each.run_back()
-            for name, value in (seen | {"loss": share_of_loss.detach()}).items():
-                addend = value.double() if counts else torch.zeros((), dtype=torch.float64, device=self.device)
-                sums[name] = sums[name] + addend if name in sums else addend
+            watches = mini.watches if counts else ()
+            one = self.make_pass(mine.select(plan[index]) if counts else filler(mine), mini)
+            if one.states is not None:
+                self._do(one.states.run, one, done)
+            for part in one.parts:
+                self._do(part.run, one, done)
+                found = part.scores()
+                for watch in watches if one.states is None else ():
+                    watch.scored(found, part.batch, self.mesh.averaged)
+                share_of_loss, seen = mini.loss(found, part.batch)
+                weight = self.mesh.averaged if counts else 0  # FSDP averages gradients; they have to add up
+                (share_of_loss * weight).backward()
+                self._do(part.run_back, one, done)
+                for name, value in (seen | {"loss": share_of_loss.detach()}).items():
+                    addend = value.double() if counts else torch.zeros((), dtype=torch.float64, device=self.device)
+                    sums[name] = sums[name] + addend if name in sums else addend
+            if one.states is not None:
+                one.show(watches, found, self.mesh.averaged)
+                self._do(one.states.run_back, one, done)
         for param in self.params.values():
             if param.grad is None:
                 param.grad = torch.zeros_like(param)
         totals = self.mesh.sum(torch.stack([sums[name] for name in sorted(sums)])).tolist()
         return dict(zip(sorted(sums), totals, strict=True))
 
-    def _has_room_for(self, work: Callable[[], None]) -> bool:
-        """Do work that takes memory. Return false where it failed for want of memory, and may succeed now: all layers
-        are computed again in the backward pass from then on, where some had kept their activations.
+    def _do(self, work: Callable[[], None], of: Pass[Found], done: list[Callable[[], None]]) -> None:
+        """Do a work of a pass that takes memory, and add it to the works that are done.
 
+        Where it fails for want of memory, all layers are computed again in the backward pass from then on, where some
+        had kept their activations, and all works are done again: the gradients so far may have a part of this work's.
         Ranks that work together cannot repeat what one of them has no room for.
         """
         try:
             work()
-            return True
         except torch.OutOfMemoryError as error:
             if not self._keep_all or not self.is_whole:
                 raise
             said = str(error).partition("\n")[0]
+        else:
+            done.append(work)
+            return
         # Only here are the frames of the error gone, and with them their tensors.
+        if of.states is not None:
+            of.states.forget()
         count, self._keep_all = self._keep_all, 0
         checkpoint_layers(self._base)
         logger.warning(
@@ -278,44 +292,10 @@ class Learner(Generic[Found]):
             count,
         )
         give_back(self.device)
-        return False
-
-
-class _Pass(Generic[Found]):
-    """A micro-batch's way through the model and back, which can be run again.
-
-    The loss is computed of copies of the model's scores. So its gradients by the scores are known before the model's
-    backward pass begins.
-    """
-
-    def __init__(self, forward: Callable[[], Found]) -> None:
-        self._forward = forward
-        self._found: list[Found] = []
-        self._copies: list[torch.Tensor] = []
-
-    def run(self) -> None:
-        self._found = [self._forward()]
-
-    def scores(self) -> Found:
-        """Copy the model's result. The copies take the loss's gradients."""
-        (found,) = self._found
-        self._copies = [one.detach().requires_grad_(one.requires_grad) for one in _tensors(found)]
-        if isinstance(found, torch.Tensor):
-            return cast(Found, self._copies[0])
-        names = [name for name, one in cast(TokenScores, found)._asdict().items() if one is not None]
-        return cast(Found, TokenScores(**dict(zip(names, self._copies, strict=True))))
-
-    def run_back(self) -> None:
-        """Run the model's backward pass, and forget its graph."""
-        (found,), self._found = self._found, []
-        pairs = [(one, copy.grad) for one, copy in zip(_tensors(found), self._copies, strict=True)]
-        learnt = [(one, grad) for one, grad in pairs if grad is not None]
-        torch.autograd.backward([one for one, _ in learnt], [grad for _, grad in learnt])
-
-
-def _tensors(found: object) -> list[torch.Tensor]:
-    """List the tensors of a forward pass's result."""
-    return [one for one in (found if isinstance(found, tuple) else [found]) if isinstance(one, torch.Tensor)]
+        self.optim.zero_grad()
+        done.append(work)
+        for each in done:
+            each()
 
 
 def read_checksums(path: Path) -> dict[str, int]:

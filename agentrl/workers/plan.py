@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 
 import torch
 
@@ -55,6 +56,28 @@ def micro_batches(batch: Sequences, max_tokens: int) -> list[list[int]]:
         pieces += [[rows[i] for i in part] for part in split_by_tokens([lengths[row] for row in rows], max_tokens)]
     sizes = [sum(lengths[row] for row in piece) for piece in pieces]
     return [[row for i in part for row in pieces[i]] for part in split_by_tokens(sizes, max_tokens)]
+
+
+def learns_by_parts(device: str, ranks: int, *, has_router_losses: bool) -> bool:
+    """Say whether an update takes a micro-batch through the model's head in parts (see `head_parts`).
+
+    Not on a CPU, where the gradient of a tied head would add up in another order, and so to other bits. Not on several
+    ranks, whose weights FSDP gathers for one forward and one backward pass. Losses of routers read sums over all tokens
+    of a pass.
+    """
+    return device == "cuda" and ranks == 1 and not has_router_losses
+
+
+def head_parts(scored: Sequence[int], chunk: int) -> list[list[int]]:
+    """Plan the parts of a micro-batch whose logits exist once: indices of its sequences, each once.
+
+    scored: tokens of each sequence whose log-probs are needed. chunk: tokens whose logits may exist at once. Logits of
+    a longer sequence are made chunk by chunk, and again in the backward pass. Such sequences are the first part.
+    """
+    long = [row for row, count in enumerate(scored) if count > chunk]
+    short = [row for row, count in enumerate(scored) if count <= chunk]
+    parts = [[short[i] for i in part] for part in split_by_tokens([scored[row] for row in short], chunk)]
+    return [long, *parts] if long else parts
 
 
 def with_policy_tokens(batch: Sequences) -> list[int]:

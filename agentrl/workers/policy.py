@@ -80,8 +80,9 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         self.seed = config.trainer.seed
         self._critic_warmup = config.trainer.critic_warmup
         self._max_response_length = config.data.max_response_length
-        self._kept: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-        """Rows [n], offsets [n + 1] and columns [T, F] of the last update's micro-batches."""
+        self._kept: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        """Rows [n], offsets [n + 1] and columns [T, F] of the last update's micro-batches; whether a policy token is
+        among them, read once the update has ended, as a device is waited for."""
         self._experts: CachedColumns | None = None
         """Experts [T, L, k] that the last `compute_log_probs` sent tokens to, with router_replay.mode=R2."""
         settings = PolicySettings(
@@ -248,7 +249,9 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         fields = loss_columns(self._correction)
         rows, ends, values = [], [torch.zeros(1, dtype=torch.int64)], [torch.zeros(0, len(fields))]
         end = 0
-        for of_rows, offsets, columns in kept:
+        for of_rows, offsets, columns, counts in kept:
+            if not counts:  # without policy tokens it only kept step with other ranks
+                continue
             rows.append(of_rows.cpu())
             ends.append(offsets[1:].cpu() + end)
             values.append(columns.cpu())
@@ -262,7 +265,8 @@ class PolicyWorker(TrainableWorker[TokenScores]):
         absent = torch.full((micro.num_tokens,), math.nan, device=micro.ids.device)
         names = loss_columns(self._correction)
         values = torch.stack([columns.get(name, absent).float() for name in names], dim=1)
-        self._kept.append((micro.row, micro.offsets, values.masked_fill(~micro.mask[:, None], math.nan)))
+        values = values.masked_fill(~micro.mask[:, None], math.nan)
+        self._kept.append((micro.row, micro.offsets, values, micro.mask.any()))
 
     def weights(self) -> RankWeights:
         """Return the weights for an engine."""
@@ -296,7 +300,7 @@ class PolicyWorker(TrainableWorker[TokenScores]):
             """Compute (loss, a scalar; sums for metrics, scalars) from the scores [T] of a micro-batch."""
             logprobs = torch.where(micro.mask, found.logprobs, 0.0)  # those of observed tokens are for one term alone
             total, sums, columns = add_up(terms, Scored(micro, found, logprobs), scale, counts)
-            if keeps and micro.mask.any():  # without policy tokens it only keeps step with other ranks
+            if keeps:
                 self._keep(micro, columns)
             ones = torch.ones_like(found.logprobs)
             weight = aggregate(ones, micro.mask, micro.offsets, scale, micro.unit_tokens)

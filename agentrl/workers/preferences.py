@@ -155,7 +155,7 @@ def linear_loss(scores_of: Callable[[Found], torch.Tensor], weights: torch.Tenso
         """Compute (loss, a scalar; no sums) from the scores [T] of a micro-batch."""
         scores = scores_of(found)
         weight, share = (each.to(scores.device)[micro.trajectory] for each in (weights, shares))
-        linear = -masked_sum(weight[segment_ids(micro.offsets)] * scores, micro.mask)
+        linear = -masked_sum(weight[segment_ids(micro.offsets, micro.num_tokens)] * scores, micro.mask)
         return linear - linear.detach() + share.sum(), {}
 
     return loss

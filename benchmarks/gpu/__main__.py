@@ -27,7 +27,7 @@ PARTS = (
     ("environment", "environment", 90, "GPU, driver, versions, and the rates that can be had", ()),
     ("tests", "marked_tests", 240, "the tests that need a GPU", ()),
     ("engine", "engine", 300, "the embedded engine's tokens a second, with graphs and without", ()),
-    ("profile", "profile", 240, "an update's time by kernel, at 1.5 B and 0.5 B", ()),
+    ("profile", "profile", 400, "an update's time by kernel, with the head at once and in parts, 1.5 B and 0.5 B", ()),
     ("auto", "chosen", 240, "what the plan chooses, its forecast against an update, and a retry", ()),
     ("update-1.5B", "update", 240, "model FLOP utilisation at 1.5 B", ("--shape", "1.5B")),
     ("update-0.5B", "update", 200, "model FLOP utilisation at 0.5 B", ("--shape", "0.5B")),
@@ -41,7 +41,7 @@ PARTS = (
     ("attention", "attention", 240, "flex attention against one sequence at a time", ()),
     ("update-7B", "update", 300, "model FLOP utilisation at 7 B", ("--shape", "7B")),
     ("shared-1.5B", "shared", 300, "common beginnings computed once, at 1.5 B", ("--shape", "1.5B")),
-    ("chunks", "chunks", 90, "sizes of the chunks of logits", ()),
+    ("chunks", "chunks", 120, "sizes of the chunks of logits, and the head at once or in parts", ()),
 )
 NEEDS = {"pretrained": ("model",), "gsm8k": ("model", "gsm8k")}
 """Options without which a part is left out."""

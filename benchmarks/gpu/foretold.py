@@ -17,6 +17,7 @@ from agentrl.plan.sizing import ModelShape
 from agentrl.plan.step_times import Cluster, Plan, Training
 from agentrl.runtime.room import room
 from agentrl.trajectory.batch import RaggedBatch
+from agentrl.workers.plan import learns_by_parts
 from benchmarks.gpu.orchestrate import Value
 from benchmarks.gpu.part import Setting
 from benchmarks.gpu.states import CHUNK_LOGITS
@@ -86,6 +87,7 @@ class Device:
             dtype=self._dtype,
             recompute=recomputed,
             chunk_logits=CHUNK_LOGITS,
+            by_parts=learns_by_parts(self.asked.device, 1, has_router_losses=False),
         )
         training = Training(cluster, plan, shape)
         sessions = [

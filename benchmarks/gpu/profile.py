@@ -1,8 +1,8 @@
 """Time of one update by kernel: matrix products, attention, the rest, and the gaps in which the device waits.
 
 An update of four micro-batches of Qwen2.5's shapes with random weights, as `update-*` has it: with all layers computed
-again, with none where that fits, and compiled. The update is timed without the profiler, and profiled once. On a CPU
-operators stand for kernels.
+again, with none where that fits, and compiled; each with the head at once and in parts. The update is timed without the
+profiler, and profiled once. On a CPU operators stand for kernels.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ from benchmarks.gpu.part import (
     setting,
     wait,
 )
-from benchmarks.gpu.states import policy_folder, update_bytes
+from benchmarks.gpu.states import CHUNK_LOGITS, logits_at_once, made_once, policy_folder, update_bytes
 from benchmarks.gpu.update import ROOM, data_sheet_flops
 from benchmarks.training.update_utilization import MICRO_BATCHES, SHAPES, fsdp, made_batch, make_worker
 
 TOKENS = {"tiny": 512, "0.5B": 32768, "1.5B": 16384}
 """Tokens of a micro-batch."""
 LONGEST = 8192
+TINY_LOGITS = 1 << 17
+"""Logits alive at once of a tiny shape."""
 TOP = 12
 """Kernels that get a row."""
 KINDS = {
@@ -137,7 +139,12 @@ def watch(asked: Setting, name: str, shape: ModelShape) -> None:
     batch = made_batch(shape, MICRO_BATCHES * tokens, min(LONGEST, tokens))
     work = Work.from_lengths(batch.lengths.tolist(), float(batch.policy_tokens.sum()))
     flops = update_flops(shape, work, recompute=0, recompute_head=False)
-    row(f"{name}: matrix product", TFLOPs_a_second=matmul_flops(device) / 1e12, tokens=batch.num_tokens)
+    row(
+        f"{name}: matrix product",
+        TFLOPs_a_second=matmul_flops(device) / 1e12,
+        tokens=batch.num_tokens,
+        logits_made_once=made_once(batch, CHUNK_LOGITS // shape.vocab),
+    )
     with policy_folder(shape, device) as folder:
         for recompute in (True, False):
             label = f"{name}, {'all' if recompute else 'no'} layers computed again"
@@ -150,9 +157,11 @@ def watch(asked: Setting, name: str, shape: ModelShape) -> None:
                 for compiled in (False, True):
                     if compiled:
                         compile_layers(text_layers(fsdp(worker).model.base), device)
-                    update = median_seconds(partial(worker.update, batch, step=2), device, 2)
-                    kernels, span = profiled_update(worker, batch, device)
-                    tell(f"{label}{', compiled' if compiled else ''}", kernels, span, update, flops, asked)
+                    for fsdp(worker).by_parts in (False, True):
+                        update = median_seconds(partial(worker.update, batch, step=2), device, 2)
+                        kernels, span = profiled_update(worker, batch, device)
+                        way = f"{', compiled' if compiled else ''}{', head in parts' if fsdp(worker).by_parts else ''}"
+                        tell(label + way, kernels, span, update, flops, asked)
                 del worker
             free()
 
@@ -160,7 +169,8 @@ def watch(asked: Setting, name: str, shape: ModelShape) -> None:
 def main() -> None:
     asked = setting(__doc__)
     for name in ("tiny",) if asked.tiny else ("1.5B", "0.5B"):
-        watch(asked, name, SHAPES[name])
+        with logits_at_once(TINY_LOGITS if asked.tiny else CHUNK_LOGITS):
+            watch(asked, name, SHAPES[name])
 
 
 if __name__ == "__main__":

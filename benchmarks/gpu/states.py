@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from agentrl.model import packed
 from agentrl.plan import sizing
 from agentrl.plan.sizing import BFLOAT16, ModelShape
+from agentrl.trajectory.batch import RaggedBatch
 from benchmarks.gpu.part import free, model_folder
 from benchmarks.training.update_utilization import make_policy
 
@@ -44,6 +46,24 @@ def fitting(shape: ModelShape, tokens: int, room: float, *, autocast: bool) -> M
         if sum(update_bytes(fewer, tokens, autocast=autocast).values()) <= room:
             return fewer
     return replace(shape, layers=1)
+
+
+@contextmanager
+def logits_at_once(count: int) -> Iterator[None]:
+    """Let so many logits exist at once during the block, on either device."""
+    before = packed.CHUNK_LOGITS, packed.CHUNK_LOGITS_ON_GPU
+    packed.CHUNK_LOGITS = packed.CHUNK_LOGITS_ON_GPU = count
+    try:
+        yield
+    finally:
+        packed.CHUNK_LOGITS, packed.CHUNK_LOGITS_ON_GPU = before
+
+
+def made_once(batch: RaggedBatch, chunk: int) -> float:
+    """Compute the part of the scored tokens whose logits are made once where the head works in parts: of sequences
+    that fit into a chunk of so many tokens."""
+    scored = batch.policy_tokens
+    return float(scored[scored <= chunk].sum() / scored.sum())
 
 
 @contextmanager

@@ -103,6 +103,17 @@ def test_passes_take_their_flops_over_what_ranks_reach() -> None:
     assert training.update("update_actor", sessions).compute == pytest.approx(update / 0.25e6)
 
 
+def test_logits_are_made_again_unless_the_head_works_in_parts_that_have_room_for_the_sequence() -> None:
+    cluster = Cluster(flops=1e6, mfu_update=0.25, gpus_per_node=1)
+    sessions = [session(f"0/{k}", [answer]) for k, answer in enumerate([10, 20, 30, 40])]
+    work = Work.from_lengths([110, 120, 130, 140], 100)
+    for by_parts, again in ((False, 1.0), (True, 0.7)):
+        plan = Plan(prompts=1, n=4, recompute=0, chunk_logits=25 * SHAPE.vocab, by_parts=by_parts)
+        update = update_flops(SHAPE, work, recompute=0, recompute_head=again)
+        found = Training(cluster, plan, SHAPE).update("update_actor", sessions)
+        assert found.compute == pytest.approx(update / 0.25e6)
+
+
 def test_gathering_weights_bounds_a_pass_where_the_network_is_slow() -> None:
     cluster = Cluster(nodes=2, gpus_per_node=1, network=100.0, link=1e9)
     training = Training(cluster, Plan(prompts=1, n=4, micro_tokens=240), SHAPE)

@@ -86,7 +86,7 @@ def update(shape: ModelShape, *, slower: float = 1.0, compiled: bool = False) ->
 
 def seconds_of(shape: ModelShape, batch: RaggedBatch) -> float:
     """Seconds of an update by the FLOPs that its rows take, worked out apart from `Device`."""
-    work = Training(TRUE, Plan(prompts=1, mini_batch=1, micro_tokens=8192), shape)
+    work = Training(TRUE, Plan(prompts=1, mini_batch=1, micro_tokens=8192, by_parts=True), shape)
     lengths, sampled = batch.lengths.tolist(), batch.policy_tokens.tolist()
     sessions = [
         Session(str(row), 0, length - part, [part], [], [])

@@ -65,6 +65,23 @@ def test_a_faster_machine_takes_less_and_a_longer_answer_more(words: list[str]) 
     assert planned(words, "data.max_response_length=320").step.seconds > 1.3 * planned(words).step.seconds
 
 
+@pytest.mark.parametrize(
+    ("device", "keys", "by_parts"),
+    [
+        ("cuda", [], True),
+        ("cpu", [], False),
+        ("cuda", ["trainer.n_gpus_per_node=2"], False),
+        ("cuda", [f"{ACTOR}.strategy_options.moe_z_loss_coeff=0.1"], False),
+    ],
+)
+def test_the_head_works_in_parts_where_an_update_takes_it_so(
+    device: str, keys: list[str], by_parts: bool, words: list[str]
+) -> None:
+    config = load_config([*words, "trainer.device=auto", *keys], "train", Config)
+    plan = TimePlan(MemoryPlan(config, device, 1e11), SLOW, speeds.assumed())
+    assert plan._plan.by_parts is by_parts
+
+
 def test_adapters_that_servers_serve_are_sent_alone(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     lora = [*words, "actor_rollout_ref.model.lora_rank=8"]
     whole = {stage.name: stage for stage in planned(lora).step.stages}["sync_weights"]

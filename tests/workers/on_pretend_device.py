@@ -24,12 +24,15 @@ from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
 from agentrl.engines.contract import SamplingParams
 from agentrl.engines.embedded.engine import EmbeddedEngine
+from agentrl.model import packed
 from agentrl.model.packed import load_model
+from agentrl.model.scores import TokenScores
 from agentrl.model.vision import sample_image
 from agentrl.trajectory import PlacedImage
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.trajectory.images import Images
 from agentrl.workers import PolicyWorker
+from agentrl.workers.backend import MiniBatch
 from tests.trained import trained_batch
 from tests.vision.tiny import make_tiny_vision_policy
 from tests.workers.conftest import fsdp
@@ -93,6 +96,19 @@ def update(path: str, batch: RaggedBatch) -> None:
         worker.load(Path(folder))
     worker.update(seen, step=2)
     assert all(tensor.is_cuda for _, tensor in fsdp(worker).named_tensors())
+
+
+def update_with_the_head_in_parts(path: str, batch: RaggedBatch) -> None:
+    worker = policy(path, "bfloat16", use_kl_loss=True, entropy_coeff=0.1, loss_agg_mode="seq-mean-token-mean")
+    logprobs, _ = worker.compute_log_probs(batch)
+    fsdp(worker).by_parts = True
+    longest = int(batch.policy_tokens.max())
+    packed.CHUNK_LOGITS = longest * fsdp(worker).model.base.config.vocab_size
+    batch = batch.with_fields(old_logprobs=logprobs, ref_logprobs=logprobs - 0.1)
+    mini: MiniBatch[TokenScores] = MiniBatch("here", batch, lambda found, micro: (found.logprobs.sum(), {}))
+    with fsdp(worker).on_device():
+        assert len(fsdp(worker).make_pass(batch, mini).parts) > 1
+    worker.update(batch, step=1, by_token=True)
 
 
 def update_with_everything_offloaded(path: str, batch: RaggedBatch) -> None:
@@ -163,6 +179,7 @@ def engine(path: str, batch: RaggedBatch) -> None:
 CHECKS: tuple[Callable[[str, RaggedBatch], None], ...] = (
     mistakes_are_seen,
     update,
+    update_with_the_head_in_parts,
     update_with_everything_offloaded,
     update_of_adapters,
     update_with_images,

@@ -59,6 +59,15 @@ def updates(worker: Any, batch: RaggedBatch, zero_advantage: list[int]) -> list[
     return found
 
 
+def test_a_pass_without_sequences_leaves_no_columns(make_worker: WorkerMaker, batch: RaggedBatch) -> None:
+    """A mini-batch of sequences without advantage has one, as other ranks may have work."""
+    worker = make_worker(ActorConfig(ppo_mini_batch_size=2, optim=ADAMW, shuffle=False))
+    batch = batch.with_fields(old_logprobs=worker.compute_log_probs(batch)[0])
+    worker.update(marked(batch, list(range(len(batch) - 1))), step=1, by_token=True)
+    found = worker.of_update()
+    assert found.rows.tolist() == [len(batch) - 1] and len(found.values) == int(batch.lengths[-1])
+
+
 @pytest.mark.parametrize(
     ("loss", "mode"), [*(("vanilla", mode) for mode in get_args(LossAggMode)), ("gspo", "seq-mean-token-mean")]
 )

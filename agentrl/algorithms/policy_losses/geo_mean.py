@@ -31,7 +31,7 @@ def geo_mean(columns: LossColumns, config: ActorConfig) -> TokenLoss:
     held = torch.where(down, change.clamp(min=-config.clip_low), held)
     counts = segment_sum(columns.mask.to(held.dtype), columns.offsets).clamp(min=1)
     mean = segment_sum(held.detach(), columns.offsets) / counts
-    by_sequence = mean.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)[segment_ids(columns.offsets)]
+    by_sequence = mean.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)[segment_ids(columns.offsets, len(columns.mask))]
     loss = -columns.advantages * (by_sequence + held - held.detach()).exp()
     clipped = held.detach() != change.detach()
     sums = {"clip_frac": (clipped & up).sum(), "clip_frac_lower": (clipped & down).sum()}

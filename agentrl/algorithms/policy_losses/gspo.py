@@ -24,7 +24,7 @@ def gspo(columns: LossColumns, config: ActorConfig) -> TokenLoss:
     log_ratio = columns.logprobs - columns.old_logprobs
     counts = segment_sum(columns.mask.to(log_ratio.dtype), columns.offsets).clamp(min=1)
     mean = segment_sum(log_ratio.detach(), columns.offsets) / counts
-    by_sequence = mean.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)[segment_ids(columns.offsets)]
+    by_sequence = mean.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)[segment_ids(columns.offsets, len(columns.mask))]
     ratio = (by_sequence + log_ratio - log_ratio.detach()).exp()
     loss, clipped = clipped_loss(ratio, columns.advantages, config.clip_low, config.clip_high)
     sums = {"clip_frac": clipped.sum(), "clip_frac_lower": (clipped & False).sum()}

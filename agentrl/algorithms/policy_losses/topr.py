@@ -24,7 +24,7 @@ def topr(columns: LossColumns, config: ActorConfig) -> TokenLoss:
     clip_frac: tokens with A < 0 whose sequence weighs 1 because the policy has come closer to it.
     """
     change = (columns.logprobs - columns.old_logprobs).detach()
-    sequence = segment_ids(columns.offsets)
+    sequence = segment_ids(columns.offsets, len(columns.mask))
     total = segment_sum(change, columns.offsets)[sequence]
     rounding = ROUNDING * segment_sum(columns.mask.to(change.dtype), columns.offsets)[sequence]
     wrong = columns.advantages < 0

@@ -180,6 +180,11 @@ class ActorConfig(Section):
         return self.use_torch_compile is True
 
     @property
+    def has_router_losses(self) -> bool:
+        """Say whether the options of fsdp2 add losses of a mixture's routers."""
+        return any(self.strategy_options.get(name) for name in ("moe_aux_loss_coeff", "moe_z_loss_coeff"))
+
+    @property
     def has_entropy_bonus(self) -> bool:
         """Say whether the loss has an entropy bonus, in some steps at least."""
         return self.entropy_coeff != 0 or self.target_entropy is not None
