@@ -25,6 +25,7 @@ from agentrl.config.sections.algorithm import LossAggMode
 from agentrl.config.sections.distillation import DistillationConfig
 from agentrl.config.sections.model import ModelConfig
 from agentrl.config.sections.optim import OptimConfig
+from agentrl.config.sections.sft import PreferencesConfig, SFTConfig
 from agentrl.model import heads, packed
 from agentrl.model.attention import PackedAttention
 from agentrl.model.compiled import text_layers
@@ -41,6 +42,8 @@ from agentrl.workers.backend import MiniBatch, PolicySettings
 from agentrl.workers.fsdp import FSDPPolicy
 from agentrl.workers.passes import Part, States
 from agentrl.workers.plan import head_parts, learns_by_parts
+from agentrl.workers.preferences import PolicyPairWorker
+from agentrl.workers.sft import SupervisedWorker
 from tests.model.families import SIZES, make_model
 from tests.trained import trained_batch
 from tests.vision.tiny import make_tiny_vision_policy
@@ -303,6 +306,29 @@ def test_transcripts_of_an_expert_go_the_same_way(folders: Callable[[str], Path]
         grads, parts = watch_gradients(worker), sizes_of_parts(worker)
         metrics = worker.update(with_old(worker, made_batch()), step=1, expert=expert)
         assert sum(parts) == by_parts * 2 * sum(SCORED)
+        found.append((grads, metrics))
+    assert_alike(found[1][0], found[0][0], 1e-5)
+    assert found[1][1] == pytest.approx(found[0][1], rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"), [(SupervisedWorker, SFTConfig), (PolicyPairWorker, PreferencesConfig)], ids=["sft", "pairs"]
+)
+def test_training_on_files_goes_the_same_way(
+    kind: type[Any], config: type[Any], folders: Callable[[str], Path]
+) -> None:
+    made, found = made_batch(), []
+    batch = RaggedBatch.unsampled(made.offsets, made.ids, made.mask, made.group, torch.arange(len(SCORED)))
+    if kind is PolicyPairWorker:
+        batch = batch.with_fields(ref_logprobs=made.ref_logprobs)
+    for by_parts in WAYS:
+        values = {"data": {"train_files": "none"}, "model": {"path": str(folders("tied"))}, "optim": OPTIM}
+        worker = kind(config.model_validate(values), device="cpu", total_steps=10)
+        worker.backend.by_parts = by_parts
+        grads, parts = watch_gradients(worker), sizes_of_parts(worker)
+        metrics = worker.update(batch, 1)
+        assert sum(parts) == by_parts * sum(SCORED)
+        assert [one.report.findings for one in worker.checked()] == [[]]
         found.append((grads, metrics))
     assert_alike(found[1][0], found[0][0], 1e-5)
     assert found[1][1] == pytest.approx(found[0][1], rel=1e-4, abs=1e-6)
