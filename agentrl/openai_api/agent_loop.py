@@ -20,6 +20,7 @@ from agentrl.agent_loop.roles import add_role_scores
 from agentrl.config import Config
 from agentrl.config.registries import AGENT_STARTERS
 from agentrl.config.sections.rollouts import RolloutsConfig
+from agentrl.errors import ConfigError
 from agentrl.openai_api.agent_task import AgentError, AgentFailed, AgentTask
 from agentrl.openai_api.agents import Agent, AgentOptions
 from agentrl.openai_api.selection import KEY, Kind, Selection, SessionTranscript, leave_out, main_of, train_of
@@ -62,8 +63,7 @@ class OpenAIProxyLoop(AgentLoop):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._endpoint: asyncio.Task[Endpoint] | None = None
         self._selection: Selection | None = None
-        self._training: Config | None = None
-        """Config of the run, where it trains."""
+        self._config: RolloutsConfig | None = None
         self._refuses_scores: str | None = None
         """Why the run takes no score of a single transcript."""
         self._begun = 0
@@ -75,19 +75,28 @@ class OpenAIProxyLoop(AgentLoop):
         return sample.prompt, []
 
     def configure(self, config: RolloutsConfig) -> None:
-        self._training = config if isinstance(config, Config) else None
+        self._config = config
 
     def check(self) -> None:
         """Load the agent, and the function that chooses transcripts. Raises ConfigError when that fails."""
         if self._selection is None:
             self._selection = Selection(train_of(self.options.train, self.options.harness))
-            if self._training is not None:
+            if self._config is not None:
+                self._check_roles(self._config, self._selection)
+            if isinstance(self._config, Config):
                 from agentrl.algorithms.advantages import why_no_scores
 
-                self._refuses_scores = why_no_scores(self._training.algorithm)
+                self._refuses_scores = why_no_scores(self._config.algorithm)
         if self._agent is None:
             build = cast(Callable[[AgentOptions], Agent], AGENT_STARTERS.get(self.options.start))
             self._agent = build(self.options)
+
+    def _check_roles(self, config: RolloutsConfig, selection: Selection) -> None:
+        if config.actor_rollout_ref.rollout.roles and selection.is_main:
+            raise ConfigError(
+                f"{KEY}: main chooses one conversation, and each role of actor_rollout_ref.rollout.roles has its own. "
+                f"Name roles, e.g. {KEY}=[{next(iter(config.actor_rollout_ref.rollout.roles))}], or take all"
+            )
 
     async def run(self, episode: Episode) -> None:
         self.check()

@@ -31,6 +31,9 @@ SHORT = 20
 """Letters and digits below which an answer must be a whole line or value of the text that it stands in."""
 RUN = 100
 """Letters and digits that are looked for together, of an answer with twice as many or more."""
+_LINE_END = re.compile(r"[\r\n]|<[^<>\n]*>")
+_REMINDER = re.compile(r"<system-reminder>.*?</system-reminder>", re.DOTALL)
+"""Text that programs add to what a user says."""
 _NO_LETTER = re.compile(r"\\[nrt]|[\W_]+")
 
 
@@ -127,7 +130,7 @@ class Selection:
     def __init__(self, train: str | Sequence[str]) -> None:
         """Raises ConfigError for a function that cannot be loaded."""
         self._train = train
-        self.everything = train == "all"
+        self.everything, self.is_main = train == "all", train == "main"
         self._choose: Choose | None = None
         if isinstance(train, str) and train not in ("all", "main"):
             self._choose = _load(train)
@@ -138,7 +141,7 @@ class Selection:
         main: the result of `main_of`. Raises CodeError where the user's function fails, or returns something else than
         transcripts that it was given.
         """
-        if self._train == "main":
+        if self.is_main:
             return {number: end for number, (_, end) in main.items()}
         if self._choose is None:
             chosen = [one for one in transcripts if one.models & set(self._train)]
@@ -153,7 +156,7 @@ class Selection:
     def nothing(self, transcripts: Sequence[SessionTranscript]) -> str:
         """Say that nothing of a session was chosen."""
         named = ", ".join(sorted(set[str]().union(*(one.models for one in transcripts))))
-        if self._choose is None and self._train != "main":
+        if self._choose is None and not self.is_main:
             wanted = f"named one of the models {', '.join(self._train)}; they named {named}"
             return f"{KEY}: no call of its session {wanted}, so nothing of this try is trained on"
         return (
@@ -181,7 +184,8 @@ def leave_out(trajectory: Trajectory, transcripts: Sequence[SessionTranscript], 
 def main_of(transcripts: Sequence[SessionTranscript]) -> dict[int, tuple[Kind, int]]:
     """Return by number the transcripts of the main conversation, its kind and the tokens up to which it belongs there.
 
-    The main conversation is that of the last request whose answer was taken. A transcript belongs to it up to the last
+    The main conversation is that of the last request whose answer was taken, or the one whose calls began that one,
+    where a sub-agent ends last. A transcript belongs to it up to the last
     of its answers that stands in what the conversation was given later: as an assistant's message, after tools, system
     message or reasoning have changed; as a tool's answer, which is a sub-agent's; in another message, which is the
     summary of a compaction. So do the transcripts of which this holds for one that belongs to it.
@@ -195,6 +199,8 @@ def main_of(transcripts: Sequence[SessionTranscript]) -> dict[int, tuple[Kind, i
     texts = {one.number: [(given, read.of(given.message)) for given in one.given] for one in transcripts}
     said = {one.number: [_Said(answer, texts[one.number], read) for answer in one.answers] for one in transcripts}
     found: dict[int, tuple[Kind, int]] = {}
+    while (parent := _parent(last, transcripts)) is not None:
+        last = parent
     waiting = [(last, _length(last), Kind.MAIN)]
     while waiting:
         one, until, kind = waiting.pop()
@@ -210,9 +216,34 @@ def main_of(transcripts: Sequence[SessionTranscript]) -> dict[int, tuple[Kind, i
                     continue
                 for its in reversed(said[other.number]):
                     if (role := its.role_in(told)) is not None:
-                        waiting.append((other, its.answer.end, Kind.SUB_AGENT if role == "tool" else kind))
+                        is_sub = role == "tool" or (role != "assistant" and _parent(other, transcripts) is not None)
+                        waiting.append((other, its.answer.end, Kind.SUB_AGENT if is_sub else kind))
                         break
     return found
+
+
+def _parent(one: SessionTranscript, transcripts: Sequence[SessionTranscript]) -> SessionTranscript | None:
+    """Return the transcript with an earlier call whose argument is what a new conversation was asked; None without."""
+    begun = [given for given in one.given if not given.start]
+    asked = [_plain(_REMINDER.sub("", content_text(each.message["content"]))) for each in begun if _is_users(each)]
+    if not asked or not asked[-1] or any(given.message["role"] == "assistant" for given in begun):
+        return None
+    for other in transcripts:
+        for answer in other.answers if other is not one else ():
+            if answer.request < begun[0].request and any(_plain(text) == asked[-1] for text in _arguments(answer)):
+                return other
+    return None
+
+
+def _is_users(given: Given) -> bool:
+    return given.message["role"] == "user" and bool(_plain(_REMINDER.sub("", content_text(given.message["content"]))))
+
+
+def _arguments(answer: Answer) -> Iterator[str]:
+    """Yield the values in the arguments of an answer's calls."""
+    for call in answer.message.get("tool_calls", ()):
+        arguments = call["function"]["arguments"]
+        yield from _values(arguments if isinstance(arguments, str) else json.dumps(arguments))
 
 
 def _conversation(
@@ -266,8 +297,8 @@ class _Text:
 
     @cached_property
     def parts(self) -> frozenset[str]:
-        """Lines of the text, and values of a text that is JSON."""
-        return frozenset(map(_plain, (*self.text.splitlines(), *_values(self.text))))
+        """Lines of the text, cut at tags, too, and values of a text that is JSON."""
+        return frozenset(map(_plain, (*_LINE_END.split(self.text), *_values(self.text))))
 
     @cached_property
     def pieces(self) -> tuple[str, ...]:

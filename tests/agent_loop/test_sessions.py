@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from agentrl.config import Config
-from agentrl.errors import CodeError
+from agentrl.errors import CodeError, ConfigError
 from agentrl.observe.metrics import step_metrics
 from agentrl.openai_api.agents import AgentOptions
 from agentrl.trajectory import Status, Trajectory
@@ -189,3 +189,15 @@ async def test_an_estimator_without_such_scores_refuses_them(
     monkeypatch.setattr(test_openai_proxy, "SAMPLE", sample("openai_proxy", data_source="agent/mine"))
     (t,) = await run(said, agent(tmp_path, SCORES.replace("WANTED", "[400] * 6")))
     assert (t.failure, t.score, [one.score for one in t.transcripts]) == (None, 1.0, [None, None])
+
+
+@pytest.mark.parametrize("train", ["main", "auto"])
+def test_roles_have_no_main_conversation(tmp_path: Path, train: str) -> None:
+    """Nor where a harness chooses it."""
+    from agentrl.openai_api.agent_loop import OpenAIProxyLoop
+
+    harness = "codex" if train == "auto" else None
+    loop = OpenAIProxyLoop(agent(tmp_path, "pass", train).model_copy(update={"harness": harness}))
+    loop.configure(Config.model_validate({"actor_rollout_ref": {"rollout": {"roles": {"white": {}, "black": {}}}}}))
+    with pytest.raises(ConfigError, match="main chooses one conversation, and each role"):
+        loop.check()

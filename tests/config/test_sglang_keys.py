@@ -173,7 +173,7 @@ def test_server_urls_that_are_none(given: str, expected: str) -> None:
         ("agent.openai_proxy.target='mine:3'", "package.module:function or path/to/file.py:function"),
         ("agent.openai_proxy.command=[]", "at least 1 item"),
         ("agent.openai_proxy.command='python agent.py'", "a valid list"),
-        ("agent.openai_proxy.train=mine", "all, main, a list of models, package.module:function"),
+        ("agent.openai_proxy.train=mine", "auto, all, main, a list of models, package.module:function"),
         ("agent.openai_proxy.train=[]", "at least one model"),
     ],
 )
@@ -197,8 +197,6 @@ def test_an_agent_by_its_command() -> None:
 def test_what_of_a_session_is_trained_on() -> None:
     for given, read in (("main", "main"), ("[a,b]", ["a", "b"]), ("mine.py:choose", "mine.py:choose")):
         assert rollout_by_hydra(f"{PROXY}.train={given}").agent.openai_proxy.train == read
-    message = refused(f"{PROXY}.train=main", f"{ROLLOUT}.roles={{white: {{}}, black: {{}}}}")
-    assert "openai_proxy.train=main chooses one conversation" in message
 
 
 def test_an_agent_is_either_a_function_or_a_command() -> None:

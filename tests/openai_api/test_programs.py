@@ -13,6 +13,7 @@ import pytest
 
 from agentrl.chat import Chat
 from agentrl.openai_api.endpoint import DIALECTS
+from agentrl.openai_api.selection import main_of
 from agentrl.openai_api.system_turns import placed_turns
 from agentrl.openai_api.wire import Reading
 from agentrl.trajectory import Message
@@ -29,6 +30,8 @@ DROPPED = {
 }
 TRANSCRIPTS = {"claude_code": 2, "codex": 2, "mini_swe_agent": 1, "opencode": 2, "pi": 1}
 """The main agent's, and a sub-agent's or a title's."""
+MAIN = {"claude_code": 0, "codex": 0, "mini_swe_agent": 0, "opencode": 1, "pi": 0}
+"""The main agent's transcript. Codex's sub-agent makes the last request, and nobody takes its answer any more."""
 FILLED_IN = {"replace_all": False}
 """Arguments that a program wrote into its calls, and the policy did not."""
 
@@ -69,3 +72,4 @@ async def test_no_request_is_refused_and_each_prompt_is_a_servers(chat: Chat, na
         assert "openai_bad_requests" not in metrics and metrics["openai_calls"] == len(requests)
         assert len(open.trajectory.transcripts) == TRANSCRIPTS[name]
         assert recorded(open.trajectory) == said(engine)
+    assert main_of(open.session.transcripts()).keys() == {MAIN[name]}

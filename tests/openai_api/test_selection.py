@@ -135,6 +135,29 @@ async def test_sub_agents_of_two_levels_count_to_the_main_conversation(chat: Cha
     }
 
 
+@pytest.mark.parametrize("used", [True, False])
+async def test_a_sub_agent_that_ends_last_is_not_the_main_conversation(chat: Chat, used: bool) -> None:
+    """It was begun by a call of the one that is, and may tell it by a user's message, or not at all."""
+    spawn = '<tool_call>\n{"name": "spawn", "arguments": {"message": "Is it right?", "fork": false}}\n</tool_call>'
+
+    async def act(open: Open) -> None:
+        main = Talk(open, tools=[ADD])
+        call = (await main.ask(QUESTION)).tool_calls[0]
+        await main.ask(tool(call, "Begun."))
+        reminder = "<system-reminder>\nThe folder is /work.\n</system-reminder>\n\n"
+        helper = Talk(open, user("Rules."), user(f"{reminder}Is it right?"), user(reminder))
+        said = await helper.ask()
+        if used:
+            await main.ask(user(f"<note>\n<result>{said.content}</result>\n</note>"))
+        await helper.ask(user("More?"))
+
+    texts = ["Main." + spawn, "I wait.", "It is.", *["It is good."] * used, "No more."]
+    open = await session(chat, texts, act)
+    found = trained(open)
+    assert found["Main."] == found["I wait."] == MAIN and found["No more."][1] is False
+    assert found["It is."] == (SUB if used else SIDE)
+
+
 @pytest.mark.parametrize("chosen", [0, 1])
 async def test_of_parallel_branches_the_one_that_was_taken_further_is_trained_on(chat: Chat, chosen: int) -> None:
     """The turns before them are, too, once, whichever transcript holds them; the other branch's are not."""

@@ -256,7 +256,7 @@ class OpenAIProxyConfig(Section):
     @property
     def is_set(self) -> bool:
         """Say whether there is an agent."""
-        return self.target is not None or self.command is not None or self.start != "auto"
+        return self.start != "auto" or any((self.target, self.command, self.harness))
 
 
 class AgentConfig(Section):
@@ -427,11 +427,6 @@ class RolloutConfig(Section):
     agent: AgentConfig = AgentConfig()
 
     def findings(self) -> Iterator[Finding]:
-        if self.roles and self.agent.openai_proxy.train == "main":
-            yield Finding(
-                "actor_rollout_ref.rollout.agent.openai_proxy.train=main chooses one conversation, and each role of "
-                "actor_rollout_ref.rollout.roles has its own. Name roles in openai_proxy.train, or take all"
-            )
         if self.name in ("vllm", "mixed") and self.update_weights_checksum and not self.update_weights_delta:
             yield Finding(
                 "actor_rollout_ref.rollout.update_weights_checksum=true with vLLM's servers needs "
