@@ -28,6 +28,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from agentrl.agent_loop.base import Episode
+from agentrl.agent_loop.roles import problem_of
 from agentrl.errors import ConfigError
 from agentrl.openai_api.agent_task import MODEL, AgentError, blamed, read_numbers, read_report
 from agentrl.openai_api.chat_completions import ChatCompletions
@@ -73,7 +74,7 @@ MAX_DROPPED, MAX_NAME = 64, 40
 """Names under which dropped fields are counted, and characters of one."""
 MAX_REPORT = 64 << 10
 """Bytes of a report."""
-ROUTES = {**dict.fromkeys((*DIALECTS, COUNT_TOKENS), "POST"), "v1/models": "GET"}
+ROUTES = {**dict.fromkeys((*DIALECTS, COUNT_TOKENS), "POST"), "v1/models": "GET", "v1/models/NAME": "GET"}
 SESSIONS = "/v1/sessions"
 """Route of programs that ask for sessions; it lies in none."""
 
@@ -179,7 +180,9 @@ class Endpoint:
         for path, answer in answers.items():
             for below in ("/{token}/", "/{token}/v1/"):
                 app.add_api_route(below + path, answer, methods=["POST"], response_model=None)
-        app.add_api_route("/{token}/v1/models", self._models, methods=["GET"], response_model=None)
+        for below in ("/{token}/v1/models", "/{token}/v1/v1/models"):
+            app.add_api_route(below, self._models, methods=["GET"], response_model=None)
+            app.add_api_route(below + "/{name}", self._one_model, methods=["GET"], response_model=None)
         methods = ["GET", "POST", "PUT", "PATCH", "DELETE"]
         app.add_api_route("/{token}/{path:path}", self._refuse, methods=methods, response_model=None)
         app.add_exception_handler(ApiError, _answer_error)
@@ -223,8 +226,15 @@ class Endpoint:
 
     async def _models(self, token: str) -> dict[str, JSON]:
         names = list(self._find(token).episode.context.roles) or [MODEL]
-        models: list[JSON] = [{"id": name, "object": "model", "created": 0, "owned_by": "agentrl"} for name in names]
-        return {"object": "list", "data": models}
+        models: list[JSON] = [_model(name) for name in names]
+        return {"object": "list", "data": models, "has_more": False, "first_id": names[0], "last_id": names[-1]}
+
+    async def _one_model(self, token: str, name: str) -> Mapping[str, JSON]:
+        session = self._find(token)
+        roles = session.episode.context.roles
+        if roles and (problem := problem_of([name], roles)) is not None:
+            raise ApiError(404, f"model: {problem}.", param="model", code="model_not_found")
+        return _model(name)
 
     async def _complete(self, token: str, request: Request) -> Response:
         body = await request.body()
@@ -441,6 +451,12 @@ def _elsewhere(body: bytes, dialect: Dialect) -> str:
             knowing = [f"POST {path}" for path, other in DIALECTS.items() if names <= fields_of(other.api)]
             return f" ({' and '.join(knowing)} {'know' if knowing[1:] else 'knows'} these fields.)" if knowing else ""
     return ""
+
+
+def _model(name: str) -> dict[str, JSON]:
+    """Describe a model as both OpenAI and Anthropic do."""
+    openai: dict[str, JSON] = {"id": name, "object": "model", "created": 0, "owned_by": "agentrl"}
+    return {**openai, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
 
 
 def _json(value: object, status: int = 200, **headers: str) -> Response:

@@ -193,6 +193,13 @@ TABLE = (
         Fate.HINT,
         "a call that ran at a provider",
     ),
+    Row(
+        "responses",
+        "item.type",
+        "compaction compaction_summary computer_call computer_call_output",
+        Fate.REFUSED,
+        CONTENT,
+    ),
     Row("responses", "part.type", "input_file input_audio", Fate.REFUSED, CONTENT),
 )
 """All rows; the first that fits a member holds."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, cast
 
@@ -51,7 +51,7 @@ from agentrl.openai_api.responses_tools import (
     flat,
     search_is_ours,
 )
-from agentrl.openai_api.wire import DROPPED, Dropped, Reading, Wire, read_body, tagged
+from agentrl.openai_api.wire import DROPPED, Dropped, Reading, Wire, read_body, short, tagged
 from agentrl.system.json_value import JSON
 
 CONTENT = {
@@ -180,6 +180,14 @@ class ReasoningItem(Wire):
     encrypted_content: str | None = None
 
 
+class ItemReference(Wire):
+    """An item of an answer that this session has kept."""
+
+    apis, place = "responses", "item"
+    type: Literal["item_reference"]
+    id: str
+
+
 class DroppedItem(Dropped):
     """Item of a kind that is left out."""
 
@@ -197,6 +205,7 @@ Item = Annotated[
     | Annotated[ShellOutputItem, Tag(":shell")]
     | Annotated[FoundToolsItem, Tag(":found")]
     | Annotated[ReasoningItem, Tag(":reasoning")]
+    | Annotated[ItemReference, Tag(":reference")]
     | Annotated[DroppedItem, Tag(DROPPED)],
     tagged(
         "responses",
@@ -210,6 +219,7 @@ Item = Annotated[
         shell="shell_call_output",
         found="tool_search_output additional_tools",
         reasoning="reasoning",
+        reference="item_reference",
     ),
 ]
 Input = Annotated[Annotated[str, Tag(":str")] | Annotated[list[Item], Tag(":list")], Discriminator(content_kind)]
@@ -301,7 +311,7 @@ class Responses:
         if isinstance(asked.input, str):
             new = [Placed(ChatMessage(role="user", content=asked.input), "input")]
         else:
-            new = list(_placed(asked.input, declared))
+            new = list(_placed(_resolved(asked.input, kept), declared))
         if not asked.input:
             raise ApiError(400, "input: expected at least one item.", param="input", code="invalid_value")
         carried = [*before, *new]
@@ -404,11 +414,41 @@ def _choice(
     return choice
 
 
-def _placed(items: Sequence[Item], declared: Declared) -> Iterator[Placed]:
+def _resolved(items: Sequence[Item], kept: Kept) -> Iterator[Item]:
+    """Put the items that references name in their place."""
+    known: dict[str, Item] = {}
+    if any(isinstance(item, ItemReference) for item in items):
+        for id, messages in kept.items():
+            known |= _kept_items(id, messages[-1])
+    for index, item in enumerate(items):
+        if not isinstance(item, ItemReference):
+            yield item
+        elif item.id in known:
+            yield known[item.id]
+        else:
+            path = f"input[{index}].id"
+            message = f"{path}: this session has kept no item {short(item.id)}; items are kept unless store is false."
+            raise ApiError(400, message, param=path, code="invalid_value")
+
+
+def _kept_items(id: str, answer: ChatMessage) -> Iterator[tuple[str, Item]]:
+    """List the items of an answer with their ids, as `_items` named them."""
+    if answer.reasoning_content:
+        part = TextPart(type="reasoning_text", text=answer.reasoning_content)
+        yield f"rs_{id}", ReasoningItem(type="reasoning", content=[part])
+    yield f"msg_{id}", MessageItem(role="assistant", content=content_text(answer.shown))
+    for one in answer.tool_calls or ():
+        made = CallItem.model_construct(
+            type="function_call", call_id=one.id, name=one.function.name, arguments=one.function.arguments
+        )
+        yield f"fc_{one.id}", made
+
+
+def _placed(items: Iterable[Item], declared: Declared) -> Iterator[Placed]:
     """Translate items: reasoning, text and calls that follow one another are one assistant message."""
     turn, path = list[Said](), ""
     for index, item in enumerate(items):
-        if isinstance(item, DroppedItem):
+        if isinstance(item, DroppedItem | ItemReference):
             continue
         said = any(not isinstance(before, ReasoningItem) for before in turn)
         others = isinstance(item, Answer) or (isinstance(item, MessageItem) and item.role != "assistant")

@@ -731,6 +731,8 @@ class Session:
         self.last_error = error.message
         if error.status < 500 and error.code != "context_length_exceeded":  # which is counted as openai_refused
             self.count("openai_bad_requests")
+            if error.code is not None:
+                self.count(f"openai_bad_requests_{error.code}")
 
     def _fail(self, error: Exception) -> None:
         """End the session: the try is lost."""

@@ -141,6 +141,8 @@ def tagged(api: Api, place: str, default: str = "", **used: str) -> Discriminato
     USED[api, place] = USED.get((api, place), frozenset()) | tags.keys()
 
     def tag(value: object) -> str:
+        if isinstance(value, Dropped):
+            return DROPPED
         kind = kind_of(value, default)
         row = None if kind in tags or kind == NO_KIND else row_of(api, place, kind)
         return DROPPED if row is not None and row.fate is Fate.HINT else tags.get(kind, f":{kind}")

@@ -17,6 +17,7 @@ from tests.openai_api.test_dialects import RESULT, USED, USER
 from tests.openai_api.test_record import recorded, said
 
 BEGUN = {"role": "assistant", "content": "Once"}
+BY_CAUSE = "openai_bad_requests_unsupported_value"
 GO_ON = {"role": "user", "content": "Go on."}
 
 
@@ -93,7 +94,7 @@ async def test_what_cannot_be_continued_is_refused(
             assert answer.status_code == 400
             message = answer.json()["error"]["message"]
             assert problem in message and f"messages[{len(messages) - 1}].content" in message
-        assert open.trajectory.metrics == {"openai_bad_requests": 2}
+        assert open.trajectory.metrics == dict.fromkeys(("openai_bad_requests", BY_CAUSE), 2)
     assert caplog.text.count("a request of an agent (POST v1/messages) was refused") == 1
 
 

@@ -300,6 +300,23 @@ async def test_an_answer_is_continued_by_its_id(chat: Chat) -> None:
             assert (answer.status_code, answer.json()["error"]["code"]) == (400, "previous_response_not_found")
 
 
+async def test_items_are_sent_by_reference(chat: Chat) -> None:
+    """As Vercel's AI SDK sends what is stored: the transcript goes on."""
+    async with scripted(chat, [THOUGHT + TURNS[1], "ok"]) as (service, engine), service.session() as open:
+        agent = ResponsesProgram(open, store=True)
+        agent.say("Hi")
+        assert await agent.ask()
+        agent.history = [
+            {"type": "item_reference", "id": item["id"]} if item.get("id") else item for item in agent.history
+        ]
+        assert {item.get("type") for item in agent.history[1:]} == {"item_reference"}
+        agent.give([(one["call_id"], "5") for one in agent.last["output"] if one["type"] == "function_call"])
+        await agent.ask()
+        assert len(open.trajectory.transcripts) == 1 and recorded(open.trajectory) == said(engine)
+        answer = await agent.post({"input": [ITEM, {"type": "item_reference", "id": "msg_x"}]})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input[1].id")
+
+
 async def test_a_tool_that_takes_text_is_called_with_text(chat: Chat) -> None:
     patch = {"type": "custom", "name": "patch", "description": "Change files.", "format": {"type": "text"}}
     texts = [call("patch", input="*** Begin\n+é"), call("patch", path="x"), "done"]
@@ -386,11 +403,16 @@ async def test_errors_are_in_the_form_of_the_route(chat: Chat) -> None:
 
 ODD: list[Any] = [None, 3, -1.5, "x", "", [], {}, True, [3], {"type": "x"}, [[]], 10**30, "\ud800"]
 """Values put in place of every member of a request."""
+FOUND = [{"type": "tool_reference", "tool_name": "later"}, {"type": "text", "text": "5"}]
 FULL_MESSAGES: dict[str, Any] = {
     "model": "m",
     "max_tokens": 9,
     "system": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}],
-    "tools": [{"name": "add", "description": "d", "input_schema": {"type": "object", "properties": {"a": {}}}}],
+    "tools": [
+        {"name": "add", "description": "d", "input_schema": {"type": "object", "properties": {"a": {"default": 1}}}},
+        {"name": "later", "input_schema": {"type": "object"}, "defer_loading": True},
+        {"type": "bash_20250124", "name": "bash"},
+    ],
     "tool_choice": {"type": "auto", "disable_parallel_tool_use": False},
     "stop_sequences": ["END"],
     "stream": False,
@@ -398,14 +420,26 @@ FULL_MESSAGES: dict[str, Any] = {
     "temperature": 1.0,
     "top_k": 5,
     "metadata": {"user_id": "u"},
-    "messages": [USER, USED, {"role": "user", "content": [RESULT, {"type": "text", "text": "b"}]}],
+    "messages": [
+        USER,
+        {"role": "system", "content": [{"type": "text", "text": "s"}]},
+        {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}, *USED["content"]]},
+        {"role": "user", "content": [RESULT | {"content": FOUND}, {"type": "text", "text": "b"}]},
+    ],
 }
 FULL_RESPONSES: dict[str, Any] = {
     "model": "m",
     "instructions": "a",
     "max_output_tokens": 9,
-    "tools": [{"type": "function", **FUNCTION}, {"type": "custom", "name": "patch"}],
-    "tool_choice": "auto",
+    "tools": [
+        {"type": "function", **FUNCTION},
+        {"type": "custom", "name": "patch"},
+        {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]},
+        {"type": "tool_search", "execution": "client"},
+        {"type": "shell"},
+        {"type": "web_search"},
+    ],
+    "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "add"}]},
     "parallel_tool_calls": True,
     "store": False,
     "stream": False,
@@ -419,6 +453,10 @@ FULL_RESPONSES: dict[str, Any] = {
         OUTPUT,
         {"type": "custom_tool_call", "call_id": "c2", "name": "patch", "input": "x"},
         {"type": "custom_tool_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "y"}]},
+        {"type": "tool_search_call", "call_id": "c3", "arguments": {"query": "x"}},
+        {"type": "shell_call", "call_id": "c4", "action": {"commands": ["ls"]}},
+        {"type": "tool_search_output", "call_id": "c3", "tools": [{"type": "function", "name": "g"}]},
+        {"type": "shell_call_output", "call_id": "c4", "output": [{"stdout": "x"}]},
     ],
 }
 

@@ -147,6 +147,9 @@ async def test_what_is_not_json_not_a_route_or_too_large(chat: Chat, monkeypatch
             assert "answers POST v1/chat/completions, POST v1/responses, POST v1/messages, " in answer.text
             assert open.base_url.split("/")[3] not in answer.text
         assert [model.id async for model in open.client.models.list()] == ["policy"]
+        assert (await open.client.models.retrieve("any")).id == "any"
+        anthropic = (await raw.get(f"{open.base_url}/v1/models")).json()
+        assert anthropic["data"][0]["type"] == "model" and anthropic["has_more"] is False
 
 
 async def test_what_the_run_decides_is_ignored_and_counted(chat: Chat, caplog: pytest.LogCaptureFixture) -> None:

@@ -62,11 +62,12 @@ async def test_a_wrong_path_and_wrong_feedback_are_counted_in_their_session(chat
         assert "POST v1/chat/completions, POST v1/responses" in message and "Set a client's base URL" in message
         for body in ('{"score": NaN}', '{"score": "1"}', "[]"):
             assert (await client.post(f"{report}/feedback", content=body)).status_code == 400
-        assert open.trajectory.metrics == {"openai_bad_requests": 4}
+        causes = {"openai_bad_requests_unknown_url": 1, "openai_bad_requests_invalid_value": 3}
+        assert open.trajectory.metrics == {"openai_bad_requests": 4, **causes}
         assert (await client.post(f"{report}/feedback", json={"score": 1.0})).status_code == 200
         twice = await client.post(f"{report}/feedback", json={"score": 0.0, "reward": 2.0})
         assert (twice.status_code, open.session.feedback) == (409, {"score": 1.0})
-        assert open.trajectory.metrics == {"openai_bad_requests": 4, "openai_feedback_twice": 1}
+        assert open.trajectory.metrics == {"openai_bad_requests": 4, "openai_feedback_twice": 1, **causes}
 
 
 @pytest.mark.parametrize(
