@@ -75,6 +75,8 @@ class Translated(ChatRequest):
     """The request as it was, for answers that repeat parts of it."""
     begun: str = ""
     """Beginning of the answer, which the policy continues."""
+    later: Sequence[dict[str, object]] = ()
+    """Functions that the policy may call, and that its prompt declares behind its beginning, if at all."""
     places: Mapping[str, str] = {}
     """Places of fields in the client's request, where they have another name there."""
     carries_reasoning: ClassVar[bool] = True

@@ -298,6 +298,7 @@ class Messages:
         if asked.output_format is not None:
             place = "output_format"
         declared, deferred = _declared(asked.tools or (), reading)
+        later = [{"type": "function", "function": one} for one in deferred.values()]
         for index, turn in enumerate(asked.messages):
             placed += _placed(turn, f"messages[{index}]", deferred)
         begun = _begun(placed.pop()) if len(placed) > 1 and placed[-1].message.role == "assistant" else ""
@@ -316,6 +317,7 @@ class Messages:
             stop=asked.stop_sequences,
             stream=asked.stream,
             begun=begun,
+            later=later,
         )
         return checked(request, placed)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Annotated, ClassVar, Literal, cast
@@ -442,15 +442,20 @@ class ChatRequest(Wire):
 
     @property
     def declared_tools(self) -> list[ToolSchema]:
-        """Declared tools without null fields, and with parameters, which chat templates take for granted."""
-        declared: list[ToolSchema] = []
-        for tool in self.functions:
-            function = cast(tools.FunctionSchema, {k: v for k, v in tool["function"].items() if v is not None})
-            parameters = function.setdefault("parameters", {"type": "object"})
-            if parameters.get("properties") is None:
-                function["parameters"] = {**parameters, "properties": {}}
-            declared.append({"type": "function", "function": function})
-        return declared
+        """Declared tools as chat templates take them."""
+        return as_templates_take(self.functions)
+
+
+def as_templates_take(functions: Iterable[ToolSchema]) -> list[ToolSchema]:
+    """Write tools without null fields, and with parameters, which chat templates take for granted."""
+    declared: list[ToolSchema] = []
+    for tool in functions:
+        function = cast(tools.FunctionSchema, {k: v for k, v in tool["function"].items() if v is not None})
+        parameters = function.setdefault("parameters", {"type": "object"})
+        if parameters.get("properties") is None:
+            function["parameters"] = {**parameters, "properties": {}}
+        declared.append({"type": "function", "function": function})
+    return declared
 
 
 def chosen_names(choice: str | NamedChoice | AllowedChoice | None) -> list[str]:

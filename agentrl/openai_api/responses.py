@@ -330,6 +330,7 @@ class Responses:
             stream=asked.stream,
             carried=None if asked.store is False else tuple(one.message for one in carried),
             given=Given(asked, declared.offered),
+            later=declared.later,
         )
         return checked(request, placed)
 
@@ -470,8 +471,9 @@ def _placed(items: Iterable[Item], declared: Declared) -> Iterator[Placed]:
 def _answer(item: Answer, declared: Declared) -> ChatMessage:
     """Translate an answer to a call. Tools that a search found are declared by it, behind the prompt."""
     if isinstance(item, FoundToolsItem):
-        functions = [one["function"] for one in declared.functions(item.tools, deferred=True)]
-        text = functions_text(functions)
+        found = list(declared.functions(item.tools, deferred=True))
+        declared.later += found
+        text = functions_text([one["function"] for one in found])
         if item.call_id is None:
             return ChatMessage(role="developer", content=text)
         return ChatMessage(role="tool", content=text, tool_call_id=item.call_id)

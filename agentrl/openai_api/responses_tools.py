@@ -170,6 +170,8 @@ class Declared:
     """Function that notes a kind of tools that is left out, and why."""
     offered: dict[str, Offered] = field(default_factory=dict)
     """Tools by the name that the policy calls them by, those that are not in the prompt, too."""
+    later: list[dict[str, object]] = field(default_factory=list)
+    """Functions that stand behind the beginning of the prompt."""
 
     def functions(self, tools: Sequence[AnyTool], *, deferred: bool) -> Iterator[dict[str, object]]:
         """Translate tools; `deferred`: those that wait for a search, too."""

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar, cast
 
 from agentrl.agent_loop.base import Episode, Reply
 from agentrl.agent_loop.limits import seed_of
@@ -40,7 +40,7 @@ from agentrl.openai_api.completion import Completion, assistant_message
 from agentrl.openai_api.dialect import Dialect, Kept, Translated
 from agentrl.openai_api.errors import ApiError, unknown_session
 from agentrl.openai_api.history import Checkpoint, Digest, History, cause_of, defaults_of, digest_after, digests_of
-from agentrl.openai_api.request import ChatMessage, ChatRequest, Promise
+from agentrl.openai_api.request import ChatMessage, ChatRequest, Promise, as_templates_take
 from agentrl.openai_api.selection import Answer, Given, SessionTranscript
 from agentrl.openai_api.system_turns import placed_turns
 from agentrl.openai_api.wire import Reading
@@ -112,6 +112,8 @@ class Asked:
     """Number of the session's requests up to it."""
     begun: str = ""
     """Beginning of the answer, which the prompt ends with, and the policy continues."""
+    later: Sequence[ToolSchema] = ()
+    """Tools that may be called, and are not among `tools`."""
 
     @property
     def digest(self) -> Digest:
@@ -592,6 +594,8 @@ class Session:
         while True:
             reply, start, cached = await self._sampled(call)
             read, ids, chat = reply.message, call.branch.episode.transcript.ids[start:], self.episode.context.chat
+            if call.asked.later and read.calls:  # Some call formats need a schema to read arguments.
+                read = await chat.read(ids, [*(call.branch.episode.tools or ()), *call.asked.later])
             if not call.request.may_call and read.calls:  # Its calls are text.
                 text = chat.decode(ids[:-1] if ids[-1] in chat.stop_token_ids else ids)
                 read = replace(read, text=text, reasoning=None, calls=())
@@ -827,8 +831,11 @@ def read(body: bytes, dialect: Dialect, reading: Reading, kept: Kept, chat: Chat
         characters = sum(len("".join(text.split())) for text in texts)
     tools = request.declared_tools
     long = len(body) > LONG_BODY or any(pictures_in(messages))  # Small files may hold many pixels.
-    begun = request.begun if isinstance(request, Translated) else ""
-    return Asked(request, messages, tools, digests_of(messages, tools), characters, long, reading.dropped, begun=begun)
+    begun, later = (request.begun, request.later) if isinstance(request, Translated) else ("", ())
+    further = as_templates_take(cast(Sequence[ToolSchema], later))
+    return Asked(
+        request, messages, tools, digests_of(messages, tools), characters, long, reading.dropped, 0, begun, further
+    )
 
 
 def _with_names(messages: list[Message]) -> list[Message]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentrl.chat import Chat
 from tests.agent_loop.conftest import call
+from tests.chat import templates
+from tests.chat.vocabularies import QWEN, save_tokenizer
 from tests.openai_api.conftest import scripted
 from tests.openai_api.test_dialects import FUNCTION, MessagesProgram, ResponsesProgram
 from tests.openai_api.test_record import recorded, said
@@ -209,3 +212,28 @@ async def test_a_default_that_a_program_writes_into_a_call_is_no_edit(
         await agent.ask()
         assert len(open.trajectory.transcripts) == transcripts
         assert transcripts == 2 or recorded(open.trajectory) == said(engine)
+
+
+CODED = "<tool_call>\n<function=later>\n<parameter=name>\n42\n</parameter>\n</function>\n</tool_call>"
+NAMED = {"type": "object", "properties": {"name": {"type": "string"}}}
+
+
+@pytest.mark.parametrize("api", ["messages", "responses"])
+async def test_arguments_of_a_tool_that_was_found_are_read_by_its_schema(tmp_path: Path, api: str) -> None:
+    """Qwen3-Coder writes arguments without quotes: without a schema, 42 is a number."""
+    chat = Chat.from_pretrained(save_tokenizer(tmp_path, QWEN, "<|im_end|>", templates.CODER))
+    async with scripted(chat, [CODED]) as (service, _), service.session() as open:
+        agent: Any
+        if api == "messages":
+            tool = {"name": "later", "input_schema": NAMED, "defer_loading": True}
+            agent = MessagesProgram(open, tools=[FIND, tool])
+        else:
+            deferred = {"type": "function", "name": "later", "parameters": NAMED, "defer_loading": True}
+            agent = ResponsesProgram(open, tools=[SEARCH])
+            agent.history = [
+                {"type": "tool_search_call", "call_id": "c", "arguments": {"query": "x"}},
+                {"type": "tool_search_output", "call_id": "c", "tools": [deferred]},
+            ]
+        agent.say("Hi")
+        ((_, _, arguments),) = await agent.ask()
+        assert (arguments if api == "messages" else json.loads(arguments)) == {"name": "42"}
