@@ -89,9 +89,60 @@ def test_a_side_call_that_is_left_out_changes_no_weight(small_run: Overrides, tm
         same = [name for name in one if name.startswith(wanted)]
         assert len(same) > 20 and [one[name] for name in same] == [other[name] for name in same]
         assert other["trajectory/left_out/side_calls"] == 3 and one["trajectory/left_out/side_calls"] == 0
+        assert one["checks/alarms"] == other["checks/alarms"] == 0
     ids = [from_trajectories(each, turn_reward_coef=1.0).ids.tolist() for each in (without, titled)]
     assert ids[0] == ids[1], "a batch of the record is the batch that was trained on"
     table = pq.read_table(sorted((tmp_path / "titled" / "updates").glob("*.parquet"))[0])
     for row in table["advantages"].to_pylist():
         assert [any(value is not None for value in window) for window in row] == [False, True, False, False]
     assert json.loads((tmp_path / "titled" / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 2
+
+
+SCORING = """
+import httpx
+import openai
+
+async def solve(sample, base_url, api_key, model, report_url):
+    async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+        async def ask(text):
+            messages = [{"role": "user", "content": text}]
+            return await client.chat.completions.create(model=model, messages=messages, max_tokens=8)
+
+        title = await ask("Title?")
+        said = (await ask(sample["prompt"][-1]["content"])).choices[0].message.content
+        body = {"score": len(title.choices[0].message.content) % 3 / 4, "response": title.id}
+        async with httpx.AsyncClient() as judge:
+            (await judge.post(report_url + "/feedback", json=body)).raise_for_status()
+        return {"score": len(said) % 7 / 7}
+"""
+
+
+def test_a_transcript_with_a_score_is_trained_by_it(small_run: Overrides, tmp_path: Path, rows: Path) -> None:
+    """Its tokens have the advantage that GRPO gives the session with that score; the others have the session's."""
+    (tmp_path / "scoring.py").write_text(SCORING)
+    arguments = small_run(
+        *(f"data.train_files={rows}", "data.val_files=null", "data.max_response_length=64"),
+        *("actor_rollout_ref.rollout.multi_turn.tool_config_path=null", "custom_reward_function.path=null"),
+        "reward_model.scorers={quickstart/arithmetic: {name: reported}}",
+        f"{KEYS}.default_agent_loop=openai_proxy",
+        f"{KEYS}.openai_proxy.target={tmp_path}/scoring.py:solve",
+        "trainer.total_training_steps=1",
+    )
+    done = forked_command(arguments, tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "run"
+    table = pq.read_table(next((run / "updates").glob("*.parquet"))).to_pylist()
+    trained = recorded(run)
+    assert len(trained) == len(table) == 16
+    scored = 0
+    for one, row in zip(trained, table, strict=True):
+        scores = [other.score for other in trained if other.group == one.group and other is not one]
+        for transcript, advantages in zip(one.transcripts, row["advantages"], strict=True):
+            own = one.score if transcript.score is None else transcript.score
+            scored += transcript.score is not None and transcript.score != one.score
+            rewards = torch.tensor([own, *scores], dtype=torch.float64)
+            wanted = 0.0 if rewards.max() == rewards.min() else float((own - rewards.mean()) / (rewards.std() + 1e-6))
+            found = {value for value in advantages if value is not None}
+            assert len(found) == 1 and found.pop() == pytest.approx(wanted, abs=1e-4)
+    assert scored > 4, "most titles have another score than their session"
+    assert lines(run)[-1]["checks/alarms"] == 0
