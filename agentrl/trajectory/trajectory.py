@@ -398,14 +398,18 @@ class Trajectory:
         """Tool calls of the turns that are not left out."""
         return [call for turn in self.trained_turns for call in turn.calls]
 
+    def _score_shifts(self) -> list[float]:
+        """Return `Outline.score_shifts`."""
+        if all(one.score is None for one in self.transcripts):
+            return []
+        by_role, score = self.role_scores, self.score or 0.0
+        trained = [one for one in self.transcripts if one.trained_length]
+        shifts = [0.0 if one.score is None else one.score - by_role.get(one.role, score) for one in trained]
+        return shifts if any(shifts) else []
+
     def outline(self) -> Outline:
         """Summarise the trajectory without its texts and tokens, and without what is left out."""
         kept = [one for one in self.transcripts if one.trained_to != 0]
-        shifts = [
-            0.0 if one.score is None else one.score - self.role_scores.get(one.role, self.score or 0.0)
-            for one in self.transcripts
-            if one.trained_length
-        ]
         return Outline(
             uid=self.uid,
             group=self.group,
@@ -424,7 +428,7 @@ class Trajectory:
             num_sampled=self.num_sampled,
             agent_name=self.agent_name,
             baseline=self.baseline,
-            score_shifts=shifts if any(shifts) else [],
+            score_shifts=self._score_shifts(),
         )
 
 
