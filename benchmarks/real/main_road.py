@@ -12,8 +12,9 @@ It runs in an environment that has SGLang. Each part trains the quickstart's pol
   ratio of a step to the longer of rollout and update.
 - `faults`: a run of which, in the middle of a step, a server is killed, hung for 30 s, a rank killed, and a rollout
   worker killed, against a run that is left alone. Exits with 1 where a run does not end with all of its steps.
-- `flat`: a long run's memory, descriptors, threads, seconds of a step, and bytes of its folder, by quarter; exits with
-  1 where the last half's steps are longer than the first half's by more than their noise.
+- `flat`: a long run's memory, descriptors, threads, seconds of a step, and bytes of its folder, by quarter, and the
+  processes whose memory grew most; exits with 1 where the last half's steps are longer than the first half's by more
+  than their noise.
 - `start`: CPU-seconds from the command to the first step, of the imports of each kind of process, and of a wrong key.
 """
 
@@ -30,7 +31,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -199,20 +200,31 @@ class Sample:
     threads: int
     folder: float
     """MB."""
+    by_process: dict[str, float]
+    """MB by the process, under its name and number."""
+
+
+def name_of(process: psutil.Process) -> str:
+    """Name a process by its title, or by the module that it runs."""
+    words = process.cmdline() or [process.name()]
+    title = words[2] if words[1:2] == ["-m"] and len(words) > 2 else words[0].rpartition("/")[2]
+    return f"{title.partition('.')[0] if title.startswith('ray::') else title} {process.pid}"
 
 
 def sample(run: Road) -> Sample:
-    memory = descriptors = threads = 0
+    descriptors = threads = 0
+    by_process: dict[str, float] = {}
     for one in run.tree():
         with suppress(psutil.Error):
-            memory += one.memory_full_info().pss
+            by_process[name_of(one)] = one.memory_full_info().pss / 1e6
             descriptors += one.num_fds()
             threads += one.num_threads()
     sizes = 0
     for file in run.folder.rglob("*"):
         with suppress(OSError):
             sizes += file.stat().st_size
-    return Sample(len(run.lines()), memory / 1e6, descriptors, threads, sizes / 1e6)
+    memory = sum(by_process.values())
+    return Sample(len(run.lines()), memory, descriptors, threads, sizes / 1e6, by_process)
 
 
 def flat(place: Path, assets: Path, steps: int) -> int:
@@ -224,7 +236,7 @@ def flat(place: Path, assets: Path, steps: int) -> int:
             time.sleep(5)
             if len(run.lines()) >= steps * (len(samples) + 1) / 20:
                 samples.append(sample(run))
-                print(samples[-1], flush=True)
+                print(replace(samples[-1], by_process={}), flush=True)
         run.end()
         seconds = of_steps(run.lines(), STEP)
     print("| steps | seconds of a step | memory, MB | descriptors | threads | folder, MB |\n|---|---|---|---|---|---|")
@@ -238,6 +250,10 @@ def flat(place: Path, assets: Path, steps: int) -> int:
                 f"| to {last.step} | {step:.3f} | {last.memory:.0f} | {last.descriptors} | {last.threads} | "
                 f"{last.folder:.1f} |"
             )
+    early, late = samples[len(samples) // 10], [one for one in samples if one.step < steps][-1]
+    print(f"| process | MB at step {early.step} | MB at step {late.step} |\n|---|---|---|")
+    for name, now in sorted(late.by_process.items(), key=lambda one: early.by_process.get(one[0], 0.0) - one[1])[:6]:
+        print(f"| {name} | {early.by_process.get(name, 0.0):.0f} | {now:.0f} |")
     halves = [statistics.median(one) for one in (seconds[: 2 * quarter], seconds[2 * quarter :])]
     noise = statistics.median(abs(one - statistics.median(seconds)) for one in seconds)
     print(f"the last half's steps take {halves[1] / halves[0]:.2f} of the first half's; noise {noise / halves[0]:.2f}")
