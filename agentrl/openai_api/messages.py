@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Literal, cast
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from agentrl.chat.message import DECODER, content_text
 from agentrl.openai_api.completion import Completion
@@ -143,67 +144,6 @@ class ToolReference(Wire):
     tool_name: str
 
 
-class DroppedBlock(Dropped):
-    """Block of a kind that is left out."""
-
-    place = "block.type"
-
-
-class DroppedResult(DroppedBlock):
-    """The same in the answer of a tool."""
-
-    place = "result.type"
-
-
-Texts = Annotated[Annotated[str, Tag(":str")] | Annotated[list[TextBlock], Tag(":list")], Discriminator(content_kind)]
-Seen = Annotated[
-    Annotated[TextBlock, Tag(":text")]
-    | Annotated[ImageBlock, Tag(":image")]
-    | Annotated[ToolReference, Tag(":tool_reference")]
-    | Annotated[DroppedResult, Tag(DROPPED)],
-    tagged("messages", "result.type", text="text", image="image", tool_reference="tool_reference"),
-]
-Result = Annotated[Annotated[str, Tag(":str")] | Annotated[list[Seen], Tag(":list")], Discriminator(content_kind)]
-
-
-class ToolResultBlock(Wire):
-    """The answer to a call."""
-
-    apis, place = "messages", "block"
-    type: Literal["tool_result"]
-    tool_use_id: str
-    content: Result = ""
-    is_error: bool | None = None
-
-
-Block = Annotated[
-    Annotated[TextBlock, Tag(":text")]
-    | Annotated[ImageBlock, Tag(":image")]
-    | Annotated[ThinkingBlock, Tag(":thinking")]
-    | Annotated[ToolUseBlock, Tag(":tool_use")]
-    | Annotated[ToolResultBlock, Tag(":tool_result")]
-    | Annotated[DroppedBlock, Tag(DROPPED)],
-    tagged(
-        "messages",
-        "block.type",
-        text="text",
-        image="image",
-        thinking="thinking",
-        tool_use="tool_use",
-        tool_result="tool_result",
-    ),
-]
-Blocks = Annotated[Annotated[str, Tag(":str")] | Annotated[list[Block], Tag(":list")], Discriminator(content_kind)]
-
-
-class Turn(Wire):
-    """One message."""
-
-    apis, place = "messages", "message"
-    role: Literal["user", "assistant", "system"]
-    content: Blocks
-
-
 class Tool(Wire):
     """Tool declaration."""
 
@@ -243,6 +183,92 @@ AnyTool = Annotated[
     Annotated[Tool, Tag(":custom")] | Annotated[ClientTool, Tag(":client")] | Annotated[DroppedTool, Tag(DROPPED)],
     tagged("messages", "tool.type", "custom", custom="custom", client=" ".join(CLIENT_TOOLS)),
 ]
+
+
+class ChangedTool(Wire):
+    """A tool that joins or leaves those of a conversation: a declaration, or the name of one."""
+
+    apis, place = "messages", "block.tool"
+    type: Literal["tool_definition", "tool_reference"]
+    name: str | None = None
+    definition: AnyTool | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> ChangedTool:
+        if (self.definition is None) == (self.name is None):
+            raise ValueError("a changed tool has a definition or a name")
+        return self
+
+
+class ToolChange(Wire):
+    """A tool that joins or leaves in the middle of a conversation, in a system message."""
+
+    apis, place = "messages", "block"
+    type: Literal["tool_addition", "tool_removal"]
+    tool: ChangedTool
+
+
+class DroppedBlock(Dropped):
+    """Block of a kind that is left out."""
+
+    place = "block.type"
+
+
+class DroppedResult(DroppedBlock):
+    """The same in the answer of a tool."""
+
+    place = "result.type"
+
+
+Texts = Annotated[Annotated[str, Tag(":str")] | Annotated[list[TextBlock], Tag(":list")], Discriminator(content_kind)]
+Seen = Annotated[
+    Annotated[TextBlock, Tag(":text")]
+    | Annotated[ImageBlock, Tag(":image")]
+    | Annotated[ToolReference, Tag(":tool_reference")]
+    | Annotated[DroppedResult, Tag(DROPPED)],
+    tagged("messages", "result.type", text="text", image="image", tool_reference="tool_reference"),
+]
+Result = Annotated[Annotated[str, Tag(":str")] | Annotated[list[Seen], Tag(":list")], Discriminator(content_kind)]
+
+
+class ToolResultBlock(Wire):
+    """The answer to a call."""
+
+    apis, place = "messages", "block"
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: Result = ""
+    is_error: bool | None = None
+
+
+Block = Annotated[
+    Annotated[TextBlock, Tag(":text")]
+    | Annotated[ImageBlock, Tag(":image")]
+    | Annotated[ThinkingBlock, Tag(":thinking")]
+    | Annotated[ToolUseBlock, Tag(":tool_use")]
+    | Annotated[ToolResultBlock, Tag(":tool_result")]
+    | Annotated[ToolChange, Tag(":tool_change")]
+    | Annotated[DroppedBlock, Tag(DROPPED)],
+    tagged(
+        "messages",
+        "block.type",
+        text="text",
+        image="image",
+        thinking="thinking",
+        tool_use="tool_use",
+        tool_result="tool_result",
+        tool_change="tool_addition tool_removal",
+    ),
+]
+Blocks = Annotated[Annotated[str, Tag(":str")] | Annotated[list[Block], Tag(":list")], Discriminator(content_kind)]
+
+
+class Turn(Wire):
+    """One message."""
+
+    apis, place = "messages", "message"
+    role: Literal["user", "assistant", "system"]
+    content: Blocks
 
 
 class Choice(Wire):
@@ -297,10 +323,9 @@ class Messages:
         format, place = asked.output_format or config.format, "output_config.format"
         if asked.output_format is not None:
             place = "output_format"
-        declared, deferred = _declared(asked.tools or (), reading)
-        later = [{"type": "function", "function": one} for one in deferred.values()]
+        declared, later = _declared(asked.tools or (), reading)
         for index, turn in enumerate(asked.messages):
-            placed += _placed(turn, f"messages[{index}]", deferred)
+            placed += _placed(turn, f"messages[{index}]", later)
         begun = _begun(placed.pop()) if len(placed) > 1 and placed[-1].message.role == "assistant" else ""
         request = Translated.model_construct(
             model=asked.model,
@@ -317,7 +342,7 @@ class Messages:
             stop=asked.stop_sequences,
             stream=asked.stream,
             begun=begun,
-            later=later,
+            later=later.functions,
         )
         return checked(request, placed)
 
@@ -397,49 +422,93 @@ def _begun(last: Placed) -> str:
     return str(text)
 
 
-def _declared(tools: Sequence[Tool | ClientTool | DroppedTool], reading: Reading) -> tuple[Tools, dict[str, object]]:
-    """Translate tools: (those that the prompt declares, the deferred ones by name).
+@dataclass(slots=True)
+class Later:
+    """Tools that the beginning of the prompt does not declare, and that may be called."""
+
+    functions: list[dict[str, object]] = field(default_factory=list)
+    hidden: dict[str, object] = field(default_factory=dict)
+    """Functions by name that no text has declared yet."""
+
+    def add(self, tool: Tool | ClientTool) -> object:
+        """Note a tool; return what declares it."""
+        made = tool.to_function()
+        self.functions.append(made)
+        return made["function"]
+
+    def named(self, name: str) -> object:
+        """Return what declares a tool at the first time, and its name alone afterwards."""
+        return self.hidden.pop(name, {"name": name})
+
+
+def _declared(tools: Sequence[Tool | ClientTool | DroppedTool], reading: Reading) -> tuple[Tools, Later]:
+    """Translate tools: (those that the prompt declares, the deferred ones).
 
     A deferred tool is declared where a search of the client's finds it, behind the prompt, which stays as it is. Where
     the search would run at a provider, all tools are declared.
     """
     searched = any(name.startswith("tool_search_tool") for name in reading.dropped)
-    declared, deferred = Tools(), dict[str, object]()
+    declared, later = Tools(), Later()
     for tool in tools:
         if isinstance(tool, DroppedTool):
             continue
         if tool.defer_loading and not searched:
-            deferred[tool.name] = tool.to_function()["function"]
+            later.hidden[tool.name] = later.add(tool)
         else:
             declared.append(tool.to_function())
-    return declared, deferred
+    return declared, later
 
 
-def _found(content: Sequence[Seen], deferred: dict[str, object]) -> Iterator[TextBlock | ImageBlock]:
-    """Write references to tools as text; a deferred tool is declared by the first one to it."""
-    for is_reference, run in itertools.groupby(content, lambda block: isinstance(block, ToolReference)):
-        blocks = list(run)
-        if not is_reference:
-            yield from (block for block in blocks if isinstance(block, TextBlock | ImageBlock))
-            continue
-        names = [block.tool_name for block in blocks if isinstance(block, ToolReference)]
-        found = [deferred.pop(name, {"name": name}) for name in names]
-        yield TextBlock(type="text", text=functions_text(found))
+def _found(content: Sequence[Block | Seen], later: Later) -> Iterator[TextBlock | ImageBlock]:
+    """Write references to tools, and changes of them, as text."""
+    for kind, run in itertools.groupby(content, type):
+        if kind is ToolReference:
+            found = [later.named(block.tool_name) for block in run if isinstance(block, ToolReference)]
+            yield TextBlock(type="text", text=functions_text(found))
+        elif kind is ToolChange:
+            yield TextBlock(
+                type="text", text=_changed([block for block in run if isinstance(block, ToolChange)], later)
+            )
+        else:
+            yield from (block for block in run if isinstance(block, TextBlock | ImageBlock))
 
 
-def _placed(turn: Turn, path: str, deferred: dict[str, object]) -> Iterator[Placed]:
+def _changed(changes: Sequence[ToolChange], later: Later) -> str:
+    """Write tools that join and leave as text; those of a kind that is left out are not told."""
+    added, removed = list[object](), list[str]()
+    for change in changes:
+        tool = change.tool.definition
+        name = change.tool.name if tool is None or isinstance(tool, DroppedTool) else tool.name
+        if change.type == "tool_removal":
+            removed += [] if name is None else [name]
+        elif isinstance(tool, Tool | ClientTool):
+            added.append(later.add(tool))
+        elif name is not None:
+            added.append(later.named(name))
+    texts = [functions_text(added)] if added else []
+    if removed:
+        texts.append("\n".join(["<removed_functions>", *removed, "</removed_functions>"]))
+    return "\n\n".join(texts)
+
+
+ALLOWED: dict[str, tuple[type[Wire], ...]] = {
+    "system": (TextBlock, ToolChange),
+    "user": (TextBlock, ImageBlock, ToolResultBlock),
+    "assistant": (TextBlock, ThinkingBlock, ToolUseBlock),
+}
+"""Blocks of a message, by role."""
+
+
+def _placed(turn: Turn, path: str, later: Later) -> Iterator[Placed]:
     """Translate a turn: an assistant's is one message; a user's has a message for each answer, then its text."""
     if isinstance(turn.content, str):
         yield Placed(ChatMessage(role=turn.role, content=turn.content), f"{path}.content")
         return
     for index, block in enumerate(turn.content):
-        mine = isinstance(block, ToolUseBlock | ThinkingBlock)
-        if not isinstance(block, TextBlock | DroppedBlock) and (
-            turn.role == "system" or mine != (turn.role == "assistant")
-        ):
+        if not isinstance(block, DroppedBlock) and not isinstance(block, ALLOWED[turn.role]):
             place = f"{path}.content[{index}]"
             raise ApiError(400, f"{place}: a {turn.role} message has no block of the type {block.type!r}.", param=place)
-    seen = [block for block in turn.content if isinstance(block, TextBlock | ImageBlock)]
+    seen = list(_found(turn.content, later))
     if turn.role == "assistant":
         thought = "".join(block.thinking for block in turn.content if isinstance(block, ThinkingBlock))
         calls = [block.to_call() for block in turn.content if isinstance(block, ToolUseBlock)]
@@ -448,7 +517,7 @@ def _placed(turn: Turn, path: str, deferred: dict[str, object]) -> Iterator[Plac
         return
     results = [(i, block) for i, block in enumerate(turn.content) if isinstance(block, ToolResultBlock)]
     for index, result in results:
-        content = result.content if isinstance(result.content, str) else list(_found(result.content, deferred))
+        content = result.content if isinstance(result.content, str) else list(_found(result.content, later))
         # An error without text says that it is one.
         shown = joined(content) or ("error" if result.is_error else "")
         answer = ChatMessage(role="tool", content=shown, tool_call_id=result.tool_use_id)

@@ -237,3 +237,34 @@ async def test_arguments_of_a_tool_that_was_found_are_read_by_its_schema(tmp_pat
         agent.say("Hi")
         ((_, _, arguments),) = await agent.ask()
         assert (arguments if api == "messages" else json.loads(arguments)) == {"name": "42"}
+
+
+async def test_tools_that_join_and_leave_in_a_system_turn_change_no_prompt(chat: Chat) -> None:
+    """Claude Code's changes of tools in the middle of a conversation; kinds that are left out are not told."""
+    joins: list[Any] = [
+        {
+            "type": "tool_addition",
+            "tool": {"type": "tool_definition", "definition": {**ADD_LATER, "defer_loading": None}},
+        },
+        {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "later"}},
+        {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "ToolSearch"}},
+        {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": {"type": "computer_20250124"}}},
+    ]
+    later = {"name": "later", "description": "Later.", "input_schema": {"type": "object"}, "defer_loading": True}
+    async with scripted(chat, ["ok", call("add", a=1)]) as (service, engine), service.session() as open:
+        agent = MessagesProgram(open, tools=[FIND, later])
+        agent.say("Hi")
+        await agent.ask()
+        agent.say("Go on.")
+        agent.history.append({"role": "system", "content": [*joins, {"type": "text", "text": "Note."}]})
+        ((_, name, _),) = await agent.ask()
+        ((first, second),) = engine.prompts.values()
+        told = chat.decode(second).removeprefix(chat.decode(first))
+        assert name == "add" and "Add two." in told and "Later." in told and "Note." in told
+        assert "<removed_functions>\nToolSearch\n</removed_functions>" in told and "computer" not in told
+        assert len(open.trajectory.transcripts) == 1 and recorded(open.trajectory) == said(engine)
+        wrong = {"type": "tool_addition", "tool": {"type": "tool_reference"}}
+        for role, block in (("system", wrong), ("user", joins[1])):
+            agent.history[-1] = {"role": role, "content": [block]}
+            answer = await agent.post({**agent.body(), "tools": [FIND]})
+            assert answer.status_code == 400, answer.text
