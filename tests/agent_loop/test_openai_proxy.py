@@ -544,8 +544,8 @@ async with client:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (AgentOptions(), "set either"),
-        (AgentOptions(target="a.b:c", command=["x"]), "set either"),
+        (AgentOptions(), "set one of"),
+        (AgentOptions(target="a.b:c", command=["x"]), "set one of"),
         (AgentOptions(target="nonsense"), "expected package.module:object"),
         (AgentOptions(target="no.such_module:f"), "no"),
         (AgentOptions(target="/no/such/file.py:f"), "no such file"),
