@@ -158,21 +158,18 @@ TABLE = (
     Row("messages", "tool", "eager_input_streaming input_examples allowed_callers", Fate.LABEL, "how a call is sent"),
     Row("responses messages", "tool", "strict", Fate.HINT, "no sampler is constrained"),
     # Kinds
-    Row("chat", "tool.type", OTHERS, Fate.HINT, PROVIDER),
+    Row(
+        "chat responses messages", "tool.type", OTHERS, Fate.HINT, "it runs at a provider, or its kind is unknown here"
+    ),
     Row(
         "responses",
         "tool.type",
-        f"web_search file_search mcp code_interpreter image_generation {OTHERS}",
+        "web_search file_search mcp code_interpreter image_generation",
         Fate.HINT,
         PROVIDER,
     ),
-    Row(
-        "messages",
-        "tool.type",
-        f"web_search web_fetch code_execution computer mcp_toolset {OTHERS}",
-        Fate.HINT,
-        PROVIDER,
-    ),
+    Row("messages", "tool.type", "web_search web_fetch code_execution mcp_toolset", Fate.HINT, PROVIDER),
+    Row("messages", "tool.type", "computer", Fate.HINT, "its schema is not offered to the policy"),
     Row("responses", "include", OTHERS, Fate.HINT, "it adds to an answer what no answer here has"),
     Row("messages", "block.type", "redacted_thinking", Fate.HINT, "reasoning that only its provider can read"),
     Row(
