@@ -57,8 +57,7 @@ async def compare(
     params = params_at(recorded, stretch.seed, len(ids), chat)
     name = f"replay {stretch.turn} {stretch.start}"
     before = [one for one in images if one.start < stretch.start]
-    given = {"images": before} if before else {}
-    generated = await engine.generate(transcript.ids[: stretch.start], params, name, **given)
+    generated = await engine.generate(transcript.ids[: stretch.start], params, name, before)
     await engine.release(name)
     pairs = zip(ids, generated.ids, strict=False)
     place = next((place for place, (one, other) in enumerate(pairs) if one != other), None)

@@ -104,8 +104,7 @@ async def _converse(
 
 
 async def _sample(window: Transcript, params: SamplingParams, engine: RolloutEngine) -> Generation:
-    given = {"images": window.images} if window.images else {}
-    return await engine.generate(window.ids, params, NAME, **given)
+    return await engine.generate(window.ids, params, NAME, window.images)
 
 
 def sampled_before(recorded: Recorded, at: int) -> Stretch:

@@ -139,6 +139,7 @@ def test_a_transcript_with_a_score_is_trained_by_it(small_run: Overrides, tmp_pa
         scores = [other.score for other in trained if other.group == one.group and other is not one]
         for transcript, advantages in zip(one.transcripts, row["advantages"], strict=True):
             own = one.score if transcript.score is None else transcript.score
+            assert own is not None
             scored += transcript.score is not None and transcript.score != one.score
             rewards = torch.tensor([own, *scores], dtype=torch.float64)
             wanted = 0.0 if rewards.max() == rewards.min() else float((own - rewards.mean()) / (rewards.std() + 1e-6))

@@ -25,7 +25,7 @@ from agentrl.agent_loop.single_turn import SingleTurnLoop
 from agentrl.chat import Chat
 from agentrl.chat.codec import Codec
 from agentrl.chat.load import make_format
-from agentrl.engines.contract import FinishReason, Generation, SamplingParams
+from agentrl.engines.contract import FinishReason, Generation, Listener, SamplingParams
 from agentrl.errors import UserError
 from agentrl.system.user_cache import user_cache
 from agentrl.tool.toolset import ToolSet
@@ -67,7 +67,12 @@ class Given(ScriptedEngine):
     turns: Sequence[list[int]] = ()
 
     async def generate(
-        self, ids: Sequence[int], params: SamplingParams, session: str, images: Sequence[PlacedImage] = ()
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        session: str,
+        images: Sequence[PlacedImage] = (),
+        listener: Listener | None = None,
     ) -> Generation:
         said = self.said.setdefault(session, [])
         turn = list(self.turns[len(said)])
