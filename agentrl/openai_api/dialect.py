@@ -15,6 +15,7 @@ from agentrl.openai_api.errors import ApiError
 from agentrl.openai_api.fields import Api
 from agentrl.openai_api.request import (
     MAX_MESSAGES,
+    MAX_TOOLS,
     ChatMessage,
     ChatRequest,
     ChosenFunction,
@@ -99,6 +100,9 @@ def checked(request: Translated, placed: Sequence[Placed]) -> Translated:
         path = placed[MAX_MESSAGES].path
         message = f"{path}: expected at most {MAX_MESSAGES:,} messages, each result of a tool counted as one."
         raise ApiError(400, message, param=path, code="invalid_value")
+    if (number := len(request.tools or ())) > MAX_TOOLS:
+        message = f"tools: expected at most {MAX_TOOLS}, those of namespaces counted, found {number:,}."
+        raise ApiError(400, message, param="tools", code="invalid_value")
     check_conversation(request.messages, lambda index, field: placed[index].path)
     check_tools(request, "name")
     check_format(request)
