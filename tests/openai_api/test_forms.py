@@ -323,7 +323,7 @@ RESPONSES_REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"background": True}, "background=True is not supported"),
     ({"conversation": "c"}, "conversation='c' is not supported"),
     ({"prompt": {"id": "p"}}, "prompt="),
-    ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]: "),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].id: "),
     ({"input": [ITEM, {"type": "shell_call", "action": {}}]}, "input[1].call_id: "),
     ({"tools": [{"type": "namespace", "name": "n", "tools": [DECLARED, DECLARED]}]}, "tools[1].name: 'n__add'"),
     ({"tools": [{"type": "namespace", "name": f"n{k}", "tools": FUNCTIONS} for k in range(2)]}, "at most 128, those"),
