@@ -198,7 +198,10 @@ class Chat:
         Raises ValueError where the template writes the beginning of a turn otherwise than its whole.
         """
         (turn,) = self.prepared([{"role": "assistant", "content": text}])
-        ids = self.format.sampled(turn, self._canonical(tools))
+        try:
+            ids = self.format.sampled(turn, self._canonical(tools))
+        except ConfigError as error:
+            raise ValueError(f"no turn of the policy begins with {text[:40]!r} here ({error})") from error
         before, found, _ = self.decode(ids).rpartition(text)
         while found and len(self.decode(ids)) > len(before) + len(text):
             ids.pop()  # What ends a turn: a few tokens.
@@ -383,7 +386,10 @@ class Chat:
 
             def write_after(messages: list[Message]) -> str:
                 ids = self.format.render([QUESTION], None, True)
-                sampled = self.format.sampled(REPLY, None)
+                try:
+                    sampled = self.format.sampled(REPLY, None)
+                except ConfigError:  # Its generation prompt opens reasoning.
+                    sampled = self.format.sampled({**REPLY, "reasoning_content": "AgentrlThought"}, None)
                 return self.decode(self.format.bridge([*ids, *sampled], messages, None))
 
             known = self._written_turns[role] = writes_turns_of(role, write, write_after)

@@ -40,7 +40,7 @@ def talk(*turns: tuple[str, str]) -> list[Message]:
     return [{"role": role, "content": text} for role, text in turns]
 
 
-@pytest.mark.parametrize("template", [templates.HERMES, BRANCH])
+@pytest.mark.parametrize("template", [templates.HERMES, BRANCH, templates.OPENS_REASONING])
 def test_turns_stay_where_the_template_writes_them(tmp_path: Path, template: str) -> None:
     chat = chat_of(tmp_path, template)
     messages = talk(("system", "a"), ("user", "b"), ("system", "c"), ("assistant", "d"), ("developer", "e"))
