@@ -91,8 +91,8 @@ _OURS = frozenset(COLUMNS)
 OF_SCORER = "score/"
 """Start of the names of columns with the scorer's numbers of the sequence's trajectory; NaN: no such number."""
 _TAKEN = (
-    *("as_taught", "asked_by", "batches", "column", "columns", "concat", "from_columns", "has"),
-    *("images", "joined", "lengths", "load", "logprobs", "mapped", "n", "num_tokens", "numbers", "offsets"),
+    *("as_taught", "asked_by", "batches", "column", "columns", "concat", "cut", "from_columns"),
+    *("has", "images", "joined", "lengths", "load", "logprobs", "mapped", "n", "num_tokens", "numbers", "offsets"),
     *("policies", "policy_tokens", "reference_logprobs", "rows", "select", "self", "sequence_ids", "sequences"),
     *("teacher_logprobs", "teacher_prompts", "token_rewards", "tokens", "trainer_logprobs", "uid", "unsampled"),
     *("weights", "weights_clipped", "with_fields"),

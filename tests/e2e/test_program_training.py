@@ -30,6 +30,13 @@ SESSIONS = 50
 """Recorded sessions that the policy learns."""
 ARGUMENTS = {"claude_code": ["--tools", "Bash,Edit,Read,Write"], "codex": []}
 ROOM = {"max_response_tokens": 30_000, "max_model_len": 60_000, "max_prompt_tokens": 50_000, "max_assistant_turns": 9}
+EVERY_OTHER = """
+import sys
+with open(__file__ + ".seen", "a") as file:
+    file.write("x")
+    sys.exit(file.tell() % 2)
+"""
+"""Check that every other session passes: a group whose scores are equal would teach nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -82,24 +89,26 @@ async def test_a_policy_that_learnt_its_calls_acts_in_a_real_program(
     taught = shutil.copytree(policy, tmp_path / "policy")
     steps, loss = teach(taught, sessions)
     print(f"{name}: {len(sessions)} sessions of {len(sessions[0].ids)} tokens, taught in {steps} steps to {loss:.4f}")
+    check = tmp_path / "check.py"
+    check.write_text(EVERY_OTHER)
     proxy = "actor_rollout_ref.rollout.agent.openai_proxy"
     words = [
         f"data.train_files={tmp_path}/test.parquet",
         f"data.val_files={tmp_path}/test.parquet",
-        "data.train_batch_size=2",
+        "data.train_batch_size=1",
         "data.max_prompt_length=50000",
         "data.max_response_length=8000",
         "actor_rollout_ref.rollout.max_model_len=60000",
-        "actor_rollout_ref.rollout.n=2",
+        "actor_rollout_ref.rollout.n=4",
         f"actor_rollout_ref.model.path={taught}",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=1",
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=60000",
         "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=60000",
         "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=6",
         f"{proxy}.harness={name}",
         f"{proxy}.command=[{program(SHELLS[name][0])}]",
         f"{proxy}.harness_options={{arguments: [{', '.join(json.dumps(one) for one in ARGUMENTS[name])}]}}",
-        f"{proxy}.check=[{sys.executable},-m,unittest,-q]",
+        f"{proxy}.check=[{sys.executable},{check}]",
         "algorithm.filter_groups.enable=false",
         "trainer.total_training_steps=1",
         "trainer.val_before_train=false",
@@ -111,7 +120,8 @@ async def test_a_policy_that_learnt_its_calls_acts_in_a_real_program(
     assert done.returncode == 0, done.stderr[-3000:]
     metrics = lines(tmp_path / "run")[-1]
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6
-    shown = ("time/", "trajectory/openai", "turns/", "prompt/", "response/", "train/")
+    shown = ("time/", "trajectory/openai", "turns/", "prompt/", "response/", "train/", "actor/grad")
     print(f"{name}: {peak:.1f} GB, { ({key: value for key, value in metrics.items() if key.startswith(shown)}) }")
     assert metrics["left_out/failed"] == 0 and metrics.get("trajectory/openai_bad_requests", 0) == 0
+    assert metrics["actor/grad_norm"] > 0 and metrics["score/mean"] == 0.5
     assert metrics["turns/mean"] >= 3 and metrics["response/observed_mean"] > 0
