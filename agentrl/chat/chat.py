@@ -28,6 +28,7 @@ from agentrl.chat.coverage import (
     writes_turns_of,
 )
 from agentrl.chat.formats.format import Format
+from agentrl.chat.formats.growing import GrowingTurn
 from agentrl.chat.formats.parsers import THINK, THINK_END
 from agentrl.chat.message import AssistantMessage, normalise, with_named_ids
 from agentrl.chat.vision import Vision
@@ -258,6 +259,13 @@ class Chat:
         if len(ids) < LONG_TURN:
             return self.parse(ids, tools)
         return await self._threads.run(self.parse, ids, tools)
+
+    def growing(
+        self, prompt: Sequence[int], tools: Sequence[ToolSchema] | None = None, *, stop: Sequence[str] = ()
+    ) -> GrowingTurn | None:
+        """Begin to read a turn while it is sampled; see `Format.growing`. A user's format may not know how."""
+        begin = getattr(self.format, "growing", None)
+        return None if begin is None else begin(prompt, tools, stop)
 
     def encode(self, text: str) -> list[int]:
         """Encode plain text, in which no spelling becomes a control token."""

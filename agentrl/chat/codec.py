@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tokenizers.normalizers import Normalizer
 
 T = TypeVar("T")
+_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 GUARD = "\ufdd0"
 """A Unicode noncharacter, which text for interchange never contains."""
 UNENCODABLE = re.compile(f"[\ud800-\udfff{GUARD}]")
@@ -81,7 +82,13 @@ class Codec:
         self._anchor = (len(self._encode_whole("\n")), "\n")
         self.decode_one = lru_cache(maxsize=4096)(lambda id: self.decode([id]))
         """Decodes one token; parsers of the `renderers` package go token by token."""
-        self._in_parts = self._may_encode_in_parts(added.values())
+        self.in_parts = self._may_encode_in_parts(added.values())
+        """True where the text between two added tokens has the same ids alone as in place."""
+        self.is_byte = lru_cache(maxsize=4096)(lambda id: _BYTE.fullmatch(self._token(id)) is not None)
+        """True for a token that stands for one byte of a character that the vocabulary lacks."""
+
+    def _token(self, id: int) -> str:
+        return str(self.tokenizer.convert_ids_to_tokens(id))
 
     def guard(self, text: str, starts: re.Pattern[str] | None = None) -> str:
         """Break the spelling of every added token in `text`; with `starts`, of the tokens that it was made of."""
@@ -109,7 +116,7 @@ class Codec:
 
     def encode(self, text: str) -> list[int]:
         """Encode rendered text: spellings of added tokens become those tokens, except where guarded."""
-        if not self._in_parts:  # The tokenizer looks beyond a part, e.g. puts a blank before the first word of a text.
+        if not self.in_parts:  # The tokenizer looks beyond a part, e.g. puts a blank before the first word of a text.
             if self._backend is not None:
                 return self.offsets(text)[0]
             return [id for piece in text.split(GUARD) for id in self._encode_whole(piece)]
@@ -128,7 +135,7 @@ class Codec:
         """Decode ids to text, control tokens included."""
         if self._backend is None:
             return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        if len(ids) <= PIECE or not self._in_parts:
+        if len(ids) <= PIECE or not self.in_parts:
             return self._backend.decode(ids, skip_special_tokens=False)
         return "".join(self._decode_pieces(self._backend, ids))
 
@@ -165,7 +172,7 @@ class Codec:
         spans: list[tuple[int, int]] = []
         start = 0
         for piece in text.split(GUARD):
-            skip, before = self._anchor if start and not self._in_parts else (0, "")
+            skip, before = self._anchor if start and not self.in_parts else (0, "")
             encoding = self._encoding(self._backend, before + piece)
             ids += encoding.ids[skip:]
             shift = start - len(before)

@@ -83,7 +83,12 @@ class ParserFormat(TemplateFormat):
         self.parses_tools = True
         self.stop_token_ids = tuple(dict.fromkeys([*self.stop_token_ids, *self._calls_of.stop_token_ids]))
 
-    def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None) -> AssistantMessage:
+    def growing(self, prompt: Sequence[int], tools: Sequence[ToolSchema] | None, stop: Sequence[str]) -> None:
+        """Read a turn when it has ended: nobody knows what the parser makes of a part."""
+
+    def parse(
+        self, ids: Sequence[int], tools: Sequence[ToolSchema] | None, *, spoken: bool = False
+    ) -> AssistantMessage:
         parser = self._calls_of
         found = waited(call(parser.extract_tool_calls, list(ids), tools=None if tools is None else list(tools)))
         if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], str)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from renderers import RenderedTokens, create_renderer  # type: ignore[import-untyped]
@@ -16,6 +17,7 @@ from renderers.base import merge_chat_template_kwargs  # type: ignore[import-unt
 from renderers.configs import config_from_name  # type: ignore[import-untyped]
 
 from agentrl.chat.codec import Codec, OffsetTokenizer, RendererTokenizer
+from agentrl.chat.formats.growing import Ends, GrowingTurn
 from agentrl.chat.formats.parsers import CallFormat, CallParser
 from agentrl.chat.formats.shape import Shapes
 from agentrl.chat.formats.turn_end import common_length
@@ -86,10 +88,30 @@ class FamilyFormat:
                 return list(bridged.token_ids[len(known) :])
         return [self._close, *self._bridge_closed(self._close, messages, tools)]
 
-    def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None) -> AssistantMessage:
-        message = self._parser.parse(ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids, tools)
+    def parse(
+        self, ids: Sequence[int], tools: Sequence[ToolSchema] | None, *, spoken: bool = False
+    ) -> AssistantMessage:
+        said = ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids
+        message = self._parser.parse(said, tools, spoken=spoken)
         # Templates put line breaks around an answer, and take them off again.
         return replace(message, text=message.text.strip("\n"))
+
+    def growing(
+        self, prompt: Sequence[int], tools: Sequence[ToolSchema] | None, stop: Sequence[str]
+    ) -> GrowingTurn | None:
+        parser = self._parser
+        if parser.marking is None:
+            return None
+        return GrowingTurn(
+            self._codec,
+            parser.marking,
+            Ends(frozenset(self.stop_token_ids)),
+            partial(self.parse, tools=tools, spoken=True),
+            prompt_opens_reasoning=parser.opens_reasoning(prompt),
+            offers_tools=bool(tools),
+            strips_lines=True,
+            stop=stop,
+        )
 
     def sampled(self, message: Message, tools: Sequence[ToolSchema] | None) -> list[int]:
         prompt = self.render([USER], tools, True)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Protocol
 
+from agentrl.chat.formats.growing import GrowingTurn
 from agentrl.chat.message import AssistantMessage
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import Message
@@ -40,6 +41,14 @@ class Format(Protocol):
 
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None) -> AssistantMessage:
         """Read one sampled turn. Never raises for the policy's text."""
+
+    def growing(
+        self, prompt: Sequence[int], tools: Sequence[ToolSchema] | None, stop: Sequence[str]
+    ) -> GrowingTurn | None:
+        """Begin to read a turn while it is sampled behind `prompt`; None: it is only read when it has ended.
+
+        `stop`: texts before the first of which the turn's text will be cut.
+        """
 
     def sampled(self, message: Message, tools: Sequence[ToolSchema] | None) -> list[int]:
         """Write an assistant message as the policy would sample it, stop token included."""

@@ -47,16 +47,19 @@ def is_array(message: str) -> bool:
     return message.startswith("[") and '"name"' in message
 
 
-FORMAT = CallFormat("", "", json_body, is_call=is_call, signs=("ipython", '"parameters"'), families=("llama-3",))
+FORMAT = CallFormat(
+    "", "", json_body, is_call=is_call, begins=("{",), signs=("ipython", '"parameters"'), families=("llama-3",)
+)
 """`ipython` is the role of tool answers, with any tokens around roles."""
 LLAMA4 = CallFormat(
     "",
     "",
     objects_body,
     is_call=lambda message: message.startswith(("{", PYTHON_START)) and '"name"' in message,
+    begins=("{", PYTHON_START),
     signs=("ipython", '"parameters"', PYTHON_START),
 )
-XLAM = CallFormat("", "", array_body, is_call=is_array)
+XLAM = CallFormat("", "", array_body, is_call=is_array, begins=("[",))
 GRANITE = CallFormat(
     "<|tool_call|>",
     "",

@@ -13,12 +13,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from agentrl.chat.codec import GUARD, Codec, without_guards
+from agentrl.chat.decoding import decodes_in_parts
+from agentrl.chat.formats.growing import Marking
 from agentrl.chat.message import AssistantMessage, ParsedCall, make_call
 from agentrl.system.json_value import JSON
 from agentrl.tool import ToolSchema
 from agentrl.trajectory import FunctionCall
 
 THINK, THINK_END = "<think>", "</think>"
+MARKER_TOKENS = 32
+"""Tokens that a marker, and blanks after it, are spelled with at most."""
 MOST_DIGITS = 3
 """Digits of the number of a call, where a template counts calls: a stand-in conversation has as many."""
 
@@ -66,6 +70,8 @@ class CallFormat:
     """Markers inside a body that some vocabularies have as tokens; `body` then meets no spelling of them."""
     is_call: Callable[[str], bool] = lambda message: False
     """True for a whole message, stripped of blanks, that is or tries to be a call. Only without `open`."""
+    begins: tuple[str, ...] | None = None
+    """Texts of which one begins each message that `is_call`; None: a call may begin with anything."""
     reasoning: tuple[str, str] = (THINK, THINK_END)
     """Markers around reasoning. The first may be a token and text after it, e.g. a channel's name."""
     messages: MessageReader | None = None
@@ -130,14 +136,38 @@ class CallParser:
             self._begun = re.split(f"({'|'.join(map(re.escape, markers))})", think)
         self._tokens = {codec.added[marker]: marker for marker in (*markers, *tags) if marker in codec.added}
         self._spelled_tags = _any_of(tags)
-        self._spelled = _any_of([marker for marker in markers if marker not in codec.added])
+        spelled = [marker for marker in markers if marker not in codec.added]
+        self._spelled = _any_of(spelled)
+        marking = Marking(
+            tokens=self._tokens,
+            spelled=spelled,
+            think=self._think,
+            think_end=self._think_end,
+            channel=self._channel,
+            calls=None if format is None else (format.open, *format.group[:1]) if format.open else (),
+            begins=None if format is None else format.begins,
+            starts_in_reasoning=starts_in_reasoning,
+        )
+        is_known = (format is None or format.messages is None) and decodes_in_parts(codec)
+        self.marking = marking if is_known else None
+        """Markers of turns that may be read as they grow; None for turns made of messages."""
+
+    def opens_reasoning(self, prompt: Sequence[int]) -> bool:
+        """Say whether a prompt ends with the marker that opens reasoning."""
+        end = self._codec.decode(prompt[-MARKER_TOKENS:]).rstrip()
+        return end.endswith(self._think.rstrip()) or end.endswith((self._think + self._channel).rstrip())
 
     def is_marker(self, id: int) -> bool:
         """True for a token that opens or closes calls or reasoning."""
         return id in self._tokens
 
-    def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None) -> AssistantMessage:
-        """Parse one turn, given without its stop token unless that is a marker."""
+    def parse(
+        self, ids: Sequence[int], tools: Sequence[ToolSchema] | None, *, spoken: bool = False
+    ) -> AssistantMessage:
+        """Parse one turn, given without its stop token unless that is a marker.
+
+        `spoken`: text at its beginning is text, also before a marker that closes reasoning.
+        """
         pieces = list(self._lex(ids))
         if self._format is not None and self._format.messages is not None:
             if self._starts_in_reasoning:
@@ -146,7 +176,7 @@ class CallParser:
             texts, thoughts, bodies = self._format.messages(pieces)
             calls = self._read(self._format.body, bodies, tools)
             return AssistantMessage("".join(texts), "".join(thoughts) or None, calls)
-        reasoning, rest = self._split_reasoning(pieces)
+        reasoning, rest = self._split_reasoning(pieces, spoken=spoken)
         if self._format is None:
             return AssistantMessage(concatenated(rest), reasoning)
         if not self._format.open:
@@ -186,7 +216,9 @@ class CallParser:
             yield marker, first
             yield from zip(others[::2], others[1::2], strict=True)
 
-    def _split_reasoning(self, pieces: list[tuple[str, str]]) -> tuple[str | None, list[tuple[str, str]]]:
+    def _split_reasoning(
+        self, pieces: list[tuple[str, str]], *, spoken: bool
+    ) -> tuple[str | None, list[tuple[str, str]]]:
         """Split off the reasoning at the start, if any. Reasoning that is never closed ends at the first call.
 
         A marker that closes some before anything else begins belongs to a prompt that has begun it, as those after
@@ -195,7 +227,8 @@ class CallParser:
         blank = not pieces[0][1].strip()
         markers = [marker for marker, _ in pieces]
         explicit = blank and self._think in markers[1:2]
-        begun = self._starts_in_reasoning or (self._think_end in markers[1:2] and self._think_end in self._codec.added)
+        closes = not spoken and self._think_end in markers[1:2] and self._think_end in self._codec.added
+        begun = self._starts_in_reasoning or closes
         if not (explicit or begun):
             return None, pieces
         begin = 1 if explicit else 0

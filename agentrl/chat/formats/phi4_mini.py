@@ -33,4 +33,4 @@ def is_call(message: str) -> bool:
     return message.startswith(PREFIX) or (message.startswith("{") and '"name"' in message)
 
 
-FORMAT = CallFormat("", "", functools_body, is_call=is_call, signs=("functools[",))
+FORMAT = CallFormat("", "", functools_body, is_call=is_call, begins=(PREFIX, "{"), signs=("functools[",))

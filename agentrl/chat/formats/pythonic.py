@@ -93,7 +93,7 @@ def write_calls(calls: Sequence[FunctionCall]) -> str:
     return f"[{', '.join(written)}]"
 
 
-FORMAT = CallFormat("", "", list_body, is_call=is_call, write=write_calls)
+FORMAT = CallFormat("", "", list_body, is_call=is_call, begins=("[",), write=write_calls)
 LFM2 = CallFormat(
     "<|tool_call_start|>",
     "<|tool_call_end|>",

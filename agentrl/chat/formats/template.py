@@ -11,13 +11,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import cast
 
 from jinja2 import TemplateError
 
 from agentrl.chat.codec import GUARD, Codec
 from agentrl.chat.formats.frame import Frame, find_frame
+from agentrl.chat.formats.growing import Ends, GrowingTurn
 from agentrl.chat.formats.parsers import MOST_DIGITS, THINK, THINK_END, CallFormat, CallParser
 from agentrl.chat.formats.shape import Shapes
 from agentrl.chat.formats.turn_end import (
@@ -182,10 +183,30 @@ class TemplateFormat:
             return behind
         return [*self._codec.encode(lead), self._codec.added[token], *behind]
 
-    def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema] | None) -> AssistantMessage:
-        message = self._parser.parse(self._without_end(ids), tools)
+    def parse(
+        self, ids: Sequence[int], tools: Sequence[ToolSchema] | None, *, spoken: bool = False
+    ) -> AssistantMessage:
+        message = self._parser.parse(self._without_end(ids), tools, spoken=spoken)
         frame = self._frames[bool(tools)]
         return message if frame is None else frame.strip(message)
+
+    def growing(
+        self, prompt: Sequence[int], tools: Sequence[ToolSchema] | None, stop: Sequence[str]
+    ) -> GrowingTurn | None:
+        parser = self._parser
+        if parser.marking is None:
+            return None
+        stops = frozenset(id for id in self.stop_token_ids if not parser.is_marker(id))
+        return GrowingTurn(
+            self._codec,
+            parser.marking,
+            Ends(stops, self._leads),
+            partial(self.parse, tools=tools, spoken=True),
+            prompt_opens_reasoning=parser.opens_reasoning(prompt),
+            offers_tools=bool(tools),
+            frame=self._frames[bool(tools)],
+            stop=stop,
+        )
 
     def _found_frame(self, tools: list[ToolSchema] | None) -> Frame | None:
         """Find the marks of turns that begin as the generation prompt ends, else of turns as conversations have them.
