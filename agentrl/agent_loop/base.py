@@ -93,6 +93,14 @@ class Reply:
         return self.finish_reason.kind == "stop"
 
 
+class _Left(Exception):
+    """Takes an answer past the journal."""
+
+    def __init__(self, answer: TimedGeneration) -> None:
+        super().__init__()
+        self.answer = answer
+
+
 TakeTurn: TypeAlias = "Callable[[Episode, Sequence[str], int | None], Awaitable[Reply]]"
 """Takes a turn in an episode, given stop texts and a limit of tokens, and records it."""
 StopCondition: TypeAlias = "Callable[[Episode, Reply], Status | None]"
@@ -371,21 +379,34 @@ class Episode:
         self._add_messages([self.last_message])
         return Reply(message, generation.finish_reason, generation.finish_reason.matched in chat.media_token_ids)
 
-    def take_back(self) -> int:
-        """Remove the policy's last turn from the record, where it ends the transcript: no client got it.
+    def take_back(self, keep: int = 0) -> int:
+        """Remove the policy's last turn from the record behind its first `keep` tokens, where it ends the transcript:
+        no client got them.
 
-        Returns its number of tokens; 0 where the last turn is not the policy's.
+        Returns the number of removed tokens; 0 where the last turn is not the policy's.
         """
         turn, transcript = self.last_turn, self.transcript
         if turn is None or turn.role != "assistant" or turn.transcript != self.index or turn.end != len(transcript):
             return 0
-        transcript.take_back(turn.start)
+        end, kept = turn.end, turn.start + keep
+        if kept >= end:
+            return 0
+        transcript.take_back(kept)
+        if keep:
+            message = self.context.chat.parse(transcript.ids[turn.start :], self.tools)
+            turn.end, turn.text, turn.finish_reason = kept, message.text, "abort"
+            turn.calls.clear()
+            known, self.last_message = self.last_message, message.to_message()
+            everything = self.trajectory.messages
+            everything[:] = [self.last_message if one is known else one for one in everything]
+            self.messages[-1] = self.last_message
+            return end - kept
         self.trajectory.turns = [one for one in self.trajectory.turns if one is not turn]
         self.trajectory.messages = [one for one in self.trajectory.messages if one is not self.last_message]
         self.messages.pop()
         self.assistant_turns -= 1
         self.last_turn = self.last_message = None
-        return turn.end - turn.start
+        return end - kept
 
     async def record_frozen(
         self, ids: Sequence[int], policy: str, finish_reason: FinishReason, seconds: float
@@ -428,11 +449,23 @@ class Episode:
             answer = await ask()
         else:
             key = request_key(ids, params, images)
-            answer = await self.journal.call(f"engine, as {session}", key, ask, GENERATIONS, strict=True)
+            try:
+                answer = await self.journal.call(
+                    f"engine, as {session}", key, partial(self._unless_left, ask), GENERATIONS, strict=True
+                )
+            except _Left as left:
+                answer = left.answer
         self.generate_seconds += answer.seconds
         self.cached_tokens += answer.generation.cached_tokens
         self.prompt_tokens += len(ids)
         return answer.generation
+
+    async def _unless_left(self, ask: Callable[[], Awaitable[TimedGeneration]]) -> TimedGeneration:
+        """Ask the engine. An answer that was ended because nobody hears it any more is not to be given again."""
+        answer = await ask()
+        if self.listener is not None and answer.generation.finish_reason.kind == "abort":
+            raise _Left(answer)
+        return answer
 
     async def _ask_engine(
         self, ids: Sequence[int], params: SamplingParams, session: str, images: Sequence[PlacedImage]

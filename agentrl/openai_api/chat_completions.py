@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from agentrl.chat.message import content_text
-from agentrl.openai_api.completion import Completion
-from agentrl.openai_api.dialect import Kept, event, pieces
+from agentrl.openai_api.completion import Begun, Completion
+from agentrl.openai_api.dialect import Kept, event
 from agentrl.openai_api.errors import ApiError
 from agentrl.openai_api.fields import Api
 from agentrl.openai_api.request import ChatRequest, read_request
 from agentrl.openai_api.wire import Reading
+from agentrl.openai_api.writer import EventWriter, pieces
 from agentrl.system.json_value import JSON
 
 DONE = b"data: [DONE]\n\n"
@@ -39,26 +39,43 @@ class ChatCompletions:
             extra["prompt_token_ids"] = completion.prompt_ids
         return {**_head(completion, "chat.completion"), "choices": [choice], "usage": _usage(completion), **extra}
 
-    def events(self, completion: Completion) -> Iterator[bytes]:
-        """Make the `chat.completion.chunk` events: role, reasoning, text, calls (name, then arguments), end, usage,
-        [DONE].
+    def writer(self, begun: Begun) -> EventWriter:
+        return _Chunks(begun)
 
-        Log-probs, token ids and tries, where there are any, come with the first.
-        """
+    def error(self, error: ApiError) -> dict[str, JSON]:
+        return openai_error(error)
+
+    def error_event(self, error: ApiError) -> bytes:
+        """Write the error as a chunk, which OpenAI's clients raise."""
+        return event(openai_error(error))
+
+
+class _Chunks(EventWriter):
+    """Writes the `chat.completion.chunk` events: role, reasoning, text, calls (name, then arguments), end, usage,
+    [DONE].
+
+    Log-probs, token ids and tries, where there are any, come with the first.
+    """
+
+    def open(self, begun: Begun) -> Iterator[bytes]:
         first: dict[str, JSON] = {"role": "assistant", "content": "", "refusal": None}
-        with_first: dict[str, JSON] = {"logprobs": logprobs(completion)}
-        more = _tries(completion)
-        if completion.request.return_token_ids:
-            with_first["token_ids"] = completion.ids
-            more = {"prompt_token_ids": completion.prompt_ids, **more}
-        yield _chunk(completion, [_choice(first, more=with_first)], **more)
-        said = {
-            "reasoning_content": completion.message.get("reasoning_content"),
-            "content": content_text(completion.message["content"]),
-        }
-        for key, text in said.items():
-            for piece in pieces(text or ""):
-                yield _chunk(completion, [_choice({key: piece})])
+        with_first: dict[str, JSON] = {"logprobs": None}
+        more = dict[str, JSON]()
+        if isinstance(begun, Completion):
+            with_first["logprobs"] = logprobs(begun)
+            more = _tries(begun)
+            if begun.request.return_token_ids:
+                with_first["token_ids"] = begun.ids
+                more = {"prompt_token_ids": begun.prompt_ids, **more}
+        yield _chunk(begun, [_choice(first, more=with_first)], **more)
+
+    def reason(self, piece: str) -> Iterator[bytes]:
+        yield _chunk(self.begun, [_choice({"reasoning_content": piece})])
+
+    def say(self, piece: str) -> Iterator[bytes]:
+        yield _chunk(self.begun, [_choice({"content": piece})])
+
+    def close(self, completion: Completion) -> Iterator[bytes]:
         for index, call in enumerate(completion.message.get("tool_calls", ())):
             named = {**call, "index": index, "function": {"name": call["function"]["name"], "arguments": ""}}
             yield _chunk(completion, [_choice({"tool_calls": [named]})])
@@ -71,13 +88,6 @@ class ChatCompletions:
             yield _chunk(completion, [], usage=_usage(completion))
         yield DONE
 
-    def error(self, error: ApiError) -> dict[str, JSON]:
-        return openai_error(error)
-
-    def error_event(self, error: ApiError) -> bytes:
-        """Write the error as a chunk, which OpenAI's clients raise."""
-        return event(openai_error(error))
-
 
 def openai_error(error: ApiError) -> dict[str, JSON]:
     """Write an error in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
@@ -85,7 +95,7 @@ def openai_error(error: ApiError) -> dict[str, JSON]:
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 
-def _head(completion: Completion, kind: str) -> dict[str, JSON]:
+def _head(completion: Begun, kind: str) -> dict[str, JSON]:
     return {
         "id": f"chatcmpl-{completion.id}",
         "object": kind,
@@ -100,7 +110,7 @@ def _choice(
     return {"index": 0, "delta": delta, "finish_reason": finish_reason, **(more or {})}
 
 
-def _chunk(completion: Completion, choices: Sequence[object], **more: JSON) -> bytes:
+def _chunk(completion: Begun, choices: Sequence[object], **more: JSON) -> bytes:
     return event({**_head(completion, "chat.completion.chunk"), "choices": choices, **more})
 
 

@@ -1,4 +1,4 @@
-"""Finished assistant turns, which a dialect writes in its shape."""
+"""Assistant turns, begun and finished, which a dialect writes in its shape."""
 
 from __future__ import annotations
 
@@ -34,14 +34,22 @@ def assistant_message(message: AssistantMessage, call_ids: list[str]) -> Message
     return answer
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """One answer. `tokens` are the texts of `ids`, one each."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """An answer that is being sampled."""
 
     request: ChatRequest
+    prompt_ids: list[int]
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion(Begun):
+    """One answer. `tokens` are the texts of `ids`, one each."""
+
     message: Message
     finish_reason: str
-    prompt_ids: list[int]
     ids: list[int]
     logprobs: list[float]
     tokens: list[str]
@@ -50,8 +58,6 @@ class Completion:
     """Answers that were sampled until this one met the request's rules for calls; None: it has no such rules."""
     matched: str | None
     """The stop text that ended it."""
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    created: int = field(default_factory=lambda: int(time.time()))
 
     @property
     def size(self) -> int:

@@ -6,11 +6,11 @@ Sessions know `ChatRequest` alone. A dialect translates its requests into one, a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from agentrl.openai_api.completion import Completion, encoded
+from agentrl.openai_api.completion import Begun, Completion, encoded
 from agentrl.openai_api.errors import ApiError
 from agentrl.openai_api.fields import Api
 from agentrl.openai_api.request import (
@@ -27,10 +27,9 @@ from agentrl.openai_api.request import (
     check_tools,
 )
 from agentrl.openai_api.wire import Reading
+from agentrl.openai_api.writer import EventWriter
 from agentrl.system.json_value import JSON
 
-PIECE = 64
-"""Characters of text in one event of a stream."""
 KEEP_ALIVE = b": generating\n\n"
 """A comment, which all clients skip."""
 Kept = Mapping[str, Sequence[ChatMessage]]
@@ -53,8 +52,8 @@ class Dialect(Protocol):
         """Write a completion as one object."""
         ...
 
-    def events(self, completion: Completion) -> Iterator[bytes]:
-        """Write a completion as the events of a stream."""
+    def writer(self, begun: Begun) -> EventWriter:
+        """Begin to write an answer as the events of a stream."""
         ...
 
     def error(self, error: ApiError) -> dict[str, JSON]:
@@ -142,9 +141,3 @@ def event(value: object, name: str | None = None) -> bytes:
     """Encode one server-sent event."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
     return head + b"data: " + encoded(value) + b"\n\n"
-
-
-def pieces(text: str) -> Iterator[str]:
-    """Cut text into the pieces of a stream."""
-    for start in range(0, len(text), PIECE):
-        yield text[start : start + PIECE]

@@ -1,9 +1,8 @@
 """HTTP server, in the event loop that starts it.
 
 A session's base URL holds a random token that names it and is all that a caller needs. Scores and results are posted to
-another address, with a token of its own: tools of the policy may know the first one. A caller that goes away cancels
-its generation. Streams begin at once, send comments while the engine generates so that clients see them alive, and then
-the whole turn.
+another address, with a token of its own: tools of the policy may know the first one. A caller that goes away ends
+its generation. Streams begin at once, and send tokens as they are sampled, or comments so that clients see them alive.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from agentrl.openai_api.fields import fields_of
 from agentrl.openai_api.history import Digest
 from agentrl.openai_api.messages import Messages
 from agentrl.openai_api.responses import Responses
-from agentrl.openai_api.session import Session
+from agentrl.openai_api.session import Call, Session
 from agentrl.openai_api.session_queue import SessionQueue
 from agentrl.system.client_bounds import ACCEPTED_AT_ONCE, MAX_HEADERS, Listener
 from agentrl.system.delivery import Last, Watched, WholeStream, watched
@@ -60,6 +59,8 @@ STREAM_PIECE = 2 << 10
 ENDING = 3
 """Events of any dialect that say that a turn ends; clients leave at one of them."""
 KEEP_ALIVE_SECONDS = 5.0
+GATHER_SECONDS = 0.05
+"""Time in which further tokens of a live answer are gathered for one piece."""
 SILENT_MILLISECONDS = 30_000
 """Time after which a connection ends whose other side acknowledges nothing that it was sent."""
 IDLE_SECONDS = 3600
@@ -241,16 +242,17 @@ class Endpoint:
         await self._in_turn()
         session, dialect = self._find(token), dialect_of(request)
         try:
-            asked, task = await session.begin(body, dialect, watched(request.scope))
+            asked, call, task = await session.begin(body, dialect, watched(request.scope))
         except ApiError as error:
             error.message += _elsewhere(body, dialect)
             self._refused(session, error, dialect)
             raise
         self._count_dropped(session, asked.dropped)
-        leaving = asyncio.create_task(_cancel_when_gone(request, task))
+        leaving = asyncio.create_task(_leave_when_gone(request, session, call, task))
         if asked.request.stream:
             task.add_done_callback(lambda _: leaving.cancel())
-            return WholeStream(_events(session, task, dialect), media_type="text/event-stream", headers=_NO_BUFFER)
+            events = _events(session, call, task, dialect)
+            return WholeStream(events, media_type="text/event-stream", headers=_NO_BUFFER)
         try:
             completion = await _result(session, task)
         finally:
@@ -397,21 +399,44 @@ async def _result(session: Session, task: asyncio.Task[Completion]) -> Completio
     return task.result()
 
 
-async def _events(session: Session, task: asyncio.Task[Completion], dialect: Dialect) -> AsyncIterator[bytes]:
+async def _events(
+    session: Session, call: Call, task: asyncio.Task[Completion], dialect: Dialect
+) -> AsyncIterator[bytes]:
+    writer, tokens = dialect.writer(call.begun), 0
     try:
         yield KEEP_ALIVE
-        while not (await asyncio.wait({task}, timeout=KEEP_ALIVE_SECONDS))[0]:
-            yield KEEP_ALIVE
+        while not task.done():
+            if not await _is_news(call):
+                yield KEEP_ALIVE
+                call.delivery.sent(len(KEEP_ALIVE), tokens)
+            elif call.live is not None and (grown := call.live.more()) is not None:
+                piece = b"".join(writer.more(grown.reasoning, grown.text))
+                yield piece
+                tokens = grown.tokens
+                call.delivery.sent(len(piece), tokens)
+                await asyncio.wait({task}, timeout=GATHER_SECONDS)
         completion = await _result(session, task)
     except ApiError as error:
         yield dialect.error_event(error)  # The stream has begun.
         return
     finally:
-        task.cancel()
+        session.leave(call, task)
     # In pieces, between which the client is heard: one that leaves early has not taken the rest.
-    for piece in await beside_loop(completion.size, lambda: list(_joined(list(dialect.events(completion))))):
+    for piece in await beside_loop(completion.size, lambda: list(_joined(list(writer.end(completion))))):
         yield piece
+        call.delivery.sent(len(piece), tokens)
         await asyncio.sleep(0)
+
+
+async def _is_news(call: Call) -> bool:
+    """Wait for tokens of an answer, or its end; False where neither comes for a while."""
+    try:
+        async with asyncio.timeout(KEEP_ALIVE_SECONDS):
+            await call.news.wait()
+    except TimeoutError:
+        return False
+    call.news.clear()
+    return True
 
 
 def _joined(events: Sequence[bytes]) -> Iterator[bytes]:
@@ -425,10 +450,10 @@ def _joined(events: Sequence[bytes]) -> Iterator[bytes]:
     yield Last(piece + b"".join(events[-ENDING:]))
 
 
-async def _cancel_when_gone(request: Request, task: asyncio.Task[Completion]) -> None:
+async def _leave_when_gone(request: Request, session: Session, call: Call, task: asyncio.Task[Completion]) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    task.cancel()
+    session.leave(call, task)
 
 
 def dialect_of(request: Request) -> Dialect:

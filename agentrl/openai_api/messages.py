@@ -11,7 +11,7 @@ from typing import Annotated, Literal, cast
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from agentrl.chat.message import DECODER, content_text
-from agentrl.openai_api.completion import Completion
+from agentrl.openai_api.completion import Begun, Completion
 from agentrl.openai_api.dialect import (
     Kept,
     Placed,
@@ -23,7 +23,6 @@ from agentrl.openai_api.dialect import (
     function,
     functions_text,
     named,
-    pieces,
 )
 from agentrl.openai_api.errors import ApiError
 from agentrl.openai_api.fields import Api
@@ -45,6 +44,7 @@ from agentrl.openai_api.request import (
     content_kind,
 )
 from agentrl.openai_api.wire import DROPPED, Dropped, Reading, Wire, kind_of, read_body, tagged
+from agentrl.openai_api.writer import EventWriter, pieces
 from agentrl.system.json_value import JSON
 from agentrl.trajectory import Message
 
@@ -351,28 +351,8 @@ class Messages:
         content = list(_blocks(completion))
         return {**_head(completion), "content": content, **_end(completion), "usage": _usage(completion)}
 
-    def events(self, completion: Completion) -> Iterator[bytes]:
-        """Make the events: the message's begin, each block in pieces, the message's end."""
-        began = {**_head(completion), "content": [], "stop_reason": None, "stop_sequence": None}
-        usage: dict[str, JSON] = {**_usage(completion), "output_tokens": 0}
-        yield _event("message_start", message={**began, "usage": usage})
-        for index, block in enumerate(_blocks(completion)):
-            text = str(block.get("thinking", block.get("text", "")))
-            start, delta = {**block, "thinking": "", "signature": ""}, "thinking"
-            if block["type"] == "text":
-                start, delta = {**block, "text": ""}, "text"
-            elif block["type"] == "tool_use":
-                start, delta, text = {**block, "input": {}}, "partial_json", json.dumps(block["input"])
-            kind = "input_json_delta" if delta == "partial_json" else f"{delta}_delta"
-            yield _event("content_block_start", index=index, content_block=start)
-            for piece in pieces(text):
-                yield _event("content_block_delta", index=index, delta={"type": kind, delta: piece})
-            if block["type"] == "thinking":
-                signed = {"type": "signature_delta", "signature": block["signature"]}
-                yield _event("content_block_delta", index=index, delta=signed)
-            yield _event("content_block_stop", index=index)
-        yield _event("message_delta", delta=_end(completion), usage=_usage(completion))
-        yield _event("message_stop")
+    def writer(self, begun: Begun) -> EventWriter:
+        return _Blocks(begun)
 
     def error(self, error: ApiError) -> dict[str, JSON]:
         """Make the body: {"type": "error", "error": {"type", "message"}}."""
@@ -384,6 +364,54 @@ class Messages:
     def error_event(self, error: ApiError) -> bytes:
         """Write the error as the last event of a stream."""
         return event(self.error(error), "error")
+
+
+class _Blocks(EventWriter):
+    """Writes the events: the message's begin, each block in pieces, the message's end."""
+
+    _index = -1
+    _kind = ""
+    """Kind of the block that is open."""
+
+    def open(self, begun: Begun) -> Iterator[bytes]:
+        message = {**_head(begun), "content": [], "stop_reason": None, "stop_sequence": None}
+        # The cached tokens of an answer that is being sampled are told at its end.
+        usage = _usage(begun) if isinstance(begun, Completion) else _tokens(len(begun.prompt_ids))
+        yield _event("message_start", message={**message, "usage": {**usage, "output_tokens": 0}})
+
+    def reason(self, piece: str) -> Iterator[bytes]:
+        if self._kind != "thinking":
+            yield from self._start({"type": "thinking", "thinking": "", "signature": ""})
+        yield self._delta({"type": "thinking_delta", "thinking": piece})
+
+    def say(self, piece: str) -> Iterator[bytes]:
+        if self._kind != "text":
+            yield from self._start({"type": "text", "text": ""})
+        yield self._delta({"type": "text_delta", "text": piece})
+
+    def close(self, completion: Completion) -> Iterator[bytes]:
+        for block in _calls(completion):
+            yield from self._start({**block, "input": {}})
+            for piece in pieces(json.dumps(block["input"])):
+                yield self._delta({"type": "input_json_delta", "partial_json": piece})
+        yield from self._stop()
+        yield _event("message_delta", delta=_end(completion), usage=_usage(completion))
+        yield _event("message_stop")
+
+    def _start(self, block: Mapping[str, object]) -> Iterator[bytes]:
+        yield from self._stop()
+        self._index, self._kind = self._index + 1, str(block["type"])
+        yield _event("content_block_start", index=self._index, content_block=block)
+
+    def _delta(self, delta: Mapping[str, object]) -> bytes:
+        return _event("content_block_delta", index=self._index, delta=delta)
+
+    def _stop(self) -> Iterator[bytes]:
+        if self._kind == "thinking":
+            yield self._delta({"type": "signature_delta", "signature": self.begun.id})
+        if self._kind:
+            yield _event("content_block_stop", index=self._index)
+        self._kind = ""
 
 
 def joined(content: str | Sequence[TextBlock | ImageBlock] | None) -> str | list[Part]:
@@ -536,7 +564,7 @@ def _choice(choice: Choice | None) -> Literal["auto", "none", "required"] | Name
     return "none" if choice.type == "none" else "required"
 
 
-def _head(completion: Completion) -> dict[str, object]:
+def _head(completion: Begun) -> dict[str, object]:
     return {
         "id": f"msg_{completion.id}",
         "type": "message",
@@ -551,7 +579,11 @@ def _blocks(completion: Completion) -> Iterator[dict[str, object]]:
         yield {"type": "thinking", "thinking": thought, "signature": completion.id}
     if text := content_text(message["content"]):
         yield {"type": "text", "text": text}
-    for made in message.get("tool_calls", ()):
+    yield from _calls(completion)
+
+
+def _calls(completion: Completion) -> Iterator[dict[str, object]]:
+    for made in completion.message.get("tool_calls", ()):
         arguments = cast(str, made["function"]["arguments"])
         yield {"type": "tool_use", "id": made["id"], "name": made["function"]["name"], "input": _input(arguments)}
 
@@ -572,11 +604,15 @@ def _end(completion: Completion) -> dict[str, JSON]:
 
 
 def _usage(completion: Completion) -> dict[str, JSON]:
+    return _tokens(len(completion.prompt_ids), completion.cached_tokens, len(completion.ids))
+
+
+def _tokens(prompt: int, cached: int = 0, sampled: int = 0) -> dict[str, JSON]:
     return {
-        "input_tokens": len(completion.prompt_ids) - completion.cached_tokens,
-        "cache_read_input_tokens": completion.cached_tokens,
+        "input_tokens": prompt - cached,
+        "cache_read_input_tokens": cached,
         "cache_creation_input_tokens": 0,
-        "output_tokens": len(completion.ids),
+        "output_tokens": sampled,
     }
 
 

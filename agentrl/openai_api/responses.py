@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo
 
 from agentrl.chat.message import content_text
 from agentrl.openai_api.chat_completions import openai_error
-from agentrl.openai_api.completion import Completion
+from agentrl.openai_api.completion import Begun, Completion
 from agentrl.openai_api.dialect import (
     Kept,
     Placed,
@@ -24,7 +24,6 @@ from agentrl.openai_api.dialect import (
     event,
     functions_text,
     named,
-    pieces,
 )
 from agentrl.openai_api.errors import ApiError
 from agentrl.openai_api.fields import Api, row_of
@@ -52,6 +51,7 @@ from agentrl.openai_api.responses_tools import (
     search_is_ours,
 )
 from agentrl.openai_api.wire import DROPPED, Dropped, Reading, Wire, read_body, short, tagged
+from agentrl.openai_api.writer import EventWriter, pieces
 from agentrl.system.json_value import JSON
 
 CONTENT = {
@@ -59,8 +59,6 @@ CONTENT = {
     "custom_tool_call": ("input", "response.custom_tool_call_input"),
 }
 """The member with a call's text, and its events, by the item's type."""
-Event = tuple[str, dict[str, object]]
-"""An event's type and its members."""
 ENCRYPTED = "reasoning.encrypted_content"
 
 
@@ -338,23 +336,8 @@ class Responses:
         """Make the `response` object."""
         return _response(completion, _status(completion), list(_items(completion)))
 
-    def events(self, completion: Completion) -> Iterator[bytes]:
-        """Make the events: the response's begin, each item in pieces, the response's end."""
-        items, status = list(_items(completion)), _status(completion)
-        begun = _response(completion, "in_progress", [])
-        events: list[Event] = [("response.created", {"response": begun}), ("response.in_progress", {"response": begun})]
-        for index, item in enumerate(items):
-            added = {**item, "status": "in_progress"}
-            if item["type"] in CONTENT:
-                added[CONTENT[str(item["type"])][0]] = ""
-            if "content" in item:
-                added["content"] = []
-            events.append(("response.output_item.added", {"output_index": index, "item": added}))
-            events += _item_events({"output_index": index, "item_id": item["id"]}, item)
-            events.append(("response.output_item.done", {"output_index": index, "item": item}))
-        events.append((f"response.{status}", {"response": _response(completion, status, items)}))
-        for number, (kind, members) in enumerate(events):
-            yield event({"type": kind, "sequence_number": number, **members}, kind)
+    def writer(self, begun: Begun) -> EventWriter:
+        return _Items(begun)
 
     def error(self, error: ApiError) -> dict[str, JSON]:
         return openai_error(error)
@@ -365,29 +348,93 @@ class Responses:
         return event({"type": "error", "sequence_number": 0, **about, **openai_error(error)}, "error")
 
 
-def _item_events(at: Mapping[str, object], item: Mapping[str, object]) -> Iterator[Event]:
-    """Make the events of an item's content, after the item was added and before it is done."""
-    kind = str(item["type"])
-    if kind in CONTENT:
-        field, name = CONTENT[kind]
-        text = str(item[field])
+class _Items(EventWriter):
+    """Writes the events: the response's begin, each item in pieces, the response's end."""
+
+    def __init__(self, begun: Begun) -> None:
+        super().__init__(begun)
+        self._number = -1
+        self._index = 0
+        self._kind = ""
+        """Kind of the item that is open: reasoning or message."""
+        self._texts: list[str] = []
+        """Pieces of its text."""
+
+    def open(self, begun: Begun) -> Iterator[bytes]:
+        response = _response(begun, "in_progress", [])
+        yield self._event("response.created", response=response)
+        yield self._event("response.in_progress", response=response)
+
+    def reason(self, piece: str) -> Iterator[bytes]:
+        yield from self._piece("reasoning", piece)
+
+    def say(self, piece: str) -> Iterator[bytes]:
+        yield from self._piece("message", piece)
+
+    def close(self, completion: Completion) -> Iterator[bytes]:
+        status, items = _status(completion), list(_items(completion))
+        calls = [item for item in items if item["type"] not in ("reasoning", "message")]
+        yield from self._done("completed" if calls else status)
+        for item in calls:
+            added = {**item, "status": "in_progress"}
+            kind = str(item["type"])
+            if kind in CONTENT:
+                added[CONTENT[kind][0]] = ""
+            yield self._event("response.output_item.added", output_index=self._index, item=added)
+            if kind in CONTENT:
+                yield from self._content(item, *CONTENT[kind])
+            yield self._event("response.output_item.done", output_index=self._index, item=item)
+            self._index += 1
+        yield self._event(f"response.{status}", response=_response(completion, status, items))
+
+    def _content(self, item: Mapping[str, object], field: str, name: str) -> Iterator[bytes]:
+        """Write the content of a call."""
+        at, text = {"output_index": self._index, "item_id": item["id"]}, str(item[field])
         for piece in pieces(text):
-            yield f"{name}.delta", {**at, "delta": piece}
+            yield self._event(f"{name}.delta", **at, delta=piece)
         called = {"name": item["name"]} if field == "arguments" else {}
-        yield f"{name}.done", {**at, **called, field: text}
-        return
-    if "content" not in item:
-        return
-    (part,) = cast(list[dict[str, object]], item["content"])
-    at, text = {**at, "content_index": 0}, str(part["text"])
-    spoken = item["type"] == "message"
-    name = "response.output_text" if spoken else "response.reasoning_text"
-    more: dict[str, object] = {"logprobs": []} if spoken else {}
-    yield "response.content_part.added", {**at, "part": {**part, "text": ""}}
-    for piece in pieces(text):
-        yield f"{name}.delta", {**at, "delta": piece, **more}
-    yield f"{name}.done", {**at, "text": text, **more}
-    yield "response.content_part.done", {**at, "part": part}
+        yield self._event(f"{name}.done", **at, **called, **{field: text})
+
+    def _piece(self, kind: str, piece: str) -> Iterator[bytes]:
+        if self._kind != kind:
+            yield from self._done("completed")
+            self._kind = kind
+            item = {**_item(self.begun, kind, "", "in_progress"), "content": []}
+            yield self._event("response.output_item.added", output_index=self._index, item=item)
+            yield self._event("response.content_part.added", **self._at(), part=self._part(""))
+        self._texts.append(piece)
+        yield self._event(f"{_PARTS[kind]}.delta", **self._at(), delta=piece, **_more(kind))
+
+    def _done(self, status: str) -> Iterator[bytes]:
+        """End the item that is open."""
+        if not self._kind:
+            return
+        text, at = "".join(self._texts), self._at()
+        yield self._event(f"{_PARTS[self._kind]}.done", **at, text=text, **_more(self._kind))
+        yield self._event("response.content_part.done", **at, part=self._part(text))
+        item = _item(self.begun, self._kind, text, status)
+        yield self._event("response.output_item.done", output_index=self._index, item=item)
+        self._index, self._kind = self._index + 1, ""
+        self._texts.clear()
+
+    def _at(self) -> dict[str, object]:
+        id = _item(self.begun, self._kind, "", "")["id"]
+        return {"output_index": self._index, "item_id": id, "content_index": 0}
+
+    def _part(self, text: str) -> object:
+        (part,) = cast(list[dict[str, object]], _item(self.begun, self._kind, text, "")["content"])
+        return part
+
+    def _event(self, kind: str, **members: object) -> bytes:
+        self._number += 1
+        return event({"type": kind, "sequence_number": self._number, **members}, kind)
+
+
+_PARTS = {"reasoning": "response.reasoning_text", "message": "response.output_text"}
+
+
+def _more(kind: str) -> dict[str, object]:
+    return {"logprobs": []} if kind == "message" else {}
 
 
 def _continued(asked: ResponsesRequest, kept: Kept) -> Sequence[ChatMessage]:
@@ -526,7 +573,7 @@ def _shown(content: str | Sequence[TextPart | ImagePart]) -> str | list[Part]:
     ]
 
 
-def _given(completion: Completion) -> Given:
+def _given(completion: Begun) -> Given:
     assert isinstance(completion.request, Translated) and isinstance(completion.request.given, Given)
     return completion.request.given
 
@@ -536,22 +583,14 @@ def _status(completion: Completion) -> Literal["completed", "incomplete"]:
 
 
 def _items(completion: Completion) -> Iterator[dict[str, object]]:
-    """Make the output's items."""
+    """Make the output's items; where the answer was cut, the last one is incomplete."""
     message, given, status = completion.message, _given(completion), _status(completion)
-    if thought := message.get("reasoning_content"):
-        encrypted = base64.b64encode(thought.encode()).decode() if ENCRYPTED in (given.asked.include or ()) else None
-        yield {
-            "type": "reasoning",
-            "id": f"rs_{completion.id}",
-            "summary": [],
-            "content": [{"type": "reasoning_text", "text": thought}],
-            "encrypted_content": encrypted,
-            "status": status,
-        }
-    if text := content_text(message["content"]):
-        content = [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}]
-        head = {"type": "message", "id": f"msg_{completion.id}", "role": "assistant"}
-        yield {**head, "content": content, "status": status}
+    thought, text = message.get("reasoning_content"), content_text(message["content"])
+    calls = bool(message.get("tool_calls"))
+    if thought:
+        yield _item(completion, "reasoning", thought, "completed" if text or calls else status)
+    if text:
+        yield _item(completion, "message", text, "completed" if calls else status)
     for one in message.get("tool_calls", ()):
         name, arguments = one["function"]["name"], str(one["function"]["arguments"])
         made = given.offered.get(name, Offered("function", name)).item(arguments)
@@ -560,16 +599,35 @@ def _items(completion: Completion) -> Iterator[dict[str, object]]:
         yield {"id": f"fc_{one['id']}", "call_id": one["id"], "status": "completed", **made}
 
 
-def _response(completion: Completion, status: str, items: list[dict[str, object]]) -> dict[str, object]:
-    asked = _given(completion).asked
-    prompt, sampled = len(completion.prompt_ids), len(completion.ids)
-    usage = {
-        "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": completion.cached_tokens},
-        "output_tokens": sampled,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": prompt + sampled,
+def _item(begun: Begun, kind: str, text: str, status: str) -> dict[str, object]:
+    """Make the item of reasoning, or of the message."""
+    if kind == "message":
+        content = [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}]
+        head = {"type": "message", "id": f"msg_{begun.id}", "role": "assistant"}
+        return {**head, "content": content, "status": status}
+    is_sealed = bool(text) and ENCRYPTED in (_given(begun).asked.include or ())
+    return {
+        "type": "reasoning",
+        "id": f"rs_{begun.id}",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": text}],
+        "encrypted_content": base64.b64encode(text.encode()).decode() if is_sealed else None,
+        "status": status,
     }
+
+
+def _response(completion: Begun, status: str, items: list[dict[str, object]]) -> dict[str, object]:
+    asked = _given(completion).asked
+    usage: dict[str, object] | None = None
+    if isinstance(completion, Completion) and status != "in_progress":
+        prompt, sampled = len(completion.prompt_ids), len(completion.ids)
+        usage = {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": completion.cached_tokens},
+            "output_tokens": sampled,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": prompt + sampled,
+        }
     choice = asked.tool_choice
     text = asked.text.model_dump(by_alias=True, exclude_unset=True, exclude_none=True) if asked.text else {}
     return {
@@ -593,6 +651,6 @@ def _response(completion: Completion, status: str, items: list[dict[str, object]
         "tools": [one.model_dump(exclude_none=True) for one in asked.tools or () if not isinstance(one, Dropped)],
         "top_p": None,
         "truncation": "disabled",
-        "usage": None if status == "in_progress" else usage,
+        "usage": usage,
         "metadata": asked.metadata or {},
     }

@@ -76,6 +76,8 @@ class Answer:
     """Id that the client was sent, without the prefix of its API; empty: it was asked for again, and not sent."""
     recorded: Message | None = field(default=None, repr=False, compare=False)
     """The message as the trajectory has it."""
+    is_part: bool = False
+    """The client went away before it had all of the answer; the rest was removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +193,9 @@ def main_of(transcripts: Sequence[SessionTranscript]) -> dict[int, tuple[Kind, i
     summary of a compaction. So do the transcripts of which this holds for one that belongs to it.
     """
     known = {one.number: one for one in transcripts}
-    answered = (one for one in transcripts if one.answers)
-    last = max(answered, key=lambda one: (one.answers[-1].request, one.number), default=None)
+    taken = {one.number: [answer for answer in one.answers if not answer.is_part] for one in transcripts}
+    answered = (one for one in transcripts if taken[one.number])
+    last = max(answered, key=lambda one: (taken[one.number][-1].request, one.number), default=None)
     if last is None:
         return {}
     read = _Texts([tool for one in transcripts for tool in one.tools])

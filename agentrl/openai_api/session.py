@@ -35,11 +35,13 @@ from agentrl.agent_loop.roles import problem_of
 from agentrl.agent_loop.stopping import chosen
 from agentrl.chat import AssistantMessage, Chat
 from agentrl.chat.message import content_text
+from agentrl.engines.contract import FinishReason
 from agentrl.openai_api.agent_task import MOST_NUMBERS
-from agentrl.openai_api.completion import Completion, assistant_message
+from agentrl.openai_api.completion import Begun, Completion, assistant_message
 from agentrl.openai_api.dialect import Dialect, Kept, Translated
 from agentrl.openai_api.errors import ApiError, unknown_session
 from agentrl.openai_api.history import Checkpoint, Digest, History, cause_of, defaults_of, digest_after, digests_of
+from agentrl.openai_api.live import Live
 from agentrl.openai_api.request import ChatMessage, ChatRequest, Promise, as_templates_take
 from agentrl.openai_api.selection import Answer, Given, SessionTranscript
 from agentrl.openai_api.system_turns import placed_turns
@@ -130,6 +132,14 @@ class Call:
     delivery: Delivery
     number: int
     """Number of the session's requests up to it."""
+    begun: Begun
+    """The answer."""
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    """Event that is set when tokens of a live answer have arrived, and at the answer's end."""
+    live: Live | None = None
+    """The answer's tokens as they arrive; None: it is sent when all of it is known."""
+    left: bool = False
+    """True: its client went away while a part of the answer had been delivered."""
     sampling: bool = True
     """True: the last turn that was counted for it is not recorded yet."""
     broken: list[Branch] = field(default_factory=list)
@@ -191,14 +201,17 @@ class Session:
         self._history: History[Branch] = History()
         self._answered: dict[Checkpoint[Branch], Call] = {}
         """Calls by the end of their answer, which no call has continued yet."""
-        self._tasks: set[asyncio.Task[Completion]] = set()
+        self._tasks: dict[asyncio.Task[Completion], Call] = {}
+        self._aborts: set[asyncio.Task[None]] = set()
         self._tool_lists = tool_lists
         self._thread = thread
         self._strict = strict
         self._most_characters = episode.context.chat.most_characters(episode.context.limits.max_model_len)
 
-    async def begin(self, body: bytes, dialect: Dialect, delivery: Delivery) -> tuple[Asked, asyncio.Task[Completion]]:
-        """Read a request, find its place and start generating there. Cancelling the task leaves a sound record.
+    async def begin(
+        self, body: bytes, dialect: Dialect, delivery: Delivery
+    ) -> tuple[Asked, Call, asyncio.Task[Completion]]:
+        """Read a request, find its place and start generating there. `leave` ends the task before its time.
 
         `delivery`: of the answer. Raises ApiError; so may the task.
         """
@@ -212,9 +225,30 @@ class Session:
             raise
         self.count("openai_calls")
         task = asyncio.create_task(self._answer(call))
-        self._tasks.add(task)
+        self._tasks[task] = call
         task.add_done_callback(partial(self._ended, call))
-        return asked, task
+        return asked, call, task
+
+    def leave(self, call: Call, task: asyncio.Task[Completion]) -> None:
+        """End a call whose client went away. The tokens that it was delivered stay."""
+        if task.done() or call.left:
+            return
+        if call.live is None or not call.delivery.tokens:
+            task.cancel()
+            return
+        call.left = True
+        if call.sampling:
+            aborting = asyncio.create_task(self._abort(call, task))
+            self._aborts.add(aborting)
+            aborting.add_done_callback(self._aborts.discard)
+
+    async def _abort(self, call: Call, task: asyncio.Task[Completion]) -> None:
+        """Have the engine return what it has of an answer; where it cannot, nothing of it stays."""
+        try:
+            await self.episode.context.engine.abort(call.branch.episode.session)
+        except Exception:
+            task.cancel()
+            raise
 
     async def count_tokens(self, body: bytes, dialect: Dialect) -> int:
         """Count the tokens of the prompt that a request would have, where it continues a transcript, too.
@@ -270,13 +304,13 @@ class Session:
     async def close(self) -> None:
         """End the running calls; later ones get "unknown session"."""
         self.closed = True
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        running = dict(self._tasks)
+        for task, call in running.items():
+            self.leave(call, task)
+        await asyncio.gather(*running, *self._aborts, return_exceptions=True)
         for call in self._answered.values():
             if not call.delivery.whole:
-                self._take_back(call.branches)
+                self._take_back(call.branches, call.delivery.tokens)
         self._answered.clear()
         for branch in self._branches:
             branch.tip = None  # Without this circle the record ends when its last user does.
@@ -301,14 +335,20 @@ class Session:
             for one in self._branches
         ]
 
-    def _take_back(self, branches: Sequence[Branch]) -> None:
-        """Remove the turns that end the branches: their call's answer reached nobody."""
+    def _take_back(self, branches: Sequence[Branch], keep: int = 0) -> None:
+        """Remove the turns that end the branches behind their first `keep` tokens: no client was delivered more."""
         for branch in branches:
-            if tokens := branch.episode.take_back():
-                self.undelivered += 1
-                self.count("openai_undelivered_turns")
+            episode = branch.episode
+            if tokens := episode.take_back(keep):
+                self.undelivered += not keep
+                self.count("openai_undelivered_turns", int(not keep))
                 self.count("openai_undelivered_tokens", tokens)
-                branch.answers = [one for one in branch.answers if one.end <= len(branch.episode.transcript)]
+                answers, end = branch.answers, len(episode.transcript)
+                branch.answers = [one for one in answers if one.end <= end]
+                if keep and len(branch.answers) < len(answers):
+                    part: Message = {"role": "assistant", "content": episode.messages[-1]["content"]}
+                    recorded = episode.last_message
+                    branch.answers.append(replace(answers[-1], end=end, message=part, recorded=recorded, is_part=True))
 
     async def _read(self, body: bytes, dialect: Dialect) -> Asked:
         reading, chat = Reading(dialect.api, self._strict), self.episode.context.chat
@@ -340,10 +380,27 @@ class Session:
         self._requests += 1
         asked = replace(asked, number=self._requests)
         try:
-            return Call(asked, await self._place(asked), delivery, asked.number)
+            branch = await self._place(asked)
+            begun = Begun(request=asked.request, prompt_ids=branch.episode.transcript.ids[:])
+            call = Call(asked, branch, delivery, asked.number, begun)
+            call.live = self._live(call)
+            return call
         except BaseException:
             self.turns -= 1
             raise
+
+    def _live(self, call: Call) -> Live | None:
+        """Begin to send an answer while it is sampled; None where that cannot be.
+
+        An answer with a promise may be asked for again, and one whose calls stay text is read as a whole. Log-probs and
+        ids of a whole answer come first in its stream; an answer that the client began keeps its first blanks.
+        """
+        request, episode = call.request, call.branch.episode
+        is_whole = request.promise is not None or not request.may_call or request.logprobs or request.return_token_ids
+        if not request.stream or is_whole or episode.role or call.asked.begun:
+            return None
+        turn = episode.context.chat.growing(call.begun.prompt_ids, episode.tools, stop=request.stops)
+        return None if turn is None else Live(turn, call.news)
 
     def _found(self, asked: Asked) -> list[Checkpoint[Branch]]:
         """Find the places that a call continues."""
@@ -596,6 +653,8 @@ class Session:
             read, ids, chat = reply.message, call.branch.episode.transcript.ids[start:], self.episode.context.chat
             if call.asked.later and read.calls:  # Some call formats need a schema to read arguments.
                 read = await chat.read(ids, [*(call.branch.episode.tools or ()), *call.asked.later])
+            if call.live is not None:
+                read = call.live.settled(ids, read)
             if not call.request.may_call and read.calls:  # Its calls are text.
                 text = chat.decode(ids[:-1] if ids[-1] in chat.stop_token_ids else ids)
                 read = replace(read, text=text, reasoning=None, calls=())
@@ -613,6 +672,7 @@ class Session:
         episode, asked = call.branch.episode, call.request.token_limit
         start, cached, whole = len(episode.transcript), episode.cached_tokens, episode.room()
         self.episode.waiting_for = "the engine"
+        episode.listener = None if call.live is None else call.live.hear
         try:
             if episode.role:
                 reply = await episode.context.roles[episode.role](episode, call.request.stops, asked)
@@ -621,6 +681,8 @@ class Session:
         except Exception as error:
             self._fail(error)
             raise ApiError(503, f"The engine failed: {error}") from error
+        if call.left:
+            raise self._end_left(call, start)
         if reply.finish_reason.kind == "abort":
             self.ending = Status.ABORTED
             self.over.set()
@@ -630,6 +692,20 @@ class Session:
         self.stopped = self.stopped or (Status.MALFORMED if reply.forged else chosen(episode, reply))
         self.ending = self.stopped or (Status.LENGTH if cut else Status.COMPLETED)
         return reply, start, episode.cached_tokens - cached
+
+    def _end_left(self, call: Call, start: int) -> ApiError:
+        """Keep of a turn what its client was delivered before it went away, so that a later call may continue it."""
+        branch, tokens = call.branch, call.delivery.tokens
+        episode, gone = branch.episode, ApiError(499, "The client closed the request.")
+        self._take_back([branch], tokens)
+        if not tokens:  # The record is as if the call had not been made.
+            return gone
+        call.sampling = False
+        read = episode.context.chat.parse(episode.transcript.ids[start:], episode.tools)
+        sent = self._record_reply(call, Reply(read, FinishReason("abort")), read)
+        self._note_answer(call, start, sent, call.begun.id)
+        branch.answers[-1] = replace(branch.answers[-1], is_part=True)
+        return gone
 
     async def _ask_again(self, call: Call, promise: Promise, start: int, broken: Sequence[str]) -> None:
         """Move the call to a new transcript with the same tokens before the answer.
@@ -672,6 +748,8 @@ class Session:
         ids = transcript.ids[start:]
         decode = self.episode.context.chat.decode
         completion = Completion(
+            id=call.begun.id,
+            created=call.begun.created,
             request=request,
             message=message,
             finish_reason="tool_calls" if reply.stopped and "tool_calls" in message else reply.finish_reason.kind,
@@ -748,7 +826,8 @@ class Session:
 
         A callback, because a task that is cancelled before its first step does not run its own code.
         """
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
+        call.news.set()
         call.branch.busy = False
         self.episode.waiting_for = "the engine" if self._tasks else "the agent"
         if call.sampling:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 import socket
 import struct
+from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from fcntl import ioctl
 from termios import TIOCOUTQ
@@ -32,14 +34,48 @@ class Delivery:
     def __init__(self, connection: Watched) -> None:
         self._connection: Watched | None = connection
         self._whole = False
+        self._written = self._tokens = self._before = 0
+        self._marks: deque[tuple[int, int]] = deque()
+        """(bytes that were written, tokens that they stand for) of pieces that the client's system may not have."""
 
     @property
     def whole(self) -> bool:
         """True where all of it was sent, and nothing says that the client left some of it unread."""
         return self._whole if self._connection is None else self._connection.is_taken()
 
-    def end(self, whole: bool) -> None:
-        """Settle it for good."""
+    @property
+    def tokens(self) -> int:
+        """Number of the answer's tokens whose text the client is known to have been given.
+
+        Where the client left bytes unread, the last piece that its system took is not counted: the last of its bytes
+        was among them.
+        """
+        if self._connection is None:
+            return self._tokens
+        self._look(self._connection.unread())
+        return self._before if self._connection.is_reset() else self._tokens
+
+    def sent(self, size: int, tokens: int) -> None:
+        """Note that `size` bytes of the body were written; all of it by now stands for the first `tokens` tokens."""
+        if self._connection is None:
+            return
+        self._written += size
+        self._marks.append((self._written, tokens))
+        self._look(self._connection.unread())
+
+    def _look(self, unread: int | None) -> None:
+        """Take note of what the client has. `unread`: number of the last bytes that it may not have; None: unknown.
+
+        They are more than is counted here, which leaves out the frame around each piece.
+        """
+        while unread is not None and self._marks and self._written - self._marks[0][0] >= unread:
+            self._before, self._tokens = self._tokens, self._marks.popleft()[1]
+
+    def end(self, whole: bool, unread: int | None, *, was_read: bool) -> None:
+        """Settle it for good. `was_read`: the client left no byte unread that its system had taken."""
+        self._look(unread)
+        if not was_read:
+            self._tokens = self._before
         self._connection, self._whole = None, whole
 
 
@@ -50,6 +86,8 @@ class Watched(asyncio.Protocol):
     cycle: _Cycle | None
     app_state: dict[str, object]
     _delivery: Delivery | None = None
+    _is_held = False
+    """This process held bytes for the client when it last looked."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -68,6 +106,22 @@ class Watched(asyncio.Protocol):
         link = self._link
         (unread,) = struct.unpack("i", ioctl(link.fileno(), TIOCOUTQ, b"\0" * 4))
         return not unread and not link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+
+    def unread(self) -> int | None:
+        """Count the bytes that were written and that the client's system has not acknowledged; None: unknown."""
+        held = self.transport.get_write_buffer_size()
+        try:
+            (unread,) = struct.unpack("i", ioctl(self._link.fileno(), TIOCOUTQ, b"\0" * 4))
+        except OSError:  # of a connection that has ended
+            return None
+        self._is_held = bool(held)
+        return int(unread) + held
+
+    def is_reset(self) -> bool:
+        """Check whether the connection has ended by a reset."""
+        poll = select.poll()
+        poll.register(self._link.fileno(), select.POLLERR)
+        return any(found & select.POLLERR for _, found in poll.poll(0))
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -98,12 +152,14 @@ class Watched(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         # Where this side ends the connection, nothing is heard of what is still on its way.
         sent = self.cycle is not None and self.cycle.response_complete
-        self._settle(sent and exc is None)
+        # The bytes that this process still held are gone, and with them their number.
+        is_known = not self._is_held
+        self._settle(sent and exc is None, is_known=is_known, was_read=exc is None)
         super().connection_lost(exc)
 
-    def _settle(self, whole: bool) -> None:
+    def _settle(self, whole: bool, *, is_known: bool = True, was_read: bool = True) -> None:
         if self._delivery is not None:
-            self._delivery.end(whole)
+            self._delivery.end(whole, self.unread() if is_known else None, was_read=was_read)
             self._delivery = None
 
 

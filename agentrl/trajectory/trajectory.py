@@ -228,9 +228,9 @@ class Transcript:
         self._append(ids, 0, [0.0] * len(ids))
 
     def take_back(self, length: int) -> None:
-        """Remove what was sampled after the first `length` tokens, which is the last turn."""
+        """Remove what was sampled after the first `length` tokens, which is the last turn or a part of it."""
         del self.ids[length:], self.mask[length:], self.logprobs[length:]
-        self.versions = [span for span in self.versions if span.start < length]
+        self.versions = [replace(one, end=min(one.end, length)) for one in self.versions if one.start < length]
         if self.experts is not None:
             self.experts = self.experts[:length]
 

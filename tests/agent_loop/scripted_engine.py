@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from agentrl.chat import Chat
-from agentrl.engines.contract import EngineHealth, FinishReason, Generation, PauseMode, SamplingParams
+from agentrl.engines.contract import EngineHealth, FinishReason, Generation, Listener, PauseMode, SamplingParams
 from agentrl.engines.weights import SyncReport, Weights
 from agentrl.trajectory import PlacedImage, VersionSpan
 
@@ -33,9 +33,18 @@ class ScriptedEngine:
     all_run: asyncio.Event = field(default_factory=asyncio.Event)
     beyond_stop: str = ""
     """What the token that completes a stop string spells beyond it."""
+    held_behind: str = ""
+    """Text behind which a turn waits for `go_on`, when it has been heard."""
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+    aborted: set[str] = field(default_factory=set)
 
     async def generate(
-        self, ids: Sequence[int], params: SamplingParams, session: str, images: Sequence[PlacedImage] = ()
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        session: str,
+        images: Sequence[PlacedImage] = (),
+        listener: Listener | None = None,
     ) -> Generation:
         turns = self.said.setdefault(session, [])
         self.prompts.setdefault(session, []).append(list(ids))
@@ -63,12 +72,29 @@ class ScriptedEngine:
         if len(out) > params.max_new_tokens:
             out, finish = out[: params.max_new_tokens], FinishReason("length")
         turns.append(out)
+        if self.held_behind and self.held_behind in text:
+            begin = text[: text.index(self.held_behind) + len(self.held_behind)]
+            first = len(self.chat.tokenizer.encode(begin, add_special_tokens=False))
+            if listener is not None:
+                listener(out[:first])
+            self.running += 1
+            await self.go_on.wait()
+            self.running -= 1
+            if session in self.aborted:
+                out, finish = out[:first], FinishReason("abort")
+            elif listener is not None:
+                listener(out[first:])
+        elif listener is not None:
+            listener(out)
         return Generation(out, [-0.25] * len(out), finish, [VersionSpan(3, 0, len(out))])
 
     async def release(self, session: str) -> None:
         self.released.append(session)
 
-    async def abort(self, session: str | None = None) -> None: ...
+    async def abort(self, session: str | None = None) -> None:
+        self.aborted |= {session} if session else self.said.keys()
+        self.go_on.set()
+
     async def pause(self, mode: PauseMode = "abort") -> None: ...
     async def resume(self) -> None: ...
     async def update_weights(self, weights: Weights, version: int) -> SyncReport:

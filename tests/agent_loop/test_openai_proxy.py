@@ -284,15 +284,15 @@ async def test_an_agent_reports_its_score(
 LEAVES = """
 stream = await client.chat.completions.create(model=model, messages=sample["prompt"], stream=True)
 async for chunk in stream:
-    if chunk.choices[0].delta.content:
+    if chunk.choices[0].delta.content or chunk.choices[0].delta.tool_calls:
         break
 await stream.close()
 """
 
 
 async def test_a_turn_that_its_agent_left_early_is_not_trained_on(run: Any, tmp_path: Path) -> None:
-    """Where nothing else was sampled, nothing of the try is."""
-    long = "word " * 5000 + "#### 5"
+    """Where nothing else was sampled, nothing of the try is. A call is sent when it is whole."""
+    long = "<tool_call>" + "word " * 5000
     limits: dict[str, Any] = {"max_model_len": 40_000, "max_response_tokens": 30_000}
     options = function(tmp_path / "all", ASYNC + LEAVES)
     (t,) = await run([long], options, **limits)

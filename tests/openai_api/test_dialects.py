@@ -156,7 +156,8 @@ class ResponsesProgram(Program):
             elif kind == "response.custom_tool_call_input.delta":
                 items[event["output_index"]]["input"] += event["delta"]
             elif kind == "response.output_item.done":
-                items[event["output_index"]]["status"] = event["item"]["status"]
+                for known_at_the_end in {"status", "encrypted_content"} & event["item"].keys():
+                    items[event["output_index"]][known_at_the_end] = event["item"][known_at_the_end]
                 assert items[event["output_index"]] == event["item"]
         whole: dict[str, Any] = events[-1]["response"]
         assert whole["output"] == items and events[-1]["type"] == f"response.{whole['status']}"

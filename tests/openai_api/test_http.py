@@ -19,6 +19,7 @@ from agentrl.trajectory import Status
 from tests import framing
 from tests.openai_api.conftest import ADD, Open, embedded, scripted
 from tests.openai_api.test_record import QUESTION, SCRIPT
+from tests.waiting import until
 
 SHORT: dict[str, Any] = {"max_tokens": 12}
 
@@ -190,9 +191,8 @@ async def test_a_caller_that_goes_away_cancels_its_generation_and_may_come_again
         async def watched(*args: Any, **kwargs: Any) -> Generation:
             try:
                 return await generate(*args, **kwargs)
-            except asyncio.CancelledError:
+            finally:
                 ending.append(len(steps))
-                raise
 
         def counted() -> bool:
             steps.append(None)
@@ -214,10 +214,14 @@ async def test_a_caller_that_goes_away_cancels_its_generation_and_may_come_again
         await asyncio.wait({task})
         while (await service.engine.health()).running:
             await asyncio.sleep(0.001)
+        await until(lambda: not open.session._tasks)
         assert len(ending) == 1 and len(steps) - ending[0] <= 2
-        assert open.trajectory.num_sampled == 0
+        kept = open.trajectory.num_sampled  # A stream may have delivered some.
+        assert kept <= len(steps) * stream
         await open.say([QUESTION], **SHORT)
-        assert (len(open.trajectory.transcripts), open.trajectory.num_sampled, open.session.turns) == (1, 12, 1)
+        again = 1 + (kept > 0)
+        assert (len(open.trajectory.transcripts), open.session.turns) == (again, again)
+        assert open.trajectory.num_sampled == kept + 12
 
 
 async def test_a_caller_that_goes_away_in_its_body_leaves_no_traceback(

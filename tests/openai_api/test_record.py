@@ -192,7 +192,7 @@ async def test_the_seeds_of_repeated_calls_differ(chat: Chat) -> None:
     seeds = []
 
     class Seeing(ScriptedEngine):
-        async def generate(self, ids: Any, params: Any, session: str, images: Any = ()) -> Any:
+        async def generate(self, ids: Any, params: Any, session: str, images: Any = (), listener: Any = None) -> Any:
             seeds.append(params.seed)
             return await super().generate(ids, params, session)
 
