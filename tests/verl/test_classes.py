@@ -260,9 +260,9 @@ async def test_two_answers_to_one_prompt_have_seeds_of_their_own(bench: MakeBenc
     seeds: list[int | None] = []
     generate = b.engine.generate
 
-    async def noted(ids: Any, params: SamplingParams, session: str, images: Any = ()) -> Any:
+    async def noted(ids: Any, params: SamplingParams, session: str, images: Any = (), listener: Any = None) -> Any:
         seeds.append(params.seed)
-        return await generate(ids, params, session, images)
+        return await generate(ids, params, session, images, listener)
 
     b.engine.generate = noted  # type: ignore[method-assign]
     loops_of(b, folder)
