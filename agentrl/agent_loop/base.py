@@ -520,7 +520,9 @@ class Episode:
     def _append_messages(self, ids: list[int], images: Sequence[PlacedImage], messages: Sequence[Message]) -> bool:
         self._add_messages(messages)
         text = "\n".join(text_of(message["content"]) for message in messages)
-        return self._append_observed(ids, str(messages[0]["role"]), text, images)
+        # An assistant's message of a client is no turn of the policy.
+        role = next((str(one["role"]) for one in messages if one["role"] != "assistant"), "user")
+        return self._append_observed(ids, role, text, images)
 
     def _append_observed(self, ids: list[int], role: str, text: str, images: Sequence[PlacedImage] = ()) -> bool:
         transcript, room = self.transcript, max(self.budget_left, 0)

@@ -95,10 +95,10 @@ async def test_an_answer_that_a_call_continues_was_read(chat: Chat) -> None:
         async with service.session() as open:
             for expected in (1, 2):
                 talk = [USER] if expected == 1 else [USER, {"role": "assistant", "content": "x"}, USER]
-                await asyncio.to_thread(
-                    leave_at, f"{open.base_url}/{url}", {"messages": talk, "stream": True}, b"word", 500
-                )
-                await until(lambda: not open.session._tasks)
+                body = {"messages": talk, "stream": True}
+                with await asyncio.to_thread(request, f"{open.base_url}/{url}", body) as connection:
+                    await asyncio.to_thread(read_until, connection, b"word", 500)
+                    await until(lambda: not open.session._tasks)
                 turn = open.trajectory.turns[-1]
                 more = [*talk, {"role": "assistant", "content": turn.text}, {"role": "user", "content": "And?"}]
                 await open.say(more)

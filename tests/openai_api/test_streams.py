@@ -182,6 +182,20 @@ async def test_the_same_call_again_begins_again(chat: Chat) -> None:
         assert chat.decode(second.ids[second.prompt_length :]) == TURN + "<|im_end|>"
 
 
+async def test_words_of_a_client_behind_a_call_that_it_left_are_no_turn_of_the_policy(chat: Chat) -> None:
+    """The record of the call that was left has its prompt alone, and the next one's begins with it."""
+    texts = iter([TURN, "Yes."])
+    async with scripted(chat, lambda session, turn: next(texts)) as (service, engine), service.session() as open:
+        engine.held_behind = "<think>"
+        connection = await asyncio.to_thread(request, f"{open.base_url}/chat/completions", {"messages": [USER]})
+        await until(lambda: engine.running == 1)
+        connection.close()
+        await until(lambda: not open.session._tasks)
+        await open.say([USER, {"role": "assistant", "content": "Mine."}, {"role": "user", "content": "And?"}])
+        assert [turn.role for turn in open.trajectory.turns] == ["user", "assistant"]
+        assert len(open.trajectory.transcripts) == 1
+
+
 @pytest.mark.parametrize("behind", ["<think>\n", "</think>\n\n", "Hm,"])
 async def test_an_answer_of_which_nothing_more_was_delivered_keeps_what_was(chat: Chat, behind: str) -> None:
     """Tokens without text that was sent are not delivered."""
