@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from agentrl.openai_api import endpoint as _readers  # noqa: F401 - its models declare the members that are used
 from agentrl.openai_api.fields import ANYWHERE, APIS, OTHERS, TABLE, USED, Fate, Row
+from benchmarks.no_options import no_options
 
 HEAD = """\
 # Fields of the endpoint's requests
@@ -61,4 +62,5 @@ def _why(row: Row) -> str:
 
 
 if __name__ == "__main__":
+    no_options(__doc__)
     print(page(), end="")

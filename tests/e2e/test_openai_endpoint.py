@@ -86,7 +86,7 @@ def test_the_pages_agents_are_trained(
 def test_a_run_without_an_agent_ends_before_its_first_step(run_wheel: Run, policy_dir: Path, tmp_path: Path) -> None:
     pq.write_table(pyarrow.Table.from_pylist([{**ROW, "agent_name": "openai_proxy"}] * 4), tmp_path / "rows.parquet")
     files = [f"data.train_files={tmp_path}/rows.parquet", f"data.val_files={tmp_path}/rows.parquet"]
-    with pytest.raises(AssertionError, match="set either openai_proxy"):
+    with pytest.raises(AssertionError, match="set one of openai_proxy"):
         run_wheel(["-m", "agentrl.train", *files, f"actor_rollout_ref.model.path={policy_dir}", *SMALL], tmp_path)
     assert not (tmp_path / "runs").exists()
 
