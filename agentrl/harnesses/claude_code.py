@@ -30,15 +30,14 @@ class ClaudeCode(Harness):
     version = "2.1.197"
 
     def __init__(self, options: ClaudeCodeOptions | None = None) -> None:
-        super().__init__(options or ClaudeCodeOptions())
-        self.own = options or ClaudeCodeOptions()
+        self.options: ClaudeCodeOptions = options or ClaudeCodeOptions()
 
     def prepare(self, errand: Errand) -> Launch:
         arguments = ["-p", "--output-format", "json", "--dangerously-skip-permissions", "--model", errand.model]
         if errand.system:
             arguments += ["--append-system-prompt", errand.system]
-        if self.own.max_turns is not None:
-            arguments += ["--max-turns", str(self.own.max_turns)]
+        if self.options.max_turns is not None:
+            arguments += ["--max-turns", str(self.options.max_turns)]
         if errand.mcp_servers:
             servers = {name: {"type": "http", "url": url} for name, url in errand.mcp_servers.items()}
             file = errand.home / "mcp.json"
@@ -46,8 +45,8 @@ class ClaudeCode(Harness):
             arguments += ["--mcp-config", str(file), "--strict-mcp-config"]
         environment = {
             **dict.fromkeys(QUIET, "1"),
-            "ANTHROPIC_SMALL_FAST_MODEL": self.own.small_model,
-            "ANTHROPIC_DEFAULT_HAIKU_MODEL": self.own.small_model,
+            "ANTHROPIC_SMALL_FAST_MODEL": self.options.small_model,
+            "ANTHROPIC_DEFAULT_HAIKU_MODEL": self.options.small_model,
             "CLAUDE_CONFIG_DIR": str(errand.home / ".claude"),
             "IS_SANDBOX": "1",  # It refuses to skip permissions as root elsewhere.
         }

@@ -23,8 +23,7 @@ class Codex(Harness):
     version = "0.171.0"
 
     def __init__(self, options: CodexOptions | None = None) -> None:
-        super().__init__(options or CodexOptions())
-        self.own = options or CodexOptions()
+        self.options: CodexOptions = options or CodexOptions()
 
     def prepare(self, errand: Errand) -> Launch:
         folder = errand.home / ".codex"
@@ -33,7 +32,7 @@ class Codex(Harness):
             "model": errand.model,
             "model_provider": "agentrl",
             "approval_policy": "never",
-            "sandbox_mode": self.own.sandbox,
+            "sandbox_mode": self.options.sandbox,
             "check_for_update_on_startup": False,
             "model_providers.agentrl.name": "agentrl",
             "model_providers.agentrl.base_url": errand.base_url,

@@ -25,21 +25,20 @@ class MiniSweAgent(Harness):
     version_arguments = ("--help",)
 
     def __init__(self, options: MiniSweAgentOptions | None = None) -> None:
-        super().__init__(options or MiniSweAgentOptions())
-        self.own = options or MiniSweAgentOptions()
+        self.options: MiniSweAgentOptions = options or MiniSweAgentOptions()
         self.without_mcp()
 
     def prepare(self, errand: Errand) -> Launch:
         settings: dict[str, str | int] = {
             "model.model_kwargs.api_base": errand.base_url,
             "model.model_kwargs.drop_params": True,
-            "agent.step_limit": self.own.step_limit,
+            "agent.step_limit": self.options.step_limit,
         }
         if errand.system:
             settings["agent.system_template"] = f"{{{{ {errand.system!a} }}}}"  # a text, no template
         words = [word for name, value in settings.items() for word in ("-c", f"{name}={json.dumps(value)}")]
         arguments = ["-y", "--exit-immediately", "-l", "0", "-m", f"openai/{errand.model}"]
-        arguments += ["-o", str(errand.home / "trajectory.json"), "-c", self.own.config, *words]
+        arguments += ["-o", str(errand.home / "trajectory.json"), "-c", self.options.config, *words]
         arguments += ["-t", errand.instruction]
         environment = {
             "MSWEA_CONFIGURED": "true",

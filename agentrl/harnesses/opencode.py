@@ -26,14 +26,13 @@ class OpenCode(Harness):
     version = "1.18.33"
 
     def __init__(self, options: OpenCodeOptions | None = None) -> None:
-        super().__init__(options or OpenCodeOptions())
-        self.own = options or OpenCodeOptions()
+        self.options: OpenCodeOptions = options or OpenCodeOptions()
 
     def prepare(self, errand: Errand) -> Launch:
         folder = errand.home / ".config" / "opencode"
         folder.mkdir(parents=True)
-        limit = {"context": self.own.context_window, "output": self.own.context_window}
-        models = {name: {"name": name, "limit": limit} for name in (errand.model, self.own.small_model)}
+        limit = {"context": self.options.context_window, "output": self.options.context_window}
+        models = {name: {"name": name, "limit": limit} for name in (errand.model, self.options.small_model)}
         provider = {
             "npm": "@ai-sdk/openai-compatible",
             "name": PROVIDER,
@@ -43,7 +42,7 @@ class OpenCode(Harness):
         settings = {
             "provider": {PROVIDER: provider},
             "model": f"{PROVIDER}/{errand.model}",
-            "small_model": f"{PROVIDER}/{self.own.small_model}",
+            "small_model": f"{PROVIDER}/{self.options.small_model}",
             "share": "disabled",
             "autoupdate": False,
             "permission": {"*": "allow"},

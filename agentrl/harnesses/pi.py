@@ -24,14 +24,17 @@ class Pi(Harness):
     version = "0.73.1"
 
     def __init__(self, options: PiOptions | None = None) -> None:
-        super().__init__(options or PiOptions())
-        self.own = options or PiOptions()
+        self.options: PiOptions = options or PiOptions()
         self.without_mcp()
 
     def prepare(self, errand: Errand) -> Launch:
         folder = errand.home / ".pi" / "agent"
         folder.mkdir(parents=True)
-        model = {"id": errand.model, "contextWindow": self.own.context_window, "maxTokens": self.own.context_window}
+        model = {
+            "id": errand.model,
+            "contextWindow": self.options.context_window,
+            "maxTokens": self.options.context_window,
+        }
         provider = {
             "baseUrl": errand.base_url,
             "api": "openai-completions",

@@ -158,7 +158,7 @@ class HarnessAgent(ProgramAgent):
             await asyncio.to_thread(lay, work, files)
         except OSError:  # The program left something that cannot be written over.
             return {"score": 0.0}
-        variables = {"HOME": str(home), "PWD": str(work), "AGENTRL_CHECK": str(home)}
+        variables = {"HOME": str(home), "PWD": str(work)}
         process = await AgentProcess.start(
             check, self._options.pass_env, variables, str(home), folder=work, key="openai_proxy.check"
         )
