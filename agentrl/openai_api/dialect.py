@@ -22,6 +22,7 @@ from agentrl.openai_api.request import (
     FunctionCall,
     NamedChoice,
     ToolCall,
+    Tools,
     check_conversation,
     check_format,
     check_tools,
@@ -32,7 +33,20 @@ from agentrl.system.json_value import JSON
 
 KEEP_ALIVE = b": generating\n\n"
 """A comment, which all clients skip."""
-Kept = Mapping[str, Sequence[ChatMessage]]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Conversation that a session keeps, so that a later request sends only the messages after it."""
+
+    messages: Sequence[ChatMessage]
+    """Up to the answer that it ends with."""
+    tools: Tools | None = None
+    later: Sequence[dict[str, object]] = ()
+    """Functions that were declared behind the beginning, if at all."""
+
+
+Kept = Mapping[str, Conversation]
 """Conversations that a session keeps, by the id of the answer that they end with."""
 
 

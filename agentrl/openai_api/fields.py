@@ -84,6 +84,7 @@ TABLE = (
     Row("messages", "request", "thinking", Fate.HINT, RUN),
     Row("messages", "output_config", "effort task_budget", Fate.HINT, RUN),
     Row("messages", "request", "context_management", Fate.HINT, "no message is taken out of a prompt"),
+    Row("messages", "request", "compaction", Fate.REFUSED, "the answer would be a summary"),
     Row("messages", "request", "mcp_servers container", Fate.HINT, PROVIDER),
     Row(
         "chat responses messages",
@@ -144,6 +145,9 @@ TABLE = (
     Row("chat", "message", "prefix partial", Fate.REFUSED, "no answer is begun for the policy", (False,)),
     Row("chat", "call", "index", Fate.LABEL, "a copy of a stream has it"),
     Row("chat", "call.function", "parsed_arguments", Fate.LABEL, "a copy of an answer has it"),
+    Row("chat", "part", "role reasoning_content tool_calls", Fate.LABEL, "a copy of an answer has it"),
+    Row("responses", "item", "parsed_arguments", Fate.LABEL, "a copy of an answer has it"),
+    Row("responses", "part", "parsed", Fate.LABEL, "a copy of an answer has it"),
     Row("chat", "part", "annotations detail", Fate.LABEL, "the model's image processor decides on the size"),
     Row(
         "responses",

@@ -13,6 +13,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from agentrl.chat.message import DECODER, content_text
 from agentrl.openai_api.completion import Begun, Completion
 from agentrl.openai_api.dialect import (
+    Conversation,
     Kept,
     Placed,
     Translated,
@@ -50,6 +51,7 @@ from agentrl.trajectory import Message
 
 UNPARSED = "unparsed_arguments"
 """The member of a call's `input` that holds the text of arguments which are no JSON object."""
+LOST = "thread_not_found"
 ERRORS = {404: "not_found_error", 413: "request_too_large", 503: "overloaded_error"}
 
 
@@ -293,6 +295,14 @@ class OutputConfig(Wire):
     format: Format | None = None
 
 
+class Thread(Wire):
+    """A conversation whose later requests send only what comes after an answer."""
+
+    apis, place = "messages", "thread"
+    type: Literal["create", "continue"]
+    previous_message_id: str | None = None
+
+
 class MessagesRequest(Wire):
     """Body of POST messages."""
 
@@ -308,6 +318,7 @@ class MessagesRequest(Wire):
 
     output_config: OutputConfig | None = None
     output_format: Format | None = None
+    thread: Thread | None = None
 
 
 class Messages:
@@ -318,12 +329,17 @@ class Messages:
 
     def read(self, body: bytes, reading: Reading, kept: Kept) -> ChatRequest:
         asked = read_body(body, MessagesRequest, reading)
-        placed = [Placed(ChatMessage(role="system", content=text), "system")] if (text := joined(asked.system)) else []
+        before = _continued(asked, kept)
+        placed = [Placed(message, "thread.previous_message_id") for message in before.messages]
+        if text := joined(asked.system):
+            placed.append(Placed(ChatMessage(role="system", content=text), "system"))
         config = asked.output_config or OutputConfig()
         format, place = asked.output_format or config.format, "output_config.format"
         if asked.output_format is not None:
             place = "output_format"
         declared, later = _declared(asked.tools or (), reading)
+        if before.messages:
+            declared, later = before.tools or Tools(), _later_of(before)
         for index, turn in enumerate(asked.messages):
             placed += _placed(turn, f"messages[{index}]", later)
         begun = _begun(placed.pop()) if len(placed) > 1 and placed[-1].message.role == "assistant" else ""
@@ -341,6 +357,7 @@ class Messages:
             max_tokens=asked.max_tokens,
             stop=asked.stop_sequences,
             stream=asked.stream,
+            carried=None if asked.thread is None else tuple(one.message for one in placed),
             begun=begun,
             later=later.functions,
         )
@@ -359,7 +376,10 @@ class Messages:
         kind = ERRORS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
         # Programs that shorten their context look for these words.
         begin = "prompt is too long: " if error.code == "context_length_exceeded" else ""
-        return {"type": "error", "error": {"type": kind, "message": begin + error.message}}
+        about: dict[str, JSON] = {"type": kind, "message": begin + error.message}
+        if error.code == LOST:
+            about["details"] = {"error_code": LOST}  # Clients then send the conversation whole.
+        return {"type": "error", "error": about}
 
     def error_event(self, error: ApiError) -> bytes:
         """Write the error as the last event of a stream."""
@@ -431,6 +451,21 @@ def joined(content: str | Sequence[TextBlock | ImageBlock] | None) -> str | list
     return "".join(part.text or "" for part in parts)
 
 
+def _continued(asked: MessagesRequest, kept: Kept) -> Conversation:
+    """Find what a request of a thread goes on from; nothing where it begins one. Raises ApiError."""
+    if asked.thread is None or asked.thread.type == "create":
+        return Conversation(())
+    field = "system" if asked.system is not None else "tools" if asked.tools is not None else None
+    if field is not None:
+        message = f"{field}: a thread goes on with what it was created with; leave it out, or begin another thread."
+        raise ApiError(400, message, param=field, code="unsupported_value")
+    id = asked.thread.previous_message_id or ""
+    if (before := kept.get(id.removeprefix("msg_"))) is None:
+        message = f"thread.previous_message_id: this session has kept no answer {id[:80]!r} of a thread."
+        raise ApiError(404, message, param="thread.previous_message_id", code=LOST)
+    return before
+
+
 def _begun(last: Placed) -> str:
     """Return the text with which a client begins the answer, in its last message. Raises ApiError for all else."""
     message = last.message
@@ -485,6 +520,14 @@ def _declared(tools: Sequence[Tool | ClientTool | DroppedTool], reading: Reading
         else:
             declared.append(tool.to_function())
     return declared, later
+
+
+def _later_of(before: Conversation) -> Later:
+    """Return the deferred tools of a conversation that goes on."""
+    said = "\n".join(content_text(message.to_message()["content"]) for message in before.messages)
+    functions = [cast(dict[str, object], one["function"]) for one in before.later]
+    hidden: dict[str, object] = {str(one["name"]): one for one in functions if functions_text([one]) not in said}
+    return Later(list(before.later), hidden)
 
 
 def _found(content: Sequence[Block | Seen], later: Later) -> Iterator[TextBlock | ImageBlock]:

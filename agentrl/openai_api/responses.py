@@ -176,6 +176,12 @@ class ReasoningItem(Wire):
     summary: list[TextPart] | None = None
     content: list[TextPart] | None = None
     encrypted_content: str | None = None
+    id: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """True: its text is the one that was sent under its id, if any."""
+        return not self.content and not self.encrypted_content
 
 
 class ItemReference(Wire):
@@ -447,7 +453,7 @@ def _continued(asked: ResponsesRequest, kept: Kept) -> Sequence[ChatMessage]:
             f"previous_response_id: this session has kept no answer {id[:80]!r}; answers are kept unless store is false"
         )
         raise ApiError(400, f"{message}.", param="previous_response_id", code="previous_response_not_found")
-    return before
+    return before.messages
 
 
 def _choice(
@@ -463,13 +469,15 @@ def _choice(
 
 
 def _resolved(items: Sequence[Item], kept: Kept) -> Iterator[Item]:
-    """Put the items that references name in their place."""
+    """Put the items that references name in their place, and the text of reasoning that a client names by its id."""
     known: dict[str, Item] = {}
-    if any(isinstance(item, ItemReference) for item in items):
-        for id, messages in kept.items():
-            known |= _kept_items(id, messages[-1])
+    if any(isinstance(item, ItemReference) or (isinstance(item, ReasoningItem) and item.is_empty) for item in items):
+        for id, conversation in kept.items():
+            known |= _kept_items(id, conversation.messages[-1])
     for index, item in enumerate(items):
-        if not isinstance(item, ItemReference):
+        if isinstance(item, ReasoningItem) and item.is_empty:
+            yield known.get(item.id or "", item)
+        elif not isinstance(item, ItemReference):
             yield item
         elif item.id in known:
             yield known[item.id]
@@ -499,9 +507,12 @@ def _placed(items: Iterable[Item], declared: Declared) -> Iterator[Placed]:
         if isinstance(item, DroppedItem | ItemReference):
             continue
         said = any(not isinstance(before, ReasoningItem) for before in turn)
-        others = isinstance(item, Answer) or (isinstance(item, MessageItem) and item.role != "assistant")
-        # Text or reasoning after an answer's text or calls begins another answer.
-        if turn and (others or (said and isinstance(item, MessageItem | ReasoningItem))):
+        ends = isinstance(item, Answer) or (isinstance(item, MessageItem) and item.role != "assistant")
+        called = any(not isinstance(before, ReasoningItem | MessageItem) for before in turn)
+        # Text or reasoning after an answer's text begins another answer. Text after calls is of the same answer, as
+        # theirs are still to come: clients do not keep the order.
+        more = isinstance(item, ReasoningItem) or (isinstance(item, MessageItem) and not called)
+        if turn and (ends or (said and more)):
             yield _turn(turn, path)
             turn = []
         path = f"input[{index}]"

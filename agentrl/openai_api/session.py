@@ -38,7 +38,7 @@ from agentrl.chat.message import content_text
 from agentrl.engines.contract import FinishReason
 from agentrl.openai_api.agent_task import MOST_NUMBERS
 from agentrl.openai_api.completion import Begun, Completion, assistant_message
-from agentrl.openai_api.dialect import Dialect, Kept, Translated
+from agentrl.openai_api.dialect import Conversation, Dialect, Kept, Translated
 from agentrl.openai_api.errors import ApiError, unknown_session
 from agentrl.openai_api.history import Checkpoint, Digest, History, cause_of, defaults_of, digest_after, digests_of
 from agentrl.openai_api.live import Live
@@ -195,7 +195,7 @@ class Session:
         self._requests = self._replies = 0
         self._prompts: Counter[str] = Counter()
         """Transcripts by a hash of the prompt that they begin with."""
-        self._kept: dict[str, Sequence[ChatMessage]] = {}
+        self._kept: dict[str, Conversation] = {}
         """Conversations that a later request may continue by the id of their last answer."""
         self._branches: list[Branch] = []
         self._history: History[Branch] = History()
@@ -763,7 +763,8 @@ class Session:
         )
         self._note_answer(call, start, message, completion.id)
         if isinstance(request, Translated) and request.carried is not None:
-            self._kept[completion.id] = [*request.carried, ChatMessage.model_validate(message)]
+            answer = ChatMessage.model_validate(_whole(call.asked.begun, message))
+            self._kept[completion.id] = Conversation([*request.carried, answer], request.tools, request.later)
         return completion
 
     def _note_answer(self, call: Call, start: int, message: Message, id: str = "") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -37,6 +38,10 @@ class ScriptedEngine:
     """Text behind which a turn waits for `go_on`, when it has been heard."""
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
     aborted: set[str] = field(default_factory=set)
+    pieces: random.Random | None = None
+    """Cuts turns into pieces, between which time passes; None: all of a turn is heard at once."""
+    most_between: float = 0.002
+    """Seconds between two pieces, at most."""
 
     async def generate(
         self,
@@ -84,9 +89,30 @@ class ScriptedEngine:
                 out, finish = out[:first], FinishReason("abort")
             elif listener is not None:
                 listener(out[first:])
+        elif self.pieces is not None:
+            out, finish = await self._piece_by_piece(session, out, finish, listener, self.pieces)
         elif listener is not None:
             listener(out)
         return Generation(out, [-0.25] * len(out), finish, [VersionSpan(3, 0, len(out))])
+
+    async def _piece_by_piece(
+        self, session: str, out: list[int], finish: FinishReason, listener: Listener | None, pieces: random.Random
+    ) -> tuple[list[int], FinishReason]:
+        self.aborted.discard(session)
+        self.running += 1
+        try:
+            at = 0
+            while at < len(out):
+                if session in self.aborted:
+                    return out[:at], FinishReason("abort")
+                end = at + pieces.choice((1, 1, 2, 3, 8, 64))
+                if listener is not None:
+                    listener(out[at:end])
+                at = end
+                await asyncio.sleep(pieces.random() * self.most_between)
+        finally:
+            self.running -= 1
+        return out, finish
 
     async def release(self, session: str) -> None:
         self.released.append(session)
