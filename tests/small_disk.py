@@ -20,5 +20,7 @@ def small_disk_in(folder: Path, size: str) -> Iterator[Path]:
     )
     if made.returncode:
         pytest.skip(f"cannot mount a small tmpfs here: {made.stderr.strip()}")
-    yield mount
-    subprocess.run(["umount", str(mount)], check=True)
+    try:
+        yield mount
+    finally:
+        subprocess.run(["umount", str(mount)], check=True)

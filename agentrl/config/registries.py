@@ -162,6 +162,7 @@ AGENT_STARTERS = Registry(
     "actor_rollout_ref.rollout.agent.openai_proxy.start",
     {
         "auto": "agentrl.openai_api.agent_auto:build_auto",
+        "container": "agentrl.openai_api.agent_container:build",
         "function": "agentrl.openai_api.agent_function:build",
         "pool": "agentrl.openai_api.agent_pool:build_pool",
         "process": "agentrl.openai_api.agent_command:build",
@@ -170,6 +171,15 @@ AGENT_STARTERS = Registry(
     functions=True,
 )
 """Functions from `AgentOptions` to an `Agent` that speaks to the OpenAI endpoint (see `agentrl.openai_api.agents`)."""
+
+CONTAINERS = Registry(
+    "starter of containers",
+    "actor_rollout_ref.rollout.agent.openai_proxy.container.starter",
+    {"command_line": "agentrl.containers.command_line:CommandLine"},
+    base="agentrl.containers.contract:Containers",
+    group="containers",
+)
+"""Starters of containers for `openai_proxy.start=container` (see `agentrl.containers.contract`)."""
 
 HARNESSES = Registry(
     "harness",

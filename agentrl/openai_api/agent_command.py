@@ -11,6 +11,7 @@ from agentrl.openai_api.agent_process import AgentProcess, ProgramAgent
 from agentrl.openai_api.agent_task import API_KEY, MODEL, AgentError, AgentTask, read_report
 from agentrl.openai_api.agents import Agent, AgentOptions
 from agentrl.system.json_value import JSON
+from agentrl.system.processes import Process
 
 
 def build(options: AgentOptions) -> Agent:
@@ -38,38 +39,39 @@ class CommandAgent(ProgramAgent):
 
     async def run(self, task: AgentTask) -> dict[str, float]:
         sample = json.dumps({**task.sample, "report_url": task.report_url}, default=str).encode()
-        process = await AgentProcess.start(self._command, self._passed_on, session_variables(task), task.base_url)
-        await act(process, task, sample)
+        process = await AgentProcess.start(
+            self._command, self._passed_on, session_variables(task.base_url), task.base_url
+        )
+        await act(process.process, task, sample)
         name = f"agent command {self._command[0]}"
-        if process.status != 0:
+        if process.process.status != 0:
             raise process.failure(name)
         try:
-            return read_report(_last_object(bytes(process.tails[1])))
+            return read_report(_last_object(bytes(process.process.tails[1])))
         except TypeError as error:  # It may have printed the policy's text.
             raise AgentError(f"{name}: {error}", str(error)) from error
 
 
-def session_variables(task: AgentTask) -> dict[str, str]:
-    """Name a task's session in the environment variables that clients read."""
+def session_variables(base_url: str) -> dict[str, str]:
+    """Name a session in the environment variables that clients read."""
     variables: dict[str, str] = {}
-    for vendor, address in (("OPENAI", task.base_url), ("ANTHROPIC", task.base_url.removesuffix("/v1"))):
+    for vendor, address in (("OPENAI", base_url), ("ANTHROPIC", base_url.removesuffix("/v1"))):
         named = {"BASE_URL": address, "API_KEY": API_KEY, "MODEL": MODEL}
         variables |= {f"{vendor}_{name}": value for name, value in named.items()}
     return variables
 
 
-async def act(process: AgentProcess, task: AgentTask, stdin: bytes) -> None:
+async def act(process: Process, task: AgentTask, stdin: bytes) -> None:
     """Give a started process its input, count its start, and wait for its end."""
     measuring = asyncio.create_task(_count_start(process, task))
     try:
-        process.stdin.write(stdin)
-        process.stdin.close()  # When it is written.
+        process.give(stdin)
         await process.ended()
     finally:
         measuring.cancel()
 
 
-async def _count_start(process: AgentProcess, task: AgentTask) -> None:
+async def _count_start(process: Process, task: AgentTask) -> None:
     """Record the CPU time until the first call."""
     await task.called.wait()
     task.count_start(1.0, await asyncio.to_thread(process.cpu_seconds))

@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import cast
 
@@ -26,6 +25,8 @@ from agentrl.openai_api.agent_process import AgentProcess, ProgramAgent
 from agentrl.openai_api.agent_task import AgentTask
 from agentrl.openai_api.agents import Agent, AgentOptions
 from agentrl.openai_api.harness import Errand, Harness
+from agentrl.openai_api.place import CannotBeJudged, Desk, OnThisMachine, Place, Room, lay, remove
+from agentrl.openai_api.session_queue import SessionQueue
 from agentrl.system.plugin import nearest
 from agentrl.system.registry import configured
 from agentrl.trajectory import Message
@@ -61,22 +62,24 @@ def program_of(harness: Harness, options: AgentOptions) -> list[str]:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"openai_proxy.harness={options.harness}: {' '.join(words)}: {error}; {hint}") from error
-    if said.returncode != 0:
-        end = (said.stderr or said.stdout).strip()[-500:]
-        problem = f"{' '.join(words)} ended with status {said.returncode}: {end or 'it wrote nothing'}"
-        raise ConfigError(f"openai_proxy.harness={options.harness}: {problem}; {hint}")
-    versions = re.findall(r"\d+\.\d+\.\d+", said.stdout + said.stderr)
-    if harness.version not in versions:
-        warn_of_version(harness, versions[0] if versions else "unknown")
+    check_version(harness, words, said.returncode, said.stdout + said.stderr, hint)
     return words
 
 
-def warn_of_version(harness: Harness, found: str) -> None:
-    """Say once that another version of the program is installed than the one that was tried."""
-    logger.warning(
-        "%s has the version %s; its harness was tried with %s (%s). The run goes on",
-        *(harness.program, found, harness.version, harness.install),
-    )
+def check_version(harness: Harness, words: Sequence[str], status: int | None, said: str, hint: str) -> None:
+    """Raise ConfigError, with `hint`, where a program that was asked for its version does not run.
+
+    Another version than the one that was tried is told once.
+    """
+    if status != 0:
+        problem = f"{' '.join(words)} ended with status {status}: {said.strip()[-500:] or 'it wrote nothing'}"
+        raise ConfigError(f"openai_proxy.harness: {harness.program}: {problem}; {hint}")
+    versions = re.findall(r"\d+\.\d+\.\d+", said)
+    if harness.version not in versions:
+        logger.warning(
+            "%s has the version %s; its harness was tried with %s (%s). The run goes on",
+            *(harness.program, versions[0] if versions else "unknown", harness.version, harness.install),
+        )
 
 
 def remove_left_folders() -> None:
@@ -93,44 +96,58 @@ class HarnessAgent(ProgramAgent):
     With a check its report is `score`: 1 where the check ended with status 0, else 0.
     """
 
-    def __init__(self, harness: Harness, program: Sequence[str], options: AgentOptions) -> None:
+    def __init__(
+        self, harness: Harness, program: Sequence[str], options: AgentOptions, place: Place | None = None
+    ) -> None:
+        """`place`: where the program acts, and its check; None: on this machine."""
         self._harness, self._program, self._options = harness, list(program), options
-        self.name = f"harness {options.harness}"
+        self._place = place or OnThisMachine(options.pass_env)
+        self.name = f"harness {options.harness}" if options.harness else f"agent command {' '.join(program)}"
+
+    async def start(self, queue: SessionQueue) -> None:
+        await self._place.start()
+
+    async def close(self) -> None:
+        await self._place.close()
 
     async def run(self, task: AgentTask) -> dict[str, float]:
         try:
-            texts, servers = texts_of(task.sample), self._servers(task.sample)
+            texts = ("", "") if self._harness.takes_conversations else texts_of(task.sample)
+            servers = self._servers(task.sample)
             files, judging = files_of(task.sample, "files"), files_of(task.sample, "check_files")
+            await self._place.check(task.sample)
         except DataError as error:
             raise DataError(f"{row_of(task.sample)}{error}") from None
-        folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix=f"{FOLDERS}{os.getpid()}-"))
+        desk = Desk(Path(await asyncio.to_thread(tempfile.mkdtemp, prefix=f"{FOLDERS}{os.getpid()}-")))
         try:
-            home, work, temporary = folder / "home", folder / "work", folder / "tmp"
-            for each in (home, work, temporary):
+            for each in (desk.home, desk.work, desk.temporary):
                 each.mkdir()
-            await asyncio.to_thread(lay, work, files)
-            process = await self._act(task, Errand(*texts, task.base_url, home, work, servers), temporary)
-            report = await self._judged(work, judging)
-            if process.status != 0:
+            await asyncio.to_thread(lay, desk.work, files)
+            async with self._place.acting(task, desk) as room:
+                process = await self._act(task, desk, texts, servers, room)
+                is_over = await room.leave(keep=self._options.check is not None)
+            report = await self._judged(task, desk, judging)
+            if process.process.status != 0 and not is_over:
                 failure = process.failure(self.name, both=True)
                 failure.report = report
                 raise failure
             return report
         finally:
-            await asyncio.shield(asyncio.to_thread(remove, folder))
+            await asyncio.shield(asyncio.to_thread(remove, desk.folder))
 
-    async def _act(self, task: AgentTask, errand: Errand, temporary: Path) -> AgentProcess:
+    async def _act(
+        self, task: AgentTask, desk: Desk, texts: tuple[str, str], servers: Mapping[str, str], room: Room
+    ) -> AgentProcess:
         """Have the program act on an errand until it ends."""
+        errand = Errand(*texts, room.base_url, desk.home, Path(room.work), servers, shown(task.sample))
         launch = self._harness.prepare(errand)
-        folders = {"HOME": str(errand.home), "PWD": str(errand.work), "TMPDIR": str(temporary)}
-        process = await AgentProcess.start(
+        folders = {"HOME": str(desk.home), "PWD": room.work, "TMPDIR": str(desk.temporary)}
+        process = await room.start(
             [*self._program, *launch.arguments, *self._harness.options.arguments],
-            self._options.pass_env,
-            {**agent_command.session_variables(task), **folders, **launch.environment},
-            task.base_url,
-            folder=errand.work,
+            {**agent_command.session_variables(room.base_url), **folders, **launch.environment},
+            key="openai_proxy.command",
         )
-        await agent_command.act(process, task, launch.stdin.encode())
+        await agent_command.act(process.process, task, launch.stdin.encode())
         return process
 
     def _servers(self, sample: Mapping[str, object]) -> dict[str, str]:
@@ -147,27 +164,23 @@ class HarnessAgent(ProgramAgent):
             )
         return {name: known[name] for name in chosen}
 
-    async def _judged(self, work: Path, files: Mapping[str, str]) -> dict[str, float]:
-        """Run the check in the working folder. It knows no address of the session."""
+    async def _judged(self, task: AgentTask, desk: Desk, files: Mapping[str, str]) -> dict[str, float]:
+        """Run the check on the files that the program left. It knows no address of the session."""
         check = self._options.check
         if check is None:
             return {}
-        home = work.parent / "check"
-        home.mkdir()
         try:
-            await asyncio.to_thread(lay, work, files)
-        except OSError:  # The program left something that cannot be written over.
+            async with self._place.judging(task, desk, files) as room:
+                variables = {"HOME": str(desk.judging), "PWD": room.work}
+                process = (await room.start(check, variables, key="openai_proxy.check")).process
+                process.give(b"")
+                try:
+                    await asyncio.wait_for(process.ended(), self._options.check_timeout)
+                except TimeoutError:
+                    return {"score": 0.0, "check_timeout": 1.0}
+                return {"score": float(process.status == 0)}
+        except CannotBeJudged:
             return {"score": 0.0}
-        variables = {"HOME": str(home), "PWD": str(work)}
-        process = await AgentProcess.start(
-            check, self._options.pass_env, variables, str(home), folder=work, key="openai_proxy.check"
-        )
-        process.stdin.close()
-        try:
-            await asyncio.wait_for(process.ended(), self._options.check_timeout)
-        except TimeoutError:
-            return {"score": 0.0, "check_timeout": 1.0}
-        return {"score": float(process.status == 0)}
 
 
 def row_of(sample: Mapping[str, object]) -> str:
@@ -187,6 +200,13 @@ def texts_of(sample: Mapping[str, object]) -> tuple[str, str]:
         )
     *system, instruction = (content_text(one["content"]) for one in messages)
     return instruction, "".join(system)
+
+
+def shown(sample: Mapping[str, object]) -> dict[str, object]:
+    """Return a row as the program may see it."""
+    info = sample.get("extra_info")
+    kept = {name: one for name, one in info.items() if name != "check_files"} if isinstance(info, Mapping) else info
+    return {**sample, "extra_info": kept}
 
 
 def extra(sample: Mapping[str, object], name: str) -> object:
@@ -214,30 +234,3 @@ def files_of(sample: Mapping[str, object], name: str) -> dict[str, str]:
     if sum(map(len, files.values())) > MAX_CHARACTERS:
         raise DataError(f"{place}: expected at most {MAX_CHARACTERS:,} characters in all files")
     return files
-
-
-def lay(folder: Path, files: Mapping[str, str]) -> None:
-    """Write files below `folder`, in place of anything that is there; no link that a program left is followed."""
-    for path, text in files.items():
-        place = folder
-        for part in PurePosixPath(path).parts[:-1]:
-            place = place / part
-            if place.is_symlink() or (place.exists() and not place.is_dir()):
-                place.unlink()
-            place.mkdir(exist_ok=True)
-        file = place / PurePosixPath(path).name
-        if file.is_dir() and not file.is_symlink():
-            remove(file)
-        file.unlink(missing_ok=True)
-        with file.open("x", encoding="utf-8", newline="") as out:
-            out.write(text)
-
-
-def remove(folder: Path) -> None:
-    """Remove a folder, also where a program has locked folders in it."""
-    for place, folders, _ in os.walk(folder):
-        for each in (Path(place, name) for name in folders):
-            with suppress(OSError):
-                if not each.is_symlink():
-                    each.chmod(0o700)
-    shutil.rmtree(folder, ignore_errors=True)

@@ -106,7 +106,7 @@ class OpenAIProxyLoop(AgentLoop):
         episode.waiting_for = "the agent"
         async with endpoint.session(episode) as (session, base_url):
             session.refuses_scores = self._refuses_scores
-            report, error = await self._run_agent(self._agent, session, base_url, endpoint.report_url(session))
+            report, error = await self._run_agent(self._agent, endpoint, session, base_url)
             if error is None and "score" not in report and not session.over.is_set():
                 await self._late_score(session)
         if session.fault is not None:
@@ -189,7 +189,7 @@ class OpenAIProxyLoop(AgentLoop):
         self._endpoint = self._loop = None
 
     async def _run_agent(
-        self, agent: Agent, session: Session, base_url: str, report_url: str
+        self, agent: Agent, endpoint: Endpoint, session: Session, base_url: str
     ) -> tuple[dict[str, float], Exception | None]:
         """Run the agent; return its report, and the error that it ended with. It is ended at once when its engine
         failed."""
@@ -201,7 +201,9 @@ class OpenAIProxyLoop(AgentLoop):
             shown["origin"] = {"uid": origin.uid, **asdict(origin)}
         # A copy: agents may write into it, and rows are read again.
         metrics = session.episode.trajectory.metrics
+        report_url = endpoint.report_url(session)
         task = AgentTask(copy.deepcopy(shown), base_url, report_url, session.called, metrics)
+        task = replace(task, door=partial(endpoint.door, task.token))
         running = asyncio.ensure_future(agent.run(task))
         over = asyncio.create_task(session.over.wait())
         try:

@@ -7,12 +7,14 @@ import os
 import secrets
 from collections.abc import Sequence
 from functools import partial
+from typing import cast
 
 from agentrl.errors import ConfigError
 from agentrl.openai_api.agent_process import AgentProcess, ProgramAgent
 from agentrl.openai_api.agent_task import AgentError, AgentFailed, AgentTask
 from agentrl.openai_api.agents import Agent, AgentOptions
 from agentrl.openai_api.session_queue import Connection, SessionQueue, Ticket
+from agentrl.system.processes import LocalProcess
 
 DEATHS_IN_A_ROW = 3
 """Ends of processes, for each of the pool's, without a result between them, after which the pool is given up."""
@@ -137,16 +139,16 @@ class PoolAgent(QueuedAgent):
 
         def connected(connection: Connection) -> None:
             connections.append(connection)
-            self._start_seconds += 0.0 if process is None else process.cpu_seconds()
+            self._start_seconds += 0.0 if process is None else process.process.cpu_seconds()
 
         ticket = Ticket(token, self._sessions_at_once, True, connected, lambda connection: left.set())
         queue.admit(ticket)  # First: on a busy machine the process may connect before its start returns here.
         try:
             process = await AgentProcess.start(self._command, self._passed_on, more, token)
             self._starts += 1
-            ending = asyncio.create_task(_end_after(left, process))
+            ending = asyncio.create_task(_end_after(left, cast(LocalProcess, process.process)))
             try:
-                await process.ended()
+                await process.process.ended()
             finally:
                 ending.cancel()
         finally:
@@ -160,7 +162,7 @@ class PoolAgent(QueuedAgent):
         return error
 
 
-async def _end_after(left: asyncio.Event, process: AgentProcess) -> None:
+async def _end_after(left: asyncio.Event, process: LocalProcess) -> None:
     """Kill a process that does not end by itself after its connection."""
     await left.wait()
     process.stdin.close()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 from agentrl.errors import InfrastructureError, UserError
@@ -41,6 +43,9 @@ class AgentError(UserError):
         self.reason = reason
 
 
+Door = Callable[[socket.socket], AbstractAsyncContextManager[None]]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class AgentTask:
     """One sample, and the session in which an agent acts on it."""
@@ -55,6 +60,8 @@ class AgentTask:
     """Event that is set at the first call of the session."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the trajectory, to which a starter of agents adds its own."""
+    door: Door | None = None
+    """Answers at another listening socket, for this session alone, while the context is entered."""
 
     @property
     def token(self) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import BaseModel
 
+from agentrl.containers.contract import ContainerOptions
 from agentrl.errors import CodeError, UserError
 from agentrl.openai_api.agent_task import AgentFailed, AgentTask
 from agentrl.openai_api.session_queue import SessionQueue
@@ -31,6 +32,8 @@ class AgentOptions(BaseModel, frozen=True):
     """Seconds that the command may take."""
     pass_env: Sequence[str] = ()
     """Names of further environment variables of the trainer that the command may see."""
+    container: ContainerOptions = ContainerOptions()
+    """The container in which the command, or a harness's program, acts."""
     processes: int = 1
     """Processes of a pool."""
     sessions_at_once: int = 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import logging
 import os
 import re
@@ -75,6 +76,8 @@ MAX_DROPPED, MAX_NAME = 64, 40
 """Names under which dropped fields are counted, and characters of one."""
 MAX_REPORT = 64 << 10
 """Bytes of a report."""
+MOST_OF_DOOR = 128
+"""Connections of one container."""
 ROUTES = {**dict.fromkeys((*DIALECTS, COUNT_TOKENS), "POST"), "v1/models": "GET", "v1/models/NAME": "GET"}
 SESSIONS = "/v1/sessions"
 """Route of programs that ask for sessions; it lies in none."""
@@ -89,6 +92,18 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave signals to the program."""
         yield
+
+
+def _only(app: ASGIApp, token: str) -> ASGIApp:
+    """Wrap the app for the programs of one session, which count as one client."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not scope["path"].startswith(f"/{token}/"):
+            await _refusal_unread(404, unknown_session().message)(scope, receive, send)
+        else:
+            await app({**scope, "client": (token, 0)}, receive, send)
+
+    return answer
 
 
 class Endpoint:
@@ -111,6 +126,7 @@ class Endpoint:
         self._strays: Counter[str] = Counter()
         """Refused requests of no session by the name of their metric, until a trajectory counts them."""
         self._thread = OwnThread("long requests of agents")
+        self._front: ASGIApp | None = None
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -119,8 +135,9 @@ class Endpoint:
         allow_many_files()
         listener = _listen(*self._address)
         self.url = self.queue.url = f"http://{self._address[0]}:{listener.getsockname()[1]}"
+        self._front = fronted(self._app(), MAX_BODY, _refusal_unread)
         config = uvicorn.Config(
-            fronted(self._app(), MAX_BODY, _refusal_unread),
+            self._front,
             http=metered(MAX_BODY, _Protocol),
             h11_max_incomplete_event_size=MAX_HEADERS,
             backlog=ACCEPTED_AT_ONCE,
@@ -171,6 +188,41 @@ class Endpoint:
             await session.close()
             if not self._sessions:
                 collect_if_due()
+
+    @contextlib.asynccontextmanager
+    async def door(self, token: str, listener: socket.socket) -> AsyncIterator[None]:
+        """Answer at a further listening socket, for the session of one token alone.
+
+        A program there reaches no other session, no address for scores and no queue, whatever it knows.
+        """
+        assert self._server is not None and self._front is not None
+        config = copy.copy(self._server.config)
+        config.loaded_app = _only(self._front, token)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENT_MILLISECONDS)
+        server_state = self._server.server_state
+
+        class Bounded(config.http_protocol_class):  # type: ignore[name-defined]  # uvicorn's
+            opened = 0
+
+            def connection_made(self, transport: asyncio.Transport) -> None:
+                Bounded.opened += 1
+                super().connection_made(transport)
+                if Bounded.opened > MOST_OF_DOOR:
+                    transport.abort()
+
+            def connection_lost(self, exc: Exception | None) -> None:
+                Bounded.opened -= 1
+                super().connection_lost(exc)
+
+        def connected() -> asyncio.Protocol:
+            made: asyncio.Protocol = Bounded(config=config, server_state=server_state, app_state={})
+            return made
+
+        server = await asyncio.get_running_loop().create_server(connected, sock=listener, backlog=MOST_OF_DOOR)
+        try:
+            yield
+        finally:
+            server.close()
 
     def _app(self) -> FastAPI:
         app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)

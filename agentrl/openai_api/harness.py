@@ -42,9 +42,11 @@ class Errand:
     home: Path
     """Empty folder, which is the program's HOME."""
     work: Path
-    """Working folder, with the row's files."""
+    """Working folder, with the row's files; in a container it may be a folder that this machine does not have."""
     mcp_servers: Mapping[str, str] = field(default_factory=dict)
     """Addresses of MCP servers by name."""
+    sample: Mapping[str, object] = field(default_factory=dict)
+    """The row, as agents are shown it, without the files of the check."""
     model: str = MODEL
     """Name of the policy."""
     api_key: str = API_KEY
@@ -75,6 +77,8 @@ class Harness(ABC):
     """Transcripts of its sessions that are trained on where `openai_proxy.train` is `auto`."""
     version_arguments: ClassVar[Sequence[str]] = ("--version",)
     """Arguments with which it prints its version."""
+    takes_conversations: ClassVar[bool] = False
+    """True: a row's prompt may be any conversation, and `Errand.instruction` is empty."""
 
     def __init__(self, options: HarnessOptions | None = None) -> None:
         self.options = options or HarnessOptions()

@@ -56,8 +56,13 @@ def harnessed(bench: Callable[..., Bench], chat: Chat, tmp_path: Path) -> Callab
         def script(session: str, turn: int) -> str:
             return say(chat.decode(made.engine.prompts[session][-1]))
 
-        room = {"max_response_tokens": 200_000, "max_model_len": 1_000_000, "max_prompt_tokens": 800_000}
-        made = bench(script, trajectory_timeout=150.0, max_retries=0, **{**room, "max_assistant_turns": 40, **limits})
+        room: dict[str, Any] = {
+            "max_response_tokens": 200_000,
+            "max_model_len": 1_000_000,
+            "max_prompt_tokens": 800_000,
+        }
+        room |= {"trajectory_timeout": 150.0, "max_retries": 0, "max_assistant_turns": 40}
+        made = bench(script, **{**room, **limits})
         loop = OpenAIProxyLoop(options)
         made.scheduler.loops = {"openai_proxy": loop}
         return Harnessed(made, loop)

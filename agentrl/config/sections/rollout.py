@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,6 +15,7 @@ from agentrl.config.installed import not_installed
 from agentrl.config.registries import (
     AGENT_STARTERS,
     CALL_FORMATS,
+    CONTAINERS,
     ENGINES,
     HARNESSES,
     STOP_CONDITIONS,
@@ -196,14 +198,103 @@ class UsesFunction(Uses):
         return super().uses(value, home) if isinstance(value, str) and ":" in value else ""
 
 
+CONTAINER = OnlyWith("openai_proxy.start=container")
+
+
+def absolute_folder(path: str) -> str:
+    """Check the path of a folder in a container. Raises ValueError."""
+    if not path.startswith("/") or path == "/" or ".." in path.split("/") or any(mark in path for mark in ":,\n"):
+        raise ValueError("an absolute path without ':' and ',', and not /")
+    return path
+
+
+def numbered_user(user: str) -> str:
+    """Check a user and a group by number. Raises ValueError."""
+    if not re.fullmatch(r"\d{1,9}(:\d{1,9})?", user):
+        raise ValueError("numbers, UID or UID:GID, e.g. 1000:1000: names are the image's own")
+    return user
+
+
+def reached_hosts(network: str | list[str]) -> str | list[str]:
+    """Check a value of `openai_proxy.container.network`. Raises ValueError."""
+    if isinstance(network, str) and network not in ("none", "host"):
+        raise ValueError("none, host, or a list of hosts, e.g. [pypi.org,files.pythonhosted.org:443]")
+    listed = network if isinstance(network, list) else ["host"]
+    if not listed or not all(re.fullmatch(r"[A-Za-z0-9.-]+(:[1-9]\d{0,4})?", host) for host in listed):
+        raise ValueError("hosts such as pypi.org or pypi.org:443, at least one")
+    return network
+
+
+class ContainerConfig(Section):
+    """`actor_rollout_ref.rollout.agent.openai_proxy.container.*`: the container of each trajectory's program."""
+
+    starter: Annotated[str, Names(CONTAINERS, options="starter_options"), CONTAINER] = "command_line"
+    """The starter of containers. command_line: podman, docker or another OCI command line. One of yours is a subclass
+    of agentrl.containers.contract.Containers (docs/containers.md)."""
+    starter_options: Annotated[dict[str, Any], CONTAINER, Uses("options of a starter")] = Field(default_factory=dict)
+    """Options of a starter of yours."""
+    command_line: Annotated[
+        Annotated[list[str], Field(min_length=1)] | None,
+        CONTAINER,
+        OnlyWith("starter=command_line"),
+        Uses("a command"),
+    ] = None
+    """Words of the command line, e.g. [podman,--runtime,runc]; null: podman or docker, whichever answers `info`."""
+    arguments: Annotated[list[str], CONTAINER, OnlyWith("starter=command_line"), Uses("arguments of a command")] = []
+    """Further words of its `run`, e.g. [--volume,/data:/data:ro]. They can undo every limit."""
+    image: Annotated[str | None, CONTAINER, Uses("an image")] = None
+    """Image of all rows that name none; or, with podman, the absolute path of a folder that is the root. A run
+    downloads no image."""
+    images: Annotated[list[str], CONTAINER, Uses("images")] = []
+    """Images that rows may name by extra_info.image: names, or patterns such as "swebench/*"."""
+    workdir: Annotated[
+        Annotated[str, AfterValidator(absolute_folder)] | None, CONTAINER, Uses("a folder of an image")
+    ] = None
+    """Folder in which the program works, with its files of the image, e.g. /testbed; null: a new one, with the row's
+    files alone. Files of an image need podman."""
+    history: Annotated[bool, CONTAINER, OnlyWith("workdir")] = False
+    """Leave the folder's .git as it is. false: the program finds one commit there, and the check all of them: a later
+    commit may hold the solution."""
+    pool: Annotated[int, CONTAINER, OnlyWith("image")] = Field(0, ge=0)
+    """Containers that are started before they are needed. Each is used for one trajectory."""
+    memory_megabytes: Annotated[int, CONTAINER] = Field(2048, ge=16)
+    """MiB of memory, with the files that are written. A process that takes more is killed."""
+    cpus: Annotated[float, CONTAINER] = Field(1.0, gt=0)
+    """Cores."""
+    processes: Annotated[int, CONTAINER] = Field(256, ge=16)
+    """Processes and threads at one time."""
+    disk_megabytes: Annotated[int, CONTAINER] = Field(1024, gt=0)
+    """MiB of files in the folder for temporary and working files, and again in workdir; nothing else can be written
+    to. What is left of more is not judged: it scores 0."""
+    output_megabytes: Annotated[int, CONTAINER] = Field(64, gt=0)
+    """MiB that the program may print; one that prints more is ended, and judged as it is."""
+    network: Annotated[str | list[str], AfterValidator(reached_hosts), CONTAINER, Uses("hosts")] = "none"
+    """none: the program reaches its session of the endpoint and nothing else. A list of hosts, e.g. [pypi.org]: these,
+    too, by https through a proxy. host: everything that the trainer reaches, and other sessions of this machine."""
+    user: Annotated[Annotated[str, AfterValidator(numbered_user)], CONTAINER, Uses("rights")] = "1000:1000"
+    """Numbers of user and group. 0 needs uidmap: the root of a container of root's is the machine's."""
+    uidmap: Annotated[str | None, CONTAINER, Uses("rights")] = None
+    """Users of the container as users of this machine, e.g. 0:100000:65536 (podman)."""
+    start_timeout: Annotated[float, CONTAINER] = Field(60.0, gt=0)
+    """Seconds that a container's start may take, and each time that files go in or out."""
+
+    def findings(self) -> Iterator[Finding]:
+        if int(self.user.partition(":")[0]) == 0 and self.uidmap is None:
+            yield Finding(
+                "actor_rollout_ref.rollout.agent.openai_proxy.container.user=0 needs container.uidmap, e.g. "
+                "0:100000:65536: else the program's root is this machine's"
+            )
+
+
 class OpenAIProxyConfig(Section):
     """`actor_rollout_ref.rollout.agent.openai_proxy.*`: the agent that rows with agent_name=openai_proxy run."""
 
     start: Annotated[str, Names(AGENT_STARTERS)] = "auto"
     """How the agent is started. function: target is called in this process. process: command starts for each
-    trajectory. pool: processes of command live on, and take one session after another. remote: programs elsewhere
-    connect, with a token. auto: function where target is set, process where command or harness is set. A function of
-    yours from `AgentOptions` to an `Agent` is also taken (docs/openai_endpoint.md)."""
+    trajectory. container: command, or a harness's program, starts in a container for each trajectory
+    (docs/containers.md). pool: processes of command live on, and take one session after another. remote: programs
+    elsewhere connect, with a token. auto: function where target is set, process where command or harness is set. A
+    function of yours from `AgentOptions` to an `Agent` is also taken (docs/openai_endpoint.md)."""
     target: Annotated[
         Annotated[str, AfterValidator(callable_target)] | None,
         ConflictsWith("command", why="both say what the agent is. Set one of them to null"),
@@ -217,7 +308,7 @@ class OpenAIProxyConfig(Section):
         str | None,
         Names(HARNESSES, options="harness_options"),
         ConflictsWith("target", why="both say what the agent is. Set one of them to null"),
-        OnlyWith("start=auto"),
+        OnlyWith("start=auto or container"),
     ] = None
     """A program that acts on a task by itself, e.g. codex: it is started for each trajectory with settings, a home and
     a working folder of its own (docs/harnesses.md). command then names the program, where it is not on PATH."""
@@ -225,18 +316,21 @@ class OpenAIProxyConfig(Section):
         default_factory=dict
     )
     """Options of the harness: arguments, mcp_servers, and its own."""
-    check: Annotated[Annotated[list[str], Field(min_length=1)] | None, OnlyWith("harness"), Uses("a command")] = None
-    """A command that judges the working folder of a harness after the program's end: with exit status 0 the score is
-    1, else 0."""
+    check: Annotated[
+        Annotated[list[str], Field(min_length=1)] | None, OnlyWith("harness", "start=container"), Uses("a command")
+    ] = None
+    """A command that judges the working folder of a program after its end: with exit status 0 the score is 1, else
+    0."""
     check_timeout: Annotated[float, OnlyWith("check")] = Field(60.0, gt=0)
     """Seconds that check may take; later the score is 0."""
+    container: ContainerConfig = ContainerConfig()
     pass_env: Annotated[list[str], VARIABLES] = []
     """Environment variables of the trainer that the command may see, besides PATH, HOME and the like."""
     processes: Annotated[int, OnlyWith("start=pool")] = Field(1, gt=0)
     """Processes of a pool, on each machine that generates."""
     sessions_at_once: Annotated[int, OnlyWith("start=pool or remote")] = Field(1, gt=0)
     """Sessions that a process of a pool, or a connection of a remote agent, has at once."""
-    host: Annotated[str, REMOTE, Uses("an address to listen at")] = "127.0.0.1"
+    host: Annotated[str, OnlyWith("start=remote or container"), Uses("an address to listen at")] = "127.0.0.1"
     """Address that the endpoint listens at; 0.0.0.0: all of this machine's."""
     port: Annotated[int, REMOTE] = Field(0, ge=0, le=65535)
     """Port of the endpoint. Remote agents need one that is known; 0: any that is free."""

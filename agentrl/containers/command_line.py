@@ -1,0 +1,425 @@
+"""Containers by an OCI command line: podman, docker, or words of yours.
+
+The first process of a container with ports is a program of Python's standard library: it listens at its own loopback
+and hands the listening sockets to this process, through a Unix socket in a folder that is mounted. From then on the
+container's connections are accepted here, though it has no network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import platform
+import re
+import resource
+import shlex
+import shutil
+import socket
+import tempfile
+from collections.abc import Awaitable, Mapping, Sequence
+from pathlib import Path
+
+from agentrl.containers.contract import KEY, Container, ContainerFailed, ContainerOptions, Containers, Spec, Unfit
+from agentrl.containers.owner import PREFIX, is_left, new_name
+from agentrl.errors import ConfigError
+from agentrl.system.processes import Process, SharedProcess
+
+logger = logging.getLogger(__name__)
+
+KNOWN = (("podman",), ("docker",))
+INFO_SECONDS = 30.0
+STOP_SECONDS = 30.0
+LOOK_SECONDS = 2.0
+"""Seconds after which a container that hands over no sockets is looked at."""
+MOST_TASKS, MOST_FILES = 32768, 8192
+"""Limits of a user's processes, who is the same in all containers, and of a process's open files."""
+WAY = "/run/agentrl"
+"""Folder in the container with the Unix socket."""
+PASSED = (
+    *("PATH", "HOME", "USER", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "CONTAINERS_CONF"),
+    *("CONTAINERS_STORAGE_CONF", "CONTAINER_HOST", "DBUS_SESSION_BUS_ADDRESS"),
+    *("DOCKER_HOST", "DOCKER_CONFIG", "DOCKER_CONTEXT", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH"),
+)
+"""Variables of the trainer that the command line sees. They do not reach a container."""
+LISTENER = """
+import array, os, signal, socket, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+listeners = []
+for port in sys.argv[2:]:
+    listeners.append(socket.socket())
+    listeners[-1].bind(("127.0.0.1", int(port)))
+    listeners[-1].listen(128)
+way = socket.socket(socket.AF_UNIX)
+way.connect(sys.argv[1])
+handed = array.array("i", [one.fileno() for one in listeners])
+way.sendmsg([b"."], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, handed)])
+way.close()
+for one in listeners:
+    one.close()
+while True:
+    signal.pause()
+"""
+SLEEPER = "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"
+SETTLE = (
+    "kill -KILL -1 2>/dev/null; "
+    "cat /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control 2>/dev/null; true"
+)
+TAKE = 'chmod -R u+rwX "$1" 2>/dev/null; exec tar -cf - -C "$1" .'
+"""Line that makes an archive, also of folders that a program has locked."""
+BY_THE_LINE = 125
+"""Lowest status with which the command line tells of errors of its own."""
+MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
+"""Names of architectures that images use, and those of this system."""
+
+
+class CommandLine(Containers):
+    """Containers by `podman`, `docker` or another command line with the same words."""
+
+    listens = True
+
+    def __init__(self) -> None:
+        self._words: list[str] = []
+        self._options = ContainerOptions()
+        self._ending: set[asyncio.Task[None]] = set()
+        self._environment = {name: os.environ[name] for name in PASSED if name in os.environ}
+        self._folder: Path | None = None
+
+    async def open(self, options: ContainerOptions) -> None:
+        self._options = options
+        tried = [list(options.command_line)] if options.command_line is not None else [list(one) for one in KNOWN]
+        problems = []
+        for words in tried:
+            if (problem := await self._answers(words)) is None:
+                self._words = words
+                break
+            problems.append(problem)
+        else:
+            raise ConfigError(
+                f"openai_proxy.start=container: no OCI command line answers: {'; '.join(problems)}. Install one (e.g. "
+                f"apt-get install podman runc), start its daemon, or name another: {KEY}.command_line=[podman,--remote]"
+            )
+        await self._remove_left()
+
+    async def find(self, image: str) -> None:
+        if image.startswith("/"):
+            if not Path(image).is_dir():
+                raise ContainerFailed(f"{KEY}.image={image}: no such folder. A folder is the root of a container")
+            return
+        form = "{{.Architecture}}"
+        status, said = await self._call("image", "inspect", "--format", form, image)
+        if status != 0:
+            pull = f"type: {self._shown} pull {shlex.quote(image)}"
+            raise ContainerFailed(f"image {image!r} is not on this machine, and a run downloads none; {pull}")
+        made_for, ours = said.strip(), platform.machine()
+        if made_for and MACHINES.get(made_for, made_for) != ours:
+            raise ContainerFailed(
+                f"image {image!r} is for {made_for}, and this machine is {ours}; type: {self._shown} pull --platform "
+                f"linux/{next((name for name, one in MACHINES.items() if one == ours), ours)} {shlex.quote(image)}"
+            )
+
+    async def start(self, spec: Spec) -> Container:
+        name = new_name()
+        container = OCIContainer(self, name, spec)
+        way = Path(tempfile.mkdtemp(prefix=f"{name}-")) if spec.ports else None
+        try:
+            await container.begin(way)
+        except BaseException:
+            self.later(container.stop())
+            raise
+        finally:
+            if way is not None:
+                shutil.rmtree(way, ignore_errors=True)
+        return container
+
+    async def close(self) -> None:
+        await asyncio.gather(*self._ending)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    @property
+    def _here(self) -> Path:
+        """Working folder of the command line: podman's conmon leaves notes in it."""
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix=f"{new_name()}-"))
+        return self._folder
+
+    def later(self, ending: Awaitable[None]) -> asyncio.Task[None]:
+        """Have something ended that nobody may wait for; `close` does."""
+        task = asyncio.ensure_future(ending)
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        return task
+
+    async def call(self, what: str, *words: str, stdin: Path | None = None, seconds: float | None = None) -> str:
+        """Run the command line to its end; return its output. Raises ContainerFailed."""
+        status, said = await self._call(*words, stdin=stdin, seconds=seconds)
+        if status != 0:
+            kind = Unfit if 0 < status < BY_THE_LINE else ContainerFailed
+            raise kind(f"{what}: {self._explained(status, said)}")
+        return said
+
+    async def _call(
+        self, *words: str, stdin: Path | None = None, seconds: float | None = None, line: Sequence[str] = ()
+    ) -> tuple[int, str]:
+        """Run the command line to its end; return its status, and its output or, where it failed, its errors."""
+        seconds = self._options.start_timeout if seconds is None else seconds
+        with (stdin or Path(os.devnull)).open("rb") as given:
+            process = await asyncio.create_subprocess_exec(
+                *(line or self._words),
+                *words,
+                stdin=given,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=self._environment,
+                cwd=self._here,
+                start_new_session=True,
+            )
+        try:
+            out, err = await asyncio.wait_for(process.communicate(), seconds)
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            if isinstance(error, TimeoutError):
+                return -1, f"no end after {seconds:g} s"
+            raise
+        status = process.returncode or 0
+        return status, (out if status == 0 else err or out).decode(errors="replace")
+
+    async def run(self, words: Sequence[str], environment: Mapping[str, str], secret: str, most: int) -> Process:
+        """Start the command line, and go on."""
+        known = {**environment, **self._environment}
+        return await SharedProcess.start([*self._words, *words], known, secret, folder=self._here, most=most)
+
+    async def stream(self, words: Sequence[str], out: Path, most: int) -> None:
+        """Write the output of the command line to a file. Raises ContainerFailed."""
+        process = await asyncio.create_subprocess_exec(
+            *self._words,
+            *words,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=self._environment,
+            cwd=self._here,
+            start_new_session=True,
+        )
+        assert process.stdout is not None and process.stderr is not None
+        try:
+            async with asyncio.timeout(self._options.start_timeout):
+                size = 0
+                with out.open("wb") as file:
+                    while piece := await process.stdout.read(1 << 20):
+                        size += len(piece)
+                        if size > most:
+                            raise Unfit(f"its files have more than {most >> 20} MiB ({KEY}.disk_megabytes)")
+                        await asyncio.to_thread(file.write, piece)
+                said = (await process.stderr.read()).decode(errors="replace")
+                if (status := await process.wait()) != 0:
+                    kind = Unfit if 0 < status < BY_THE_LINE else ContainerFailed
+                    raise kind(f"taking its files: {self._explained(status, said)}")
+        except TimeoutError as error:
+            raise ContainerFailed(f"taking its files took more than {KEY}.start_timeout") from error
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+
+    async def remove(self, name: str) -> None:
+        """Remove a container by force. One that stays is named in the log, with what to type."""
+        for words in (("rm", "--force", "--volumes", name), ("kill", name), ("rm", "--force", "--volumes", name)):
+            status, said = await self._call(*words, seconds=STOP_SECONDS)
+            if words[0] == "rm" and (status == 0 or "no such container" in said.lower()):
+                return
+        logger.warning("container %s does not stop: %s. Type: %s rm --force %s", name, said.strip(), self._shown, name)
+
+    @property
+    def _shown(self) -> str:
+        return shlex.join(self._words)
+
+    async def _answers(self, words: list[str]) -> str | None:
+        """Say why a command line is not one that works; None where it does."""
+        if shutil.which(words[0]) is None:
+            return f"{words[0]}: not on PATH"
+        try:
+            status, said = await self._call("info", seconds=INFO_SECONDS, line=words)
+        except OSError as error:
+            return f"{words[0]}: {error}"
+        # docker's client prints what it knows of itself, and ends with status 0 or 1.
+        errors = re.findall(r"(?im)^.*(?:error|cannot|refused).*$", said) if status != 0 else []
+        return None if status == 0 else f"`{shlex.join(words)} info`: {(errors or [said])[-1].strip()[-300:]}"
+
+    async def _remove_left(self) -> None:
+        """Remove the containers whose trainer is gone, as after a SIGKILL, and their folders."""
+        said = await self.call(
+            "listing containers", "ps", "--all", "--filter", f"label={PREFIX}", "--format", "{{.Names}}"
+        )
+        left = [name for name in said.split() if is_left(name)]
+        await asyncio.gather(*map(self.remove, left))
+        if left:
+            logger.warning("%d containers that a killed run left are removed: %s ...", len(left), left[0])
+        for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}-*-*-*-*-*-*"):
+            if is_left(folder.name.rpartition("-")[0]):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _explained(self, status: int, said: str) -> str:
+        """Add the remedy to an error of the command line."""
+        said = said.strip()[-1000:]
+        low = said.lower()
+        if missing := re.search(r'exec: \\?"(python3|sh|tar)\\?"|(python3|sh|tar):? not found', said):
+            program = missing[1] or missing[2]
+            why = {"python3": "to reach the endpoint without a network (3.3 or newer)", "tar": "to move files"}
+            hint = f"the image has no {program}, which is needed {why.get(program, 'to start programs')}: add it"
+            if program == "python3":
+                hint += f", or set {KEY}.network=host"
+        elif "exec format error" in low:
+            hint = f"the image is for another machine than {platform.machine()}: pull or build it for this one"
+        elif "no space left" in low:
+            hint = f"free space where it keeps containers; {self._shown} system df shows what takes it"
+        elif "not known" in low or "no such image" in low:
+            hint = f"{self._shown} pull it first: a run downloads nothing"
+        else:
+            return f"{self._shown} ended with status {status}: {said or 'it wrote nothing'}"
+        return f"{hint} ({said})"
+
+
+class OCIContainer(Container):
+    """Container of a command line."""
+
+    def __init__(self, line: CommandLine, name: str, spec: Spec) -> None:
+        self.name, self._line, self._spec = name, line, spec
+        self.listeners: dict[int, socket.socket] = {}
+
+    async def begin(self, way: Path | None) -> None:
+        """Start it. `way`: an empty folder for the Unix socket, which is needed until this returns."""
+        spec, options = self._spec, self._spec.options
+        main, mounts = ["sh", "-c", SLEEPER], list[str]()
+        with contextlib.ExitStack() as stack:
+            receiver: socket.socket | None = None
+            if way is not None:
+                way.chmod(0o700)
+                door = way / "way"  # Nobody else on this machine comes through the folder around it.
+                door.mkdir()
+                door.chmod(0o755)
+                receiver = stack.enter_context(_listen(door))
+                main = ["python3", "-S", "-c", LISTENER, f"{WAY}/socket", *map(str, spec.ports)]
+                mounts = ["--volume", f"{door}:{WAY}:ro"]
+            is_root = spec.image.startswith("/")
+            image = ["--rootfs", f"{spec.image}:O"] if is_root else ["--pull", "never", spec.image]
+            words = ["run", "--detach", "--name", self.name, "--label", PREFIX, *_limits(options, spec.folder), *mounts]
+            words += [*options.arguments, "--entrypoint", main[0], *image, *main[1:]]
+            await self._line.call(f"starting a container of {spec.image}", *words)
+            if receiver is not None:
+                await self._receive(receiver)
+
+    async def _receive(self, receiver: socket.socket) -> None:
+        """Take over the container's listening sockets."""
+        handing = asyncio.create_task(_accept(receiver))
+        try:
+            for _ in range(max(int(self._spec.options.start_timeout / LOOK_SECONDS), 1)):
+                await asyncio.wait({handing}, timeout=LOOK_SECONDS)
+                if handing.done() or await self._line.call("looking at it", *self._running) != "true\n":
+                    break
+            if not handing.done():
+                said = await self._line.call("reading its log", "logs", self.name)
+                raise ContainerFailed(f"{self.name} ended, or hands over no sockets: {said.strip() or 'no output'}")
+        finally:
+            handing.cancel()
+        for port, handle in zip(self._spec.ports, handing.result(), strict=True):
+            listener = socket.socket(fileno=handle)
+            self.listeners[port] = listener
+            is_listening = listener.family is socket.AF_INET and listener.getsockopt(
+                socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+            )
+            if not is_listening or listener.getsockname() != ("127.0.0.1", port):
+                raise ContainerFailed(f"{self.name} hands over another socket than one that listens at {port}")
+            listener.setblocking(False)
+
+    @property
+    def _running(self) -> tuple[str, ...]:
+        return "inspect", "--format", "{{.State.Running}}", self.name
+
+    async def prepare(self, script: str, archive: Path | None = None) -> None:
+        words = ["--user", "0:0", "--privileged", "--interactive", self.name]
+        words += ["sh", "-ec", f"chmod 1777 {shlex.quote(self._spec.folder)}; {script}"]
+        await self._line.call("filling a container", "exec", *words, stdin=archive)
+
+    async def run(
+        self, words: Sequence[str], environment: Mapping[str, str], folder: str, *, secret: str, most: int
+    ) -> Process:
+        # Values come from the client's own environment: its command line is everybody's to read. Some it needs itself.
+        needed = {name: value for name, value in environment.items() if name in PASSED}
+        named = [
+            word for name in environment for word in ("--env", f"{name}={needed[name]}" if name in needed else name)
+        ]
+        given = ["exec", "--interactive", "--workdir", folder, *named, self.name, *words]
+        return await self._line.run(given, environment, secret, most)
+
+    async def settle(self) -> int:
+        said = await self._line.call("ending its processes", "exec", self.name, "sh", "-c", SETTLE)
+        counts = re.findall(r"(?m)^oom_kill (\d+)$", said)
+        return int(counts[0]) if counts else 0
+
+    async def take(self, folder: str, archive: Path, most: int) -> None:
+        await self._line.stream(["exec", self.name, "sh", "-c", TAKE, "sh", folder], archive, most)
+
+    async def stop(self) -> None:
+        for listener in self.listeners.values():
+            listener.close()
+        await asyncio.shield(self._line.later(self._line.remove(self.name)))
+
+
+def _limits(options: ContainerOptions, folder: str) -> list[str]:
+    """Write the words of `run` that hold a container's program."""
+    room = f"rw,exec,nosuid,nodev,size={options.disk_megabytes}m,mode=1777"
+    memory = f"{options.memory_megabytes}m"
+    # Both limits are given: without them the highest ones are asked for, which not every root may have.
+    tasks, files = (
+        _hard(kind, most) for kind, most in ((resource.RLIMIT_NPROC, MOST_TASKS), (resource.RLIMIT_NOFILE, MOST_FILES))
+    )
+    words = [
+        *("--cap-drop", "all", "--security-opt", "no-new-privileges", "--user", options.user, "--read-only"),
+        *("--network", "host" if options.network == "host" else "none"),
+        *("--memory", memory, "--memory-swap", memory, "--cpus", f"{options.cpus:g}"),
+        *("--pids-limit", str(options.processes)),
+        *("--ulimit", f"nproc={tasks}:{tasks}", "--ulimit", f"nofile={files}:{files}", "--ulimit", "core=0:0"),
+        *("--log-driver", "json-file", "--log-opt", "max-size=64k", "--stop-timeout", "0"),
+        *("--tmpfs", f"{folder}:{room}"),
+    ]
+    if options.workdir is not None:
+        words += ["--tmpfs", f"{options.workdir}:{room},tmpcopyup"]
+    return words + (["--uidmap", options.uidmap] if options.uidmap is not None else [])
+
+
+def _hard(kind: int, most: int) -> int:
+    limit = resource.getrlimit(kind)[1]
+    return most if limit == resource.RLIM_INFINITY else min(limit, most)
+
+
+def _listen(folder: Path) -> socket.socket:
+    """Listen at a Unix socket in a folder, whose path may be too long for its address."""
+    listener = socket.socket(socket.AF_UNIX)
+    handle = os.open(folder, os.O_PATH)
+    try:
+        listener.bind(f"/proc/self/fd/{handle}/socket")
+    finally:
+        os.close(handle)
+    (folder / "socket").chmod(0o666)
+    listener.listen(1)
+    listener.setblocking(False)
+    return listener
+
+
+async def _accept(receiver: socket.socket) -> list[int]:
+    """Take the descriptors that the first connection brings."""
+    loop = asyncio.get_running_loop()
+    connection, _ = await loop.sock_accept(receiver)
+    with connection:
+        is_there = asyncio.Event()
+        loop.add_reader(connection, is_there.set)
+        try:
+            await is_there.wait()
+        finally:
+            loop.remove_reader(connection)
+        return list(socket.recv_fds(connection, 1, 8)[1])
