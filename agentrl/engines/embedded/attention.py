@@ -58,10 +58,11 @@ class _Part:
 
         query [T, K, G, D]; mask [outer, 1, 1 or inner, columns].
         """
-        key, value = (
-            (rows[: self.outer] if self.view else rows[self.chosen])[:, :, :columns]
-            for rows in (self.store.keys[layer], self.store.values[layer])
-        )
+        key, value = self.store.keys[layer], self.store.values[layer]
+        if self.view:
+            key, value = key[: self.outer, :, :columns], value[: self.outer, :, :columns]
+        else:
+            key, value = key[self.chosen, :, :columns], value[self.chosen, :, :columns]
         if self.plain:
             return attend_part(query, key, value, mask, rule)
         grid = query.index_select(0, self._source).unflatten(0, (self.outer, self.inner)).transpose(1, 2).flatten(2, 3)
@@ -164,7 +165,9 @@ class RowBatch:
 
     def attend(self, layer: int, query: torch.Tensor, rule: Rule) -> torch.Tensor:
         """Attend to own rows and prompts: query [H, T, D] -> [T, H, D]. Keys of the new tokens are stored already."""
-        q = query.unflatten(0, (self.own.keys[layer].shape[1], -1)).permute(2, 0, 1, 3)  # [T, K, G, D]
+        heads, tokens, width = query.shape
+        kinds = self.own.keys[layer].shape[1]
+        q = query.view(kinds, heads // kinds, tokens, width).permute(2, 0, 1, 3)  # [T, K, G, D]
         mask, prompt_mask = self._mask(rule.window)
         out, lse = self._own_part.attend(layer, q, self.longest, mask, rule)
         prompt, prompt_lse = self._prompt_part.attend(layer, q, self._prompt_columns, prompt_mask, rule)
