@@ -38,8 +38,6 @@ class Codex(Harness):
             "model_providers.agentrl.base_url": errand.base_url,
             "model_providers.agentrl.env_key": "OPENAI_API_KEY",
             "model_providers.agentrl.wire_api": "responses",
-            "model_providers.agentrl.request_max_retries": 0,
-            "model_providers.agentrl.stream_max_retries": 0,
             "analytics.enabled": False,
             **({"developer_instructions": errand.system} if errand.system else {}),
             **{f"mcp_servers.{json.dumps(name)}.url": url for name, url in errand.mcp_servers.items()},

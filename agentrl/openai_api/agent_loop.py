@@ -150,7 +150,7 @@ class OpenAIProxyLoop(AgentLoop):
         """
         trajectory, transcripts = session.episode.trajectory, session.transcripts()
         texts = sum(size_of(one.messages) for one in transcripts) if len(transcripts) > 1 else 0
-        main = await beside_loop(texts, partial(main_of, transcripts))
+        main = await beside_loop(texts, partial(main_of, transcripts, by_tools=self.options.harness is not None))
         transcripts = [replace(one, kind=main[one.number][0]) if one.number in main else one for one in transcripts]
         _count(session, transcripts)
         assert self._selection is not None

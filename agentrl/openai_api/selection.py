@@ -19,7 +19,7 @@ from agentrl.chat.message import content_text
 from agentrl.config.registries import HARNESSES
 from agentrl.errors import ConfigError
 from agentrl.openai_api.harness import Harness
-from agentrl.openai_api.history import defaults_of, digest_after
+from agentrl.openai_api.history import Digest, defaults_of, digest_after, digests_of
 from agentrl.system.json_value import JSON
 from agentrl.system.targets import load_target
 from agentrl.system.user_code import contract_error, user_code
@@ -34,7 +34,13 @@ RUN = 100
 _LINE_END = re.compile(r"[\r\n]|<[^<>\n]*>")
 _REMINDER = re.compile(r"<system-reminder>.*?</system-reminder>", re.DOTALL)
 """Text that programs add to what a user says."""
+_TAG = re.compile(r"</?[A-Za-z][\w-]*>")
+"""Tag, which programs take away, e.g. around a summary."""
 _NO_LETTER = re.compile(r"\\[nrt]|[\W_]+")
+
+
+_ACTING = ("assistant", "tool")
+"""Roles of messages that stand for a turn of their own; others may quote whole conversations."""
 
 
 class Kind(StrEnum):
@@ -109,10 +115,14 @@ class SessionTranscript:
         return frozenset(answer.model for answer in self.answers)
 
     @property
+    def placed(self) -> list[Given | Answer]:
+        """Given messages and answers, in their order."""
+        return sorted((*self.given, *self.answers), key=lambda one: one.start)
+
+    @property
     def messages(self) -> list[Message]:
         """The conversation, as the client sent and was sent it."""
-        placed: list[Given | Answer] = sorted((*self.given, *self.answers), key=lambda one: one.start)
-        return [one.message for one in placed]
+        return [one.message for one in self.placed]
 
 
 Choose = Callable[[Sequence[SessionTranscript]], Iterable[SessionTranscript]]
@@ -183,24 +193,32 @@ def leave_out(trajectory: Trajectory, transcripts: Sequence[SessionTranscript], 
     return sum(one.trained_length < one.sampled_length for one in trajectory.transcripts)
 
 
-def main_of(transcripts: Sequence[SessionTranscript]) -> dict[int, tuple[Kind, int]]:
+def main_of(transcripts: Sequence[SessionTranscript], *, by_tools: bool = False) -> dict[int, tuple[Kind, int]]:
     """Return by number the transcripts of the main conversation, its kind and the tokens up to which it belongs there.
 
     The main conversation is that of the last request whose answer was taken, or the one whose calls began that one,
     where a sub-agent ends last. A transcript belongs to it up to the last
     of its answers that stands in what the conversation was given later: as an assistant's message, after tools, system
     message or reasoning have changed; as a tool's answer, which is a sub-agent's; in another message, which is the
-    summary of a compaction. So do the transcripts of which this holds for one that belongs to it.
+    summary of a compaction, or the conversation that a summary is asked of: that one belongs to it with all of its
+    answers before that message. Or its last answer is one in whose place the conversation has something else: the
+    program edited it, or took it out with an error. So do the transcripts of which this holds for one that belongs
+    to it.
+
+    by_tools: the program acts by tools. So a last request without tools is a side call where others have some, e.g.
+    a summary of work that is over.
     """
     known = {one.number: one for one in transcripts}
     taken = {one.number: [answer for answer in one.answers if not answer.is_part] for one in transcripts}
-    answered = (one for one in transcripts if taken[one.number])
+    has_tools = by_tools and any(one.tools for one in transcripts if taken[one.number])
+    answered = (one for one in transcripts if taken[one.number] and (one.tools or not has_tools))
     last = max(answered, key=lambda one: (taken[one.number][-1].request, one.number), default=None)
     if last is None:
         return {}
     read = _Texts([tool for one in transcripts for tool in one.tools])
     texts = {one.number: [(given, read.of(given.message)) for given in one.given] for one in transcripts}
     said = {one.number: [_Said(answer, texts[one.number], read) for answer in one.answers] for one in transcripts}
+    places = _Places(transcripts)
     found: dict[int, tuple[Kind, int]] = {}
     while (parent := _parent(last, transcripts)) is not None:
         last = parent
@@ -213,14 +231,18 @@ def main_of(transcripts: Sequence[SessionTranscript]) -> dict[int, tuple[Kind, i
                 continue
             is_main = kind is Kind.MAIN or (before is not None and before[0] is Kind.MAIN)
             found[number] = (Kind.MAIN if is_main else kind, max(end, before[1] if before else 0))
+            waiting += [(other, _length(other), kind) for other in places.replaced(known[number], end)]
             told = [pair for pair in texts[number] if pair[0].start < end]
             for other in transcripts:
                 if other.number == number or found.get(other.number, (kind, 0))[1] >= _length(other) > 0:
                     continue
                 for its in reversed(said[other.number]):
-                    if (role := its.role_in(told)) is not None:
-                        is_sub = role == "tool" or (role != "assistant" and _parent(other, transcripts) is not None)
-                        waiting.append((other, its.answer.end, Kind.SUB_AGENT if is_sub else kind))
+                    if (given := its.given_in(told)) is not None:
+                        role, end = given.message["role"], its.answer.end
+                        is_sub = role == "tool" or (role not in _ACTING and _parent(other, transcripts) is not None)
+                        if role not in _ACTING:
+                            end = max(answer.end for answer in other.answers if answer.request < given.request)
+                        waiting.append((other, end, Kind.SUB_AGENT if is_sub else kind))
                         break
     return found
 
@@ -291,6 +313,39 @@ def _chosen(choose: Choose, what: str, transcripts: Sequence[SessionTranscript])
     return cast(list[SessionTranscript], chosen)
 
 
+class _Places:
+    """Answers by the conversation behind which they were sampled."""
+
+    def __init__(self, transcripts: Sequence[SessionTranscript]) -> None:
+        self._chains: dict[int, list[tuple[Given | Answer, Digest, Digest]]] = {}
+        """(message, digest of tools and messages before it, digest with it) of each transcript."""
+        self._sampled: dict[Digest, list[tuple[SessionTranscript, Answer, Digest]]] = {}
+        for one in transcripts if len(transcripts) > 1 else ():
+            placed = one.placed
+            digests = digests_of([_as_text(each.message) for each in placed], one.tools)
+            self._chains[one.number] = list(zip(placed, digests, digests[1:], strict=False))
+            for each, before, after in self._chains[one.number]:
+                if isinstance(each, Answer):
+                    self._sampled.setdefault(before, []).append((one, each, after))
+
+    def replaced(self, one: SessionTranscript, until: int) -> Iterator[SessionTranscript]:
+        """Yield transcripts in place of whose last answer the first `until` tokens of `one` have a client's message."""
+        for given, before, after in self._chains.get(one.number, ()):
+            if isinstance(given, Answer) or given.start >= until or before not in self._sampled:
+                continue
+            sampled = self._sampled[before]
+            if all(after != its for _, _, its in sampled):
+                earlier = [(other, answer) for other, answer, _ in sampled if answer.request < given.request]
+                other, answer = max(earlier, key=lambda pair: pair[1].request, default=(one, None))
+                if answer is not None and answer is other.answers[-1] and not answer.is_part:
+                    yield other
+
+
+def _as_text(message: Message) -> Message:
+    """An assistant's message in one form, whether it was given or sampled."""
+    return {**message, "content": content_text(message["content"])} if message["role"] == "assistant" else message
+
+
 class _Text:
     """A message's text, and what is looked for in others where it is an answer."""
 
@@ -345,11 +400,17 @@ class _Said:
         """Pieces that the transcript was not given: to repeat a task's words is no use of an answer."""
         return [piece for piece in self._text.pieces if not any(text.holds(piece) for _, text in self._own)]
 
-    def role_in(self, told: Iterable[tuple[Given, _Text]]) -> str | None:
-        """Return the role of the first message after the answer in which it stands; None: it stands in none."""
+    @cached_property
+    def _calls(self) -> list[str]:
+        """Each call as a quoted conversation shows it: the function's name, then its arguments."""
+        functions = [call["function"] for call in self.answer.message.get("tool_calls", ())]
+        return [_plain(f"{one['name']} {one['arguments']}") for one in functions]
+
+    def given_in(self, told: Iterable[tuple[Given, _Text]]) -> Given | None:
+        """Return the first message after the answer in which it stands; None: it stands in none."""
         for given, text in told:
             if given.request > self.answer.request and self._says and self._stands_in(text):
-                return text.role
+                return given
         return None
 
     def _stands_in(self, text: _Text) -> bool:
@@ -357,13 +418,14 @@ class _Said:
             return text.digest == self._text.digest
         if id(text) not in self._held:
             pieces = self._text.pieces if text.role == "tool" else self._fresh
-            self._held[id(text)] = any(map(text.holds, pieces))
+            is_quoted = text.role != "tool" and any(call in text.plain for call in self._calls)
+            self._held[id(text)] = is_quoted or any(map(text.holds, pieces))
         return self._held[id(text)]
 
 
 def _plain(text: str) -> str:
-    """Leave out all but letters and digits: clients change blanks, quote and escape what they show."""
-    return _NO_LETTER.sub("", text)
+    """Leave out all but letters and digits: clients change blanks, quote and escape what they show, and take tags."""
+    return _NO_LETTER.sub("", _TAG.sub(" ", text))
 
 
 def _values(text: str) -> Iterator[str]:

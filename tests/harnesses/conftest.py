@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,12 @@ import pytest
 from agentrl.chat import Chat
 from agentrl.openai_api.agent_loop import OpenAIProxyLoop
 from agentrl.openai_api.agents import AgentOptions
+from agentrl.openai_api.endpoint import Endpoint
+from agentrl.openai_api.session import Session
 from agentrl.quickstart.tiny_policy import make_tiny_policy
 from agentrl.trajectory import Trajectory
 from tests.agent_loop.conftest import Bench, bench, sample
+from tests.harnesses.network import Network
 
 __all__ = ["bench"]
 Say = Callable[[str], str]
@@ -68,3 +72,31 @@ def harnessed(bench: Callable[..., Bench], chat: Chat, tmp_path: Path) -> Callab
         return Harnessed(made, loop)
 
     return make
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The path and the body of each request that asks for an answer, in their order."""
+    asked: list[dict[str, Any]] = []
+    begin = Session.begin
+
+    async def spied(self: Session, body: bytes, dialect: Any, delivery: Any) -> Any:
+        asked.append({"path": dialect.path, "body": json.loads(body)})
+        return await begin(self, body, dialect, delivery)
+
+    monkeypatch.setattr(Session, "begin", spied)
+    return asked
+
+
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
+    """The way of all requests to the endpoint."""
+    network, start = Network(b"<no place>"), Endpoint.start
+
+    async def started(self: Endpoint) -> None:
+        await start(self)
+        self.url = await network.before(self.url)
+
+    monkeypatch.setattr(Endpoint, "start", started)
+    yield network
+    network.close()

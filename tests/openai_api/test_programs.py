@@ -37,11 +37,16 @@ FILLED_IN = {"replace_all": False}
 
 
 def rendered(chat: Chat, request: dict[str, Any]) -> list[int]:
-    """The prompt that a server renders from a request alone."""
+    """The prompt that a server renders from a request alone, by the model's own chat template."""
     reading = Reading(DIALECTS[request["path"]].api)
     asked = DIALECTS[request["path"]].read(json.dumps(request["body"]).encode(), reading, {})
     messages, _ = placed_turns([message.to_message() for message in asked.messages], chat)
-    return chat.render([own(message) for message in messages], asked.declared_tools or None)
+    # The model's template has no branch for developers.
+    roles = {"developer": "system"}
+    conversation = [{**own(message), "role": roles.get(message["role"], message["role"])} for message in messages]
+    tools: Any = asked.declared_tools or None
+    text = chat.tokenizer.apply_chat_template(conversation, tools=tools, add_generation_prompt=True, tokenize=False)
+    return list(chat.tokenizer.encode(text, add_special_tokens=False))
 
 
 def own(message: Message) -> Message:

@@ -58,10 +58,10 @@ class Talk:
 Told = dict[str, tuple[str, bool | str]]
 
 
-def trained(open: Open, train: str | Sequence[str] = "main") -> Told:
+def trained(open: Open, train: str | Sequence[str] = "main", *, by_tools: bool = False) -> Told:
     """By the text of each answer, its kind and whether it is trained on, after the choice."""
     transcripts, trajectory = open.session.transcripts(), open.trajectory
-    main = main_of(transcripts)
+    main = main_of(transcripts, by_tools=by_tools)
     ends = Selection(train).ends(transcripts, main)
     leave_out(trajectory, transcripts, ends)
     kept = {id(turn) for turn in trajectory.trained_turns}
@@ -386,3 +386,67 @@ async def test_samples_of_a_conversation_do_not_depend_on_other_calls(chat: Chat
     both = [seeds(await session(chat, ["Yes."] * 6, act)) for act in (alone, among_others)]
     assert len(both[0]) == 2 and both[0].items() <= both[1].items()
     assert len(set(both[1].values())) == len(both[1])
+
+
+QUOTED = """Sum up:
+<conversation>
+[User]: {task}
+
+[Assistant tool call]: add({arguments})
+[Tool result]: 3
+</conversation>"""
+
+
+async def test_a_conversation_that_a_summary_was_asked_of_counts_with_all_of_its_answers(chat: Chat) -> None:
+    """OpenCode quotes it, shortened, and Claude Code takes the tags from the summary."""
+    summary = "<summary>\nThe sum is three, I think.\n</summary>"
+
+    async def act(open: Open) -> None:
+        main = Talk(open, tools=[ADD])
+        call = (await main.ask(user(TASK))).tool_calls[0]
+        await main.ask(tool(call, "3"))
+        await Talk(open).ask(user(QUOTED.format(task=TASK, arguments=call.function.arguments)))
+        await Talk(open, tools=[ADD]).ask(
+            user("Before this, in short:\nSummary:\nThe sum is three, I think.\n\nGo on.")
+        )
+
+    told = trained(await session(chat, [CALL, "Yes.", summary, "End."], act))
+    assert told == {"add": MAIN, "Yes.": MAIN, summary: MAIN, "End.": MAIN}
+
+
+@pytest.mark.parametrize("by_tools", [True, False])
+async def test_a_summary_of_work_that_is_over_is_a_side_call_of_a_program_that_acts_by_tools(
+    chat: Chat, by_tools: bool
+) -> None:
+    async def act(open: Open) -> None:
+        await Talk(open, tools=[ADD]).ask(user(TASK))
+        await Talk(open).ask(user("Sum up."))
+
+    told = trained(await session(chat, ["The work.", "A summary."], act), by_tools=by_tools)
+    assert told == {"The work.": MAIN if by_tools else SIDE, "A summary.": SIDE if by_tools else MAIN}
+
+
+INVALID: list[Any] = [
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "c", "type": "function", "function": {"name": "invalid", "arguments": "{}"}}],
+    },
+    {"role": "tool", "tool_call_id": "c", "content": "There is no such tool."},
+]
+
+
+@pytest.mark.parametrize("instead", [[user("Your answer had no call.")], INVALID], ids=["taken out", "edited"])
+async def test_an_answer_that_the_program_replaced_counts_to_the_conversation(chat: Chat, instead: list[Any]) -> None:
+    """mini-swe-agent takes out an answer without a call, and OpenCode edits a call of a tool that is not there."""
+
+    async def act(open: Open) -> None:
+        main = Talk(open, tools=[ADD])
+        await main.ask(user(TASK), keep=False)
+        main.messages += [user(TASK), *instead]
+        await main.ask()
+        await main.ask(user("And?"), keep=False)  # A client that asks again has replaced nothing.
+        await main.ask(user("And?"))
+
+    told = trained(await session(chat, ["Wrong.", "Right.", "Again.", "End."], act))
+    assert told == {"Wrong.": MAIN, "Right.": MAIN, "Again.": ("main", False), "End.": MAIN}
