@@ -7,6 +7,7 @@ is 1 for a run that does not fit.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from rich.console import Console
 
         from agentrl.observe.open import open_display
+        from agentrl.plan import containers
         from agentrl.plan.choices import choose
         from agentrl.plan.many_steps import Way
         from agentrl.plan.memory import MemoryPlan
@@ -51,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = choose(config, device, room(device), lambda said: console.print(f"- {said}"))
         plan = MemoryPlan(config, device, room(device))
         show(plan, console)
+        for line in containers.described(plan, room("cpu"), os.cpu_count() or 1):
+            console.print(line)
         timed, ways = TimePlan(plan, *cluster_of(plan, given.measured)), list[tuple[Way, float]]()
         with open_display("plan") as display, display.stage("staleness bounds", total=len(timed.ways)) as stage:
             for found in timed.by_bound():

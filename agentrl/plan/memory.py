@@ -188,8 +188,8 @@ class MemoryPlan:
         """
         data, n = self.config.data, self.config.actor_rollout_ref.rollout.n
         if self.device != "cpu":
-            return min(max(most, self._longest), self._sequences * self._longest)
-        sequences = max(1, min(most // self._longest, self._sequences))
+            return min(max(most, self._longest), self.sequences * self._longest)
+        sequences = max(1, min(most // self._longest, self.sequences))
         return -(-sequences // n) * data.max_prompt_length + sequences * data.max_response_length
 
     @property
@@ -211,7 +211,7 @@ class MemoryPlan:
         # The gradients of a recomputed layer lie next to it (measured: docs/plan.md).
         beside = tokens * sizing.layer_activation_bytes(shape, autocast=self._autocast)
         actor, n = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout.n
-        is_only = min(actor.ppo_mini_batch_size * n, self._sequences) * self._longest <= most
+        is_only = min(actor.ppo_mini_batch_size * n, self.sequences) * self._longest <= most
         return (1.0 if is_only else PIECES) * (kept + beside if recomputed else kept)
 
     def _forward_only(self, shape: ModelShape, most: int) -> Parts:
@@ -253,7 +253,7 @@ class MemoryPlan:
     @property
     def rows(self) -> int:
         """Sequences that an embedded engine generates at once."""
-        return min(self.config.actor_rollout_ref.rollout.max_num_seqs, self._sequences)
+        return min(self.config.actor_rollout_ref.rollout.max_num_seqs, self.sequences)
 
     @property
     def decodes_by_graphs(self) -> bool:
@@ -263,7 +263,7 @@ class MemoryPlan:
         return in_pages(self.device, asked, has_states=False, records_experts=recorded)[0]
 
     @property
-    def _sequences(self) -> int:
+    def sequences(self) -> int:
         """Trajectories of a step."""
         return self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
 
