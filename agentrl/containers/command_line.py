@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 KNOWN = (("podman",), ("docker",))
 INFO_SECONDS = 30.0
 STOP_SECONDS = 30.0
+MOST_SAID = 1 << 20
+"""Bytes of a call's output that are kept."""
 LOOK_SECONDS = 2.0
 """Seconds after which a container that hands over no sockets is looked at."""
 MOST_TASKS, MOST_FILES = 32768, 8192
@@ -45,6 +47,11 @@ PASSED = (
 """Variables of the trainer that the command line sees. They do not reach a container."""
 LISTENER = """
 import array, os, signal, socket, sys
+try:  # Programs of the same user cannot look into this process, or make it act for them.
+    import ctypes
+    ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
+except Exception:
+    pass
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 listeners = []
@@ -92,6 +99,8 @@ class CommandLine(Containers):
         tried = [list(options.command_line)] if options.command_line is not None else [list(one) for one in KNOWN]
         problems = []
         for words in tried:
+            if "/" in words[0]:  # The command line does not work in this process's folder.
+                words[0] = str(Path(words[0]).absolute())
             if (problem := await self._answers(words)) is None:
                 self._words = words
                 break
@@ -178,8 +187,11 @@ class CommandLine(Containers):
                 cwd=self._here,
                 start_new_session=True,
             )
+        assert process.stdout is not None and process.stderr is not None
         try:
-            out, err = await asyncio.wait_for(process.communicate(), seconds)
+            async with asyncio.timeout(seconds):
+                out, err = await asyncio.gather(_read(process.stdout), _read(process.stderr))
+                await process.wait()
         except BaseException as error:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
@@ -216,7 +228,7 @@ class CommandLine(Containers):
                         if size > most:
                             raise Unfit(f"its files have more than {most >> 20} MiB ({KEY}.disk_megabytes)")
                         await asyncio.to_thread(file.write, piece)
-                said = (await process.stderr.read()).decode(errors="replace")
+                said = (await _read(process.stderr)).decode(errors="replace")
                 if (status := await process.wait()) != 0:
                     kind = Unfit if 0 < status < BY_THE_LINE else ContainerFailed
                     raise kind(f"taking its files: {self._explained(status, said)}")
@@ -358,7 +370,7 @@ class OCIContainer(Container):
 
     async def settle(self) -> int:
         said = await self._line.call("ending its processes", "exec", self.name, "sh", "-c", SETTLE)
-        counts = re.findall(r"(?m)^oom_kill (\d+)$", said)
+        counts = re.findall(r"(?m)^oom_kill (\d{1,9})$", said)
         return int(counts[0]) if counts else 0
 
     async def take(self, folder: str, archive: Path, most: int) -> None:
@@ -390,6 +402,14 @@ def _limits(options: ContainerOptions, folder: str) -> list[str]:
     if options.workdir is not None:
         words += ["--tmpfs", f"{options.workdir}:{room},tmpcopyup"]
     return words + (["--uidmap", options.uidmap] if options.uidmap is not None else [])
+
+
+async def _read(stream: asyncio.StreamReader) -> bytes:
+    """Read all of a stream, and keep as much as is needed: a hostile program may be at its other end."""
+    kept = bytearray()
+    while piece := await stream.read(1 << 16):
+        kept += piece[: MOST_SAID - len(kept)]
+    return bytes(kept)
 
 
 def _hard(kind: int, most: int) -> int:

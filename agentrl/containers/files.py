@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path, PurePosixPath
 
-MOST_FILES = 200_000
+MOST_FILES = 100_000
 """Files that may be taken out of a container."""
 
 
@@ -82,7 +82,7 @@ def _members(source: tarfile.TarFile, most: int) -> Iterator[tuple[PurePosixPath
 
     A second name of a file becomes a file of its own. Pipes, sockets and devices are left out.
     """
-    size, files = 0, dict[str, tarfile.TarInfo]()
+    size, files, seen = 0, dict[str, tarfile.TarInfo](), dict[PurePosixPath, bool]()
     for number, member in enumerate(source):
         content: tarfile.TarInfo | None = member
         if member.isreg():
@@ -95,7 +95,12 @@ def _members(source: tarfile.TarFile, most: int) -> Iterator[tuple[PurePosixPath
         if number >= MOST_FILES or size > most:
             raise TooManyFiles(f"more than {MOST_FILES:,} files, or {most:,} bytes in them")
         path = PurePosixPath(member.name)
-        if content is not None and not path.is_absolute() and ".." not in path.parts:
+        if content is None or path.is_absolute() or ".." in path.parts or path in seen:
+            continue
+        if all(
+            seen.get(parent, True) for parent in path.parents
+        ):  # A program that made the archive may lead elsewhere.
+            seen[path] = member.isdir()
             yield path, member, content
 
 

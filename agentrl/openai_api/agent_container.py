@@ -264,7 +264,7 @@ class _Inside(Room):
         script = UNPACK
         if self._options.workdir is not None:
             history = "" if self._options.history else HIDE_HISTORY
-            script = f"{UNPACK}; cd {shlex.quote(work)}; {history} chown -R {self._ids} ."
+            script = f"{UNPACK}; cd {shlex.quote(work)}\n{history}\nchown -R {self._ids} ."
         await self._prepared(script, partial(pack, folders=folders, ids=self._options.ids))
 
     async def _fill_for_check(self, files: Mapping[str, str]) -> None:
@@ -298,7 +298,10 @@ if [ -e .git ]; then
     find . -name .git -prune -exec rm -rf {} +
     if command -v git >/dev/null; then
         export HOME=/tmp
-        git init -q . && git add -A && git -c user.name=agentrl -c user.email=agentrl@localhost commit -qm start
+        chown 0:0 .  # git serves the owner alone
+        git init -q .
+        git add -A
+        git -c user.name=agentrl -c user.email=agentrl@localhost commit -qm start
     fi
 fi
 """

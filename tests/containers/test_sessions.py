@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentrl.containers.contract import ContainerOptions
 from agentrl.openai_api.agents import AgentOptions
 from agentrl.trajectory import Status
-from tests.containers.conftest import names
+from tests.containers.conftest import Boxed, names
 from tests.harnesses.conftest import Harnessed
 from tests.harnesses.test_harness import HARNESS, PROGRAM
 
@@ -148,6 +152,85 @@ async def test_containers_of_a_pool_are_used_once(harnessed: Make, options: Opti
     found = await used.run(todo(code), n=3)
     assert [one.score for one in found] == [1.0] * 3
     assert mine() == []
+
+
+@pytest.fixture
+def repository(boxed: Boxed, tmp_path: Path) -> ContainerOptions:
+    """Make a root with a repository in /testbed, whose second commit is the solution."""
+    options = boxed()
+    assert options.image is not None
+    root = tmp_path / "root"
+    shutil.copytree(options.image, root, symlinks=True)
+    bed = root / "testbed"
+    bed.mkdir()
+    for number, text in enumerate(("wrong", "right")):
+        (bed / "value.txt").write_text(text)
+        (bed / "old.txt").write_text("old")
+        line = "git init -q . && git add -A && git -c user.name=a -c user.email=b commit -qm "
+        subprocess.run(line + str(number), shell=True, cwd=bed, check=True)
+    subprocess.run("git checkout -q HEAD~1", shell=True, cwd=bed, check=True)
+    return options.model_copy(update={"image": str(root), "workdir": "/testbed"})
+
+
+HISTORY = """
+import subprocess
+shown = subprocess.run("git log --all --format=%s; git reflog --format=%s; git status --short; "
+                       "git show --all | grep -c ^.right; find / /testbed -xdev -name '*.pack' -o -name ORIG_HEAD",
+                       shell=True, capture_output=True, text=True)
+open("value.txt", "w").write("mine"); os.remove("old.txt"); os.makedirs("new/deep"); open("new/deep/file", "w")
+open("seen.txt", "w").write(shown.stdout)
+"""
+
+
+@pytest.mark.parametrize("history", [False, True])
+async def test_a_repository_of_the_image_hides_its_history(
+    harnessed: Make, options: Options, repository: ContainerOptions, history: bool
+) -> None:
+    """The check finds all commits, and the files as the program left them: changed, new, and removed."""
+    check = (
+        "[ $(cat value.txt) = mine ] && [ ! -e old.txt ] && [ -e new/deep/file ] && "
+        "[ $(git -c safe.directory=/testbed log --all --format=%s | sort | tr '\\n' _) = 0_1_ ] && "
+        + ("grep -qx 1 seen.txt" if history else "[ $(tr '\\n' _ <seen.txt) = start_start_0_ ]")
+    )
+    given = options(command=COMMAND, check=["sh", "-c", check])
+    given = given.model_copy(update={"container": repository.model_copy(update={"history": history})})
+    (found,) = await harnessed(given, lambda prompt: "5").run(todo(HISTORY))
+    assert (found.score, found.failure) == (1.0, None)
+
+
+async def test_a_list_of_hosts_is_reached_and_nothing_else(
+    harnessed: Make, options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hosts are servers of this machine, at their own addresses and ports."""
+    asked: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readline())
+        writer.write(b"hello\n")
+        writer.close()
+
+    servers = [await asyncio.start_server(answer, "127.0.0.1", 0) for _ in range(2)]
+    ports = [server.sockets[0].getsockname()[1] for server in servers]
+    code = f"""
+import re, socket
+proxy = re.match("http://(.*):(.*)", os.environ["HTTPS_PROXY"])
+heard = []
+for target in ("127.0.0.1:{ports[0]}", "127.0.0.1:{ports[1]}", "localhost:{ports[0]}", "1.1.1.1:443", "x"):
+    with socket.create_connection((proxy[1], int(proxy[2])), timeout=20) as link:
+        link.sendall(f"CONNECT {{target}} HTTP/1.1\\r\\n\\r\\n".encode())
+        head = link.recv(100)
+        if head.split()[1:2] == [b"200"]:
+            link.sendall(b"hi\\n")
+            head += link.recv(100) + link.recv(100)
+        heard.append(head.split()[1].decode() if b"hello" not in head else "hello")
+open("answer.txt", "w").write(" ".join(heard))
+"""
+    check = ["grep", "-qx", "hello 403 403 403 403", "answer.txt"]
+    used = harnessed(options({"network": [f"127.0.0.1:{ports[0]}"]}, command=COMMAND, check=check), lambda prompt: "5")
+    (found,) = await used.run(todo(code))
+    for server in servers:
+        server.close()
+    assert (found.score, found.failure, asked) == (1.0, None, [b"hi\n"])
 
 
 @pytest.mark.slice(0, "kill")

@@ -1,0 +1,84 @@
+"""What comes out of a container is copied for the check, also from an archive that a hostile program made."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from agentrl.containers import files
+from agentrl.containers.files import TooManyFiles, merge
+
+Given = list[tuple[str, bytes, str]]
+"""(name, type, content or target) of each member."""
+FILE, FOLDER, LINK, SECOND, PIPE = tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE
+
+
+def merged(folder: Path, given: Given, laid: dict[str, str], most: int = 1 << 20) -> dict[str, tarfile.TarInfo]:
+    """Merge members with the files of a check; return what the archive for the check has, by name."""
+    with tarfile.open(folder / "taken.tar", "w") as out:
+        for name, kind, text in given:
+            member = tarfile.TarInfo(name)
+            member.type, member.mode, member.uid = kind, 0o6777, 0
+            member.linkname = text if kind in (LINK, SECOND) else ""
+            member.size = len(text) if kind == FILE else 0
+            out.addfile(member, io.BytesIO(text.encode()))
+    merge(folder / "out.tar", folder / "taken.tar", "/tmp/work", laid, (7, 8), most=most, without=frozenset((".git",)))
+    with tarfile.open(folder / "out.tar") as made:
+        members = made.getmembers()
+        assert len({one.name for one in members}) == len(members), "no name stands twice"
+        for one in members:
+            stream = made.extractfile(one) if one.isreg() else None
+            one.pax_headers = {"text": stream.read().decode() if stream is not None else one.linkname}
+    return {one.name.removeprefix("tmp/work").strip("/"): one for one in members}
+
+
+def test_files_of_the_check_are_roots_and_all_others_the_users(tmp_path: Path) -> None:
+    given: Given = [(".", FOLDER, ""), ("./a", FOLDER, ""), ("./a/b", FILE, "mine"), ("./other", FILE, "x")]
+    found = merged(tmp_path, given, {"a/b": "laid", "new/run.sh": "#!/bin/sh"})
+    assert {name: (one.uid, oct(one.mode)) for name, one in found.items()} == {
+        "": (0, "0o1777"),
+        "a": (0, "0o1777"),
+        "new": (0, "0o1777"),
+        "a/b": (0, "0o444"),
+        "new/run.sh": (0, "0o555"),
+        "other": (7, "0o777"),
+    }
+    assert found["a/b"].pax_headers["text"] == "laid"
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ([("tests", LINK, "/etc"), ("tests/hidden.py", FILE, "x")], set()),
+        ([("tests", FILE, "x")], set()),
+        ([("tests/hidden.py", FOLDER, ""), ("tests/hidden.py/deep", FILE, "x")], set()),
+        ([("way", LINK, "tests"), ("way/hidden.py", FILE, "x")], {"way"}),
+        ([("way", LINK, "."), ("./way/tests/hidden.py", FILE, "x")], {"way"}),
+        ([("way", FILE, "x"), ("./way", LINK, "tests"), ("way/", FOLDER, "")], {"way"}),
+        ([("../up", FILE, "x"), ("/etc/passwd", FILE, "x"), ("a/../../up", FILE, "x")], set()),
+        (
+            [("pipe", PIPE, ""), ("second", SECOND, "missing"), ("one", FILE, "x"), ("two", SECOND, "one")],
+            {"one", "two"},
+        ),
+        ([(".git/config", FILE, "x"), (".git", FILE, "x"), ("a.git", FILE, "x")], {"a.git"}),
+    ],
+)
+def test_no_name_leads_to_a_file_of_the_check_or_out(tmp_path: Path, given: Given, names: set[str]) -> None:
+    found = merged(tmp_path, given, {"tests/hidden.py": "laid"})
+    assert found.keys() - {"", "tests", "tests/hidden.py"} == names
+    assert found["tests/hidden.py"].pax_headers["text"] == "laid" and found["tests"].isdir()
+    assert all(found[name].uid == 7 and not found[name].mode & 0o7000 for name in names)
+    assert all(found[name].isreg() and found[name].size == 1 for name in names & {"one", "two"})
+
+
+def test_bounds_hold_for_second_names_of_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: Given = [("large", FILE, "x" * 1000), *((f"n{number}", SECOND, "large") for number in range(9))]
+    assert len(merged(tmp_path, given, {}, most=10_000)) == 10
+    with pytest.raises(TooManyFiles):
+        merged(tmp_path, given, {}, most=9_999)
+    monkeypatch.setattr(files, "MOST_FILES", 9)
+    with pytest.raises(TooManyFiles):
+        merged(tmp_path, given, {})
