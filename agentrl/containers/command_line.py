@@ -247,6 +247,11 @@ class CommandLine(Containers):
         logger.warning("container %s does not stop: %s. Type: %s rm --force %s", name, said.strip(), self._shown, name)
 
     @property
+    def words(self) -> Sequence[str]:
+        """The words of the command line that answered."""
+        return self._words
+
+    @property
     def _shown(self) -> str:
         return shlex.join(self._words)
 

@@ -1,0 +1,270 @@
+"""Tasks of coding agents as rows: `python -m data_prep.tasks --folder TASKS --out DIR`.
+
+Each folder below TASKS is a task: `instruction.md`; an image, by its name in the file `image` or as a `Dockerfile`;
+`files/`, laid into the working folder at the start; `tests/`, laid there before the check; and a solution, the files
+`solution/`, the script `solution.sh`, or both. Every task is tried in containers as in a training: its solution must
+pass the check, and an agent that does nothing must not. A task that fails is left out, and its reason is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import hashlib
+import json
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from agentrl.config.registries import CONTAINERS
+from agentrl.containers.command_line import CommandLine
+from agentrl.containers.contract import ContainerFailed, ContainerOptions
+from agentrl.errors import ConfigError, UserError
+from agentrl.openai_api.agent_container import InContainers
+from agentrl.openai_api.agent_task import AgentError, AgentFailed, AgentTask
+from agentrl.openai_api.place import CannotBeJudged, Desk, lay
+from data_prep.files import Row, write_parquet
+from data_prep.options import positive
+
+BUILT = "agentrl-task"
+"""First part of the names of images that are built here."""
+SOLVE = "agentrl-solution.sh"
+"""Name of a solution's script in the working folder."""
+PER_TEST_ROW = 10
+"""Tasks for each one of test.parquet."""
+
+
+class LeftOut(Exception):
+    """The reason why a task is no row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One folder, read."""
+
+    name: str
+    instruction: str
+    image: str
+    files: dict[str, str]
+    tests: dict[str, str]
+    solution: dict[str, str]
+
+    def row(self) -> Row:
+        extra = {"task": self.name, "image": self.image, "files": listed(self.files), "check_files": listed(self.tests)}
+        return {
+            "data_source": "agent/tasks",
+            "agent_name": "openai_proxy",
+            "prompt": [{"role": "user", "content": self.instruction}],
+            "reward_model": {"style": "rule", "ground_truth": ""},
+            "extra_info": extra,
+        }
+
+
+def read_image(row: Row) -> str:
+    return str(cast(dict[str, object], row["extra_info"])["image"])
+
+
+def listed(files: dict[str, str]) -> list[dict[str, str]]:
+    return [{"path": path, "text": text} for path, text in files.items()]
+
+
+def texts(folder: Path, below: str = "") -> dict[str, str]:
+    """Read the text files of a folder, by their paths. Raises LeftOut for a link, and for bytes that are no text."""
+    found = {}
+    for file in sorted(folder.rglob("*")):
+        if file.is_symlink():
+            raise LeftOut(f"{file}: a link; copy the file itself")
+        if file.is_file():
+            try:
+                found[below + str(file.relative_to(folder))] = file.read_text(encoding="utf-8")
+            except UnicodeDecodeError:
+                raise LeftOut(f"{file}: no UTF-8 text; files of rows are texts, so put it into the image") from None
+    return found
+
+
+def read(folder: Path, build: Sequence[str]) -> Task:
+    """Read a task, and build its image. Raises LeftOut."""
+    if not (folder / "instruction.md").is_file():
+        raise LeftOut(f"{folder / 'instruction.md'}: not there")
+    tests, solution = texts(folder / "tests", "tests/"), texts(folder / "solution")
+    script = folder / "solution.sh"
+    if script.is_file():
+        solution[SOLVE] = script.read_text(encoding="utf-8")
+    if not tests or not solution:
+        raise LeftOut(f"{folder / ('solution' if tests else 'tests')}: no files there")
+    if (folder / "image").is_file():
+        image = (folder / "image").read_text(encoding="utf-8").strip()
+        if not re.fullmatch(r"[a-z0-9][\w./:@-]*", image):
+            raise LeftOut(f"{folder / 'image'}: expected the name of an image, found {image!r:.80}")
+    elif (folder / "Dockerfile").is_file():
+        image = built(folder, build)
+    else:
+        raise LeftOut(f"{folder}: expected a file `image` with a name, or a Dockerfile")
+    instruction = (folder / "instruction.md").read_text(encoding="utf-8").strip()
+    return Task(folder.name, instruction, image, texts(folder / "files"), tests, solution)
+
+
+def built(folder: Path, build: Sequence[str]) -> str:
+    """Build the image of a Dockerfile, unless it is there already; return its name. Raises LeftOut."""
+    content = (folder / "Dockerfile").read_bytes()
+    name = re.sub(r"[^a-z0-9]+", "-", folder.name.lower()).strip("-") or "task"
+    tag = f"{BUILT}/{name}:{hashlib.sha256(content).hexdigest()[:12]}"
+    if subprocess.run([build[0], "image", "inspect", tag], capture_output=True, check=False).returncode == 0:
+        return tag
+    with tempfile.TemporaryDirectory() as empty:  # Neither tests nor solution may get into the image.
+        words = [*build, "--tag", tag, "--file", str(folder / "Dockerfile"), empty]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise LeftOut(f"{shlex.join(words)} ended with status {done.returncode}: {done.stderr.strip()[-500:]}")
+    return tag
+
+
+@contextlib.asynccontextmanager
+async def closed(listener: socket.socket) -> AsyncIterator[None]:
+    """Answer nothing: a solution asks no model."""
+    yield
+
+
+class Trial:
+    """Tries tasks in containers, by the check of the training."""
+
+    def __init__(self, place: InContainers, check: Sequence[str], seconds: float) -> None:
+        self._place, self._check, self._seconds = place, check, seconds
+
+    async def verify(self, task: Task) -> None:
+        """Raise LeftOut where a task's solution fails its check, or doing nothing passes."""
+        if (await self._passes(task, {}))[0]:
+            raise LeftOut("the check passes though nothing was done")
+        passed, said = await self._passes(task, task.solution)
+        if not passed:
+            raise LeftOut(f"the solution does not pass the check: {said or 'it printed nothing'}")
+
+    async def _passes(self, task: Task, solution: dict[str, str]) -> tuple[bool, str]:
+        """Have a program lay the solution, and run the check; return what it printed, too."""
+        sample: dict[str, object] = {"prompt": [], "extra_info": {"image": task.image}}
+        one = AgentTask(sample, "http://127.0.0.1/trial/v1", "http://127.0.0.1/trial/v1", door=closed)
+        try:
+            async with asyncio.timeout(self._seconds):
+                return await self._acted(one, task, solution)
+        except TimeoutError:
+            return False, f"no end after {self._seconds:g} s (--timeout)"
+        except (ContainerFailed, AgentFailed, AgentError, CannotBeJudged, UserError) as error:
+            raise LeftOut(str(error)) from error
+
+    async def _acted(self, one: AgentTask, task: Task, solution: dict[str, str]) -> tuple[bool, str]:
+        await self._place.check(one.sample)
+        with tempfile.TemporaryDirectory(prefix="agentrl-trial-") as folder:
+            desk = Desk(Path(folder))
+            for each in (desk.home, desk.work, desk.temporary):
+                each.mkdir()
+            lay(desk.work, {**task.files, **solution})
+            async with self._place.acting(one, desk) as room:
+                words = ["sh", "-c", f"if [ -e {SOLVE} ]; then sh {SOLVE} && rm {SOLVE}; fi"]
+                process = await room.start(words, {"HOME": str(desk.home), "PWD": room.work}, key="solution.sh")
+                process.process.give(b"")
+                await process.process.ended()
+                await room.leave(keep=True)
+            if process.process.status != 0:
+                return (
+                    False,
+                    f"solution.sh ended with status {process.process.status}: {process.said(both=True)[-500:]}",
+                )
+            async with self._place.judging(one, desk, task.tests) as room:
+                process = await room.start(self._check, {"HOME": str(desk.judging), "PWD": room.work}, key="--check")
+                process.process.give(b"")
+                await process.process.ended()
+            return process.process.status == 0, process.said(both=True)[-500:]
+
+
+async def rows_of(folders: Sequence[Path], trial: Trial, build: Sequence[str], at_once: int) -> dict[str, Row]:
+    """Try the tasks, and print the fate of each; return the rows of those that stay, by name."""
+    rows: dict[str, Row] = {}
+    turns, done = asyncio.Semaphore(at_once), 0
+
+    async def one(folder: Path) -> None:
+        nonlocal done
+        async with turns:
+            try:
+                task = await asyncio.to_thread(read, folder, build)
+                await trial.verify(task)
+            except LeftOut as reason:
+                fate = f"left out: {reason}"
+            else:
+                fate, rows[folder.name] = "kept", task.row()
+            done += 1
+            print(f"[{done}/{len(folders)}] {folder.name}: {fate}", flush=True)
+
+    await asyncio.gather(*map(one, folders))
+    return rows
+
+
+async def prepare(given: argparse.Namespace) -> int:
+    folders = sorted(one for one in given.folder.iterdir() if one.is_dir()) if given.folder.is_dir() else []
+    if not folders:
+        raise ConfigError(f"--folder {given.folder}: expected a folder of folders, one for each task")
+    check = shlex.split(given.check)
+    line = shlex.split(given.command_line) if given.command_line else None
+    options = ContainerOptions(
+        command_line=line,
+        arguments=shlex.split(given.arguments),
+        images=["*"],
+        workdir=given.workdir,
+        memory_megabytes=given.memory_megabytes,
+    )
+    starter = cast(type[CommandLine], CONTAINERS.get(options.starter))()
+    place = InContainers(starter, options, ())
+    await starter.open(options)
+    await place.start()
+    try:
+        build = [*starter.words, "build", *shlex.split(given.build_arguments)]
+        rows = await rows_of(folders, Trial(place, check, given.timeout), build, given.at_once)
+    finally:
+        await place.close()
+    if not rows:
+        raise UserError(f"--folder {given.folder}: no task can be used, so nothing was written")
+    kept = [rows[name] for name in sorted(rows)]
+    tests = kept[::PER_TEST_ROW] if len(kept) >= PER_TEST_ROW else []
+    for name, some in (("train", [row for row in kept if row not in tests]), ("test", tests)):
+        if some:
+            write_parquet(given.out / f"{name}.parquet", some)
+            print(f"{given.out / name}.parquet: {len(some)} tasks")
+    proxy = "actor_rollout_ref.rollout.agent.openai_proxy"
+    # One pattern for all images that share the first part of a long name.
+    images = sorted({re.sub(r"/[^/]*$", "/*", read_image(row)) for row in kept})
+    keys = [f"{proxy}.start=container", f"{proxy}.container.images={json.dumps(images)}"]
+    keys += [f"{proxy}.container.workdir={given.workdir}"] * (given.workdir is not None)
+    keys.append(f"{proxy}.check={json.dumps(check)}")
+    print(f"{len(rows)} of {len(folders)} tasks; train with {shlex.join(keys)}")
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the files and return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m data_prep.tasks", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--folder", type=Path, required=True, help="folder of the tasks' folders")
+    parser.add_argument("--out", type=Path, required=True, help="directory to write train.parquet and test.parquet to")
+    parser.add_argument("--check", default="sh tests/run.sh", help="command that judges the working folder")
+    parser.add_argument("--workdir", help="folder of the images in which agents work; none: one with the files alone")
+    parser.add_argument("--command-line", help="words of the OCI command line; none: podman or docker")
+    parser.add_argument("--arguments", default="", help="further words of its `run`")
+    parser.add_argument("--build-arguments", default="", help="further words of its `build`")
+    parser.add_argument("--memory-megabytes", type=positive, default=2048, help="of a container")
+    parser.add_argument("--timeout", type=positive, default=600, help="seconds of a trial: solution and check")
+    parser.add_argument("--at-once", type=positive, default=2, help="tasks that are tried side by side")
+    try:
+        return asyncio.run(prepare(parser.parse_args(arguments)))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""Task folders become rows where the solution passes the check and doing nothing does not, in real containers."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from data_prep.tasks import main
+from tests.containers.conftest import BORROWED, LINE, names, need_containers, root
+from tests.e2e.test_docs import commands
+
+__all__ = ["root"]
+IMAGE = "localhost/agentrl-test-tasks:1"
+MOUNTS = [word for name in BORROWED if Path("/", name).exists() for word in ("--volume", f"/{name}:/{name}:ro")]
+RIGHT = {
+    "instruction.md": "Write the sum of 2 and 3 into answer.txt.",
+    "image": IMAGE,
+    "files/read.me": "Numbers: 2, 3.",
+    "tests/run.sh": "grep -qx 5 answer.txt || { echo the sum is wrong; exit 1; }",
+    "solution.sh": "test -e read.me && echo 5 > answer.txt",
+}
+
+
+@pytest.fixture(scope="module")
+def image(root: Path) -> Iterator[str]:
+    """An image of empty folders, into which this machine's are mounted."""
+    need_containers()
+    packed = subprocess.run(["tar", "-cf", "-", "-C", str(root), "."], capture_output=True, check=True).stdout
+    subprocess.run([*LINE, "import", "-", IMAGE], input=packed, capture_output=True, check=True)
+    yield IMAGE
+    subprocess.run([*LINE, "rmi", "--force", IMAGE], capture_output=True, check=False)
+
+
+def laid(folder: Path, **changes: str | None) -> Path:
+    """Write a task whose files are those of RIGHT but for the changes; `__` stands for a slash, None for no file."""
+    for path, text in {**RIGHT, **{name.replace("__", "/"): text for name, text in changes.items()}}.items():
+        if text is not None:
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text)
+    return folder
+
+
+def prepare(folder: Path, out: Path, *more: str) -> int:
+    """Run the command of docs/data.md with other folders."""
+    (shown,) = [line for line in commands("docs/data.md") if "data_prep.tasks" in line]
+    words = [*shlex.split(shown)[3:], "--folder", str(folder), "--out", str(out), "--command-line", shlex.join(LINE)]
+    return main([*words, "--arguments", shlex.join(MOUNTS), "--memory-megabytes", "256", *more])
+
+
+def test_tasks_are_tried_and_each_reason_is_told(
+    image: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = tmp_path / "tasks"
+    laid(tasks / "right")
+    laid(tasks / "by_files", **{"solution.sh": None, "solution/answer.txt": "5\n"})
+    laid(tasks / "wrong", **{"solution.sh": "echo 6 > answer.txt"})
+    laid(tasks / "fails", **{"solution.sh": "exit 3"})
+    laid(tasks / "idle", **{"tests/run.sh": "exit 0"})
+    laid(tasks / "bare", **{"image": None})
+    laid(tasks / "elsewhere", **{"image": "localhost/not-there:1"})
+    laid(tasks / "odd_name", **{"image": "--privileged"})
+    laid(tasks / "silent", **{"instruction.md": None})
+    laid(tasks / "untested", **{"tests/run.sh": None})
+    (laid(tasks / "linked") / "files" / "link").symlink_to("/etc/passwd")
+    assert prepare(tasks, tmp_path / "out") == 0
+    said = capsys.readouterr().out
+    rows = pq.read_table(tmp_path / "out" / "train.parquet").to_pylist()
+    assert [row["extra_info"]["task"] for row in rows] == ["by_files", "right"]
+    row = rows[1]
+    assert row["prompt"] == [{"role": "user", "content": RIGHT["instruction.md"]}]
+    assert row["extra_info"]["image"] == image
+    assert row["extra_info"]["files"] == [{"path": "read.me", "text": RIGHT["files/read.me"]}]
+    assert row["extra_info"]["check_files"] == [{"path": "tests/run.sh", "text": RIGHT["tests/run.sh"]}]
+    reasons = {line.split()[1].rstrip(":"): line for line in said.splitlines() if line.startswith("[")}
+    for name, reason in {
+        "wrong": "the solution does not pass the check: the sum is wrong",
+        "fails": "solution.sh ended with status 3",
+        "idle": "passes though nothing was done",
+        "bare": "expected a file `image` with a name, or a Dockerfile",
+        "elsewhere": "pull localhost/not-there:1",
+        "odd_name": "expected the name of an image, found '--privileged'",
+        "silent": "instruction.md: not there",
+        "untested": "tests: no files there",
+        "linked": "link: a link; copy the file itself",
+    }.items():
+        assert reason in reasons[name], reasons[name]
+    assert "2 of 11 tasks; train with" in said and '["localhost/*"]' in said
+    assert [name for name in names() if f"-{os.getpid()}-" in name] == []
+
+
+def test_a_dockerfile_is_built_once_and_sees_neither_tests_nor_solution(
+    image: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = tmp_path / "tasks"
+    laid(tasks / "made", **{"image": None, "Dockerfile": f"FROM {image}\nCOPY . /seen\n"})
+    laid(tasks / "broken", **{"image": None, "Dockerfile": "FROM localhost/not-there:2\n"})
+    more = ("--build-arguments", "--network none --isolation oci --pull-never", "--timeout", "60")
+    assert prepare(tasks, tmp_path / "out", *more) == 0
+    said = capsys.readouterr().out
+    (row,) = pq.read_table(tmp_path / "out" / "train.parquet").to_pylist()
+    made = row["extra_info"]["image"]
+    try:
+        assert made.startswith("agentrl-task/made:")
+        limits = ("--network", "none", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1000:1000")
+        words = [*LINE, "run", "--rm", *MOUNTS, *limits, made, "ls", "/seen"]
+        listed = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert listed.returncode == 0 and listed.stdout == "", listed
+        assert "broken: left out: podman" in said and "not-there" in said
+    finally:
+        subprocess.run([*LINE, "rmi", "--force", made], capture_output=True, check=False)
+
+
+def test_a_folder_without_tasks_and_one_without_a_good_task_write_nothing(
+    image: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    assert prepare(tmp_path / "empty", tmp_path / "out") == 2
+    laid(tmp_path / "tasks" / "bare", image=None)
+    assert prepare(tmp_path / "tasks", tmp_path / "out") == 2
+    said = capsys.readouterr().err
+    assert "expected a folder of folders" in said and "no task can be used" in said
+    assert not (tmp_path / "out").exists()
