@@ -84,7 +84,7 @@ def fields(**values: str) -> str:
     return "\n\n".join(f"[[ ## {name} ## ]]\n{value}" for name, value in values.items()) + "\n\n[[ ## completed ## ]]"
 
 
-RESULTS = tuple(call("Result", sum=sum) for sum in (5, 7, 10))
+RESULTS = tuple(call("PartialResult", sum=sum) for sum in (5, 7, 10))
 ANSWERS = ('{"sum": 5}', '{"sum": 7}', '{"sum": 10}')
 FINISH = fields(next_thought="Done.", next_tool_name="finish", next_tool_args="{}")
 FIELDS = (
@@ -125,7 +125,8 @@ TEXTS = "it writes calls and their answers as texts"
 forms("smolagents", "smolagents_python.py", "tools", "tools-litellm", says=FINAL, transcripts=(5, 5), why=TEXTS)
 forms("llamaindex", "llama_index_python.py", "chat", "messages")
 forms("llamaindex", "llama_index_python.py", "responses", transcripts=(2, 2), why="it leaves out reasoning")
-forms("autogen", "autogen_python.py", "chat", "messages")
+forms("autogen", "autogen_python.py", "chat")
+forms("autogen", "autogen_python.py", "messages", transcripts=(2, 2), why="it sends reasoning back as text")
 CUT = "it leaves out text before a call"
 forms("crewai", "crewai_python.py", "chat", "messages", transcripts=(3, 3), why=f"{CUT}, and each task begins anew")
 forms("dspy", "dspy_python.py", says=FIELDS, transcripts=(6, 6), why="it writes a new prompt for each call")
@@ -139,7 +140,6 @@ forms("strands", "strands_python.py", "responses", modes=("stream",), transcript
 forms("adk", "adk_python.py")
 forms("sk", "semantic_kernel_python.py", "chat", "messages", transcripts=(2, 3), why=CUT)
 forms("maf", "agent_framework_python.py", "chat", "responses", "messages")
-forms("camel", "camel_python.py")
 forms("node", "vercel.mjs", "compatible", "chat", "responses", "messages")
 forms("node", "openai_node.mjs", "chat", "responses")
 forms("node", "anthropic_node.mjs", "messages")

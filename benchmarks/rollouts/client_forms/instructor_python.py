@@ -1,12 +1,9 @@
 import instructor
 from common import FORM, QUESTIONS, ROOT, STREAM, URL
-from pydantic import BaseModel
+from pydantic import create_model
 
-
-class Result(BaseModel):
-    """A sum."""
-
-    sum: int
+# A stream's model is called Partial..., and so is the tool.
+Result = create_model("Result" if STREAM else "PartialResult", sum=(int, ...), __doc__="A sum.")
 
 
 if FORM == "messages":
