@@ -127,9 +127,10 @@ class HarnessAgent(ProgramAgent):
                 process = await self._act(task, desk, texts, servers, room)
                 is_over = await room.leave(keep=self._options.check is not None)
             report = await self._judged(task, desk, judging)
-            if process.process.status != 0 and not is_over:
+            status = process.process.status
+            if status != 0 and not is_over:
                 failure = process.failure(self.name, both=True)
-                failure.report = report
+                failure.report, failure.is_own_end = report, status is not None and status > 0
                 raise failure
             return report
         finally:

@@ -111,7 +111,10 @@ class OpenAIProxyLoop(AgentLoop):
                 await self._late_score(session)
         if session.fault is not None:
             raise session.fault
-        if session.ending is Status.COMPLETED and session.stopped is None and error is not None:
+        # A program that went on after a used-up budget may still end with a status that tells of it.
+        is_judged = isinstance(error, AgentFailed | AgentError) and error.is_own_end and "score" in error.report
+        is_told_of = is_judged and "openai_refused" in episode.trajectory.metrics
+        if session.ending is Status.COMPLETED and session.stopped is None and error is not None and not is_told_of:
             raise self._blamed(self._agent, error, session.last_error, is_first=is_first)
         if not session.turns and session.ending is Status.COMPLETED:
             raise self._agent.error(f"it made no successful call; {session.last_error or 'it made none at all'}")

@@ -29,6 +29,8 @@ class AgentFailed(InfrastructureError):
 
     report: Mapping[str, float] = {}
     """Numbers that hold where the session had ended before, e.g. because its budget was used up."""
+    is_own_end = False
+    """True: the program ended by itself, with a status that says that something went wrong."""
 
 
 class AgentError(UserError):
@@ -36,6 +38,8 @@ class AgentError(UserError):
 
     report: Mapping[str, float] = {}
     """Numbers as AgentFailed has them."""
+    is_own_end = False
+    """The same as in AgentFailed."""
 
     def __init__(self, message: str, reason: str) -> None:
         """`reason`: what two tries that fail in the same way have in common."""

@@ -143,6 +143,23 @@ async def test_a_used_up_budget_leaves_the_checks_score(harnessed: Make, options
     assert (found.status, found.score) == (Status.TURN_LIMIT, 1.0)
 
 
+@pytest.mark.parametrize(("ending", "is_judged"), [("sys.exit(1)", True), ("os.kill(os.getpid(), 9)", False)])
+async def test_a_program_that_went_on_after_a_used_up_budget_is_judged_whatever_its_status(
+    harnessed: Make, options: Callable[..., AgentOptions], ending: str, is_judged: bool
+) -> None:
+    code = f"""{WRITES}
+long = urllib.request.Request(request.full_url, request.data.replace(b"Write", b"Write " * 9000), request.headers)
+try:
+    urllib.request.urlopen(long)
+except urllib.error.HTTPError:
+    urllib.request.urlopen(request)
+{ending}
+"""
+    (found,) = await harnessed(options(), lambda prompt: "5", max_model_len=2000).run(todo(code))
+    judged = (Status.COMPLETED, 1.0)
+    assert found.metrics["openai_refused"] == 1 and ((found.status, found.score) == judged) is is_judged
+
+
 async def test_an_error_of_the_program_shows_both_outputs(
     harnessed: Make, options: Callable[..., AgentOptions]
 ) -> None:
