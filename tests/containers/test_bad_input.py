@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from agentrl.config.registries import AGENT_STARTERS
+from agentrl.config.sections.rollout import OpenAIProxyConfig
 from agentrl.errors import ConfigError
 from agentrl.openai_api import agent_container
 from agentrl.openai_api.agents import AgentOptions
@@ -56,6 +58,46 @@ def test_half_of_the_keys(given: dict[str, Any], said: str) -> None:
     assert AGENT_STARTERS.get("container") is agent_container.build
     with pytest.raises(ConfigError, match=said):
         agent_container.build(AgentOptions(**{"command": COMMAND, "container": {"image": "x"}, **given}))
+
+
+SOCKETLESS = """
+from agentrl.containers.contract import Containers
+
+class Mine(Containers):
+    async def open(self, options): ...
+    async def find(self, image): ...
+    async def start(self, spec): ...
+    async def close(self): ...
+"""
+
+
+def test_a_starter_that_hands_over_no_sockets_needs_a_network(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(SOCKETLESS)
+    box = {"image": "x", "starter": f"{tmp_path}/mine.py:Mine"}
+    with pytest.raises(ConfigError, match=r"container\.network=host, and openai_proxy\.host"):
+        agent_container.build(AgentOptions(command=COMMAND, container=box))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"container": {"user": "root"}}, "1000:1000"),
+        ({"container": {"network": "bridge"}}, "none, host, or a list"),
+        ({"container": {"network": ["https://pypi.org"]}}, "pypi.org:443"),
+        ({"container": {"workdir": "testbed"}}, "an absolute path"),
+        ({"container": {"workdir": "/a:/b"}}, "an absolute path"),
+    ],
+)
+def test_values_of_another_form(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        OpenAIProxyConfig.model_validate(given)
+
+
+def test_root_needs_a_map_of_users() -> None:
+    given = OpenAIProxyConfig.model_validate({"container": {"user": "0:0"}})
+    assert [finding.text for finding in given.container.findings() if "uidmap" in finding.text]
+    given = OpenAIProxyConfig.model_validate({"container": {"user": "0:0", "uidmap": "0:100000:65536"}})
+    assert not list(given.container.findings())
 
 
 @pytest.fixture(scope="module")
