@@ -32,14 +32,22 @@ SAMPLE = sample("openai_proxy")
 PROGRAM = """
 import json, os, signal, sys, threading, time, traceback, urllib.request
 
-def post(url, value):
+def post(url, value, read=json.load):
     request = urllib.request.Request(url, json.dumps(value).encode(), {"content-type": "application/json"})
     with urllib.request.urlopen(request) as answer:
-        return json.load(answer)
+        return read(answer)
+
+def joined(stream):
+    events = [json.loads(line[6:]) for line in stream if line.startswith(b"data: {")]
+    return "".join(choice["delta"].get("content") or "" for event in events for choice in event["choices"])
 
 def ask(session, messages):
+    "Ask, and have every other answer streamed."
     body = {"model": session["model"], "messages": messages}
-    return post(session["base_url"] + "/chat/completions", body)["choices"][0]["message"]["content"]
+    url = session["base_url"] + "/chat/completions"
+    if len(messages) % 4 == 1:
+        return post(url, {**body, "stream": True}, joined)
+    return post(url, body)["choices"][0]["message"]["content"]
 
 def act(session):
     try:
