@@ -2,7 +2,7 @@
 
 `python -m tests.openai_api.recorded_programs NAME EXECUTABLE` runs a program with nothing set but address, key, model
 and home, and writes `recorded/programs/NAME.json`. Every longer text becomes a word of its own: what is kept is the
-form of the requests, and which texts are the same.
+form of the requests, and which texts are the same. A summary of the policy is kept in the texts that show it.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ ROOM = {
     "max_assistant_turns": 60,
 }
 FILE = "{work}/add.py"
+SUMMARY = "Half of the work on add.py is done."
 SAYS: dict[str, list[str]] = {
     "claude_code": [
         "I look.\n" + call("Read", file_path=FILE) + "\n" + call("ToolSearch", query="select:CronList,TaskStop"),
@@ -49,6 +50,12 @@ SAYS: dict[str, list[str]] = {
         call("exec_command", cmd="sed -i s/-/+/ add.py"),
         call("multi_agent_v1__spawn_agent", message="Is it right?"),
         call("nonsense"),
+        *["It is fixed."] * 9,
+    ],
+    "codex_compacts": [
+        *[call("exec_command", cmd="seq 1 900")] * 2,
+        SUMMARY,
+        call("exec_command", cmd="sed -i s/-/+/ add.py"),
         *["It is fixed."] * 9,
     ],
     "mini_swe_agent": [
@@ -99,13 +106,11 @@ PI = {
         }
     }
 }
+CODEX_WORDS = ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", TASK]
 PROGRAMS: dict[str, tuple[list[str], str, str]] = {
     "claude_code": (["-p", TASK, "--dangerously-skip-permissions"], "", ""),
-    "codex": (
-        ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", TASK],
-        ".codex/config.toml",
-        CODEX,
-    ),
+    "codex": (CODEX_WORDS, ".codex/config.toml", CODEX),
+    "codex_compacts": (CODEX_WORDS, ".codex/config.toml", f"model_auto_compact_token_limit = 24000\n{CODEX}"),
     "mini_swe_agent": (
         [
             *("-y", "--exit-immediately", "-l", "0", "-m", "openai/policy", "-o", "../trajectory.json", "-t", TASK),
@@ -178,7 +183,7 @@ def scrubbed(value: Any, name: str = "") -> Any:
     if not isinstance(value, str) or name in ("encrypted_content", "arguments"):
         return value
     if len(value) > LONGEST or value.count(" ") > WORDS or re.search("[0-9a-f]{8}-[0-9a-f]{4}-|[0-9a-f]{12}", value):
-        return f"text-{hashlib.sha256(value.encode()).hexdigest()[:10]}"
+        return f"text-{hashlib.sha256(value.encode()).hexdigest()[:10]}{f' {SUMMARY}' * (SUMMARY in value)}"
     return value
 
 
