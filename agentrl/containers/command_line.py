@@ -2,7 +2,8 @@
 
 The first process of a container with ports is a program of Python's standard library: it listens at its own loopback
 and hands the listening sockets to this process, through a Unix socket in a folder that is mounted. From then on the
-container's connections are accepted here, though it has no network.
+container's connections are accepted here, though it has no network. The first process ends with that Unix socket's
+connection, and the container with it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import shlex
 import shutil
 import socket
 import tempfile
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 
 from agentrl.containers.contract import KEY, Container, ContainerFailed, ContainerOptions, Containers, Spec, Unfit
@@ -63,11 +64,9 @@ way = socket.socket(socket.AF_UNIX)
 way.connect(sys.argv[1])
 handed = array.array("i", [one.fileno() for one in listeners])
 way.sendmsg([b"."], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, handed)])
-way.close()
 for one in listeners:
     one.close()
-while True:
-    signal.pause()
+way.recv(1)  # until the other side is gone
 """
 SLEEPER = "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"
 SETTLE = (
@@ -130,17 +129,13 @@ class CommandLine(Containers):
             )
 
     async def start(self, spec: Spec) -> Container:
-        name = new_name()
-        container = OCIContainer(self, name, spec)
-        way = Path(tempfile.mkdtemp(prefix=f"{name}-")) if spec.ports else None
+        container = OCIContainer(self, new_name(), spec)
+        beginning = asyncio.ensure_future(container.begin())
         try:
-            await container.begin(way)
+            await asyncio.shield(beginning)
         except BaseException:
-            self.later(container.stop())
+            self.later(_undo(beginning, container))
             raise
-        finally:
-            if way is not None:
-                shutil.rmtree(way, ignore_errors=True)
         return container
 
     async def close(self) -> None:
@@ -156,9 +151,9 @@ class CommandLine(Containers):
             self._folder = Path(tempfile.mkdtemp(prefix=f"{new_name()}-"))
         return self._folder
 
-    def later(self, ending: Awaitable[None]) -> asyncio.Task[None]:
+    def later(self, ending: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Have something ended that nobody may wait for; `close` does."""
-        task = asyncio.ensure_future(ending)
+        task = asyncio.create_task(ending)
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
         return task
@@ -307,16 +302,19 @@ class OCIContainer(Container):
     def __init__(self, line: CommandLine, name: str, spec: Spec) -> None:
         self.name, self._line, self._spec = name, line, spec
         self.listeners: dict[int, socket.socket] = {}
+        self._link: socket.socket | None = None
+        """Connection to its first process, which ends with it: also where this process is killed."""
 
-    async def begin(self, way: Path | None) -> None:
-        """Start it. `way`: an empty folder for the Unix socket, which is needed until this returns."""
+    async def begin(self) -> None:
+        """Start it."""
         spec, options = self._spec, self._spec.options
         main, mounts = ["sh", "-c", SLEEPER], list[str]()
         with contextlib.ExitStack() as stack:
             receiver: socket.socket | None = None
-            if way is not None:
-                way.chmod(0o700)
-                door = way / "way"  # Nobody else on this machine comes through the folder around it.
+            if spec.ports:
+                # Nobody else on this machine comes through the folder around the socket's.
+                way = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{self.name}-")))
+                door = way / "way"
                 door.mkdir()
                 door.chmod(0o755)
                 receiver = stack.enter_context(_listen(door))
@@ -343,7 +341,8 @@ class OCIContainer(Container):
                 raise ContainerFailed(f"{self.name} ended, or hands over no sockets: {said.strip() or 'no output'}")
         finally:
             handing.cancel()
-        for port, handle in zip(self._spec.ports, handing.result(), strict=True):
+        self._link, handles = handing.result()
+        for port, handle in zip(self._spec.ports, handles, strict=True):
             listener = socket.socket(fileno=handle)
             self.listeners[port] = listener
             is_listening = listener.family is socket.AF_INET and listener.getsockopt(
@@ -382,8 +381,9 @@ class OCIContainer(Container):
         await self._line.stream(["exec", self.name, "sh", "-c", TAKE, "sh", folder], archive, most)
 
     async def stop(self) -> None:
-        for listener in self.listeners.values():
-            listener.close()
+        for one in (*self.listeners.values(), self._link):
+            if one is not None:
+                one.close()
         await asyncio.shield(self._line.later(self._line.remove(self.name)))
 
 
@@ -436,15 +436,25 @@ def _listen(folder: Path) -> socket.socket:
     return listener
 
 
-async def _accept(receiver: socket.socket) -> list[int]:
-    """Take the descriptors that the first connection brings."""
+async def _accept(receiver: socket.socket) -> tuple[socket.socket, list[int]]:
+    """Take the first connection, and the descriptors that it brings."""
     loop = asyncio.get_running_loop()
     connection, _ = await loop.sock_accept(receiver)
-    with connection:
-        is_there = asyncio.Event()
-        loop.add_reader(connection, is_there.set)
-        try:
-            await is_there.wait()
-        finally:
-            loop.remove_reader(connection)
-        return list(socket.recv_fds(connection, 1, 8)[1])
+    is_there = asyncio.Event()
+    loop.add_reader(connection, is_there.set)
+    try:
+        await is_there.wait()
+        loop.remove_reader(connection)
+        return connection, list(socket.recv_fds(connection, 1, 8)[1])
+    except BaseException:
+        loop.remove_reader(connection)
+        connection.close()
+        raise
+
+
+async def _undo(beginning: asyncio.Future[None], container: OCIContainer) -> None:
+    """Remove a container that nobody wants. Its start is waited for: a daemon goes on when its client is gone."""
+    await asyncio.wait({beginning})
+    if not beginning.cancelled():
+        beginning.exception()
+    await container.stop()

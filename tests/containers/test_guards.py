@@ -69,7 +69,7 @@ found = {
     "tests": subprocess.run(
         ["find", "/", "/tmp", "/run", "/dev/shm", "-xdev", "-name", "hidden_test.py"], capture_output=True, text=True
     ).stdout.split(),
-    "keeper": "report" in open("/proc/1/environ").read() + open("/proc/1/cmdline").read(),
+    "first process": [fails(lambda: open("/proc/1/environ")), fails(lambda: open("/proc/1/mem", "r+b"))],
 }
 subprocess.Popen(["sh", "-c", "while :; do echo left >/tmp/left; sleep 0.1; done"], start_new_session=True)
 open("solution.py", "w").write(SOLUTION)
@@ -152,6 +152,7 @@ async def test_attacks_of_a_program_and_of_what_it_left_find_nothing(attacked: A
     assert found["names"] == "gaierror" and found["interfaces"] == ["lo"]
     assert all(line.split()[-1] == "0" * 16 for line in found["capabilities"]) and found["user"] == 1000
     assert found["processes"] == [] and found["told"] == [] and found["tests"] == []
-    assert not found["keeper"] and not any(word in found["row"] for word in ("report_url", "check_files"))
+    assert found["first process"] == ["PermissionError"] * 2
+    assert not any(word in found["row"] for word in ("report_url", "check_files"))
     assert score == 1.0, "the code that the program left changed its judge, or knew an address"
     assert mine() == []

@@ -15,7 +15,8 @@ import pytest
 from agentrl.containers import owner
 from agentrl.containers.command_line import CommandLine
 from agentrl.containers.contract import Spec
-from tests.containers.conftest import Boxed, names
+from tests.containers.conftest import LINE, Boxed, names
+from tests.waiting import wait_for
 
 STARTS = """
 import asyncio, os, signal, sys
@@ -42,6 +43,9 @@ async def test_what_a_killed_run_left_is_removed_at_the_next_start(boxed: Boxed)
     )
     left = run.stdout.strip()
     assert run.returncode == -signal.SIGKILL and left in names(), run.stderr
+    running = [*LINE, "ps", "--format", "{{.Names}}"]
+    wait_for(lambda: left not in subprocess.run(running, capture_output=True, text=True, check=True).stdout)
+    assert left in names(), "its programs ended with the run; its name and its files did not"
     folder = Path(tempfile.mkdtemp(prefix=f"{left}-"))  # as where it was killed within a start
     line = CommandLine()
     await line.open(options)
