@@ -24,12 +24,23 @@ from tests.e2e.test_train import lines
 from tests.harnesses.taught import teach, untaught
 from tests.harnesses.test_programs import SHELLS, run
 from tests.programs import program
+from tests.real_model import TEMPLATE, find_model
 
 __all__ = ["bench", "chat"]
 SESSIONS = 50
 """Recorded sessions that the policy learns."""
-ARGUMENTS = {"claude_code": ["--tools", "Bash,Edit,Read,Write"], "codex": []}
+ARGUMENTS = {"claude_code": ["--tools", "Bash,Edit,Read,Write"], "codex": [], "mini_swe_agent": []}
 ROOM = {"max_response_tokens": 30_000, "max_model_len": 60_000, "max_prompt_tokens": 50_000, "max_assistant_turns": 9}
+LONG = (
+    *("data.max_prompt_length=50000", "data.max_response_length=8000", "actor_rollout_ref.rollout.max_model_len=60000"),
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=60000",
+    "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=60000",
+)
+SHORT = (
+    *("data.max_prompt_length=2048", "data.max_response_length=2048", "actor_rollout_ref.rollout.max_model_len=4096"),
+    "actor_rollout_ref.rollout.multi_turn.max_tokens_per_turn=128",
+    *("actor_rollout_ref.actor.ppo_max_token_len_per_gpu=4096", "actor_rollout_ref.actor.optim.lr=1e-6"),
+)
 EVERY_OTHER = """
 import sys
 with open(__file__ + ".seen", "a") as file:
@@ -39,9 +50,20 @@ with open(__file__ + ".seen", "a") as file:
 """Check that every other session passes: a group whose scores are equal would teach nothing."""
 
 
+@pytest.fixture(scope="module", params=ARGUMENTS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return untaught(tmp_path_factory.mktemp("policy"))
+def policy(name: str, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2 for the program whose prompts it can hold, else a tiny policy with room for long ones."""
+    folder = tmp_path_factory.mktemp("policy")
+    if name != "mini_swe_agent":
+        return untaught(folder)
+    made = shutil.copytree(find_model(pytestconfig, folder), folder / "policy")
+    shutil.copy(TEMPLATE, made / "chat_template.jinja")
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +72,9 @@ def chat(policy: Path) -> Chat:
 
 
 def turns_of(name: str) -> list[str]:
-    """Two calls of the program's shell, and an answer."""
-    return [run(name, "ls"), run(name, "python -m unittest -q"), "The fault is found."]
+    """Two calls of the program's shell, and an end: an answer, or the command that the program takes for its end."""
+    end = run(name, "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT") if name == "mini_swe_agent" else "The fault is found."
+    return [run(name, "ls"), run(name, "python -m unittest -q"), end]
 
 
 async def recorded(made: Bench, name: str, rows: Sequence[dict[str, Any]]) -> list[Transcript]:
@@ -77,7 +100,6 @@ async def recorded(made: Bench, name: str, rows: Sequence[dict[str, Any]]) -> li
 
 @pytest.mark.slice(0, "long run")
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("name", ARGUMENTS)
 async def test_a_policy_that_learnt_its_calls_acts_in_a_real_program(
     bench: Callable[..., Bench], policy: Path, tmp_path: Path, name: str
 ) -> None:
@@ -87,7 +109,8 @@ async def test_a_policy_that_learnt_its_calls_acts_in_a_real_program(
     made = bench(lambda session, turn: said[turn % len(said)], trajectory_timeout=100.0, max_retries=0, **ROOM)
     sessions = await recorded(made, name, rows)
     taught = shutil.copytree(policy, tmp_path / "policy")
-    steps, loss = teach(taught, sessions)
+    is_small = name != "mini_swe_agent"
+    steps, loss = teach(taught, sessions, rate=5e-3 if is_small else 1e-4)
     print(f"{name}: {len(sessions)} sessions of {len(sessions[0].ids)} tokens, taught in {steps} steps to {loss:.4f}")
     check = tmp_path / "check.py"
     check.write_text(EVERY_OTHER)
@@ -96,21 +119,17 @@ async def test_a_policy_that_learnt_its_calls_acts_in_a_real_program(
         f"data.train_files={tmp_path}/test.parquet",
         f"data.val_files={tmp_path}/test.parquet",
         "data.train_batch_size=1",
-        "data.max_prompt_length=50000",
-        "data.max_response_length=8000",
-        "actor_rollout_ref.rollout.max_model_len=60000",
+        *(LONG if is_small else SHORT),
         "actor_rollout_ref.rollout.n=4",
         f"actor_rollout_ref.model.path={taught}",
         "actor_rollout_ref.actor.ppo_mini_batch_size=1",
-        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=60000",
-        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=60000",
         "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=6",
         f"{proxy}.harness={name}",
         f"{proxy}.command=[{program(SHELLS[name][0])}]",
         f"{proxy}.harness_options={{arguments: [{', '.join(json.dumps(one) for one in ARGUMENTS[name])}]}}",
         f"{proxy}.check=[{sys.executable},{check}]",
         "algorithm.filter_groups.enable=false",
-        "trainer.total_training_steps=1",
+        f"trainer.total_training_steps={1 if is_small else 3}",
         "trainer.val_before_train=false",
         "trainer.test_freq=-1",
         "trainer.device=cpu",
@@ -118,10 +137,10 @@ async def test_a_policy_that_learnt_its_calls_acts_in_a_real_program(
     ]
     done = subprocess.run([sys.executable, "-m", "agentrl.train", *words], text=True, capture_output=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
-    metrics = lines(tmp_path / "run")[-1]
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6
     shown = ("time/", "trajectory/openai", "turns/", "prompt/", "response/", "train/", "actor/grad")
-    print(f"{name}: {peak:.1f} GB, { ({key: value for key, value in metrics.items() if key.startswith(shown)}) }")
-    assert metrics["left_out/failed"] == 0 and metrics.get("trajectory/openai_bad_requests", 0) == 0
-    assert metrics["actor/grad_norm"] > 0 and metrics["score/mean"] == 0.5
-    assert metrics["turns/mean"] >= 3 and metrics["response/observed_mean"] > 0
+    for metrics in lines(tmp_path / "run"):
+        print(f"{name}: {peak:.1f} GB, { ({key: value for key, value in metrics.items() if key.startswith(shown)}) }")
+        assert metrics["left_out/failed"] == 0 and metrics.get("trajectory/openai_bad_requests", 0) == 0
+        assert metrics["actor/grad_norm"] > 0 and metrics["score/mean"] == 0.5
+        assert metrics["turns/mean"] >= 3 and metrics["response/observed_mean"] > 0

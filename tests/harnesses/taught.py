@@ -15,7 +15,6 @@ from agentrl.trajectory import Transcript
 from tests.chat.vocabularies import qwen_2
 
 SHAPE = TinyShape(hidden=96, layers=2, heads=3, kv_heads=3, intermediate=288, max_length=1 << 16)
-RATE = 5e-3
 SURE, IN_A_ROW = 0.003, 12
 """Mean loss of a session's calls, and sessions in a row with no more, at which teaching ends."""
 
@@ -35,10 +34,10 @@ def untaught(folder: Path) -> Path:
     return folder
 
 
-def teach(folder: Path, sessions: Sequence[Transcript], most_steps: int = 400) -> tuple[int, float]:
+def teach(folder: Path, sessions: Sequence[Transcript], rate: float = 5e-3, most_steps: int = 400) -> tuple[int, float]:
     """Teach the policy in `folder` the sampled tokens of sessions; return the steps and the worst last loss."""
     model = AutoModelForCausalLM.from_pretrained(folder)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
     recent = [float("inf")] * IN_A_ROW
     for step in range(most_steps):
         transcript = sessions[step % len(sessions)]
