@@ -51,7 +51,6 @@ def test_the_page_trains_in_containers(run_wheel: Run, policy_dir: Path, tmp_pat
     try:
         subprocess.run([*LINE, *build[1:]], cwd=tmp_path, check=True, capture_output=True)
         run_wheel(data[1:], tmp_path)
-        before = set(names())
         more = [
             *SMALL,
             "data.max_prompt_length=3000",
@@ -65,11 +64,13 @@ def test_the_page_trains_in_containers(run_wheel: Run, policy_dir: Path, tmp_pat
             f"trainer.default_local_dir={tmp_path / 'run'}",
         ]
         run_wheel([*(word.replace("Qwen/Qwen3-4B", str(policy_dir)) for word in train[1:]), *more], tmp_path)
+        words = [*LINE, "ps", "--all", "--quiet", "--filter", "ancestor=localhost/coder"]
+        left = subprocess.run(words, check=True, capture_output=True, text=True).stdout
     finally:
         subprocess.run([*LINE, "rmi", "--force", "localhost/coder", base], capture_output=True)
     metrics = lines(tmp_path / "run")[-1]
     assert metrics["left_out/failed"] == 0 and metrics["trajectory/openai_calls"] >= 1
-    assert metrics["trajectory/containers"] == 2 and set(names()) <= before
+    assert metrics["trajectory/containers"] == 2 and left == ""
 
 
 ROW = {
@@ -115,18 +116,19 @@ def test_a_training_that_is_killed_leaves_its_containers_to_the_next_one(
             ["-m", "agentrl.train", *small_run(*keys, place, f"{PROXY}.command=[python3,-S,/opt/agent.py]")], tmp_path
         )
 
-    before = set(names())
+    def of(run: ForkedPython) -> list[str]:
+        return [name for name in names() if f"-{run.process.pid}-" in name]
+
     killed = started(WAITS + "time.sleep(600)")
     # Four sessions, and one container that is ready.
-    wait_for(lambda: len(set(names()) - before) > 4 or not killed.process.is_alive(), 200)
+    wait_for(lambda: len(of(killed)) > 4 or not killed.process.is_alive(), 200)
     assert killed.process.is_alive(), killed.wait(1)
     assert killed.process.pid is not None
     os.kill(killed.process.pid, signal.SIGKILL)
     killed.wait(30)
-    left = set(names()) - before
     run = started(WAITS)
     ended = run.wait(200)
     assert ended.returncode == 0, ended
     metrics = lines(tmp_path / "run")[-1]
-    assert len(left) > 4 and not left & set(names()) and set(names()) <= before
+    assert of(killed) == of(run) == []
     assert metrics["trajectory/containers"] == 2 and metrics["left_out/failed"] == 0
