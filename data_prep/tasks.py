@@ -1,9 +1,11 @@
 """Tasks of coding agents as rows: `python -m data_prep.tasks --folder TASKS --out DIR`.
 
-Each folder below TASKS is a task: `instruction.md`; an image, by its name in the file `image` or as a `Dockerfile`;
-`files/`, laid into the working folder at the start; `tests/`, laid there before the check; and a solution, the files
-`solution/`, the script `solution.sh`, or both. Every task is tried in containers as in a training: its solution must
-pass the check, and an agent that does nothing must not. A task that fails is left out, and its reason is printed.
+Each folder below TASKS is a task: `instruction.md`; an image, by its name in the file `image` or as
+`environment/Dockerfile`; `files/`, laid into the working folder at the start; `tests/`, laid there before the check;
+and `solution/solve.sh`. Folders of Harbor (https://harborframework.com) with a `task.toml` are read, too: their tests
+and solutions lie in the working folder, and the check is their reward. Every task is tried in containers as in a
+training: its solution must pass the check, and an agent that does nothing must not. A task that fails is left out, and
+its reason is printed.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,8 +39,17 @@ from data_prep.options import positive
 
 BUILT = "agentrl-task"
 """First part of the names of images that are built here."""
-SOLVE = "agentrl-solution.sh"
-"""Name of a solution's script in the working folder."""
+SOLVE = "solution/solve.sh"
+"""Script that solves a task, in its folder and in the working folder."""
+HARBORS = re.compile(r"(?<![\w./-])/(tests|logs|solution)(?![\w-])")
+"""Absolute paths of Harbor's, which lie in the working folder here: nothing else can be written to."""
+HARBORS_CHECK = """\
+rm -rf logs && mkdir -p logs/verifier && bash tests/test.sh
+cd logs/verifier || exit 1
+reward=$(cat reward.txt 2>/dev/null || grep -o '"reward": *[0-9.]*' reward.json | tr -d ' ' | cut -d: -f2)
+case $reward in 1|1.0) exit 0 ;; *) exit 1 ;; esac
+"""
+"""The file `tests/run.sh` of a task of Harbor's."""
 PER_TEST_ROW = 10
 """Tasks for each one of test.parquet."""
 
@@ -90,38 +102,61 @@ def texts(folder: Path, below: str = "") -> dict[str, str]:
     return found
 
 
-def read(folder: Path, build: Sequence[str]) -> Task:
+def read(folder: Path, build: Sequence[str], workdir: str | None) -> Task:
     """Read a task, and build its image. Raises LeftOut."""
     if not (folder / "instruction.md").is_file():
         raise LeftOut(f"{folder / 'instruction.md'}: not there")
-    tests, solution = texts(folder / "tests", "tests/"), texts(folder / "solution")
-    script = folder / "solution.sh"
-    if script.is_file():
-        solution[SOLVE] = script.read_text(encoding="utf-8")
-    if not tests or not solution:
-        raise LeftOut(f"{folder / ('solution' if tests else 'tests')}: no files there")
-    if (folder / "image").is_file():
-        image = (folder / "image").read_text(encoding="utf-8").strip()
-        if not re.fullmatch(r"[a-z0-9][\w./:@-]*", image):
-            raise LeftOut(f"{folder / 'image'}: expected the name of an image, found {image!r:.80}")
-    elif (folder / "Dockerfile").is_file():
-        image = built(folder, build)
-    else:
-        raise LeftOut(f"{folder}: expected a file `image` with a name, or a Dockerfile")
+    named = harbors_image(folder / "task.toml")
+    tests, solution = texts(folder / "tests", "tests/"), texts(folder / "solution", "solution/")
+    if not tests or SOLVE not in solution:
+        raise LeftOut(f"{folder / (SOLVE if tests else 'tests')}: not there")
     instruction = (folder / "instruction.md").read_text(encoding="utf-8").strip()
+    if named is not None:
+        if workdir is None:
+            raise LeftOut(f"{folder / 'task.toml'}: give --workdir, the WORKDIR of its image, e.g. /app")
+        tests, solution = ({path: moved(text, workdir) for path, text in some.items()} for some in (tests, solution))
+        tests, instruction = {**tests, "tests/run.sh": HARBORS_CHECK}, moved(instruction, workdir)
+    if not named and (folder / "image").is_file():
+        named = (folder / "image").read_text(encoding="utf-8").strip()
+    if named and not re.fullmatch(r"[a-z0-9][\w./:@-]*", named):
+        raise LeftOut(f"{folder}: expected the name of an image, found {named!r:.80}")
+    if not named and not (folder / "environment" / "Dockerfile").is_file():
+        raise LeftOut(f"{folder}: expected a file `image` with a name, or environment/Dockerfile")
+    image = named or built(folder, build)
     return Task(folder.name, instruction, image, texts(folder / "files"), tests, solution)
 
 
+def harbors_image(file: Path) -> str | None:
+    """Read the image of Harbor's `task.toml`, empty where it names none; None without such a file. Raises LeftOut."""
+    if not file.is_file():
+        return None
+    try:
+        made = tomllib.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise LeftOut(f"{file}: {error}") from error
+    place = made.get("environment", {})
+    needs = [name for name in ("gpus", "env", "mcp_servers") if place.get(name)] + ["steps"] * ("steps" in made)
+    if needs:
+        raise LeftOut(f"{file}: it needs {', '.join(needs)}, which containers of agents do not have")
+    return str(place.get("docker_image", ""))
+
+
+def moved(text: str, workdir: str) -> str:
+    """Change Harbor's absolute paths to paths in the working folder."""
+    return HARBORS.sub(lambda found: f"{workdir}/{found[1]}", text)
+
+
 def built(folder: Path, build: Sequence[str]) -> str:
-    """Build the image of a Dockerfile, unless it is there already; return its name. Raises LeftOut."""
-    content = (folder / "Dockerfile").read_bytes()
+    """Build the image of a task's environment, unless it is there already; return its name. Raises LeftOut."""
+    context = folder / "environment"  # Neither tests nor solution are in it.
+    files = [one for one in sorted(context.rglob("*")) if one.is_file()]
+    content = hashlib.sha256(b"".join(str(one.relative_to(context)).encode() + one.read_bytes() for one in files))
     name = re.sub(r"[^a-z0-9]+", "-", folder.name.lower()).strip("-") or "task"
-    tag = f"{BUILT}/{name}:{hashlib.sha256(content).hexdigest()[:12]}"
+    tag = f"{BUILT}/{name}:{content.hexdigest()[:12]}"
     if subprocess.run([build[0], "image", "inspect", tag], capture_output=True, check=False).returncode == 0:
         return tag
-    with tempfile.TemporaryDirectory() as empty:  # Neither tests nor solution may get into the image.
-        words = [*build, "--tag", tag, "--file", str(folder / "Dockerfile"), empty]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
+    words = [*build, "--tag", tag, "--file", str(context / "Dockerfile"), str(context)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise LeftOut(f"{shlex.join(words)} ended with status {done.returncode}: {done.stderr.strip()[-500:]}")
     return tag
@@ -167,15 +202,15 @@ class Trial:
                 each.mkdir()
             lay(desk.work, {**task.files, **solution})
             async with self._place.acting(one, desk) as room:
-                words = ["sh", "-c", f"if [ -e {SOLVE} ]; then sh {SOLVE} && rm {SOLVE}; fi"]
-                process = await room.start(words, {"HOME": str(desk.home), "PWD": room.work}, key="solution.sh")
+                words = ["sh", "-c", f"if [ -e {SOLVE} ]; then sh {SOLVE} && rm -r solution; fi"]
+                process = await room.start(words, {"HOME": str(desk.home), "PWD": room.work}, key=SOLVE)
                 process.process.give(b"")
                 await process.process.ended()
                 await room.leave(keep=True)
             if process.process.status != 0:
                 return (
                     False,
-                    f"solution.sh ended with status {process.process.status}: {process.said(both=True)[-500:]}",
+                    f"{SOLVE} ended with status {process.process.status}: {process.said(both=True)[-500:]}",
                 )
             async with self._place.judging(one, desk, task.tests) as room:
                 process = await room.start(self._check, {"HOME": str(desk.judging), "PWD": room.work}, key="--check")
@@ -184,7 +219,9 @@ class Trial:
             return process.process.status == 0, process.said(both=True)[-500:]
 
 
-async def rows_of(folders: Sequence[Path], trial: Trial, build: Sequence[str], at_once: int) -> dict[str, Row]:
+async def rows_of(
+    folders: Sequence[Path], trial: Trial, build: Sequence[str], workdir: str | None, at_once: int
+) -> dict[str, Row]:
     """Try the tasks, and print the fate of each; return the rows of those that stay, by name."""
     rows: dict[str, Row] = {}
     turns, done = asyncio.Semaphore(at_once), 0
@@ -193,7 +230,7 @@ async def rows_of(folders: Sequence[Path], trial: Trial, build: Sequence[str], a
         nonlocal done
         async with turns:
             try:
-                task = await asyncio.to_thread(read, folder, build)
+                task = await asyncio.to_thread(read, folder, build, workdir)
                 await trial.verify(task)
             except LeftOut as reason:
                 fate = f"left out: {reason}"
@@ -225,7 +262,7 @@ async def prepare(given: argparse.Namespace) -> int:
     await place.start()
     try:
         build = [*starter.words, "build", *shlex.split(given.build_arguments)]
-        rows = await rows_of(folders, Trial(place, check, given.timeout), build, given.at_once)
+        rows = await rows_of(folders, Trial(place, check, given.timeout), build, given.workdir, given.at_once)
     finally:
         await place.close()
     if not rows:

@@ -23,7 +23,7 @@ RIGHT = {
     "image": IMAGE,
     "files/read.me": "Numbers: 2, 3.",
     "tests/run.sh": "grep -qx 5 answer.txt || { echo the sum is wrong; exit 1; }",
-    "solution.sh": "test -e read.me && echo 5 > answer.txt",
+    "solution/solve.sh": "test -e read.me && echo 5 > answer.txt",
 }
 
 
@@ -58,9 +58,11 @@ def test_tasks_are_tried_and_each_reason_is_told(
 ) -> None:
     tasks = tmp_path / "tasks"
     laid(tasks / "right")
-    laid(tasks / "by_files", **{"solution.sh": None, "solution/answer.txt": "5\n"})
-    laid(tasks / "wrong", **{"solution.sh": "echo 6 > answer.txt"})
-    laid(tasks / "fails", **{"solution.sh": "exit 3"})
+    solved = {"solution/solve.sh": "cp solution/right.txt answer.txt", "solution/right.txt": "5\n"}
+    laid(tasks / "by_files", **solved)
+    laid(tasks / "wrong", **{"solution/solve.sh": "echo 6 > answer.txt"})
+    laid(tasks / "fails", **{"solution/solve.sh": "exit 3"})
+    laid(tasks / "placeless", **{"task.toml": ""})
     laid(tasks / "idle", **{"tests/run.sh": "exit 0"})
     laid(tasks / "bare", **{"image": None})
     laid(tasks / "elsewhere", **{"image": "localhost/not-there:1"})
@@ -80,17 +82,18 @@ def test_tasks_are_tried_and_each_reason_is_told(
     reasons = {line.split()[1].rstrip(":"): line for line in said.splitlines() if line.startswith("[")}
     for name, reason in {
         "wrong": "the solution does not pass the check: the sum is wrong",
-        "fails": "solution.sh ended with status 3",
+        "fails": "solution/solve.sh ended with status 3",
+        "placeless": "give --workdir, the WORKDIR of its image",
         "idle": "passes though nothing was done",
-        "bare": "expected a file `image` with a name, or a Dockerfile",
+        "bare": "expected a file `image` with a name, or environment/Dockerfile",
         "elsewhere": "pull localhost/not-there:1",
         "odd_name": "expected the name of an image, found '--privileged'",
         "silent": "instruction.md: not there",
-        "untested": "tests: no files there",
+        "untested": "tests: not there",
         "linked": "link: a link; copy the file itself",
     }.items():
         assert reason in reasons[name], reasons[name]
-    assert "2 of 11 tasks; train with" in said and '["localhost/*"]' in said
+    assert "2 of 12 tasks; train with" in said and '["localhost/*"]' in said
     assert [name for name in names() if f"-{os.getpid()}-" in name] == []
 
 
@@ -98,22 +101,32 @@ def test_a_dockerfile_is_built_once_and_sees_neither_tests_nor_solution(
     image: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tasks = tmp_path / "tasks"
-    laid(tasks / "made", **{"image": None, "Dockerfile": f"FROM {image}\nCOPY . /seen\n"})
-    laid(tasks / "broken", **{"image": None, "Dockerfile": "FROM localhost/not-there:2\n"})
-    more = ("--build-arguments", "--network none --isolation oci --pull-never", "--timeout", "60")
+    laid(tasks / "made", **{"image": None, "environment/Dockerfile": f"FROM {image}\nCOPY . /seen\n"})
+    laid(tasks / "broken", **{"image": None, "environment/Dockerfile": "FROM localhost/not-there:2\n"})
+    harbor = {"tests/run.sh": None, "tests/test.sh": "cd /tests && sh judge.sh > /logs/verifier/reward.txt"}
+    harbor |= {"tests/judge.sh": "grep -qx 5 ../answer.txt && echo 1 || echo 0", "task.toml": "[environment]\n"}
+    harbor |= {"solution/solve.sh": "cp /solution/right.txt answer.txt", "solution/right.txt": "5\n", "image": None}
+    dockerfile = f"FROM {image}\nCOPY . /seen\n"
+    laid(tasks / "harbors", **{**harbor, "environment/Dockerfile": dockerfile, "environment/own.txt": "here"})
+    needy = "[environment]\ngpus = 1\n"
+    laid(tasks / "needy", **{**harbor, "environment/Dockerfile": dockerfile, "task.toml": needy})
+    more = ("--build-arguments", "--network none --isolation oci --pull-never", "--timeout", "60", "--workdir", "/work")
     assert prepare(tasks, tmp_path / "out", *more) == 0
     said = capsys.readouterr().out
-    (row,) = pq.read_table(tmp_path / "out" / "train.parquet").to_pylist()
+    assert "2 of 4 tasks" in said, said
+    other, row = pq.read_table(tmp_path / "out" / "train.parquet").to_pylist()
+    assert "needy: left out: " in said and "it needs gpus" in said
     made = row["extra_info"]["image"]
     try:
         assert made.startswith("agentrl-task/made:")
         limits = ("--network", "none", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1000:1000")
         words = [*LINE, "run", "--rm", *MOUNTS, *limits, made, "ls", "/seen"]
         listed = subprocess.run(words, capture_output=True, text=True, check=False)
-        assert listed.returncode == 0 and listed.stdout == "", listed
+        assert listed.returncode == 0 and listed.stdout == "Dockerfile\n", listed
         assert "broken: left out: podman" in said and "not-there" in said
     finally:
-        subprocess.run([*LINE, "rmi", "--force", made], capture_output=True, check=False)
+        built = [made, other["extra_info"]["image"]]
+        subprocess.run([*LINE, "rmi", "--force", *built], capture_output=True, check=False)
 
 
 def test_a_folder_without_tasks_and_one_without_a_good_task_write_nothing(
