@@ -99,7 +99,11 @@ def _read(folder):
     needs += [one for one in orders if not re.match(r"$|#|FROM (ubuntu|debian|python)\b|WORKDIR /", one)]
     needs += [one.name for one in folder.glob("environment/*") if one != docker] + ["steps"] * ("steps" in config)
     if needs or tester.get("environment_mode", "shared") != "shared":
-        raise ValueError(f"{folder}: the task needs an image, which the sandbox has not ({'; '.join(needs) or tester})")
+        needed = "; ".join(needs) or tester
+        raise ValueError(
+            f"{folder}: the task needs an image, which the sandbox has not ({needed}). For an agent in a container: "
+            "python -m data_prep.tasks"
+        )
     workdir = place.get("workdir") or next((one.split()[1] for one in orders if one.startswith("WORKDIR")), "/app")
     paths = re.compile(rf"(?<![\w./-])/(tests|logs|{re.escape(workdir[1:])})(?![\w-])".encode())
     texts = [folder / "instruction.md", folder / "tests/test.sh", *filter(Path.is_file, folder.glob("tests/**/*"))]
