@@ -49,6 +49,10 @@ ENDPOINT_PORT, PROXY_PORT = 8011, 8012
 FOLDERS = "agentrl-trial-"
 UNPACK = "tar -xf - -C /"
 TAKEN = "taken.tar"
+TRUSTS_GIT = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
+"""Variables with which git serves a check, though the image's repository is root's."""
+HEADS = 128 << 20
+"""Bytes of an archive beside the files in it: a head for each."""
 
 
 def build(options: AgentOptions) -> Agent:
@@ -176,6 +180,7 @@ class InContainers(Place):
         try:
             room = _Inside(self, container, desk, task)
             room.secret, room.files = str(desk.judging), files
+            room.variables = {} if self.options.workdir is None else TRUSTS_GIT
             yield room
         finally:
             await container.stop()
@@ -251,7 +256,7 @@ class _Inside(Room):
         kills = await self._container.settle()
         count(self._task, container_memory_kills=kills, container_overruns=self._process.process.overran)
         if keep:
-            most = 2 * self._options.disk_megabytes << 20  # Each file has a head in the archive.
+            most = (self._options.disk_megabytes << 20) + HEADS
             try:
                 await self._container.take(self.work, self._desk.folder / TAKEN, most)
             except Unfit:

@@ -189,7 +189,7 @@ async def test_a_repository_of_the_image_hides_its_history(
     """The check finds all commits, and the files as the program left them: changed, new, and removed."""
     check = (
         "[ $(cat value.txt) = mine ] && [ ! -e old.txt ] && [ -e new/deep/file ] && "
-        "[ $(git -c safe.directory=/testbed log --all --format=%s | sort | tr '\\n' _) = 0_1_ ] && "
+        "[ $(git log --all --format=%s | sort | tr '\\n' _) = 0_1_ ] && "
         + ("grep -qx 1 seen.txt" if history else "[ $(tr '\\n' _ <seen.txt) = start_start_0_ ]")
     )
     given = options(command=COMMAND, check=["sh", "-c", check])
