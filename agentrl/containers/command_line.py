@@ -54,7 +54,8 @@ try:  # Programs of the same user cannot look into this process, or make it act 
 except Exception:
     pass
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+for number in (signal.SIGTERM, signal.SIGINT):  # A program within ends this process by no signal.
+    signal.signal(number, signal.SIG_IGN)
 listeners = []
 for port in sys.argv[2:]:
     listeners.append(socket.socket())
@@ -68,7 +69,7 @@ for one in listeners:
     one.close()
 way.recv(1)  # until the other side is gone
 """
-SLEEPER = "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"
+SLEEPER = "trap '' TERM INT; while :; do sleep 3600 & wait $!; done"
 SETTLE = (
     "kill -KILL -1 2>/dev/null; "
     "cat /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control 2>/dev/null; true"
@@ -373,9 +374,21 @@ class OCIContainer(Container):
         return await self._line.run(given, environment, secret, most)
 
     async def settle(self) -> int:
-        said = await self._line.call("ending its processes", "exec", self.name, "sh", "-c", SETTLE)
+        try:
+            said = await self._line.call("ending its processes", "exec", self.name, "sh", "-c", SETTLE)
+        except ContainerFailed as error:
+            if await self._is_ended_from_within():
+                raise Unfit("the program ended its container") from error
+            raise
         counts = re.findall(r"(?m)^oom_kill (\d{1,9})$", said)
         return int(counts[0]) if counts else 0
+
+    async def _is_ended_from_within(self) -> bool:
+        """Say whether its program ended it. Its first process takes no SIGKILL from within, but memory's end is one."""
+        form = "{{.State.Running}} {{.State.OOMKilled}} {{.State.ExitCode}}"
+        said = await self._line.call("looking at it", "inspect", "--format", form, self.name)
+        running, by_memory, status = said.split()
+        return running == "false" and (by_memory == "true" or status != "137")
 
     async def take(self, folder: str, archive: Path, most: int) -> None:
         await self._line.stream(["exec", self.name, "sh", "-c", TAKE, "sh", folder], archive, most)

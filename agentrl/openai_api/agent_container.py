@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -49,6 +49,8 @@ ENDPOINT_PORT, PROXY_PORT = 8011, 8012
 FOLDERS = "agentrl-trial-"
 UNPACK = "tar -xf - -C /"
 TAKEN = "taken.tar"
+KILLED = 137
+"""Status of a program that SIGKILL ended."""
 TRUSTS_GIT = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
 """Variables with which git serves a check, though the image's repository is root's."""
 HEADS = 128 << 20
@@ -182,6 +184,7 @@ class InContainers(Place):
             room.secret, room.files = str(desk.judging), files
             room.variables = {} if self.options.workdir is None else TRUSTS_GIT
             yield room
+            await room.check_is_there()
         finally:
             await container.stop()
 
@@ -253,7 +256,10 @@ class _Inside(Room):
 
     async def leave(self, *, keep: bool) -> bool:
         assert self._process is not None
-        kills = await self._container.settle()
+        try:
+            kills = await self._container.settle()
+        except Unfit:
+            return True  # There are no files to judge.
         count(self._task, container_memory_kills=kills, container_overruns=self._process.process.overran)
         if keep:
             most = (self._options.disk_megabytes << 20) + HEADS
@@ -261,7 +267,13 @@ class _Inside(Room):
                 await self._container.take(self.work, self._desk.folder / TAKEN, most)
             except Unfit:
                 (self._desk.folder / TAKEN).unlink(missing_ok=True)
-        return self._process.process.overran or (kills > 0 and self._process.process.status == 137)
+        return self._process.process.overran or (kills > 0 and self._process.process.status == KILLED)
+
+    async def check_is_there(self) -> None:
+        """Raise ContainerFailed where the end of a check was that of its container, which the policy did not cause."""
+        if self._process is not None and (self._process.process.status or 0) >= KILLED:
+            with suppress(Unfit):
+                await self._container.settle()
 
     async def _fill(self) -> None:
         desk, work = self._desk, self.work
