@@ -77,11 +77,17 @@ class Process(ABC):
         return 0.0
 
 
+SHORTEST_SECRET = 8
+"""Characters of a secret. All processes whose environment holds it are killed: a short one is in other ones, too."""
+
+
 class LocalProcess(Process, asyncio.SubprocessProtocol):
     """Process of this machine in a group of its own."""
 
     def __init__(self, secret: str, most: int | None = None) -> None:
         """`secret`: text of its environment, which every process that it starts has, too. `most`: bytes of output."""
+        if len(secret) < SHORTEST_SECRET:
+            raise ValueError(f"secret: expected at least {SHORTEST_SECRET} characters, found {len(secret)}")
         loop = asyncio.get_running_loop()
         self.tails = {1: bytearray(), 2: bytearray()}
         self.exited: asyncio.Future[None] = loop.create_future()

@@ -11,6 +11,7 @@ import pytest
 from agentrl.containers import command_line
 from agentrl.containers.contract import ContainerFailed, Spec, Unfit
 from agentrl.openai_api.agents import AgentOptions
+from agentrl.system.processes import SharedProcess
 from agentrl.trajectory import Status
 from tests.containers.conftest import LINE, Boxed
 from tests.containers.contract import ContainersContract
@@ -90,3 +91,8 @@ async def test_a_program_that_ends_its_container_gets_no_other_try(
     await container.stop()
     await line.close()
     assert isinstance(raised.value, Unfit) == is_own
+
+
+async def test_a_secret_that_other_processes_may_hold_is_refused() -> None:
+    with pytest.raises(ValueError, match="secret"):
+        await SharedProcess.start(["true"], {"NAME": "x"}, "x")
