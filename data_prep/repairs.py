@@ -34,7 +34,7 @@ SUBJECTS = (
     "steps",
     "votes",
 )
-CHECK = ["python", "-m", "unittest", "-q"]
+CHECK = ["python", "-I", "-m", "unittest", "-q"]
 """The command that judges a repository, with its tests laid anew: `openai_proxy.check`."""
 
 

@@ -18,7 +18,7 @@ from tests.conftest import PROJECT
 from tests.harnesses.conftest import Harnessed
 
 EXAMPLE = PROJECT / "examples" / "repairs"
-HARNESS = AgentOptions(harness=f"{EXAMPLE / 'harness.py'}:Repair", check=[sys.executable, "-m", "unittest", "-q"])
+HARNESS = AgentOptions(harness=f"{EXAMPLE / 'harness.py'}:Repair", check=[sys.executable, "-I", "-m", "unittest", "-q"])
 
 
 @pytest.fixture
