@@ -16,6 +16,7 @@ import contextlib
 import hashlib
 import json
 import re
+import secrets
 import shlex
 import socket
 import subprocess
@@ -185,7 +186,8 @@ class Trial:
     async def _passes(self, task: Task, solution: dict[str, str]) -> tuple[bool, str]:
         """Have a program lay the solution, and run the check; return what it printed, too."""
         sample: dict[str, object] = {"prompt": [], "extra_info": {"image": task.image}}
-        one = AgentTask(sample, "http://127.0.0.1/trial/v1", "http://127.0.0.1/trial/v1", door=closed)
+        addresses = (f"http://127.0.0.1/{secrets.token_urlsafe(24)}/v1" for _ in range(2))
+        one = AgentTask(sample, *addresses, door=closed)
         try:
             async with asyncio.timeout(self._seconds):
                 return await self._acted(one, task, solution)
