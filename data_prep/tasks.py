@@ -186,8 +186,8 @@ class Trial:
     async def _passes(self, task: Task, solution: dict[str, str]) -> tuple[bool, str]:
         """Have a program lay the solution, and run the check; return what it printed, too."""
         sample: dict[str, object] = {"prompt": [], "extra_info": {"image": task.image}}
-        addresses = (f"http://127.0.0.1/{secrets.token_urlsafe(24)}/v1" for _ in range(2))
-        one = AgentTask(sample, *addresses, door=closed)
+        session, scores = (f"http://127.0.0.1/{secrets.token_urlsafe(24)}/v1" for _ in range(2))
+        one = AgentTask(sample, session, scores, door=closed)
         try:
             async with asyncio.timeout(self._seconds):
                 return await self._acted(one, task, solution)
