@@ -28,13 +28,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from agentrl.config.registries import CONTAINERS
 from agentrl.containers.command_line import CommandLine
 from agentrl.containers.contract import ContainerFailed, ContainerOptions
 from agentrl.errors import ConfigError, UserError
 from agentrl.openai_api.agent_container import InContainers
 from agentrl.openai_api.agent_task import AgentError, AgentFailed, AgentTask
-from agentrl.openai_api.place import CannotBeJudged, Desk, lay
+from agentrl.openai_api.place import CannotBeJudged, Desk
 from data_prep.files import Row, write_parquet
 from data_prep.options import positive
 
@@ -200,9 +199,7 @@ class Trial:
         await self._place.check(one.sample)
         with tempfile.TemporaryDirectory(prefix="agentrl-trial-") as folder:
             desk = Desk(Path(folder))
-            for each in (desk.home, desk.work, desk.temporary):
-                each.mkdir()
-            lay(desk.work, {**task.files, **solution})
+            desk.fill({**task.files, **solution})
             async with self._place.acting(one, desk) as room:
                 words = ["sh", "-c", f"if [ -e {SOLVE} ]; then sh {SOLVE} && rm -r solution; fi"]
                 process = await room.start(words, {"HOME": str(desk.home), "PWD": room.work}, key=SOLVE)
@@ -258,7 +255,7 @@ async def prepare(given: argparse.Namespace) -> int:
         workdir=given.workdir,
         memory_megabytes=given.memory_megabytes,
     )
-    starter = cast(type[CommandLine], CONTAINERS.get(options.starter))()
+    starter = CommandLine()
     place = InContainers(starter, options, ())
     await starter.open(options)
     await place.start()

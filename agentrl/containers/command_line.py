@@ -21,6 +21,7 @@ import socket
 import tempfile
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from agentrl.containers.contract import KEY, Container, ContainerFailed, ContainerOptions, Containers, Spec, Unfit
 from agentrl.containers.owner import PREFIX, is_left, new_name
@@ -163,8 +164,7 @@ class CommandLine(Containers):
         """Run the command line to its end; return its output. Raises ContainerFailed."""
         status, said = await self._call(*words, stdin=stdin, seconds=seconds)
         if status != 0:
-            kind = Unfit if 0 < status < BY_THE_LINE else ContainerFailed
-            raise kind(f"{what}: {self._explained(status, said)}")
+            raise self._failed(what, status, said)
         return said
 
     async def _call(
@@ -173,20 +173,10 @@ class CommandLine(Containers):
         """Run the command line to its end; return its status, and its output or, where it failed, its errors."""
         seconds = self._options.start_timeout if seconds is None else seconds
         with (stdin or Path(os.devnull)).open("rb") as given:
-            process = await asyncio.create_subprocess_exec(
-                *(line or self._words),
-                *words,
-                stdin=given,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env=self._environment,
-                cwd=self._here,
-                start_new_session=True,
-            )
-        assert process.stdout is not None and process.stderr is not None
+            process, stdout, stderr = await self._begun(*(line or self._words), *words, stdin=given)
         try:
             async with asyncio.timeout(seconds):
-                out, err = await asyncio.gather(_read(process.stdout), _read(process.stderr))
+                out, err = await asyncio.gather(_read(stdout), _read(stderr))
                 await process.wait()
         except BaseException as error:
             with contextlib.suppress(ProcessLookupError):
@@ -197,17 +187,13 @@ class CommandLine(Containers):
         status = process.returncode or 0
         return status, (out if status == 0 else err or out).decode(errors="replace")
 
-    async def run(self, words: Sequence[str], environment: Mapping[str, str], secret: str, most: int) -> Process:
-        """Start the command line, and go on."""
-        known = {**environment, **self._environment}
-        return await SharedProcess.start([*self._words, *words], known, secret, folder=self._here, most=most)
-
-    async def stream(self, words: Sequence[str], out: Path, most: int) -> None:
-        """Write the output of the command line to a file. Raises ContainerFailed."""
+    async def _begun(
+        self, *words: str, stdin: IO[bytes] | int = asyncio.subprocess.DEVNULL
+    ) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader, asyncio.StreamReader]:
+        """Start a command in its folder and environment; return it, its stdout and its stderr."""
         process = await asyncio.create_subprocess_exec(
-            *self._words,
             *words,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=stdin,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=self._environment,
@@ -215,19 +201,28 @@ class CommandLine(Containers):
             start_new_session=True,
         )
         assert process.stdout is not None and process.stderr is not None
+        return process, process.stdout, process.stderr
+
+    async def run(self, words: Sequence[str], environment: Mapping[str, str], secret: str, most: int) -> Process:
+        """Start the command line, and go on."""
+        known = {**environment, **self._environment}
+        return await SharedProcess.start([*self._words, *words], known, secret, folder=self._here, most=most)
+
+    async def stream(self, words: Sequence[str], out: Path, most: int) -> None:
+        """Write the output of the command line to a file. Raises ContainerFailed."""
+        process, stdout, stderr = await self._begun(*self._words, *words)
         try:
             async with asyncio.timeout(self._options.start_timeout):
                 size = 0
                 with out.open("wb") as file:
-                    while piece := await process.stdout.read(1 << 20):
+                    while piece := await stdout.read(1 << 20):
                         size += len(piece)
                         if size > most:
                             raise Unfit(f"its files have more than {most >> 20} MiB ({KEY}.disk_megabytes)")
                         await asyncio.to_thread(file.write, piece)
-                said = (await _read(process.stderr)).decode(errors="replace")
+                said = (await _read(stderr)).decode(errors="replace")
                 if (status := await process.wait()) != 0:
-                    kind = Unfit if 0 < status < BY_THE_LINE else ContainerFailed
-                    raise kind(f"taking its files: {self._explained(status, said)}")
+                    raise self._failed("taking its files", status, said)
         except TimeoutError as error:
             raise ContainerFailed(f"taking its files took more than {KEY}.start_timeout") from error
         finally:
@@ -275,6 +270,11 @@ class CommandLine(Containers):
         for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}-*-*-*-*-*-*"):
             if is_left(folder.name.rpartition("-")[0]):
                 shutil.rmtree(folder, ignore_errors=True)
+
+    def _failed(self, what: str, status: int, said: str) -> ContainerFailed:
+        """Make the error of a status: one of what was run in a container, or one of the command line itself."""
+        kind = Unfit if 0 < status < BY_THE_LINE else ContainerFailed
+        return kind(f"{what}: {self._explained(status, said)}")
 
     def _explained(self, status: int, said: str) -> str:
         """Add the remedy to an error of the command line."""

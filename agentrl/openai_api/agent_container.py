@@ -126,8 +126,8 @@ class InContainers(Place):
 
     async def _tried(self, container: Container, folder: Path, harness: Harness, program: Sequence[str]) -> None:
         (folder / "file").touch()
-        await asyncio.to_thread(pack, folder.parent / f"{folder.name}.tar", {str(folder): folder}, self.options.ids)
         archive = folder.parent / f"{folder.name}.tar"
+        await asyncio.to_thread(pack, archive, {str(folder): folder}, self.options.ids)
         try:
             await container.prepare(UNPACK, archive)
         finally:

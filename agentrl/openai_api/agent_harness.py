@@ -25,7 +25,7 @@ from agentrl.openai_api.agent_process import AgentProcess, ProgramAgent
 from agentrl.openai_api.agent_task import AgentTask
 from agentrl.openai_api.agents import Agent, AgentOptions
 from agentrl.openai_api.harness import Errand, Harness
-from agentrl.openai_api.place import CannotBeJudged, Desk, OnThisMachine, Place, Room, lay, remove
+from agentrl.openai_api.place import CannotBeJudged, Desk, OnThisMachine, Place, Room, remove
 from agentrl.openai_api.session_queue import SessionQueue
 from agentrl.system.plugin import nearest
 from agentrl.system.registry import configured
@@ -120,9 +120,7 @@ class HarnessAgent(ProgramAgent):
             raise DataError(f"{row_of(task.sample)}{error}") from None
         desk = Desk(Path(await asyncio.to_thread(tempfile.mkdtemp, prefix=f"{FOLDERS}{os.getpid()}-")))
         try:
-            for each in (desk.home, desk.work, desk.temporary):
-                each.mkdir()
-            await asyncio.to_thread(lay, desk.work, files)
+            await asyncio.to_thread(desk.fill, files)
             async with self._place.acting(task, desk) as room:
                 process = await self._act(task, desk, texts, servers, room)
                 is_over = await room.leave(keep=self._options.check is not None)

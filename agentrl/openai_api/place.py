@@ -45,6 +45,12 @@ class Desk:
         """Home of the check; its name names the check's processes."""
         return self.folder / "check"
 
+    def fill(self, files: Mapping[str, str]) -> None:
+        """Make the program's folders, with files in the working folder."""
+        for each in (self.home, self.work, self.temporary):
+            each.mkdir()
+        lay(self.work, files)
+
 
 class Room(ABC):
     """A place that is made ready, while a program or a check is in it."""
