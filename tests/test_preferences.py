@@ -17,13 +17,13 @@ from agentrl.chat import Chat
 from agentrl.config import PreferencesConfig
 from agentrl.config.sections.reward import RewardModelConfig
 from agentrl.config.sections.sft import PairDataConfig
-from agentrl.data.pairs import Pair, load_pairs, load_scored_pairs
+from agentrl.data.pairs import Preference, load_pairs, load_scored_pairs
 from agentrl.errors import DataError
 from agentrl.preferences import main
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.reward.model_input import ModelInput
 from agentrl.trajectory import Message
-from agentrl.workers.preferences import PolicyPairWorker, RewardPairWorker, to_batch
+from agentrl.workers.preferences import PolicyPreferenceWorker, RewardPairWorker, to_batch
 from agentrl.workers.reward_model import RewardModelWorker
 from tests.e2e.test_resume import numbers
 from tests.test_sft import CALCULATOR, TOOLS, transcript
@@ -58,7 +58,7 @@ def write(path: Path, rows: list[dict[str, Any]] = ROWS) -> str:
     return str(path)
 
 
-def pairs_of(tmp_path: Path, chat: Chat, rows: list[dict[str, Any]] = ROWS, **keys: Any) -> list[Pair]:
+def pairs_of(tmp_path: Path, chat: Chat, rows: list[dict[str, Any]] = ROWS, **keys: Any) -> list[Preference]:
     config = PairDataConfig(train_files="unused", **keys)
     return load_pairs(write(tmp_path / "a.parquet", rows), config, chat, lambda done: None).samples
 
@@ -68,11 +68,11 @@ def config_of(policy: Path, **keys: Any) -> PreferencesConfig:
     return PreferencesConfig.model_validate(values | keys)
 
 
-def log_probs(model: PreTrainedModel, pairs: list[Pair]) -> torch.Tensor:
+def log_probs(model: PreTrainedModel, pairs: list[Preference]) -> torch.Tensor:
     """By pair, the sums over the masks of both conversations under transformers' own forward, [P, 2]."""
     sums = []
     for pair in pairs:
-        for part in (slice(None, pair.rejected_at), slice(pair.rejected_at, None)):
+        for part in (slice(None, pair.lengths[0]), slice(pair.lengths[0], None)):
             ids, mask = torch.from_numpy(pair.ids[part]).long(), torch.from_numpy(pair.mask[part])
             by_token = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
             sums.append(by_token[mask[1:]].sum())
@@ -88,7 +88,7 @@ def test_only_what_differs_is_learnt(tmp_path: Path, chat: Chat) -> None:
         tmp_path, chat, [{"start": begun, "chosen": good, "rejected": bad, "tools": TOOLS}], prompt_key="start"
     )
     for (pair,) in (whole, apart):
-        chosen, rejected = slice(None, pair.rejected_at), slice(pair.rejected_at, None)
+        chosen, rejected = slice(None, pair.lengths[0]), slice(pair.lengths[0], None)
         assert chat.decode(pair.ids[chosen][pair.mask[chosen]].tolist()) == "#### 36<|im_end|>"
         assert chat.decode(pair.ids[rejected][pair.mask[rejected]].tolist()) == "#### 63<|im_end|>"
         assert pair.ids[chosen].tolist() == chat.render_training([*begun, *good], [CALCULATOR])[0]
@@ -195,7 +195,7 @@ def test_a_step_has_the_gradient_of_the_loss_of_whole_pairs(
     model = AutoModelForCausalLM.from_pretrained(policy, attn_implementation="eager")
     with torch.no_grad():
         reference = log_probs(model, pairs)
-    worker = PolicyPairWorker(
+    worker = PolicyPreferenceWorker(
         config_of(policy, loss=loss, loss_options={"beta": 0.3}, grad_clip=1e6, optim={"lr": 0.03}),
         device="cpu",
         total_steps=2,
@@ -211,7 +211,7 @@ def test_a_step_has_the_gradient_of_the_loss_of_whole_pairs(
     assert ratio.abs().max() > 0.5, "the first step moved it"
     if loss == "ipo":
         tokens = [
-            [pair.mask[: pair.rejected_at].sum().item(), pair.mask[pair.rejected_at :].sum().item()] for pair in pairs
+            [pair.mask[: pair.lengths[0]].sum().item(), pair.mask[pair.lengths[0] :].sum().item()] for pair in pairs
         ]
         ratio = ratio / torch.tensor(tokens)
     chosen, rejected = ratio.unbind(1)
@@ -293,7 +293,7 @@ def test_keys_that_have_no_effect_are_refused(tmp_path: Path, capsys: pytest.Cap
     common = [f"data.train_files={tmp_path / 'a.parquet'}", "model.path=x"]
     for more, said in (
         (["trains=reward_model", "loss=ipo"], "loss=ipo has no effect: it needs trains=policy"),
-        (["loss=sigmid"], "unknown loss of pairs 'sigmid'"),
+        (["loss=sigmid"], "unknown loss of preferences 'sigmid'"),
         (["loss_options.label_smoothing=0.6"], "label_smoothing"),
         (["trains=reward_model", "model.lora_rank=4"], "model.lora_rank=4 conflicts with trains=reward_model"),
         (["trains=reward_model", "+model.chat_template_kwargs.think=true"], "={'think': True} conflicts with trains"),

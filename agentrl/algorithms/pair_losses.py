@@ -1,17 +1,20 @@
-"""Losses of pairs of responses, one preferred over the other.
+"""Losses of preferences: of pairs of responses, one preferred over the other, and of responses judged by themselves.
 
-Each is a function of `Pairs`, P pairs, and returns the loss of each pair, [P], differentiable in the log-ratios.
+Each is a function of `Pairs`, P pairs, and returns the loss of each pair, [P]; or of `Judged`, U responses, and returns
+the loss of each response, [U], as it declares. The losses are differentiable in the log-ratios.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from pydantic import BaseModel, Field
 from torch import Tensor
 from torch.nn.functional import logsigmoid
+
+from agentrl.config.declaration import declare
 
 
 class Pairs(NamedTuple):
@@ -23,8 +26,21 @@ class Pairs(NamedTuple):
     rejected_tokens: Tensor  # [P] float64
 
 
+class Judged(NamedTuple):
+    """Log-ratios of U responses, each of which somebody found good or bad: as of `Pairs`."""
+
+    ratios: Tensor  # [U] float64
+    tokens: Tensor  # [U] float64, the policy tokens of each
+    good: Tensor  # [U] bool
+    kl: Tensor
+    """Scalar, float64: the mean log-ratio of mismatched responses, prompts with the response to another prompt, but at
+    least 0. It estimates how far the policy is from the reference. 0 where the loss declares no mismatched ones."""
+
+
 PairLoss = Callable[[Pairs], Tensor]
 """Function of pairs that returns the loss of each, [P]."""
+JudgedLoss = Callable[[Judged], Tensor]
+"""Function of judged responses that returns the loss of each, [U]."""
 
 
 class SigmoidOptions(BaseModel):
@@ -79,14 +95,60 @@ def sppo(pairs: Pairs, options: SppoOptions) -> Tensor:
     return (pairs.chosen - aim).square() + (pairs.rejected + aim).square()
 
 
+class UnpairedOptions(BaseModel):
+    """`loss_options.*` of kto and apo_zero_unpaired."""
+
+    beta: float = Field(0.1, gt=0)
+    """Weight of the distance from the reference: larger ones stay nearer."""
+    desirable_weight: float = Field(1.0, ge=0)
+    """Factor of the losses of good responses."""
+    undesirable_weight: float = Field(1.0, ge=0)
+    """Factor of the losses of bad ones. Balanced are factors whose products with the numbers of good and bad rows are
+    as 1 to 1, up to 4 to 3 (arXiv:2402.01306, eq. 8)."""
+
+
+@declare(rows="mismatched")
+def kto(judged: Judged, options: UnpairedOptions) -> Tensor:
+    """KTO (arXiv:2402.01306, eq. 7): of a good response 1 - sigmoid(beta (ratio - kl)), of a bad one
+    1 - sigmoid(beta (kl - ratio)), each times its factor; [U] float64."""
+    return _from_point(judged, judged.kl, options)
+
+
+@declare(rows="single")
+def apo_zero_unpaired(judged: Judged, options: UnpairedOptions) -> Tensor:
+    """APO-zero of responses by themselves (arXiv:2408.06266, eq. 7, as TRL has it): KTO's around 0; [U] float64."""
+    return _from_point(judged, torch.zeros_like(judged.kl), options)
+
+
+def _from_point(judged: Judged, point: Tensor, options: UnpairedOptions) -> Tensor:
+    """Compute the loss of each response by its distance from a point, good ones above and bad ones below."""
+    above = torch.where(judged.good, judged.ratios - point, point - judged.ratios)
+    losses = torch.sigmoid(-options.beta * above)
+    return torch.where(judged.good, options.desirable_weight * losses, options.undesirable_weight * losses)
+
+
 def pair_weights(loss: PairLoss, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
     """Return the loss of each pair, and the weights of its log-probs in its gradient; each [P] float64.
 
     The gradient of a pair's loss is the gradient of -(w_c log p(chosen) + w_r log p(rejected)), with the weights w = -d
     loss / d log-ratio held fixed. So the two responses need not be computed together.
     """
+    found, (chosen, rejected) = _weights(
+        lambda ratios: loss(pairs._replace(chosen=ratios[0], rejected=ratios[1])), pairs[:2]
+    )
+    return found, chosen, rejected
+
+
+def judged_weights(loss: JudgedLoss, judged: Judged) -> tuple[Tensor, Tensor]:
+    """Return the loss of each response, and the weight of its log-probs in its gradient, as `pair_weights` does; each
+    [U] float64."""
+    found, (weights,) = _weights(lambda ratios: loss(judged._replace(ratios=ratios[0])), [judged.ratios])
+    return found, weights
+
+
+def _weights(loss: Callable[[Sequence[Tensor]], Tensor], ratios: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
     with torch.enable_grad():
-        chosen, rejected = (each.detach().double().requires_grad_() for each in pairs[:2])
-        found = loss(pairs._replace(chosen=chosen, rejected=rejected))
-        slopes = torch.autograd.grad(found.sum(), (chosen, rejected), materialize_grads=True)
-    return found.detach(), -slopes[0], -slopes[1]
+        leaves = [each.detach().double().requires_grad_() for each in ratios]
+        found = loss(leaves)
+        slopes = torch.autograd.grad(found.sum(), leaves, materialize_grads=True)
+    return found.detach(), [-slope for slope in slopes]

@@ -60,8 +60,8 @@ def learnt_of(learning: Learning[Found]) -> Learnt:
     """Describe what a role learns."""
     config, section = learning.config, learning.section
     if isinstance(config, TuningConfig):
-        # The loss of a pair has no closed form here.
-        return Learnt("policy", "log-prob", of_transcript) if learning.kind == "transcripts" else OF_PAIRS
+        # The losses of preferences have no closed form here.
+        return Learnt("policy", "log-prob", of_transcript) if learning.kind == "transcripts" else OF_PREFERENCES
     norm_length = config.data.max_response_length
     if learning.kind == "critic":
         derive = partial(value_slopes, config=config.critic, unit=section.loss_unit, norm_length=norm_length)
@@ -78,12 +78,14 @@ def learnt_of(learning: Learning[Found]) -> Learnt:
 
 
 def of_transcript(micro: RaggedBatch, logprobs: Tensor, counts: Counts) -> Slopes:
-    """Differentiate the loss of supervised training: the mean negative log-likelihood of its tokens."""
+    """Differentiate the loss of supervised training: the weighted mean negative log-likelihood of its tokens."""
     share = torch.where(micro.mask, 1.0 / max(int(counts.policy_tokens.sum()), 1), 0.0).double()
+    if micro.loss_weight is not None:
+        share = share * micro.loss_weight[segment_ids(micro.offsets, len(share))]
     return Slopes({"policy": Term(1.0, -share, share)}, torch.zeros_like(share), torch.zeros_like(micro.mask))
 
 
-OF_PAIRS = Learnt("policy", "score", lambda micro, scores, counts: None)
+OF_PREFERENCES = Learnt("policy", "score", lambda micro, scores, counts: None)
 
 
 class _Pass(NamedTuple):

@@ -83,6 +83,8 @@ COLUMNS = {
         Column("zero_advantage", "sequence", "all advantages are 0", "bool"),
         Column("loss_unit", "sequence", "index of the unit of the loss's mean by sequence", "int64"),
         Column("unit_tokens", "sequence", "policy tokens of the loss's unit", "int64"),
+        Column("side", "sequence", "1: preferred or good; -1: rejected or bad; 0: compared with, not learnt", "int32"),
+        Column("loss_weight", "sequence", "factor of the sequence's loss", "float64", 1),
         Column("observed", "sequence", "tokens that the policy read after its first one", "int64"),
         Column("row", "sequence", "index in the batch of the whole step", "int64"),
     )

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 Score = Literal["entropy", "squared_probs"]
 """Numbers of the distribution that a token was drawn from, given by the pass that computes log-probs."""
+Rows = Literal["pairs", "single", "mismatched"]
+"""Argument of a loss of preferences: `Pairs`; or `Judged`, conversations that are good or bad by themselves, alone or
+with mismatched ones next to them (see `agentrl.algorithms.pair_losses`)."""
 Computed = Score | Literal["varentropy"]
 """Everything that the pass can give; the checks alone read `varentropy`."""
 ADDITIONAL = (
@@ -54,6 +57,8 @@ class Declaration:
     computed (see algorithm.filter_groups)."""
     select: Callable[..., Tensor] | None = None
     """A policy loss: chooses tokens once a step, by the whole batch; see `declare`."""
+    rows: Rows = "pairs"
+    """A loss of preferences: the rows that it learns from."""
 
     @property
     def scores(self) -> list[Score]:
@@ -68,8 +73,9 @@ def declare(
     by_reward: bool = False,
     advantage_only: bool = False,
     select: Callable[..., Tensor] | None = None,
+    rows: Rows = "pairs",
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate an estimator or a policy loss with its `Declaration`; one without needs nothing more.
+    """Decorate an estimator or a loss with its `Declaration`; one without needs nothing more.
 
     Raises ConfigError for a column that is neither one of `ADDITIONAL` nor registered.
 
@@ -83,7 +89,9 @@ def declare(
             f"@declare({wrong[0]!r}): expected one of {', '.join(ADDITIONAL)}, or a column that "
             f"register_column({wrong[0]!r}, ...) has registered above it (docs/extending.md)"
         )
-    declaration = Declaration(frozenset(columns), frozenset(keys), compares_group, by_reward, advantage_only, select)
+    declaration = Declaration(
+        frozenset(columns), frozenset(keys), compares_group, by_reward, advantage_only, select, rows
+    )
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         function.declaration = declaration  # type: ignore[attr-defined]
@@ -93,6 +101,6 @@ def declare(
 
 
 def declaration_of(algorithm: object) -> Declaration:
-    """Return the declaration of an estimator or a policy loss."""
+    """Return the declaration of an estimator or a loss."""
     found = getattr(algorithm, "declaration", None)
     return found if isinstance(found, Declaration) else Declaration()

@@ -6,6 +6,7 @@ A registry with a group takes entry points, too (`agentrl.system.parts`). Nothin
 
 from __future__ import annotations
 
+from agentrl.config.declaration import Rows
 from agentrl.system.registry import Registry
 
 ENGINES = Registry(
@@ -113,17 +114,19 @@ ROW_FORMATS = Registry(
     },
 )
 """`RowFormat` objects, which make transcripts of the columns of rows (see `agentrl.data.row_formats.format`)."""
+UNPAIRED_LOSSES: dict[str, Rows] = {"apo_zero_unpaired": "single", "kto": "mismatched"}
+"""Our losses of preferences that take no pairs, with what they declare, so that reading rows imports none of them."""
 PAIR_LOSSES = Registry(
-    "loss of pairs",
+    "loss of preferences",
     "loss",
     {
         "dpo": "agentrl.algorithms.pair_losses:sigmoid",
-        **{name: f"agentrl.algorithms.pair_losses:{name}" for name in ("ipo", "sigmoid", "sppo")},
+        **{name: f"agentrl.algorithms.pair_losses:{name}" for name in ("ipo", "sigmoid", "sppo", *UNPAIRED_LOSSES)},
     },
     functions=True,
 )
-"""Functions of `Pairs` that return the loss of each pair [P]; chosen by `python -m agentrl.preferences` and online_dpo.
-"""
+"""Functions of `Pairs` that return the loss of each pair [P], or of `Judged` that return the loss of each conversation
+[U] and declare it; chosen by `python -m agentrl.preferences`, those of pairs by online_dpo, too."""
 _DIVERGENCES = "agentrl.algorithms.divergences"
 DIVERGENCES = Registry(
     "divergence",

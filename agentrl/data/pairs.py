@@ -1,4 +1,7 @@
-"""Pairs of conversations, one preferred over the other: rows of messages as token ids and masks."""
+"""Preferences: pairs of conversations, one preferred over the other, as token ids and masks.
+
+`agentrl.data.judged` reads conversations that are good or bad by themselves.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ from agentrl.chat import Chat
 from agentrl.chat.message import content_text
 from agentrl.config.sections.sft import PairDataConfig
 from agentrl.data.bad_rows import BadRow, Overlong, placed
+from agentrl.data.feedback import FEEDBACK, LABEL
 from agentrl.data.messages import FurtherFields, further_with_reasoning, short, told_fields, without_flag
-from agentrl.data.row_formats.choose import UNPAIRED, unpaired
 from agentrl.data.row_formats.format import PlainText
 from agentrl.data.row_formats.trl import is_text
 from agentrl.data.sft import Plan, RowReader, SFTSample, Tokenizer, Transcripts, common_beginning, read_files
@@ -34,14 +37,25 @@ Tokenise = Callable[[Sequence[Message]], tuple[list[int], bool]]
 
 
 @dataclass(slots=True)
-class Pair:
-    """Two conversations in a row: the preferred one, then the other one."""
+class Preference:
+    """One row's conversations behind each other, and which of them were liked.
+
+    A pair is the preferred conversation, then the other one. A judged conversation stands alone, or before a mismatched
+    one, which is only compared with (see `agentrl.data.judged`).
+    """
 
     ids: npt.NDArray[np.int32]  # [T]
-    mask: npt.NDArray[np.bool_]  # [T], True on the assistant's tokens after the common beginning
-    rejected_at: int
-    """Number of tokens before the other conversation."""
+    mask: npt.NDArray[np.bool_]  # [T], True on the assistant's tokens, in a pair after the common beginning
+    lengths: tuple[int, ...]
+    """Tokens of each conversation."""
+    sides: tuple[int, ...] = (1, -1)
+    """By conversation: 1 for the preferred or a good one, -1 for the other or a bad one, 0 for a mismatched one."""
     reference: npt.NDArray[np.float32] | None = None  # [T], log-probs under the reference; None: not yet computed
+
+    @property
+    def marks(self) -> bytes:
+        """Bytes that say how it is learnt in addition to ids and mask; empty for pairs."""
+        return b"" if self.sides == (1, -1) else repr(self.sides).encode()
 
 
 Side: TypeAlias = "list[Message] | PlainText"
@@ -55,11 +69,16 @@ class PairReader:
         self._config = config
         self._rows = RowReader(config)
 
-    def plan(self, file: str, names: Sequence[str], read: Callable[[Row], Made | None]) -> Plan[Made]:
-        """Choose the columns of a file. Raises DataError for completions that are marked as good or bad."""
+    def plan(self, file: str, names: Sequence[str], read: Callable[[Row], Sequence[Made] | None]) -> Plan[Made]:
+        """Choose the columns of a file. Raises DataError for conversations that are judged by themselves."""
         config = self._config
-        if set(names) >= UNPAIRED and config.chosen_key not in names:
-            raise DataError(unpaired(file, "drop the column label"))
+        marked = next((name for name in (FEEDBACK, LABEL) if name in names), None)
+        if marked is not None and not {config.chosen_key, config.rejected_key} & {*names}:
+            raise DataError(
+                f"{file}: expected pairs ({config.chosen_key}, {config.rejected_key}), found conversations with a "
+                f"column {marked}, which are good or bad by themselves. Set loss=kto for a policy; a reward model "
+                "learns from pairs alone"
+            )
         begun = (config.prompt_key,) if config.prompt_key else ()
         further = (config.tools_key, *((PROMPT,) if config.prompt_key is None else ()))
         return Plan((*begun, config.chosen_key, config.rejected_key), further, config.tools_key, read)
@@ -154,7 +173,9 @@ def _differ(one: Message, other: Message) -> bool:
 def check_pairs(files: str | Sequence[str], config: PairDataConfig, progress: Callable[[int], object]) -> int:
     """Read every row without a tokenizer; return how many there are. Raises DataError, naming file, row and column."""
     reader = PairReader(config)
-    return read_files(files, lambda file, names: reader.plan(file, names, reader.read), progress, config).rows
+    return read_files(
+        files, lambda file, names: reader.plan(file, names, lambda row: [reader.read(row)]), progress, config
+    ).rows
 
 
 def load_pairs(
@@ -162,14 +183,29 @@ def load_pairs(
     config: PairDataConfig,
     chat: Chat,
     progress: Callable[[int], object],
-) -> Transcripts[Pair]:
+) -> Transcripts[Preference]:
     """Tokenise every row for a policy; a pair is left out where one of the two is too long.
 
     Raises DataError as `load_transcripts` does, and where no assistant turn follows the common beginning.
     """
     reader, tokenizer = PairReader(config), Tokenizer(config, chat)
+    read = pair_reading(config, reader, tokenizer)
 
-    def read(row: Row) -> Pair | None:
+    def read_row(row: Row) -> list[Preference] | None:
+        pair = read(row)
+        return None if pair is None else [pair]
+
+    found = read_files(files, lambda file, names: reader.plan(file, names, read_row), progress, config)
+    found.unlearnt = tokenizer.remarks()
+    return found
+
+
+def pair_reading(
+    config: PairDataConfig, reader: PairReader, tokenizer: Tokenizer
+) -> Callable[[Row], Preference | None]:
+    """Return the function that tokenises a row of a pair for a policy; None: one of the two is too long."""
+
+    def read(row: Row) -> Preference | None:
         """Tokenise a row."""
         chosen, rejected, tools = reader.read(row)
         if isinstance(chosen, PlainText) or isinstance(rejected, PlainText):
@@ -183,9 +219,7 @@ def load_pairs(
                 samples.append(tokenizer.sample(messages, tools, shown=turns, rejected=messages is rejected))
         return None if any(sample is None for sample in samples) else _pair([one for one in samples if one is not None])
 
-    found = read_files(files, lambda file, names: reader.plan(file, names, read), progress, config)
-    found.unlearnt = tokenizer.remarks()
-    return found
+    return read
 
 
 def load_scored_pairs(
@@ -193,7 +227,7 @@ def load_scored_pairs(
     config: PairDataConfig,
     tokenise: Tokenise,
     progress: Callable[[int], object],
-) -> Transcripts[Pair]:
+) -> Transcripts[Preference]:
     """Tokenise every row as a reward model reads it; a pair is left out where one of the two is too long.
 
     The masks mark each conversation's last token, whose score is the conversation's.
@@ -218,7 +252,7 @@ def load_scored_pairs(
         mask = np.arange(len(ids)) == len(ids) - 1
         return None if too_long else SFTSample(np.asarray(ids, dtype=np.int32), mask)
 
-    def read(row: Row) -> Pair | None:
+    def read(row: Row) -> list[Preference] | None:
         """Tokenise a row."""
         chosen, rejected, _ = reader.read(row)
         if isinstance(chosen, PlainText) or isinstance(rejected, PlainText):
@@ -231,14 +265,15 @@ def load_scored_pairs(
         for column, messages in columns.items():
             with placed(f"column {column}"):
                 samples.append(conversation(messages))
-        return None if any(sample is None for sample in samples) else _pair([one for one in samples if one is not None])
+        whole = [one for one in samples if one is not None]
+        return None if len(whole) < len(samples) else [_pair(whole)]
 
     found = read_files(files, lambda file, names: reader.plan(file, names, read), progress, config)
     found.unlearnt = {**remarks, **told_fields(further.unread(lambda messages: tokenise(messages)[0]))}
     return found
 
 
-def _text_pair(tokenizer: Tokenizer, sides: Sequence[PlainText]) -> Pair | None:
+def _text_pair(tokenizer: Tokenizer, sides: Sequence[PlainText]) -> Preference | None:
     """Tokenise two texts; learnt is the rest after the prompt, or without one after the common beginning."""
     made = [tokenizer.text(side) for side in sides]
     samples = [one for one in made if one is not None]
@@ -250,7 +285,7 @@ def _text_pair(tokenizer: Tokenizer, sides: Sequence[PlainText]) -> Pair | None:
     return _pair(samples)
 
 
-def _pair(samples: Sequence[SFTSample]) -> Pair:
+def _pair(samples: Sequence[SFTSample]) -> Preference:
     chosen, rejected = samples
     ids, mask = (np.concatenate([chosen.ids, rejected.ids]), np.concatenate([chosen.mask, rejected.mask]))
-    return Pair(ids, mask, len(chosen.ids))
+    return Preference(ids, mask, (len(chosen.ids), len(rejected.ids)))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from typing import Generic, TypeAlias, TypeGuard, cast
@@ -19,6 +20,7 @@ from agentrl.chat.message import content_text, parse_json
 from agentrl.chat.read_back import check_read_back, letters, reasoning_marks, turns_of
 from agentrl.config.sections.sft import SFTDataConfig, TuningDataConfig
 from agentrl.data.bad_rows import BadRows, Overlong, placed
+from agentrl.data.feedback import FEEDBACK, Heard, feedback_of
 from agentrl.data.messages import (
     FurtherFields,
     Unfit,
@@ -52,11 +54,18 @@ class SFTSample:
     ids: npt.NDArray[np.int32]
     mask: npt.NDArray[np.bool_]
     """True on the tokens of the assistant, which are learnt."""
+    weight: float | None = None
+    """Factor of its loss; None where no transcript has one."""
+
+    @property
+    def marks(self) -> bytes:
+        """Bytes that say how it is learnt in addition to ids and mask; empty without a weight."""
+        return b"" if self.weight is None else repr(self.weight).encode()
 
 
 @dataclass(slots=True)
 class Transcripts(Generic[Made]):
-    """Transcripts or pairs of a data set, in the order of the files."""
+    """Transcripts, pairs or judged conversations of a data set, in the order of the files."""
 
     samples: list[Made]
     too_long: int
@@ -67,11 +76,17 @@ class Transcripts(Generic[Made]):
     """By file, in words: how its rows are read, where that was found by its columns, and the columns not read."""
     unlearnt: dict[str, int] = field(default_factory=dict)
     """Number of transcripts in `samples` with content of the row that is not learnt, by kind of content."""
+    heard: Heard | None = None
+    """The rows' feedback, where it was looked at."""
+    left_out: int = 0
+    """Number of rows left out because of their feedback, or because they have none."""
+    read: int = 0
+    """Number of rows that could be read."""
 
     @property
     def rows(self) -> int:
         """Number of rows of the files."""
-        return len(self.samples) + self.too_long + self.bad.count
+        return self.read + self.bad.count
 
 
 def load_transcripts(
@@ -83,24 +98,21 @@ def load_transcripts(
     it. `progress` is called with the number of rows just done.
 
     Raises DataError, naming file, row and column, for a row that is no transcript, and with truncation=error for a
-    transcript of more than data.max_length tokens. Raises it, too, when no transcript is left, and for a file whose
-    columns fit no format or several. Raises ConfigError when the chat format would not show, or not learn, content of
-    typical transcripts: the first without and with tool calls.
+    transcript of more than data.max_length tokens. Raises it, too, when no transcript is left, for feedback that cannot
+    be used, and for a file whose columns fit no format or several. Raises ConfigError when the chat format would not
+    show, or not learn, content of typical transcripts: the first without and with tool calls.
     """
-    reader, tokenizer = RowReader(config), Tokenizer(config, chat)
+    tokenizer, weigher = Tokenizer(config, chat), Weigher(config)
 
-    def plan(file: str, names: Sequence[str]) -> Plan[SFTSample]:
-        """Choose how the rows of a file are read."""
-        reading = reading_of(config, names, file)
+    def tokenised(read: ReadRow, weight: float) -> SFTSample | None:
+        """Tokenise a row."""
+        sample = tokenizer.transcript(read)
+        return sample if sample is None or not weigher.weighs else replace(sample, weight=weight)
 
-        def read(row: Row) -> SFTSample | None:
-            """Tokenise a row."""
-            return tokenizer.transcript(reader.transcript(reading, row))
-
-        return Plan(reading.needed, reading.further, config.tools_key, read, reading.note)
-
-    found = read_files(files, plan, progress, config)
-    found.unlearnt = tokenizer.remarks()
+    found = read_files(files, transcripts_plan(config, weigher, tokenised), progress, config)
+    found.unlearnt, found.heard = tokenizer.remarks(), weigher.heard_in(files)
+    if weigher.weighs:
+        found.samples = with_mean_weight(found.samples)
     return found
 
 
@@ -111,16 +123,110 @@ def check_transcripts(
 
     Raises DataError, naming file, row and column, for a row that is no transcript, and when there are no rows.
     """
+    weigher = Weigher(config)
+    found = read_files(files, transcripts_plan(config, weigher, lambda read, weight: read), progress, config)
+    weigher.heard_in(files)
+    return found.rows
+
+
+def transcripts_plan(
+    config: SFTDataConfig, weigher: Weigher, read: Callable[[ReadRow, float], Made | None]
+) -> Callable[[str, Sequence[str]], Plan[Made]]:
+    """Return the function of a file and its columns that chooses how its rows are read.
+
+    read: called with a row and its weight, unless its feedback leaves it out.
+    """
     reader = RowReader(config)
 
-    def plan(file: str, names: Sequence[str]) -> Plan[object]:
+    def plan(file: str, names: Sequence[str]) -> Plan[Made]:
         """Choose how the rows of a file are read."""
         reading = reading_of(config, names, file)
-        return Plan(
-            reading.needed, reading.further, config.tools_key, lambda row: reader.transcript(reading, row), reading.note
+
+        def read_row(row: Row) -> list[Made] | None:
+            weight = weigher.weight(row)
+            if not weight:
+                return []
+            made = read(reader.transcript(reading, row), weight)
+            return None if made is None else [made]
+
+        return Plan(reading.needed, (*reading.further, *weigher.columns), config.tools_key, read_row, reading.note)
+
+    return plan
+
+
+class Weigher:
+    """Reader of the feedback of transcripts: the weight of each in training."""
+
+    def __init__(self, config: SFTDataConfig) -> None:
+        self._config = config
+        self._column = config.feedback_key or FEEDBACK
+        self._heard = Heard(config.feedback_threshold)
+        self.columns = () if config.feedback == "ignore" else (self._column,)
+        """Columns to read, where they are there."""
+        self.weighs = config.feedback in ("weight", "exp_weight")
+        """Transcripts have weights."""
+
+    def weight(self, row: Row) -> float:
+        """Return the weight of a row; 0: it is left out. Raises Unfit."""
+        config, heard = self._config, self._heard
+        if config.feedback == "ignore":
+            return 1.0
+        try:
+            value = feedback_of(row.get(self._column), self._column)
+        except Unfit:
+            if config.feedback is not None:
+                raise
+            heard.unread += 1
+            return 1.0
+        weight = self._weight_of(value)
+        heard.add(value)
+        return weight
+
+    def _weight_of(self, value: float | None) -> float:
+        config, place = self._config, f"column {self._column}"
+        if value is None:
+            return 1.0 if config.feedback is None or config.without_feedback == "keep" else 0.0
+        if config.feedback == "filter":
+            return 1.0 if value > config.feedback_threshold else 0.0
+        if config.feedback == "weight" and value < 0:
+            raise Unfit(
+                place,
+                "0 or more with data.feedback=weight (data.feedback=filter leaves thumbs down out, and exp_weight "
+                "takes negative numbers)",
+                value,
+            )
+        if config.feedback == "exp_weight":
+            try:
+                return math.exp(value / config.feedback_temperature)
+            except OverflowError:
+                expected = f"less for data.feedback_temperature={config.feedback_temperature:g}, which may be higher"
+                raise Unfit(place, expected, value) from None
+        return value if config.feedback == "weight" else 1.0
+
+    def heard_in(self, files: str | Sequence[str]) -> Heard | None:
+        """Return the feedback of all rows; None where nothing looked at it, or none was there.
+
+        Raises DataError where feedback is to be used, and no row has any.
+        """
+        config, heard = self._config, self._heard
+        if heard.given or (config.feedback is None and heard.unread):
+            return heard
+        if config.feedback in (None, "ignore"):
+            return None
+        raise DataError(
+            f"data.feedback={config.feedback}: no row of {files} has feedback in the column {self._column}. Name the "
+            "column with data.feedback_key, or leave data.feedback out"
         )
 
-    return read_files(files, plan, progress, config).rows
+
+def with_mean_weight(samples: Sequence[SFTSample]) -> list[SFTSample]:
+    """Divide the weights of transcripts by their mean over the learnt tokens.
+
+    So the loss over all of them is a weighted mean over tokens, and equal weights are 1.
+    """
+    weighed = [(sample, sample.weight or 0.0, int(sample.mask.sum())) for sample in samples]
+    mean = math.fsum(weight * tokens for _, weight, tokens in weighed) / sum(tokens for _, _, tokens in weighed)
+    return [replace(sample, weight=weight / mean) for sample, weight, _ in weighed]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +239,9 @@ class Plan(Generic[Made]):
     """Columns that are read, too, where they are there."""
     tools: str
     """Column with the tools."""
-    read: Callable[[Row], Made | None]
-    """Function of a row; None: the row is left out as too long. Raises DataError for a bad row."""
+    read: Callable[[Row], Sequence[Made] | None]
+    """Function of a row that returns its samples. Without any, the row is left out by its feedback; None: it is left
+    out as too long. Raises DataError for a bad row."""
     note: str = ""
     """The form of the rows in words, where it was found by the columns."""
 
@@ -156,17 +263,20 @@ def read_files(
         # Without a row, or with no JSON object among them, there is no form to find.
         chosen: Plan[Made] = plan(file, table.names) if table.names else Plan((), (), "", lambda row: None)
         needed = dict.fromkeys(chosen.needed, NAMES_COLUMN)
-        for _, one in table.read(chosen.further, chosen.read, found.bad, needed=needed, tools=chosen.tools):
-            if one is None:
-                found.too_long += 1
-            else:
-                found.samples.append(one)
+        for _, made in table.read(chosen.further, chosen.read, found.bad, needed=needed, tools=chosen.tools):
+            found.read += 1
+            found.too_long += made is None
+            found.left_out += made is not None and not made
+            found.samples += made or ()
             progress(1)
         if note := "; ".join(filter(None, [chosen.note, table.unread])):
             found.notes[file] = note
     if not found.samples:
-        longer = f"all {found.too_long} are longer than max_length={config.max_length}" if found.too_long else ""
-        why = "; ".join(filter(None, [longer, found.bad.told()])) or "there are no rows"
+        count = f"all {found.read}" if found.too_long == found.read else f"{found.too_long} rows"
+        longer = f"{count} are longer than max_length={config.max_length}" if found.too_long else ""
+        left_out = "rows are left out by their feedback, or have none in the column that data.feedback_key names"
+        judged = f"{found.left_out} {left_out}" if found.left_out else ""
+        why = "; ".join(filter(None, [longer, judged, found.bad.told()])) or "there are no rows"
         raise DataError(f"no transcript in {files}: {why}")
     return found
 
@@ -182,12 +292,15 @@ class Tokenizer:
         self._checked: set[bool] = set()
         """Kinds of transcripts that the chat format is known to write well: without calls (False), and with (True)."""
 
-    def transcript(self, read: ReadRow) -> SFTSample | None:
-        """Tokenise a row; None for a transcript that is too long and may be skipped. Raises DataError."""
+    def transcript(self, read: ReadRow, *, rejected: bool = False) -> SFTSample | None:
+        """Tokenise a row; None for a transcript that is too long and may be skipped. rejected: see `sample`.
+
+        Raises DataError.
+        """
         if isinstance(read, PlainText):
             return self.text(read)
         messages, tools, shown = read
-        return self.sample(messages, tools, shown=shown)
+        return self.sample(messages, tools, shown=shown, rejected=rejected)
 
     def text(self, plain: PlainText) -> SFTSample | None:
         """Tokenise a text as it is, as `transcript` does.
@@ -236,7 +349,7 @@ class Tokenizer:
 
         Raises DataError. The first `shown` turns of the assistant are not learnt, and neither are
         turns with `weight` 0 (see `with_one_flag`). `rejected`: of a pair, this is the
-        conversation that is not preferred.
+        conversation that is not preferred, or by itself it is a bad one.
         """
         calls = any(message.get("tool_calls") for message in messages)
         if calls not in self._checked:
@@ -282,8 +395,8 @@ class RowReader:
         self._config = config
         self._tools: dict[str, list[ToolSchema]] = {}
 
-    def transcript(self, reading: Reading, row: Row) -> ReadRow:
-        """Read a row by its format. Raises DataError."""
+    def transcript(self, reading: Reading, row: Row, *, mistaken: bool = False) -> ReadRow:
+        """Read a row by its format. mistaken: what it teaches may be wrong. Raises DataError."""
         made = reading.read(row)
         if isinstance(made, PlainText):
             return made
@@ -293,7 +406,8 @@ class RowReader:
         if made.shown and shown == sum(message["role"] == "assistant" for message in messages):
             raise DataError("no assistant turn is in the completion, so nothing of the row can be learnt")
         tools = self.tools(made.tools)
-        self.check(messages, tools, shown, place)
+        if not mistaken:
+            self.check(messages, tools, shown, place)
         return messages, tools, shown
 
     def check(self, messages: list[Message], tools: list[ToolSchema] | None, shown: int, place: str) -> None:

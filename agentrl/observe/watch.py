@@ -77,7 +77,7 @@ class Counts:
 class Learning(Generic[Found]):
     """A role that learns on this rank."""
 
-    kind: Literal["policy", "critic", "transcripts", "pairs"]
+    kind: Literal["policy", "critic", "transcripts", "pairs", "judged"]
     config: Config | TuningConfig
     section: ActorConfig
     """Keys by which it learns; a critic and a training from files have their own in their place."""

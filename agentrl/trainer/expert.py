@@ -48,7 +48,7 @@ def open_expert(
         return None
     remarks = chat.remarks.copy()
     with display.stage("read transcripts", total=None) as stage:
-        data = config.data.model_copy(update={"on_bad_row": on_bad_row})
+        data = config.data.model_copy(update={"on_bad_row": on_bad_row, "feedback": "ignore"})
         found = load_transcripts(config.files, data, chat, stage.advance)
     if found.too_long:
         display.warn(f"{found.too_long} transcripts are longer than expert.max_length={config.max_length} and left out")

@@ -163,7 +163,7 @@ class TrainingRun(Generic[ConfigT]):
         training, keys = self.training, self._of_rl
         try:
             self._resume()
-            if keys is not None and (keys.val_only or (self.step == 0 and keys.val_before_train)):
+            if self._only_validates or (self.step == 0 and self._keys.val_before_train):
                 while (validated := self._surviving(training.validate_first)) is None:
                     pass
                 self._checkpoints.best.is_named_in(validated.metrics)

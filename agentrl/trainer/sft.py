@@ -1,4 +1,4 @@
-"""The loop of training on files, transcripts or pairs: steps, validation, checkpoints, the policy at the end.
+"""The loop of training on files, transcripts or preferences: steps, validation, checkpoints, the policy at the end.
 
 The order of the data follows from (data.seed, epoch), so a checkpoint's step says which batch comes next. A run with
 another order of the data does not resume from it.
@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 from agentrl.checks.runner import Alarms
 from agentrl.config import TuningConfig
-from agentrl.data.pairs import Pair
+from agentrl.data.pairs import Preference
 from agentrl.data.sft import SFTSample
 from agentrl.runtime.executor import Executor
 from agentrl.system.json_value import JSON
@@ -26,7 +26,7 @@ from agentrl.trainer.setting import RunSetting
 from agentrl.trajectory.batch import RaggedBatch
 from agentrl.workers.groups import TuningGroup
 
-SampleT = TypeVar("SampleT", bound=SFTSample | Pair)
+SampleT = TypeVar("SampleT", bound=SFTSample | Preference)
 
 
 class SupervisedTrainer(Training[TuningConfig], Generic[SampleT]):
@@ -76,6 +76,8 @@ class SupervisedTrainer(Training[TuningConfig], Generic[SampleT]):
         if self.validation is not None:
             self.validated = self.policy.mean_loss(self.executor.keep(self.to_batch(self.validation)))
             self.display.validation(self.step, self.validated)
+            if self.step == 0:
+                self.setting.tracker.log(self.validated, 0)
         return StepDone(number=self.step, metrics=self.validated)
 
     def restore(self, state: Mapping[str, JSON]) -> None:
@@ -92,11 +94,12 @@ class SupervisedTrainer(Training[TuningConfig], Generic[SampleT]):
             self.display.warn(text)
 
 
-def order_of(config: TuningConfig, samples: Sequence[SFTSample | Pair]) -> dict[str, JSON]:
+def order_of(config: TuningConfig, samples: Sequence[SFTSample | Preference]) -> dict[str, JSON]:
     """Fingerprint of the order of the data: the values that decide which transcripts each step takes, by config key."""
     checksum = 0
     for sample in samples:
         checksum = zlib.crc32(sample.mask.tobytes(), zlib.crc32(sample.ids.tobytes(), checksum))
+        checksum = zlib.crc32(sample.marks, checksum)
     return {
         "data.train_files": f"{len(samples)} transcripts with checksum {checksum:08x}",
         "data.train_batch_size": config.data.train_batch_size,
@@ -105,9 +108,14 @@ def order_of(config: TuningConfig, samples: Sequence[SFTSample | Pair]) -> dict[
     }
 
 
-def steps_per_epoch(config: TuningConfig, samples: Sequence[SFTSample | Pair]) -> int:
+def steps_per_epoch(config: TuningConfig, samples: Sequence[SFTSample | Preference]) -> int:
     """Count the batches of an epoch; the last may be smaller, so that no transcript is left out."""
     return -(-len(samples) // config.data.train_batch_size)
+
+
+def first_epoch(config: TuningConfig, samples: Sequence[SampleT]) -> Iterator[list[SampleT]]:
+    """Yield the batches of the first epoch."""
+    return itertools.islice(batches(config, samples), steps_per_epoch(config, samples))
 
 
 def batches(config: TuningConfig, samples: Sequence[SampleT], done: int = 0) -> Iterator[list[SampleT]]:

@@ -23,7 +23,7 @@ from agentrl.system.metrics import Numbers
 from agentrl.trajectory.batch import RaggedBatch, Sequences
 from agentrl.workers.critic import CriticWorker
 from agentrl.workers.policy import PolicyWorker
-from agentrl.workers.preferences import PairWorker
+from agentrl.workers.preferences import PreferenceWorker
 from agentrl.workers.reference import ReferenceWorker
 from agentrl.workers.reward_model import RewardModelWorker
 from agentrl.workers.sft import TuningWorker
@@ -226,10 +226,10 @@ class TuningGroup(TrainableGroup):
 class PreferenceGroup(TuningGroup):
     """The model of training on preferences."""
 
-    def __init__(self, ranks: Ranks[PairWorker[object]]) -> None:
+    def __init__(self, ranks: Ranks[PreferenceWorker[object]]) -> None:
         super().__init__(ranks)
         self._pair_ranks = ranks
 
     def scores(self, batch: Batch) -> Batch:
         """Add the column ref_logprobs [T] float32, by the model as it is now."""
-        return self._pair_ranks.add_columns(("ref_logprobs",), PairWorker.compute_scores, batch)[0]
+        return self._pair_ranks.add_columns(("ref_logprobs",), PreferenceWorker.compute_scores, batch)[0]

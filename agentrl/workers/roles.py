@@ -25,7 +25,7 @@ from agentrl.workers.groups import (
     TuningGroup,
 )
 from agentrl.workers.policy import PolicyWorker
-from agentrl.workers.preferences import PairWorker, PolicyPairWorker, RewardPairWorker
+from agentrl.workers.preferences import PolicyPreferenceWorker, PreferenceWorker, RewardPairWorker
 from agentrl.workers.reference import ReferenceWorker
 from agentrl.workers.reward_model import RewardModelWorker
 from agentrl.workers.sft import SupervisedWorker
@@ -224,9 +224,11 @@ def sft_role(config: SFTConfig, device: str, total_steps: int) -> Role[Supervise
     return Role("sft", make, config.parallel.copies)
 
 
-def preference_role(config: PreferencesConfig, device: str, total_steps: int) -> Role[PairWorker[object]]:
+def preference_role(config: PreferencesConfig, device: str, total_steps: int) -> Role[PreferenceWorker[object]]:
     """The model that learns from pairs. Making it raises ConfigError."""
-    make: Callable[[], PairWorker[object]] = partial(PolicyPairWorker, config, device=device, total_steps=total_steps)
+    make: Callable[[], PreferenceWorker[object]] = partial(
+        PolicyPreferenceWorker, config, device=device, total_steps=total_steps
+    )
     if config.trains == "reward_model":
         make = partial(RewardPairWorker, config, device=device, total_steps=total_steps)
     return Role("preferences", make, config.parallel.copies)

@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from agentrl.algorithms.aggregate import LossScale, aggregate
+from agentrl.algorithms.ragged import segment_ids
 from agentrl.config.sections.actor import ActorConfig
 from agentrl.config.sections.sft import SFTConfig, TuningConfig
 from agentrl.data.sft import SFTSample
@@ -41,7 +42,8 @@ class TuningWorker(TrainableWorker[Found_co]):
 
 
 class SupervisedWorker(TuningWorker[TokenScores]):
-    """A policy that learns the assistant's tokens: mean negative log-likelihood over an optimizer step's tokens."""
+    """A policy that learns the assistant's tokens: (weighted) mean negative log-likelihood over a step's
+    tokens."""
 
     def __init__(self, config: SFTConfig, *, device: str | torch.device, total_steps: int) -> None:
         """Sharded over the ranks of the process group, if there is one. Raises ConfigError."""
@@ -69,7 +71,7 @@ class SupervisedWorker(TuningWorker[TokenScores]):
 
         def loss(found: TokenScores, micro: RaggedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             """Compute (loss, a scalar; sums for metrics, scalars) from the scores [T] of a micro-batch."""
-            mean = aggregate(-found.logprobs, micro.mask, micro.offsets, scale)
+            mean = aggregate(_weighed(-found.logprobs, micro), micro.mask, micro.offsets, scale)
             return mean, {"nll": mean.detach()}
 
         counts = Counts(policy_tokens=batch.policy_tokens, owners=owners_of(batch, range(len(batch))))
@@ -80,13 +82,20 @@ class SupervisedWorker(TuningWorker[TokenScores]):
     def mean_loss(self, batch: Sequences) -> Numbers:
         """Return val/loss, the loss over all tokens of `batch`, without learning. Every rank loads its share of it."""
         mine = self.backend.share_of(batch)
-        logprobs = self.backend.log_probs(mine, frozenset()).logprobs[mine.mask].double()
+        logprobs = _weighed(self.backend.log_probs(mine, frozenset()).logprobs, mine)[mine.mask].double()
         total, tokens = self.backend.sum(torch.stack([-logprobs.sum(), mine.mask.sum().double()]))
         return {"val/loss": total / tokens}
 
     def export(self, dir: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         """Write the policy and its tokenizer in Hugging Face format, in the configured dtype."""
         self.backend.export(Path(dir), tokenizer)
+
+
+def _weighed(values: torch.Tensor, batch: RaggedBatch) -> torch.Tensor:
+    """Multiply values [T] by their sequences' weights, where the batch has some."""
+    if batch.loss_weight is None:
+        return values
+    return values * batch.loss_weight.to(values.dtype)[segment_ids(batch.offsets, len(values))]
 
 
 def policy_settings(config: TuningConfig, device: str | torch.device, total_steps: int) -> PolicySettings:
@@ -109,13 +118,20 @@ def section_of(config: TuningConfig) -> ActorConfig:
 
 
 def to_batch(samples: Sequence[SFTSample]) -> RaggedBatch:
-    """Make a batch of transcripts: the mask marks the learnt tokens, each transcript is a prompt of its own."""
+    """Make a batch of transcripts: the mask marks the learnt tokens, each transcript is a prompt of its own.
+
+    The batch has loss_weight where the transcripts have weights.
+    """
     ids = torch.from_numpy(np.concatenate([sample.ids for sample in samples]).astype(np.int64))
     offsets = np.cumsum([0, *(len(sample.ids) for sample in samples)])
-    return RaggedBatch.unsampled(
+    batch = RaggedBatch.unsampled(
         offsets=torch.from_numpy(offsets),
         ids=ids,
         mask=torch.from_numpy(np.concatenate([sample.mask for sample in samples])),
         group=torch.arange(len(samples)),
         trajectory=torch.arange(len(samples)),
     )
+    weights = [sample.weight for sample in samples if sample.weight is not None]
+    if len(weights) < len(samples):
+        return batch
+    return batch.with_fields(loss_weight=torch.tensor(weights, dtype=torch.float64))

@@ -23,7 +23,7 @@ from trl import DPOConfig, DPOTrainer
 from agentrl.config import PreferencesConfig
 from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
 from agentrl.trajectory.batch import RaggedBatch
-from agentrl.workers.preferences import PolicyPairWorker
+from agentrl.workers.preferences import PolicyPreferenceWorker
 
 LOSSES = {"sigmoid": ("sigmoid", 0.3, 0.5), "ipo": ("ipo", 0.3, 0.05), "sppo": ("sppo_hard", 0.05, 1e-4)}
 """By our name: TRL's, beta, and the learning rate."""
@@ -75,7 +75,7 @@ def ours(policy: Path, loss: str, beta: float, rate: float, batch: dict[str, Any
             "grad_clip": 1e9,
         }
     )
-    worker = PolicyPairWorker(config, device="cpu", total_steps=2)
+    worker = PolicyPreferenceWorker(config, device="cpu", total_steps=2)
     count = len(ROWS)
     order = [row for pair in range(count) for row in (pair, pair + count)]  # theirs: all chosen ones come first
     kept = [batch["attention_mask"][row].bool() for row in order]
@@ -86,6 +86,7 @@ def ours(policy: Path, loss: str, beta: float, rate: float, batch: dict[str, Any
         group=torch.arange(count).repeat_interleave(2),
         trajectory=torch.arange(2 * count),
     )
+    pairs = pairs.with_fields(side=torch.tensor([1, -1] * count, dtype=torch.int32))
     pairs = pairs.with_fields(ref_logprobs=worker.compute_scores(pairs)[0])
     learner: Any = worker.backend
     descent = SGD(learner.params.values(), lr=rate)

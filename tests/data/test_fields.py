@@ -290,7 +290,7 @@ def test_pairs_are_read_alike(tmp_path: Path, chat: Chat) -> None:
     config = PairDataConfig(train_files="unused")
     found = load_pairs(str(tmp_path / "a.parquet"), config, chat, lambda done: None)
     (pair,) = found.samples
-    parts = slice(None, pair.rejected_at), slice(pair.rejected_at, None)
+    parts = slice(None, pair.lengths[0]), slice(pair.lengths[0], None)
     learnt = [chat.decode(pair.ids[part][pair.mask[part]].tolist()) for part in parts]
     assert learnt == ["Second.<|im_end|>", "Third.<|im_end|>"]
     assert found.unlearnt == {UNREAD.format("mood"): 1}

@@ -47,7 +47,7 @@ def rl(file: Path) -> list[Any]:
 def sft(file: Path) -> list[Any]:
     config = SFTDataConfig(train_files="unused")
     reader = RowReader(config)
-    read = lambda row: arguments(reader.messages(row["messages"], ""))  # noqa: E731
+    read = lambda row: [arguments(reader.messages(row["messages"], ""))]  # noqa: E731
     plan = Plan(("messages",), ("tools",), "tools", read)
     return read_files(str(file), lambda name, columns: plan, lambda rows: None, config).samples
 
@@ -55,7 +55,7 @@ def sft(file: Path) -> list[Any]:
 def pairs(file: Path) -> list[Any]:
     config = PairDataConfig(train_files="unused", chosen_key="messages", rejected_key="other")
     reader = PairReader(config)
-    plan = lambda name, columns: reader.plan(name, columns, reader.read)  # noqa: E731
+    plan = lambda name, columns: reader.plan(name, columns, lambda row: [reader.read(row)])  # noqa: E731
     found = read_files(str(file), plan, lambda rows: None, config).samples
     return [arguments(chosen) for chosen, _, _ in found if isinstance(chosen, list)]
 

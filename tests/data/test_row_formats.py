@@ -169,7 +169,11 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         r"fit 2 row formats, .* set data\.row_format=alpaca \(instruction, output\) or data",
     ),
     ({"messages": TALK, "conversations": TALK}, {}, r"row_format=messages \(messages\) or data\.row_format=sharegpt"),
-    ({"prompt": "a", "completion": "b", "label": True}, {}, "completion and label mark .* which no loss .* takes"),
+    (
+        {"prompt": "a", "completion": "b", "label": True},
+        {},
+        r"label mark .* good or bad.*agentrl\.preferences loss=kto",
+    ),
     ({"prompt": "a", "chosen": "b", "rejected": "c"}, {}, r"found prompt, chosen, rejected.*agentrl\.preferences"),
     ({"question": "a"}, {}, r"text \(text\); found question. Name a column of messages with data\.messages_key"),
     (ALPACA, {"messages_key": "talk"}, "no column 'talk'"),
@@ -204,7 +208,7 @@ def pairs(chat: Chat, tmp_path: Path, row: dict[str, Any], **keys: Any) -> list[
     """What is shown and what is learnt of both."""
     config = PairDataConfig(train_files="unused", **keys)
     (pair,) = load_pairs(write(tmp_path / "a.jsonl", [row]), config, chat, lambda rows: None).samples
-    sides = slice(None, pair.rejected_at), slice(pair.rejected_at, None)
+    sides = slice(None, pair.lengths[0]), slice(pair.lengths[0], None)
     parts = [(pair.ids[side], pair.mask[side]) for side in sides]
     return [(chat.decode(ids[~mask].tolist()), chat.decode(ids[mask].tolist())) for ids, mask in parts]
 
@@ -239,7 +243,7 @@ def test_a_prompt_of_messages_is_found_by_its_column(chat: Chat, tmp_path: Path)
         ({"prompt": "p", "chosen": "x", "rejected": "x"}, "the same text"),
         (
             {"prompt": "p", "completion": "x", "label": True},
-            r"row of prompt, chosen and rejected .* drop the column lab",
+            r"expected pairs \(chosen, rejected\), found conversations with a column label, .* Set loss=kto",
         ),
     ],
 )

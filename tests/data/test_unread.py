@@ -79,11 +79,11 @@ def tuned(job: Job[Any], files: str, chat: Chat) -> list[str]:
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 @pytest.mark.parametrize("form", SUPERVISED)
 def test_of_supervised_rows(tmp_path: Path, chat: Chat, form: str, suffix: str) -> None:
-    files = write(tmp_path / f"a.{suffix}", SUPERVISED[form], feedback="bad", votes=-1)
+    files = write(tmp_path / f"a.{suffix}", SUPERVISED[form], verdict="bad", votes=-1)
     job = SupervisedJob(SFTConfig.model_validate({"data": {"train_files": files}}))
     (note,) = tuned(job, files, chat)
     assert note.startswith(f"{tmp_path / f'a.{suffix}'} and 1 more files: ")
-    assert note.endswith(NOTED.format("feedback, votes"))
+    assert note.endswith(NOTED.format("verdict, votes"))
     with open_display("test") as display:
         said = noted(display)
         open_expert(ExpertConfig(files=files), 1, chat, display)

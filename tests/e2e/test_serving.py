@@ -101,4 +101,4 @@ def test_a_reward_model_learns_by_the_template_that_it_scores_by(base: Path, tem
     with open_display("test") as display:
         read = PreferencesJob(config).read(files, Chat.of_model(config.model, config.format), display, 2)
     scored, _ = ModelInput(str(run / "policy"), None).ids(json.loads(said("36")))
-    assert read[0].ids[: read[0].rejected_at].tolist() == scored
+    assert read[0].ids[: read[0].lengths[0]].tolist() == scored

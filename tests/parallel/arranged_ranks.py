@@ -117,9 +117,10 @@ def supervised(config: SFTConfig, batch: RaggedBatch) -> tuple[list[dict[str, fl
 
 
 def preferring(config: PreferencesConfig, batch: RaggedBatch) -> tuple[list[dict[str, float]], Any]:
-    """STEPS steps on a batch whose sequences are pairs, and the loss after each; their metrics, and the worker."""
+    """STEPS steps on a batch of 8 sequences as preferences, and the loss after each; their metrics, and the worker."""
     worker = preference_role(config, "cpu", 10).make()
-    batch = batch.with_fields(trajectory=torch.arange(len(batch)))
+    sides = [1, -1] * 4 if config.rows == "pairs" else [1, 0, -1, 0] * 2
+    batch = batch.with_fields(trajectory=torch.arange(len(batch)), side=torch.tensor(sides, dtype=torch.int32))
     if config.trains == "policy":
         batch = batch.with_fields(ref_logprobs=scores(worker.compute_scores, config.parallel, batch))
     else:
@@ -135,8 +136,9 @@ def train(name: str, trees: dict[str, Any], work: Path) -> None:
     torch.compiler.set_default_backend("eager")
     for kind, tree in trees.items():
         counters.clear()
-        if kind == "sft":
-            metrics, policy = supervised(SFTConfig.model_validate(tree), batch)
+        if kind.endswith("sft"):
+            factors = 0.25 + torch.arange(8).double() if kind != "sft" else None
+            metrics, policy = supervised(SFTConfig.model_validate(tree), batch.with_fields(loss_weight=factors))
         elif "trains" in tree:
             metrics, policy = preferring(PreferencesConfig.model_validate(tree), batch)
         else:

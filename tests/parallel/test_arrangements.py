@@ -51,13 +51,19 @@ ECHO = "echo"
 """Training that learns what tools answer, too."""
 STATES = tuple(f"states of {family}" for family in HYBRIDS)
 """Trainings of models whose layers have states."""
-PAIRS = ("dpo", "reward_model")
-"""Trainings on pairs."""
+PAIRS = ("dpo", "reward_model", "kto")
+"""Trainings on pairs, and on judged conversations with mismatched ones."""
+WEIGHED = "weighed sft"
+"""Supervised training whose transcripts have weights."""
 ARRANGEMENTS: dict[str, tuple[int, tuple[str, ...], dict[str, int]]] = {
-    "one": (1, ("grpo", "ppo", "sft", "lora", "bfloat16", *MIXTURES, *STATES, ECHO, *PAIRS, *CORRECTED, *LOSSES), {}),
+    "one": (
+        1,
+        ("grpo", "ppo", "sft", WEIGHED, "lora", "bfloat16", *MIXTURES, *STATES, ECHO, *PAIRS, *CORRECTED, *LOSSES),
+        {},
+    ),
     "fsdp 2": (
         2,
-        ("grpo", "ppo", "sft", "bfloat16", *MIXTURES, *STATES, ECHO, *PAIRS, *CORRECTED, *LOSSES),
+        ("grpo", "ppo", "sft", WEIGHED, "bfloat16", *MIXTURES, *STATES, ECHO, *PAIRS, *CORRECTED, *LOSSES),
         {"budget": 60},
     ),
     "sequence 2": (2, ("grpo", "ppo", "sft", "lora", "compiled", *MIXTURES, ECHO, *PAIRS, *CORRECTED), {"sequence": 2}),
@@ -76,15 +82,15 @@ def config_of(
     optim: dict[str, Any] = {"lr": 3e-4} if ppo else {"name": "muon", "lr": 1e-2, "adamw_lr": 1e-3}
     parallel = {"ulysses_sequence_parallel_size": sequence}
     sharding = {"fsdp_size": shards, "tensor_parallel_size": tensor}
-    if kind == "sft":
+    if kind in ("sft", WEIGHED):
         data = {"train_files": "none", "max_token_len_per_gpu": budget}
         sharded = {"path": str(policy), "fsdp_config": sharding}
         return SFTConfig.model_validate({"data": data, "model": sharded, "optim": optim, **parallel})
     if kind in PAIRS:
         data = {"train_files": "none", "max_token_len_per_gpu": budget}
         learning = {"path": str(policy), "fsdp_config": sharding}
-        trains = "policy" if kind == "dpo" else kind
-        tree: dict[str, Any] = {"data": data, "model": learning, "optim": optim, "trains": trains, **parallel}
+        wanted = {"trains": kind} if kind == "reward_model" else {"loss": kind}
+        tree: dict[str, Any] = {"data": data, "model": learning, "optim": optim, **wanted, **parallel}
         return PreferencesConfig.model_validate(tree)
     mode = "seq-mean-token-mean" if ppo else "token-mean"
     actor = {

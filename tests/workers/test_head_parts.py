@@ -42,7 +42,7 @@ from agentrl.workers.backend import MiniBatch, PolicySettings
 from agentrl.workers.fsdp import FSDPPolicy
 from agentrl.workers.passes import Part, States
 from agentrl.workers.plan import head_parts, learns_by_parts
-from agentrl.workers.preferences import PolicyPairWorker
+from agentrl.workers.preferences import PolicyPreferenceWorker
 from agentrl.workers.sft import SupervisedWorker
 from tests.model.families import SIZES, make_model
 from tests.trained import trained_batch
@@ -312,15 +312,18 @@ def test_transcripts_of_an_expert_go_the_same_way(folders: Callable[[str], Path]
 
 
 @pytest.mark.parametrize(
-    ("kind", "config"), [(SupervisedWorker, SFTConfig), (PolicyPairWorker, PreferencesConfig)], ids=["sft", "pairs"]
+    ("kind", "config"),
+    [(SupervisedWorker, SFTConfig), (PolicyPreferenceWorker, PreferencesConfig)],
+    ids=["sft", "pairs"],
 )
 def test_training_on_files_goes_the_same_way(
     kind: type[Any], config: type[Any], folders: Callable[[str], Path]
 ) -> None:
     made, found = made_batch(), []
     batch = RaggedBatch.unsampled(made.offsets, made.ids, made.mask, made.group, torch.arange(len(SCORED)))
-    if kind is PolicyPairWorker:
-        batch = batch.with_fields(ref_logprobs=made.ref_logprobs)
+    if kind is PolicyPreferenceWorker:
+        sides = torch.tensor([1, -1] * (len(SCORED) // 2), dtype=torch.int32)
+        batch = batch.with_fields(ref_logprobs=made.ref_logprobs, side=sides)
     for by_parts in WAYS:
         values = {"data": {"train_files": "none"}, "model": {"path": str(folders("tied"))}, "optim": OPTIM}
         worker = kind(config.model_validate(values), device="cpu", total_steps=10)

@@ -12,8 +12,9 @@ from agentrl.algorithms.columns import Advantages, EstimatorColumns
 from agentrl.algorithms.groups import Groups
 from agentrl.algorithms.pair_losses import PairLoss, Pairs, pair_weights
 from agentrl.algorithms.ragged import segment_sum
-from agentrl.config.declaration import declare
+from agentrl.config.declaration import declaration_of, declare
 from agentrl.config.registries import PAIR_LOSSES
+from agentrl.errors import ConfigError
 from agentrl.system.registry import configured
 
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ def online_dpo(columns: EstimatorColumns, config: AlgorithmConfig, options: Onli
     before the update.
     """
     assert columns.ref_logprobs is not None, "declared"
-    chosen = cast(PairLoss, PAIR_LOSSES.get(options.loss, "algorithm.adv_options.loss"))
+    chosen = cast(PairLoss, PAIR_LOSSES.get(options.loss, OF_PAIRS))
+    if declaration_of(chosen).rows != "pairs":
+        raise ConfigError(f"{OF_PAIRS}={options.loss}: expected a loss of pairs, such as sigmoid")
     loss = configured(chosen, options.loss_options, OPTIONS)
     groups = Groups.from_columns(columns)
 
@@ -58,6 +61,7 @@ def online_dpo(columns: EstimatorColumns, config: AlgorithmConfig, options: Onli
     return groups.spread(weight, columns)
 
 
+OF_PAIRS = "algorithm.adv_options.loss"
 OPTIONS = "algorithm.adv_options.loss_options"
 
 

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from agentrl.config.registries import PAIR_LOSSES, ROW_FORMATS
-from agentrl.config.rules import Names, OnlyWith
+from agentrl.config.declaration import Rows, declaration_of
+from agentrl.config.registries import PAIR_LOSSES, ROW_FORMATS, UNPAIRED_LOSSES
+from agentrl.config.rules import Names, OnlyWith, ReadBy
 from agentrl.config.section import Finding, Section
 from agentrl.config.sections.checks import UpdateChecksConfig
 from agentrl.config.sections.model import ModelConfig
@@ -31,7 +32,7 @@ class TuningDataConfig(Section):
     tools_key: str = "tools"
     """Column with the tools of a transcript, as a list of OpenAI schemas or in JSON text; may be absent."""
     train_batch_size: int = Field(32, gt=0)
-    """Rows an optimizer step: transcripts, or pairs."""
+    """Rows an optimizer step: transcripts, pairs, or conversations that are good or bad by themselves."""
     max_length: int = Field(2048, gt=0)
     """Tokens of a transcript."""
     truncation: Literal["error", "skip"] = "error"
@@ -48,6 +49,9 @@ class TuningDataConfig(Section):
     """Seed of the data order."""
 
 
+USED = OnlyWith("feedback=filter or weight or exp_weight")
+
+
 class SFTDataConfig(TuningDataConfig):
     """`data.*` of `python -m agentrl.sft`."""
 
@@ -56,11 +60,36 @@ class SFTDataConfig(TuningDataConfig):
     where messages_key names another column."""
     messages_key: str = "messages"
     """Column with the messages of a transcript, as a list or in JSON text."""
+    feedback_key: str | None = None
+    """Column with what somebody thought of a transcript: a number, true or false, or a word such as up or down
+    (docs/sft.md#learn-from-feedback). null: the column feedback, where a file has it."""
+    feedback: Literal["ignore", "filter", "weight", "exp_weight"] | None = None
+    """Use of the feedback. filter: only transcripts above feedback_threshold are learnt; weight: each transcript's loss
+    counts so many times; exp_weight: exp(feedback / feedback_temperature) times. Weights are relative to their mean by
+    token over the files. null: as ignore, and the run says at its start what it does not use."""
+    feedback_threshold: Annotated[float, OnlyWith("feedback=filter")] = 0.0
+    """Transcripts whose feedback is not above it are left out."""
+    feedback_temperature: Annotated[float, OnlyWith("feedback=exp_weight")] = Field(1.0, gt=0)
+    """Difference of feedback that makes a weight e times as large."""
+    without_feedback: Annotated[Literal["keep", "skip"], USED] = "keep"
+    """Transcripts without feedback. keep: they are learnt, with weight 1; skip: they are left out."""
+
+
+OF_UNPAIRED = ReadBy([PAIR_LOSSES], "loss=kto or apo_zero_unpaired", declares=lambda found: found.rows != "pairs")
 
 
 class PairDataConfig(TuningDataConfig):
     """`data.*` of `python -m agentrl.preferences`."""
 
+    row_format: Annotated[str, Names(ROW_FORMATS), OF_UNPAIRED] = "auto"
+    """Same as for supervised training, of conversations that are good or bad by themselves."""
+    messages_key: Annotated[str, OF_UNPAIRED] = "messages"
+    """Column with their messages, as a list or in JSON text."""
+    feedback_key: Annotated[str | None, OF_UNPAIRED] = None
+    """Column that says what somebody thought of a conversation: a number, true or false, or a word such as up or down.
+    null: the column feedback, or TRL's label."""
+    feedback_threshold: Annotated[float, OF_UNPAIRED] = 0.0
+    """Conversations are good whose feedback is above it, and bad the others. Without feedback, rows are left out."""
     chosen_key: str = "chosen"
     """Column with the messages of the preferred conversation, as a list or in JSON text."""
     rejected_key: str = "rejected"
@@ -148,7 +177,28 @@ class PreferencesConfig(TuningConfig):
     of a training."""
     optim: OptimConfig = OptimConfig(lr=1e-6)
     loss: Annotated[str, Names(PAIR_LOSSES, options="loss_options"), OF_POLICY] = "sigmoid"
-    """Loss of a pair. sigmoid or dpo: DPO (arXiv:2305.18290); ipo (arXiv:2310.12036); sppo (arXiv:2405.00675)."""
+    """Loss of a pair: sigmoid or dpo: DPO (arXiv:2305.18290); ipo (arXiv:2310.12036); sppo (arXiv:2405.00675). Loss of
+    a conversation that is good or bad by itself: kto (arXiv:2402.01306); apo_zero_unpaired (arXiv:2408.06266)."""
     loss_options: Annotated[dict[str, Any], OF_POLICY] = Field(default_factory=dict)
-    """Its options: beta (sigmoid and ipo 0.1, sppo 0.001), label_smoothing (sigmoid: 0), or those of one of yours."""
+    """Its options: beta (0.1; sppo 0.001), label_smoothing (sigmoid: 0), desirable_weight and undesirable_weight (kto
+    and apo_zero_unpaired: 1), or those of one of yours."""
     trainer: PreferencesTrainerConfig = PreferencesTrainerConfig()
+
+    def findings(self) -> Iterator[Finding]:
+        yield from super().findings()
+        size = self.data.train_batch_size
+        if size < 2 and UNPAIRED_LOSSES.get(self.loss) == "mismatched":
+            yield Finding(
+                f"data.train_batch_size={size}: {self.loss} needs 2 or more, as it compares with the policy's "
+                "log-probs of other rows' answers of the batch",
+                key="data.train_batch_size",
+            )
+
+    @property
+    def rows(self) -> Rows:
+        """The rows that the loss learns from. Imports a loss of the user's, and no other."""
+        if self.trains == "reward_model":
+            return "pairs"
+        if PAIR_LOSSES.is_built_in(self.loss):
+            return UNPAIRED_LOSSES.get(self.loss, "pairs")
+        return declaration_of(PAIR_LOSSES.get(self.loss)).rows

@@ -120,6 +120,8 @@ class RunConfig(JobConfig):
     budget: BudgetConfig = BudgetConfig()
     test_freq: Annotated[int, OnlyWith("data.val_files")] = -1
     """Validate every so many steps, and after the last one; -1: never between the first and the last."""
+    val_before_train: Annotated[bool, OnlyWith("data.val_files")] = False
+    """Validate before the first step, too."""
     val_after_train: Annotated[bool, OnlyWith("data.val_files")] = True
     """Validate after the last step where test_freq is -1, too."""
     resume_mode: Annotated[

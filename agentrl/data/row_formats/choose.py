@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from agentrl.config.registries import ROW_FORMATS
-from agentrl.config.sections.sft import SFTDataConfig
+from agentrl.config.sections.sft import PairDataConfig, SFTDataConfig
+from agentrl.data.feedback import LABEL
 from agentrl.data.messages import Unfit
 from agentrl.data.row_formats.format import Conversation, PlainText, Row, RowFormat
 from agentrl.errors import ConfigError, DataError
@@ -14,7 +15,7 @@ from agentrl.system.user_code import contract_error, user_code
 
 AUTO = "auto"
 UNPAIRED = {"completion", "label"}
-"""Columns of completions that are marked as good or bad (KTO's). No loss here learns from them."""
+"""Columns of completions that are marked as good or bad (TRL's form for KTO)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Reading:
         return made
 
 
-def reading_of(config: SFTDataConfig, names: Sequence[str], file: str) -> Reading:
+def reading_of(config: SFTDataConfig | PairDataConfig, names: Sequence[str], file: str) -> Reading:
     """Choose how the rows of a file with these columns are read. Raises DataError unless exactly one format fits."""
     columns = {"messages": config.messages_key, "tools": config.tools_key}
     chosen = config.row_format
@@ -58,8 +59,12 @@ def reading_of(config: SFTDataConfig, names: Sequence[str], file: str) -> Readin
         chosen = "messages"
     if chosen != AUTO:
         return Reading(chosen, _format(chosen), columns, "")
-    if names and set(names) >= UNPAIRED:
-        raise DataError(unpaired(file, "set data.row_format=prompt_completion"))
+    if set(names) >= UNPAIRED and isinstance(config, SFTDataConfig) and config.feedback_key != LABEL:
+        raise DataError(
+            f"{file}: its columns completion and label mark completions as good or bad. Learn the good ones alone with "
+            "data.feedback_key=label data.feedback=filter, all of them with data.row_format=prompt_completion, or from "
+            "both with python -m agentrl.preferences loss=kto"
+        )
     fitting = [one for one in _readings(columns) if set(names) >= {*one.needed}]
     if len(fitting) > 1:
         readings = " or ".join(f"data.row_format={one.name} ({', '.join(one.needed)})" for one in fitting)
@@ -79,15 +84,6 @@ def reading_of(config: SFTDataConfig, names: Sequence[str], file: str) -> Readin
         return reading
     note = f"rows are read as {reading.name} ({', '.join(reading.needed)})"
     return Reading(reading.name, reading.format, columns, note)
-
-
-def unpaired(file: str, or_else: str) -> str:
-    """Write the message for completions that are marked as good or bad."""
-    return (
-        f"{file}: its columns completion and label mark completions as good or bad, which no loss of agentrl takes. "
-        "Join a good and a bad completion of each prompt to a row of prompt, chosen and rejected for python -m "
-        f"agentrl.preferences; or keep the good ones alone for python -m agentrl.sft, and {or_else}"
-    )
 
 
 def _readings(columns: dict[str, str]) -> Iterator[Reading]:
