@@ -12,21 +12,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import hashlib
 import json
 import re
-import secrets
 import shlex
-import socket
 import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+
+import yaml
 
 from agentrl.containers.command_line import CommandLine
 from agentrl.containers.contract import ContainerFailed, ContainerOptions
@@ -34,7 +32,7 @@ from agentrl.errors import ConfigError, UserError
 from agentrl.openai_api.agent_container import InContainers
 from agentrl.openai_api.agent_task import AgentError, AgentFailed, AgentTask
 from agentrl.openai_api.place import CannotBeJudged, Desk
-from data_prep.files import Row, write_parquet
+from data_prep.files import Row, write_parquet, write_text
 from data_prep.options import positive
 
 BUILT = "agentrl-task"
@@ -50,6 +48,7 @@ reward=$(cat reward.txt 2>/dev/null || grep -o '"reward": *[0-9.]*' reward.json 
 case $reward in 1|1.0) exit 0 ;; *) exit 1 ;; esac
 """
 """The file `tests/run.sh` of a task of Harbor's."""
+SHELL = "tools.container_shell.ContainerShell"
 PER_TEST_ROW = 10
 """Tasks for each one of test.parquet."""
 
@@ -69,19 +68,17 @@ class Task:
     tests: dict[str, str]
     solution: dict[str, str]
 
-    def row(self) -> Row:
-        extra = {"task": self.name, "image": self.image, "files": listed(self.files), "check_files": listed(self.tests)}
+    def row(self, tool: str | None) -> Row:
+        """Make the row for an agent's program, or for the loop `tool_agent` with a tool."""
+        given = {"image": self.image, "files": listed(self.files), "check_files": listed(self.tests)}
+        inside = given if tool is None else {"tools_kwargs": {tool: {"create_kwargs": given}}}
         return {
-            "data_source": "agent/tasks",
-            "agent_name": "openai_proxy",
+            "data_source": "agent/tasks" if tool is None else "tools/tasks",
+            "agent_name": "openai_proxy" if tool is None else "tool_agent",
             "prompt": [{"role": "user", "content": self.instruction}],
             "reward_model": {"style": "rule", "ground_truth": ""},
-            "extra_info": extra,
+            "extra_info": {"task": self.name, **inside},
         }
-
-
-def read_image(row: Row) -> str:
-    return str(cast(dict[str, object], row["extra_info"])["image"])
 
 
 def listed(files: dict[str, str]) -> list[dict[str, str]]:
@@ -162,12 +159,6 @@ def built(folder: Path, build: Sequence[str]) -> str:
     return tag
 
 
-@contextlib.asynccontextmanager
-async def closed(listener: socket.socket) -> AsyncIterator[None]:
-    """Answer nothing: a solution asks no model."""
-    yield
-
-
 class Trial:
     """Tries tasks in containers, by the check of the training."""
 
@@ -185,8 +176,7 @@ class Trial:
     async def _passes(self, task: Task, solution: dict[str, str]) -> tuple[bool, str]:
         """Have a program lay the solution, and run the check; return what it printed, too."""
         sample: dict[str, object] = {"prompt": [], "extra_info": {"image": task.image}}
-        session, scores = (f"http://127.0.0.1/{secrets.token_urlsafe(24)}/v1" for _ in range(2))
-        one = AgentTask(sample, session, scores, door=closed)
+        one = AgentTask.without_session(sample)
         try:
             async with asyncio.timeout(self._seconds):
                 return await self._acted(one, task, solution)
@@ -218,11 +208,11 @@ class Trial:
             return process.process.status == 0, process.said(both=True)[-500:]
 
 
-async def rows_of(
+async def good_tasks(
     folders: Sequence[Path], trial: Trial, build: Sequence[str], workdir: str | None, at_once: int
-) -> dict[str, Row]:
-    """Try the tasks, and print the fate of each; return the rows of those that stay, by name."""
-    rows: dict[str, Row] = {}
+) -> list[Task]:
+    """Try the tasks, and print the fate of each; return those that stay, by name."""
+    good: list[Task] = []
     turns, done = asyncio.Semaphore(at_once), 0
 
     async def one(folder: Path) -> None:
@@ -234,12 +224,13 @@ async def rows_of(
             except LeftOut as reason:
                 fate = f"left out: {reason}"
             else:
-                fate, rows[folder.name] = "kept", task.row()
+                fate = "kept"
+                good.append(task)
             done += 1
             print(f"[{done}/{len(folders)}] {folder.name}: {fate}", flush=True)
 
     await asyncio.gather(*map(one, folders))
-    return rows
+    return sorted(good, key=lambda task: task.name)
 
 
 async def prepare(given: argparse.Namespace) -> int:
@@ -256,29 +247,36 @@ async def prepare(given: argparse.Namespace) -> int:
         memory_megabytes=given.memory_megabytes,
     )
     starter = CommandLine()
-    place = InContainers(starter, options, ())
+    place = InContainers(starter, options, (), serves=False)
     await starter.open(options)
     await place.start()
     try:
         build = [*starter.words, "build", *shlex.split(given.build_arguments)]
-        rows = await rows_of(folders, Trial(place, check, given.timeout), build, given.workdir, given.at_once)
+        kept = await good_tasks(folders, Trial(place, check, given.timeout), build, given.workdir, given.at_once)
     finally:
         await place.close()
-    if not rows:
+    if not kept:
         raise UserError(f"--folder {given.folder}: no task can be used, so nothing was written")
-    kept = [rows[name] for name in sorted(rows)]
     tests = kept[::PER_TEST_ROW] if len(kept) >= PER_TEST_ROW else []
-    for name, some in (("train", [row for row in kept if row not in tests]), ("test", tests)):
+    for name, some in (("train", [task for task in kept if task not in tests]), ("test", tests)):
         if some:
-            write_parquet(given.out / f"{name}.parquet", some)
+            write_parquet(given.out / f"{name}.parquet", [task.row(given.tool) for task in some])
             print(f"{given.out / name}.parquet: {len(some)} tasks")
-    proxy = "actor_rollout_ref.rollout.agent.openai_proxy"
     # One pattern for all images that share the first part of a long name.
-    images = sorted({re.sub(r"/[^/]*$", "/*", read_image(row)) for row in kept})
-    keys = [f"{proxy}.start=container", f"{proxy}.container.images={json.dumps(images)}"]
-    keys += [f"{proxy}.container.workdir={given.workdir}"] * (given.workdir is not None)
-    keys.append(f"{proxy}.check={json.dumps(check)}")
-    print(f"{len(rows)} of {len(folders)} tasks; train with {shlex.join(keys)}")
+    images = sorted({re.sub(r"/[^/]*$", "/*", task.image) for task in kept})
+    if given.tool is None:
+        proxy = "actor_rollout_ref.rollout.agent.openai_proxy"
+        keys = [f"{proxy}.start=container", f"{proxy}.container.images={json.dumps(images)}"]
+        keys += [f"{proxy}.container.workdir={given.workdir}"] * (given.workdir is not None)
+        keys.append(f"{proxy}.check={json.dumps(check)}")
+    else:
+        box = {"images": images, "workdir": given.workdir, "memory_megabytes": given.memory_megabytes}
+        box |= {"command_line": line, "arguments": options.arguments}
+        given_keys = {name: value for name, value in box.items() if value}
+        entry = {"class_name": SHELL, "config": {"container": given_keys, "check": check}}
+        write_text(given.out / "tools.yaml", yaml.safe_dump({"tools": [entry]}, sort_keys=False))
+        keys = [f"actor_rollout_ref.rollout.multi_turn.tool_config_path={given.out / 'tools.yaml'}"]
+    print(f"{len(kept)} of {len(folders)} tasks; train with {shlex.join(keys)}")
     return 0
 
 
@@ -287,6 +285,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m data_prep.tasks", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--folder", type=Path, required=True, help="folder of the tasks' folders")
     parser.add_argument("--out", type=Path, required=True, help="directory to write train.parquet and test.parquet to")
+    parser.add_argument("--tool", choices=["bash"], help="rows for tool_agent with this tool; none: for a program")
     parser.add_argument("--check", default="sh tests/run.sh", help="command that judges the working folder")
     parser.add_argument("--workdir", help="folder of the images in which agents work; none: one with the files alone")
     parser.add_argument("--command-line", help="words of the OCI command line; none: podman or docker")

@@ -256,6 +256,7 @@ SCORERS = Registry(
         "math": "agentrl.reward.math:compute_score",
         "reported": "agentrl.reward.reported:compute_score",
         "search_qa": "agentrl.reward.search_qa:compute_score",
+        "turn_rewards": "agentrl.reward.turn_rewards:compute_score",
     },
     group="scorers",
 )

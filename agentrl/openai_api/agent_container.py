@@ -99,8 +99,12 @@ class PlainCommand(Harness):
 class InContainers(Place):
     """Containers of one starter: one for the program, and one for its check."""
 
-    def __init__(self, containers: Containers, options: ContainerOptions, pass_env: Sequence[str]) -> None:
+    def __init__(
+        self, containers: Containers, options: ContainerOptions, pass_env: Sequence[str], *, serves: bool = True
+    ) -> None:
+        """`serves`: programs reach their sessions of the endpoint; False: they have none."""
         self.containers, self.options, self._pass_env = containers, options, tuple(pass_env)
+        self._serves = serves
         self._found: set[str] = set()
         """Images that were looked for."""
         self._pool: Pool | None = None
@@ -161,7 +165,7 @@ class InContainers(Place):
             container = await self._taken(task, self._ports)
             stack.push_async_callback(container.stop)
             base_url = task.base_url
-            if self._ports:
+            if ENDPOINT_PORT in self._ports:
                 assert task.door is not None
                 await stack.enter_async_context(task.door(container.listeners[ENDPOINT_PORT]))
                 base_url = f"http://127.0.0.1:{ENDPOINT_PORT}/{task.token}/v1"
@@ -193,7 +197,8 @@ class InContainers(Place):
         network = self.options.network
         if not self.containers.listens or network == "host":
             return ()
-        return (ENDPOINT_PORT,) if network == "none" else (ENDPOINT_PORT, PROXY_PORT)
+        own = (ENDPOINT_PORT,) if self._serves else ()
+        return own if network == "none" else (*own, PROXY_PORT)
 
     def _spec(self, image: str, ports: tuple[int, ...]) -> Spec:
         return Spec(image, self.options, tempfile.gettempdir(), ports)
@@ -240,13 +245,13 @@ class _Inside(Room):
         self._container, self._desk, self._task, self._options = container, desk, task, place.options
         self._pass_env = place._pass_env
         self._process: AgentProcess | None = None
+        self._is_filled = False
         self.work = self._options.workdir or str(desk.work)
 
     async def start(self, words: Sequence[str], variables: Mapping[str, str], *, key: str) -> AgentProcess:
-        if self.files is None:
-            await self._fill()
-        else:
-            await self._fill_for_check(self.files)
+        if not self._is_filled:
+            await (self._fill() if self.files is None else self._fill_for_check(self.files))
+            self._is_filled = True
         environment = {**self.variables, **variables}
         process = await self._container.run(
             words, environment, self.work, secret=self.secret, most=self._options.output_megabytes << 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -66,6 +67,11 @@ class AgentTask:
     """Metrics of the trajectory, to which a starter of agents adds its own."""
     door: Door | None = None
     """Answers at another listening socket, for this session alone, while the context is entered."""
+
+    @classmethod
+    def without_session(cls, sample: dict[str, object]) -> AgentTask:
+        """Make the task of a program that asks no endpoint. Its token still names its processes."""
+        return cls(sample, *(f"http://127.0.0.1/{secrets.token_urlsafe(24)}/v1" for _ in range(2)))
 
     @property
     def token(self) -> str:

@@ -62,7 +62,10 @@ class Room(ABC):
 
     @abstractmethod
     async def start(self, words: Sequence[str], variables: Mapping[str, str], *, key: str) -> AgentProcess:
-        """Start a program with the files of the desk. `key` says where its words come from."""
+        """Start a program with the files of the desk. `key` says where its words come from.
+
+        In a container, several may be started one after another, and each finds the files that the last one left.
+        """
 
     async def leave(self, *, keep: bool) -> bool:
         """End what the program left; with `keep` its files are kept for the check.

@@ -8,7 +8,7 @@ import functools
 from agentrl.config.registries import SCORERS
 from agentrl.reward.scorer import Scorer
 
-INSTANT = ("final_answer", "gsm8k", "interaction", "reported", "search_qa")
+INSTANT = ("final_answer", "gsm8k", "interaction", "reported", "search_qa", "turn_rewards")
 """Ready scorers that take microseconds, and run in the event loop."""
 
 NEED_TRUTH = ("bfcl", "code", "final_answer", "gsm8k", "math", "reasoning_gym", "search_qa")
@@ -45,6 +45,7 @@ SOURCES: dict[str, str] = {
     "interaction/*": "interaction",
     "environment/*": "interaction",
     "agent/*": "reported",
+    "tools/*": "turn_rewards",
 }
 """Data source (`*` stands for anything) to the kind of its scorer."""
 

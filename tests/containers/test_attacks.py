@@ -28,10 +28,16 @@ address = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
 host = re.match("http://([^/:]+):([0-9]+)(/[^/]+)", address)
 door, own = (host[1], int(host[2])), host[3]
 
-def ask(text):
+def ask(text, tries=1):
     body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": text}]}).encode()
-    with urllib.request.urlopen(urllib.request.Request(address, body, {"content-type": "text/json"})) as answer:
-        return json.load(answer)["choices"][0]["message"]["content"]
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address, body, {"content-type": "text/json"})) as answer:
+            return json.load(answer)["choices"][0]["message"]["content"]
+    except OSError:  # after a flood its door stays full until the endpoint has seen that links are closed
+        if tries == 60:
+            raise
+        time.sleep(0.5)
+        return ask(text, tries + 1)
 
 def raw(head, most=10):
     with socket.create_connection(door, timeout=most) as link:

@@ -13,7 +13,10 @@ import pytest
 
 from data_prep.tasks import main
 from tests.containers.conftest import BORROWED, LINE, names, need_containers, root
+from tests.e2e.conftest import forked_command
 from tests.e2e.test_docs import commands
+from tests.e2e.test_train import lines
+from tests.runs import Overrides
 
 __all__ = ["root"]
 IMAGE = "localhost/agentrl-test-tasks:1"
@@ -127,6 +130,23 @@ def test_a_dockerfile_is_built_once_and_sees_neither_tests_nor_solution(
     finally:
         built = [made, other["extra_info"]["image"]]
         subprocess.run([*LINE, "rmi", "--force", *built], capture_output=True, check=False)
+
+
+def test_rows_for_the_shell_come_with_its_tool(image: str, tmp_path: Path, small_run: Overrides) -> None:
+    laid(tmp_path / "tasks" / "right")
+    assert prepare(tmp_path / "tasks", tmp_path / "out", "--tool", "bash") == 0
+    (row,) = pq.read_table(tmp_path / "out" / "train.parquet").to_pylist()
+    assert (row["agent_name"], row["data_source"]) == ("tool_agent", "tools/tasks")
+    given = row["extra_info"]["tools_kwargs"]["bash"]["create_kwargs"]
+    assert given["image"] == image and given["check_files"][0]["path"] == "tests/run.sh"
+    keys = [f"data.train_files={tmp_path}/out/train.parquet", "data.val_files=null", "data.train_batch_size=1"]
+    keys += ["actor_rollout_ref.actor.ppo_mini_batch_size=1", "custom_reward_function.path=null"]
+    keys += [f"actor_rollout_ref.rollout.multi_turn.tool_config_path={tmp_path}/out/tools.yaml"]
+    done = forked_command(small_run(*keys, "trainer.total_training_steps=1"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    (metrics,) = (line for line in lines(tmp_path / "run") if "score/mean" in line)
+    assert metrics["score/mean"] == metrics["left_out/failed"] == 0
+    assert [name for name in names() if "agentrl-" in name and f"-{os.getpid()}-" in name] == []
 
 
 def test_a_folder_without_tasks_and_one_without_a_good_task_write_nothing(

@@ -101,8 +101,8 @@ def _read(folder):
     if needs or tester.get("environment_mode", "shared") != "shared":
         needed = "; ".join(needs) or tester
         raise ValueError(
-            f"{folder}: the task needs an image, which the sandbox has not ({needed}). For an agent in a container: "
-            "python -m data_prep.tasks"
+            f"{folder}: the task needs an image, which the sandbox has not ({needed}). For a shell, or an agent, in a "
+            "container: python -m data_prep.tasks"
         )
     workdir = place.get("workdir") or next((one.split()[1] for one in orders if one.startswith("WORKDIR")), "/app")
     paths = re.compile(rf"(?<![\w./-])/(tests|logs|{re.escape(workdir[1:])})(?![\w-])".encode())

@@ -1,0 +1,11 @@
+"""The rewards that tools gave: for tasks whose tools judge what a trajectory did."""
+
+from __future__ import annotations
+
+from agentrl.trajectory import COUNTED, Trajectory
+
+
+def compute_score(trajectory: Trajectory) -> dict[str, float]:
+    """Return the sum of the turn rewards as the score, in which they are counted; 0 where no tool gave one."""
+    total = float(sum(trajectory.turn_rewards))
+    return {"score": total, COUNTED: total}

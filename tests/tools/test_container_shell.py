@@ -1,0 +1,124 @@
+"""The tool `bash`: commands of a trajectory in a container of its own, judged in a second one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agentrl.errors import ConfigError
+from agentrl.tool.session import ToolSession
+from agentrl.tool.toolset import ToolSet
+from tests.containers.conftest import Boxed, boxed, names, root
+
+__all__ = ["boxed", "root"]
+CHECK = ["sh", "tests/run.sh"]
+ROW = {
+    "files": [{"path": "read.me", "text": "Numbers: 2, 3."}],
+    "check_files": [{"path": "tests/run.sh", "text": "grep -qx 5 answer.txt"}],
+}
+Open = Callable[..., Any]
+
+
+def mine() -> list[str]:
+    return [name for name in names() if f"-{os.getpid()}-" in name]
+
+
+@pytest.fixture
+def tools(boxed: Boxed, tmp_path: Path, bound: Callable[[ToolSet], ToolSet]) -> Callable[..., ToolSet]:
+    def made(box: dict[str, Any] | None = None, **config: Any) -> ToolSet:
+        options = boxed()
+        given = {"image": options.image, "command_line": list(options.command_line or ()), "memory_megabytes": 256}
+        container = {**given, "arguments": list(options.arguments), **(box or {})}
+        entry = {
+            "class_name": "tools.container_shell.ContainerShell",
+            "config": {"container": container, "check": CHECK, **config},
+        }
+        path = tmp_path / "tools.yaml"
+        path.write_text(yaml.safe_dump({"tools": [entry]}))
+        return bound(ToolSet.from_yaml(path))
+
+    return made
+
+
+@pytest.fixture
+def opened(tools: Callable[..., ToolSet]) -> Open:
+    @asynccontextmanager
+    async def one(
+        rewards: list[float], row: dict[str, Any] = ROW, box: dict[str, Any] | None = None, **config: Any
+    ) -> AsyncIterator[ToolSession]:
+        toolset = tools(box, **config)
+        await toolset.start("test")
+        session = await toolset.open("t/0.0", {"bash": {"create_kwargs": row}})
+        try:
+            yield session
+        finally:
+            rewards += await session.close()
+            await toolset.close()
+        assert mine() == []
+
+    return one
+
+
+async def run(session: ToolSession, command: str) -> str:
+    answer = await session.call("bash", {"command": command})
+    assert answer.error is None, answer
+    return answer.text
+
+
+async def test_files_stay_from_command_to_command_and_are_judged_apart(opened: Open) -> None:
+    rewards: list[float] = []
+    async with opened(rewards) as session:
+        assert await run(session, "cat read.me; ls") == "Numbers: 2, 3.read.me", "no file of the check"
+        assert await run(session, "echo 5 >answer.txt; echo no >&2; exit 3") == "no\n[exit status 3]"
+        assert await run(session, "mkdir tests; echo exit 0 >tests/run.sh; cat answer.txt; cd tests") == "5"
+        assert await run(session, "true") == "(no output)"
+    assert rewards == [1.0]
+
+
+@pytest.mark.slice(0, "matrix")
+@pytest.mark.parametrize("command", ["echo 6 >answer.txt", None])
+async def test_what_does_not_pass_and_what_was_not_done_give_0(opened: Open, command: str | None) -> None:
+    rewards: list[float] = []
+    async with opened(rewards) as session:
+        if command is not None:
+            await run(session, command)
+    assert rewards == [0.0]
+
+
+@pytest.mark.slice(0, "hostile")
+async def test_commands_that_go_too_far_are_ended_and_the_next_one_runs(opened: Open) -> None:
+    rewards: list[float] = []
+    box = {"output_megabytes": 1, "disk_megabytes": 32, "processes": 64}
+    async with opened(rewards, box=box, command_timeout=2, check=["true"]) as session:
+        assert await run(session, "echo begun; sleep 600") == "begun\n[ended after 2 s, or by its memory]"
+        assert (await run(session, "yes")).endswith("[ended: more than 1 MiB of output]")
+        assert "bash" not in await run(session, "head -c 64M /dev/zero >large || rm large; ls")
+        assert await run(session, "ls read.me") == "read.me"
+        assert (await session.call("bash", {"command": "a\0b"})).error is not None
+    assert rewards == [1.0]
+
+
+@pytest.mark.slice(0, "matrix")
+async def test_a_row_may_name_an_image_that_the_config_allows(opened: Open) -> None:
+    with pytest.raises(Exception, match=r"image: expected an image that .* allows"):
+        async with opened([], {**ROW, "image": "/etc"}):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"container": {}}, "set container.image, or container.images"),
+        ({"container": {"image": "a", "user": "0:0"}}, "needs container.uidmap"),
+        ({"container": {"image": "a"}, "timeout": 30}, "timeout=30 must be above"),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused(tools: Callable[..., ToolSet], config: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        tools(**config)
