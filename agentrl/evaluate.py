@@ -1,4 +1,4 @@
-"""`python -m agentrl.evaluate data.path=...`: scores of responses in a parquet file, by data source.
+"""`python -m agentrl.evaluate data.path=...`: scores of responses in a file or of a run, by data source.
 
 `python -m agentrl.evaluate --suite NAME --out FOLDER model.path=...`: responses to a published benchmark, and its
 scores. `--compare FOLDER FOLDER`: two such runs in one table.
@@ -30,11 +30,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = load_config(words, "evaluate", EvaluateConfig)
         # Imported late, so that --help and config errors wait for nothing.
         from agentrl.observe.open import open_display
-        from agentrl.offline.evaluate import evaluate, print_table
+        from agentrl.offline.evaluate import evaluate, print_tables
 
         with open_display("evaluate") as display:
-            summaries = evaluate(config, display)
-        print_table(summaries)
+            found = evaluate(config, display)
+        print_tables(found)
 
     return exit_status(work)
 

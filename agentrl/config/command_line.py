@@ -54,10 +54,12 @@ rollout.* for actor_rollout_ref.model.* and actor_rollout_ref.rollout.*.
 """
 
 EVALUATE_HELP = """\
-Score the responses in a parquet file or in JSON lines, and print a table by data source.
+Score the responses in a parquet file, in JSON lines or of a run, and print a table by data source.
 
   python -m agentrl.evaluate data.path=out.parquet data.output_path=scores.json
   python -m agentrl.evaluate data.path=out.parquet custom_reward_function.path=my_reward.py ray_init.num_cpus=8
+  python -m agentrl.evaluate data.path=runs/mine custom_reward_function.path=my_reward.py
+      a run's recorded trajectories by another scorer, compared with the first
 """
 
 HELP: dict[type[Section], str] = {

@@ -24,8 +24,7 @@ from agentrl.errors import TrainingError
 from agentrl.model.folder import check_folder
 from agentrl.observe.bars import bars_as_stages
 from agentrl.observe.display import Display
-from agentrl.offline.responses import ADDED, InputRows, Parts, check_output
-from agentrl.reward.manager import turns_text
+from agentrl.offline.responses import ADDED, UNANSWERED, InputRows, Parts, check_output, response_text
 from agentrl.rollouts.context import (
     RunContext,
     fit_prompts,
@@ -36,7 +35,7 @@ from agentrl.rollouts.context import (
 )
 from agentrl.system.garbage import frozen
 from agentrl.system.json_value import JSON
-from agentrl.trajectory import Cause, Status, Trajectory
+from agentrl.trajectory import Trajectory
 from agentrl.trajectory.parquet import SCHEMA, to_row, valid_unicode
 from agentrl.trajectory.sample import Sample
 
@@ -60,8 +59,6 @@ DECISIVE = (
     "trainer.seed",
 )
 """Keys (patterns) that responses depend on: the rows of one file have the same values of them."""
-UNANSWERED = (Status.FAILED, Status.TIMEOUT, Status.ABORTED)
-"""No fault of the policy's: such a response is null."""
 
 
 def generate(config: GenerateConfig, display: Display) -> Path:
@@ -162,12 +159,6 @@ def added_columns(
         record = pa.struct([field for field in SCHEMA if field.name not in ("step", "split")])
         columns["trajectories"] = (record, [to_row(one, 0, "generate", None) for one in trajectories])
     return columns
-
-
-def response_text(trajectory: Trajectory) -> str | None:
-    """Return what the policy wrote; None where no fault of its own kept it from answering."""
-    is_answer = trajectory.status not in UNANSWERED or trajectory.failure_cause == Cause.SCORER
-    return valid_unicode(turns_text(trajectory)) if is_answer else None
 
 
 def settings(config: GenerateConfig, data: Dataset) -> dict[str, JSON]:

@@ -17,8 +17,11 @@ import pyarrow.parquet as pq
 
 from agentrl.data.sources import no_parquet
 from agentrl.errors import DataError
+from agentrl.reward.manager import turns_text
 from agentrl.system.json_value import JSON
 from agentrl.system.publish import published
+from agentrl.trajectory import Cause, Status, Trajectory
+from agentrl.trajectory.parquet import valid_unicode
 from agentrl.trajectory.sample import Sample
 
 ADDED = (
@@ -35,6 +38,14 @@ ADDED = (
 READ_ROWS = 1024
 """Input rows that are decoded at once."""
 SETTINGS = "settings.json"
+UNANSWERED = (Status.FAILED, Status.TIMEOUT, Status.ABORTED)
+"""No fault of the policy's: such a response is null."""
+
+
+def response_text(trajectory: Trajectory) -> str | None:
+    """Return what the policy wrote; None where no fault of its own kept it from answering."""
+    is_answer = trajectory.status not in UNANSWERED or trajectory.failure_cause == Cause.SCORER
+    return valid_unicode(turns_text(trajectory)) if is_answer else None
 
 
 class InputRows:
@@ -105,12 +116,13 @@ def _schema(file: str) -> pa.Schema:
 class Parts:
     """Parts of one output file that is being made; `done` counts the rows that are written."""
 
-    def __init__(self, output: Path, settings: Mapping[str, JSON]) -> None:
+    def __init__(self, output: Path, settings: Mapping[str, JSON], key: str = "data.output_path") -> None:
         """Find the parts that are there. A file is continued only with the same `settings`, on which its rows depend.
 
-        Raises DataError when the file cannot be written, or its parts were made with other settings.
+        `key` names the file in messages. Raises DataError when the file cannot be written, or its parts were made with
+        other settings.
         """
-        check_output(output)
+        check_output(output, key)
         self.output = output
         self.folder = output.with_name(f"{output.name}.parts")
         self._settings = dict(settings)
@@ -142,6 +154,15 @@ class Parts:
                 writer.write_table(pq.read_table(file))
         shutil.rmtree(self.folder)
 
+    def rows(self) -> Iterator[dict[str, object]]:
+        """Iterate over the rows that are written."""
+        for file in self._files():
+            yield from pq.read_table(file).to_pylist(maps_as_pydicts="strict")
+
+    def discard(self) -> None:
+        """Remove all parts."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("[0-9]*.parquet"))
 
@@ -159,15 +180,15 @@ class Parts:
                 )
 
 
-def check_output(output: Path) -> None:
-    """Raise DataError when the file is there already, or cannot be made."""
+def check_output(output: Path, key: str = "data.output_path") -> None:
+    """Raise DataError, with the key that names it, when the file is there already, or cannot be made."""
     if output.exists():
-        raise DataError(f"data.output_path: {output} exists already; move it away, or name another file")
-    check_folder(output)
+        raise DataError(f"{key}: {output} exists already; move it away, or name another file")
+    check_folder(output, key)
 
 
-def check_folder(output: Path) -> None:
-    """Raise DataError when no file can be made there."""
+def check_folder(output: Path, key: str = "data.output_path") -> None:
+    """Raise DataError, with the key that names it, when no file can be made there."""
     folder = next(folder for folder in output.absolute().parents if folder.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise DataError(f"data.output_path: {output} cannot be written: {folder} is no folder that may be written to")
+        raise DataError(f"{key}: {output} cannot be written: {folder} is no folder that may be written to")

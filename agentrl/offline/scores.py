@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar, cast
@@ -18,7 +19,7 @@ from agentrl.reward import RewardManager, score_all
 from agentrl.reward.scorer import Verdict
 from agentrl.system.quota import run_concurrently
 from agentrl.trajectory import Message, Status, Trajectory, Turn
-from agentrl.trajectory.parquet import from_row
+from agentrl.trajectory.parquet import LONGEST_TRUTH, from_row
 from agentrl.trajectory.sample import AGENT_ALIASES, Sample
 
 T = TypeVar("T")
@@ -26,6 +27,9 @@ CHUNK_ROWS = 256
 """Rows that are scored together."""
 RECORDS = "trajectories"
 """The column in which `agentrl.generate` keeps whole records, for scorers that ask for the trajectory."""
+SCORE = "response_score"
+"""The column with the scores that `agentrl.generate` gave."""
+NO_TRUTH = f"A run does not record a ground truth of more than {LONGEST_TRUTH:,} characters"
 ADVICE = (
     "Perhaps only some responses meet it. Mend the function, or count such responses as failures with "
     "data.on_code_error=count"
@@ -35,13 +39,30 @@ RUN = "evaluate"
 
 
 @dataclass(frozen=True, slots=True)
+class Earlier:
+    """A response before it is scored here: its name, and its earlier score."""
+
+    uid: str
+    score: float | None = None
+    reward: float | None = None
+    """The reward that training took: the score, turn rewards, the reward model's; None: none is recorded."""
+    penalty: float = 0.0
+    """Part of the reward: the scorer's penalty of a response close to its limit."""
+    step: int | None = None
+    page: str | None = None
+    """Its page in the viewer, of a run's folder."""
+
+
+@dataclass(frozen=True, slots=True)
 class Responses:
     """One row: a prompt with its responses."""
 
     sample: Sample
     texts: Sequence[str | None]
     records: Sequence[Mapping[str, object]] | None
-    """Rows of `trainer.record`, one a response."""
+    """Rows of a run's trajectories/, one a response."""
+    earlier: Sequence[Earlier] = ()
+    """One a response; empty where nobody asks for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +78,29 @@ class Scores:
     """The causes."""
 
 
-class ResponseFiles:
-    """The rows of files, checked, a chunk at a time."""
+class ResponseRows(ABC):
+    """Rows with responses, checked, a chunk at a time."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.notes: dict[str, str] = {}
+        """By file, in words: what is not read."""
+        self.sources: dict[str, str] = {}
+        """The data sources, each with the place of its first row."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[list[Responses]]:
+        """Yield chunks of rows, the same each time. Raises DataError for a row that cannot be scored."""
+
+
+class ResponseFiles(ResponseRows):
+    """The rows of files."""
 
     def __init__(self, files: Sequence[str], config: EvaluateConfig) -> None:
         """Read all rows once. Raises DataError for a file that cannot be read, or a row that cannot be scored."""
+        super().__init__()
         keys = config.data
         self.files = files
-        self.rows = 0
-        self.notes: dict[str, str] = {}
-        """By file, in words: the columns that are not read."""
-        self.sources: dict[str, str] = {}
-        """The data sources, each with the place of its first row."""
         self._columns = Columns(keys.prompt_key, None, keys.data_source_key, keys.reward_model_key)
         self._response_key = keys.response_key
         self._needed = {keys.response_key: "data.response_key"}
@@ -85,7 +117,7 @@ class ResponseFiles:
 
     def __iter__(self) -> Iterator[list[Responses]]:
         """Yield chunks of rows. Raises DataError for a row whose records do not fit its responses."""
-        rows = self._rows(RECORDS)
+        rows = self._rows(RECORDS, SCORE)
         while chunk := list(itertools.islice(rows, CHUNK_ROWS)):
             yield chunk
 
@@ -97,7 +129,11 @@ class ResponseFiles:
             rows = table.read(columns, self._responses, BadRows(None), needed=self._needed, known=ADDED)
             for number, row in rows:
                 sample = replace(row.sample, index=next(index), file=file, row=number)
-                yield replace(row, sample=sample)
+                earlier = [
+                    one if one.uid else replace(one, uid=f"{sample.index}/{place}")
+                    for place, one in enumerate(row.earlier)
+                ]
+                yield replace(row, sample=sample, earlier=earlier)
             if table.unread:
                 self.notes[file] = table.unread
 
@@ -113,7 +149,19 @@ class ResponseFiles:
         sample, _ = self._columns.sample(row, messages(row.get(self._columns.prompt)))
         agent = sample.agent_name or "single_turn"
         sample = replace(sample, agent_name=AGENT_ALIASES.get(agent, agent))
-        return Responses(sample, cast(list[str | None], texts), records if isinstance(records, list) else None)
+        known = records if isinstance(records, list) else None
+        names = [""] * len(texts) if known is None else [str(record["uid"]) for record in known]
+        earlier = [Earlier(name, score) for name, score in zip(names, earlier_scores(row, len(texts)), strict=True)]
+        return Responses(sample, cast(list[str | None], texts), known, earlier)
+
+
+def earlier_scores(row: Row, count: int) -> list[float | None]:
+    """Return the scores that `agentrl.generate` gave to a row's responses. Raises Unfit."""
+    found = row.get(SCORE)
+    scores = found if isinstance(found, list) else [found] * count
+    if len(scores) != count or not all(score is None or isinstance(score, float | int) for score in scores):
+        raise Unfit(f"column {SCORE}", f"a number or null for each of the {count} responses", found)
+    return cast(list[float | None], scores)
 
 
 def messages(prompt: object) -> list[Message]:
@@ -141,7 +189,8 @@ def check_rows(chunk: list[Responses], reward: RewardManager) -> list[Responses]
         try:
             reward.check_row(row.sample)
         except UserError as error:
-            raise type(error)(f"{row.sample.place}: {error}") from error
+            cause = f" {NO_TRUTH}." if row.records is not None and row.sample.ground_truth is None else ""
+            raise type(error)(f"{row.sample.place}: {error}{cause}") from error
     return chunk
 
 
@@ -189,7 +238,7 @@ def trajectory_of(row: Responses, number: int) -> Trajectory:
         record = from_row(dict(row.records[number]))
         # What failed and yet has a text failed when it was scored.
         status = Status.COMPLETED if record.status is Status.FAILED else record.status
-        return replace(record, status=status, failure=None, failure_cause=None, score=None)
+        return replace(record, status=status, failure=None, failure_cause=None, score=None, score_extra={})
     text = row.texts[number] or ""
     return Trajectory(
         uid=f"{row.sample.index}/{number}",

@@ -90,7 +90,13 @@ class EvaluateDataConfig(Section):
     """`data.*` of `python -m agentrl.evaluate`."""
 
     path: str | list[str]
-    """Parquet files, JSON lines, folders, glob patterns or Hugging Face data sets (docs/data.md), one row a prompt."""
+    """Parquet files, JSON lines, folders, glob patterns or Hugging Face data sets (docs/data.md), one row a prompt; or
+    a run's folder, whose recorded trajectories are scored again (docs/evaluate.md)."""
+    steps: list[int] | str | None = None
+    """Steps of a run's folder: a list such as [10,20], or a range from A up to B without B, such as 10:20, 10: or :20.
+    null: all that are recorded."""
+    split: Literal["train", "val"] = "train"
+    """Trajectories of a run's folder that are scored: those of training, or those of validation."""
     prompt_key: str = "prompt"
     """The column that holds the messages; it may be absent."""
     response_key: str = "responses"
@@ -101,6 +107,9 @@ class EvaluateDataConfig(Section):
     """The column with ground_truth; with a function of your own it may be absent."""
     output_path: Annotated[str | None, Writes()] = None
     """A JSON file for the numbers of the table."""
+    scores_path: Annotated[str | None, Writes()] = None
+    """A parquet file for the score of each response, next to its earlier score. It must not exist. A command that was
+    killed continues where it stopped, and asks no scorer twice."""
     on_code_error: Literal["error", "count"] = "error"
     """Action when a function of your own raises what is no fault of the infrastructure, or gives what is no score:
     stop and name file, line and row, or count the response as a failure."""

@@ -1,0 +1,122 @@
+"""A parquet file with the score of each response, written in parts, so that a killed command continues."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import cast
+
+import pyarrow as pa
+
+from agentrl.config.keys import flatten, leaf_keys
+from agentrl.config.load import config_to_dict
+from agentrl.config.sections.offline import EvaluateConfig
+from agentrl.data.sources import hash_files
+from agentrl.errors import DataError
+from agentrl.offline.responses import Parts
+from agentrl.offline.scores import Responses, Scores
+from agentrl.system.json_value import JSON
+from agentrl.trajectory.parquet import valid_unicode
+
+SCHEMA = pa.schema(
+    {
+        "uid": pa.string(),
+        "step": pa.int64(),  # of a run's trajectory
+        "row": pa.int64(),  # number of its group, from 0
+        "data_source": pa.string(),
+        "first": pa.float64(),  # its earlier score; null: it had none
+        "score": pa.float64(),  # null: a failure
+        "failure": pa.string(),
+        "extra": pa.map_(pa.string(), pa.float64()),
+    }
+)
+KEY = "data.scores_path"
+DECISIVE = ("data.*", "reward_model.*", "custom_reward_function.*")
+"""Keys (patterns) that scores depend on."""
+IDLE = ("data.output_path", KEY, "reward_model.max_concurrent", "reward_model.*.max_concurrent")
+
+
+class ScoreFile:
+    """The file that is being made; the responses that it has scores of come first."""
+
+    def __init__(self, config: EvaluateConfig) -> None:
+        """Find what an earlier command left. Raises DataError as `Parts` does."""
+        assert config.data.scores_path is not None
+        self._parts = Parts(Path(config.data.scores_path), settings(config), KEY)
+        self._known = self._parts.rows()
+        self.left = self.known = self._parts.done
+        """Responses that have scores, and those of them that `take` has not read."""
+
+    def take(self, chunk: Sequence[Responses]) -> list[Scores]:
+        """Return the scores of the next chunk. Raises DataError where the file holds scores of other responses."""
+        found = []
+        for row in chunk:
+            known = list(islice(self._known, len(row.texts)))
+            if [one["uid"] for one in known] != [valid_unicode(one.uid) for one in row.earlier]:
+                raise DataError(
+                    f"{self._parts.folder} holds scores of other responses than {row.sample.place}: the data have "
+                    "changed. Remove the folder to begin again"
+                )
+            found.append(_scores(known))
+            self.left -= len(known)
+        return found
+
+    def add(self, chunk: Sequence[Responses], scores: Sequence[Scores]) -> None:
+        """Write the scores of a chunk. Raises TrainingError on a full disk."""
+        rows = [row for one, its in zip(chunk, scores, strict=True) for row in _rows(one, its)]
+        self._parts.add(pa.Table.from_pylist(rows, schema=SCHEMA))
+
+    def publish(self) -> Path:
+        """Join the parts to the file; returns its path."""
+        self._parts.publish()
+        return self._parts.output
+
+    def discard(self) -> None:
+        """Remove all scores, where there is none but failures."""
+        self._parts.discard()
+
+
+def settings(config: EvaluateConfig) -> dict[str, JSON]:
+    """Return the keys that scores depend on, with their values, and the content of the files that they name."""
+    values = flatten(config_to_dict(config), leaf_keys(EvaluateConfig))
+    chosen = {
+        key: value
+        for key, value in values.items()
+        if any(fnmatch.fnmatchcase(key, one) for one in DECISIVE)
+        and not any(fnmatch.fnmatchcase(key, one) for one in IDLE)
+    }
+    files = {f"content of {key}": hash_files([file]) for key, value in chosen.items() if (file := _file(key, value))}
+    return {**chosen, **files}
+
+
+def _file(key: str, value: JSON) -> Path | None:
+    """Return the file of code or text that a key names; data have their ids checked one by one."""
+    path = Path(value).expanduser() if isinstance(value, str) and not key.startswith("data.") else None
+    return path if path is not None and path.is_file() else None
+
+
+def _rows(row: Responses, scores: Scores) -> Iterator[dict[str, object]]:
+    failures, extras = iter(scores.failures), iter(scores.extras)
+    for one, score in zip(row.earlier, scores.scores, strict=True):
+        extra = {} if score is None else next(extras)
+        yield {
+            "uid": valid_unicode(one.uid),
+            "step": one.step,
+            "row": row.sample.index,
+            "data_source": valid_unicode(row.sample.data_source),
+            "first": one.score,
+            "score": score,
+            "failure": valid_unicode(next(failures)) if score is None else None,
+            "extra": [(valid_unicode(name), value) for name, value in extra.items()],
+        }
+
+
+def _scores(rows: Sequence[Mapping[str, object]]) -> Scores:
+    return Scores(
+        data_source=str(rows[0]["data_source"]),
+        scores=[cast(float | None, row["score"]) for row in rows],
+        extras=[cast(dict[str, float], row["extra"]) for row in rows if row["score"] is not None],
+        failures=[str(row["failure"]) for row in rows if row["score"] is None],
+    )
