@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar, Literal, TypeAlias
 
+from agentrl.agent_loop.compaction import Compaction
 from agentrl.agent_loop.limits import LoopLimits, seed_of
 from agentrl.agent_loop.observer import Observers
 from agentrl.agent_loop.teacher_context import TeacherContext, with_teacher_context
@@ -76,6 +77,8 @@ class LoopContext:
     """By role, who takes its turns (see `agentrl.agent_loop.roles`); empty in a run without roles."""
     stop_conditions: tuple[StopCondition, ...] = ()
     """Further conditions that end a trajectory (see `agentrl.agent_loop.stopping`)."""
+    compaction: Compaction | None = None
+    """How conversations that become too long go on (see `agentrl.agent_loop.compactor`); None: they end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,9 @@ class AgentLoop(ABC):
     refused."""
     offers_tools: ClassVar[bool] = False
     """True: the loop is for the run's tools. Its rows without an interaction are remarked on where no tools are."""
+    compacts: ClassVar[bool] = False
+    """True: the loop goes on from summaries (see `agentrl.agent_loop.compactor`). Rows of another loop are remarked on
+    in a run that asks for them."""
     on_resume: ClassVar[Literal["answers", "none"]] = "answers"
     """After a kill, `answers` calls `run` again from its start with the recorded answers of engine, tools and
     interactions; every other effect happens again. With `none`, the trajectory restarts."""
@@ -213,6 +219,8 @@ class Episode:
     """Message of `last_turn` in the trajectory."""
     early_calls: list[ToolCallRecord] = field(default_factory=list)
     """Calls from before the first assistant turn, which are recorded with it."""
+    reserved: int = 0
+    """Tokens of the window that stay free, for a summary."""
 
     @property
     def transcript(self) -> Transcript:
@@ -247,7 +255,7 @@ class Episode:
     def budget_left(self) -> int:
         """Number of tokens that may still be appended, sampled or observed."""
         limits, transcript = self.context.limits, self.transcript
-        length = len(transcript.ids)
+        length = len(transcript.ids) + self.reserved
         return min(limits.max_response_tokens + transcript.prompt_length, limits.max_model_len) - length
 
     async def start(self, messages: Sequence[Message], tools: Sequence[ToolSchema] | None = None) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from agentrl.agent_loop.base import Episode
+from agentrl.agent_loop.compactor import Observe
 from agentrl.errors import DataError
 from agentrl.interaction import Interaction, InteractionResponse, ask
 from agentrl.system.call_journal import Codec, answered, as_json, fields_as_json
@@ -117,15 +118,15 @@ class Dialogue:
         trajectory.score_extra |= finite_numbers(f"interaction {interaction.name}", answer.extra)
         return None if answer.should_end else answer
 
-    async def show(self, answer: InteractionResponse) -> bool:
-        """Append the answer, or continue from its rewritten history in a new transcript.
+    async def show(self, answer: InteractionResponse, observe: Observe) -> bool:
+        """Append the answer by `observe`, or continue from its rewritten history in a new transcript.
 
         Returns whether there is room.
         """
         said: list[Message] = [{"role": "user", "content": answer.text}]
         self.episode.state = answer.state
         if answer.history is None:
-            return await self.episode.observe(said)
+            return await observe(said)
         # A new transcript, never a change of the old one: sampled turns stay unchanged, and are trained on.
         history = [*answer.history, *(said if answer.text else ())]
         assert self.interaction is not None

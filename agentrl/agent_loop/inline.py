@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from agentrl.agent_loop.base import AgentLoop, Episode, Reply
+from agentrl.agent_loop.compactor import compactor_of
 from agentrl.agent_loop.stopping import after_calls, after_turn
 from agentrl.chat import ParsedCall
 from agentrl.trajectory import Message, Status, ToolCallRecord
@@ -18,6 +19,7 @@ from agentrl.trajectory.picture import joined
 class InlineLoop(AgentLoop):
     """Base class of such loops: subclasses say which texts end an action, how one is read, and how it is answered."""
 
+    compacts = True
     stops: tuple[str, ...]
     """Texts at which the policy is stopped."""
 
@@ -36,7 +38,7 @@ class InlineLoop(AgentLoop):
         episode.finish(await self._converse(episode))
 
     async def _converse(self, episode: Episode) -> Status:
-        limits = episode.context.limits
+        limits, compactor = episode.context.limits, compactor_of(episode)
         if episode.budget_left <= 0:
             return Status.LENGTH
         while True:
@@ -52,6 +54,8 @@ class InlineLoop(AgentLoop):
             room = await self.respond(episode, reply, record, last)
             if (ended := after_calls(episode, reply)) is not None:
                 return ended
+            if compactor is not None and not at_limit:
+                room = await compactor.after_text(room)
             if not room:
                 return Status.LENGTH
             if at_limit:

@@ -9,6 +9,7 @@ turns and time stay.
 from __future__ import annotations
 
 from agentrl.agent_loop.base import AgentLoop, Episode
+from agentrl.agent_loop.compactor import observing
 from agentrl.agent_loop.dialogue import Dialogue
 from agentrl.agent_loop.stopping import after_calls, after_turn
 from agentrl.agent_loop.tool_calls import FINAL_ANSWER_REQUEST
@@ -20,6 +21,7 @@ class ToolAgentLoop(AgentLoop):
 
     takes_interactions = True
     offers_tools = True
+    compacts = True
 
     async def run(self, episode: Episode) -> None:
         await episode.open_tools()
@@ -30,7 +32,7 @@ class ToolAgentLoop(AgentLoop):
         episode.finish(status)
 
     async def _converse(self, episode: Episode, dialogue: Dialogue) -> Status:
-        limits = episode.context.limits
+        limits, observe = episode.context.limits, observing(episode)
         if episode.budget_left <= 0:
             return Status.LENGTH
         while True:
@@ -45,14 +47,14 @@ class ToolAgentLoop(AgentLoop):
                     return ended
                 if episode.assistant_turns >= limits.max_assistant_turns:
                     return await self._last_answer(episode, dialogue, messages)
-                room = await episode.observe(messages)
+                room = await observe(messages)
             else:
                 answer = await dialogue.respond()
                 if answer is None:
                     return Status.COMPLETED
                 if dialogue.turns > limits.max_user_turns or episode.assistant_turns >= limits.max_assistant_turns:
                     return Status.TURN_LIMIT
-                room = await dialogue.show(answer)
+                room = await dialogue.show(answer, observe)
             if not room:
                 return Status.LENGTH
 

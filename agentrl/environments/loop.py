@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agentrl.agent_loop.base import AgentLoop, Episode
+from agentrl.agent_loop.compactor import observing
 from agentrl.agent_loop.dialogue import with_opening
 from agentrl.agent_loop.roles import add_role_scores, problem_of
 from agentrl.agent_loop.stopping import after_calls, after_turn
@@ -101,6 +102,7 @@ class EnvironmentLoop(AgentLoop):
     """
 
     takes_images = False
+    compacts = True
 
     def __init__(self, options: EnvironmentOptions) -> None:
         self._sidecar = Sidecar(options)
@@ -160,7 +162,7 @@ class EnvironmentLoop(AgentLoop):
         episode.finish(status)
 
     async def _converse(self, episode: Episode, play: Play, task: Task) -> Status:
-        limits = episode.context.limits
+        limits, observe = episode.context.limits, observing(episode)
         if episode.budget_left <= 0:
             raise _no_room(play)
         while True:
@@ -178,7 +180,7 @@ class EnvironmentLoop(AgentLoop):
                 return Status.COMPLETED
             if episode.assistant_turns >= limits.max_assistant_turns:
                 return Status.TURN_LIMIT
-            if not await episode.observe(messages):
+            if not await observe(messages):
                 return Status.LENGTH
 
     async def _play_roles(

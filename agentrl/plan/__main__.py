@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 from agentrl.config import Config, load_config
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from rich.console import Console
 
         from agentrl.observe.open import open_display
-        from agentrl.plan import containers
+        from agentrl.plan import compaction, containers
         from agentrl.plan.choices import choose
         from agentrl.plan.many_steps import Way
         from agentrl.plan.memory import MemoryPlan
@@ -53,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = choose(config, device, room(device), lambda said: console.print(f"- {said}"))
         plan = MemoryPlan(config, device, room(device))
         show(plan, console)
-        for line in containers.described(plan, room("cpu"), os.cpu_count() or 1):
+        further = chain(containers.described(plan, room("cpu"), os.cpu_count() or 1), compaction.described(config))
+        for line in further:
             console.print(line)
         timed, ways = TimePlan(plan, *cluster_of(plan, given.measured)), list[tuple[Way, float]]()
         with open_display("plan") as display, display.stage("staleness bounds", total=len(timed.ways)) as stage:

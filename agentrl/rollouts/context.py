@@ -50,6 +50,7 @@ from agentrl.trajectory.sample import Sample
 logger = logging.getLogger(__name__)
 ASKING = "interaction/"
 """Beginning of data sources that are scored by an interaction."""
+NO_SUMMARY = "agent_name={}, whose conversations go on from no summary (multi_turn.compaction)"
 ASSISTANT_LAST = "an assistant message at their end: the policy begins another turn behind it, and does not continue it"
 
 
@@ -281,6 +282,7 @@ def fit_prompts(
     check_template(rows[0], chat, context)
     warned: set[str] = set()
     most, teacher_context = config.data.max_prompt_length, load_teacher_context(config)
+    is_compacted = config.actor_rollout_ref.rollout.multi_turn.compaction.threshold is not None
     for data in rows:
         unanswered: list[Sample] = []
         toolless: list[Sample] = []
@@ -309,8 +311,10 @@ def fit_prompts(
                 found[ASSISTANT_LAST] += 1
             if sample.interaction is None and sample.data_source.startswith(ASKING):
                 unanswered.append(sample)
-            offers_tools = context.loops[sample.agent_name].offers_tools
-            if offers_tools and not context.tools.names and sample.interaction is None:
+            loop = context.loops[sample.agent_name]
+            if is_compacted and not loop.compacts:
+                found[NO_SUMMARY.format(sample.agent_name)] += 1
+            if loop.offers_tools and not context.tools.names and sample.interaction is None:
                 toolless.append(sample)
             if teacher_context is not None:
                 told.append(teacher_context(sample) is not None)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import cast
 
 from agentrl.agent_loop import LoopContext, LoopLimits, Request, Scheduler
+from agentrl.agent_loop.compaction import Compaction
 from agentrl.agent_loop.limits import seed_of
 from agentrl.agent_loop.observer import Observers, TurnObserver
 from agentrl.agent_loop.stopping import load_stop_conditions
@@ -104,6 +105,7 @@ def open_local_rollouts(
                 *(engine, chat, context.tools, context.interactions, limits, observers, load_teacher_context(config)),
                 roles={} if context.roles is None else context.roles.turns,
                 stop_conditions=load_stop_conditions(rollout.multi_turn.stop_conditions),
+                compaction=Compaction.from_config(rollout.multi_turn.compaction),
             ),
             loops=context.loops,
             reward=context.reward,

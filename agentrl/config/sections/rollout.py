@@ -124,6 +124,27 @@ def is_ours(path: str) -> bool:
 NAMES_FORMAT = NamesFormat(CALL_FORMATS)
 
 
+COMPACTS = OnlyWith("threshold")
+
+
+class CompactionConfig(Section):
+    """`actor_rollout_ref.rollout.multi_turn.compaction.*`: a conversation goes on from a summary (docs/tools.md)."""
+
+    threshold: float | None = Field(None, gt=0, le=1)
+    """Share of the window at which the policy is asked for a summary, from which a new transcript goes on; null: a
+    trajectory ends at the end of its window. For tool_agent, react and loops like it, and environments without
+    roles."""
+    prompt_file: Annotated[str | None, COMPACTS, NamesFile()] = None
+    """File with the text that asks for the summary; null: a text of ours."""
+    keep_turns: Annotated[int, COMPACTS] = Field(1, ge=0)
+    """Last turns, each with its answers, that follow the summary as they were. Fewer where more do not fit."""
+    max_summary_tokens: Annotated[int, COMPACTS] = Field(512, gt=0)
+    """Tokens of a summary. They and those of the request stay free in every window. A longer one ends the
+    trajectory."""
+    train_summary: Annotated[bool, COMPACTS] = True
+    """Train on the summary's tokens, as on all that the policy sampled."""
+
+
 class MultiTurnConfig(Section):
     """`actor_rollout_ref.rollout.multi_turn.*`"""
 
@@ -167,6 +188,7 @@ class MultiTurnConfig(Section):
     """Further conditions that end a trajectory of any loop. They are asked after each assistant turn, and again when
     its calls are answered. answer_tag: the turn has </answer>. One of yours is a function of the episode and the reply
     that returns a Status or None (docs/extending.md)."""
+    compaction: CompactionConfig = CompactionConfig()
     force_final_answer: bool = True
     """At the turn limit with calls answered: one last generation, whose calls are not run."""
     tool_timeout: Annotated[
