@@ -23,6 +23,8 @@ from agentrl.tool import ToolSchema
 
 COLUMNS = ("messages", "tools", "functions", "conversations", "system", "chat", "query", "answers")
 """Members of records that are read."""
+LOGGED = {"request", "response", "request_body", "response_body", "input", "output", "choices", "resourceSpans"}
+"""Members that records of `data_prep.traces` have."""
 
 
 class BadConversation(Exception):
@@ -70,7 +72,8 @@ def _converted(fields: Mapping[str, JSON]) -> Conversation:
     if "query" in fields and "answers" in fields:
         return xlam(fields)
     keys = ", ".join(sorted(map(str, fields)))
-    raise BadConversation("unknown form", f"no messages, conversations, chat, nor query with answers, but {keys}")
+    hint = "; a log of calls or spans is read by python -m data_prep.traces" if LOGGED & fields.keys() else ""
+    raise BadConversation("unknown form", f"no messages, conversations, chat, nor query with answers, but {keys}{hint}")
 
 
 def tools_of(value: JSON) -> list[ToolSchema]:

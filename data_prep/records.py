@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import sys
 import time
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -15,6 +17,7 @@ from agentrl.errors import DataError
 from agentrl.system.json_value import JSON
 
 _PROGRESS_SECONDS = 5.0
+_GAP = re.compile(r"[\s,]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +55,102 @@ def read_records(path: Path) -> Iterator[Record]:
     try:
         with _opened(path) as file:
             yield from _with_progress(path, _records(path, file))
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read ({error}); --source must name a JSON lines file") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: is not UTF-8 text ({error})") from error
 
 
-def _opened(path: Path) -> TextIO:
-    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+Broken = Callable[[str, str], None]
+"""Function that is given the place of a text that is no record, and why, without the text."""
+
+
+def read_whole_records(path: Path, broken: Broken) -> Iterator[Record]:
+    """Read records as `read_records` does, also objects over several lines, and continue after a broken one.
+
+    An object over several lines begins with a line `{` and ends with a line `}`, as indented JSON does. Raises
+    DataError for a file that cannot be opened.
+    """
+    try:
+        with _opened(path, "surrogateescape") as file:
+            yield from _with_progress(path, _whole_records(path, file, broken))
+    except (EOFError, zlib.error) as error:
+        broken(f"{path}", f"the file is cut or damaged ({error})")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error}); --source must name JSON lines files") from error
+
+
+def _whole_records(path: Path, file: TextIO, broken: Broken) -> Iterator[Record]:
+    for number, line in _texts(file):
+        where = f"{path}:{number}"
+        if number == 1 and line.lstrip("\ufeff").lstrip().startswith("["):
+            yield from _entries(path, line.lstrip("\ufeff") + file.read(), broken)
+            return
+        if line.strip():
+            try:
+                yield _record(where, _value(line))
+            except (ValueError, RecursionError) as error:
+                broken(where, f"expected a JSON object, found text that is none ({error})")
+            except DataError:
+                broken(where, "expected a JSON object, found another value")
+
+
+def _texts(file: TextIO) -> Iterator[tuple[int, str]]:
+    """Yield lines with their numbers; those of an object over several lines as one."""
+    first, begun = 0, list[str]()
+    for number, line in enumerate(file, start=1):
+        bare = line.rstrip()
+        if begun and bare == "{":
+            yield first, "".join(begun)
+            begun = []
+        if bare == "{":
+            first = number
+        if not begun and bare != "{":
+            yield number, line
+            continue
+        begun.append(line)
+        if bare in ("}", "},"):
+            yield first, "".join(begun).rstrip().rstrip(",")
+            begun = []
+    if begun:
+        yield first, "".join(begun)
+
+
+def _value(text: str) -> JSON:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("not UTF-8") from None
+    value: JSON = json.loads(text.lstrip("\ufeff"))
+    return value
+
+
+def _entries(path: Path, text: str, broken: Broken) -> Iterator[Record]:
+    """Read the entries of an array one after another, up to the first that is broken."""
+    decoder, place, at = json.JSONDecoder(), 0, text.index("[") + 1
+    while True:
+        at = _GAP.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing, too
+        if text[at : at + 1] == "]":
+            return
+        place += 1
+        where = f"{path}, entry {place}"
+        try:
+            value, end = decoder.raw_decode(text, at)
+            text[at:end].encode()
+        except (ValueError, RecursionError) as error:
+            broken(where, f"expected a JSON object, or ] at the end of the array ({type(error).__name__})")
+            return
+        at = end
+        if isinstance(value, dict):
+            yield Record(where, value)
+        else:
+            broken(where, "expected a JSON object, found another value")
+
+
+def _opened(path: Path, errors: str = "strict") -> TextIO:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8", errors=errors)
+    return path.open(encoding="utf-8", errors=errors)
 
 
 def _records(path: Path, file: TextIO) -> Iterator[Record]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -25,6 +25,7 @@ from agentrl.tool.arguments import ArgumentCheck
 from agentrl.trajectory import FunctionCall, Message, ToolCall
 from data_prep.conversation_formats import COLUMNS, BadConversation, Conversation, conversation
 from data_prep.files import Row, write_rows
+from data_prep.left_out import LeftOuts
 from data_prep.records import read_records
 
 CALL = pa.struct(
@@ -47,22 +48,19 @@ MESSAGE = pa.struct(
 )
 SCHEMA = pa.schema({"messages": pa.list_(MESSAGE), "tools": pa.string()})
 
-FOLLOWS = {
+FOLLOWS: dict[str | None, tuple[str, ...]] = {
     None: ("system", "user"),
     "system": ("user",),
     "user": ("assistant",),
     "assistant": ("user",),
     "tool": ("assistant",),
 }
-"""Roles that may come after each role, where no call waits for its answer."""
-
-
-@dataclass(slots=True)
-class LeftOut:
-    """Number of conversations that were left out for a reason, and where the first of them is."""
-
-    first: str
-    count: int = 0
+"""Roles that may come after each role of a data set, where no call waits for its answer."""
+SERVED: dict[str | None, tuple[str, ...]] = {
+    None: ("system", "user", "assistant"),
+    **dict.fromkeys(("system", "user", "assistant", "tool"), ("system", "user", "assistant")),
+}
+"""The same of prompts that servers have answered: programs put instructions and questions where they like."""
 
 
 @dataclass(slots=True)
@@ -71,7 +69,7 @@ class Conversations:
 
     source: Path
     strict: bool
-    left_out: dict[str, LeftOut] = field(default_factory=dict)
+    left_out: LeftOuts = field(default_factory=LeftOuts)
     further: FurtherFields = field(default_factory=FurtherFields)
     """Fields of messages that are not in the rows."""
     unread: UnreadColumns = field(default_factory=lambda: UnreadColumns(COLUMNS))
@@ -88,7 +86,7 @@ class Conversations:
             except BadConversation as error:
                 if self.strict:
                     raise DataError(f"{record.where}: {error}. Mend it, or leave out --strict") from error
-                self.left_out.setdefault(error.reason, LeftOut(f"{record.where}: {error}")).count += 1
+                self.left_out.add(error.reason, f"{record.where}: {error}")
 
 
 @dataclass(slots=True)
@@ -125,13 +123,16 @@ class Calls:
         return call
 
 
-def checked(found: Conversation) -> list[Message]:
-    """Check the messages and put ids on all calls and answers. Raises BadConversation."""
+def checked(found: Conversation, follows: Mapping[str | None, Sequence[str]] = FOLLOWS) -> list[Message]:
+    """Check the messages and put ids on all calls and answers. Raises BadConversation.
+
+    `follows`: roles that may come after each role.
+    """
     calls = Calls(dict(argument_check(json.dumps(tool)) for tool in found.tools))
     messages: list[Message] = []
     previous = None
     for message in flagged(found):
-        role, allowed = message.get("role"), ("tool",) if calls.waiting else FOLLOWS[previous]
+        role, allowed = message.get("role"), ("tool",) if calls.waiting else follows.get(previous, ())
         if role not in allowed:
             what = "a call is not answered" if calls.waiting else "roles are out of order"
             raise BadConversation(what, f"{role} after {previous or 'the beginning'}, expected {' or '.join(allowed)}")
@@ -235,13 +236,13 @@ def main(arguments: list[str] | None = None) -> int:
     path = given.out / "sft.parquet"
     try:
         count = write_rows(path, found.rows(), SCHEMA)
-        print(f"{path}: {count} conversations, {sum(bad.count for bad in found.left_out.values())} left out")
+        print(f"{path}: {count} conversations, {found.left_out.total} left out")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     finally:
-        for bad in sorted(found.left_out.values(), key=lambda bad: -bad.count):
-            print(f"left out: {bad.count}, the first at {bad.first}", flush=True)
+        for line in found.left_out.lines("left out"):
+            print(line, flush=True)
         for name, number in sorted(found.further.counts.items()):
             print(f"not read: the field {name} of messages, in {number} conversations", flush=True)
         if columns := found.unread.told():

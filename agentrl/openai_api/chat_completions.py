@@ -8,8 +8,8 @@ from agentrl.openai_api.completion import Begun, Completion
 from agentrl.openai_api.dialect import Kept, event
 from agentrl.openai_api.errors import ApiError
 from agentrl.openai_api.fields import Api
-from agentrl.openai_api.request import ChatRequest, read_request
-from agentrl.openai_api.wire import Reading
+from agentrl.openai_api.request import ChatMessage, ChatRequest, read_request
+from agentrl.openai_api.wire import Reading, validated
 from agentrl.openai_api.writer import EventWriter, pieces
 from agentrl.system.json_value import JSON
 
@@ -24,6 +24,9 @@ class ChatCompletions:
 
     def read(self, body: bytes, reading: Reading, kept: Kept) -> ChatRequest:
         return read_request(body, reading)
+
+    def turns(self, answer: JSON, reading: Reading) -> list[ChatMessage]:
+        return [validated(answer, ChatMessage, reading)]
 
     def answer(self, completion: Completion) -> dict[str, object]:
         """Make the `chat.completion` object."""

@@ -62,6 +62,13 @@ class Dialect(Protocol):
         """Translate a request. Raises ApiError that names the field which is wrong or not supported."""
         ...
 
+    def turns(self, answer: JSON, reading: Reading) -> list[ChatMessage]:
+        """Translate a server's answer, as a later request would send it back.
+
+        `answer`: Chat Completions' message, Messages' content, or Responses' output. Raises ApiError.
+        """
+        ...
+
     def answer(self, completion: Completion) -> dict[str, object]:
         """Write a completion as one object."""
         ...

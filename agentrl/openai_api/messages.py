@@ -44,7 +44,7 @@ from agentrl.openai_api.request import (
     Tools,
     content_kind,
 )
-from agentrl.openai_api.wire import DROPPED, Dropped, Reading, Wire, kind_of, read_body, tagged
+from agentrl.openai_api.wire import DROPPED, Dropped, Reading, Wire, kind_of, read_body, tagged, validated
 from agentrl.openai_api.writer import EventWriter, pieces
 from agentrl.system.json_value import JSON
 from agentrl.trajectory import Message
@@ -362,6 +362,10 @@ class Messages:
             later=later.functions,
         )
         return checked(request, placed)
+
+    def turns(self, answer: JSON, reading: Reading) -> list[ChatMessage]:
+        turn = validated({"role": "assistant", "content": answer}, Turn, reading)
+        return [one.message for one in _placed(turn, "response", Later())]
 
     def answer(self, completion: Completion) -> dict[str, object]:
         """Make the `message` object."""

@@ -50,7 +50,7 @@ from agentrl.openai_api.responses_tools import (
     flat,
     search_is_ours,
 )
-from agentrl.openai_api.wire import DROPPED, Dropped, Reading, Wire, read_body, short, tagged
+from agentrl.openai_api.wire import DROPPED, Dropped, Reading, Wire, read_body, short, tagged, validated
 from agentrl.openai_api.writer import EventWriter, pieces
 from agentrl.system.json_value import JSON
 
@@ -292,6 +292,12 @@ class ResponsesRequest(Wire):
     metadata: object = None
 
 
+class Output(Wire):
+    """Items of an answer."""
+
+    output: list[Item]
+
+
 @dataclass(frozen=True, slots=True)
 class Given:
     """A request as it was, for answers that repeat parts of it."""
@@ -337,6 +343,10 @@ class Responses:
             later=declared.later,
         )
         return checked(request, placed)
+
+    def turns(self, answer: JSON, reading: Reading) -> list[ChatMessage]:
+        items = validated({"output": answer}, Output, reading).output
+        return [one.message for one in _placed(items, Declared(reading.drop))]
 
     def answer(self, completion: Completion) -> dict[str, object]:
         """Make the `response` object."""

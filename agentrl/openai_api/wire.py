@@ -159,6 +159,11 @@ def read_body(body: bytes, model: type[Read], reading: Reading) -> Read:
         value = from_json(body, allow_inf_nan=False)
     except ValueError as error:
         raise ApiError(400, f"The body is not valid JSON: {error}", code="invalid_json") from None
+    return validated(value, model, reading)
+
+
+def validated(value: object, model: type[Read], reading: Reading) -> Read:
+    """Check a parsed value. Raises ApiError naming the member that is wrong or not supported."""
     try:
         return model.model_validate(value, context=reading)
     except ValidationError as error:

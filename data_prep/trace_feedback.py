@@ -1,0 +1,191 @@
+"""Feedback in a log: thumbs, scores and comments, and the branches that they are about."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from agentrl.system.json_value import JSON, as_list
+from data_prep.conversation_formats import BadConversation
+from data_prep.left_out import LeftOuts
+from data_prep.trace_forms import IDS, REQUESTS, RESPONSES, SESSIONS, TRACES, Fields, first_id, opened
+from data_prep.trace_sessions import Branch, Call, Joined
+
+VALUES = ("feedback", "user_feedback", "thumbs", "thumb", "rating", "score", "feedback_rating", "value")
+"""Members that hold feedback; the last only in records of their own."""
+INSIDE = ("value", "score", "rating", "thumbs", "feedback", "type", "stringValue", "string_value", "label")
+"""Members of an object that is feedback."""
+COMMENTS = ("comment", "feedback_comment", "explanation", "comments", "text")
+NAMES = {
+    "",
+    "feedback",
+    "user_feedback",
+    "user-feedback",
+    "thumbs",
+    "rating",
+    "user_rating",
+    "score",
+    "user_score",
+    "like",
+}
+"""Names of scores that are people's feedback."""
+CALLS = (*IDS[1:], "response", "message_id", "messageId", "completion_id", "observation_id", "observationId", "run_id")
+BODIES = (*REQUESTS, *RESPONSES, "messages", "choices", "resourceSpans")
+GOOD = {"up", "thumbs_up", "thumbs-up", "thumbsup", "good", "like", "liked", "positive", "true"}
+BAD = {"down", "thumbs_down", "thumbs-down", "thumbsdown", "bad", "dislike", "disliked", "negative", "false"}
+
+
+@dataclass(slots=True)
+class Vote:
+    """Feedback of somebody on an answer, a trace or a session."""
+
+    where: str
+    value: float | None
+    comment: str | None = None
+    name: str = ""
+    call: str | None = None
+    trace: str | None = None
+    session: str | None = None
+    calls: list[Call] = field(default_factory=list)
+    """Calls of its own record, if it stands in one."""
+
+
+def number_of(value: JSON) -> float | None:
+    """Read feedback: a number as it is, thumbs as 1 and -1; None: nobody said anything. Raises BadConversation."""
+    if isinstance(value, Mapping):
+        return next((number_of(value[name]) for name in INSIDE if value.get(name) is not None), None)
+    if isinstance(value, bool):
+        return 1.0 if value else -1.0
+    if isinstance(value, str):
+        word = value.strip().lower().replace(" ", "_")
+        if not word:
+            return None
+        if word in GOOD or word in BAD:
+            return 1.0 if word in GOOD else -1.0
+        with contextlib.suppress(ValueError):
+            value = float(word)
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise BadConversation("feedback that is no number", f"expected a number, up or down, found {value!r}")
+    return float(value)
+
+
+def votes_in(fields: Fields, where: str, calls: Sequence[Call] = ()) -> Iterator[Vote]:
+    """Yield the feedback in a record. Raises BadConversation. `calls`: those of the record, if it is about any."""
+    for score in as_list(fields.get("scores")) if calls else ():
+        if isinstance(score, Mapping):
+            yield from votes_in({**score, "feedback": score.get("value")}, where, calls)
+    given = [fields[name] for name in (VALUES[:-1] if calls else VALUES) if fields.get(name) is not None]
+    held = next((one for one in given if isinstance(one, Mapping)), {})
+    comments = [fields.get(name) for name in (COMMENTS[:2] if calls else COMMENTS)]
+    comments += [held.get(name) for name in COMMENTS]
+    comment = next((one for one in comments if isinstance(one, str) and one.strip()), None)
+    if not given and comment is None:
+        return
+    values = {number_of(one) for one in given} - {None}
+    if len(values) > 1:
+        raise BadConversation("feedback that contradicts itself in one record", f"found {sorted(map(str, values))}")
+    if not values and comment is None:
+        return
+    name = held.get("name", fields.get("name") if not calls else "")
+    yield Vote(
+        where,
+        next(iter(values), None),
+        comment,
+        str(name or ""),
+        first_id([fields], CALLS),
+        first_id([fields], TRACES),
+        first_id([fields], SESSIONS),
+        list(calls),
+    )
+
+
+def is_vote(fields: Fields) -> bool:
+    """Check for feedback that stands on its own: a value or a comment, and no call."""
+    if not any(fields.get(name) is not None for name in (*VALUES, COMMENTS[0])):
+        return False
+    return not any(fields.get(name) is not None and _is_body(name, fields[name]) for name in BODIES)
+
+
+def _is_body(name: str, value: JSON) -> bool:
+    return not isinstance(value, str) or name not in ("request", "response") or opened(value) != value
+
+
+@dataclass(slots=True)
+class Said:
+    """Feedback of a branch."""
+
+    value: float | None = None
+    comment: str | None = None
+
+
+@dataclass(slots=True)
+class Applied:
+    """Feedback by branch, and what became of the rest."""
+
+    branches: dict[Branch, Said] = field(default_factory=dict)
+    found: int = 0
+    problems: LeftOuts = field(default_factory=LeftOuts)
+
+
+def apply(votes: Sequence[Vote], joined: Joined, calls: Sequence[Call], names: Iterable[str] = ()) -> Applied:
+    """Find the branches that votes are about.
+
+    Feedback on an answer is about the branch that the answer stands in first. Feedback on a trace is about the branches
+    of its calls, feedback on a session about all branches. Where votes on one branch differ, it gets no number.
+    """
+    applied, wanted = Applied(found=len(votes)), {*names} or NAMES
+    by_id, by_trace, by_session = _index(calls, joined)
+    heard = dict[Branch, list[Vote]]()
+    for vote in votes:
+        if vote.name.lower() not in wanted:
+            applied.problems.add("a score of another name", f"{vote.where}: {vote.name!r}; --score NAME takes it")
+            continue
+        if vote.calls:
+            branches = {one.branch: None for one in vote.calls if one.branch is not None}
+        elif vote.call is not None:
+            branches = by_id.get(vote.call, {})
+            if len(branches) > 1:
+                applied.problems.add("feedback on an id of several answers", f"{vote.where}: {vote.call!r}")
+                continue
+        elif vote.trace is not None:
+            branches = by_trace.get(vote.trace, {})
+        elif vote.session is not None:
+            branches = by_session.get(vote.session, {})
+        else:
+            applied.problems.add("feedback without an id", f"{vote.where}: expected a session, trace, call or response")
+            continue
+        if not branches:
+            about = vote.call or vote.trace or vote.session
+            applied.problems.add("feedback on what is not in the log", f"{vote.where}: {about!r}")
+        for branch in branches:
+            heard.setdefault(branch, []).append(vote)
+    for branch, said in heard.items():
+        applied.branches[branch] = _agreed(said, applied.problems)
+    return applied
+
+
+def _index(calls: Sequence[Call], joined: Joined) -> tuple[dict[str, dict[Branch, None]], ...]:
+    by_id, by_trace, by_session = (dict[str, dict[Branch, None]]() for _ in range(3))
+    for call in calls:
+        if call.branch is not None:
+            for id in call.ids:
+                by_id.setdefault(id, {})[call.branch] = None
+            if call.trace is not None:
+                by_trace.setdefault(call.trace, {})[call.branch] = None
+    for session in joined.sessions:
+        if session.id is not None:
+            by_session[session.id] = dict.fromkeys(session.branches)
+    return by_id, by_trace, by_session
+
+
+def _agreed(votes: Sequence[Vote], problems: LeftOuts) -> Said:
+    values = {vote.value: vote for vote in votes if vote.value is not None}
+    comments = "\n".join(dict.fromkeys(vote.comment for vote in votes if vote.comment))
+    if len(values) > 1:
+        told = " and ".join(f"{value:g} at {vote.where}" for value, vote in values.items())
+        problems.add("feedback that contradicts other feedback on the same branch", told, len(votes))
+    return Said(next(iter(values)) if len(values) == 1 else None, comments or None)

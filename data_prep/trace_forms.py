@@ -1,0 +1,488 @@
+"""Records of a log, read as calls of a model: an API's request and its answer, each as it went over the wire.
+
+The requests and answers of all three APIs are read by `agentrl.openai_api`, as its endpoint reads them. Around them
+stand the members that logs have: ids, times, sessions, feedback (`trace_feedback`). Spans of OpenTelemetry become such
+bodies first (`trace_spans`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import cast
+
+from agentrl.chat.message import content_text
+from agentrl.data.messages import with_our_names
+from agentrl.openai_api.chat_completions import ChatCompletions
+from agentrl.openai_api.dialect import Conversation as Kept
+from agentrl.openai_api.dialect import Dialect, Translated
+from agentrl.openai_api.fields import Api, fields_of
+from agentrl.openai_api.history import Defaults, defaults_of
+from agentrl.openai_api.messages import Messages
+from agentrl.openai_api.request import ChatMessage
+from agentrl.openai_api.responses import Responses
+from agentrl.openai_api.wire import Reading
+from agentrl.system.json_value import JSON, as_list, as_object
+from agentrl.tool import ToolSchema
+from agentrl.trajectory import Message
+from data_prep.conversation_formats import BadConversation
+from data_prep.records import Record
+from data_prep.trace_sessions import ROOT, Call, Tree
+from data_prep.trace_streams import assembled, is_stream
+
+Fields = Mapping[str, JSON]
+
+DIALECTS: dict[Api, Dialect] = {"chat": ChatCompletions(), "messages": Messages(), "responses": Responses()}
+PROMPT: dict[Api, tuple[str, ...]] = {
+    "chat": ("messages", "tools"),
+    "messages": ("messages", "system", "tools", "thread"),
+    "responses": ("input", "instructions", "tools", "previous_response_id"),
+}
+"""Members of a request that its prompt is made of; all others are about how the answer was sampled."""
+ELSEWHERE: dict[Api, tuple[str, ...]] = {
+    "chat": ("functions", "documents", "chat_template"),
+    "messages": (),
+    "responses": ("prompt",),
+}
+"""Members that change the prompt in a way that no reader knows."""
+
+SPANS = "opentelemetry"
+"""The form of calls that spans were written as."""
+REQUESTS = ("request", "request_body", "requestBody", "kwargs", "input", "inputs")
+RESPONSES = ("response", "response_body", "responseBody", "output", "outputs", "completion")
+INNER = ("body", "json")
+SESSIONS = (
+    *("session", "session_id", "sessionId", "conversation", "conversation_id", "conversationId", "thread_id"),
+    *("threadId", "chat_id", "Helicone-Session-Id", "litellm_session_id", "gen_ai.conversation.id", "session.id"),
+)
+TRACES = ("trace", "trace_id", "traceId", "litellm_trace_id")
+IDS = (
+    *("id", "call", "call_id", "callId", "request_id", "requestId", "response_id", "responseId", "span_id", "spanId"),
+    *("custom_id", "litellm_call_id"),
+)
+TIMES = (
+    *("time", "timestamp", "start_time", "startTime", "began", "created_at", "createdAt", "created"),
+    *("request_created_at", "startTimeUnixNano", "date"),
+)
+ABOUT = ("metadata", "request_properties", "properties", "litellm_params", "session_metadata")
+"""Members that hold further members of a record, or of a request."""
+LISTS = ("data", "observations", "calls", "records", "generations", "traces", "scores")
+"""Members that hold records of their own."""
+
+
+class Waits(Exception):
+    """The call goes on from an answer that has not been read yet."""
+
+    def __init__(self, id: str) -> None:
+        super().__init__(id)
+        self.id = id
+
+
+@dataclass(slots=True)
+class Logged:
+    """A call as a record has it."""
+
+    api: Api
+    body: Fields
+    """The request's members."""
+    answers: list[JSON]
+    """Each as `Dialect.turns` takes it."""
+    response: Fields
+    follows: str | None
+    """Id of the answer that a server kept, and from which the request goes on."""
+    own: bool
+    """True: the request is an object of its own, so that its other members are known to be a request's."""
+
+
+@dataclass(slots=True)
+class Reader:
+    """Reads records one after another."""
+
+    tree: Tree = field(default_factory=Tree)
+    tools: Sequence[ToolSchema] = ()
+    """Tools of calls whose form may not say which they had: spans without definitions of tools."""
+    unread: Counter[str] = field(default_factory=Counter)
+    """Members of requests and answers that are not read, by API, and in how many calls each is."""
+    _kept: dict[str, tuple[Call, bool, list[str]]] = field(default_factory=dict)
+    """Calls by the answer's id; true: the first message is of `instructions`, which the next request replaces; ids of
+    the answer's calls, as the next request names them."""
+    _items: dict[str, JSON] = field(default_factory=dict)
+    """Items of answers by their id."""
+    _last: dict[str, str] = field(default_factory=dict)
+    """Id of the last answer of each conversation that a server keeps."""
+    _tools: dict[str, tuple[str, Defaults]] = field(default_factory=dict)
+
+    def calls(self, record: Record, form: str | None = None) -> list[Call]:
+        """Read the call of a record: one for each of its answers. Raises BadConversation, ApiError and Waits."""
+        logged = logged_call(record.fields)
+        if (conversation := id_of(logged.body.get("conversation"))) and logged.follows is None:
+            logged.follows = self._last.get(conversation)
+        calls = self._read(logged, record, form or logged.api)
+        if conversation:
+            self._last[conversation] = str(logged.response.get("id"))
+        return calls
+
+    def _read(self, logged: Logged, record: Record, form: str) -> list[Call]:
+        reading, dialect = Reading(logged.api), DIALECTS[logged.api]
+        body = {name: logged.body[name] for name in PROMPT[logged.api] if logged.body.get(name) is not None}
+        kept: dict[str, Kept] = {}
+        if logged.follows is not None:
+            kept = self._before(logged.follows)
+        if logged.api == "responses":
+            body["input"] = self._whole_items(body.get("input"))
+            if logged.follows is not None:
+                body["previous_response_id"] = logged.follows
+        if logged.api == "chat":
+            messages = as_list(body.get("messages"))
+            body["messages"] = cast(JSON, [with_our_names(one) if isinstance(one, dict) else one for one in messages])
+        request = dialect.read(json.dumps(body).encode(), reading, kept)
+        prompt = numbered([plain(message) for message in request.messages])
+        later = request.later if isinstance(request, Translated) else ()
+        functions = [*request.functions, *cast(Sequence[ToolSchema], later)]
+        if not functions and form == SPANS:
+            functions = list(self.tools)
+        text, defaults = self._declared(functions)
+        place = self.tree.extended(ROOT, prompt, defaults)
+        begun = request.begun if isinstance(request, Translated) else ""
+        calls = []
+        for answer in logged.answers:
+            turns = [plain(message) for message in dialect.turns(answer, reading)]
+            if begun and turns:
+                turns[0]["content"] = begun + str(turns[0]["content"])
+            check_answer(turns)
+            sent = [str(call["id"]) for call in turns[-1].get("tool_calls", ())]
+            turns = numbered(turns)
+            end = self.tree.extended(place, turns, defaults)
+            calls.append(
+                Call(
+                    record.where, form, place, end, turns, text,
+                    ids=ids_of(record.fields, logged.response),
+                    session=first_id((record.fields, logged.body), SESSIONS),
+                    trace=first_id((record.fields, logged.body), TRACES),
+                    model=model_of(logged.response, logged.body, record.fields),
+                    time=time_of(record.fields, logged.response),
+                    depth=len(prompt),
+                )
+            )  # fmt: skip
+        if logged.api != "chat" and calls:
+            self._keep(logged, calls[0], sent)
+        known = fields_of(logged.api)
+        strange = [name for name, value in logged.body.items() if name not in known and value not in (None, [], {})]
+        strange = strange if logged.own else []
+        self.unread.update({f"{logged.api}: {name}" for name in (*strange, *reading.dropped)})
+        return calls
+
+    def _declared(self, functions: Sequence[ToolSchema]) -> tuple[str, Defaults]:
+        """Return JSON text of tools, and the defaults that they declare."""
+        text = json.dumps(functions, ensure_ascii=False) if functions else ""
+        if text not in self._tools:
+            self._tools[text] = (text, defaults_of(functions))
+        return self._tools[text]
+
+    def _keep(self, logged: Logged, call: Call, sent: list[str]) -> None:
+        if isinstance(id := logged.response.get("id"), str):
+            self._kept[id] = (call, bool(logged.body.get("instructions")), sent)
+        for item in as_list(logged.answers[0]) if logged.api == "responses" else ():
+            if isinstance(item, dict) and isinstance(item.get("id"), str):
+                self._items[str(item["id"])] = item
+
+    def _before(self, id: str) -> dict[str, Kept]:
+        """Return the conversation that a request goes on from. Raises Waits."""
+        if id not in self._kept:
+            raise Waits(id)
+        call, instructed, sent = self._kept[id]
+        messages = [self.tree.messages[place] for place in self.tree.up(call.end)][::-1]
+        made = [ChatMessage.model_validate(message) for message in messages[instructed:]]
+        calls = [one.model_copy(update={"id": id}) for one, id in zip(made[-1].tool_calls or (), sent, strict=True)]
+        made[-1] = made[-1].model_copy(update={"tool_calls": calls or None})
+        tools = json.loads(call.tools) if call.tools else None
+        return {id.removeprefix("resp_").removeprefix("msg_"): Kept(made, tools)}
+
+    def _whole_items(self, given: JSON) -> JSON:
+        """Replace items that stand for others by these. Reasoning that only its provider can read is left out."""
+        if not isinstance(given, list):
+            return given
+        found = list[JSON]()
+        for item in given:
+            if isinstance(item, dict) and item.get("type") == "item_reference":
+                item = self._items.get(str(item.get("id")), item)
+            if isinstance(item, dict) and item.get("type") == "reasoning":
+                if not item.get("content"):
+                    continue
+                item = {name: value for name, value in item.items() if name != "encrypted_content"}
+            found.append(item)
+        return found
+
+
+def logged_call(fields: Fields) -> Logged:
+    """Find request and answer of a record. Raises BadConversation."""
+    name, found = first_body(fields, REQUESTS)
+    request: JSON = {**fields, "input": found} if isinstance(found, list) else found
+    if not isinstance(request, dict) or not is_request(request):
+        request = dict(fields)
+    own = "messages" not in fields and not isinstance(found, list) and request != fields
+    name, response = first_body(fields, RESPONSES)
+    if response is None and is_response(fields):
+        response = dict(fields)
+    if not is_request(request):
+        keys = ", ".join(sorted(map(str, fields))) or "no member"
+        raise BadConversation("unknown form", f"no request with messages or input, but {keys}; {HINT}")
+    said = as_list(opened(request.get("messages")))
+    if response is None and said and as_object(said[-1]).get("role") == "assistant":
+        raise BadConversation("a whole conversation, not a call", HINT)
+    if isinstance(parameters := fields.get("model_parameters"), dict):
+        request = {**parameters, **request}
+    answer = as_object(opened(fields.get(name)))
+    for status in (*(answer.get(key) for key in STATUS), *(fields.get(key) for key in STATUS)):
+        if isinstance(status, int) and status >= 400:
+            raise BadConversation("the answer is an error", f"HTTP {status}")
+    if isinstance(response, str) and name not in WORDS and not is_stream(response):
+        raise BadConversation("an answer that is no JSON", f"text of {len(response):,} characters")
+    return _of_bodies(request, response, own)
+
+
+HINT = "whole conversations are read by python -m data_prep.tool_conversations"
+STATUS = ("status_code", "statusCode", "response_status", "status")
+WORDS = ("output", "outputs", "completion")
+"""Members in which logs hold an answer's text alone."""
+
+
+def first_body(fields: Fields, names: Iterable[str]) -> tuple[str, JSON]:
+    """Return the first body under one of the names, its JSON text parsed, also where it is in `body`; and the name."""
+    for name in names:
+        value = opened(fields.get(name))
+        if isinstance(value, dict):
+            inner = next((opened(value[key]) for key in INNER if value.get(key) not in (None, "")), None)
+            value = value if inner is None else inner
+        if value not in (None, ""):
+            return name, value
+    return "", None
+
+
+def opened(value: JSON) -> JSON:
+    """Parse JSON text; other text stays."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        try:
+            parsed: JSON = json.loads(value)
+            return parsed
+        except (ValueError, RecursionError):
+            return value
+    return value
+
+
+def is_request(body: Fields) -> bool:
+    """Check for the members of a request."""
+    return isinstance(opened(body.get("messages")), list) or (
+        isinstance(opened(body.get("input")), str | list) and "messages" not in body
+    )
+
+
+def is_response(body: Fields) -> bool:
+    """Check for the members of an answer."""
+    return any(isinstance(body.get(name), list) for name in ("choices", "output")) or (
+        body.get("type") == "message" and isinstance(body.get("content"), list)
+    )
+
+
+def _of_bodies(request: Fields, response: JSON, own: bool) -> Logged:
+    """Tell which API it is, and take the answers. Raises BadConversation."""
+    request = {
+        name: opened(value) if name in ("messages", "tools", "input") else value for name, value in request.items()
+    }
+    if is_stream(response):
+        response = assembled(response)
+    if response is None:
+        raise BadConversation("a call without an answer", "")
+    if isinstance(response, list):
+        response = _of_list(response)
+    if isinstance(response, str):
+        response = {"role": "assistant", "content": response}
+    body = as_object(response)
+    if not body:
+        raise BadConversation("a call without an answer", "the answer is empty")
+    error = body.get("error")
+    if error or body.get("type") == "error" or body.get("status") in ("failed", "cancelled"):
+        raise BadConversation("the answer is an error", json.dumps(error or body, ensure_ascii=False))
+    api, answers, ends = _answers(request, body)
+    if not answers:
+        raise BadConversation("a call without an answer", f"its members: {', '.join(sorted(map(str, body)))}")
+    if CUT.intersection(map(str, ends)):
+        raise BadConversation("an answer that was cut by a limit", f"it ended with {', '.join(map(str, ends))}")
+    if api != "responses" and "messages" not in request:
+        request["messages"] = request["input"]
+    for name in ELSEWHERE[api]:
+        if request.get(name):
+            raise BadConversation("a prompt that the log does not hold as messages", f"the request has {name!r}")
+    follows = request.get("previous_response_id") if api == "responses" else None
+    if api == "messages":
+        follows = as_object(request.get("thread")).get("previous_message_id")
+    return Logged(api, request, answers, body, follows if isinstance(follows, str) else None, own)
+
+
+CUT = {"length", "max_tokens", "incomplete", "model_context_window_exceeded"}
+"""Ends of answers that are not whole."""
+
+
+def _of_list(response: list[JSON]) -> JSON:
+    """Return the answer that a list of messages, blocks or items is."""
+    kinds = [one.get("type") for one in response if isinstance(one, dict)]
+    if response and all(isinstance(one, dict) and "role" in one and "type" not in one for one in response):
+        return response[-1]
+    if any(kind in ("text", "tool_use", "thinking") for kind in kinds):
+        return {"type": "message", "content": response}
+    return {"output": response}
+
+
+def _answers(request: Fields, body: Fields) -> tuple[Api, list[JSON], list[JSON]]:
+    """Return the API, each answer, and how they ended."""
+    if isinstance(choices := body.get("choices"), list):
+        messages = [as_object(one) for one in choices]
+        return "chat", [_chat(one["message"]) for one in messages if one.get("message")], [
+            one.get("finish_reason") for one in messages
+        ]  # fmt: skip
+    if isinstance(output := body.get("output"), list):
+        items = [one for one in output if not _is_sealed(one)]
+        return "responses", [[_open(one) for one in items]] if items else [], [body.get("status")]
+    content = body.get("content")
+    if isinstance(content, list) and (body.get("type") == "message" or "system" in request):
+        return "messages", [content] if content else [], [body.get("stop_reason")]
+    if "system" in request and isinstance(content, str):
+        return "messages", [[{"type": "text", "text": content}]], []
+    if "content" in body or "tool_calls" in body:
+        asked = as_list(request.get("input"))
+        if "messages" in request or (asked and all("role" in as_object(one) for one in asked)):
+            return "chat", [_chat(dict(body))], [body.get("finish_reason")]
+        return "responses", [[{"type": "message", "role": "assistant", "content": content}]], []
+    return "chat", [], []
+
+
+def _is_sealed(item: JSON) -> bool:
+    return isinstance(item, dict) and item.get("type") == "reasoning" and not item.get("content")
+
+
+def _open(item: JSON) -> JSON:
+    if isinstance(item, dict) and item.get("type") == "reasoning":
+        return {name: value for name, value in item.items() if name != "encrypted_content"}
+    return item
+
+
+def _chat(message: JSON) -> JSON:
+    """Name the members of a message as the reader does, and leave out an empty list of calls."""
+    named = with_our_names(as_object(message))
+    named["role"] = "assistant"
+    return cast(JSON, {name: value for name, value in named.items() if value not in (None, [])})
+
+
+def plain(message: ChatMessage) -> Message:
+    """Return a message as rows have it. Raises BadConversation for an image."""
+    made = message.to_message()
+    if not isinstance(made["content"], str):
+        raise BadConversation("an image", "rows of conversations hold text alone")
+    if made["role"] == "developer":
+        made["role"] = "system"
+    return made
+
+
+def numbered(messages: list[Message]) -> list[Message]:
+    """Number the calls of each turn from 0, and name them so in the answers: ids differ from one call to the next."""
+    numbers = dict[str, str]()
+    for message in messages:
+        if message["role"] == "assistant":
+            calls = message.get("tool_calls", [])
+            numbers = {str(call["id"]): str(number) for number, call in enumerate(calls)}
+            for number, call in enumerate(calls):
+                call["id"] = str(number)
+        elif "tool_call_id" in message:
+            message["tool_call_id"] = numbers.get(message["tool_call_id"], message["tool_call_id"])
+    return messages
+
+
+def check_answer(turns: Sequence[Message]) -> None:
+    """Raise BadConversation for an answer that says and calls nothing."""
+    if not turns or not any(content_text(turn["content"]).strip() or turn.get("tool_calls") for turn in turns):
+        raise BadConversation("an empty answer", "it says nothing and calls no tool")
+    if any(turn["role"] != "assistant" for turn in turns):
+        raise BadConversation("an answer with a turn that is not the assistant's", "")
+
+
+def inside(fields: Fields) -> Iterator[Fields]:
+    """Yield a record, then the members that hold further ones."""
+    yield fields
+    for name in ABOUT:
+        value = opened(fields.get(name))
+        if isinstance(value, dict):
+            yield value
+
+
+def id_of(value: JSON) -> str | None:
+    """Return an id: text, a whole number, or an object's `id`."""
+    if isinstance(value, dict):
+        value = value.get("id")
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        return None
+    return str(value).strip() or None
+
+
+def first_id(records: Iterable[Fields], names: Sequence[str]) -> str | None:
+    """Return the first id under one of the names, also in members that hold further ones."""
+    found = (id_of(held.get(name)) for fields in records for held in inside(fields) for name in names)
+    return next((id for id in found if id is not None), None)
+
+
+def ids_of(fields: Fields, response: Fields) -> tuple[str, ...]:
+    """List the names of a call; the id of its answer is one."""
+    found = [id_of(response.get("id")), *(id_of(fields.get(name)) for name in IDS)]
+    return tuple(dict.fromkeys(id for id in found if id is not None))
+
+
+def model_of(*bodies: Fields) -> str | None:
+    """Return the model's name, the answer's first."""
+    return next((name for body in bodies if isinstance(name := body.get("model"), str) and name), None)
+
+
+def time_of(*records: Fields) -> float | None:
+    """Return when a call began, in seconds since 1970."""
+    times = (seconds(fields.get(name)) for fields in records for name in TIMES)
+    return next((time for time in times if time is not None), None)
+
+
+_DIGITS = re.compile(r"[0-9]{9,20}(\.[0-9]+)?")
+
+
+def seconds(value: JSON) -> float | None:
+    """Read a time: an ISO text, or seconds, milli-, micro- or nanoseconds since 1970."""
+    if isinstance(value, str) and _DIGITS.fullmatch(value):
+        value = float(value)
+    if isinstance(value, str):
+        try:
+            told = datetime.fromisoformat(value)
+        except ValueError:
+            return None
+        return (told if told.tzinfo else told.replace(tzinfo=UTC)).timestamp()
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1e8 < value < 1e20:
+        return None
+    return value / next(unit for unit in (1, 1e3, 1e6, 1e9) if value < 1e11 * unit)
+
+
+def records_in(record: Record) -> Iterator[Record]:
+    """Yield the records that a record is a list of, each with the members that it has from around; or the record."""
+    if any(name in record.fields for name in ("resourceSpans", "resourceLogs")) or is_request(record.fields):
+        yield record
+        return
+    lists = [name for name in LISTS if _records(record.fields.get(name))]
+    around = {name: record.fields[name] for name in (*SESSIONS, *TRACES) if record.fields.get(name)}
+    if "observations" in lists and (id := id_of(record.fields.get("id"))):
+        around.setdefault("traceId", id)
+    for name in lists:
+        for number, held in enumerate(as_list(record.fields[name]), start=1):
+            yield from records_in(Record(f"{record.where}, {name} {number}", {**around, **as_object(held)}))
+    if not lists:
+        yield record
+
+
+def _records(value: JSON) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) for one in value)

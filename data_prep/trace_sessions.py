@@ -1,0 +1,214 @@
+"""Calls of a log, joined to sessions and their branches by common beginnings.
+
+Each prompt is a path in one tree of messages, so that a message which a thousand later prompts repeat is held once. A
+call is found to continue another by looking up the places of its own path: the time is linear in the size of the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from agentrl.openai_api.history import Defaults, Digest, digest_after
+from agentrl.trajectory import Message
+
+ROOT = 0
+
+
+@dataclass(slots=True)
+class Tree:
+    """Messages behind their beginnings. Two messages are the same as `history.digest_after` says."""
+
+    messages: list[Message] = field(default_factory=lambda: [cast(Message, {})])
+    _before: list[int] = field(default_factory=lambda: [ROOT])
+    _digests: list[Digest] = field(default_factory=lambda: [b""])
+    _places: dict[Digest, int] = field(default_factory=dict)
+
+    def extended(self, place: int, messages: Sequence[Message], defaults: Defaults) -> int:
+        """Return the place of a conversation: `place`, then `messages`."""
+        for message in messages:
+            answered = message.get("tool_call_id", "")  # a number in its turn, see trace_forms.numbered
+            digest = digest_after(self._digests[place] + answered.encode(), message, defaults)
+            known = self._places.get(digest)
+            if known is None:
+                known = self._places[digest] = len(self.messages)
+                self.messages.append(message)
+                self._before.append(place)
+                self._digests.append(digest)
+            place = known
+        return place
+
+    def up(self, place: int) -> Iterator[int]:
+        """Yield the places of a conversation, the last first."""
+        while place != ROOT:
+            yield place
+            place = self._before[place]
+
+    def digest(self, place: int) -> Digest:
+        """Digest of a conversation."""
+        return self._digests[place]
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One call of a model."""
+
+    where: str
+    form: str
+    prompt: int
+    """Place in the tree."""
+    end: int
+    """Place of prompt and answer."""
+    turns: list[Message]
+    """The answer; more than one turn where a provider's tool ran between them."""
+    tools: str
+    """JSON text."""
+    ids: tuple[str, ...] = ()
+    """Names that the log has for the call, its answer's id among them."""
+    session: str | None = None
+    trace: str | None = None
+    model: str | None = None
+    time: float | None = None
+    """Seconds since 1970."""
+    depth: int = 0
+    """Number of messages of the prompt."""
+    repeats: Call | None = None
+    """Earlier call of the session with the same prompt, tools and answer."""
+    before: Call | None = None
+    """Call that this one continues."""
+    branch: Branch | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Branch:
+    """Calls that continue one another. Its beginning may be another branch's."""
+
+    session: Session
+    calls: list[Call]
+    """Its own."""
+
+    def path(self) -> list[Call]:
+        """List all its calls, those of its beginning, too."""
+        found, call = list[Call](), cast(Call | None, self.calls[-1])
+        while call is not None:
+            found.append(call)
+            call = call.before
+        return found[::-1]
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """Branches that belong together."""
+
+    id: str | None
+    """Name that the log gave."""
+    branches: list[Branch] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Joined:
+    """Sessions of a log, in order, and how their calls were found to belong together."""
+
+    sessions: list[Session] = field(default_factory=list)
+    by: dict[str, int] = field(default_factory=dict)
+    """Number of calls by what joined them to their session."""
+    repeated: list[Call] = field(default_factory=list)
+
+
+def join(calls: Sequence[Call], tree: Tree) -> Joined:
+    """Join calls to sessions. They are taken by time; without one, short prompts first, then in the log's order.
+
+    - A call with a session's id belongs to that session; otherwise one with a trace's id to the session of the trace.
+    - Otherwise it belongs to the session of a call whose prompt and answer its prompt begins with.
+    - Otherwise to the session without an id of a call that has the same first user message, and all before it: an
+      answer was asked for again, or a later question was edited.
+    - In a session, a call continues the call with the longest prompt and answer that its prompt begins with, and the
+      same tools. The first that does so stays in its branch. All others open one.
+    """
+    joining = _Joining(tree)
+    for call in _ordered(calls):
+        joining.add(call)
+    return joining.found
+
+
+def _ordered(calls: Sequence[Call]) -> list[Call]:
+    """Order calls; one without a time has that of the call before it in the log."""
+    last, times = float("-inf"), list[float]()
+    for call in calls:
+        last = last if call.time is None else call.time
+        times.append(last)
+    order = sorted(range(len(calls)), key=lambda index: (times[index], calls[index].depth, index))
+    return [calls[index] for index in order]
+
+
+class _Joining:
+    def __init__(self, tree: Tree) -> None:
+        self.found = Joined()
+        self._tree = tree
+        self._named: dict[tuple[str, str], Session] = {}
+        self._answered: dict[int, Session] = {}
+        """Sessions by the place behind an answer."""
+        self._asked: dict[int, Session] = {}
+        """Sessions without ids by the place behind the first user message."""
+        self._ends: dict[tuple[int, int, str], list[Call]] = {}
+
+    def add(self, call: Call) -> None:
+        session, why = self._session_of(call)
+        if call.session is not None:
+            self._named.setdefault(("session", call.session), session)
+        if call.trace is not None:
+            self._named.setdefault(("trace", call.trace), session)
+        self._answered[call.end] = session
+        if call.session is None and (asked := self._first_question(call)) is not None:
+            self._asked.setdefault(asked, session)
+        self.found.by[why] = self.found.by.get(why, 0) + 1
+        ends = self._ends.setdefault((id(session), call.end, call.tools), [])
+        same = (one for one in ends if one.prompt == call.prompt and _reasoning(one) == _reasoning(call))
+        call.repeats = next(same, None)
+        if call.repeats is not None:
+            call.branch = call.repeats.branch
+            self.found.repeated.append(call)
+            return
+        self._place(call, session)
+        ends.append(call)
+
+    def _session_of(self, call: Call) -> tuple[Session, str]:
+        if call.session is not None and (found := self._named.get(("session", call.session))):
+            return found, "the session's id"
+        if call.session is None:
+            if call.trace is not None and (found := self._named.get(("trace", call.trace))):
+                return found, "the trace's id"
+            for place in self._tree.up(call.prompt):
+                if found := self._answered.get(place):
+                    return found, "the prompt and answer that it continues"
+            asked = self._first_question(call)
+            if asked is not None and (found := self._asked.get(asked)):
+                return found, "the same first question"
+        session = Session(call.session)
+        self.found.sessions.append(session)
+        return session, "nothing: it opens a session"
+
+    def _first_question(self, call: Call) -> int | None:
+        """Return the place behind the first user message of a prompt."""
+        found = None
+        for place in self._tree.up(call.prompt):
+            if self._tree.messages[place]["role"] == "user":
+                found = place
+        return found
+
+    def _place(self, call: Call, session: Session) -> None:
+        for place in self._tree.up(call.prompt):
+            if ends := self._ends.get((id(session), place, call.tools)):
+                call.before = ends[-1]
+                break
+        branch = None if call.before is None else call.before.branch
+        if branch is None or branch.calls[-1] is not call.before:
+            branch = Branch(session, [])
+            session.branches.append(branch)
+        branch.calls.append(call)
+        call.branch = branch
+
+
+def _reasoning(call: Call) -> list[str | None]:
+    return [turn.get("reasoning_content") for turn in call.turns]

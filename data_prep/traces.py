@@ -1,0 +1,456 @@
+"""Logs of a model's calls as conversations for training: `python -m data_prep.traces --source LOGS --out DIR`.
+
+Reads per-call logs of OpenAI's and Anthropic's APIs (`data_prep.trace_forms`) and spans of OpenTelemetry
+(`data_prep.trace_spans`), joins calls to sessions and branches (`data_prep.trace_sessions`), takes secrets out
+(`data_prep.scrub`), and writes conversations.parquet, one row a branch, and report.json, which says what became of each
+record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from agentrl.data.messages import Unfit
+from agentrl.errors import DataError, UserError
+from agentrl.openai_api.errors import ApiError
+from agentrl.system.json_value import JSON
+from agentrl.tool import ToolSchema
+from agentrl.trajectory import Message
+from data_prep.conversation_formats import BadConversation, Conversation, tools_of
+from data_prep.files import Row, writing
+from data_prep.left_out import LeftOuts
+from data_prep.records import Record, read_whole_records
+from data_prep.scrub import Rules, Scrubber, read_rules
+from data_prep.tool_conversations import SCHEMA as CONVERSATIONS
+from data_prep.tool_conversations import SERVED, checked
+from data_prep.trace_feedback import Applied, Said, Vote, apply, is_vote, votes_in
+from data_prep.trace_forms import SPANS, Reader, Waits, records_in
+from data_prep.trace_sessions import Branch, Call, Joined, Session, join
+from data_prep.trace_spans import Spans
+
+SCHEMA = pa.schema(
+    [
+        *CONVERSATIONS,
+        ("session", pa.string()),
+        ("branch", pa.int64()),
+        ("model", pa.string()),
+        ("began", pa.string()),
+        ("feedback", pa.float64()),
+        ("comment", pa.string()),
+    ]
+)
+NAMES = (".jsonl", ".json", ".ndjson", ".log", ".txt")
+OTHERS = {"SPAN", "EVENT", "TOOL", "AGENT", "CHAIN", "RETRIEVER", "EMBEDDING", "GUARDRAIL", "EVALUATOR"}
+"""Kinds of Langfuse's observations that are no calls of a model."""
+GROUP = 256
+"""Rows that are written at once."""
+
+
+@dataclass(slots=True)
+class Traces:
+    """A log while it is read, joined and written."""
+
+    scrubber: Scrubber
+    strict: bool = False
+    scores: Sequence[str] = ()
+    reader: Reader = field(default_factory=Reader)
+    spans: Spans = field(default_factory=Spans)
+    calls: list[Call] = field(default_factory=list)
+    votes: list[Vote] = field(default_factory=list)
+    records: int = 0
+    read: Counter[str] = field(default_factory=Counter)
+    """Number of calls by form."""
+    skipped: LeftOuts = field(default_factory=LeftOuts)
+    """Records that are no calls."""
+    dropped: LeftOuts = field(default_factory=LeftOuts)
+    """Records that cannot be used."""
+    left_out: LeftOuts = field(default_factory=LeftOuts)
+    """Branches that are not written."""
+    rows: int = 0
+    applied: Applied = field(default_factory=Applied)
+    joined: Joined = field(default_factory=Joined)
+    _waiting: dict[str, list[Record]] = field(default_factory=lambda: defaultdict(list))
+    """Records by the id of the answer that they continue."""
+
+    def take(self, paths: Sequence[Path]) -> None:
+        """Read files. Raises DataError for one that cannot be opened, and with `strict` for the first bad record."""
+        for path in paths:
+            for record in read_whole_records(path, lambda where, why: self._drop("no record", where, why)):
+                self.records += 1
+                for one in records_in(record):
+                    if not self.spans.add(one):
+                        self._take(one)
+        for one, error in self.spans.records():
+            if error is None:
+                self._take(one, SPANS)
+            elif error.reason == "no call of a model":
+                self._add(self.skipped, str(error), f"{one.where}: {error}")
+            else:
+                self._drop(error.reason, one.where, str(error))
+        for id, records in self._waiting.items():
+            for one in records:
+                reason = "it continues an answer that is not in the log"
+                self._drop(reason, one.where, f"{reason}: {id!r}")
+
+    def _take(self, record: Record, form: str | None = None) -> None:
+        """Read a record, and then those that waited for its answer."""
+        todo = [record]
+        while todo:
+            one = todo.pop()
+            try:
+                if (kind := one.fields.get("type")) in OTHERS:
+                    self._add(
+                        self.skipped, f"no call of a model: {kind}", f"{one.where}: no call of a model, but {kind}"
+                    )
+                    continue
+                if is_vote(one.fields):
+                    self.votes += votes_in(one.fields, one.where)
+                    continue
+                calls = self.reader.calls(one, form)
+                self.calls += calls
+                self.read.update(call.form for call in calls)
+                for call in calls:
+                    for id in call.ids:
+                        todo += self._waiting.pop(id, ())
+                self.votes += votes_in(one.fields, one.where, calls)
+            except Waits as wait:
+                self._waiting[wait.id].append(one)
+            except (BadConversation, ApiError, ValueError, RecursionError) as error:
+                self._bad(one, form, error)
+
+    def _bad(self, record: Record, form: str | None, error: Exception) -> None:
+        """Count a record. Its message is made again of a record without secrets, as it may quote and cut them."""
+        self.scrubber.begin()
+        clean = Record(record.where, cast(dict[str, JSON], quiet(self.scrubber).json(record.fields)))
+        detail = ""
+        try:
+            reader = Reader()
+            votes = list(votes_in(clean.fields, clean.where, reader.calls(clean, form)))
+            assert isinstance(votes, list)
+        except Waits:
+            pass
+        except (BadConversation, ApiError, ValueError, RecursionError) as again:
+            if reason_of(again) == reason_of(error):
+                detail = str(again)
+        self._drop(reason_of(error), record.where, detail or reason_of(error))
+
+    def _drop(self, reason: str, where: str, detail: str) -> None:
+        self._refuse_if_strict(f"{where}: {detail}")
+        self._add(self.dropped, reason, f"{where}: {detail}")
+
+    def _refuse_if_strict(self, told: str) -> None:
+        if self.strict:
+            raise DataError(f"{told}. Mend it, or leave out --strict")
+
+    def _add(self, found: LeftOuts, reason: str, first: str) -> None:
+        """Count a reason, without secrets."""
+        clean = quiet(self.scrubber)
+        found.add(clean.text(reason), clean.text(first))
+
+    def join(self) -> None:
+        """Join all calls that were read."""
+        self.joined = join(self.calls, self.reader.tree)
+        self.applied = apply(self.votes, self.joined, self.calls, self.scores)
+
+    def split(self, share: float) -> tuple[list[tuple[int, Session]], list[tuple[int, Session]]]:
+        """Split sessions: (those to train on, those held out), each with its number."""
+        sessions = list(enumerate(self.joined.sessions, start=1))
+        if not share:
+            return sessions, []
+        digests = {number: self._digest(session) for number, session in sessions}
+        chosen = sorted(digests, key=lambda number: digests[number])[: max(1, round(share * len(sessions)))]
+        held = set(chosen)
+        return [one for one in sessions if one[0] not in held], [one for one in sessions if one[0] in held]
+
+    def _digest(self, session: Session) -> bytes:
+        first = session.branches[0].calls[0]
+        name = self.reader.tree.digest(first.prompt) if session.id is None else session.id.encode(errors="replace")
+        return hashlib.blake2b(name, digest_size=16).digest()
+
+    def rows_of(self, sessions: Sequence[tuple[int, Session]]) -> Iterator[Row]:
+        """Iterate over the rows of sessions."""
+        for number, session in sessions:
+            self.scrubber.begin()
+            learnt = set[int]()
+            for index, branch in enumerate(session.branches):
+                row = self._row(number, index, branch, learnt)
+                if row is not None:
+                    self.rows += 1
+                    yield row
+
+    def _row(self, number: int, index: int, branch: Branch, learnt: set[int]) -> Row | None:
+        """Write a branch; None where it cannot be learnt from. `learnt`: calls of the session's earlier rows."""
+        calls = branch.path()
+        where = branch.calls[0].where
+        self.scrubber.where = where
+        found = self._conversation(calls, learnt)
+        try:
+            messages = checked(found, SERVED)
+        except BadConversation as error:
+            clean = quiet(self.scrubber)
+            quoted = Conversation(
+                [cast(dict[str, Any], clean.json(cast(JSON, one))) for one in found.messages],
+                cast(list[ToolSchema], clean.json(cast(JSON, found.tools))),
+                ends_with_calls=True,
+            )
+            detail = error.reason
+            try:
+                checked(quoted, SERVED)
+            except BadConversation as again:
+                detail = str(again) if again.reason == error.reason else detail
+            self._refuse_if_strict(f"{where}: {detail}")
+            self._add(self.left_out, error.reason, f"{where}: {detail}")
+            return None
+        learnt.update(id(call) for call in calls)
+        said = self.applied.branches.get(branch, Said())
+        return {
+            "messages": [self._clean(message) for message in messages],
+            "tools": self.scrubber.text(calls[-1].tools) if calls[-1].tools else None,
+            "session": self._name(branch.session, number),
+            "branch": index,
+            "model": None if calls[-1].model is None else self.scrubber.text(calls[-1].model),
+            "began": None if calls[0].time is None else datetime.fromtimestamp(calls[0].time, UTC).isoformat(),
+            "feedback": said.value,
+            "comment": None if said.comment is None else self.scrubber.text(said.comment),
+        }
+
+    def _conversation(self, calls: Sequence[Call], learnt: set[int]) -> Conversation:
+        """Make a branch's messages: answers as they were logged, all others as the last prompt has them.
+
+        Turns of the assistant that an earlier row has, or that no call of the log answered, get the weight 0.
+        """
+        tree = self.reader.tree
+        answered = dict[int, tuple[Message, bool]]()
+        for call in calls:
+            for place, turn in zip(tree.up(call.end), reversed(call.turns), strict=False):
+                answered[place] = (turn, id(call) not in learnt)
+        messages = list[Message]()
+        for place in list(tree.up(calls[-1].end))[::-1]:
+            message, is_new = answered.get(place, (tree.messages[place], False))
+            made = cast(Message, dict(message))
+            if made["role"] == "assistant" and not is_new:
+                made["weight"] = 0
+            messages.append(made)
+        tools = cast(list[ToolSchema], json.loads(calls[-1].tools)) if calls[-1].tools else []
+        return Conversation(cast(list[dict[str, Any]], messages), tools, ends_with_calls=True)
+
+    def _clean(self, message: Message) -> Message:
+        """Replace secrets in a message. Calls' ids and roles are ours."""
+        text = self.scrubber.text
+        made = cast(Message, {**message, "content": text(str(message["content"]))})
+        for name in ("name", "reasoning_content"):
+            if name in made:
+                made[name] = text(str(made[name]))
+        if "tool_calls" in made:
+            made["tool_calls"] = [
+                {
+                    **call,
+                    "function": {
+                        "name": text(call["function"]["name"]),
+                        "arguments": text(str(call["function"].get("arguments", "{}"))),
+                    },
+                }
+                for call in made["tool_calls"]
+            ]
+        return made
+
+    def _name(self, session: Session, number: int) -> str:
+        """Name a session: by its id, unless that holds a secret."""
+        if session.id is not None and self.scrubber.text(session.id) == session.id:
+            return session.id
+        return f"session-{number:06d}"
+
+    def report(self) -> dict[str, JSON]:
+        """Write what became of each record."""
+        branches = sum(len(session.branches) for session in self.joined.sessions)
+        said = self.applied.branches.values()
+        return {
+            "records": self.records,
+            "calls": dict(sorted(self.read.items())),
+            "joined_by": dict(sorted(self.joined.by.items())),
+            "repeated_calls": len(self.joined.repeated),
+            "sessions": len(self.joined.sessions),
+            "branches": branches,
+            "rows": self.rows,
+            "skipped": _counts(self.skipped),
+            "dropped": _counts(self.dropped),
+            "left_out": _counts(self.left_out),
+            "feedback": {
+                "found": self.applied.found,
+                "branches": sum(one.value is not None for one in said),
+                "positive": sum((one.value or 0) > 0 for one in said),
+                "negative": sum((one.value or 0) < 0 for one in said),
+                "comments": sum(one.comment is not None for one in said),
+                "problems": _counts(self.told_votes()),
+            },
+            "scrubbed": {
+                name: {"count": one.count, "first": quiet(self.scrubber).text(one.first)}
+                for name, one in sorted(self.scrubber.taken.items())
+            },
+            "not_read": {quiet(self.scrubber).text(name): n for name, n in sorted(self.reader.unread.items())},
+        }
+
+    def told_votes(self) -> LeftOuts:
+        """Return what became of feedback that was not used."""
+        clean = LeftOuts()
+        for reason, one in self.applied.problems.reasons.items():
+            clean.add(reason, quiet(self.scrubber).text(one.first), one.count)
+        return clean
+
+
+def _counts(found: LeftOuts) -> JSON:
+    return {reason: {"count": one.count, "first": one.first} for reason, one in found.by_count()}
+
+
+def quiet(scrubber: Scrubber) -> Scrubber:
+    """Return a scrubber by the same rules whose findings are not counted."""
+    return Scrubber(scrubber.rules, counts=False)
+
+
+def reason_of(error: Exception) -> str:
+    """Return the reason by which an error is counted: without what differs from record to record."""
+    if isinstance(error, BadConversation):
+        return error.reason
+    if isinstance(error, ApiError):
+        place = "".join("[]" if part.isdecimal() else part for part in _INDEX.split(error.param or "the body"))
+        return f"not readable: {place}"
+    return f"not readable: {type(error).__name__}"
+
+
+_INDEX = re.compile(r"\[([0-9]+)\]")
+
+
+def files_of(sources: Sequence[Path]) -> list[Path]:
+    """List the files of a log; of a folder, all below it that may hold JSON lines. Raises DataError."""
+    found = list[Path]()
+    for source in sources:
+        if source.is_dir():
+            below = sorted(path for path in source.rglob("*") if path.is_file())
+            inside = [path for path in below if path.name.lower().removesuffix(".gz").endswith(NAMES)]
+            if not inside:
+                raise DataError(f"{source}: expected files that end in {', '.join(NAMES)} (or .gz), found none")
+            found += inside
+        else:
+            found.append(source)
+    return found
+
+
+def read_tools(path: Path) -> list[ToolSchema]:
+    """Read a list of tools. Raises DataError."""
+    try:
+        return tools_of(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError, Unfit) as error:
+        raise DataError(f"{path}: expected a JSON list of tools ({error}); --tools names one") from None
+
+
+def write(traces: Traces, out: Path, share: float) -> list[tuple[Path, int]]:
+    """Write all files, or none: (each with its number of rows). Raises DataError."""
+    kept, held = traces.split(share)
+    parts = [(out / "conversations.parquet", kept), *([(out / "held_out.parquet", held)] if share else [])]
+    written = list[tuple[Path, int]]()
+    with ExitStack() as stack:
+        temporary = {path: stack.enter_context(writing(path)) for path, _ in parts}
+        report = stack.enter_context(writing(out / "report.json"))
+        for path, sessions in parts:
+            count, rows = 0, traces.rows_of(sessions)
+            with pq.ParquetWriter(temporary[path], SCHEMA) as writer:
+                while group := list(islice(rows, GROUP)):
+                    writer.write_table(pa.Table.from_pylist([dict(row) for row in group], schema=SCHEMA))
+                    count += len(group)
+            if not count:
+                raise DataError(f"{path}: there are no rows to write; the reasons stand below")
+            written.append((path, count))
+        report.write_text(json.dumps(traces.report(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    return written
+
+
+def tell(traces: Traces) -> None:
+    """Print what became of each record."""
+    report = traces.report()
+    calls = ", ".join(f"{count} {form}" for form, count in traces.read.items()) or "no"
+    print(f"read: {report['records']} records, {sum(traces.read.values())} calls ({calls})")
+    print(
+        f"joined: {report['sessions']} sessions with {report['branches']} branches, "
+        f"{report['repeated_calls']} calls repeat an earlier one"
+    )
+    for why, count in traces.joined.by.items():
+        print(f"joined by {why}: {count} calls")
+    said = cast(dict[str, JSON], report["feedback"])
+    if said["found"]:
+        print(
+            f"feedback: {said['found']} found; of the branches {said['positive']} positive, {said['negative']} "
+            f"negative, {said['comments']} with a comment"
+        )
+    for head, found in (
+        ("feedback not used", traces.told_votes()),
+        ("skipped", traces.skipped),
+        ("dropped", traces.dropped),
+        ("left out", traces.left_out),
+    ):
+        for line in found.lines(head):
+            print(line)
+    for name, taken in cast(dict[str, dict[str, JSON]], report["scrubbed"]).items():
+        print(f"scrubbed: {name} {taken['count']} times, first in the conversation that begins at {taken['first']}")
+    for name, number in cast(dict[str, JSON], report["not_read"]).items():
+        print(f"not read: {name}, in {number} calls")
+    sys.stdout.flush()
+
+
+def share_of(text: str) -> float:
+    """Parse a share of the sessions."""
+    value = float(text)
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"expected a number between 0 and 1, found {text}")
+    return value
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the files and return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m data_prep.traces", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--source",
+        type=Path,
+        nargs="+",
+        required=True,
+        help="files of JSON lines or arrays, may be gzipped; or folders",
+    )
+    parser.add_argument("--out", type=Path, required=True, help="directory to write conversations.parquet to")
+    parser.add_argument("--held-out", type=share_of, default=0.0, help="share of sessions for held_out.parquet")
+    parser.add_argument("--scrub", type=Path, help="YAML with rules for secrets: off, on, secrets, patterns, keep")
+    parser.add_argument("--score", action="append", default=[], help="name of scores that are feedback; may come again")
+    parser.add_argument("--tools", type=Path, help="JSON list of the tools of spans that do not say which they had")
+    parser.add_argument("--strict", action="store_true", help="refuse a log with a bad record, naming the first")
+    given = parser.parse_args(arguments)
+    traces = Traces(Scrubber(), given.strict, [name.lower() for name in given.score])
+    status = 0
+    try:
+        traces.scrubber.rules = Rules() if given.scrub is None else read_rules(given.scrub)
+        traces.reader.tools = read_tools(given.tools) if given.tools else ()
+        traces.take(files_of(given.source))
+        traces.join()
+        for path, count in write(traces, given.out, given.held_out):
+            print(f"{path}: {count} conversations")
+    except UserError as error:
+        print(f"error: {quiet(traces.scrubber).text(str(error))}", file=sys.stderr)
+        status = 2
+    tell(traces)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,32 @@
+"""The commands of docs/logs.md run as shown, on a log of a few sessions."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.data_prep.test_trace_sessions import call
+from tests.data_prep.test_traces import written
+from tests.e2e.test_docs import blocks, commands
+from tests.wheel import Run
+
+PAGE = "docs/logs.md"
+
+
+@pytest.mark.slice(0, "documents")
+@pytest.mark.timeout(600)
+def test_the_commands_that_join_logs(run_wheel: Run, tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    records = [call(f"of EMP-12345{number}", "1", session=f"s{number}", feedback=number % 2) for number in range(10)]
+    (tmp_path / "logs" / "may.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    (rules,) = (text for text in blocks(PAGE, "yaml") if text.startswith("# rules.yaml"))
+    (tmp_path / "rules.yaml").write_text(rules)
+    ran = [line for line in commands(PAGE) if "data_prep.traces" in line]
+    for line in ran:
+        run_wheel(shlex.split(line)[1:], tmp_path)
+    assert len(ran) == 2 and len(written(tmp_path / "data" / "logs")) == 9
+    assert len(written(tmp_path / "data" / "logs", "held_out")) == 1
+    assert written(tmp_path / "data" / "scrubbed")[0]["messages"][1]["content"] == "of [EMPLOYEE_1]"

@@ -1,0 +1,336 @@
+"""What a log may hold: the forms of several programs, streams, feedback, and all kinds of bad records."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_prep.tool_conversations import main as tool_conversations
+from data_prep.traces import main
+from tests.data_prep.test_trace_sessions import FIRST, ONE, SECOND, call, rows
+from tests.data_prep.test_traces import write_lines, written
+
+QUESTION = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a"}]
+SYSTEM, USER = QUESTION
+ANSWER = {"role": "assistant", "content": "1"}
+CHAT = {"id": "chatcmpl-1", "choices": [{"index": 0, "message": ANSWER, "finish_reason": "stop"}]}
+BLOCKS = {"id": "msg_1", "type": "message", "role": "assistant", "content": [{"type": "text", "text": "1"}]}
+ITEMS = [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "1"}]}]
+CHUNKS: list[dict[str, Any]] = [
+    {
+        "object": "chat.completion.chunk",
+        "id": "c",
+        "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}],
+    },
+    {"object": "chat.completion.chunk", "id": "c", "choices": [{"index": 0, "delta": {"content": "1"}}]},
+    {"object": "chat.completion.chunk", "id": "c", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
+]
+EVENTS: list[dict[str, Any]] = [
+    {"type": "message_start", "message": {"id": "m", "role": "assistant", "content": [], "model": "m"}},
+    {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+    {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "1"}},
+    {"type": "content_block_stop", "index": 0},
+    {"type": "message_delta", "delta": {"stop_reason": "end_turn"}},
+    {"type": "message_stop"},
+]
+FORMS: dict[str, dict[str, Any]] = {
+    "request and response": {"request": {"messages": QUESTION}, "response": CHAT},
+    "JSON text": {"request": json.dumps({"messages": QUESTION}), "response": json.dumps(CHAT)},
+    "bodies of HTTP": {
+        "request": {"url": "/v1/chat/completions", "body": json.dumps({"messages": QUESTION})},
+        "response": {"status_code": 200, "body": json.dumps(CHAT)},
+    },
+    "Helicone": {
+        "request_id": "r",
+        "request_body": {"messages": QUESTION},
+        "response_body": CHAT,
+        "response_status": 200,
+    },
+    "LiteLLM": {"id": "i", "call_type": "acompletion", "messages": QUESTION, "response": CHAT, "model_parameters": {}},
+    "flat": {"messages": QUESTION, **CHAT, "object": "chat.completion"},
+    "Langfuse": {"type": "GENERATION", "input": QUESTION, "output": ANSWER},
+    "Langfuse, with tools": {"type": "GENERATION", "input": {"messages": QUESTION, "tools": None}, "output": ANSWER},
+    "Langfuse, text": {"type": "GENERATION", "input": QUESTION, "output": "1"},
+    "messages": {"request": {"system": "Be brief.", "messages": [USER], "max_tokens": 9}, "response": BLOCKS},
+    "messages, flat": {"system": [{"type": "text", "text": "Be brief."}], "messages": [USER], **BLOCKS},
+    "responses": {
+        "request": {"input": "a", "instructions": "Be brief."},
+        "response": {"output": ITEMS, "id": "resp_1"},
+    },
+    "responses, flat": {"input": QUESTION, "output": ITEMS, "object": "response"},
+    "chunks": {"request": {"messages": QUESTION, "stream": True}, "response": CHUNKS},
+    "server-sent events": {
+        "request": {"messages": QUESTION},
+        "response": "".join(f"data: {json.dumps(one)}\n\n" for one in CHUNKS) + "data: [DONE]\n\n",
+    },
+    "lines of events": {"request": {"messages": QUESTION}, "response": [json.dumps(one) for one in CHUNKS]},
+    "events": {"request": {"system": "Be brief.", "messages": [USER]}, "response": EVENTS},
+    "text of events": {
+        "request": {"system": "Be brief.", "messages": [USER]},
+        "response": "".join(f"event: {one['type']}\ndata: {json.dumps(one)}\n\n" for one in EVENTS),
+    },
+    "events of responses": {
+        "request": {"instructions": "Be brief.", "input": [USER]},
+        "response": [
+            {"type": "response.created", "response": {"output": []}},
+            {"type": "response.completed", "response": {"output": ITEMS, "status": "completed"}},
+        ],
+    },
+    "an answer that the client began": {
+        "request": {"system": "Be brief.", "messages": [USER, {"role": "assistant", "content": ""}][:1]},
+        "response": BLOCKS,
+    },
+    "newer fields": {
+        "request": {"messages": QUESTION, "n": 1, "top_logprobs": 3, "effort_2027": {"x": 1}, "logit_bias": {"1": 2}},
+        "response": {**CHAT, "carbon": 1},
+    },
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_a_call(tmp_path: Path, form: str) -> None:
+    assert rows(tmp_path, FORMS[form]) == [(ONE, 0, "a 1")]
+    (row,) = written(tmp_path / "out")
+    assert row["messages"][0]["content"] == "Be brief." and row["tools"] is None
+
+
+def test_all_forms_in_one_array_and_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "log" / "of" / "may"
+    folder.mkdir(parents=True)
+    (folder / "a.json").write_text(json.dumps(list(FORMS.values())))
+    with gzip.open(folder / "b.jsonl.gz", "wt") as file:
+        file.write(json.dumps(call(*SECOND)) + "\n")
+    (folder / "picture.png").write_bytes(b"\x89PNG")
+    assert main(["--source", str(tmp_path / "log"), "--out", str(tmp_path / "out")]) == 0
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["repeated_calls"] == len(FORMS) - 1 and report["sessions"] == report["rows"] == 1
+    assert report["not_read"]["chat: effort_2027"] == 1 and not report["dropped"]
+
+
+def test_a_prefilled_answer_is_one_turn(tmp_path: Path) -> None:
+    begun = {"system": "Be brief.", "messages": [USER, {"role": "assistant", "content": "It is"}]}
+    blocks = {**BLOCKS, "content": [{"type": "text", "text": " 1"}]}
+    assert rows(tmp_path, {"request": begun, "response": blocks}) == [(ONE, 0, "a It is 1")]
+
+
+def test_a_server_that_keeps_conversations(tmp_path: Path) -> None:
+    """By the id of the answer, in whatever order the log has them; by a conversation's id; by items' ids."""
+
+    def answered(number: int, input: Any, **more: Any) -> dict[str, Any]:
+        part = {"type": "output_text", "text": f"answer {number}"}
+        items = [{"type": "message", "id": f"m{number}", "role": "assistant", "content": [part]}]
+        return {"request": {"input": input, **more}, "response": {"id": f"resp_{number}", "output": items}}
+
+    chain = [
+        answered(1, "a", instructions="One."),
+        answered(2, "b", instructions="Two.", previous_response_id="resp_1"),
+        answered(3, "c", previous_response_id="resp_2"),
+    ]
+    texts = ["a answer 1", "a answer 1* b answer 2", "a answer 1* b answer 2* c answer 3"]
+    assert [text for _, _, text in rows(tmp_path, *chain[::-1])] == texts
+    held = [answered(4, "a", conversation="conv_1"), answered(5, "b", conversation={"id": "conv_1"})]
+    assert rows(tmp_path, *held) == [("conv_1", 0, "a answer 4 b answer 5")]
+    items = [
+        answered(6, "a"),
+        answered(
+            7,
+            [
+                {"role": "user", "content": "a"},
+                {"type": "item_reference", "id": "m6"},
+                {"role": "user", "content": "b"},
+            ],
+        ),
+    ]
+    assert rows(tmp_path, *items) == [(ONE, 0, "a answer 6 b answer 7")]
+
+
+PICTURE = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5Er"
+    "kJggg=="
+)
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {}}}}}
+BAD: dict[str, tuple[dict[str, Any] | str, str]] = {
+    "a cut line": ('{"request": {"messages": [{"role": "user", "con', "expected a JSON object"),
+    "another value": ("[1]", "expected a JSON object"),
+    "no answer": ({"request": {"messages": QUESTION}}, "a call without an answer"),
+    "an empty answer": (
+        {**FORMS["Langfuse"], "output": {**ANSWER, "content": ""}},
+        "it says nothing and calls no tool",
+    ),
+    "an error": ({"request": {"messages": QUESTION}, "response": {"error": {"message": "slow down"}}}, "slow down"),
+    "a status": ({"request": {"messages": QUESTION}, "response": {"status_code": 429, "body": "{}"}}, "HTTP 429"),
+    "a page": ({"request": {"messages": QUESTION}, "response": "<html>502"}, "an answer that is no JSON"),
+    "a cut answer": (
+        {"request": {"messages": QUESTION}, "response": {"choices": [{"message": ANSWER, "finish_reason": "length"}]}},
+        "an answer that was cut by a limit",
+    ),
+    "a cut stream": ({"request": {"messages": QUESTION}, "response": CHUNKS[:2]}, "a stream that was cut"),
+    "an unknown part": (
+        {"request": {"messages": [{"role": "user", "content": [{"type": "hologram", "data": "x"}]}]}, "response": CHAT},
+        "messages[0].content[0].type",
+    ),
+    "an unknown item": ({"request": {"input": [{"type": "dream_call"}]}, "response": {"output": ITEMS}}, "input[0]"),
+    "an image": (
+        {
+            "request": {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {
+                                "type": "image_url",
+                                "image_url": {"url": PICTURE},
+                            }
+                        ],
+                    }
+                ]
+            },
+            "response": CHAT,
+        },
+        "an image",
+    ),
+    "an unknown record": ({"level": "info", "text": "started"}, "unknown form"),
+    "a whole conversation": ({"messages": [*QUESTION, ANSWER]}, "data_prep.tool_conversations"),
+    "a continued answer": (
+        {"request": {"input": "a", "previous_response_id": "resp_gone"}, "response": {"output": ITEMS}},
+        "continues an answer that is not in the log: 'resp_gone'",
+    ),
+    "a stored prompt": ({"request": {"input": "a", "prompt": {"id": "p"}}, "response": {"output": ITEMS}}, "'prompt'"),
+    "a call of no tool": (
+        {
+            "request": {"messages": QUESTION, "tools": [TOOL]},
+            "response": {
+                "choices": [
+                    {
+                        "message": {
+                            "role": "assistant",
+                            "tool_calls": [
+                                {"id": "c", "type": "function", "function": {"name": "sub", "arguments": "{}"}}
+                            ],
+                        },
+                        "finish_reason": "tool_calls",
+                    }
+                ]
+            },
+        },
+        "a call of a tool that is not listed: 'sub'",
+    ),
+    "a deep record": (f'{{"request": {{"messages": {"[" * 9000}{"]" * 9000}}}}}', ""),
+}
+
+
+def test_bad_records_are_counted_with_their_place_and_the_rest_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [one if isinstance(one, str) else json.dumps(one) for one, _ in BAD.values()]
+    source = tmp_path / "log.jsonl"
+    source.write_text("\n".join([json.dumps(call(*FIRST)), *lines, json.dumps(call(*SECOND))]))
+    assert main(["--source", str(source), "--out", str(tmp_path / "out")]) == 0
+    assert [message["content"] for message in written(tmp_path / "out")[0]["messages"]] == ["Be brief.", *SECOND]
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    dropped, left_out = (sum(one["count"] for one in report[name].values()) for name in ("dropped", "left_out"))
+    assert dropped + left_out == len(BAD)
+    told = capsys.readouterr().out
+    firsts = [one["first"] for name in ("dropped", "left_out") for one in report[name].values()]
+    assert len(firsts) >= 14 and all(first in told and "log.jsonl:" in first for first in firsts)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_strict_refuses_the_first_and_writes_nothing(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad, words = BAD[name]
+    source = tmp_path / "log.jsonl"
+    source.write_text(f"{json.dumps(call(*FIRST))}\n{bad if isinstance(bad, str) else json.dumps(bad)}\n")
+    assert main(["--source", str(source), "--out", str(tmp_path / "out"), "--strict"]) == 2
+    told = capsys.readouterr().err
+    assert "log.jsonl:2: " in told and words in told and "leave out --strict" in told
+    assert not list((tmp_path / "out").glob("*"))
+
+
+def test_files_that_are_no_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    for source in ("gone.jsonl", "empty"):
+        assert main(["--source", str(tmp_path / source), "--out", str(tmp_path / "out")]) == 2
+        assert source in capsys.readouterr().err
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(json.dumps(call(*FIRST)).encode() * 2)[:40])
+    assert main(["--source", str(tmp_path / "cut.jsonl.gz"), "--out", str(tmp_path / "out")]) == 2
+    told = capsys.readouterr()
+    assert "no rows" in told.err and "cut" in told.out and not (tmp_path / "out" / "report.json").exists()
+
+
+def test_a_log_of_calls_is_pointed_to_this_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_lines(tmp_path / "log.jsonl", [call(*FIRST)])
+    assert tool_conversations(["--source", str(source), "--out", str(tmp_path / "out")]) == 2
+    assert "python -m data_prep.traces" in capsys.readouterr().out
+
+
+def feedback(tmp_path: Path) -> list[tuple[str, float | None, str | None]]:
+    return [(row["messages"][-1]["content"], row["feedback"], row["comment"]) for row in written(tmp_path / "out")]
+
+
+@pytest.mark.parametrize(
+    ("given", "number"),
+    [
+        *((True, 1), (False, -1), (0.5, 0.5), ("up", 1), ("thumbs_down", -1), ("Good", 1), ("dislike", -1), ("3", 3)),
+        *(({"value": -1}, -1), ({"type": "thumbs_up"}, 1), (None, None), ("", None)),
+    ],
+)
+def test_feedback_of_a_call(tmp_path: Path, given: Any, number: float | None) -> None:
+    for name in ("feedback", "score", "thumbs", "rating"):
+        rows(tmp_path, call(*FIRST, **{name: given}))
+        assert feedback(tmp_path) == [("1", number, None)]
+
+
+def test_feedback_of_its_own(tmp_path: Path) -> None:
+    """On an answer by its id it is about the branch where the answer was given; on a session about all of it."""
+    log = [
+        {"feedback": "down", "response_id": "r1", "comment": "rude"},
+        call(*FIRST, id="r1", session="s"),
+        call("a", "2", id="r2", session="s"),
+        call("a", "2", "b", "3", id="r3", session="s"),
+        {"rating": 1, "response": "r3"},
+        call("x", "y", session="t"),
+        {"session": "t", "thumbs": "up"},
+        {"session": "t", "comment": "fast"},
+        call("u", "v", trace_id="w"),
+        {"traceId": "w", "name": "user_feedback", "value": 1, "dataType": "NUMERIC"},
+        {"traceId": "w", "name": "toxicity", "value": 0.01},
+    ]
+    rows(tmp_path, *log)
+    assert feedback(tmp_path) == [("1", -1, "rude"), ("3", 1, None), ("y", 1, "fast"), ("v", 1, None)]
+    report = json.loads((tmp_path / "out" / "report.json").read_text())["feedback"]
+    assert (report["found"], report["positive"], report["negative"], report["comments"]) == (6, 3, 1, 2)
+    assert list(report["problems"]) == ["a score of another name"]
+    rows(tmp_path, *log, more=("--score", "toxicity"))
+    assert feedback(tmp_path)[-1] == ("v", 0.01, None)
+
+
+def test_feedback_that_says_nothing_sure_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = [
+        call(*FIRST, id="r1", session="s", feedback=1),
+        {"feedback": "down", "response_id": "r1"},
+        call("q", "1", id="twice", session="t"),
+        call("q", "2", id="twice", session="t"),
+        {"feedback": 1, "call_id": "twice"},
+        {"feedback": 1, "session": "nowhere"},
+        {"feedback": 1},
+        {"feedback": "soso", "session": "s"},
+        {"feedback": 1, "score": -1, "session": "s"},
+    ]
+    rows(tmp_path, *log)
+    assert feedback(tmp_path) == [("1", None, None), ("1", None, None), ("2", None, None)]
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    problems = report["feedback"]["problems"]
+    assert {name: one["count"] for name, one in problems.items()} == {
+        "feedback that contradicts other feedback on the same branch": 2,
+        "feedback on an id of several answers": 1,
+        "feedback on what is not in the log": 1,
+        "feedback without an id": 1,
+    }
+    assert list(report["dropped"]) == ["feedback that is no number", "feedback that contradicts itself in one record"]
+    assert "log.jsonl:6" in capsys.readouterr().out

@@ -1,0 +1,185 @@
+"""How calls are joined: what is a branch, what is a session, and in which time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_prep.records import Record
+from data_prep.trace_forms import Reader
+from data_prep.trace_sessions import Call, Tree, join
+from data_prep.traces import main
+from tests.data_prep.test_traces import write_lines, written
+
+
+def call(*turns: str, system: str = "Be brief.", **more: Any) -> dict[str, Any]:
+    """A log's record: turns of the user and the assistant by turns, the last one the answer."""
+    roles = ["user", "assistant"] * len(turns)
+    messages = [{"role": role, "content": text} for role, text in zip(roles, turns[:-1], strict=False)]
+    request = {"model": "m", "messages": [{"role": "system", "content": system}, *messages]}
+    answer = {"role": "assistant", "content": turns[-1]}
+    return {"request": request, "response": {"choices": [{"message": answer, "finish_reason": "stop"}]}, **more}
+
+
+def rows(tmp_path: Path, *records: dict[str, Any], more: tuple[str, ...] = ()) -> list[tuple[str, int, str]]:
+    """(session, branch, the turns with a * at those that are not learnt)."""
+    source = write_lines(tmp_path / "log.jsonl", list(records))
+    assert main(["--source", str(source), "--out", str(tmp_path / "out"), *more]) == 0
+    return [
+        (row["session"], row["branch"], " ".join(told(one) for one in row["messages"] if one["role"] != "system"))
+        for row in written(tmp_path / "out")
+    ]
+
+
+def told(message: dict[str, Any]) -> str:
+    return str(message["content"]) + ("*" if message["weight"] == 0 else "")
+
+
+FIRST, SECOND = ("a", "1"), ("a", "1", "b", "2")
+ONE, TWO = "session-000001", "session-000002"
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_call_continues_the_one_that_its_prompt_begins_with(tmp_path: Path, backwards: bool) -> None:
+    log = [call(*FIRST), call("x", "y"), call(*SECOND), call(*SECOND, "c", "3")]
+    found = rows(tmp_path, *(log[::-1] if backwards else log))
+    assert [text for _, _, text in sorted(found, key=lambda row: len(row[2]))] == ["x y", "a 1 b 2 c 3"]
+    assert len({session for session, _, _ in found}) == 2
+
+
+def test_a_second_answer_and_an_edited_question_are_branches_and_no_turn_is_learnt_twice(tmp_path: Path) -> None:
+    log = [call(*FIRST), call(*SECOND), call("a", "1", "b", "3"), call("a", "1", "B", "4"), call("a", "5")]
+    assert rows(tmp_path, *log) == [
+        (ONE, 0, "a 1 b 2"),
+        (ONE, 1, "a 5"),
+        (ONE, 2, "a 1* b 3"),
+        (ONE, 3, "a 1* B 4"),
+    ]
+
+
+def test_the_same_answer_to_the_same_prompt_is_one_turn(tmp_path: Path) -> None:
+    assert rows(tmp_path, call(*FIRST), call(*FIRST), call(*SECOND)) == [(ONE, 0, "a 1 b 2")]
+
+
+def test_a_turn_that_no_call_answered_is_shown_alone(tmp_path: Path) -> None:
+    """A few examples in the prompt; an answer that the program changed; calls that are not in the log."""
+    log = [call("a", "1"), call("a", "1 changed", "b", "2"), call("a", "1 changed", "b", "2", "c", "3", "d", "4")]
+    assert rows(tmp_path, *log) == [(ONE, 0, "a 1"), (ONE, 1, "a 1 changed* b 2 c 3* d 4")]
+
+
+def test_other_system_prompts_and_tools(tmp_path: Path) -> None:
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    other = call(*SECOND)
+    other["request"]["tools"] = [tool]
+    log = [call(*FIRST), call(*SECOND, system="Be long."), other]
+    assert rows(tmp_path, *log) == [(ONE, 0, "a 1"), (ONE, 1, "a 1* b 2"), (TWO, 0, "a 1* b 2")]
+    tools = [row["tools"] for row in written(tmp_path / "out")]
+    assert tools[0] is None and json.loads(tools[1]) == [tool]
+
+
+def test_ids_join_and_part(tmp_path: Path) -> None:
+    """A session's id decides; a trace's id only joins, as the next question of a session is often another trace."""
+    log = [
+        call("a", "1", session="s"),
+        call("summary", "2", system="Summarize.", session="s"),
+        call("a", "1", session="t"),
+        call("q", "1", trace_id="one"),
+        call("sub", "2", system="Search.", trace_id="one"),
+        call("q", "1", "r", "3", trace_id="two"),
+    ]
+    third = "session-000003"
+    assert rows(tmp_path, *log) == [
+        ("s", 0, "a 1"),
+        ("s", 1, "summary 2"),
+        ("t", 0, "a 1"),
+        (third, 0, "q 1 r 3"),
+        (third, 1, "sub 2"),
+    ]
+
+
+def test_calls_are_taken_by_time(tmp_path: Path) -> None:
+    log = [
+        call("a", "late", time="2026-05-01T12:00:02Z"),
+        call("a", "early", time=1777636800),
+        call("a", "middle", time="1777636801000"),
+    ]
+    assert [text for _, _, text in rows(tmp_path, *log)] == ["a early", "a middle", "a late"]
+    assert next(row["began"] for row in written(tmp_path / "out")) == "2026-05-01T12:00:00+00:00"
+
+
+def test_messages_are_the_same_in_every_spelling(tmp_path: Path) -> None:
+    tool = {
+        "type": "function",
+        "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {}, "b": {}}}},
+    }
+
+    def turn(id: str, arguments: str, content: Any) -> dict[str, Any]:
+        function = {"name": "add", "arguments": arguments}
+        return {
+            "role": "assistant",
+            "content": content,
+            "tool_calls": [{"id": id, "type": "function", "function": function}],
+        }
+
+    def asked(*messages: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+        request = {"messages": list(messages), "tools": [tool]}
+        return {"request": request, "response": {"choices": [{"message": answer, "finish_reason": "stop"}]}}
+
+    question = {"role": "user", "content": "a"}
+    parts = {"role": "user", "content": [{"type": "text", "text": "a"}]}
+    log = [
+        asked(question, answer=turn("x1", '{"a":1,"b":[ 2.0]}', None)),
+        asked(
+            parts,
+            turn("y7", '{"b": [2], "a": 1}', ""),
+            {"role": "tool", "tool_call_id": "y7", "content": "3"},
+            answer={"role": "assistant", "content": "4"},
+        ),
+    ]
+    assert rows(tmp_path, *log) == [(ONE, 0, "a  3 4")]
+    other = asked(
+        question,
+        turn("x1", '{"a": 1, "b": [3]}', None),
+        {"role": "tool", "tool_call_id": "x1", "content": "3"},
+        answer={"role": "assistant", "content": "4"},
+    )
+    assert rows(tmp_path, log[0], other) == [(ONE, 0, "a "), (ONE, 1, "a * 3 4")]
+
+
+def test_held_out_rows_are_of_other_sessions(tmp_path: Path) -> None:
+    log = [call(f"q{number}", answer, session=f"s{number}") for number in range(40) for answer in ("1", "2")]
+    kept = rows(tmp_path, *log, more=("--held-out", "0.25"))
+    held = written(tmp_path / "out", "held_out")
+    assert len(kept) == 60 and len(held) == 20
+    assert not {row["session"] for row in held} & {session for session, _, _ in kept}
+    rows(tmp_path, *log[::-1], more=("--held-out", "0.25"))
+    assert {row["session"] for row in written(tmp_path / "out", "held_out")} == {row["session"] for row in held}
+
+
+def test_joining_takes_steps_that_are_linear_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Places of the tree that are looked at are counted, not seconds."""
+    steps, up = 0, Tree.up
+
+    def counted(tree: Tree, place: int) -> Iterator[int]:
+        nonlocal steps
+        for one in up(tree, place):
+            steps += 1
+            yield one
+
+    def counted_steps(sessions: int) -> int:
+        nonlocal steps
+        reader, calls, steps = Reader(), list[Call](), 0
+        for number in range(sessions):
+            turns: list[str] = []
+            for turn in range(4):
+                turns += [f"q{number % 3} {turn}", f"a{number} {turn}"]
+                calls += reader.calls(Record("", call(*turns)))
+        join(calls, reader.tree)
+        return steps
+
+    monkeypatch.setattr(Tree, "up", counted)
+    assert counted_steps(80) < 2.2 * counted_steps(40)
