@@ -20,7 +20,7 @@ from agentrl.agent_loop.roles import add_role_scores
 from agentrl.config import Config
 from agentrl.config.registries import AGENT_STARTERS
 from agentrl.config.sections.rollouts import RolloutsConfig
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.openai_api.agent_task import AgentError, AgentFailed, AgentTask
 from agentrl.openai_api.agents import Agent, AgentOptions
 from agentrl.openai_api.selection import KEY, Kind, Selection, SessionTranscript, leave_out, main_of, train_of
@@ -114,6 +114,8 @@ class OpenAIProxyLoop(AgentLoop):
         # A program that went on after a used-up budget may still end with a status that tells of it.
         is_judged = isinstance(error, AgentFailed | AgentError) and error.is_own_end and "score" in error.report
         is_told_of = is_judged and "openai_refused" in episode.trajectory.metrics
+        if isinstance(error, InfrastructureError) and not isinstance(error, AgentFailed):
+            raise error  # A place failed, e.g. a container. How the session had ended before does not excuse it.
         if session.ending is Status.COMPLETED and session.stopped is None and error is not None and not is_told_of:
             raise self._blamed(self._agent, error, session.last_error, is_first=is_first)
         if not session.turns and session.ending is Status.COMPLETED:

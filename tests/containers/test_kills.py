@@ -57,10 +57,13 @@ async def test_a_session_whose_container_is_killed_is_tried_again(
 
 
 @pytest.mark.slice(0, "kill")
+@pytest.mark.parametrize("said", ["5", "5 and more words than the budget has"])
 async def test_a_check_whose_container_is_killed_is_no_wrong_answer(
-    harnessed: Callable[..., Harnessed], options: Callable[..., AgentOptions]
+    harnessed: Callable[..., Harnessed], options: Callable[..., AgentOptions], said: str
 ) -> None:
-    used = harnessed(options(command=COMMAND, check=["sleep", "2"]), lambda prompt: "5", max_retries=2)
+    """A session whose budget was used up before is tried again, too."""
+    given = options(command=COMMAND, check=["sh", "-c", "sleep 2; grep -q 5 answer.txt"])
+    used = harnessed(given, lambda prompt: said, max_retries=2, max_response_tokens=6)
     running, seen, killed = asyncio.create_task(used.run(todo(WRITES))), set[str](), False
     while not running.done():
         seen |= set(there := await asyncio.to_thread(mine))
@@ -68,7 +71,8 @@ async def test_a_check_whose_container_is_killed_is_no_wrong_answer(
             killed = await kill_one(random.Random())
         await asyncio.sleep(0.1)
     (found,) = running.result()
-    assert killed and (found.status, found.score, found.failure) == (Status.COMPLETED, 1.0, None)
+    status = Status.COMPLETED if said == "5" else Status.LENGTH
+    assert killed and (found.status, found.score, found.failure) == (status, 1.0, None)
     assert len(seen) == 4 and mine() == []
 
 
