@@ -38,7 +38,14 @@ DATA = {
     *("distillation.teacher.tokenizer", "trainer.resume_from_path", "reward_model.judge.prompt", "val_files"),
     # Names of columns, modules of a model, metrics, jobs, and of models elsewhere.
     *("data.prompt_key", "data.image_key", "data.messages_key", "data.tools_key", "data.chosen_key"),
-    *("data.rejected_key", "data.response_key", "data.data_source_key", "data.reward_model_key"),
+    *(
+        "data.steps",
+        "data.rejected_key",
+        "data.feedback_key",
+        "data.response_key",
+        "data.data_source_key",
+        "data.reward_model_key",
+    ),
     *("model.exclude_modules", "model.target_modules", "algorithm.filter_groups.metric"),
     *("trainer.metric_for_best_model", "trainer.experiment_name", "trainer.project_name", "tools.client_id"),
     *("model", "policy", "distillation.teacher.model", "reward_model.judge.model", "reward_model.judge.data_sources"),

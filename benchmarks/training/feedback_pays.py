@@ -1,0 +1,115 @@
+"""Share of bad answers after training on a log of 2,000 conversations, of which 12 % were found bad.
+
+By seed, a tiny policy learns a made-up log of a shop's assistant by the real commands: all of it, the good rows alone,
+weighted rows, and all of it with KTO afterwards. The log's bad answers send the customer away. Printed are, over 200
+held-out questions, the mean probabilities of the bad answer and of the right one.
+
+    python -m benchmarks.training.feedback_pays --seeds 5
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from agentrl.chat import Chat
+from agentrl.preferences import main as preferences
+from agentrl.quickstart.tiny_policy import TinyShape, make_tiny_policy
+from agentrl.sft import main as supervised
+from agentrl.trajectory import Message
+
+ROWS, BAD, HELD_OUT = 2000, 0.12, 200
+GOODS = {"cup": 3, "lamp": 20, "chair": 45, "plate": 5, "desk": 90, "vase": 12}
+AWAY = "I do not know. Please call us."
+RUNS: dict[str, list[str]] = {
+    "all": [],
+    "filter": ["data.feedback=filter"],
+    "exp_weight": ["data.feedback=exp_weight"],
+}
+"""Supervised trainings by name."""
+KTO = ["loss=kto", "optim.lr=2e-4", "loss_options.undesirable_weight=7"]
+
+
+def talk(asked: str, said: str) -> list[Message]:
+    """Make a conversation of a question and an answer."""
+    return [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]
+
+
+def make_questions(count: int, draw: random.Random) -> list[tuple[str, str]]:
+    """Draw questions with their right answers."""
+    found = []
+    for _ in range(count):
+        what, many = draw.choice(list(GOODS)), draw.randint(1, 9)
+        asked = draw.choice(["How much is {}?", "Price of {}, please.", "I want {}. How much?"])
+        found.append((asked.format(f"{many} {what}"), f"{many} {what} cost {many * GOODS[what]} euros."))
+    return found
+
+
+def write_log(path: Path, draw: random.Random) -> None:
+    """Write a log whose bad answers fall on any question."""
+    with path.open("w", encoding="utf-8") as file:
+        for asked, right in make_questions(ROWS, draw):
+            bad = draw.random() < BAD
+            file.write(json.dumps({"messages": talk(asked, AWAY if bad else right), "feedback": -1 if bad else 1}))
+            file.write("\n")
+
+
+def judge(policy: Path, questions: list[tuple[str, str]]) -> tuple[float, float]:
+    """Return the mean probabilities of the bad and of the right answer."""
+    model, chat = AutoModelForCausalLM.from_pretrained(policy), Chat.from_pretrained(str(policy))
+    found: list[list[float]] = [[], []]
+    for asked, right in questions:
+        for said, place in ((AWAY, 0), (right, 1)):
+            ids, mask = map(torch.tensor, chat.render_training(talk(asked, said)))
+            with torch.no_grad():
+                by_token = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+            found[place].append(by_token[mask[1:].bool()].sum().exp().item())
+    bad, good = map(statistics.mean, found)
+    return bad, good
+
+
+def run(seed: int, folder: Path) -> dict[str, tuple[float, float]]:
+    """Train in each way; return what `judge` says, by way."""
+    draw = random.Random(seed)
+    log, start = folder / "log.jsonl", folder / "start"
+    write_log(log, draw)
+    questions = make_questions(HELD_OUT, draw)
+    make_tiny_policy(start, seed=seed, shape=TinyShape(hidden=64, layers=2, heads=2, kv_heads=1, intermediate=128))
+    common = [f"data.train_files={log}", f"data.seed={seed}", "trainer.device=cpu", "data.train_batch_size=32"]
+    found = {"start": judge(start, questions)}
+    for name, words in RUNS.items():
+        place = [f"model.path={start}", f"trainer.default_local_dir={folder / name}"]
+        assert supervised([*common, *place, "optim.lr=3e-3", "trainer.total_epochs=4", *words]) == 0
+        found[name] = judge(folder / name / "policy", questions)
+    place = [f"model.path={folder / 'all' / 'policy'}", f"trainer.default_local_dir={folder / 'kto'}"]
+    assert preferences([*common, *place, *KTO]) == 0
+    found["all, then kto"] = judge(folder / "kto" / "policy", questions)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5)
+    asked = parser.parse_args()
+    found = []
+    for seed in range(asked.seeds):
+        with tempfile.TemporaryDirectory() as folder:
+            found.append(run(seed, Path(folder)))
+        print(json.dumps({"seed": seed, **found[-1]}), flush=True)
+    for name in found[0]:
+        told = [f"{name:14}"]
+        for what, values in zip(("bad", "right"), zip(*(one[name] for one in found), strict=True), strict=True):
+            mean, least, most = (100 * one for one in (statistics.mean(values), min(values), max(values)))
+            told.append(f"{what} {mean:5.1f} % ({least:.1f} to {most:.1f})")
+        print("   ".join(told))
+
+
+if __name__ == "__main__":
+    main()
