@@ -6,11 +6,15 @@ import json
 import shlex
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from agentrl.quickstart.tiny_policy import make_tiny_policy
 from tests.data_prep.test_trace_sessions import call
 from tests.data_prep.test_traces import written
-from tests.e2e.test_docs import blocks, commands
+from tests.e2e.test_docs import blocks, commands, scaled
+from tests.e2e.test_train import lines
 from tests.wheel import Run
 
 PAGE = "docs/logs.md"
@@ -30,3 +34,24 @@ def test_the_commands_that_join_logs(run_wheel: Run, tmp_path: Path) -> None:
     assert len(ran) == 2 and len(written(tmp_path / "data" / "logs")) == 9
     assert len(written(tmp_path / "data" / "logs", "held_out")) == 1
     assert written(tmp_path / "data" / "scrubbed")[0]["messages"][1]["content"] == "of [EMPLOYEE_1]"
+
+
+@pytest.mark.slice(0, "documents")
+@pytest.mark.timeout(600)
+def test_the_commands_that_learn_from_feedback(run_wheel: Run, tmp_path: Path) -> None:
+    policy = make_tiny_policy(tmp_path / "policy", seed=3)
+    (tmp_path / "data" / "logs").mkdir(parents=True)
+    for name, count in (("conversations", 8), ("held_out", 4)):
+        rows = [{"messages": json.dumps(said(number)), "feedback": (1.0, -1.0)[number % 2]} for number in range(count)]
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "data" / "logs" / f"{name}.parquet")
+    ran = [line for line in commands(PAGE) if "agentrl.sft" in line or "agentrl.preferences" in line]
+    for line in ran:
+        words = scaled(shlex.split(line)[1:], policy)
+        run_wheel([*words, *(["data.train_batch_size=2"] if "loss=kto" in words else [])], tmp_path)
+    assert len(ran) == 2
+    measured = [line for line in lines(tmp_path / "runs" / "logs-kto") if "val/auc" in line]
+    assert [line["step"] for line in measured] == [0, 4] and measured[0]["val/auc"] == 0.5
+
+
+def said(number: int) -> list[dict[str, str]]:
+    return [{"role": "user", "content": f"{number} + 1?"}, {"role": "assistant", "content": f"{number + 1}"}]
