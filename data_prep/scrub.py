@@ -305,7 +305,9 @@ class Scrubber:
         return self.json(item)
 
     def text(self, text: str) -> str:
-        """Replace in a text. JSON in it stays JSON."""
+        """Replace in a text. JSON in it stays JSON. Half a surrogate pair, which no file can hold, becomes a ?."""
+        if not text.isascii():
+            text = text.encode(errors="replace").decode()
         if len(text) < 4 or text in self._clean:
             return text
         if (found := self._done.get(text)) is None:
@@ -321,11 +323,10 @@ class Scrubber:
         if bare[:1] + bare[-1:] in ("{}", "[]", '""') and len(bare) > 2:
             try:
                 value: JSON = json.loads(bare)
-            except (ValueError, RecursionError):
-                pass
-            else:
                 changed = self.json(value)
                 return text if changed == value else json.dumps(changed, ensure_ascii=False)
+            except (ValueError, RecursionError):
+                pass  # other text, and JSON so deep that it is scrubbed as text
         for secret, pattern in self.rules.literals:
             text = self._replaced(text, "secret", ((*m.span(), secret) for m in pattern.finditer(text)))
         for name, written in self.rules.patterns:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from agentrl.data.feedback import feedback_of
+from agentrl.data.messages import Unfit
 from agentrl.system.json_value import JSON, as_list
 from data_prep.conversation_formats import BadConversation
 from data_prep.left_out import LeftOuts
@@ -33,8 +34,7 @@ NAMES = {
 """Names of scores that are people's feedback."""
 CALLS = (*IDS[1:], "response", "message_id", "messageId", "completion_id", "observation_id", "observationId", "run_id")
 BODIES = (*REQUESTS, *RESPONSES, "messages", "choices", "resourceSpans")
-GOOD = {"up", "thumbs_up", "thumbs-up", "thumbsup", "good", "like", "liked", "positive", "true"}
-BAD = {"down", "thumbs_down", "thumbs-down", "thumbsdown", "bad", "dislike", "disliked", "negative", "false"}
+_NUMBER = re.compile(r"[+-]?[0-9]{1,15}(?:\.[0-9]{1,15})?")
 
 
 @dataclass(slots=True)
@@ -53,24 +53,18 @@ class Vote:
 
 
 def number_of(value: JSON) -> float | None:
-    """Read feedback: a number as it is, thumbs as 1 and -1; None: nobody said anything. Raises BadConversation."""
+    """Read feedback as rows have it, a number in text, or an object; None: nobody said anything.
+
+    Raises BadConversation.
+    """
     if isinstance(value, Mapping):
         return next((number_of(value[name]) for name in INSIDE if value.get(name) is not None), None)
-    if isinstance(value, bool):
-        return 1.0 if value else -1.0
-    if isinstance(value, str):
-        word = value.strip().lower().replace(" ", "_")
-        if not word:
-            return None
-        if word in GOOD or word in BAD:
-            return 1.0 if word in GOOD else -1.0
-        with contextlib.suppress(ValueError):
-            value = float(word)
-    if value is None:
-        return None
-    if not isinstance(value, int | float) or not math.isfinite(value):
-        raise BadConversation("feedback that is no number", f"expected a number, up or down, found {value!r}")
-    return float(value)
+    if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
+        value = float(value)
+    try:
+        return feedback_of(value, "feedback")
+    except Unfit as bad:
+        raise BadConversation("feedback that is no number", f"expected {bad.expected}, found {bad.found}") from None
 
 
 def votes_in(fields: Fields, where: str, calls: Sequence[Call] = ()) -> Iterator[Vote]:

@@ -469,19 +469,19 @@ def seconds(value: JSON) -> float | None:
 
 
 def records_in(record: Record) -> Iterator[Record]:
-    """Yield the records that a record is a list of, each with the members that it has from around; or the record."""
-    if any(name in record.fields for name in ("resourceSpans", "resourceLogs")) or is_request(record.fields):
+    """Yield the records that a record is a list of, each with the ids that it has from around; or the record."""
+    fields = record.fields
+    lists = [name for name in LISTS if _records(fields.get(name))]
+    is_call = any(name in fields for name in (*REQUESTS[:4], *RESPONSES[:3], "messages", "choices"))
+    if not lists or is_call or (lists == ["scores"] and is_request(fields)):
         yield record
         return
-    lists = [name for name in LISTS if _records(record.fields.get(name))]
-    around = {name: record.fields[name] for name in (*SESSIONS, *TRACES) if record.fields.get(name)}
-    if "observations" in lists and (id := id_of(record.fields.get("id"))):
+    around = {name: fields[name] for name in (*SESSIONS, *TRACES) if fields.get(name)}
+    if "observations" in lists and (id := id_of(fields.get("id"))):
         around.setdefault("traceId", id)
     for name in lists:
-        for number, held in enumerate(as_list(record.fields[name]), start=1):
+        for number, held in enumerate(as_list(fields[name]), start=1):
             yield from records_in(Record(f"{record.where}, {name} {number}", {**around, **as_object(held)}))
-    if not lists:
-        yield record
 
 
 def _records(value: JSON) -> bool:

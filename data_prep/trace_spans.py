@@ -194,7 +194,7 @@ def _evaluation(where: str, span: str, trace: str, event: Event) -> Record:
     value = about.get("score.value")
     vote: dict[str, JSON] = {"value": about.get("score.label") if value is None else value, "name": about.get("name")}
     response = event.attributes.get("gen_ai.response.id")
-    vote |= {"explanation": about.get("explanation"), "response_id": response or span or None, "trace": trace or None}
+    vote |= {"comment": about.get("explanation"), "response_id": response or span or None, "trace": trace or None}
     return Record(where, vote)
 
 

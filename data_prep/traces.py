@@ -82,6 +82,8 @@ class Traces:
     left_out: LeftOuts = field(default_factory=LeftOuts)
     """Branches that are not written."""
     rows: int = 0
+    judged: int = 0
+    """Number of rows with feedback."""
     applied: Applied = field(default_factory=Applied)
     joined: Joined = field(default_factory=Joined)
     _waiting: dict[str, list[Record]] = field(default_factory=lambda: defaultdict(list))
@@ -135,13 +137,11 @@ class Traces:
 
     def _bad(self, record: Record, form: str | None, error: Exception) -> None:
         """Count a record. Its message is made again of a record without secrets, as it may quote and cut them."""
-        self.scrubber.begin()
-        clean = Record(record.where, cast(dict[str, JSON], quiet(self.scrubber).json(record.fields)))
         detail = ""
         try:
-            reader = Reader()
-            votes = list(votes_in(clean.fields, clean.where, reader.calls(clean, form)))
-            assert isinstance(votes, list)
+            fields = quiet(self.scrubber).json(record.fields)
+            clean = Record(record.where, cast(dict[str, JSON], fields))
+            list(votes_in(clean.fields, clean.where, () if is_vote(clean.fields) else Reader().calls(clean, form)))
         except Waits:
             pass
         except (BadConversation, ApiError, ValueError, RecursionError) as again:
@@ -191,6 +191,7 @@ class Traces:
                 row = self._row(number, index, branch, learnt)
                 if row is not None:
                     self.rows += 1
+                    self.judged += row["feedback"] is not None
                     yield row
 
     def _row(self, number: int, index: int, branch: Branch, learnt: set[int]) -> Row | None:
@@ -293,6 +294,7 @@ class Traces:
             "feedback": {
                 "found": self.applied.found,
                 "branches": sum(one.value is not None for one in said),
+                "rows": self.judged,
                 "positive": sum((one.value or 0) > 0 for one in said),
                 "negative": sum((one.value or 0) < 0 for one in said),
                 "comments": sum(one.comment is not None for one in said),

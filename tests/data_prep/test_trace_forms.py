@@ -334,3 +334,83 @@ def test_feedback_that_says_nothing_sure_is_counted(tmp_path: Path, capsys: pyte
     }
     assert list(report["dropped"]) == ["feedback that is no number", "feedback that contradicts itself in one record"]
     assert "log.jsonl:6" in capsys.readouterr().out
+
+
+def test_lists_of_records(tmp_path: Path) -> None:
+    """A trace of Langfuse's, with its scores; a page of an API."""
+    generation = {
+        "id": "g",
+        "type": "GENERATION",
+        "startTime": "2026-05-01T12:00:00Z",
+        "input": QUESTION,
+        "output": ANSWER,
+    }
+    score = {"name": "user_feedback", "value": 1, "observationId": "g", "comment": "fine"}
+    trace: dict[str, Any] = {
+        "id": "t",
+        "sessionId": "s",
+        "input": "a",
+        "output": "1",
+        "observations": [generation],
+        "scores": [score],
+    }
+    trace["observations"] += [{"id": "x", "type": "TOOL", "input": {"a": 1}, "output": "2"}]
+    assert rows(tmp_path, trace) == [("s", 0, "a 1")] and feedback(tmp_path) == [("1", 1, "fine")]
+    assert rows(tmp_path, {"data": [generation, {**generation, "input": QUESTION, "output": "2"}], "meta": {}}) == [
+        (ONE, 0, "a 1"),
+        (ONE, 1, "a 2"),
+    ]
+    assert rows(tmp_path, {**generation, "scores": [score]}) == [(ONE, 0, "a 1")] and feedback(tmp_path)[0][1] == 1
+
+
+def test_texts_that_no_file_can_hold_and_deep_arguments(tmp_path: Path) -> None:
+    deep = "[" * 400 + '"x@a.de"' + "]" * 400
+    request = {
+        "messages": QUESTION,
+        "tools": [
+            {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}}
+        ],
+    }
+    function = {"name": "f", "arguments": f'{{"a": {deep}}}'}
+    answer = {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": function}]}
+    response = {"choices": [{"message": answer, "finish_reason": "tool_calls"}], "model": "m\ud800"}
+    assert rows(tmp_path, {"request": request, "response": response, "session": "s\ud800", "comment": "c\ud800"})
+    assert rows(tmp_path, call(*FIRST), call("a\ud800", "1"))[0][2] == "a 1"
+    (row,) = written(tmp_path / "out")
+    assert "a.de" not in json.dumps(row)
+
+
+def test_an_evaluation_of_a_span(tmp_path: Path) -> None:
+    attributes: dict[str, Any] = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.input.messages": json.dumps([{"role": "user", "parts": [{"type": "text", "content": "a"}]}]),
+        "gen_ai.output.messages": [
+            {"role": "assistant", "parts": [{"type": "text", "content": "1"}], "finish_reason": "stop"}
+        ],
+    }
+    said = {
+        "gen_ai.evaluation.name": "thumbs",
+        "gen_ai.evaluation.score.label": "down",
+        "gen_ai.evaluation.explanation": "no",
+    }
+    event = {"name": "gen_ai.evaluation.result", "attributes": said}
+    span = {"name": "chat", "context": {"trace_id": "0x1", "span_id": "0xA"}, "start_time": "2026-05-01T12:00:00Z"}
+    tool = {**span, "context": {"span_id": "0xB"}, "attributes": {"gen_ai.operation.name": "execute_tool"}}
+    newer = {
+        **span,
+        "context": {"span_id": "0xC"},
+        "attributes": {
+            **attributes,
+            "gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": [{"type": "dream"}]}]),
+        },
+    }
+    path = tmp_path / "spans.json"
+    records = [{**span, "attributes": attributes, "events": [event]}, tool, newer]
+    path.write_text("\n".join(json.dumps(one, indent=4) for one in records))
+    assert main(["--source", str(path), "--out", str(tmp_path / "out")]) == 0
+    assert feedback(tmp_path) == [("1", -1, "no")]
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    (skipped,) = report["skipped"].values()
+    line = len(json.dumps(records[0], indent=4).splitlines()) + 1
+    assert skipped == {"count": 1, "first": f"{path}:{line}: no call of a model: a span execute_tool"}
+    assert list(report["dropped"]) == ["a part of a message that is no text"]

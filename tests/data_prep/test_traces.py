@@ -62,3 +62,22 @@ def test_sessions_come_back_as_they_were_played(server: Server, tmp_path: Path, 
     assert [plain(row) for row in found] == rows
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert sum(report["calls"].values()) == len(log) and report["sessions"] == 25 and not report["dropped"]
+
+
+def test_sessions_of_all_kinds_that_ran_at_once_are_in_one_file(server: Server, tmp_path: Path) -> None:
+    """Their calls are mixed, each session's in their order."""
+    logs, rows = [], []
+    for kind in CLIENTS:
+        pytest.importorskip(NEEDS[kind])
+        for seed in range(3):
+            log, made = played(server, kind, seed, 1)
+            logs.append(log)
+            rows += made
+    draw, mixed = random.Random(1), []
+    while logs := [log for log in logs if log]:
+        mixed.append(draw.choice(logs).pop(0))
+    write_lines(tmp_path / "log.jsonl", mixed)
+    assert main(["--source", str(tmp_path / "log.jsonl"), "--out", str(tmp_path / "out")]) == 0
+    found = [json.dumps(plain(row)) for row in written(tmp_path / "out")]
+    assert sorted(found) == sorted(map(json.dumps, rows))
+    assert len({row["session"] for row in written(tmp_path / "out")}) == 3 * len(CLIENTS)
