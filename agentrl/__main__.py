@@ -19,7 +19,7 @@ from agentrl.system.targets import load_target
 COMMANDS = {
     "train": "train a policy by reinforcement learning: the main job",
     "sft": "train a policy on conversations",
-    "preferences": "train a policy or a reward model on preferred and rejected answers",
+    "preferences": "train a policy or a reward model on preferred and rejected, or good and bad, answers",
     "plan": "show the memory and the time that a training will need",
     "evaluate": "score answers that are there already",
     "generate": "write trajectories with a policy, and train nothing",

@@ -1,6 +1,7 @@
-"""`python -m agentrl.preferences data.train_files=... model.path=...`: training on pairs, one response preferred.
+"""`python -m agentrl.preferences data.train_files=... model.path=...`: training on preferences.
 
-It trains a policy by DPO and its relatives, or with `trains=reward_model` a reward model.
+It trains a policy by DPO and its relatives, or with `trains=reward_model` a reward model, on pairs, one response
+preferred. With `loss=kto` it trains a policy on responses that are good or bad by themselves.
 """
 
 from __future__ import annotations

@@ -203,6 +203,12 @@ def test_feedback_that_cannot_be_used_is_named(
             read()
 
 
+def test_rows_to_validate_on_need_no_feedback(tmp_path: Path, chat: Chat) -> None:
+    config = SFTDataConfig(train_files="others", feedback="filter")
+    found = load_transcripts(write(tmp_path / "a.jsonl", [None] * 4), config, chat)
+    assert len(found.samples) == 4 and found.heard is None
+
+
 def test_a_label_of_trl_filters_by_its_name(tmp_path: Path, chat: Chat) -> None:
     rows = [{"prompt": "p", "completion": " x", "label": True}, {"prompt": "p", "completion": " y", "label": False}]
     file = tmp_path / "a.jsonl"

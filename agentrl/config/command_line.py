@@ -35,10 +35,11 @@ Fine-tune a policy on multi-turn transcripts with tools; the loss is on assistan
 
 PREFERENCES_HELP = """\
 Train a policy, or a reward model, on pairs of conversations of which one is preferred; the loss is on the assistant's
-tokens after what both begin with.
+tokens after what both begin with. Or train a policy on conversations that are good or bad by themselves.
 
   python -m agentrl.preferences data.train_files=pairs.parquet model.path=Qwen/Qwen3-0.6B
   python -m agentrl.preferences data.train_files=pairs.parquet model.path=Qwen/Qwen3-0.6B trains=reward_model
+  python -m agentrl.preferences data.train_files=logs.parquet model.path=Qwen/Qwen3-0.6B loss=kto
 """
 
 GENERATE_HELP = """\

@@ -206,12 +206,12 @@ class Weigher:
     def heard_in(self, files: str | Sequence[str]) -> Heard | None:
         """Return the feedback of all rows; None where nothing looked at it, or none was there.
 
-        Raises DataError where feedback is to be used, and no row has any.
+        Raises DataError where feedback is to be used, and no row to train on has any.
         """
         config, heard = self._config, self._heard
         if heard.given or (config.feedback is None and heard.unread):
             return heard
-        if config.feedback in (None, "ignore"):
+        if config.feedback in (None, "ignore") or files != config.train_files:
             return None
         raise DataError(
             f"data.feedback={config.feedback}: no row of {files} has feedback in the column {self._column}. Name the "
